@@ -1,0 +1,34 @@
+#include "core/algorithm.h"
+
+namespace fastconv::algos::direct {
+namespace {
+
+double error_multiple(AccuracyClass accuracy) {
+  switch (accuracy) {
+    case AccuracyClass::ieee:
+    case AccuracyClass::fp32:
+    case AccuracyClass::tf32: return 4.0;
+    case AccuracyClass::fp16:
+    case AccuracyClass::bf16: return 2.0;
+    case AccuracyClass::other: return 0.0;
+  }
+  return 0.0;
+}
+
+Support supports(const ConvProblem&, const DeviceInfo&) { return Support::yes(); }
+
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  // Every multiply-add reads both operands through the caches; about 3 % of the FP32 rate is what that sustains.
+  ConvPlan plan;
+  plan.config = "block 16x16";
+  plan.cost_us = 5.0 + 1e6 * problem.direct_flops() / (0.03 * device.fp32_flops_per_s);
+  return plan;
+}
+
+}  // namespace
+
+extern const Algorithm algorithm;
+const Algorithm algorithm{"direct", "direct", "one thread per output element", 2, true, true,
+                          error_multiple, supports, plan, plain_weight};
+
+}  // namespace fastconv::algos::direct

@@ -1,0 +1,149 @@
+// fastconv._C: the planner as a Python module. No torch inside; never on the path of a call.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "core/error.h"
+#include "plan/registry.h"
+
+namespace py = pybind11;
+using namespace fastconv;
+
+namespace {
+
+ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::int64_t w, std::int64_t k, std::int64_t r,
+                         std::int64_t s, std::pair<std::int64_t, std::int64_t> stride,
+                         std::pair<std::int64_t, std::int64_t> padding, std::pair<std::int64_t, std::int64_t> dilation,
+                         std::int64_t groups, const std::string& dtype, const std::string& precision,
+                         const std::string& layout, bool bias, bool residual, const std::string& activation) {
+  ConvProblem problem;
+  problem.n = n, problem.c = c, problem.h = h, problem.w = w, problem.k = k, problem.r = r, problem.s = s;
+  problem.stride_h = stride.first, problem.stride_w = stride.second;
+  problem.pad_h = padding.first, problem.pad_w = padding.second;
+  problem.dilation_h = dilation.first, problem.dilation_w = dilation.second;
+  problem.groups = groups;
+  problem.dtype = dtype_from_name(dtype);
+  problem.accuracy = effective_accuracy(problem.dtype, accuracy_from_name(precision));
+  problem.layout = layout_from_name(layout);
+  problem.has_bias = bias, problem.has_residual = residual;
+  problem.activation = activation_from_name(activation);
+  const auto require = [](bool condition, const std::string& message) {
+    if (!condition) throw InvalidArgument(message);
+  };
+  require(n >= 0 && c >= 0 && k >= 0 && h >= 0 && w >= 0 && r >= 0 && s >= 0, "sizes: expected none negative");
+  require(problem.stride_h > 0 && problem.stride_w > 0, "stride: expected two positive integers");
+  require(problem.pad_h >= 0 && problem.pad_w >= 0, "padding: expected two non-negative integers");
+  require(problem.dilation_h > 0 && problem.dilation_w > 0, "dilation: expected two positive integers");
+  require(groups > 0 && c % groups == 0 && k % groups == 0,
+          "groups is " + std::to_string(groups) + "; expected a positive divisor of C = " + std::to_string(c) +
+              " and K = " + std::to_string(k));
+  require(h + 2 * problem.pad_h >= problem.dilation_h * (r - 1) + 1 &&
+              w + 2 * problem.pad_w >= problem.dilation_w * (s - 1) + 1,
+          "the padded input is smaller than the kernel's extent");
+  return problem;
+}
+
+py::dict describe(const Algorithm& algorithm) {
+  py::dict accuracy;
+  for (AccuracyClass cls : {AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32, AccuracyClass::fp16,
+                            AccuracyClass::bf16}) {
+    if (algorithm.error_multiple(cls) > 0.0) accuracy[name_of(cls)] = algorithm.error_multiple(cls);
+  }
+  py::list devices;
+  if (algorithm.on_cpu) devices.append("cpu");
+  if (algorithm.on_cuda) devices.append("cuda");
+  py::dict row;
+  row["name"] = algorithm.name;
+  row["family"] = algorithm.family;
+  row["summary"] = algorithm.summary;
+  row["source"] = algorithm.source;
+  row["devices"] = devices;
+  row["accuracy"] = accuracy;
+  return row;
+}
+
+py::dict describe(const Candidate& candidate) {
+  py::dict row;
+  row["algorithm"] = candidate.algorithm->name;
+  row["ok"] = candidate.support.ok;
+  row["code"] = candidate.support.code;
+  row["reason"] = candidate.support.reason;
+  row["auto_eligible"] = candidate.auto_eligible;
+  row["config"] = candidate.plan.config;
+  row["workspace_bytes"] = candidate.plan.workspace_bytes;
+  row["cost_us"] = candidate.plan.cost_us;
+  return row;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "The planner: which algorithms exist, which fit a problem, which one runs.";
+
+  py::enum_<DeviceType>(module, "DeviceType").value("cpu", DeviceType::cpu).value("cuda", DeviceType::cuda);
+  py::class_<DeviceInfo>(module, "DeviceInfo")
+      .def(py::init<>())
+      .def_readwrite("type", &DeviceInfo::type)
+      .def_readwrite("index", &DeviceInfo::index)
+      .def_readwrite("name", &DeviceInfo::name)
+      .def_readwrite("compute_capability", &DeviceInfo::compute_capability)
+      .def_readwrite("processors", &DeviceInfo::processors)
+      .def_readwrite("shared_memory_bytes", &DeviceInfo::shared_memory_bytes)
+      .def_readwrite("l2_bytes", &DeviceInfo::l2_bytes)
+      .def_readwrite("bandwidth_bytes_per_s", &DeviceInfo::bandwidth_bytes_per_s)
+      .def_readwrite("fp32_flops_per_s", &DeviceInfo::fp32_flops_per_s)
+      .def_readwrite("fp16_tensor_flops_per_s", &DeviceInfo::fp16_tensor_flops_per_s)
+      .def_readwrite("has_kernels", &DeviceInfo::has_kernels);
+  module.def("cpu_device", &cpu_device, py::arg("threads"));
+  module.def("h200_device", &h200_device);
+
+  py::class_<ConvProblem>(module, "ConvProblem")
+      .def(py::init(&make_problem), py::arg("n"), py::arg("c"), py::arg("h"), py::arg("w"), py::arg("k"), py::arg("r"),
+           py::arg("s"), py::arg("stride") = std::pair<std::int64_t, std::int64_t>{1, 1},
+           py::arg("padding") = std::pair<std::int64_t, std::int64_t>{0, 0},
+           py::arg("dilation") = std::pair<std::int64_t, std::int64_t>{1, 1}, py::arg("groups") = 1,
+           py::arg("dtype") = "float32", py::arg("precision") = "fp32", py::arg("layout") = "nchw",
+           py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "none")
+      .def_property_readonly("p", &ConvProblem::p)
+      .def_property_readonly("q", &ConvProblem::q)
+      .def_property_readonly("direct_flops", &ConvProblem::direct_flops)
+      .def_property_readonly("compulsory_bytes", &ConvProblem::compulsory_bytes)
+      .def_property_readonly("accuracy", [](const ConvProblem& problem) { return name_of(problem.accuracy); })
+      .def("__eq__", [](const ConvProblem& a, const ConvProblem& b) { return a == b; })
+      .def("__hash__", [](const ConvProblem& problem) { return hash_value(problem); })
+      .def("__repr__", [](const ConvProblem& problem) { return to_string(problem); });
+
+  module.def("algorithms", [] {
+    py::list rows;
+    for (const Algorithm* algorithm : algorithms()) rows.append(describe(*algorithm));
+    return rows;
+  });
+  module.def(
+      "candidates",
+      [](const ConvProblem& problem, const DeviceInfo& device) {
+        py::list rows;
+        for (const Candidate& candidate : candidates(problem, device)) rows.append(describe(candidate));
+        return rows;
+      },
+      py::arg("problem"), py::arg("device"), "A row per algorithm: fits or why not, config, workspace, cost.");
+  module.def(
+      "choose",
+      [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
+        return describe(choose(name, problem, device));
+      },
+      py::arg("algorithm"), py::arg("problem"), py::arg("device"));
+  module.def(
+      "packed_weight_bytes",
+      [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
+        const std::size_t bytes = find_algorithm(name).packed_weight(problem, device).bytes;
+        const std::size_t plain = problem.k * problem.c_per_group() * problem.r * problem.s * size_of(problem.dtype);
+        return bytes != 0 ? bytes : plain;
+      },
+      py::arg("algorithm"), py::arg("problem"), py::arg("device"));
+#ifdef FASTCONV_WITH_CUDA
+  module.attr("built_with_cuda") = true;
+#else
+  module.attr("built_with_cuda") = false;
+#endif
+  module.attr("cuda_architectures") = FASTCONV_CUDA_ARCHITECTURES;
+  module.attr("cuda_compiler") = FASTCONV_CUDA_COMPILER;
+}

@@ -1,0 +1,58 @@
+// What the planner knows about an algorithm: what it is, what it can serve, what it would cost. No kernels here:
+// those are reached through csrc/core/kernels.h, so that planning needs neither torch nor CUDA.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "core/device_info.h"
+#include "core/problem.h"
+
+namespace fastconv {
+
+// The answer of supports(): yes, or the reason why not. `code` is for programs ("stride", "dtype", ...), `reason` for
+// people ("stride is 2x2; winograd_f4 needs 1x1").
+struct Support {
+  bool ok = true;
+  std::string code;
+  std::string reason;
+
+  static Support yes() { return {}; }
+  static Support no(std::string code, std::string reason) { return {false, std::move(code), std::move(reason)}; }
+};
+
+struct ConvPlan {
+  std::string config;                // printable: tile shapes, chunks, ...
+  std::size_t workspace_bytes = 0;   // from torch's allocator, per call
+  double cost_us = 0.0;              // estimate: only the order of two plans matters
+};
+
+// How the weight is laid out for an algorithm. bytes == 0: it reads the plain contiguous [K, C/groups, R, S] weight.
+// RULE: depends on the weight's shape, groups, dtype and accuracy class alone, never on N, H, W, layout or epilogue,
+// so that one packed weight serves every input.
+struct PackedWeight {
+  std::size_t bytes = 0;
+};
+
+struct Algorithm {
+  const char* name;
+  const char* family;   // direct, gemm, winograd, library
+  const char* summary;  // one line
+  int source;           // published system it comes from (docs/algorithms.md); 0: ours or PyTorch
+  bool on_cpu;
+  bool on_cuda;
+  // Bound on the relative L2 error against float64, as a multiple of PyTorch's own in the same class; 0: the class is
+  // not offered. Tests check it; selection never picks an algorithm above auto_error_limit.
+  double (*error_multiple)(AccuracyClass accuracy);
+  Support (*supports)(const ConvProblem& problem, const DeviceInfo& device);  // may assume supports_common() is yes
+  ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);     // requires supports().ok
+  PackedWeight (*packed_weight)(const ConvProblem& problem, const DeviceInfo& device);
+};
+
+// `auto` takes an algorithm only if its error is at most this multiple of PyTorch's own error in the class.
+inline constexpr double auto_error_limit = 4.0;
+
+// For an algorithm that reads the plain weight.
+PackedWeight plain_weight(const ConvProblem& problem, const DeviceInfo& device);
+
+}  // namespace fastconv

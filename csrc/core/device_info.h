@@ -1,0 +1,30 @@
+// Where a problem runs. A plain struct, so that tests plan for GPUs that are not there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace fastconv {
+
+enum class DeviceType : std::uint8_t { cpu, cuda };
+
+struct DeviceInfo {
+  DeviceType type = DeviceType::cpu;
+  int index = -1;
+  std::string name = "cpu";
+  int compute_capability = 0;            // 90 for sm_90; 0 on the CPU
+  int processors = 1;                    // multiprocessors, or threads of torch's pool
+  std::size_t shared_memory_bytes = 0;   // most that one block may ask for
+  std::size_t l2_bytes = 0;
+  double bandwidth_bytes_per_s = 20e9;   // sustained, not the datasheet's
+  double fp32_flops_per_s = 50e9;        // FFMA (or CPU vector) rate, sustained
+  double fp16_tensor_flops_per_s = 0.0;  // tensor-core rate with FP32 accumulation, sustained
+  bool has_kernels = true;               // false: a CUDA device, but fastconv was built for the CPU alone
+};
+
+DeviceInfo cpu_device(int threads);
+// The H200 as measured (docs/performance.md); what the planner's tests and cost model are calibrated on.
+DeviceInfo h200_device();
+
+}  // namespace fastconv

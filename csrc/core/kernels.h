@@ -1,0 +1,63 @@
+// What running an algorithm needs: pointers, and a Runtime that stands between the kernels and torch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "core/device_info.h"
+#include "core/problem.h"
+
+namespace fastconv {
+
+struct ConvArgs {
+  const ConvProblem& problem;
+  const void* x;         // [N, C, H, W] in problem.layout, dense
+  const void* weight;    // plain contiguous [K, C/groups, R, S], or what pack() wrote
+  const void* bias;      // [K] or null
+  const void* residual;  // [N, K, P, Q] in problem.layout, dense, or null
+  void* y;               // [N, K, P, Q] in problem.layout, dense, uninitialised
+  void* workspace;       // plan().workspace_bytes, 256-byte aligned, uninitialised
+};
+
+struct PackArgs {
+  const ConvProblem& problem;  // n, h, w, layout and epilogue are not meaningful here
+  const void* weight;          // plain contiguous [K, C/groups, R, S]
+  void* packed;                // packed_weight().bytes, 256-byte aligned, uninitialised unless snapshot is given
+  // Null: pack everything. Else the plain weight as of the last packing, same shape: a filter that still equals its
+  // snapshot bit for bit is left alone; any other is packed again and its snapshot renewed after that, in one kernel,
+  // so that a cached packing follows the weight without the host having to know that the weight has changed.
+  void* snapshot;
+};
+
+// Strided batched D[b] = A[b] * B[b]^T + beta * D[b], all row-major: A is m x k, B is n x k, D is m x n, FP32 accumulation.
+struct GemmArgs {
+  std::int64_t batch = 1, m = 0, n = 0, k = 0;
+  const void* a = nullptr;
+  std::int64_t lda = 0, stride_a = 0;  // in elements
+  const void* b = nullptr;
+  std::int64_t ldb = 0, stride_b = 0;
+  bool b_is_kn = false;  // B[b] is k x n instead (no transposition)
+  void* d = nullptr;
+  std::int64_t ldd = 0, stride_d = 0;
+  DType in = DType::f32, out = DType::f32;
+  float beta = 0.0f;
+};
+
+// The services of the host framework. Implemented once, in csrc/ops.
+class Runtime {
+ public:
+  virtual ~Runtime() = default;
+  virtual const DeviceInfo& device() const = 0;
+  virtual void* stream() const = 0;  // cudaStream_t; null on the CPU
+  // The library's GEMM, in FP32 arithmetic for f32 (never TF32), on stream(). On the CPU: f32 only.
+  virtual void gemm(const GemmArgs& args) = 0;
+  // body(begin, end) over disjoint ranges on torch's thread pool; serial when called from inside itself.
+  virtual void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
+                            const std::function<void(std::int64_t, std::int64_t)>& body) const = 0;
+};
+
+using RunFunction = void (*)(const ConvArgs& args, Runtime& runtime);
+using PackFunction = void (*)(const PackArgs& args, Runtime& runtime);
+
+}  // namespace fastconv

@@ -1,0 +1,72 @@
+// What is to be computed: plain data, no torch, no CUDA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace fastconv {
+
+// Element type of input, weight, bias, residual and output. `other` (float64, complex, ...) is served by PyTorch alone.
+enum class DType : std::uint8_t { f32, f16, bf16, other };
+
+// Accuracy class. For f32 tensors the caller's choice (ieee, fp32, tf32); for f16/bf16 the type itself.
+enum class AccuracyClass : std::uint8_t { ieee, fp32, tf32, fp16, bf16, other };
+
+// Memory order of input, residual and output. The operators bring every tensor into one of the two.
+enum class Layout : std::uint8_t { nchw, nhwc };
+
+enum class Activation : std::uint8_t { none, relu, relu6, silu, leaky_relu };
+
+// y[n,k,p,q] = act( sum_{c,r,s} x[n, g*C/G + c, p*stride_h + r*dilation_h - pad_h, q*stride_w + ...] * w[k,c,r,s]
+//                   + bias[k] + residual[n,k,p,q] ),   g = k / (K/G)
+struct ConvProblem {
+  std::int64_t n = 0, c = 0, h = 0, w = 0;  // input  [N, C, H, W]
+  std::int64_t k = 0, r = 0, s = 0;         // weight [K, C/groups, R, S]
+  std::int64_t stride_h = 1, stride_w = 1;
+  std::int64_t pad_h = 0, pad_w = 0;
+  std::int64_t dilation_h = 1, dilation_w = 1;
+  std::int64_t groups = 1;
+  DType dtype = DType::f32;
+  AccuracyClass accuracy = AccuracyClass::fp32;
+  Layout layout = Layout::nchw;
+  bool has_bias = false;
+  bool has_residual = false;
+  Activation activation = Activation::none;
+  float negative_slope = 0.01f;
+
+  // Output height and width (the P and Q of the field), floor rounding as in PyTorch.
+  constexpr std::int64_t p() const { return (h + 2 * pad_h - dilation_h * (r - 1) - 1) / stride_h + 1; }
+  constexpr std::int64_t q() const { return (w + 2 * pad_w - dilation_w * (s - 1) - 1) / stride_w + 1; }
+  constexpr std::int64_t c_per_group() const { return c / groups; }
+  constexpr std::int64_t k_per_group() const { return k / groups; }
+  constexpr std::int64_t output_numel() const { return n * k * p() * q(); }
+  // Multiply-adds times two of the direct algorithm: the unit of "direct-equivalent" FLOP/s.
+  double direct_flops() const {
+    return 2.0 * static_cast<double>(output_numel()) * static_cast<double>(c_per_group() * r * s);
+  }
+  // Bytes that any algorithm must move: input, weight, residual read once, output written once.
+  double compulsory_bytes() const;
+
+  bool operator==(const ConvProblem&) const = default;
+};
+
+std::size_t hash_value(const ConvProblem& problem);
+std::string to_string(const ConvProblem& problem);
+
+std::size_t size_of(DType dtype);  // bytes; 0 for `other`
+const char* name_of(DType dtype);
+const char* name_of(AccuracyClass accuracy);
+const char* name_of(Layout layout);
+const char* name_of(Activation activation);
+
+// The inverse of name_of; throws InvalidArgument naming the argument, the value and the expected ones.
+AccuracyClass accuracy_from_name(const std::string& name);
+Activation activation_from_name(const std::string& name);
+Layout layout_from_name(const std::string& name);
+DType dtype_from_name(const std::string& name);
+
+// The class in which a tensor of `dtype` is computed when the caller asks for `precision` (ieee, fp32 or tf32).
+AccuracyClass effective_accuracy(DType dtype, AccuracyClass precision);
+
+}  // namespace fastconv

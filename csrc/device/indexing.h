@@ -1,0 +1,35 @@
+// Element offsets of the two memory orders. 64-bit throughout: tensors may exceed 2^31 elements.
+#pragma once
+
+#include "core/problem.h"
+#include "device/numeric.h"
+
+namespace fastconv {
+
+// Strides, in elements, of a dense [N, C, H, W] tensor in the given layout.
+struct Strides4 {
+  std::int64_t n, c, h, w;
+
+  FASTCONV_HOST_DEVICE std::int64_t operator()(std::int64_t in, std::int64_t ic, std::int64_t ih,
+                                               std::int64_t iw) const {
+    return in * n + ic * c + ih * h + iw * w;
+  }
+};
+
+inline Strides4 dense_strides(Layout layout, std::int64_t c, std::int64_t h, std::int64_t w) {
+  if (layout == Layout::nhwc) return {h * w * c, 1, w * c, c};
+  return {c * h * w, h * w, w, 1};
+}
+inline Strides4 input_strides(const ConvProblem& problem) {
+  return dense_strides(problem.layout, problem.c, problem.h, problem.w);
+}
+inline Strides4 output_strides(const ConvProblem& problem) {
+  return dense_strides(problem.layout, problem.k, problem.p(), problem.q());
+}
+
+template <typename Integer>
+FASTCONV_HOST_DEVICE constexpr Integer ceil_div(Integer a, Integer b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace fastconv

@@ -1,0 +1,70 @@
+#include "ops/debug.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace fastconv::ops {
+namespace {
+
+std::atomic<bool> enabled{false};
+
+constexpr std::size_t guard_bytes = 4096;
+constexpr int poison = 0xff;    // NaN as float32, float16 and bfloat16
+constexpr int sentinel = 0xa5;
+
+Tensor empty_bytes(std::size_t bytes, const Tensor& like) {
+  const std::int64_t size = static_cast<std::int64_t>(bytes);
+  return torch::stable::new_empty(like, {&size, 1}, ScalarType::Byte);
+}
+
+}  // namespace
+
+bool debug_enabled() { return enabled.load(std::memory_order_relaxed); }
+void set_debug(bool value) { enabled.store(value, std::memory_order_relaxed); }
+
+GuardedBytes::GuardedBytes(std::size_t bytes, const Tensor& like)
+    : bytes_(bytes), guarded_(debug_enabled()), storage_(empty_bytes(bytes + (guarded_ ? guard_bytes : 0), like)) {
+  if (!guarded_) return;
+  torch::stable::fill_(storage_, poison);
+  Tensor tail = storage_;
+  torch::stable::fill_(torch::stable::narrow(tail, 0, static_cast<std::int64_t>(bytes), guard_bytes), sentinel);
+}
+
+void GuardedBytes::check(const char* what, const char* algorithm) const {
+  if (!guarded_) return;
+  Tensor storage = storage_;
+  const Tensor tail = torch::stable::to(
+      torch::stable::narrow(storage, 0, static_cast<std::int64_t>(bytes_), guard_bytes),
+      torch::stable::Device(torch::headeronly::DeviceType::CPU));
+  const std::vector<unsigned char> expected(guard_bytes, sentinel);
+  if (std::memcmp(tail.const_data_ptr(), expected.data(), guard_bytes) != 0) {
+    throw std::runtime_error(std::string("fastconv: ") + algorithm + " wrote past the end of its " + what);
+  }
+}
+
+GuardedOutput::GuardedOutput(const Tensor& like, const ConvProblem& problem) {
+  const std::int64_t shape[] = {problem.n, problem.k, problem.p(), problem.q()};
+  tensor_ = torch::stable::empty(
+      {shape, 4}, like.scalar_type(), std::nullopt, like.device(), std::nullopt,
+      problem.layout == Layout::nhwc ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+  if (debug_enabled()) {
+    poisoned_.emplace(static_cast<std::size_t>(problem.output_numel()) * size_of(problem.dtype), like);
+  }
+}
+
+Tensor GuardedOutput::finish(const char* algorithm) {
+  if (poisoned_) {
+    poisoned_->check("output", algorithm);
+    const auto strides = tensor_.strides();
+    const auto sizes = tensor_.sizes();
+    torch::stable::copy_(tensor_, torch::stable::from_blob(poisoned_->data(), sizes, strides, tensor_.device(),
+                                                           tensor_.scalar_type()));
+  }
+  return tensor_;
+}
+
+}  // namespace fastconv::ops

@@ -1,0 +1,42 @@
+// Memory of a call. In debug mode (fastconv.testing.poisoned_memory) workspace and output are filled with NaN before
+// the kernels run and followed by a guard that must be intact after them.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include "core/kernels.h"
+#include "ops/stable.h"
+
+namespace fastconv::ops {
+
+bool debug_enabled();
+void set_debug(bool enabled);  // process-wide
+
+// Uninitialised bytes from torch's allocator, on the device of `like`.
+class GuardedBytes {
+ public:
+  GuardedBytes(std::size_t bytes, const Tensor& like);
+  void* data() const { return storage_.mutable_data_ptr(); }
+  // Throws std::runtime_error if a kernel wrote past the end. Debug mode only, where it waits for the device.
+  void check(const char* what, const char* algorithm) const;
+
+ private:
+  std::size_t bytes_;
+  bool guarded_;
+  Tensor storage_;
+};
+
+// The output tensor [N, K, P, Q] in the problem's layout.
+class GuardedOutput {
+ public:
+  GuardedOutput(const Tensor& like, const ConvProblem& problem);
+  void* data() const { return poisoned_ ? poisoned_->data() : tensor_.mutable_data_ptr(); }
+  Tensor finish(const char* algorithm);
+
+ private:
+  Tensor tensor_;
+  std::optional<GuardedBytes> poisoned_;
+};
+
+}  // namespace fastconv::ops

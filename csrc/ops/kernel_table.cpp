@@ -1,0 +1,58 @@
+#include "ops/kernel_table.h"
+
+#include <cstring>
+
+namespace fastconv {
+
+#define FASTCONV_PLAIN(NAME)                   \
+  namespace algos::NAME {                      \
+  void run_cpu(const ConvArgs&, Runtime&);     \
+  void run_cuda(const ConvArgs&, Runtime&);    \
+  }
+#define FASTCONV_PACKED(NAME)                  \
+  FASTCONV_PLAIN(NAME)                         \
+  namespace algos::NAME {                      \
+  void pack_cpu(const PackArgs&, Runtime&);    \
+  void pack_cuda(const PackArgs&, Runtime&);   \
+  }
+#define FASTCONV_LIBRARY(NAME)
+#include "plan/algorithms.def"
+#undef FASTCONV_PLAIN
+#undef FASTCONV_PACKED
+#undef FASTCONV_LIBRARY
+
+namespace ops {
+namespace {
+
+struct Entry {
+  const char* name;
+  Kernels cpu, cuda;
+};
+
+#ifdef FASTCONV_WITH_CUDA
+#define FASTCONV_CUDA_FUNCTION(FUNCTION) FUNCTION
+#else
+#define FASTCONV_CUDA_FUNCTION(FUNCTION) nullptr
+#endif
+#define FASTCONV_PLAIN(NAME) \
+  {#NAME, {algos::NAME::run_cpu, nullptr}, {FASTCONV_CUDA_FUNCTION(algos::NAME::run_cuda), nullptr}},
+#define FASTCONV_PACKED(NAME)                         \
+  {#NAME,                                             \
+   {algos::NAME::run_cpu, algos::NAME::pack_cpu},     \
+   {FASTCONV_CUDA_FUNCTION(algos::NAME::run_cuda), FASTCONV_CUDA_FUNCTION(algos::NAME::pack_cuda)}},
+#define FASTCONV_LIBRARY(NAME) {#NAME, {}, {}},
+constexpr Entry table[] = {
+#include "plan/algorithms.def"
+};
+
+}  // namespace
+
+Kernels find_kernels(const Algorithm& algorithm, DeviceType device) {
+  for (const Entry& entry : table) {
+    if (std::strcmp(entry.name, algorithm.name) == 0) return device == DeviceType::cuda ? entry.cuda : entry.cpu;
+  }
+  return {};
+}
+
+}  // namespace ops
+}  // namespace fastconv

@@ -1,0 +1,425 @@
+// The operators: schemas, argument checks, memory, dispatch to an algorithm. With the rest of csrc/ops the only code
+// that knows torch, and it knows it through the stable ABI alone.
+#include <limits>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/error.h"
+#include "ops/debug.h"
+#include "ops/kernel_table.h"
+#include "ops/runtime.h"
+#include "ops/stable.h"
+#include "plan/registry.h"
+
+namespace fastconv::ops {
+namespace {
+
+using IntList = std::vector<std::int64_t>;
+
+// What the most recent call on this thread ran: fastconv.last_call().
+struct LastCall {
+  std::string algorithm, config, accuracy;
+  std::size_t workspace_bytes = 0;
+};
+thread_local LastCall last;
+
+// Bits of the backend_flags argument: torch.backends.cudnn's switches, which PyTorch's own convolution takes per call.
+constexpr std::int64_t flag_benchmark = 1, flag_deterministic = 2, flag_cudnn_enabled = 4;
+
+DType dtype_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float: return DType::f32;
+    case ScalarType::Half: return DType::f16;
+    case ScalarType::BFloat16: return DType::bf16;
+    default: return DType::other;
+  }
+}
+
+std::string to_text(const std::vector<std::int64_t>& values) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < values.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(values[i]);
+  return text + "]";
+}
+
+std::vector<std::int64_t> shape_of(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return {sizes.begin(), sizes.end()};
+}
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw InvalidArgument("fastconv: " + message);
+}
+
+// PyTorch's definition (c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4): size-1 dimensions decide nothing, and
+// a tensor that is both is contiguous.
+bool suggests_channels_last(const Tensor& tensor) {
+  if (tensor.dim() != 4 || tensor.stride(1) == 0) return false;
+  std::int64_t least = 0;
+  for (int d : {1, 3, 2, 0}) {
+    if (tensor.size(d) == 0 || tensor.stride(d) < least) return false;
+    if (d == 0 && least == tensor.stride(1)) return false;
+    least = tensor.stride(d) * (tensor.size(d) > 1 ? tensor.size(d) : 1);
+  }
+  return true;
+}
+
+MemoryFormat memory_format(Layout layout) {
+  return layout == Layout::nhwc ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
+}
+
+struct Arguments {
+  std::optional<Tensor> bias, residual;
+  IntList stride, padding, dilation;
+  std::int64_t groups;
+  const std::string& algorithm;
+  const std::string& precision;
+  const std::string& activation;
+  double negative_slope;
+  std::int64_t backend_flags;
+};
+
+ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments) {
+  require(input.dim() == 4, "input has shape " + to_text(shape_of(input)) + "; expected 4 dimensions [N, C, H, W]");
+  require(weight_shape.size() == 4,
+          "weight has shape " + to_text(weight_shape) + "; expected 4 dimensions [K, C/groups, R, S]");
+  require(arguments.stride.size() == 2 && arguments.stride[0] > 0 && arguments.stride[1] > 0,
+          "stride is " + to_text(arguments.stride) + "; expected two positive integers");
+  require(arguments.padding.size() == 2 && arguments.padding[0] >= 0 && arguments.padding[1] >= 0,
+          "padding is " + to_text(arguments.padding) + "; expected two non-negative integers");
+  require(arguments.dilation.size() == 2 && arguments.dilation[0] > 0 && arguments.dilation[1] > 0,
+          "dilation is " + to_text(arguments.dilation) + "; expected two positive integers");
+  ConvProblem problem;
+  problem.n = input.size(0), problem.c = input.size(1), problem.h = input.size(2), problem.w = input.size(3);
+  problem.k = weight_shape[0], problem.r = weight_shape[2], problem.s = weight_shape[3];
+  problem.stride_h = arguments.stride[0], problem.stride_w = arguments.stride[1];
+  problem.pad_h = arguments.padding[0], problem.pad_w = arguments.padding[1];
+  problem.dilation_h = arguments.dilation[0], problem.dilation_w = arguments.dilation[1];
+  problem.groups = arguments.groups;
+  problem.dtype = dtype_of(input);
+  problem.accuracy = effective_accuracy(problem.dtype, accuracy_from_name(arguments.precision));
+  problem.layout = layout;
+  problem.has_bias = arguments.bias.has_value();
+  problem.has_residual = arguments.residual.has_value();
+  problem.activation = activation_from_name(arguments.activation);
+  problem.negative_slope = static_cast<float>(arguments.negative_slope);
+
+  const std::int64_t g = problem.groups;
+  require(g > 0, "groups is " + std::to_string(g) + "; expected a positive integer");
+  require(problem.k % g == 0, "weight has K = " + std::to_string(problem.k) +
+                                  " output channels; expected a multiple of groups = " + std::to_string(g));
+  require(problem.c == weight_shape[1] * g, "input has C = " + std::to_string(problem.c) +
+                                                " channels; expected weight.shape[1] * groups = " +
+                                                std::to_string(weight_shape[1] * g));
+  const auto effective = [](std::int64_t size, std::int64_t dilation) { return dilation * (size - 1) + 1; };
+  require(problem.h + 2 * problem.pad_h >= effective(problem.r, problem.dilation_h) &&
+              problem.w + 2 * problem.pad_w >= effective(problem.s, problem.dilation_w),
+          "padded input is " + std::to_string(problem.h + 2 * problem.pad_h) + " x " +
+              std::to_string(problem.w + 2 * problem.pad_w) + "; expected at least the kernel's extent " +
+              std::to_string(effective(problem.r, problem.dilation_h)) + " x " +
+              std::to_string(effective(problem.s, problem.dilation_w)));
+  if (arguments.bias) {
+    require(shape_of(*arguments.bias) == IntList{problem.k},
+            "bias has shape " + to_text(shape_of(*arguments.bias)) + "; expected " + to_text({problem.k}));
+    require(arguments.bias->scalar_type() == input.scalar_type(), "bias and input differ in dtype");
+  }
+  if (arguments.residual) {
+    const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
+    require(shape_of(*arguments.residual) == expected,
+            "residual has shape " + to_text(shape_of(*arguments.residual)) + "; expected the output's " +
+                to_text(expected));
+    require(arguments.residual->scalar_type() == input.scalar_type(), "residual and input differ in dtype");
+  }
+  return problem;
+}
+
+const DeviceInfo& device_of(const Tensor& tensor) {
+  return query_device(tensor.is_cuda() ? DeviceType::cuda : DeviceType::cpu, tensor.get_device_index());
+}
+
+// choose() for a problem seen before is a table lookup; the table is per thread, so no lock.
+const Candidate& choose_cached(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
+  struct Key {
+    ConvProblem problem;
+    const DeviceInfo* device;
+    std::string name;
+    bool operator==(const Key&) const = default;
+  };
+  struct Hash {
+    std::size_t operator()(const Key& key) const {
+      return hash_value(key.problem) ^ std::hash<std::string>{}(key.name) ^ std::hash<const void*>{}(key.device);
+    }
+  };
+  thread_local std::unordered_map<Key, Candidate, Hash> table;
+  Key key{problem, &device, name};
+  auto found = table.find(key);
+  if (found == table.end()) {
+    if (table.size() >= 4096) table.clear();  // shapes without end: forget rather than grow
+    found = table.emplace(std::move(key), choose(name, problem, device)).first;
+  }
+  return found->second;
+}
+
+Tensor activate(const Tensor& y, const ConvProblem& problem) {
+  switch (problem.activation) {
+    case Activation::none: return y;
+    case Activation::relu: return call_dispatcher("aten::relu", "", y);
+    case Activation::relu6: return call_dispatcher("aten::hardtanh", "", y, 0.0, 6.0);
+    case Activation::silu: return call_dispatcher("aten::silu", "", y);
+    case Activation::leaky_relu:
+      return call_dispatcher("aten::leaky_relu", "", y, static_cast<double>(problem.negative_slope));
+  }
+  return y;
+}
+
+bool is_own(const Algorithm& algorithm) { return find_kernels(algorithm, DeviceType::cpu).run != nullptr; }
+
+Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& problem, const Arguments& arguments) {
+  const auto flag = [&](std::int64_t bit) { return (arguments.backend_flags & bit) != 0; };
+  Tensor y = call_dispatcher("aten::_convolution", "", input, weight, arguments.bias, arguments.stride,
+                             arguments.padding, arguments.dilation, false, IntList{0, 0}, problem.groups,
+                             flag(flag_benchmark), flag(flag_deterministic), flag(flag_cudnn_enabled),
+                             problem.accuracy == AccuracyClass::tf32);
+  if (arguments.residual) y = call_dispatcher("aten::add", "Tensor", y, *arguments.residual, 1.0);
+  y = activate(y, problem);
+  return torch::stable::contiguous(y, memory_format(problem.layout));
+}
+
+std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& weight, void* packed, void* snapshot,
+          Runtime& runtime) {
+  const PackArgs args{problem, weight.const_data_ptr(), packed, snapshot};
+  find_kernels(algorithm, runtime.device().type).pack(args, runtime);
+}
+
+// Runs an algorithm of ours. Exactly one of `weight` (plain contiguous) and `packed` is given.
+Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, const Candidate& choice,
+               const ConvProblem& problem, const Arguments& arguments) {
+  const std::unique_ptr<Runtime> runtime = make_runtime(device_of(input));
+  const Kernels kernels = find_kernels(*choice.algorithm, runtime->device().type);
+  const Tensor x = torch::stable::contiguous(input, memory_format(problem.layout));
+  std::optional<Tensor> bias, residual;
+  if (arguments.bias) bias = torch::stable::contiguous(*arguments.bias);
+  if (arguments.residual) residual = torch::stable::contiguous(*arguments.residual, memory_format(problem.layout));
+
+  const bool pack_here = weight != nullptr && kernels.pack != nullptr;
+  const std::size_t packed_bytes =
+      pack_here ? align(choice.algorithm->packed_weight(problem, runtime->device()).bytes) : 0;
+  GuardedBytes workspace(packed_bytes + choice.plan.workspace_bytes, input);
+  GuardedOutput output(input, problem);
+  auto* base = static_cast<char*>(workspace.data());
+  const void* weight_data = weight != nullptr ? weight->const_data_ptr() : packed->const_data_ptr();
+  if (pack_here) {
+    pack(*choice.algorithm, problem, *weight, base, nullptr, *runtime);
+    weight_data = base;
+  }
+  const ConvArgs args{problem,
+                      x.const_data_ptr(),
+                      weight_data,
+                      bias ? bias->const_data_ptr() : nullptr,
+                      residual ? residual->const_data_ptr() : nullptr,
+                      output.data(),
+                      base + packed_bytes};
+  kernels.run(args, *runtime);
+  workspace.check("workspace", choice.algorithm->name);
+  return output.finish(choice.algorithm->name);
+}
+
+// Chooses, records the choice for last_call(), and runs it.
+Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, const ConvProblem& problem,
+           const Arguments& arguments) {
+  const DeviceInfo& device = device_of(input);
+  const Candidate& choice = choose_cached(arguments.algorithm, problem, device);
+  last = {choice.algorithm->name, choice.plan.config, name_of(problem.accuracy), choice.plan.workspace_bytes};
+  if (weight != nullptr && (problem.output_numel() == 0 || !is_own(*choice.algorithm))) {
+    return run_torch(input, *weight, problem, arguments);
+  }
+  if (problem.output_numel() == 0) return GuardedOutput(input, problem).finish(choice.algorithm->name);
+  if (weight == nullptr) return run_own(input, nullptr, packed, choice, problem, arguments);
+  const Tensor plain = torch::stable::contiguous(*weight);
+  return run_own(input, &plain, nullptr, choice, problem, arguments);
+}
+
+void require_same_device(const Tensor& input, const Tensor& other, const char* name) {
+  require(other.is_cuda() == input.is_cuda() && other.get_device_index() == input.get_device_index(),
+          std::string(name) + " and input are on different devices");
+}
+
+// Makes the tensor's device current for the scope, so that launches and allocations go there.
+std::optional<torch::stable::accelerator::DeviceGuard> device_guard(const Tensor& tensor) {
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (tensor.is_cuda()) guard.emplace(tensor.get_device_index());
+  return guard;
+}
+
+Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
+              IntList stride, IntList padding, IntList dilation, std::int64_t groups, std::string algorithm,
+              std::string precision, std::string activation, double negative_slope, std::int64_t backend_flags) {
+  const Arguments arguments{bias,      residual,  stride,     padding,        dilation,     groups,
+                            algorithm, precision, activation, negative_slope, backend_flags};
+  const Layout layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
+  const ConvProblem problem = make_problem(input, shape_of(weight), layout, arguments);
+  require(weight.scalar_type() == input.scalar_type(), "weight and input differ in dtype");
+  require_same_device(input, weight, "weight");
+  const auto guard = device_guard(input);
+  return run(input, &weight, nullptr, problem, arguments);
+}
+
+// The weight's part of a problem: all that packing depends on.
+struct WeightProblem {
+  const Algorithm& algorithm;
+  ConvProblem problem;
+  PackFunction pack;  // null: the algorithm reads the plain weight
+  std::size_t bytes;
+};
+
+WeightProblem weight_problem(DType dtype, const DeviceInfo& device, const IntList& shape, std::int64_t groups,
+                             const std::string& algorithm_name, const std::string& precision) {
+  require(shape.size() == 4, "weight has shape " + to_text(shape) + "; expected 4 dimensions [K, C/groups, R, S]");
+  require(groups > 0 && shape[0] % groups == 0,
+          "groups is " + std::to_string(groups) + "; expected a positive divisor of K = " + std::to_string(shape[0]));
+  require(algorithm_name != "auto", "algorithm is 'auto'; pack_weight expects the name of one algorithm");
+  const Algorithm& algorithm = find_algorithm(algorithm_name);
+  require(is_own(algorithm), "algorithm is '" + algorithm_name + "'; it has no packed weight");
+  ConvProblem problem;
+  problem.k = shape[0], problem.c = shape[1] * groups, problem.r = shape[2], problem.s = shape[3];
+  problem.n = 1, problem.h = problem.r, problem.w = problem.s;
+  problem.groups = groups;
+  problem.dtype = dtype;
+  problem.accuracy = effective_accuracy(dtype, accuracy_from_name(precision));
+  const Candidate candidate = evaluate(algorithm, problem, device);
+  if (!candidate.support.ok) {
+    throw Unsupported("algorithm '" + algorithm_name + "' cannot pack weight " + to_text(shape) + ": " +
+                      candidate.support.reason);
+  }
+  const PackFunction pack = find_kernels(algorithm, device.type).pack;
+  std::size_t bytes = algorithm.packed_weight(problem, device).bytes;
+  if (pack == nullptr) bytes = static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]) * size_of(dtype);
+  return {algorithm, problem, pack, bytes};
+}
+
+Tensor view_as_weight(const Tensor& packed, const IntList& shape, ScalarType dtype) {
+  return torch::stable::from_blob(
+      packed.mutable_data_ptr(), shape,
+      IntList{shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1}, packed.device(), dtype);
+}
+
+Tensor pack_weight(const Tensor& weight, std::int64_t groups, std::string algorithm, std::string precision) {
+  const auto guard = device_guard(weight);
+  const DeviceInfo& device = device_of(weight);
+  const WeightProblem target =
+      weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
+  const std::int64_t bytes = static_cast<std::int64_t>(target.bytes);
+  Tensor packed = torch::stable::new_empty(weight, {&bytes, 1}, ScalarType::Byte);
+  if (target.pack == nullptr) {
+    Tensor view = view_as_weight(packed, shape_of(weight), weight.scalar_type());
+    torch::stable::copy_(view, weight);
+  } else if (weight.numel() > 0) {
+    const std::unique_ptr<Runtime> runtime = make_runtime(device);
+    pack(target.algorithm, target.problem, torch::stable::contiguous(weight), packed.mutable_data_ptr(), nullptr,
+         *runtime);
+  }
+  return packed;
+}
+
+// Brings `packed` up to date with `weight`, using the snapshot of the weight that it was packed from: decided on the
+// device, filter by filter, so that no host-visible sign of a change is needed (there is none for weight.data).
+void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t groups, std::string algorithm,
+                    std::string precision) {
+  const auto guard = device_guard(weight);
+  const DeviceInfo& device = device_of(weight);
+  const WeightProblem target =
+      weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
+  require(packed.numel() == static_cast<std::int64_t>(target.bytes),
+          "packed has " + std::to_string(packed.numel()) + " bytes; expected " + std::to_string(target.bytes));
+  if (target.pack == nullptr) {
+    Tensor view = view_as_weight(packed, shape_of(weight), weight.scalar_type());
+    torch::stable::copy_(view, weight);
+    return;
+  }
+  require(shape_of(snapshot) == shape_of(weight) && snapshot.is_contiguous() &&
+              snapshot.scalar_type() == weight.scalar_type(),
+          "snapshot has shape " + to_text(shape_of(snapshot)) + "; expected a contiguous tensor like weight, " +
+              to_text(shape_of(weight)));
+  if (weight.numel() == 0) return;
+  const std::unique_ptr<Runtime> runtime = make_runtime(device);
+  pack(target.algorithm, target.problem, torch::stable::contiguous(weight), packed.mutable_data_ptr(),
+       snapshot.mutable_data_ptr(), *runtime);
+}
+
+Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_shape, std::optional<Tensor> bias,
+                     std::optional<Tensor> residual, IntList stride, IntList padding, IntList dilation,
+                     std::int64_t groups, bool channels_last, std::string algorithm, std::string precision,
+                     std::string activation, double negative_slope) {
+  const Arguments arguments{bias,      residual,  stride,     padding,        dilation, groups,
+                            algorithm, precision, activation, negative_slope, 0};
+  const Layout layout = suggests_channels_last(input) || channels_last ? Layout::nhwc : Layout::nchw;
+  const ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
+  require_same_device(input, packed, "packed weight");
+  const auto guard = device_guard(input);
+  const WeightProblem target =
+      weight_problem(problem.dtype, device_of(input), weight_shape, groups, algorithm, precision);
+  require(packed.numel() == static_cast<std::int64_t>(target.bytes) && packed.is_contiguous(),
+          "packed weight has " + std::to_string(packed.numel()) + " bytes; expected " + std::to_string(target.bytes) +
+              " from pack_weight(..., '" + algorithm + "', '" + precision + "')");
+  return run(input, nullptr, &packed, problem, arguments);
+}
+
+// JSON by hand: four fields, none of which needs escaping.
+std::string last_call() {
+  return "{\"algorithm\": \"" + last.algorithm + "\", \"config\": \"" + last.config + "\", \"class\": \"" +
+         last.accuracy + "\", \"workspace_bytes\": " + std::to_string(last.workspace_bytes) + "}";
+}
+
+std::string device_json(std::int64_t index) {
+  const DeviceInfo& device = query_device(index < 0 ? DeviceType::cpu : DeviceType::cuda, static_cast<int>(index));
+  return "{\"type\": \"" + std::string(device.type == DeviceType::cuda ? "cuda" : "cpu") + "\", \"index\": " +
+         std::to_string(device.index) + ", \"name\": \"" + device.name + "\", \"compute_capability\": " +
+         std::to_string(device.compute_capability) + ", \"processors\": " + std::to_string(device.processors) +
+         ", \"shared_memory_bytes\": " + std::to_string(device.shared_memory_bytes) + ", \"l2_bytes\": " +
+         std::to_string(device.l2_bytes) + ", \"bandwidth_bytes_per_s\": " +
+         std::to_string(device.bandwidth_bytes_per_s) + ", \"fp32_flops_per_s\": " +
+         std::to_string(device.fp32_flops_per_s) + ", \"fp16_tensor_flops_per_s\": " +
+         std::to_string(device.fp16_tensor_flops_per_s) + ", \"has_kernels\": " +
+         (device.has_kernels ? "true" : "false") + "}";
+}
+
+}  // namespace
+}  // namespace fastconv::ops
+
+// No keyword-only arguments: torch's autograd and autocast helpers reject them.
+STABLE_TORCH_LIBRARY(fastconv, library) {
+  library.def(
+      "conv2d(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, "
+      "SymInt[] dilation, SymInt groups, str algorithm, str precision, str activation, float negative_slope, "
+      "int backend_flags) -> Tensor");
+  library.def("pack_weight(Tensor weight, SymInt groups, str algorithm, str precision) -> Tensor");
+  library.def(
+      "conv2d_packed(Tensor input, Tensor packed, SymInt[] weight_shape, Tensor? bias, Tensor? residual, "
+      "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, "
+      "str precision, str activation, float negative_slope) -> Tensor");
+  library.def(
+      "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
+      "str precision) -> ()");
+  library.def("last_call() -> str");
+  library.def("device_info(int index) -> str");
+  library.def("set_debug(bool enabled) -> ()");
+}
+
+#define FASTCONV_IMPLEMENT(DEVICE)                                            \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                      \
+    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                \
+    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));      \
+    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));  \
+    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed)); \
+  }
+FASTCONV_IMPLEMENT(CPU)
+FASTCONV_IMPLEMENT(CUDA)
+
+STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
+  library.impl("last_call", TORCH_BOX(&fastconv::ops::last_call));
+  library.impl("device_info", TORCH_BOX(&fastconv::ops::device_json));
+  library.impl("set_debug", TORCH_BOX(&fastconv::ops::set_debug));
+}

@@ -1,0 +1,78 @@
+#include "ops/runtime.h"
+
+#include <deque>
+#include <mutex>
+
+#include "core/error.h"
+#include "ops/stable.h"
+
+namespace fastconv::ops {
+namespace {
+
+class CpuRuntime final : public Runtime {
+ public:
+  explicit CpuRuntime(const DeviceInfo& device) : device_(device) {}
+
+  const DeviceInfo& device() const override { return device_; }
+  void* stream() const override { return nullptr; }
+
+  void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
+                    const std::function<void(std::int64_t, std::int64_t)>& body) const override {
+    torch::stable::parallel_for(begin, end, grain, body);
+  }
+
+  void gemm(const GemmArgs& args) override {
+    const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU);
+    const auto dtype = ScalarType::Float;
+    const Tensor a = borrow(args.a, {args.batch, args.m, args.k}, {args.stride_a, args.lda, 1}, cpu, dtype);
+    const Tensor b = args.b_is_kn
+                         ? borrow(args.b, {args.batch, args.k, args.n}, {args.stride_b, args.ldb, 1}, cpu, dtype)
+                         : borrow(args.b, {args.batch, args.k, args.n}, {args.stride_b, 1, args.ldb}, cpu, dtype);
+    const Tensor d = borrow(args.d, {args.batch, args.m, args.n}, {args.stride_d, args.ldd, 1}, cpu, dtype);
+    if (args.beta == 0.0f) {
+      call_dispatcher("aten::bmm", "out", a, b, d);
+    } else {
+      call_dispatcher("aten::baddbmm", "out", d, a, b, static_cast<double>(args.beta), 1.0, d);
+    }
+  }
+
+ private:
+  const DeviceInfo& device_;
+};
+
+}  // namespace
+
+const DeviceInfo& query_device(DeviceType type, int index) {
+  static std::mutex mutex;
+  static std::deque<DeviceInfo> known;  // a deque keeps references valid
+  const std::lock_guard lock(mutex);
+  const int threads = type == DeviceType::cpu ? static_cast<int>(torch::stable::get_num_threads()) : 0;
+  for (const DeviceInfo& device : known) {
+    if (device.type == type && (type == DeviceType::cpu ? device.processors == threads : device.index == index)) {
+      return device;
+    }
+  }
+  DeviceInfo device;
+  if (type == DeviceType::cpu) {
+    device = cpu_device(threads);
+  } else {
+#ifdef FASTCONV_WITH_CUDA
+    device = query_cuda_device(index);
+#else
+    device.type = DeviceType::cuda;
+    device.index = index;
+    device.has_kernels = false;
+#endif
+  }
+  known.push_back(device);
+  return known.back();
+}
+
+std::unique_ptr<Runtime> make_runtime(const DeviceInfo& device) {
+#ifdef FASTCONV_WITH_CUDA
+  if (device.type == DeviceType::cuda) return make_cuda_runtime(device);
+#endif
+  return std::make_unique<CpuRuntime>(device);
+}
+
+}  // namespace fastconv::ops

@@ -1,0 +1,104 @@
+#include "plan/registry.h"
+
+#include "core/error.h"
+
+namespace fastconv {
+
+PackedWeight plain_weight(const ConvProblem&, const DeviceInfo&) { return {}; }
+
+// Each algorithm's folder defines `algorithm` in its namespace.
+#define FASTCONV_PLAIN(NAME)     \
+  namespace algos::NAME {        \
+  extern const Algorithm algorithm; \
+  }
+#define FASTCONV_PACKED FASTCONV_PLAIN
+#define FASTCONV_LIBRARY FASTCONV_PLAIN
+#include "plan/algorithms.def"
+#undef FASTCONV_PLAIN
+
+const std::vector<const Algorithm*>& algorithms() {
+#define FASTCONV_PLAIN(NAME) &algos::NAME::algorithm,
+  static const std::vector<const Algorithm*> list{
+#include "plan/algorithms.def"
+  };
+#undef FASTCONV_PLAIN
+#undef FASTCONV_PACKED
+#undef FASTCONV_LIBRARY
+  return list;
+}
+
+const Algorithm& find_algorithm(const std::string& name) {
+  std::string known = "auto";
+  for (const Algorithm* algorithm : algorithms()) {
+    if (name == algorithm->name) return *algorithm;
+    known += std::string(", ") + algorithm->name;
+  }
+  throw InvalidArgument("algorithm is '" + name + "'; expected one of " + known);
+}
+
+namespace {
+
+// Reasons that hold for every algorithm of ours, so that none has to repeat them.
+Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
+  const bool cuda = device.type == DeviceType::cuda;
+  if (cuda ? !algorithm.on_cuda : !algorithm.on_cpu) {
+    return Support::no("device", std::string(algorithm.name) + " has no " + (cuda ? "CUDA" : "CPU") + " kernel");
+  }
+  if (!device.has_kernels) {
+    return Support::no("build", "this build of fastconv has no CUDA kernels (FASTCONV_CUDA=0, or no nvcc was found)");
+  }
+  if (problem.dtype == DType::other) {
+    return Support::no("dtype", "the dtype is not float32, float16 or bfloat16");
+  }
+  if (problem.c_per_group() == 0 || problem.r == 0 || problem.s == 0) {
+    return Support::no("empty", "the reduction over C/groups, R, S is empty");
+  }
+  if (algorithm.error_multiple(problem.accuracy) <= 0.0) {
+    return Support::no("precision", std::string(algorithm.name) + " does not offer class " +
+                                        name_of(problem.accuracy));
+  }
+  return Support::yes();
+}
+
+bool is_library(const Algorithm& algorithm) { return std::string(algorithm.family) == "library"; }
+
+}  // namespace
+
+Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
+  Candidate candidate{&algorithm, Support::yes(), {}, false};
+  if (!is_library(algorithm)) {
+    candidate.support = supports_common(algorithm, problem, device);
+    if (candidate.support.ok) candidate.support = algorithm.supports(problem, device);
+  }
+  if (candidate.support.ok) {
+    candidate.plan = algorithm.plan(problem, device);
+    candidate.auto_eligible = is_library(algorithm) || algorithm.error_multiple(problem.accuracy) <= auto_error_limit;
+  }
+  return candidate;
+}
+
+std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& device) {
+  std::vector<Candidate> all;
+  all.reserve(algorithms().size());
+  for (const Algorithm* algorithm : algorithms()) all.push_back(evaluate(*algorithm, problem, device));
+  return all;
+}
+
+Candidate choose(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
+  if (name != "auto") {
+    Candidate candidate = evaluate(find_algorithm(name), problem, device);
+    if (!candidate.support.ok) {
+      throw Unsupported("algorithm '" + name + "' cannot serve " + to_string(problem) + ": " +
+                        candidate.support.reason);
+    }
+    return candidate;
+  }
+  Candidate best{};
+  for (Candidate& candidate : candidates(problem, device)) {
+    if (!candidate.auto_eligible) continue;
+    if (best.algorithm == nullptr || candidate.plan.cost_us < best.plan.cost_us) best = std::move(candidate);
+  }
+  return best;
+}
+
+}  // namespace fastconv

@@ -1,0 +1,121 @@
+"""Builds two libraries with ninja, incrementally, in build/ninja:
+
+fastconv/libfastconv.so   the operators and kernels; LibTorch's stable ABI, so one file serves torch 2.10 and later
+fastconv/_C.*.so          the planner (pybind11); knows neither torch nor CUDA
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+sys.path.insert(0, str(ROOT / "tools" / "build"))
+from toolchain import DEFAULT_ARCHITECTURES, architecture_flags, cudart_static, find_nvcc, wants_cuda  # noqa: E402
+
+PLANNER = [*ROOT.glob("csrc/core/*.cpp"), *ROOT.glob("csrc/plan/*.cpp"), *ROOT.glob("csrc/algos/*/algo.cpp")]
+CXX = os.environ.get("CXX", "g++")
+CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unknown-pragmas"
+NVCC_FLAGS = "-std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden --expt-relaxed-constexpr --threads=1 -lineinfo"
+RULES = """
+rule cxx
+  command = {cxx} -MMD -MF $out.d $flags -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+rule nvcc
+  command = {nvcc} -MD -MF $out.d $flags -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+rule link
+  command = {cxx} -shared $in -o $out $flags
+"""
+
+
+def ninja_file(module: Path, operators: Path) -> str:
+    import pybind11
+
+    torch = Path(find_spec("torch").submodule_search_locations[0])  # found, not imported: only headers are needed
+    nvcc = find_nvcc() if wants_cuda() else None
+    if nvcc is None and os.environ.get("FASTCONV_CUDA") == "1":
+        raise SystemExit("FASTCONV_CUDA is 1, but no nvcc was found in CUDA_HOME, PATH, /usr/local/cuda or site-packages")
+    architectures = os.environ.get("FASTCONV_CUDA_ARCHS", DEFAULT_ARCHITECTURES) if nvcc else ""
+    sources = sorted({*PLANNER, *ROOT.glob("csrc/algos/*/*.cpp"), *ROOT.glob("csrc/ops/*.cpp")})
+    if nvcc:
+        sources += sorted(ROOT.glob("csrc/algos/*/*.cu"))
+    else:
+        sources = [path for path in sources if not path.stem.endswith("_cuda")]
+    include = f"-I{ROOT}/csrc"
+    cuda_include = f"-isystem {nvcc.parent.parent}/include -DFASTCONV_WITH_CUDA" if nvcc else ""
+    compiler = f"{nvcc}" if nvcc else ""
+    python_flags = (
+        f"{CXX_FLAGS} {include} {cuda_include} -isystem {pybind11.get_include()} -isystem {include_of_python()} "
+        f"-DFASTCONV_CUDA_ARCHITECTURES='\"{architectures}\"' -DFASTCONV_CUDA_COMPILER='\"{version_of(nvcc)}\"'"
+    )
+    torch_flags = (
+        f"{CXX_FLAGS} {include} {cuda_include} -isystem {torch}/include "
+        "-isystem {torch}/include/torch/csrc/api/include "
+        "-DTORCH_TARGET_VERSION=0x020a000000000000 -DUSE_CUDA".replace("{torch}", str(torch))
+    )
+    # A CUDA torch's libtorch.so pulls in the CUDA symbols, but only if the linker keeps it.
+    link_torch = f"-L{torch}/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--as-needed -ldl"
+    if nvcc:
+        link_torch += f" -L{cudart_static(nvcc)} -lcudart_static -lrt -lpthread"
+    static = "-static-libstdc++ -static-libgcc"
+    lines = [RULES.format(cxx=CXX, nvcc=compiler)]
+    objects = {}
+    for source in [*sources, ROOT / "csrc/bindings/module.cpp"]:
+        name = source.relative_to(ROOT / "csrc").with_suffix(source.suffix + ".o")
+        objects[source] = f"obj/{name}"
+        if source.suffix == ".cu":
+            rule, flags = "nvcc", f"{NVCC_FLAGS} {' '.join(architecture_flags(architectures))} {include}"
+        else:
+            rule = "cxx"
+            flags = torch_flags if "ops" in name.parts else python_flags if "bindings" in name.parts else f"{CXX_FLAGS} {include}"
+        lines.append(f"build obj/{name}: {rule} {source}\n  flags = {flags}")
+    planner = " ".join(objects[source] for source in [*PLANNER, ROOT / "csrc/bindings/module.cpp"])
+    lines.append(f"build {module}: link {planner}\n  flags = {static}")
+    lines.append(f"build {operators}: link {' '.join(objects[s] for s in sources)}\n  flags = {link_torch} {static}")
+    return "\n".join(lines) + f"\ndefault {module} {operators}\n"
+
+
+def include_of_python() -> str:
+    import sysconfig
+
+    return sysconfig.get_path("include")
+
+
+def version_of(nvcc: Path | None) -> str:
+    if nvcc is None:
+        return ""
+    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    return text.strip().splitlines()[-1]
+
+
+class NinjaBuild(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        module = Path(self.get_ext_fullpath(ext.name)).resolve()
+        module.parent.mkdir(parents=True, exist_ok=True)
+        build = ROOT / "build" / "ninja"
+        build.mkdir(parents=True, exist_ok=True)
+        text = ninja_file(module, module.parent / "libfastconv.so")
+        path = build / "build.ninja"
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+        ninja = shutil.which("ninja") or [sys.executable, "-m", "ninja"]
+        command = [ninja] if isinstance(ninja, str) else ninja
+        jobs = os.environ.get("MAX_JOBS")
+        subprocess.run([*command, "-C", str(build), *(["-j", jobs] if jobs else [])], check=True)
+        database = subprocess.run([*command, "-C", str(build), "-t", "compdb"], capture_output=True, check=True).stdout
+        (ROOT / "compile_commands.json").write_bytes(database)
+
+    def copy_extensions_to_source(self) -> None:
+        super().copy_extensions_to_source()
+        shutil.copy2(Path(self.build_lib) / "fastconv" / "libfastconv.so", ROOT / "fastconv")
+
+
+setup(ext_modules=[Extension("fastconv._C", sources=[])], cmdclass={"build_ext": NinjaBuild})

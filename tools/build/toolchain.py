@@ -1,0 +1,56 @@
+"""Finds nvcc and reads the build's environment variables. No dependency: the build backend imports it first."""
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+DEFAULT_ARCHITECTURES = "90a;80+PTX"
+
+
+def wants_cuda() -> bool:
+    """FASTCONV_CUDA: `auto` (the default) and `1` build the GPU code, `0` builds for the CPU alone."""
+    value = os.environ.get("FASTCONV_CUDA", "auto")
+    if value not in ("auto", "0", "1"):
+        raise SystemExit(f"FASTCONV_CUDA is {value!r}; expected auto, 0 or 1")
+    return value != "0"
+
+
+def find_nvcc() -> Path | None:
+    """The nvcc to use: $CUDA_HOME's, the PATH's, /usr/local/cuda's, or that of the nvidia-cuda-nvcc package."""
+    home = os.environ.get("CUDA_HOME")
+    on_path = shutil.which("nvcc")
+    packages = [Path(sysconfig.get_paths()[scheme]) for scheme in ("platlib", "purelib")]
+    candidates = [
+        *([Path(home) / "bin" / "nvcc"] if home else []),
+        *([Path(on_path).resolve()] if on_path else []),
+        Path("/usr/local/cuda/bin/nvcc"),
+        *(path / "nvidia" / "cu13" / "bin" / "nvcc" for path in packages),
+    ]
+    return next((path for path in candidates if path.is_file() and _is_complete(path)), None)
+
+
+def _is_complete(nvcc: Path) -> bool:
+    root = nvcc.parent.parent
+    headers = any((root / folder / "cuda_runtime.h").is_file() for folder in ("include", "targets/x86_64-linux/include"))
+    return headers and cudart_static(nvcc) is not None
+
+
+def cudart_static(nvcc: Path) -> Path | None:
+    """The folder of libcudart_static.a that belongs to this nvcc."""
+    root = nvcc.parent.parent
+    folders = [root / name for name in ("lib64", "lib", "targets/x86_64-linux/lib", "lib/x86_64-linux-gnu")]
+    return next((folder for folder in folders if (folder / "libcudart_static.a").is_file()), None)
+
+
+def architecture_flags(architectures: str) -> list[str]:
+    """nvcc's -gencode flags for a list like `90a;80+PTX`."""
+    flags = []
+    for entry in filter(None, architectures.replace(",", ";").split(";")):
+        number, _, ptx = entry.strip().partition("+")
+        if not number.rstrip("af").isdigit() or ptx not in ("", "PTX"):
+            raise SystemExit(f"FASTCONV_CUDA_ARCHS has {entry!r}; expected entries like 90a, 80 or 80+PTX")
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if ptx:
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
