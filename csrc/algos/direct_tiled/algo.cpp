@@ -24,9 +24,7 @@ std::string extent(const ConvProblem& problem) {
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const bool cpu = device.type == DeviceType::cpu;
-  const std::int64_t most =
-      cpu ? cpu_most_scratch_bytes
-          : std::min<std::int64_t>(most_shared_bytes, static_cast<std::int64_t>(device.shared_memory_bytes));
+  const std::int64_t most = cpu ? cpu_most_scratch_bytes : most_bytes(device);
   const bool fits =
       cpu ? choose_cpu_config(problem).scratch_bytes() <= most : choose_config(problem, device).has_value();
   if (fits) return Support::yes();

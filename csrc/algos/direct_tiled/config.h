@@ -51,6 +51,10 @@ inline constexpr std::int64_t preferred_shared_bytes = 48 * 1024;
 // The most that any GPU so far grants one block. The kernel's index arithmetic relies on it.
 inline constexpr std::int64_t most_shared_bytes = 227 * 1024;
 
+inline std::int64_t most_bytes(const DeviceInfo& device) {
+  return std::min<std::int64_t>(most_shared_bytes, static_cast<std::int64_t>(device.shared_memory_bytes));
+}
+
 struct Config {
   int tile = 0;               // index into tiles
   int threads_per_group = 1;  // of the tile's k_threads, those that share a group
@@ -86,8 +90,7 @@ inline std::optional<Config> configure(const ConvProblem& problem, const DeviceI
       static_cast<int>(std::min<std::int64_t>(tile.k_threads / config.threads_per_group, problem.groups));
   config.k_tile = config.threads_per_group * tile.k_per_thread;
 
-  const std::int64_t most =
-      std::min<std::int64_t>(most_shared_bytes, static_cast<std::int64_t>(device.shared_memory_bytes));
+  const std::int64_t most = most_bytes(device);
   std::int64_t bytes = channel_bytes(problem, tile, config.group_tile);
   if (bytes > most && config.group_tile > 1) {  // groups share a block for coalescing only: give that up first
     config.group_tile = 1;
