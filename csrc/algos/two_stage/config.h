@@ -105,9 +105,9 @@ struct CpuConfig {
   std::int64_t x_floats, filter_floats, sum_floats;
   int filters;  // of a register tile
 
-  // of one thread: x, filters, sums, offsets (32-bit, one per channel) and origins (64-bit, one per output)
+  // of one thread: x, filters, sums, offsets (32-bit, one per channel), origins and targets (64-bit, one per output)
   std::int64_t scratch_bytes() const {
-    return (4 * (x_floats + filter_floats + sum_floats + channels) + 8 * (cpu_pixel_tile + 1) + 63) / 64 * 64;
+    return (4 * (x_floats + filter_floats + sum_floats + channels) + 8 * 2 * cpu_pixel_tile + 63) / 64 * 64;
   }
 };
 

@@ -28,6 +28,7 @@ struct Pass {
 // The scratch memory of one thread.
 struct Scratch {
   std::int64_t* origins;  // [64]: offset of an output's input at the tap in x, channel 0; -1: padding or no output
+  std::int64_t* targets;  // [64]: offset of an output in y, channel 0
   float* x;               // [channels, 64]
   float* filters;         // [channels, k_tile]
   float* sum;             // [64 / 8, k_tile / F, F, 8], F filters and 8 outputs to a register tile
@@ -35,7 +36,8 @@ struct Scratch {
 
   Scratch(void* base, const CpuConfig& config)
       : origins(static_cast<std::int64_t*>(base)),
-        x(reinterpret_cast<float*>(origins + cpu_pixel_tile)),
+        targets(origins + cpu_pixel_tile),
+        x(reinterpret_cast<float*>(targets + cpu_pixel_tile)),
         filters(x + config.x_floats),
         sum(filters + config.filter_floats),
         offsets(reinterpret_cast<std::int32_t*>(sum + config.sum_floats)) {
@@ -57,7 +59,7 @@ struct Position {
 };
 
 template <typename T>
-void find_origins(const Pass<T>& pass, const Position& at, std::int64_t* origins) {
+void find_pixels(const Pass<T>& pass, const Position& at, const Scratch& scratch) {
   const ConvProblem& problem = pass.problem;
   for (std::int64_t i = 0; i < cpu_pixel_tile; ++i) {
     const std::int64_t pixel = at.pixel0 + i;
@@ -65,7 +67,8 @@ void find_origins(const Pass<T>& pass, const Position& at, std::int64_t* origins
     const std::int64_t h = p * problem.stride_h + at.r * problem.dilation_h - problem.pad_h;
     const std::int64_t w = q * problem.stride_w + at.s * problem.dilation_w - problem.pad_w;
     const bool inside = n < pass.images && h >= 0 && h < problem.h && w >= 0 && w < problem.w;
-    origins[i] = inside ? pass.in(n, 0, h, w) : -1;
+    scratch.origins[i] = inside ? pass.in(n, 0, h, w) : -1;
+    scratch.targets[i] = pass.out(n, 0, p, q);
   }
 }
 
@@ -101,17 +104,15 @@ void load_filters(const Pass<T>& pass, const Position& at, std::int64_t c0, std:
 
 // To the tap's plane, or, if there is only one, through the epilogue to y.
 template <typename T>
-void store(const Pass<T>& pass, const Position& at, const float* sum) {
+void store(const Pass<T>& pass, const Position& at, const Scratch& scratch) {
   const ConvProblem& problem = pass.problem;
   const std::int64_t count = std::min(pass.config.k_tile, problem.k_per_group() - at.k0);
   const std::int64_t columns = std::min(cpu_pixel_tile, pass.pixels() - at.pixel0);
   const std::int64_t first = at.g * problem.k_per_group() + at.k0, plane = at.r * problem.s + at.s;
   const auto put = [&](std::int64_t k, std::int64_t i) {
-    const std::int64_t n = (at.pixel0 + i) / pass.map(), position = (at.pixel0 + i) % pass.map();
-    // [P, Q] is one dimension in either layout.
-    const std::int64_t index = n * pass.out.n + (first + k) * pass.out.c + position * pass.out.w;
-    const float value = sum[(i / register_tile::pixels * pass.config.k_tile + k) * register_tile::pixels +
-                            i % register_tile::pixels];
+    const std::int64_t index = scratch.targets[i] + (first + k) * pass.out.c;
+    const std::int64_t row = i / register_tile::pixels * pass.config.k_tile + k;
+    const float value = scratch.sum[row * register_tile::pixels + i % register_tile::pixels];
     if (pass.planes != nullptr) {
       pass.planes[plane * pass.numel() + index] = value;
     } else {
@@ -142,7 +143,7 @@ void scalar_products(const Pass<T>& pass, char* scratch_memory, Runtime& runtime
       const Scratch scratch(scratch_memory + worker * config.scratch_bytes(), config);
       for (std::int64_t task = tasks * worker / workers; task < tasks * (worker + 1) / workers; ++task) {
         const Position at(task, pass);
-        find_origins(pass, at, scratch.origins);
+        find_pixels(pass, at, scratch);
         std::fill_n(scratch.sum, config.sum_floats, 0.0f);
         for (std::int64_t c0 = 0; c0 < c_size; c0 += config.channels) {
           const std::int64_t channels = std::min(config.channels, c_size - c0);
@@ -155,7 +156,7 @@ void scalar_products(const Pass<T>& pass, char* scratch_memory, Runtime& runtime
             }
           }
         }
-        store(pass, at, scratch.sum);
+        store(pass, at, scratch);
       }
     }
   });
@@ -163,12 +164,20 @@ void scalar_products(const Pass<T>& pass, char* scratch_memory, Runtime& runtime
 
 template <typename T>
 void sum_planes(const Pass<T>& pass, Runtime& runtime) {
+  constexpr std::int64_t run = 256;  // elements whose sums stay in L1 while the planes pass by
   const std::int64_t numel = pass.numel(), planes = pass.problem.r * pass.problem.s;
-  runtime.parallel_for(0, numel, 4096, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t index = begin; index < end; ++index) {
-      float sum = 0.0f;
-      for (std::int64_t plane = 0; plane < planes; ++plane) sum += pass.planes[plane * numel + index];
-      pass.y[index] = pass.epilogue(sum, index, index / pass.out.c % pass.problem.k);
+  runtime.parallel_for(0, ceil_div(numel, run), 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t first = begin * run; first < std::min(end * run, numel); first += run) {
+      const std::int64_t count = std::min(run, numel - first);
+      float sum[run] = {};
+      for (std::int64_t plane = 0; plane < planes; ++plane) {
+        const float* row = pass.planes + plane * numel + first;
+        for (std::int64_t i = 0; i < count; ++i) sum[i] += row[i];
+      }
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t index = first + i;
+        pass.y[index] = pass.epilogue(sum[i], index, index / pass.out.c % pass.problem.k);
+      }
     }
   });
 }
