@@ -23,6 +23,10 @@ Support supports(const ConvProblem& problem, const char* name) {
   if (problem.pad_h > 2 || problem.pad_w > 2) {
     return no("padding", "padding is " + pair(problem.pad_h, problem.pad_w), "0 to 2");
   }
+  // The GPU kernels number tiles with 31 bits; F(2x2) has the most.
+  if (problem.n * ((problem.p() + 1) / 2) * ((problem.q() + 1) / 2) >= (std::int64_t{1} << 31) - tile_multiple) {
+    return no("size", "the output has " + std::to_string(problem.n * problem.p() * problem.q()) + " pixels", "below 2^33");
+  }
   return Support::yes();
 }
 
