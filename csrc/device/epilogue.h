@@ -11,10 +11,11 @@ namespace fastconv {
 // Every activation but SiLU is piecewise linear: slope below zero, cap above. Comparisons are written so that NaN
 // passes through, as in PyTorch, and -inf does not meet a zero slope.
 struct ActivationFunction {
-  float negative_slope;
-  float cap;
-  bool is_silu;
+  float negative_slope = 1.0f;
+  float cap = INFINITY;
+  bool is_silu = false;
 
+  ActivationFunction() = default;
   explicit ActivationFunction(Activation activation, float leaky_slope)
       : negative_slope(activation == Activation::none         ? 1.0f
                        : activation == Activation::leaky_relu ? leaky_slope

@@ -170,8 +170,7 @@ FASTCONV_HOST_DEVICE void for_each(float* __restrict__ line, std::int64_t count,
   for (std::int64_t i = 0; i < count; ++i) line[i] = function(line[i], i);
 }
 
-// The end of the epilogue, for outputs that are contiguous in memory: residual, activation, rounding. The switch stands
-// outside the loops so that they vectorise.
+// The end of the epilogue, for outputs that are contiguous in memory: residual, activation, rounding.
 template <typename T>
 FASTCONV_HOST_DEVICE void finish_line(float* line, std::int64_t count, const Epilogue<T>& epilogue,
                                       std::int64_t index, T* __restrict__ y) {
@@ -179,17 +178,8 @@ FASTCONV_HOST_DEVICE void finish_line(float* line, std::int64_t count, const Epi
     const T* residual = epilogue.residual + index;
     for_each(line, count, [residual](float value, std::int64_t i) { return value + to_float(residual[i]); });
   }
-  const float slope = epilogue.negative_slope;
-  const auto apply = [&]<Activation kind>() {
-    for_each(line, count, [slope](float value, std::int64_t) { return activate(value, kind, slope); });
-  };
-  switch (epilogue.activation) {
-    case Activation::none: break;
-    case Activation::relu: apply.template operator()<Activation::relu>(); break;
-    case Activation::relu6: apply.template operator()<Activation::relu6>(); break;
-    case Activation::silu: apply.template operator()<Activation::silu>(); break;
-    case Activation::leaky_relu: apply.template operator()<Activation::leaky_relu>(); break;
-  }
+  const ActivationFunction activate = epilogue.activate;
+  for_each(line, count, [activate](float value, std::int64_t) { return activate(value); });
   for (std::int64_t i = 0; i < count; ++i) y[index + i] = from_float<T>(line[i]);
 }
 
