@@ -65,7 +65,6 @@ def ninja_file(module: Path, operators: Path) -> str:
     link_torch = f"-L{torch}/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--as-needed -ldl"
     if nvcc:
         link_torch += f" -L{cudart_static(nvcc)} -lcudart_static -lrt -lpthread"
-    static = "-static-libstdc++ -static-libgcc"
     lines = [RULES.format(cxx=CXX, nvcc=compiler)]
     objects = {}
     for source in [*sources, ROOT / "csrc/bindings/module.cpp"]:
@@ -78,8 +77,8 @@ def ninja_file(module: Path, operators: Path) -> str:
             flags = torch_flags if "ops" in name.parts else python_flags if "bindings" in name.parts else f"{CXX_FLAGS} {include}"
         lines.append(f"build obj/{name}: {rule} {source}\n  flags = {flags}")
     planner = " ".join(objects[source] for source in [*PLANNER, ROOT / "csrc/bindings/module.cpp"])
-    lines.append(f"build {module}: link {planner}\n  flags = {static}")
-    lines.append(f"build {operators}: link {' '.join(objects[s] for s in sources)}\n  flags = {link_torch} {static}")
+    lines.append(f"build {module}: link {planner}")
+    lines.append(f"build {operators}: link {' '.join(objects[s] for s in sources)}\n  flags = {link_torch}")
     return "\n".join(lines) + f"\ndefault {module} {operators}\n"
 
 
