@@ -37,6 +37,43 @@ std::size_t pixel_maxima_bytes(const ConvProblem& problem, const Config& config)
              : 0;
 }
 
+struct Work {
+  double v_bytes, m_bytes, flops;  // of all tiles
+};
+
+Work work(const ConvProblem& problem, const Config& config) {
+  const double elements = static_cast<double>(config.frequencies()) * static_cast<double>(config.tiles);
+  const double depth = static_cast<double>(config.depth);
+  return {elements * depth * static_cast<double>(config.element_bytes),
+          elements * static_cast<double>(config.k_pad) * sizeof(float),
+          2.0 * elements * depth * static_cast<double>(problem.k)};
+}
+
+// Bytes of the three stages at memory speed, plus the GEMM: neither overlaps the other.
+double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
+  const Work w = work(problem, config);
+  const double transforms =
+      (problem.compulsory_bytes() + w.v_bytes + w.m_bytes) / (0.85 * device.bandwidth_bytes_per_s);
+  // cuBLAS reaches its rate only with a long reduction (measured: 140-160 of 790 TFLOP/s at depth 192, 570+ at 1536).
+  const double depth = static_cast<double>(config.depth);
+  const double rate = config.mode == Mode::fp32 ? device.fp32_flops_per_s
+                                                : device.fp16_tensor_flops_per_s * depth / (depth + 500.0);
+  return 10.0 + 1e6 * (transforms + w.flops / rate);
+}
+
+// V and M stay in the caches, U comes from memory once per chunk. Constants: fitted to the 3x3 layers of VGG, ResNet,
+// YOLO and DenseNet at batch 1, two cores with AVX-512; torch_conv/algo.cpp has the rival's from the same run.
+double cpu_cost_us(const ConvProblem& problem, const Config& config, std::int64_t chunks, const DeviceInfo& device) {
+  const Work w = work(problem, config);
+  const double cache_bandwidth = 1.5 * device.bandwidth_bytes_per_s * device.processors;
+  const double transforms = (problem.compulsory_bytes() + w.v_bytes + w.m_bytes) / cache_bandwidth;
+  const double filters =
+      static_cast<double>(config.u_bytes(problem.k)) * static_cast<double>(chunks) / device.bandwidth_bytes_per_s;
+  const double depth = static_cast<double>(config.depth);
+  const double rate = 1.7 * device.fp32_flops_per_s * depth / (depth + 4.0);
+  return 15.0 * static_cast<double>(chunks) + 1e6 * (transforms + filters + w.flops / rate);
+}
+
 ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
   const Config config = make_config(m, problem, device);
   ConvPlan plan;
@@ -47,20 +84,8 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
                 (config.mode == Mode::fp32 ? "float32" : config.mode == Mode::split ? "3 x float16" : "half") +
                 " GEMM " + std::to_string(config.frequencies()) + " x " + std::to_string(config.chunk_tiles) + "x" +
                 std::to_string(config.depth) + "x" + std::to_string(problem.k) + ", chunks " + std::to_string(chunks);
-  // Bytes of the three stages at memory speed, plus the GEMM: neither overlaps the other.
-  const double tiles = static_cast<double>(config.tiles), f = static_cast<double>(config.frequencies());
-  const double v_bytes = f * tiles * static_cast<double>(config.depth) * static_cast<double>(config.element_bytes);
-  const double m_bytes = f * tiles * static_cast<double>(config.k_pad) * 4.0;
-  const double transform_us =
-      1e6 * (problem.compulsory_bytes() + v_bytes + m_bytes) / (0.85 * device.bandwidth_bytes_per_s);
-  const double flops = 2.0 * f * tiles * static_cast<double>(config.depth) * static_cast<double>(problem.k);
-  // cuBLAS reaches its rate only with a long reduction (measured: 140-160 of 790 TFLOP/s at depth 192, 570+ at 1536).
-  const double depth = static_cast<double>(config.depth);
-  const double rate = device.type == DeviceType::cpu       ? 0.7 * device.fp32_flops_per_s
-                      : config.mode == Mode::fp32          ? device.fp32_flops_per_s
-                                                           : device.fp16_tensor_flops_per_s * depth / (depth + 500.0);
-  const double launches = device.type == DeviceType::cpu ? 20.0 : 10.0;
-  plan.cost_us = launches + transform_us + 1e6 * flops / rate;
+  plan.cost_us = device.type == DeviceType::cpu ? cpu_cost_us(problem, config, chunks, device)
+                                                : cuda_cost_us(problem, config, device);
   return plan;
 }
 

@@ -28,6 +28,11 @@ constexpr int channel_multiple = 8;  // rows of V, U and M start at multiples of
 // Largest workspace; more tiles than fit are processed in chunks, which costs nothing measurable.
 constexpr std::int64_t workspace_limit = std::int64_t{2} << 30;
 constexpr std::int64_t tile_multiple = 128;  // chunks end at multiples of this: whole GEMM tiles
+// On the CPU a chunk's V and M stay in the caches between the stages; beyond 128 rows its GEMM gains nothing, and with
+// fewer it would read U too often.
+constexpr std::int64_t cpu_workspace_per_thread = std::int64_t{2} << 20;
+constexpr std::int64_t cpu_tile_multiple = 16;
+constexpr std::int64_t cpu_least_tiles = 128;
 
 struct Config {
   int m;      // outputs per tile and dimension: 2 or 4
@@ -72,10 +77,14 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   config.element_bytes = config.mode == Mode::fp32 ? 4 : 2;
   const std::int64_t bytes_per_tile =
       config.frequencies() * (config.depth * config.element_bytes + config.k_pad * sizeof(float));
-  const std::int64_t most = std::max(tile_multiple, workspace_limit / bytes_per_tile / tile_multiple * tile_multiple);
-  // Chunks of equal size: a short last chunk would leave the GPU idle.
+  const bool cpu = device.type == DeviceType::cpu;
+  const std::int64_t limit = cpu ? cpu_workspace_per_thread * device.processors : workspace_limit;
+  const std::int64_t least = cpu ? cpu_least_tiles : tile_multiple;
+  const std::int64_t multiple = cpu ? cpu_tile_multiple : tile_multiple;
+  const std::int64_t most = std::max(least, limit / bytes_per_tile / multiple * multiple);
+  // Chunks of equal size: a short last chunk would leave the device idle.
   const std::int64_t chunks = std::max<std::int64_t>(1, (config.tiles + most - 1) / most);
-  config.chunk_tiles = chunks == 1 ? config.tiles : round_up((config.tiles + chunks - 1) / chunks, tile_multiple);
+  config.chunk_tiles = chunks == 1 ? config.tiles : round_up((config.tiles + chunks - 1) / chunks, multiple);
   return config;
 }
 

@@ -38,8 +38,7 @@ class Runs {
       run.tile_p = tile / config_.tiles_q % config_.tiles_p;
       run.n = tile / config_.tiles_q / config_.tiles_p;
       const std::int64_t most = (block_elements / run.padded_channels - 2) / config_.m;
-      run.tiles = static_cast<int>(
-          std::min({most, end - begin, chunk_ - run.tile, config_.tiles_q - run.tile_q}));
+      run.tiles = static_cast<int>(std::min({most, end - begin, chunk_ - run.tile, config_.tiles_q - run.tile_q}));
       visitor(run);
       begin += run.tiles;
     }
@@ -100,10 +99,10 @@ template <int m, typename T>
 void run(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Config config = make_config(m, problem, runtime.device());
-  auto* v = static_cast<float*>(args.workspace);                     // [alpha^2][chunk][C_pad]
-  float* products = v + config.v_bytes() / sizeof(float);            // [alpha^2][chunk][K_pad]
-  const auto* u = static_cast<const float*>(args.weight);            // [alpha^2][K][C_pad]
-  constexpr std::int64_t grain = 16;                                 // tiles: less is not worth a thread
+  auto* v = static_cast<float*>(args.workspace);           // [alpha^2][chunk][C_pad]
+  float* products = v + config.v_bytes() / sizeof(float);  // [alpha^2][chunk][K_pad]
+  const auto* u = static_cast<const float*>(args.weight);  // [alpha^2][K][C_pad]
+  constexpr std::int64_t grain = 16;                       // tiles: less is not worth a thread
   for (std::int64_t first = 0; first < config.tiles; first += config.chunk_tiles) {
     const std::int64_t chunk = std::min(config.chunk_tiles, config.tiles - first);
     const Runs inputs(config, first, chunk, config.c_pad), outputs(config, first, chunk, config.k_pad);
@@ -136,7 +135,8 @@ void pack(const PackArgs& args, Runtime& runtime) {
   const auto* weight = static_cast<const T*>(args.weight);  // [K, C, 3, 3]
   auto* snapshot = static_cast<T*>(args.snapshot);          // like weight, or null
   auto* u = static_cast<float*>(args.packed);               // [alpha^2][K][C_pad]
-  auto* exponents = reinterpret_cast<std::int32_t*>(static_cast<char*>(args.packed) + config.u_bytes(problem.k));  // [K]
+  auto* exponents =
+      reinterpret_cast<std::int32_t*>(static_cast<char*>(args.packed) + config.u_bytes(problem.k));  // [K]
   const std::int64_t filter_size = problem.c * 9;
   runtime.parallel_for(0, problem.k, 4, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
@@ -157,14 +157,14 @@ void pack(const PackArgs& args, Runtime& runtime) {
 }  // namespace
 }  // namespace winograd
 
-#define FASTCONV_WINOGRAD_CPU(NAME, M)                                                                          \
-  namespace algos::NAME {                                                                                       \
-  void run_cpu(const ConvArgs& args, Runtime& runtime) {                                                        \
-    dispatch_dtype(args.problem.dtype, [&](auto zero) { winograd::run<M, decltype(zero)>(args, runtime); });    \
-  }                                                                                                             \
-  void pack_cpu(const PackArgs& args, Runtime& runtime) {                                                       \
-    dispatch_dtype(args.problem.dtype, [&](auto zero) { winograd::pack<M, decltype(zero)>(args, runtime); });   \
-  }                                                                                                             \
+#define FASTCONV_WINOGRAD_CPU(NAME, M)                                                                        \
+  namespace algos::NAME {                                                                                     \
+  void run_cpu(const ConvArgs& args, Runtime& runtime) {                                                      \
+    dispatch_dtype(args.problem.dtype, [&](auto zero) { winograd::run<M, decltype(zero)>(args, runtime); });  \
+  }                                                                                                           \
+  void pack_cpu(const PackArgs& args, Runtime& runtime) {                                                     \
+    dispatch_dtype(args.problem.dtype, [&](auto zero) { winograd::pack<M, decltype(zero)>(args, runtime); }); \
+  }                                                                                                           \
   }
 FASTCONV_WINOGRAD_CPU(winograd_f2, 2)
 FASTCONV_WINOGRAD_CPU(winograd_f4, 4)

@@ -1,10 +1,12 @@
-// The inner loops of the Winograd transforms on the CPU. Every loop runs over channels that are contiguous in memory and
-// is left to the compiler to vectorise, so that one source serves every instruction set.
+// The inner loops of the Winograd transforms on the CPU. Every loop runs over channels that are contiguous in memory
+// and is left to the compiler to vectorise, so that one source serves every instruction set.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "device/epilogue.h"
 #include "device/indexing.h"
@@ -43,7 +45,8 @@ struct OutputStep {
   FASTCONV_HOST_DEVICE static void apply(const float (&p)[in], float (&y)[out]) { Transform<m>::output(p, y); }
 };
 
-// One-dimensional transform of `count` contiguous channels: source[i * source_stride + c] -> target[j * target_stride + c].
+// One-dimensional transform of `count` contiguous channels: source[i * source_stride + c] -> target[j * target_stride +
+// c].
 template <typename Step>
 FASTCONV_HOST_DEVICE void transform_lines(const float* __restrict__ source, std::int64_t source_stride,
                                           float* __restrict__ target, std::int64_t target_stride, std::int64_t count) {
@@ -112,8 +115,8 @@ FASTCONV_CPU_CLONES void transform_filter(const T* filter,  // [channels][3][3]
                                           float* u,  // [alpha^2][padded_channels], the last ones zero
                                           std::int64_t frequency_stride) {
   constexpr int alpha = m + 2;
-  alignas(64) float taps[9 * block_channels];           // [3][3][padded_channels]
-  alignas(64) float half[alpha * 3 * block_channels];   // [alpha][3][padded_channels]
+  alignas(64) float taps[9 * block_channels];          // [3][3][padded_channels]
+  alignas(64) float half[alpha * 3 * block_channels];  // [alpha][3][padded_channels]
   for (int tap = 0; tap < 9; ++tap) {
     for (int c = 0; c < padded_channels; ++c) {
       taps[tap * padded_channels + c] = c < channels ? to_float(filter[c * 9 + tap]) : 0.0f;
@@ -124,6 +127,47 @@ FASTCONV_CPU_CLONES void transform_filter(const T* filter,  // [channels][3][3]
     transform_lines<FilterStep<m>>(half + i * 3 * padded_channels, padded_channels, u + i * alpha * frequency_stride,
                                    frequency_stride, padded_channels);
   }
+}
+
+// source [rows][columns] -> target [columns][rows], converted to float. Four by four with vectors of the baseline
+// instruction set: element by element, this would cost as much as a transform.
+template <typename T>
+FASTCONV_HOST_DEVICE void transpose(const T* __restrict__ source, std::int64_t source_stride, int rows, int columns,
+                                    float* __restrict__ target, std::int64_t target_stride) {
+  int row = 0, whole_columns = 0;
+#if defined(__GNUC__)
+  if constexpr (std::is_same_v<T, float>) {
+    using Quad = float __attribute__((vector_size(16)));
+    whole_columns = columns / 4 * 4;
+    for (; row + 4 <= rows; row += 4) {
+      for (int column = 0; column < whole_columns; column += 4) {
+        const float* from = source + row * source_stride + column;
+        float* to = target + column * target_stride + row;
+        Quad a, b, c, d;
+        std::memcpy(&a, from, sizeof a), std::memcpy(&b, from + source_stride, sizeof b);
+        std::memcpy(&c, from + 2 * source_stride, sizeof c), std::memcpy(&d, from + 3 * source_stride, sizeof d);
+        const Quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5),
+                   ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+        const Quad cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5),
+                   cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+        a = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
+        b = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+        c = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
+        d = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+        std::memcpy(to, &a, sizeof a), std::memcpy(to + target_stride, &b, sizeof b);
+        std::memcpy(to + 2 * target_stride, &c, sizeof c), std::memcpy(to + 3 * target_stride, &d, sizeof d);
+      }
+    }
+  }
+#endif
+  const auto copy = [&](int first_row, int last_row, int first_column) {
+    for (int i = first_row; i < last_row; ++i) {
+      for (int j = first_column; j < columns; ++j)
+        target[j * target_stride + i] = to_float(source[i * source_stride + j]);
+    }
+  };
+  copy(0, row, whole_columns);
+  copy(row, rows, 0);
 }
 
 // A window of one image: where it starts (outside the image where it hangs over the padding) and how large it is.
@@ -144,7 +188,8 @@ FASTCONV_CPU_CLONES void gather(const T* x,  // one image from the first channel
   for (int row = 0; row < window.rows; ++row, patch += patch_row) {
     const std::int64_t h = window.h + row;
     const bool inside = h >= 0 && h < h_size && first < last;
-    if (!inside || first > 0 || last < window.columns || channels < padded_channels) std::fill_n(patch, patch_row, 0.0f);
+    if (!inside || first > 0 || last < window.columns || channels < padded_channels)
+      std::fill_n(patch, patch_row, 0.0f);
     if (!inside) continue;
     const T* source = x + h * in.h + (window.w + first) * in.w;
     float* target = patch + first * padded_channels;
@@ -155,32 +200,21 @@ FASTCONV_CPU_CLONES void gather(const T* x,  // one image from the first channel
         }
       }
     } else {
-      for (int c = 0; c < channels; ++c) {
-        for (int column = 0; column < last - first; ++column) {
-          target[column * padded_channels + c] = to_float(source[c * in.c + column]);
-        }
-      }
+      transpose(source, in.c, channels, last - first, target, padded_channels);
     }
   }
 }
 
-template <typename Function>
-FASTCONV_HOST_DEVICE void for_each(float* __restrict__ line, std::int64_t count, Function function) {
-#pragma GCC ivdep
-  for (std::int64_t i = 0; i < count; ++i) line[i] = function(line[i], i);
-}
-
-// The end of the epilogue, for outputs that are contiguous in memory: residual, activation, rounding.
-template <typename T>
-FASTCONV_HOST_DEVICE void finish_line(float* line, std::int64_t count, const Epilogue<T>& epilogue,
-                                      std::int64_t index, T* __restrict__ y) {
+// The epilogue for outputs that are contiguous in memory.
+template <typename T, typename Bias>
+FASTCONV_HOST_DEVICE void finish_line(float* __restrict__ line, int count, Bias bias,  // bias(i): of output i, float
+                                      const Epilogue<T>& epilogue, std::int64_t index, T* __restrict__ y) {
   if (epilogue.residual != nullptr) {
     const T* residual = epilogue.residual + index;
-    for_each(line, count, [residual](float value, std::int64_t i) { return value + to_float(residual[i]); });
+    for (int i = 0; i < count; ++i) line[i] += to_float(residual[i]);
   }
   const ActivationFunction activate = epilogue.activate;
-  for_each(line, count, [activate](float value, std::int64_t) { return activate(value); });
-  for (std::int64_t i = 0; i < count; ++i) y[index + i] = from_float<T>(line[i]);
+  for (int i = 0; i < count; ++i) y[index + i] = from_float<T>(activate(line[i] + bias(i)));
 }
 
 // Writes the part of a window of the output that lies inside the image.
@@ -191,24 +225,25 @@ FASTCONV_CPU_CLONES void scatter(float* patch,  // [rows][columns][padded_channe
                                  T* y) {  // origin: of the image and channel k in y
   const int rows = static_cast<int>(std::min<std::int64_t>(window.rows, p_size - window.h));
   const int columns = static_cast<int>(std::min<std::int64_t>(window.columns, q_size - window.w));
+  alignas(64) float bias[block_channels] = {};
+  if (epilogue.bias != nullptr) {
+    for (int c = 0; c < channels; ++c) bias[c] = to_float(epilogue.bias[k + c]);
+  }
   for (int row = 0; row < rows; ++row) {
     float* source = patch + static_cast<std::int64_t>(row) * window.columns * padded_channels;
     const std::int64_t index = origin + (window.h + row) * out.h + window.w * out.w;
     if (out.c == 1) {
       for (int column = 0; column < columns; ++column) {
-        float* line = source + column * padded_channels;
-        if (epilogue.bias != nullptr) {
-          const T* bias = epilogue.bias + k;
-          for_each(line, channels, [bias](float value, std::int64_t i) { return value + to_float(bias[i]); });
-        }
-        finish_line(line, channels, epilogue, index + column * out.w, y);
+        finish_line(
+            source + column * padded_channels, channels, [&bias](int i) { return bias[i]; }, epilogue,
+            index + column * out.w, y);
       }
     } else {
+      alignas(64) float lines[block_elements];  // [channels][columns]
+      transpose(source, padded_channels, columns, channels, lines, columns);
       for (int c = 0; c < channels; ++c) {
-        alignas(64) float line[block_elements];
-        const float bias = epilogue.bias != nullptr ? to_float(epilogue.bias[k + c]) : 0.0f;
-        for (int column = 0; column < columns; ++column) line[column] = source[column * padded_channels + c] + bias;
-        finish_line(line, columns, epilogue, index + c * out.c, y);
+        finish_line(
+            lines + c * columns, columns, [value = bias[c]](int) { return value; }, epilogue, index + c * out.c, y);
       }
     }
   }
