@@ -22,14 +22,18 @@ using Vector = float __attribute__((vector_size(pixels * sizeof(float)), may_ali
 template <int F>
 inline __attribute__((always_inline)) void multiply_add(std::int64_t taps, const float* weight, std::int64_t pitch,
                                                         const float* x, const std::int32_t* offsets, float* sum) {
-  Vector local[F];
-  std::memcpy(local, sum, sizeof local);
+  Vector local[F] = {};  // added to sum once per call: sums of sums round less than one long chain
   for (std::int64_t t = 0; t < taps; ++t) {
     Vector row;
     std::memcpy(&row, x + offsets[t], sizeof row);
     for (int f = 0; f < F; ++f) local[f] += row * weight[t * pitch + f];
   }
-  std::memcpy(sum, local, sizeof local);
+  for (int f = 0; f < F; ++f) {
+    Vector total;
+    std::memcpy(&total, sum + f * pixels, sizeof total);
+    total += local[f];
+    std::memcpy(sum + f * pixels, &total, sizeof total);
+  }
 }
 
 }  // namespace detail

@@ -131,7 +131,7 @@ inline std::optional<Config> choose_config(const ConvProblem& problem, const Dev
 
 // ---- CPU: a task computes p x 8 outputs for k_tile filters of one group ----
 
-inline constexpr std::int64_t cpu_chunk_bytes = 256 * 1024;        // staged per task: half of a usual L2 cache
+inline constexpr std::int64_t cpu_chunk_bytes = 96 * 1024;         // staged per task: stays in L2, next to the input
 inline constexpr std::int64_t cpu_most_scratch_bytes = 64 << 20;  // per thread, in the workspace
 
 struct CpuConfig {

@@ -166,15 +166,21 @@ __global__ void __launch_bounds__(threads, 2) convolve(const __grid_constant__ P
 
   for (std::int64_t block = blockIdx.x; block < config.blocks; block += gridDim.x) {
     const Position at(block, params, tile);
-    float sum[pixels][count] = {};
+    float total[pixels][count] = {};
     for (std::int64_t c0 = 0; c0 < params.c_per_group; c0 += config.channels) {
       const std::int64_t left = params.c_per_group - c0;
       const int channels = left < config.channels ? static_cast<int>(left) : config.channels;
       load_patch(params, at, c0, patch);
       load_filters<T, tile_index>(params, at, c0, channels * params.r * params.s, filters);
       __syncthreads();
+      float sum[pixels][count] = {};  // of the chunk: sums of sums round less than one long chain
       multiply_add<T, tile_index>(params, channels, patch + slot.group * config.channels * config.plane,
                                   filters + k_thread * count, corner, sum);
+#pragma unroll
+      for (int i = 0; i < pixels; ++i) {
+#pragma unroll
+        for (int j = 0; j < count; ++j) total[i][j] += sum[i][j];
+      }
       __syncthreads();
     }
     const std::int64_t g = at.g0 + slot.group;
@@ -189,7 +195,7 @@ __global__ void __launch_bounds__(threads, 2) convolve(const __grid_constant__ P
         const std::int64_t k = at.k0 + slot.first + j;
         if (k >= params.k_per_group) break;
         const std::int64_t index = params.out(at.n, g * params.k_per_group + k, p, q);
-        params.y[index] = params.epilogue(sum[i][j], index, g * params.k_per_group + k);
+        params.y[index] = params.epilogue(total[i][j], index, g * params.k_per_group + k);
       }
     }
   }

@@ -116,12 +116,13 @@ __global__ void __launch_bounds__(threads, 2) scalar_products(const __grid_const
     const Position at(block, params, k_tile, pixel_tile);
     __syncthreads();  // the block before may still read targets
     find_pixels(params, at, shared);
-    float sum[m_count][n_count] = {};
+    float total[m_count][n_count] = {};
     for (std::int64_t c0 = 0; c0 < params.c_per_group; c0 += chunk) {
       __syncthreads();
       load_x(params, at, c0, shared);
       load_filters(params, at, c0, shared);
       __syncthreads();
+      float sum[m_count][n_count] = {};  // of the chunk: sums of sums round less than one long chain
 #pragma unroll
       for (int c = 0; c < chunk; ++c) {
         const float* m_row = lanes_on_filters ? shared.x[c] : shared.filters[c];
@@ -135,8 +136,13 @@ __global__ void __launch_bounds__(threads, 2) scalar_products(const __grid_const
           for (int i = 0; i < m_count; ++i) sum[i][j] += m_value[i] * n_value;
         }
       }
+#pragma unroll
+      for (int i = 0; i < m_count; ++i) {
+#pragma unroll
+        for (int j = 0; j < n_count; ++j) total[i][j] += sum[i][j];
+      }
     }
-    float* plane = params.planes + (at.r * params.s + at.s) * params.numel;  // not used if planes is null
+    const std::int64_t plane = at.r * params.s + at.s;
 #pragma unroll
     for (int i = 0; i < m_count; ++i) {
 #pragma unroll
@@ -147,9 +153,9 @@ __global__ void __launch_bounds__(threads, 2) scalar_products(const __grid_const
         if (target < 0 || k >= params.k_per_group) continue;
         const std::int64_t index = target + channel * params.out.c;
         if (params.planes != nullptr) {
-          plane[index] = sum[i][j];
+          params.planes[plane * params.numel + index] = total[i][j];
         } else {
-          params.y[index] = params.epilogue(sum[i][j], index, channel);
+          params.y[index] = params.epilogue(total[i][j], index, channel);
         }
       }
     }
