@@ -31,7 +31,9 @@ struct Cublas {
   using GetMathMode = int (*)(void* handle, int* mode);
   using SetMathMode = int (*)(void* handle, int mode);
   static constexpr int no_transpose = 0, transpose = 1;
-  static constexpr int default_math = 0;
+  // CUBLAS_DEFAULT_MATH (no TF32) | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: split sums stay in FP32, so that
+  // FP16 and BF16 results are rounded once.
+  static constexpr int default_math = 0 | 16;
   static constexpr int compute_32f = 68, default_algorithm = -1;
 
   GemmStridedBatchedEx gemm_strided_batched = nullptr;

@@ -7,8 +7,9 @@
 namespace fastconv::algos::fused_unroll {
 namespace {
 
+// 512 threads of a multiprocessor leave 128 registers each: with fewer promised, ptxas spills for more occupancy.
 template <typename T, int R, int TileK, int TilePixels>
-__global__ void __launch_bounds__(Tile<T, R, TileK, TilePixels>::threads)
+__global__ void __launch_bounds__(Tile<T, R, TileK, TilePixels>::threads, 512 / Tile<T, R, TileK, TilePixels>::threads)
     convolve(Params<T> params, const T* __restrict__ x,  // [N, C, H, W] in problem.layout
              const T* __restrict__ weight,               // [K, C/G, R, S]
              T* __restrict__ y) {                        // [N, K, P, Q] in problem.layout

@@ -145,7 +145,7 @@ struct Tile {
       four.value[i] = params.epilogue(sums[i], index, k);
       if (!vector || valid < 4) y[index] = four.value[i];
     }
-    if (vector && valid == 4) *reinterpret_cast<Four<T>*>(y + first) = four;
+    if (vector && valid >= 4) *reinterpret_cast<Four<T>*>(y + first) = four;
   }
 
   // y of the 4 x 4 sums at (k, pixel) of the tile whose first output channel is k0.

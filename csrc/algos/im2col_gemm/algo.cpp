@@ -46,7 +46,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (chunk.unrolls) bytes += 2.0 * pixels * depth * static_cast<double>(size_of(chunk.gemm_type));
   if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
   const bool tensor_cores = device.type == DeviceType::cuda && problem.dtype != DType::f32;
-  const double rate = tensor_cores ? 0.6 * device.fp16_tensor_flops_per_s : 0.9 * device.fp32_flops_per_s;
+  const double share = device.type == DeviceType::cuda ? 0.9 : 0.7;  // of FP32; the CPU's GEMMs are small
+  const double rate = tensor_cores ? 0.6 * device.fp16_tensor_flops_per_s : share * device.fp32_flops_per_s;
 
   // Launches: per chunk, an unrolling, an epilogue, and a GEMM for every group or every sample, whichever are fewer.
   const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
