@@ -84,7 +84,8 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   const std::int64_t most = std::max(least, limit / bytes_per_tile / multiple * multiple);
   // Chunks of equal size: a short last chunk would leave the device idle.
   const std::int64_t chunks = std::max<std::int64_t>(1, (config.tiles + most - 1) / most);
-  config.chunk_tiles = chunks == 1 ? config.tiles : round_up((config.tiles + chunks - 1) / chunks, multiple);
+  config.chunk_tiles = chunks == 1 ? std::max<std::int64_t>(1, config.tiles)  // an empty batch is planned for, too
+                                   : round_up((config.tiles + chunks - 1) / chunks, multiple);
   return config;
 }
 
