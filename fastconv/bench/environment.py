@@ -78,12 +78,10 @@ class ClockMonitor:
 
     def __init__(self, device: torch.device | str, period_ms: int = 200) -> None:
         device = torch.device(device)
-        self._command = (
-            ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
-            + [f"--id={device.index or 0}", f"--loop-ms={period_ms}"]
-            if device.type == "cuda"
-            else []
-        )
+        self._command: list[str] = []
+        if device.type == "cuda":
+            self._command = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
+            self._command += [f"--id={device.index or 0}", f"--loop-ms={period_ms}"]
         self._process: subprocess.Popen[str] | None = None
         self._samples: list[tuple[float, float]] = []
 

@@ -1,0 +1,96 @@
+"""Our side of a layer: which algorithms fit, which one `auto` takes, and each as a callable with packed weights."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fastconv
+from fastconv import _C
+from fastconv.bench.layers import Layer
+
+_PRECISIONS = {"ieee": "ieee", "fp32": "fp32", "tf32": "tf32", "fp16": "fp32", "bf16": "fp32"}
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_BENCHMARK, _CUDNN_ENABLED = 1, 4  # bits of the operator's backend_flags
+
+
+def dtype_of(accuracy: str) -> torch.dtype:
+    """The element type of a class."""
+    return _DTYPES.get(accuracy, torch.float32)
+
+
+def _operators() -> Any:
+    if not hasattr(torch.ops.fastconv, "conv2d"):
+        torch.ops.load_library(str(Path(fastconv.__file__).parent / "libfastconv.so"))
+    return torch.ops.fastconv
+
+
+@functools.cache
+def _device_info(device: torch.device) -> _C.DeviceInfo:
+    index = -1 if device.type == "cpu" else device.index or 0
+    values = json.loads(_operators().device_info(index))
+    info = _C.DeviceInfo()
+    for name, value in values.items():
+        if name == "type":
+            value = getattr(_C.DeviceType, value)
+        elif name != "name" and isinstance(value, float) and value.is_integer() and not name.endswith("per_s"):
+            value = int(value)
+        setattr(info, name, value)
+    return info
+
+
+def _problem(layer: Layer, n: int, accuracy: str, layout: str) -> _C.ConvProblem:
+    return _C.ConvProblem(
+        n=n,
+        c=layer.c,
+        h=layer.h,
+        w=layer.w,
+        k=layer.k,
+        r=layer.r,
+        s=layer.s,
+        stride=(layer.stride, layer.stride),
+        padding=(layer.padding, layer.padding),
+        dilation=(layer.dilation, layer.dilation),
+        groups=layer.groups,
+        dtype=str(dtype_of(accuracy)).removeprefix("torch."),
+        precision=_PRECISIONS[accuracy],
+        layout=layout,
+    )
+
+
+def candidates(layer: Layer, n: int, accuracy: str, layout: str, device: torch.device) -> list[dict[str, Any]]:
+    """The planner's row for every algorithm: algorithm, ok, reason, config, workspace_bytes, cost_us."""
+    return _C.candidates(_problem(layer, n, accuracy, layout), _device_info(device))
+
+
+def auto_choice(layer: Layer, n: int, accuracy: str, layout: str, device: torch.device) -> str:
+    """The registry name of what `algorithm="auto"` runs."""
+    return _C.choose("auto", _problem(layer, n, accuracy, layout), _device_info(device))["algorithm"]
+
+
+def contender(
+    algorithm: str, x: torch.Tensor, weight: torch.Tensor, layer: Layer, accuracy: str
+) -> Callable[[], torch.Tensor]:
+    """A callable that runs `algorithm`, its weights packed here and now, outside every timed region.
+
+    x: [N, C, H, W] in the layout to be measured; weight: [K, C/groups, R, S], contiguous.
+    """
+    ops = _operators()
+    stride, padding, dilation = ([value] * 2 for value in (layer.stride, layer.padding, layer.dilation))
+    precision, epilogue = _PRECISIONS[accuracy], ("none", 0.01)
+    if algorithm == "torch":
+        channels_last = x.is_contiguous(memory_format=torch.channels_last)
+        order = torch.channels_last if channels_last else torch.contiguous_format
+        arranged, flags = weight.contiguous(memory_format=order), _BENCHMARK | _CUDNN_ENABLED
+        arguments = (x, arranged, None, None, stride, padding, dilation, layer.groups, algorithm, precision)
+        return functools.partial(ops.conv2d, *arguments, *epilogue, flags)
+    packed = ops.pack_weight(weight, layer.groups, algorithm, precision)
+    channels_last = not x.is_contiguous()
+    geometry = (stride, padding, dilation, layer.groups, channels_last)
+    arguments = (x, packed, list(weight.shape), None, None, *geometry, algorithm, precision)
+    return functools.partial(ops.conv2d_packed, *arguments, *epilogue)
