@@ -218,7 +218,7 @@ def contenders(
         return {}, refused
     device = next(iter(problems.values())).x.device
     workspace = torch.empty(max(size for _, _, size in sizes.values()), dtype=torch.uint8, device=device)
-    calls = {
+    calls: dict[str, Callable[[], torch.Tensor]] = {
         name: functools.partial(problem.forward, index, workspace[:size])
         for name, (problem, index, size) in sizes.items()
     }

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import fastconv
-from fastconv import _C
+from fastconv import _C  # type: ignore[attr-defined]
 from fastconv.bench.layers import Layer
 
 _PRECISIONS = {"ieee": "ieee", "fp32": "fp32", "tf32": "tf32", "fp16": "fp32", "bf16": "fp32"}
@@ -92,5 +92,7 @@ def contender(
     packed = ops.pack_weight(weight, layer.groups, algorithm, precision)
     channels_last = not x.is_contiguous()
     geometry = (stride, padding, dilation, layer.groups, channels_last)
-    arguments = (x, packed, list(weight.shape), None, None, *geometry, algorithm, precision)
-    return functools.partial(ops.conv2d_packed, *arguments, *epilogue)
+    shape = list(weight.shape)
+    return functools.partial(
+        ops.conv2d_packed, x, packed, shape, None, None, *geometry, algorithm, precision, *epilogue
+    )
