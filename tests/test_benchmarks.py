@@ -2,12 +2,14 @@
 
 import json
 import math
+import sys
 
 import pytest
 import torch
 
-from fastconv.bench import cudnn, environment, layer_suite, ours, peers, report, results, timing
+from fastconv.bench import cudnn, environment, layer_group, layer_suite, ours, peers, report, results, timing
 from fastconv.bench.layers import LAYERS, Layer, select
+from fastconv.bench.supervise import supervise
 
 # The published set: C -> K @HxW.
 _PUBLISHED = """
@@ -84,7 +86,7 @@ def test_error_metrics_see_noise_and_bias():
     layer = Layer("small", 3, 7, 5, 4)
     x, weight = torch.randn(3, 3, 7, 5), torch.randn(4, 3, 3, 3)
     exact = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
-    reference = layer_suite.Reference(x, weight, layer)
+    reference = layer_group.Reference(x, weight, layer)
     assert reference.error(exact)["l2"] < 1e-15
     grown = reference.error(exact * 1.25)
     assert math.isclose(grown["l2"], 0.25, rel_tol=1e-9)
@@ -139,11 +141,11 @@ def test_every_cudnn_peer_that_runs_is_right(dtype):
     calls, refused = peers.peers(inputs, weights, layer, tf32=False)
     assert len(calls) + len(refused) == 2 + 2 * len(cudnn.ALGORITHMS)
     assert any(name.startswith("cudnn_") for name in calls)
-    reference = layer_suite.Reference(x, weight, layer)
+    reference = layer_group.Reference(x, weight, layer)
     accuracy = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     measured = timing.measure(calls, device="cuda", rounds=3)
     for name in measured.timings:
-        assert reference.error(calls[name]())["l2"] < layer_suite.CLASS_ERROR[accuracy], name
+        assert reference.error(calls[name]())["l2"] < layer_group.CLASS_ERROR[accuracy], name
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -152,7 +154,7 @@ def test_ours_runs_every_algorithm_that_fits(layout):
     x, weight = torch.randn(2, 5, 7, 9), torch.randn(3, 5, 3, 3)
     if layout == "nhwc":
         x = x.contiguous(memory_format=torch.channels_last)
-    reference = layer_suite.Reference(x, weight, layer)
+    reference = layer_group.Reference(x, weight, layer)
     rows = [row for row in ours.candidates(layer, 2, "fp32", layout, torch.device("cpu")) if row["ok"]]
     assert {"direct", "torch"} <= {row["algorithm"] for row in rows}
     for row in rows:
@@ -162,7 +164,8 @@ def test_ours_runs_every_algorithm_that_fits(layout):
 
 def test_suite_on_the_cpu_writes_a_file_that_keeps_the_contract(tmp_path, monkeypatch):
     small = [Layer("tiny1", 3, 8, 8, 4), Layer("tiny2", 64, 4, 4, 8)]
-    monkeypatch.setattr(layer_suite, "select", lambda names: small if names is None else small[1:])
+    table = {layer.layer: layer for layer in small}
+    monkeypatch.setattr(layer_suite, "select", lambda names: [table[name] for name in names or table])
     monkeypatch.setenv("FASTCONV_COMMIT", "0123abc")
     path = tmp_path / "layers_cpu.json"
     arguments = {"batch_sizes": (2,), "classes": ["fp32", "ieee"], "rounds": 20, "out": path, "device": "cpu"}
@@ -178,10 +181,10 @@ def test_suite_on_the_cpu_writes_a_file_that_keeps_the_contract(tmp_path, monkey
         assert set(row["peers"]) == {"torch_nchw", "torch_nhwc"}
         assert row["best_peer_us"] == min(row["peers"].values())
     # A second run of one layer replaces its rows and keeps the others; another commit starts afresh.
-    layer_suite.run(**{**arguments, "classes": ["fp32"]}, layers="tiny2")
+    layer_suite.run(**{**arguments, "classes": ["fp32"]}, layers=["tiny2"])
     assert len(results.read(path)["rows"]) == 8
     monkeypatch.setenv("FASTCONV_COMMIT", "4567def")
-    layer_suite.run(**{**arguments, "classes": ["fp32"]}, layers="tiny2")
+    layer_suite.run(**{**arguments, "classes": ["fp32"]}, layers=["tiny2"])
     assert {row["layer"] for row in results.read(path)["rows"]} == {"tiny2"}
 
 
@@ -200,6 +203,62 @@ def test_suite_records_a_failing_algorithm_and_goes_on(tmp_path, monkeypatch):
         assert row["algorithms"]["direct"] is None
         assert row["notes"]["direct"] == "RuntimeError: launch failed"
     assert results.problems(document) == []
+
+
+def test_suite_in_its_own_process_writes_the_same_file(tmp_path):
+    path = tmp_path / "l.json"
+    arguments = {"batch_sizes": (1,), "classes": ["fp32"], "layers": "dense4", "out": path, "device": "cpu"}
+    document = layer_suite.run(**arguments, algorithms=["torch", "direct"], isolate=True)
+    assert results.read(path) == document
+    assert [(row["layer"], row["layout"]) for row in document["rows"]] == [("dense4", "nchw"), ("dense4", "nhwc")]
+    assert [file.name for file in tmp_path.iterdir()] == ["l.json"]
+
+
+# Stands in for a suite of three items: item 0 passes; `bad` kills or blocks the process at item 1 until it is banned;
+# item 2 dies in its timed run, where nobody is to blame.
+WORKER = """
+import json, os, sys, time
+from pathlib import Path
+from fastconv.bench.supervise import Marker
+folder, index, banned, how = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
+marker = Marker(folder / "marker")
+for item in range(index, 3):
+    marker.set(item, "good")
+    if item == 1 and "bad" not in banned:
+        marker.set(item, "bad")
+        if how == "crash":
+            os.abort()
+        if how == "lost":
+            marker.accuse("illegal memory access")
+            sys.exit(3)
+        time.sleep(60)
+    marker.set(item, "")
+    if item == 2:
+        os._exit(7)
+    with open(folder / "log", "a") as log:
+        log.write(f"{item} ")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("crash", "ended with code -6"), ("lost", "illegal memory access"), ("hang", "hung for more than 1 s")],
+)
+def test_supervisor_goes_on_without_the_culprit(tmp_path, how, message):
+    def command(index, banned):
+        return [sys.executable, "-c", WORKER, str(tmp_path), str(index), json.dumps(banned), how]
+
+    said = []
+    banned, failed = supervise(command, tmp_path / "marker", lambda index: f"item {index}", said.append, step_s=1.0)
+    assert banned == {"bad": f"not run: at item 1 the process {message}"}
+    assert failed == ["item 2: ended with code 7"]
+    assert (tmp_path / "log").read_text().split() == ["0", "1"]
+    assert len(said) == 2
+
+
+def test_supervisor_raises_if_no_work_ever_begins(tmp_path):
+    with pytest.raises(RuntimeError, match="ended with code 5 before it began"):
+        supervise(lambda *_: [sys.executable, "-c", "raise SystemExit(5)"], tmp_path / "marker", str, print)
 
 
 def layer_row(name, accuracy, us, peer_us, n=64, **changes):

@@ -34,10 +34,15 @@ def _cpu_name() -> str:
 
 
 def commit() -> str:
-    """FASTCONV_COMMIT, else git's commit of this source tree ("-dirty" with changes), else "unknown"."""
-    root = Path(__file__).parents[2]
+    """FASTCONV_COMMIT, else git's commit of this source tree ("-dirty" if the code differs from it), else "unknown"."""
     known = os.environ.get("FASTCONV_COMMIT")
-    return known or _output(["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], root) or "unknown"
+    if known:
+        return known
+    root = Path(__file__).parents[2]
+    head = _output(["git", "rev-parse", "HEAD"], root)
+    # The code alone: a bench that rewrites a committed result file does not make itself dirty.
+    changed = _output(["git", "status", "--porcelain", "--", "csrc", "fastconv", "setup.py"], root)
+    return f"{head}-dirty" if head and changed else head or "unknown"
 
 
 def describe(suite: str, device: torch.device | str = "cuda") -> dict[str, Any]:
