@@ -305,6 +305,14 @@ def test_layer_table_shows_a_lost_layer_as_lost(project):
     # C >= 64 alone: sqrt(4 * 0.5), not the cube root with vgg1_1's 0.5.
     assert "1.41x" in lines["geometric mean"]
     assert "Slower than the best peer: vgg1_1 (0.50x, `winograd_f4`), res1 (0.50x, `winograd_f4`)." in table
+    assert "TF32" not in table
+    document["rows"].append(layer_row("vgg4_2", "tf32", 70.0, 80.0))
+    both = report.layer_table(document, "fp32", 64).splitlines()
+    assert both[0].endswith("| speedup over TF32 |")
+    assert next(line for line in both if line.startswith("| vgg4_2")).endswith("| 10.0 | **0.80x** |")
+    document["rows"].pop()
+    document["rows"][0]["auto"] = "implicit_gemm"
+    assert "`winograd_f4` (`auto`: `implicit_gemm`)" in report.layer_table(document, "fp32", 64)
     assert "Failed: res1." in report.layer_table(document, "fp16", 64)
     assert "| `fp32` | 64 | 1.41x | 1.00x | res1 **0.50x** | 2 of 3 |" in report.layer_summary(document)
 

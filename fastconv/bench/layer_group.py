@@ -20,6 +20,8 @@ HOPELESS_PEER = 3.0  # times the best peer: 3 rounds only
 SHORT_US = 100.0  # a single call's time below this is mostly the launch, and hopeless for nobody
 SLOW_US = 20e3  # an algorithm of ours is only given up unseen if the planner expects more than this
 
+_TIMER = "timer"  # one element is written: what any contender pays for being timed
+
 Call = Callable[[], torch.Tensor]
 
 
@@ -234,6 +236,7 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
             "peer_error": group.entrants[best_peer].error["l2"] if best_peer else None,
             "peer_errors": {name: group.entrants[name].error["l2"] for name in running},
             "floor_us": group.layer.floor_us(group.n, accuracy) if group.device.type == "cuda" else None,
+            "timer_us": times[_TIMER].us,
             "notes": relevant,
             "few_rounds": sorted(name for name in names if name in times and times[name].rounds < 20),
             "eager": sorted(name for name in measured.eager if name in names or name.startswith(prefix)),
@@ -252,8 +255,9 @@ def measure(
     slow = [name for name in _peer_names(group) if name in group.entrants]
     slow = [name for name in slow if group.entrants[name].estimate_us > HOPELESS_PEER * peers_best]
     group.announce("")  # each has run alone: from here on nobody in particular is to blame
+    nothing = torch.zeros(1, device=group.device)
     measured = timing.measure(
-        {name: entrant.call for name, entrant in group.entrants.items()},
+        {name: entrant.call for name, entrant in group.entrants.items()} | {_TIMER: nothing.zero_},
         device=group.device,
         rounds=rounds,
         max_rounds=5 * rounds,

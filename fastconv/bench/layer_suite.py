@@ -162,6 +162,7 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
     if first > 0:
         document["failed"] = json.loads(path.read_text()).get("failed", []) if path.exists() else []
     begin, work = time.perf_counter(), plan.work()
+    gc.freeze()  # torch's own objects: the collections below look at ours alone
     with torch.inference_mode(), environment.ClockMonitor(device) as clocks:
         for index in range(first, len(work)):
             n, layer, (dtype, tf32, members) = work[index]

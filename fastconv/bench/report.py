@@ -79,26 +79,41 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
     ]
     header += ["floor us"]
     rows = _rows(document, accuracy, n)
+    # How an FP32-accurate time compares with the best TF32 one of the same layer.
+    tf32 = {row["layer"]: row["best_peer_us"] for row in _rows(document, "tf32", n)} if accuracy == "fp32" else {}
+    against = {row["layer"]: tf32[row["layer"]] / row["us"] for row in rows if tf32.get(row["layer"]) and row["us"]}
+    if tf32:
+        header.append("speedup over TF32")
     lines = [
         [
             row["layer"],
             f"{row['c']}->{row['k']} @{row['h']}x{row['w']}",
             _us(row["us"]),
-            f"`{row['algorithm']}`" + (" (failed)" if row["us"] is None else ""),
+            _algorithm(row),
             _us(row["best_peer_us"]),
             f"`{row['best_peer']}`" if row["best_peer"] else "-",
             _times(ratio(row)),
             _scientific(row["error"]),
             "-" if _error_ratio(row) is None else f"{_error_ratio(row):.2f}",
             _us(row["floor_us"]),
+            *([_times(against.get(row["layer"]))] if tf32 else []),
         ]
         for row in rows
     ]
     wide = [row for row in rows if row["c"] >= 64]
     error = _mean(_error_ratio(row) for row in wide)
     mean = ["geometric mean", "C >= 64", "", "", "", "", _times(_mean(ratio(row) for row in wide)), ""]
-    lines.append([*mean, "-" if error is None else f"{error:.2f}", ""])
+    mean += ["-" if error is None else f"{error:.2f}", ""]
+    lines.append(mean + ([_times(_mean(against.get(row["layer"]) for row in wide))] if tf32 else []))
     return markdown_table(header, lines) + f"\n\n{_losses(rows)}"
+
+
+def _algorithm(row: Row) -> str:
+    """The algorithm timed; said so where it failed, or where it is not what `auto` takes."""
+    text = f"`{row['algorithm']}`"
+    if row["us"] is None:
+        return f"{text} (failed)"
+    return text if row.get("auto", row["algorithm"]) == row["algorithm"] else f"{text} (`auto`: `{row['auto']}`)"
 
 
 def _losses(rows: Sequence[Row]) -> str:
@@ -246,7 +261,7 @@ def plot_channels(document: Document, n: int, path: Path) -> None:
     axes.set_xlabel("C + K")
     axes.set_ylabel("times faster than the best peer")
     axes.set_title(f"{document['gpu']}, batch {n}", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     _save(figure, path)
 
 
