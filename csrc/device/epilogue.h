@@ -8,37 +8,51 @@
 
 namespace fastconv {
 
-FASTCONV_HOST_DEVICE float activate(float value, Activation activation, float negative_slope) {
-  // Comparisons are written so that NaN passes through, as in PyTorch.
-  switch (activation) {
-    case Activation::none: return value;
-    case Activation::relu: return value < 0.0f ? 0.0f : value;
-    case Activation::relu6: return value < 0.0f ? 0.0f : (value > 6.0f ? 6.0f : value);
-    case Activation::silu: return value / (1.0f + expf(-value));
-    case Activation::leaky_relu: return value < 0.0f ? value * negative_slope : value;
+// Every activation but SiLU is piecewise linear: slope below zero, cap above. Comparisons are written so that NaN
+// passes through, as in PyTorch, and -inf does not meet a zero slope.
+struct ActivationFunction {
+  float negative_slope;
+  float cap;
+  bool is_silu;
+
+  explicit ActivationFunction(Activation activation, float leaky_slope)
+      : negative_slope(activation == Activation::none         ? 1.0f
+                       : activation == Activation::leaky_relu ? leaky_slope
+                                                              : 0.0f),
+        cap(activation == Activation::relu6 ? 6.0f : INFINITY),
+        is_silu(activation == Activation::silu) {}
+
+  FASTCONV_HOST_DEVICE float operator()(float value) const {
+    if (is_silu) return value / (1.0f + expf(-value));
+    const float negative = negative_slope == 0.0f ? 0.0f : value * negative_slope;
+    const float positive = value > cap ? cap : value;
+    return value < 0.0f ? negative : positive;
   }
-  return value;
-}
+};
 
 template <typename T>
 struct Epilogue {
   const T* bias;      // [K] or null
   const T* residual;  // like y, or null
-  Activation activation;
-  float negative_slope;
+  ActivationFunction activate;
 
   // `index`: of the output element in y (and residual); `k`: its output channel.
   FASTCONV_HOST_DEVICE T operator()(float accumulator, std::int64_t index, std::int64_t k) const {
-    if (bias != nullptr) accumulator += to_float(bias[k]);
+    return finish(accumulator + bias_of(k), index);
+  }
+
+  // The two halves, for kernels that read the bias once for many outputs.
+  FASTCONV_HOST_DEVICE float bias_of(std::int64_t k) const { return bias != nullptr ? to_float(bias[k]) : 0.0f; }
+  FASTCONV_HOST_DEVICE T finish(float accumulator, std::int64_t index) const {
     if (residual != nullptr) accumulator += to_float(residual[index]);
-    return from_float<T>(activate(accumulator, activation, negative_slope));
+    return from_float<T>(activate(accumulator));
   }
 };
 
 template <typename T>
 Epilogue<T> make_epilogue(const ConvArgs& args) {
-  return {static_cast<const T*>(args.bias), static_cast<const T*>(args.residual), args.problem.activation,
-          args.problem.negative_slope};
+  return {static_cast<const T*>(args.bias), static_cast<const T*>(args.residual),
+          ActivationFunction(args.problem.activation, args.problem.negative_slope)};
 }
 
 }  // namespace fastconv

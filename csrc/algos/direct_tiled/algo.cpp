@@ -1,0 +1,71 @@
+#include "algos/direct_tiled/config.h"
+#include "core/algorithm.h"
+
+namespace fastconv::algos::direct_tiled {
+namespace {
+
+double error_multiple(AccuracyClass accuracy) {
+  switch (accuracy) {
+    case AccuracyClass::ieee:
+    case AccuracyClass::fp32:
+    case AccuracyClass::tf32: return 4.0;
+    case AccuracyClass::fp16:
+    case AccuracyClass::bf16: return 2.0;
+    case AccuracyClass::other: return 0.0;
+  }
+  return 0.0;
+}
+
+std::string extent(const ConvProblem& problem) {
+  return std::to_string(problem.r) + "x" + std::to_string(problem.s) + " with stride " +
+         std::to_string(problem.stride_h) + "x" + std::to_string(problem.stride_w) + ", dilation " +
+         std::to_string(problem.dilation_h) + "x" + std::to_string(problem.dilation_w);
+}
+
+Support supports(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool cpu = device.type == DeviceType::cpu;
+  const std::int64_t most = cpu ? cpu_most_scratch_bytes : most_bytes(device);
+  const bool fits =
+      cpu ? choose_cpu_config(problem).scratch_bytes() <= most : choose_config(problem, device).has_value();
+  if (fits) return Support::yes();
+  const std::int64_t needed =
+      cpu ? choose_cpu_config(problem).scratch_bytes() : channel_bytes(problem, tiles[tile_count - 1], 1);
+  return Support::no("kernel_size", "the kernel is " + extent(problem) + "; one channel's patch and filters take " +
+                                        std::to_string(needed) + " bytes of " +
+                                        (cpu ? "scratch" : "shared memory") + ", direct_tiled has " +
+                                        std::to_string(most));
+}
+
+ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
+  const CpuConfig config = choose_cpu_config(problem);
+  ConvPlan plan;
+  plan.config = "tile " + std::to_string(config.p_tile) + "x" + std::to_string(register_tile::pixels) + " outputs, " +
+                std::to_string(config.k_tile) + " filters, " + std::to_string(config.channels) + " channels";
+  plan.workspace_bytes = static_cast<std::size_t>(device.processors * config.scratch_bytes());
+  const double flops = 2.0 * static_cast<double>(config.tasks * config.sum_floats) *
+                       static_cast<double>(problem.c_per_group() * problem.r * problem.s);
+  plan.cost_us = 15.0 + 1e6 * std::max(flops / (0.4 * device.fp32_flops_per_s),
+                                       problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
+  return plan;
+}
+
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu) return plan_cpu(problem, device);
+  const Config config = choose_config(problem, device).value();
+  const Tile& tile = tiles[config.tile];
+  ConvPlan plan;
+  plan.config = "tile " + std::to_string(tile.p) + "x" + std::to_string(tile.q) + " outputs, " +
+                std::to_string(config.k_tile) + " filters of " + std::to_string(config.group_tile) + " groups, " +
+                std::to_string(config.channels) + " channels, " + std::to_string(config.shared_bytes) +
+                " bytes shared";
+  plan.cost_us = config.cost_us;
+  return plan;
+}
+
+}  // namespace
+
+extern const Algorithm algorithm;
+const Algorithm algorithm{"direct_tiled", "direct", "direct, input patch and filters in shared memory", 2, true, true,
+                          error_multiple, supports, plan, plain_weight};
+
+}  // namespace fastconv::algos::direct_tiled

@@ -1,0 +1,67 @@
+#include <limits>
+
+#include "algos/direct_tiled/kernel.cuh"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+
+namespace fastconv::algos::direct_tiled {
+namespace {
+
+template <typename T>
+Params<T> make_params(const ConvArgs& args, const Config& config) {
+  const ConvProblem& problem = args.problem;
+  Params<T> params{};
+  params.x = static_cast<const T*>(args.x);
+  params.weight = static_cast<const T*>(args.weight);
+  params.y = static_cast<T*>(args.y);
+  params.in = input_strides(problem), params.out = output_strides(problem);
+  params.epilogue = make_epilogue<T>(args);
+  params.config = config;
+  params.by_plane = SmallDivider(config.patch_h * config.patch_w);
+  params.by_patch_w = SmallDivider(config.patch_w);
+  params.by_slots = SmallDivider(config.group_tile * config.channels);
+  params.by_channels = SmallDivider(config.channels);
+  params.h = problem.h, params.w = problem.w, params.p = problem.p(), params.q = problem.q();
+  params.groups = problem.groups, params.c_per_group = problem.c_per_group();
+  params.k_per_group = problem.k_per_group();
+  params.pad_h = problem.pad_h, params.pad_w = problem.pad_w;
+  // Bounded by what fits shared memory, but for the dilation of a single tap, which multiplies zero.
+  params.r = static_cast<int>(problem.r), params.s = static_cast<int>(problem.s);
+  params.stride_h = static_cast<int>(problem.stride_h), params.stride_w = static_cast<int>(problem.stride_w);
+  params.dilation_h = static_cast<int>(problem.dilation_h), params.dilation_w = static_cast<int>(problem.dilation_w);
+  params.nhwc = problem.layout == Layout::nhwc;
+  return params;
+}
+
+template <typename T, int tile_index>
+void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  const auto kernel = convolve<T, tile_index>;
+  if (config.shared_bytes > preferred_shared_bytes) {
+    // Always the same value: another thread may launch the same kernel with another size between these two calls.
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(most_bytes(runtime.device()))),
+               "direct_tiled: shared memory");
+  }
+  constexpr std::int64_t most_blocks = std::numeric_limits<int>::max();
+  const auto grid = static_cast<unsigned>(std::min(config.blocks, most_blocks));  // the kernel's loop takes the rest
+  kernel<<<grid, threads, static_cast<std::size_t>(config.shared_bytes), static_cast<cudaStream_t>(runtime.stream())>>>(
+      make_params<T>(args, config));
+  check_launch("direct_tiled");
+}
+
+}  // namespace
+
+void run_cuda(const ConvArgs& args, Runtime& runtime) {
+  const Config config = choose_config(args.problem, runtime.device()).value();
+  dispatch_dtype(args.problem.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    static_assert(tile_count == 3);
+    switch (config.tile) {
+      case 0: launch<T, 0>(args, runtime, config); break;
+      case 1: launch<T, 1>(args, runtime, config); break;
+      default: launch<T, 2>(args, runtime, config); break;
+    }
+  });
+}
+
+}  // namespace fastconv::algos::direct_tiled

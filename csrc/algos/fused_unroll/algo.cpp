@@ -1,0 +1,60 @@
+#include <algorithm>
+#include <string>
+
+#include "algos/fused_unroll/config.h"
+#include "core/algorithm.h"
+
+namespace fastconv::algos::fused_unroll {
+namespace {
+
+double error_multiple(AccuracyClass accuracy) {
+  switch (accuracy) {
+    case AccuracyClass::ieee:
+    case AccuracyClass::fp32:
+    case AccuracyClass::tf32: return 4.0;
+    case AccuracyClass::fp16:
+    case AccuracyClass::bf16: return 2.0;
+    case AccuracyClass::other: return 0.0;
+  }
+  return 0.0;
+}
+
+Support supports(const ConvProblem& problem, const DeviceInfo&) {
+  if (!has_kernel_size(problem.r, problem.s)) {
+    return Support::no("kernel", "kernel is " + std::to_string(problem.r) + "x" + std::to_string(problem.s) +
+                                     "; fused_unroll has square ones of 1, 2, 3, 4, 5 and 7");
+  }
+  const std::int64_t height = problem.h + 2 * problem.pad_h, width = problem.w + 2 * problem.pad_w;
+  if (problem.c * problem.h * problem.w >= sample_limit || height >= sample_limit || width >= sample_limit) {
+    return Support::no("size", "one sample has 2^30 elements, or padded rows or columns, or more; fused_unroll uses "
+                               "32-bit indices inside a sample");
+  }
+  return Support::yes();
+}
+
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  const TileShape tile = tile_shape(problem.k_per_group());
+  const TileGrid grid = tile_grid(problem, tile);
+  ConvPlan plan;
+  plan.config = "tile " + std::to_string(tile.k) + "x" + std::to_string(tile.pixels) + ", " +
+                std::to_string(chunk_channels(static_cast<int>(problem.r))) + " channels x " +
+                std::to_string(problem.r) + "x" + std::to_string(problem.s) + " taps";
+
+  // Whole tiles in whole waves of blocks; no more than this share of the FFMA rate, because the shared memory's
+  // bandwidth bounds 4x4 outputs per thread, and a tile is loaded before it is multiplied.
+  const double share = device.type == DeviceType::cuda ? 0.4 : 0.3;
+  const double depth = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
+  const double tile_flops = 2.0 * tile.k * tile.pixels * depth;
+  const std::int64_t waves = (grid.count() + device.processors - 1) / device.processors;
+  const double compute = static_cast<double>(waves) * device.processors * tile_flops / (share * device.fp32_flops_per_s);
+  plan.cost_us = 5.0 + 1e6 * std::max(compute, problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
+  return plan;
+}
+
+}  // namespace
+
+extern const Algorithm algorithm;
+const Algorithm algorithm{"fused_unroll", "gemm", "unroll inside the GEMM tile, kernel size a template constant", 5,
+                          true, true, error_multiple, supports, plan, plain_weight};
+
+}  // namespace fastconv::algos::fused_unroll

@@ -1,0 +1,67 @@
+#include <algorithm>
+#include <string>
+
+#include "algos/im2col_gemm/config.h"
+#include "core/algorithm.h"
+
+namespace fastconv::algos::im2col_gemm {
+namespace {
+
+double error_multiple(AccuracyClass accuracy) {
+  switch (accuracy) {
+    case AccuracyClass::ieee:
+    case AccuracyClass::fp32:
+    case AccuracyClass::tf32: return 4.0;
+    case AccuracyClass::fp16:
+    case AccuracyClass::bf16: return 2.0;
+    case AccuracyClass::other: return 0.0;
+  }
+  return 0.0;
+}
+
+Support supports(const ConvProblem& problem, const DeviceInfo&) {
+  const std::int64_t elements = elements_per_row(problem);
+  if (elements > chunk_elements) {
+    return Support::no("size", "one output row needs " + std::to_string(elements) +
+                                   " elements of unrolled input or output; im2col_gemm takes up to " +
+                                   std::to_string(chunk_elements));
+  }
+  return Support::yes();
+}
+
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  const Cut chunk = cut(problem, device.type);
+  ConvPlan plan;
+  plan.config = !chunk.unrolls ? "in place"
+                : chunk.samples > 1 || chunk.rows == problem.p()
+                    ? "unroll " + std::to_string(chunk.samples) + " samples"
+                    : "unroll " + std::to_string(chunk.rows) + " rows";
+  plan.workspace_bytes = chunk.workspace_bytes();
+
+  // Roofline, one pass after the other: bytes of the unrolling (written, read by the GEMM) and of the epilogue at the
+  // memory's rate, then the GEMM at the library's.
+  const double pixels = static_cast<double>(problem.n * problem.p() * problem.q());
+  const double outputs = static_cast<double>(problem.output_numel()), depth = problem.c * problem.r * problem.s;
+  double bytes = problem.compulsory_bytes();
+  if (chunk.unrolls) bytes += 2.0 * pixels * depth * static_cast<double>(size_of(chunk.gemm_type));
+  if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
+  const bool tensor_cores = device.type == DeviceType::cuda && problem.dtype != DType::f32;
+  const double rate = tensor_cores ? 0.6 * device.fp16_tensor_flops_per_s : 0.9 * device.fp32_flops_per_s;
+
+  // Launches: per chunk, an unrolling, an epilogue, and a GEMM for every group or every sample, whichever are fewer.
+  const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  const std::int64_t chunks = ceil_div(problem.n, chunk.samples) * ceil_div(problem.p(), chunk.rows);
+  const std::int64_t gemms = problem.layout == Layout::nhwc ? 1 : std::min(problem.groups, chunk.samples);
+  const double launch_us = device.type == DeviceType::cuda ? 4.0 : 8.0;
+  plan.cost_us = launch_us * static_cast<double>(chunks * (gemms + chunk.unrolls + chunk.finishes)) +
+                 1e6 * (bytes / device.bandwidth_bytes_per_s + problem.direct_flops() / rate);
+  return plan;
+}
+
+}  // namespace
+
+extern const Algorithm algorithm;
+const Algorithm algorithm{"im2col_gemm", "gemm", "unroll to a bounded buffer, then the library's GEMM", 2, true, true,
+                          error_multiple, supports, plan, plain_weight};
+
+}  // namespace fastconv::algos::im2col_gemm

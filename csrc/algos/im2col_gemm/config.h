@@ -1,0 +1,71 @@
+// How the work is cut into chunks that fit the workspace: shared by the planner and by both run functions.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/device_info.h"
+#include "core/problem.h"
+
+namespace fastconv::algos::im2col_gemm {
+
+// A chunk is at most this many bytes of unrolled input and staged product, unless one output row of one sample needs
+// more. On the CPU less, because what does not stay in the caches between unrolling and GEMM is fetched twice.
+inline constexpr std::int64_t chunk_bytes_cuda = std::int64_t{256} << 20;
+inline constexpr std::int64_t chunk_bytes_cpu = std::int64_t{8} << 20;
+// ... and never more elements than this, so that indices inside a chunk are 31-bit numbers.
+inline constexpr std::int64_t chunk_elements = (std::int64_t{1} << 31) - 1;
+
+// Elements of the unrolled input, or of the product if that is larger, that belong to one output row of one sample.
+inline std::int64_t elements_per_row(const ConvProblem& problem) {
+  return problem.q() * std::max(problem.c * problem.r * problem.s, problem.k);
+}
+
+struct Cut {
+  DType gemm_type;      // of both operands
+  bool unrolls;         // false: the GEMM reads x as it is (1x1, stride 1, no padding)
+  bool staged;          // the product goes to the workspace in FP32 and is rounded once, by the epilogue
+  bool finishes;        // an elementwise pass follows the GEMM
+  bool converts_weight; // to gemm_type, in the workspace
+  std::int64_t samples, rows;  // of a chunk; samples > 1 only with all P rows
+  std::size_t columns_bytes, product_bytes, weight_bytes;
+
+  std::size_t workspace_bytes() const { return columns_bytes + product_bytes + weight_bytes; }
+};
+
+inline Cut cut(const ConvProblem& problem, DeviceType device) {
+  const bool cpu = device == DeviceType::cpu, wide = problem.dtype == DType::f32;
+  const bool epilogue = problem.has_bias || problem.has_residual || problem.activation != Activation::none;
+  Cut result{};
+  result.gemm_type = cpu ? DType::f32 : problem.dtype;  // the CPU library's GEMM is FP32
+  result.converts_weight = result.gemm_type != problem.dtype;
+  result.unrolls = result.converts_weight || problem.r != 1 || problem.s != 1 || problem.stride_h != 1 ||
+                   problem.stride_w != 1 || problem.pad_h != 0 || problem.pad_w != 0;
+  result.staged = !wide && (cpu || epilogue);
+  result.finishes = result.staged || epilogue;
+
+  const std::int64_t depth = problem.c * problem.r * problem.s;
+  const std::int64_t columns_row =
+      result.unrolls ? problem.q() * depth * static_cast<std::int64_t>(size_of(result.gemm_type)) : 0;
+  const std::int64_t product_row =
+      result.staged ? problem.q() * problem.k * static_cast<std::int64_t>(sizeof(float)) : 0;
+  std::int64_t rows = chunk_elements / elements_per_row(problem);
+  if (columns_row + product_row > 0) {
+    rows = std::min(rows, (cpu ? chunk_bytes_cpu : chunk_bytes_cuda) / (columns_row + product_row));
+  }
+  rows = std::max<std::int64_t>(rows, 1);
+  result.samples = std::clamp<std::int64_t>(rows / problem.p(), 1, std::max<std::int64_t>(problem.n, 1));
+  result.rows = std::min(rows, problem.p());
+
+  const auto align = [](std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); };
+  result.columns_bytes = align(result.samples * result.rows * columns_row);
+  result.product_bytes = align(result.samples * result.rows * product_row);
+  result.weight_bytes =
+      result.converts_weight
+          ? align(problem.k * problem.c_per_group() * problem.r * problem.s * static_cast<std::int64_t>(sizeof(float)))
+          : 0;
+  return result;
+}
+
+}  // namespace fastconv::algos::im2col_gemm

@@ -1,0 +1,55 @@
+#include "algos/im2col_gemm/unroll.cuh"
+#include "device/cuda_check.h"
+#include "device/indexing.h"
+
+namespace fastconv::algos::im2col_gemm {
+namespace {
+
+FastDivide divide_by(std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); }
+
+unsigned blocks_for(std::int64_t threads) {  // at most 2^31 / 256: far below the grid's limit
+  return static_cast<unsigned>(ceil_div<std::int64_t>(threads, unroll_threads));
+}
+
+template <typename T>
+void unroll(const ConvProblem& problem, const Chunk& chunk, const T* x, T* columns, cudaStream_t stream) {
+  const std::int64_t q = problem.q(), pixels = chunk.rows * q;
+  if (problem.layout == Layout::nhwc) {
+    const std::int64_t total = chunk.samples * pixels * problem.c * problem.r * problem.s;
+    unroll_nhwc<T><<<blocks_for(total), unroll_threads, 0, stream>>>(
+        problem, chunk, static_cast<std::uint32_t>(total), divide_by(problem.s), divide_by(problem.r),
+        divide_by(problem.c), divide_by(q), divide_by(chunk.rows), x, columns);
+  } else {
+    const std::int64_t total = chunk.samples * problem.c * pixels;
+    unroll_nchw<T><<<blocks_for(total), unroll_threads, 0, stream>>>(
+        problem, chunk, static_cast<std::uint32_t>(total), divide_by(pixels), divide_by(q), x, columns);
+  }
+  check_launch("im2col_gemm unroll");
+}
+
+template <typename T>
+void convolve(const ConvArgs& args, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  run_chunks(
+      args, runtime,
+      [&](const Chunk& chunk, void* columns) {
+        unroll(problem, chunk, static_cast<const T*>(args.x), static_cast<T*>(columns), stream);
+      },
+      [&](const OutputView& view, const float* product) {
+        const std::int64_t total = view.lines * view.length;
+        finish_chunk<T><<<blocks_for(total), unroll_threads, 0, stream>>>(
+            view, static_cast<std::uint32_t>(total), problem.layout == Layout::nhwc, divide_by(view.length),
+            divide_by(problem.k), product, static_cast<T*>(args.y), make_epilogue<T>(args));
+        check_launch("im2col_gemm epilogue");
+      },
+      [](float*) {});  // the GEMM takes every type as it is
+}
+
+}  // namespace
+
+void run_cuda(const ConvArgs& args, Runtime& runtime) {
+  dispatch_dtype(args.problem.dtype, [&](auto zero) { convolve<decltype(zero)>(args, runtime); });
+}
+
+}  // namespace fastconv::algos::im2col_gemm

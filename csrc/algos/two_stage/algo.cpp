@@ -1,0 +1,69 @@
+#include "algos/two_stage/config.h"
+#include "core/algorithm.h"
+
+namespace fastconv::algos::two_stage {
+namespace {
+
+double error_multiple(AccuracyClass accuracy) {
+  switch (accuracy) {
+    case AccuracyClass::ieee:
+    case AccuracyClass::fp32:
+    case AccuracyClass::tf32: return 4.0;
+    case AccuracyClass::fp16:
+    case AccuracyClass::bf16: return 2.0;
+    case AccuracyClass::other: return 0.0;
+  }
+  return 0.0;
+}
+
+Support supports(const ConvProblem& problem, const DeviceInfo&) {
+  if (single_stage(problem) || planes_bytes_per_image(problem) <= most_workspace_bytes) return Support::yes();
+  return Support::no("workspace", "the " + std::to_string(problem.r * problem.s) + " partial planes of one image take " +
+                                      std::to_string(planes_bytes_per_image(problem)) + " bytes; two_stage allows " +
+                                      std::to_string(most_workspace_bytes));
+}
+
+std::string stages(const ConvProblem& problem) {
+  if (single_stage(problem)) return "one stage, ";
+  return std::to_string(problem.r * problem.s) + " planes, " + std::to_string(images_per_chunk(problem)) +
+         " images at a time, ";
+}
+
+ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
+  const CpuConfig config = choose_cpu_config(problem);
+  ConvPlan plan;
+  plan.config = stages(problem) + "tile " + std::to_string(cpu_pixel_tile) + " outputs, " +
+                std::to_string(config.k_tile) + " filters, " + std::to_string(config.channels) + " channels";
+  plan.workspace_bytes =
+      static_cast<std::size_t>((planes_bytes(problem) + 63) / 64 * 64 + device.processors * config.scratch_bytes());
+  const double pixels = static_cast<double>(
+      ceil_div<std::int64_t>(problem.n * problem.p() * problem.q(), cpu_pixel_tile) * cpu_pixel_tile);
+  const double flops = 2.0 * pixels * static_cast<double>(problem.groups * config.k_tiles * config.k_tile) *
+                       static_cast<double>(problem.c_per_group() * problem.r * problem.s);
+  const double plane_bytes =
+      single_stage(problem) ? 0.0
+                            : 2.0 * static_cast<double>(problem.n) * static_cast<double>(planes_bytes_per_image(problem));
+  plan.cost_us = 15.0 + 1e6 * (flops / (0.4 * device.fp32_flops_per_s) +
+                               (problem.compulsory_bytes() + plane_bytes) / device.bandwidth_bytes_per_s);
+  return plan;
+}
+
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu) return plan_cpu(problem, device);
+  const Config config = choose_config(problem, device);
+  ConvPlan plan;
+  plan.config = stages(problem) + "tile " + std::to_string(config.pixel_tile) + " outputs, " +
+                std::to_string(config.k_tile) + " filters, lanes along " +
+                (config.lanes_on_filters ? "filters" : "outputs");
+  plan.workspace_bytes = static_cast<std::size_t>(planes_bytes(problem));
+  plan.cost_us = config.cost_us;
+  return plan;
+}
+
+}  // namespace
+
+extern const Algorithm algorithm;
+const Algorithm algorithm{"two_stage", "direct", "a plane per filter tap, then the sum of the planes", 3, true, true,
+                          error_multiple, supports, plan, plain_weight};
+
+}  // namespace fastconv::algos::two_stage

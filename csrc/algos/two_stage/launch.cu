@@ -1,0 +1,81 @@
+#include <limits>
+
+#include "algos/two_stage/kernel.cuh"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+
+namespace fastconv::algos::two_stage {
+namespace {
+
+// Images n .. n + images.
+template <typename T>
+Params<T> make_params(const ConvArgs& args, const Config& config, std::int64_t n, std::int64_t images) {
+  const ConvProblem& problem = args.problem;
+  Params<T> params{};
+  params.in = input_strides(problem), params.out = output_strides(problem);
+  params.x = static_cast<const T*>(args.x) + n * params.in.n;
+  params.weight = static_cast<const T*>(args.weight);
+  params.y = static_cast<T*>(args.y) + n * params.out.n;
+  params.planes = single_stage(problem) ? nullptr : static_cast<float*>(args.workspace);
+  params.epilogue = make_epilogue<T>(args);
+  if (params.epilogue.residual != nullptr) params.epilogue.residual += n * params.out.n;
+  params.images = images;
+  params.h = problem.h, params.w = problem.w, params.p = problem.p(), params.q = problem.q();
+  params.groups = problem.groups, params.c_per_group = problem.c_per_group();
+  params.k_per_group = problem.k_per_group();
+  params.stride_h = problem.stride_h, params.stride_w = problem.stride_w;
+  params.pad_h = problem.pad_h, params.pad_w = problem.pad_w;
+  params.dilation_h = problem.dilation_h, params.dilation_w = problem.dilation_w;
+  params.s = problem.s, params.taps = problem.r * problem.s;
+  params.pixels = images * problem.p() * problem.q();
+  params.pixel_tiles = ceil_div<std::int64_t>(params.pixels, config.pixel_tile);
+  params.k_tiles = config.k_tiles;
+  params.blocks = params.taps * params.groups * params.k_tiles * params.pixel_tiles;
+  params.numel = params.pixels * problem.k;
+  return params;
+}
+
+unsigned grid_for(std::int64_t blocks) {  // the kernels' loops take what is beyond the limit
+  return static_cast<unsigned>(std::min<std::int64_t>(blocks, std::numeric_limits<int>::max()));
+}
+
+template <typename T, int tile_index, bool lanes_on_filters>
+void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  const ConvProblem& problem = args.problem;
+  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const std::int64_t step = images_per_chunk(problem);
+  for (std::int64_t n = 0; n < problem.n; n += step) {
+    const Params<T> params = make_params<T>(args, config, n, std::min(step, problem.n - n));
+    scalar_products<T, tile_index, lanes_on_filters><<<grid_for(params.blocks), threads, 0, stream>>>(params);
+    check_launch("two_stage: scalar products");
+    if (single_stage(problem)) continue;
+    sum_planes<T><<<grid_for(ceil_div<std::int64_t>(params.numel, threads)), threads, 0, stream>>>(params, problem.k);
+    check_launch("two_stage: sum of planes");
+  }
+}
+
+template <typename T, int tile_index>
+void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  if (config.lanes_on_filters) {
+    launch<T, tile_index, true>(args, runtime, config);
+  } else {
+    launch<T, tile_index, false>(args, runtime, config);
+  }
+}
+
+}  // namespace
+
+void run_cuda(const ConvArgs& args, Runtime& runtime) {
+  const Config config = choose_config(args.problem, runtime.device());
+  dispatch_dtype(args.problem.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    static_assert(tile_count == 3);
+    switch (config.tile) {
+      case 0: launch<T, 0>(args, runtime, config); break;
+      case 1: launch<T, 1>(args, runtime, config); break;
+      default: launch<T, 2>(args, runtime, config); break;
+    }
+  });
+}
+
+}  // namespace fastconv::algos::two_stage

@@ -1,0 +1,82 @@
+// Sizes and memory layout of the staged Winograd convolution, shared by the planner and the kernels.
+//
+//   V [alpha^2][T][depth]   transformed input, in the workspace, a chunk of T tiles at a time
+//   U [alpha^2][K][depth]   transformed filters, in the packed weight, then K int32 exponents
+//   M [alpha^2][T][K_pad]   float32 products, in the workspace
+//
+// depth is C_pad, or 3 C_pad in split mode: V holds [hi | hi | lo] and U [hi | lo | hi], so that one GEMM sums the three
+// products hi*hi + hi*lo + lo*hi.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/algorithm.h"
+
+namespace fastconv::winograd {
+
+// What the GEMM multiplies.
+enum class Mode : std::uint8_t {
+  fp32,   // float32 operands, FP32 arithmetic (class ieee; every class on the CPU)
+  split,  // pairs of float16, three products (classes fp32 and tf32)
+  fp16,
+  bf16,
+};
+
+constexpr int channel_multiple = 8;  // rows of V, U and M start at multiples of 16 bytes
+// Largest workspace; more tiles than fit are processed in chunks, which costs nothing measurable.
+constexpr std::int64_t workspace_limit = std::int64_t{2} << 30;
+constexpr std::int64_t tile_multiple = 128;  // chunks end at multiples of this: whole GEMM tiles
+
+struct Config {
+  int m;      // outputs per tile and dimension: 2 or 4
+  int alpha;  // inputs per tile and dimension: m + 2
+  Mode mode;
+  std::int64_t tiles_p, tiles_q;  // tiles per image
+  std::int64_t tiles;             // N * tiles_p * tiles_q, numbered in that order
+  std::int64_t c_pad, k_pad, depth;
+  std::int64_t chunk_tiles;  // tiles per chunk
+  std::size_t element_bytes;
+
+  std::int64_t frequencies() const { return static_cast<std::int64_t>(alpha) * alpha; }
+  std::size_t v_bytes() const { return align(frequencies() * chunk_tiles * depth * element_bytes); }
+  std::size_t m_bytes() const { return align(frequencies() * chunk_tiles * k_pad * sizeof(float)); }
+  // Power-of-two scales: one int32 exponent per tile, and the per-pixel maxima that NCHW input needs to find them.
+  std::size_t tile_exponent_bytes() const { return align(chunk_tiles * sizeof(std::int32_t)); }
+  std::size_t u_bytes(std::int64_t k) const { return align(frequencies() * k * depth * element_bytes); }
+  static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+};
+
+inline Mode select_mode(AccuracyClass accuracy, const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu || accuracy == AccuracyClass::ieee) return Mode::fp32;
+  if (accuracy == AccuracyClass::fp16) return Mode::fp16;
+  if (accuracy == AccuracyClass::bf16) return Mode::bf16;
+  return Mode::split;
+}
+
+inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& device) {
+  const auto round_up = [](std::int64_t value, std::int64_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+  };
+  Config config{};
+  config.m = m;
+  config.alpha = m + 2;
+  config.mode = select_mode(problem.accuracy, device);
+  config.tiles_p = (problem.p() + m - 1) / m;
+  config.tiles_q = (problem.q() + m - 1) / m;
+  config.tiles = problem.n * config.tiles_p * config.tiles_q;
+  config.c_pad = round_up(problem.c, channel_multiple);
+  config.k_pad = round_up(problem.k, channel_multiple);
+  config.depth = config.mode == Mode::split ? 3 * config.c_pad : config.c_pad;
+  config.element_bytes = config.mode == Mode::fp32 ? 4 : 2;
+  const std::int64_t bytes_per_tile =
+      config.frequencies() * (config.depth * config.element_bytes + config.k_pad * sizeof(float));
+  const std::int64_t most = std::max(tile_multiple, workspace_limit / bytes_per_tile / tile_multiple * tile_multiple);
+  // Chunks of equal size: a short last chunk would leave the GPU idle.
+  const std::int64_t chunks = std::max<std::int64_t>(1, (config.tiles + most - 1) / most);
+  config.chunk_tiles = chunks == 1 ? config.tiles : round_up((config.tiles + chunks - 1) / chunks, tile_multiple);
+  return config;
+}
+
+}  // namespace fastconv::winograd

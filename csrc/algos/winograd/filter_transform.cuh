@@ -1,0 +1,88 @@
+// U = G g G^T, offline, with the filter's scale and, in split mode, the split into two halves.
+#pragma once
+
+#include "algos/winograd/tile_math.cuh"
+
+namespace fastconv::winograd {
+
+template <int m>
+__device__ __forceinline__ void transform_filter(const float (&g)[3][3], float (&u)[m + 2][m + 2]) {
+  constexpr int alpha = m + 2;
+  float half[alpha][3];
+#pragma unroll
+  for (int s = 0; s < 3; ++s) {
+    const float column[3] = {g[0][s], g[1][s], g[2][s]};
+    float result[alpha];
+    Transform<m>::filter(column, result);
+#pragma unroll
+    for (int i = 0; i < alpha; ++i) half[i][s] = result[i];
+  }
+#pragma unroll
+  for (int i = 0; i < alpha; ++i) Transform<m>::filter(half[i], u[i]);
+}
+
+// A block per filter. With a snapshot: a filter that equals it bit for bit is left alone (PackArgs::snapshot).
+template <typename T, int m, Mode mode>
+__global__ void __launch_bounds__(256) filter_transform(
+    int c, int c_pad, int depth, const T* __restrict__ weight,  // [K, C, 3, 3]
+    typename Operand<mode>::type* __restrict__ u,                // [alpha^2][K][depth]
+    int* __restrict__ exponents,                                 // [K]
+    T* __restrict__ snapshot) {                                  // [K, C, 3, 3] or null
+  constexpr int alpha = m + 2;
+  __shared__ float scratch[8];
+  const std::int64_t k = blockIdx.x, filters = gridDim.x;
+  const T* filter = weight + k * c * 9;
+  T* seen = snapshot != nullptr ? snapshot + k * c * 9 : nullptr;
+  if (seen != nullptr) {
+    using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
+    bool differs = false;
+    for (int i = threadIdx.x; i < c * 9; i += blockDim.x) {
+      differs |= reinterpret_cast<const Bits*>(filter)[i] != reinterpret_cast<const Bits*>(seen)[i];
+    }
+    if (!__syncthreads_or(differs)) return;
+  }
+  const auto transform = [&](int channel, float (&result)[alpha][alpha]) {
+    float g[3][3];
+#pragma unroll
+    for (int i = 0; i < 9; ++i) g[i / 3][i % 3] = channel < c ? to_float(filter[channel * 9 + i]) : 0.0f;
+    transform_filter<m>(g, result);
+  };
+
+  // A power of two may be applied before or after: the raw filter's own maximum is safe to square the gain of G with.
+  float scale = 1.0f;
+  int exponent = 0;
+  if constexpr (mode != Mode::fp32) {
+    float largest = 0.0f;
+    for (int channel = threadIdx.x; channel < c; channel += blockDim.x) {
+      float value[alpha][alpha];
+      transform(channel, value);
+#pragma unroll
+      for (int i = 0; i < alpha; ++i) {
+#pragma unroll
+        for (int j = 0; j < alpha; ++j) largest = fmaxf(largest, fabsf(value[i][j]));
+      }
+    }
+    exponent = scale_exponent(row_max(largest, blockDim.x, scratch), filter_target_exponent);
+    scale = power_of_two(exponent);
+  }
+  for (int channel = threadIdx.x; channel < c_pad; channel += blockDim.x) {
+    float value[alpha][alpha];
+    transform(channel, value);
+#pragma unroll
+    for (int i = 0; i < alpha; ++i) {
+#pragma unroll
+      for (int j = 0; j < alpha; ++j) {
+        const std::int64_t row = static_cast<std::int64_t>(i * alpha + j) * filters + k;
+        store_operand<mode, true>(u + row * depth + channel, c_pad, Pack<1>{{value[i][j] * scale}});
+      }
+    }
+  }
+  if (threadIdx.x == 0) exponents[k] = exponent;
+  if (seen != nullptr) {
+    __threadfence();  // whoever sees the new snapshot sees the filter that belongs to it
+    __syncthreads();
+    for (int i = threadIdx.x; i < c * 9; i += blockDim.x) seen[i] = filter[i];
+  }
+}
+
+}  // namespace fastconv::winograd

@@ -1,0 +1,182 @@
+// The stages in order: for each chunk of tiles, input transform, batched GEMM of the library, output transform.
+#include <algorithm>
+#include <type_traits>
+
+#include "algos/winograd/filter_transform.cuh"
+#include "algos/winograd/input_transform.cuh"
+#include "algos/winograd/output_transform.cuh"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+
+namespace fastconv::winograd {
+namespace {
+
+cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
+
+// Calls visit with std::integral_constant<Mode, ...>.
+template <typename Visitor>
+void dispatch_mode(Mode mode, Visitor&& visit) {
+  switch (mode) {
+    case Mode::fp32: visit(std::integral_constant<Mode, Mode::fp32>{}); break;
+    case Mode::split: visit(std::integral_constant<Mode, Mode::split>{}); break;
+    case Mode::fp16: visit(std::integral_constant<Mode, Mode::fp16>{}); break;
+    case Mode::bf16: visit(std::integral_constant<Mode, Mode::bf16>{}); break;
+  }
+}
+
+// Only the combinations that select_mode() produces are compiled: f32 with fp32 or split, f16 with fp16, bf16 with bf16.
+template <typename T>
+constexpr bool fits(Mode mode) {
+  if (std::is_same_v<T, float>) return mode == Mode::fp32 || mode == Mode::split;
+  return mode == (std::is_same_v<T, half_t> ? Mode::fp16 : Mode::bf16);
+}
+
+// Lanes of a block's row for `items` vectors: a power of two up to 32, then a multiple of 32.
+int row_lanes(int items, int most) {
+  int lanes = 8;
+  while (lanes < items && lanes < 32) lanes *= 2;
+  return items <= 32 ? lanes : std::min(ceil_div(items, 32) * 32, most);
+}
+
+dim3 row_block(int lanes, int threads) { return dim3(lanes, std::max(1, threads / lanes)); }
+
+Chunk make_chunk(const ConvProblem& problem, const Config& config) {
+  Chunk chunk{};
+  chunk.c = static_cast<int>(problem.c), chunk.h = static_cast<int>(problem.h), chunk.w = static_cast<int>(problem.w);
+  chunk.k = static_cast<int>(problem.k), chunk.p = static_cast<int>(problem.p()), chunk.q = static_cast<int>(problem.q());
+  chunk.pad_h = static_cast<int>(problem.pad_h), chunk.pad_w = static_cast<int>(problem.pad_w);
+  chunk.tiles_p = static_cast<int>(config.tiles_p), chunk.tiles_q = static_cast<int>(config.tiles_q);
+  chunk.c_pad = static_cast<int>(config.c_pad), chunk.k_pad = static_cast<int>(config.k_pad);
+  chunk.depth = static_cast<int>(config.depth);
+  chunk.in = input_strides(problem), chunk.out = output_strides(problem);
+  return chunk;
+}
+
+// Tile rows that a chunk touches: the NCHW kernels work on strips of a row.
+int tile_rows(const Chunk& chunk) {
+  return (chunk.first_tile + chunk.tiles - 1) / chunk.tiles_q - chunk.first_tile / chunk.tiles_q + 1;
+}
+
+template <typename T, int m, Mode mode>
+void transform_input(const Chunk& chunk, const T* x, Layout layout, const float* maxima, void* v, int* exponents,
+                     cudaStream_t stream) {
+  auto* target = static_cast<typename Operand<mode>::type*>(v);
+  if (layout == Layout::nhwc) {
+    const bool even = chunk.c % 2 == 0;
+    const dim3 block = row_block(row_lanes(even ? chunk.c_pad / 2 : chunk.c_pad, 512), 256);
+    const unsigned grid = ceil_div(chunk.tiles, static_cast<int>(block.y));
+    const auto kernel = even ? input_transform_nhwc<T, m, mode, 2> : input_transform_nhwc<T, m, mode, 1>;
+    kernel<<<grid, block, 0, stream>>>(chunk, x, target, exponents);
+  } else {
+    const auto kernel = input_transform_nchw<T, m, mode>;
+    constexpr int bytes = InputStrip<m>::bytes;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "input_transform_nchw");
+    const int strips = ceil_div(chunk.tiles_q, strip_tiles);
+    const dim3 grid(static_cast<unsigned>(tile_rows(chunk)) * strips, ceil_div(chunk.c_pad, strip_channels));
+    kernel<<<grid, 256, bytes, stream>>>(chunk, strips, x, maxima, target, exponents);
+  }
+  check_launch("winograd input transform");
+}
+
+template <typename T, int m>
+void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents,
+                      const int* filter_exponents, const ConvArgs& args, cudaStream_t stream) {
+  const auto epilogue = make_epilogue<T>(args);
+  auto* y = static_cast<T*>(args.y);
+  if (args.problem.layout == Layout::nhwc) {
+    const bool even = chunk.k % 2 == 0;
+    const dim3 block = row_block(row_lanes(even ? chunk.k / 2 : chunk.k, 128), 128);
+    const unsigned grid = ceil_div(chunk.tiles, static_cast<int>(block.y));
+    const auto kernel = even ? output_transform_nhwc<T, m, 2> : output_transform_nhwc<T, m, 1>;
+    kernel<<<grid, block, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
+  } else {
+    const int strips = ceil_div(chunk.tiles_q, output_strip_tiles);
+    const dim3 grid(static_cast<unsigned>(tile_rows(chunk)) * strips, ceil_div(chunk.k, output_strip_filters));
+    output_transform_nchw<T, m><<<grid, 256, 0, stream>>>(chunk, strips, products, tile_exponents, filter_exponents,
+                                                          y, epilogue);
+  }
+  check_launch("winograd output transform");
+}
+
+template <typename T, int m, Mode mode>
+void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const cudaStream_t stream = stream_of(runtime);
+  const auto* x = static_cast<const T*>(args.x);  // [N, C, H, W] in problem.layout
+  const auto* u = static_cast<const char*>(args.weight);
+  const auto* filter_exponents = reinterpret_cast<const int*>(u + config.u_bytes(problem.k));
+  constexpr bool scaled = mode != Mode::fp32;
+
+  auto* v = static_cast<char*>(args.workspace);
+  auto* products = reinterpret_cast<float*>(v + config.v_bytes());
+  auto* tile_exponents = reinterpret_cast<int*>(reinterpret_cast<char*>(products) + config.m_bytes());
+  auto* maxima = reinterpret_cast<int*>(reinterpret_cast<char*>(tile_exponents) + config.tile_exponent_bytes());
+
+  Chunk chunk = make_chunk(problem, config);
+  if (scaled && problem.layout == Layout::nchw) {
+    const std::int64_t pixels = problem.n * problem.h * problem.w;
+    check_cuda(cudaMemsetAsync(maxima, 0, static_cast<std::size_t>(pixels) * sizeof(int), stream), "cudaMemsetAsync");
+    const dim3 grid(static_cast<unsigned>(ceil_div<std::int64_t>(pixels, 256)), ceil_div(chunk.c, channels_per_block));
+    pixel_maxima_nchw<T><<<grid, 256, 0, stream>>>(chunk, pixels, x, maxima);
+    check_launch("winograd pixel maxima");
+  }
+  for (std::int64_t first = 0; first < config.tiles; first += config.chunk_tiles) {
+    chunk.first_tile = static_cast<int>(first);
+    chunk.tiles = static_cast<int>(std::min(config.chunk_tiles, config.tiles - first));
+    transform_input<T, m, mode>(chunk, x, problem.layout, reinterpret_cast<const float*>(maxima), v, tile_exponents,
+                                stream);
+    GemmArgs gemm;
+    gemm.batch = config.frequencies();
+    gemm.m = chunk.tiles, gemm.n = problem.k, gemm.k = config.depth;
+    gemm.a = v, gemm.lda = config.depth, gemm.stride_a = chunk.tiles * config.depth;
+    gemm.b = u, gemm.ldb = config.depth, gemm.stride_b = problem.k * config.depth;
+    gemm.d = products, gemm.ldd = config.k_pad, gemm.stride_d = chunk.tiles * config.k_pad;
+    gemm.in = mode == Mode::fp32 ? DType::f32 : mode == Mode::bf16 ? DType::bf16 : DType::f16;
+    gemm.out = DType::f32;
+    runtime.gemm(gemm);
+    transform_output<T, m>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, stream);
+  }
+}
+
+template <int m>
+void run_cuda(const ConvArgs& args, Runtime& runtime) {
+  const Config config = make_config(m, args.problem, runtime.device());
+  dispatch_dtype(args.problem.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    dispatch_mode(config.mode, [&](auto mode) {
+      if constexpr (fits<T>(mode())) run<T, m, mode()>(args, config, runtime);
+    });
+  });
+}
+
+template <int m>
+void pack_cuda(const PackArgs& args, Runtime& runtime) {
+  const Config config = make_config(m, args.problem, runtime.device());
+  dispatch_dtype(args.problem.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    dispatch_mode(config.mode, [&](auto mode) {
+      if constexpr (fits<T>(mode())) {
+        auto* packed = static_cast<char*>(args.packed);
+        filter_transform<T, m, mode()>
+            <<<static_cast<unsigned>(args.problem.k), 256, 0, stream_of(runtime)>>>(
+                static_cast<int>(args.problem.c), static_cast<int>(config.c_pad), static_cast<int>(config.depth),
+                static_cast<const T*>(args.weight), reinterpret_cast<typename Operand<mode()>::type*>(packed),
+                reinterpret_cast<int*>(packed + config.u_bytes(args.problem.k)), static_cast<T*>(args.snapshot));
+        check_launch("winograd filter transform");
+      }
+    });
+  });
+}
+
+}  // namespace
+}  // namespace fastconv::winograd
+
+namespace fastconv::algos::winograd_f2 {
+void run_cuda(const ConvArgs& args, Runtime& runtime) { winograd::run_cuda<2>(args, runtime); }
+void pack_cuda(const PackArgs& args, Runtime& runtime) { winograd::pack_cuda<2>(args, runtime); }
+}  // namespace fastconv::algos::winograd_f2
+
+namespace fastconv::algos::winograd_f4 {
+void run_cuda(const ConvArgs& args, Runtime& runtime) { winograd::run_cuda<4>(args, runtime); }
+void pack_cuda(const PackArgs& args, Runtime& runtime) { winograd::pack_cuda<4>(args, runtime); }
+}  // namespace fastconv::algos::winograd_f4

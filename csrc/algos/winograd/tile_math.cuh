@@ -1,0 +1,181 @@
+// What the transform kernels share: the tiles of a chunk, short vectors of channels, power-of-two scales.
+#pragma once
+
+#include <cstdint>
+
+#include "algos/winograd/config.h"
+#include "device/indexing.h"
+#include "device/numeric.h"
+#include "device/winograd_matrices.h"
+
+namespace fastconv::winograd {
+
+// A chunk of tiles of one problem. Tile numbers fit 31 bits (supports() sees to it), element offsets need 64.
+struct Chunk {
+  int c, h, w, k, p, q;
+  int pad_h, pad_w;
+  int tiles_p, tiles_q;
+  int c_pad, k_pad, depth;
+  int first_tile, tiles;  // this chunk: [first_tile, first_tile + tiles)
+  Strides4 in, out;
+};
+
+struct TilePosition {
+  int n, tp, tq;
+};
+
+__device__ __forceinline__ TilePosition tile_position(const Chunk& chunk, int tile_in_chunk) {
+  const unsigned tile = static_cast<unsigned>(chunk.first_tile + tile_in_chunk);
+  const unsigned row = tile / static_cast<unsigned>(chunk.tiles_q);
+  return {static_cast<int>(row / static_cast<unsigned>(chunk.tiles_p)),
+          static_cast<int>(row % static_cast<unsigned>(chunk.tiles_p)),
+          static_cast<int>(tile % static_cast<unsigned>(chunk.tiles_q))};
+}
+
+// The type of V's and U's elements.
+template <Mode mode>
+struct Operand {
+  using type = half_t;
+};
+template <>
+struct Operand<Mode::fp32> {
+  using type = float;
+};
+template <>
+struct Operand<Mode::bf16> {
+  using type = bfloat16_t;
+};
+
+// `count` neighbouring channels, computed in float.
+template <int count>
+struct Pack {
+  float e[count];
+
+  friend __device__ __forceinline__ Pack operator+(const Pack& a, const Pack& b) {
+    Pack c;
+#pragma unroll
+    for (int i = 0; i < count; ++i) c.e[i] = a.e[i] + b.e[i];
+    return c;
+  }
+  friend __device__ __forceinline__ Pack operator-(const Pack& a, const Pack& b) {
+    Pack c;
+#pragma unroll
+    for (int i = 0; i < count; ++i) c.e[i] = a.e[i] - b.e[i];
+    return c;
+  }
+  friend __device__ __forceinline__ Pack operator*(const Pack& a, float b) {
+    Pack c;
+#pragma unroll
+    for (int i = 0; i < count; ++i) c.e[i] = a.e[i] * b;
+    return c;
+  }
+};
+
+// `count` neighbouring elements in memory, moved by one instruction.
+template <typename T, int count>
+struct alignas(sizeof(T) * count) Aligned {
+  T e[count];
+};
+
+template <int count, typename T>
+__device__ __forceinline__ Pack<count> load_pack(const T* source) {
+  const auto raw = *reinterpret_cast<const Aligned<T, count>*>(source);
+  Pack<count> pack;
+#pragma unroll
+  for (int i = 0; i < count; ++i) pack.e[i] = to_float(raw.e[i]);
+  return pack;
+}
+
+template <int count, typename T>
+__device__ __forceinline__ void store_pack(T* target, const Pack<count>& pack) {
+  Aligned<T, count> raw;
+#pragma unroll
+  for (int i = 0; i < count; ++i) raw.e[i] = from_float<T>(pack.e[i]);
+  *reinterpret_cast<Aligned<T, count>*>(target) = raw;
+}
+
+// Writes transformed values to a row of V or U (`row` points at channel c of that row): in split mode as
+// [hi | hi | lo] (V) or [hi | lo | hi] (U).
+template <Mode mode, bool is_filter, int count>
+__device__ __forceinline__ void store_operand(typename Operand<mode>::type* row, int c_pad, const Pack<count>& value) {
+  if constexpr (mode != Mode::split) {
+    store_pack(row, value);
+  } else {
+    Pack<count> low;
+#pragma unroll
+    for (int i = 0; i < count; ++i) low.e[i] = value.e[i] - to_float(from_float<half_t>(value.e[i]));
+    store_pack(row, value);
+    store_pack(row + c_pad, is_filter ? low : value);
+    store_pack(row + 2 * c_pad, is_filter ? value : low);
+  }
+}
+
+// B^T d B (or G g G^T), in place: columns, then rows.
+template <int m, typename Value>
+__device__ __forceinline__ void transform_input_tile(Value (&tile)[m + 2][m + 2]) {
+  constexpr int alpha = m + 2;
+#pragma unroll
+  for (int j = 0; j < alpha; ++j) {
+    Value column[alpha], result[alpha];
+#pragma unroll
+    for (int i = 0; i < alpha; ++i) column[i] = tile[i][j];
+    Transform<m>::input(column, result);
+#pragma unroll
+    for (int i = 0; i < alpha; ++i) tile[i][j] = result[i];
+  }
+#pragma unroll
+  for (int i = 0; i < alpha; ++i) {
+    Value result[alpha];
+    Transform<m>::input(tile[i], result);
+#pragma unroll
+    for (int j = 0; j < alpha; ++j) tile[i][j] = result[j];
+  }
+}
+
+// ---- Scales (docs/numerics.md): operands are brought near the top of float16's range by exact powers of two.
+
+// Exponent to which the largest |d| of a raw tile is brought: |V| <= gain^2 * 2^(target + 1) < 65504.
+template <int m>
+constexpr int input_target_exponent = m == 4 ? 10 : 12;
+constexpr int filter_target_exponent = 13;
+
+// e such that |largest| * 2^e lies in [2^target, 2^(target+1)); 0 for zero. At most 126, so that 2^e and 2^-e are
+// normal numbers; a tile of FP32 subnormals then lies lower, with an error still below FP32's own quantum.
+__device__ __forceinline__ int scale_exponent(float largest, int target) {
+  if (largest == 0.0f) return 0;
+  const int exponent = static_cast<int>((__float_as_uint(largest) >> 23) & 255u) - 127;
+  return min(target - exponent, 126);
+}
+
+__device__ __forceinline__ float power_of_two(int exponent) {  // -126 <= exponent <= 127
+  return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23);
+}
+
+// Undoes the scales of a tile and a filter. Their sum may exceed what one float can hold; two factors never do.
+struct Unscale {
+  float first, second;
+
+  __device__ __forceinline__ Unscale(int tile_exponent, int filter_exponent) {
+    const int sum = tile_exponent + filter_exponent, half = sum / 2;
+    first = power_of_two(-half);
+    second = power_of_two(half - sum);
+  }
+  __device__ __forceinline__ float operator()(float value) const { return value * first * second; }
+};
+
+// Maximum over `lanes` neighbouring threads: a power of two up to 32, or a multiple of 32 threads of one row of the
+// block; then `scratch` holds a value per warp, and every thread of the block must take part.
+__device__ __forceinline__ float row_max(float value, int lanes, float* scratch) {
+  for (int offset = min(lanes, 32) / 2; offset > 0; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  }
+  if (lanes <= 32) return value;
+  const int warps = lanes / 32;
+  float* row = scratch + threadIdx.y * warps;
+  if (threadIdx.x % 32 == 0) row[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (int i = 0; i < warps; ++i) value = fmaxf(value, row[i]);
+  return value;
+}
+
+}  // namespace fastconv::winograd
