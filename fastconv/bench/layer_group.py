@@ -16,6 +16,7 @@ from fastconv.bench.layers import Layer
 # A relative L2 error beyond this is not that class: a peer above it is refused, with a note, rather than timed.
 CLASS_ERROR = {"ieee": 5e-5, "fp32": 5e-5, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
 HOPELESS_OURS = 20.0  # times the best so far: not timed
+SLOW_OURS = 5.0  # times the best so far: 3 rounds only, unless `auto` takes it
 HOPELESS_PEER = 3.0  # times the best peer: 3 rounds only
 SHORT_US = 100.0  # a single call's time below this is mostly the launch, and hopeless for nobody
 SLOW_US = 20e3  # an algorithm of ours is only given up unseen if the planner expects more than this
@@ -213,7 +214,7 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
         time_of = times.get(prefix + shown)
         errors = {name: group.entrants[prefix + name].error for name in mine if prefix + name in group.entrants}
         relevant = {name.removeprefix(prefix): text for name, text in notes.items() if name.startswith(prefix)}
-        relevant |= {name: notes[name] for name in (*names, "cudnn") if name in notes}
+        relevant |= {name: notes[name] for name in names if name in notes}
         row = {
             **group.layer.fields(),
             "n": group.n,
@@ -238,8 +239,16 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
             "floor_us": group.layer.floor_us(group.n, accuracy) if group.device.type == "cuda" else None,
             "timer_us": times[_TIMER].us,
             "notes": relevant,
-            "few_rounds": sorted(name for name in names if name in times and times[name].rounds < 20),
-            "eager": sorted(name for name in measured.eager if name in names or name.startswith(prefix)),
+            "few_rounds": sorted(
+                name.removeprefix(prefix)
+                for name in times
+                if times[name].rounds < 20 and (name in names or name.startswith(prefix))
+            ),
+            "eager": {
+                name.removeprefix(prefix): text
+                for name, text in sorted(measured.eager.items())
+                if name in names or name.startswith(prefix)
+            },
         }
         rows.append(row)
     return rows
@@ -252,8 +261,12 @@ def measure(
     reference = _prepare_data(group, seed)
     choices = _enter_all(group, reference, algorithms)
     peers_best = min((group.best_us("torch_"), group.best_us("cudnn_")))
-    slow = [name for name in _peer_names(group) if name in group.entrants]
-    slow = [name for name in slow if group.entrants[name].estimate_us > HOPELESS_PEER * peers_best]
+    peer_names, chosen = _peer_names(group), {f"{'/'.join(key)}/{choice}" for key, choice in choices.items()}
+    slow = []
+    for name, entrant in group.entrants.items():
+        limit = HOPELESS_PEER * peers_best if name in peer_names else SLOW_OURS * group.best_us()
+        if entrant.estimate_us > limit and name not in chosen:
+            slow.append(name)
     group.announce("")  # each has run alone: from here on nobody in particular is to blame
     nothing = torch.zeros(1, device=group.device)
     measured = timing.measure(

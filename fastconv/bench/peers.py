@@ -36,9 +36,11 @@ def peers(
         calls[f"torch_{layout}"] = functools.partial(torch_convolution, x, weights[layout], layer, tf32)
     if not next(iter(inputs.values())).is_cuda:
         return calls, refused
-    try:
-        problems = {layout: cudnn.Problem(x, weights[layout], layer, layout, tf32) for layout, x in inputs.items()}
-        direct, refused = cudnn.contenders(problems)
-    except (cudnn.CudnnError, cudnn.CudnnUnavailable) as error:
-        return calls, {"cudnn": str(error)}
-    return calls | direct, refused
+    problems = {}
+    for layout, x in inputs.items():
+        try:
+            problems[layout] = cudnn.Problem(x, weights[layout], layer, layout, tf32)
+        except (cudnn.CudnnError, cudnn.CudnnUnavailable) as error:
+            refused[f"cudnn_{layout}"] = str(error)
+    direct, unsupported = cudnn.contenders(problems)
+    return calls | direct, refused | unsupported
