@@ -90,9 +90,7 @@ def _gradient_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _conv(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
-    return ops.conv2d_op(
-        input, weight, None, None, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags
-    )
+    return ops.conv2d_op(input, weight, None, None, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags)
 
 
 def _input_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
@@ -147,9 +145,7 @@ def unpack_weight(
     """The weight [K, C/groups, R, S] that a packing was made from, up to the algorithm's rounding: whatever the
     packing, the impulse response of a filter is the filter, turned round."""
     k, c_per_group, r, s = weight_shape
-    impulses = torch.zeros(
-        c_per_group, groups, c_per_group, 2 * r - 1, 2 * s - 1, dtype=dtype, device=packed.device
-    )
+    impulses = torch.zeros(c_per_group, groups, c_per_group, 2 * r - 1, 2 * s - 1, dtype=dtype, device=packed.device)
     impulses[:, :, :, r - 1, s - 1] = torch.eye(c_per_group, dtype=dtype, device=packed.device)[:, None, :]
     response = ops.conv2d_packed_op(
         impulses.flatten(1, 2), packed, weight_shape, None, None, [1, 1], [0, 0], [1, 1], groups, channels_last,
@@ -240,9 +236,7 @@ def _vmap_conv2d(info, in_dims, *args):  # type: ignore[no-untyped-def]
         x = _batched(input, x_dim, size)
         shape = [x.shape[1], weight.shape[0], *ops.output_size(x.shape, weight.shape, stride, padding, dilation)]
         bias, residual = _fold_epilogue(size, bias, b_dim, residual, r_dim, shape)
-        y = ops.conv2d_op(
-            x.flatten(0, 1), weight, bias, residual, stride, padding, dilation, groups, algorithm, *rest
-        )
+        y = ops.conv2d_op(x.flatten(0, 1), weight, bias, residual, stride, padding, dilation, groups, algorithm, *rest)
         return y.reshape(size, *shape), 0
     if algorithm not in ("auto", "torch"):  # asked for by name: more groups may be more than it can do
         return _loop(ops.conv2d_op, info, in_dims, args)
@@ -256,9 +250,7 @@ def _vmap_conv2d(info, in_dims, *args):  # type: ignore[no-untyped-def]
         bias = _batched(bias, b_dim, size).flatten()
     if residual is not None:
         residual = _into_channels(_batched(residual, r_dim, size))
-    y = ops.conv2d_op(
-        x, filters.flatten(0, 1), bias, residual, stride, padding, dilation, groups, algorithm, *rest
-    )
+    y = ops.conv2d_op(x, filters.flatten(0, 1), bias, residual, stride, padding, dilation, groups, algorithm, *rest)
     return y.unflatten(1, (size, k)), 1
 
 
@@ -297,9 +289,7 @@ def _vmap_conv2d_packed(info, in_dims, *args):  # type: ignore[no-untyped-def]
     x = _batched(input, in_dims[0], size)
     shape = [x.shape[1], weight_shape[0], *ops.output_size(x.shape, weight_shape, stride, padding, dilation)]
     bias, residual = _fold_epilogue(size, bias, in_dims[3], residual, in_dims[4], shape)
-    y = ops.conv2d_packed_op(
-        x.flatten(0, 1), packed, weight_shape, bias, residual, stride, padding, dilation, *rest
-    )
+    y = ops.conv2d_packed_op(x.flatten(0, 1), packed, weight_shape, bias, residual, stride, padding, dilation, *rest)
     return y.reshape(size, *shape), 0
 
 

@@ -313,6 +313,11 @@ def test_layer_table_shows_a_lost_layer_as_lost(project):
     document["rows"].pop()
     document["rows"][0]["auto"] = "implicit_gemm"
     assert "`winograd_f4` (`auto`: `implicit_gemm`)" in report.layer_table(document, "fp32", 64)
+    document["rows"][1]["error"] = 1e30
+    wrong = report.layer_table(document, "fp32", 64)
+    assert "Wrong: vgg4_2." in wrong
+    assert "4.00x" not in wrong
+    document["rows"][1]["error"] = 1e-6
     assert "Failed: res1." in report.layer_table(document, "fp16", 64)
     assert "| `fp32` | 64 | 1.41x | 1.00x | res1 **0.50x** | 2 of 3 |" in report.layer_summary(document)
 

@@ -197,9 +197,16 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=150)
 
 
+def is_wrong(row: results.Row) -> bool:
+    """Whether the error of ours is beyond anything that the class could mean."""
+    return row["error"] is not None and row["error"] > layer_group.CLASS_ERROR[row["class"]]
+
+
 def ratio(row: results.Row) -> float | None:
-    """How many times faster ours is than the best peer."""
-    return row["best_peer_us"] / row["us"] if row["us"] and row["best_peer_us"] else None
+    """How many times faster ours is than the best peer; None where either has no time, or ours is wrong."""
+    if is_wrong(row) or not row["us"] or not row["best_peer_us"]:
+        return None
+    return row["best_peer_us"] / row["us"]
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
@@ -215,6 +222,7 @@ def progress_line(row: results.Row, seconds: float) -> str:
     peer_error = "-" if row["peer_error"] is None else f"{row['peer_error']:.1e}"
     floor = "-" if row["floor_us"] is None else f"{row['floor_us']:.0f}"
     verdict = "    -" if times is None else f"{times:5.2f}x" + (" LOST" if times < 1 else "")
+    verdict = "WRONG" if is_wrong(row) else verdict
     return (
         f"{row['layer']:8} n{row['n']:<3} {row['class']:4} {row['layout']} {row['algorithm']:14} {us} us  {verdict:11} "
         f"vs {peer:36} error {error}/{peer_error} floor {floor}  ({seconds:.1f} s)"
@@ -247,6 +255,8 @@ def summary_tables(rows: Sequence[results.Row]) -> list[Table]:
 def _cell(row: results.Row | None) -> str:
     if row is None or row["us"] is None:
         return "-"
+    if is_wrong(row):
+        return "WRONG"
     times = ratio(row)
     return f"{row['us']:.1f}" + ("" if times is None else f" {times:5.2f}x")
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import fastconv
-from fastconv import _C  # type: ignore[attr-defined]
+from fastconv import _C, ops
 from fastconv.bench.layers import Layer
 
 _PRECISIONS = {"ieee": "ieee", "fp32": "fp32", "tf32": "tf32", "fp16": "fp32", "bf16": "fp32"}
@@ -22,26 +19,6 @@ _BENCHMARK, _CUDNN_ENABLED = 1, 4  # bits of the operator's backend_flags
 def dtype_of(accuracy: str) -> torch.dtype:
     """The element type of a class."""
     return _DTYPES.get(accuracy, torch.float32)
-
-
-def _operators() -> Any:
-    if not hasattr(torch.ops.fastconv, "conv2d"):
-        torch.ops.load_library(str(Path(fastconv.__file__).parent / "libfastconv.so"))
-    return torch.ops.fastconv
-
-
-@functools.cache
-def _device_info(device: torch.device) -> _C.DeviceInfo:
-    index = -1 if device.type == "cpu" else device.index or 0
-    values = json.loads(_operators().device_info(index))
-    info = _C.DeviceInfo()
-    for name, value in values.items():
-        if name == "type":
-            value = getattr(_C.DeviceType, value)
-        elif name != "name" and isinstance(value, float) and value.is_integer() and not name.endswith("per_s"):
-            value = int(value)
-        setattr(info, name, value)
-    return info
 
 
 def _problem(layer: Layer, n: int, accuracy: str, layout: str) -> _C.ConvProblem:
@@ -57,7 +34,7 @@ def _problem(layer: Layer, n: int, accuracy: str, layout: str) -> _C.ConvProblem
         padding=(layer.padding, layer.padding),
         dilation=(layer.dilation, layer.dilation),
         groups=layer.groups,
-        dtype=str(dtype_of(accuracy)).removeprefix("torch."),
+        dtype=ops.dtype_name(dtype_of(accuracy)),
         precision=_PRECISIONS[accuracy],
         layout=layout,
     )
@@ -65,12 +42,12 @@ def _problem(layer: Layer, n: int, accuracy: str, layout: str) -> _C.ConvProblem
 
 def candidates(layer: Layer, n: int, accuracy: str, layout: str, device: torch.device) -> list[dict[str, Any]]:
     """The planner's row for every algorithm: algorithm, ok, reason, config, workspace_bytes, cost_us."""
-    return _C.candidates(_problem(layer, n, accuracy, layout), _device_info(device))
+    return _C.candidates(_problem(layer, n, accuracy, layout), ops.device_info(device))
 
 
 def auto_choice(layer: Layer, n: int, accuracy: str, layout: str, device: torch.device) -> str:
     """The registry name of what `algorithm="auto"` runs."""
-    return _C.choose("auto", _problem(layer, n, accuracy, layout), _device_info(device))["algorithm"]
+    return _C.choose("auto", _problem(layer, n, accuracy, layout), ops.device_info(device))["algorithm"]
 
 
 def contender(
@@ -80,7 +57,6 @@ def contender(
 
     x: [N, C, H, W] in the layout to be measured; weight: [K, C/groups, R, S], contiguous.
     """
-    ops = _operators()
     stride, padding, dilation = ([value] * 2 for value in (layer.stride, layer.padding, layer.dilation))
     precision, epilogue = _PRECISIONS[accuracy], ("none", 0.01)
     if algorithm == "torch":

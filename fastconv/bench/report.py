@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from fastconv.bench.layer_suite import geometric_mean, ratio
+from fastconv.bench.layer_suite import geometric_mean, is_wrong, ratio
 from fastconv.bench.results import CLASSES, Document, Row, read
 
 RESULTS, FIGURES = Path("benchmarks/results"), Path("docs/figures")
@@ -111,8 +111,8 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
 def _algorithm(row: Row) -> str:
     """The algorithm timed; said so where it failed, or where it is not what `auto` takes."""
     text = f"`{row['algorithm']}`"
-    if row["us"] is None:
-        return f"{text} (failed)"
+    if row["us"] is None or is_wrong(row):
+        return f"{text} ({'failed' if row['us'] is None else '**wrong**'})"
     return text if row.get("auto", row["algorithm"]) == row["algorithm"] else f"{text} (`auto`: `{row['auto']}`)"
 
 
@@ -121,7 +121,9 @@ def _losses(rows: Sequence[Row]) -> str:
     names = [f"{row['layer']} ({value:.2f}x, `{row['algorithm']}`)" for row, value in lost if value and value < 1]
     failed = [row["layer"] for row in rows if row["us"] is None]
     text = f"Slower than the best peer: {', '.join(names) or 'none'}."
-    return text + (f" Failed: {', '.join(failed)}." if failed else "")
+    wrong = [row["layer"] for row in rows if is_wrong(row)]
+    text += f" Failed: {', '.join(failed)}." if failed else ""
+    return text + (f" Wrong: {', '.join(wrong)}." if wrong else "")
 
 
 def layer_summary(document: Document) -> str:
