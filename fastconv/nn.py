@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
-from fastconv import ops, planner, settings
+from fastconv import _C, functional, ops, settings
 from fastconv.functional import conv2d
 
 __all__ = ["Conv2d"]
@@ -210,7 +210,7 @@ class Conv2d(nn.Conv2d):
         algorithm: str = "auto",
         precision: str | None = None,
     ) -> None:
-        planner.check_settings(algorithm, precision)
+        check_settings(algorithm, precision)
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
         )
@@ -247,7 +247,8 @@ class Conv2d(nn.Conv2d):
         if not _is_eager(x, weight, bias):
             return self._plain(x, weight, bias, padding)
         x, padding = _explicit_padding(x, weight, padding, self.dilation)
-        algorithm, precision = settings.resolve(state.algorithm, state.precision)
+        algorithm = settings.auto_algorithm if state.algorithm == "auto" or settings.disabled else state.algorithm
+        precision = settings.resolve_precision(state.precision, x.is_cuda)
         autocast = torch.is_autocast_enabled(x.device.type)
         key = (
             x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, weight.device,
@@ -261,7 +262,8 @@ class Conv2d(nn.Conv2d):
         if y is None:
             y = self._plain(x, weight, bias, padding)
         if choice is None:
-            choice = _Choice(ops.last_call()["algorithm"], 0)
+            call = ops.last_call()
+            choice = _Choice(call["algorithm"] if call is not None else "torch", 0)
         state.remember(key, choice, input)
         return y
 
@@ -283,10 +285,16 @@ class Conv2d(nn.Conv2d):
             return None
         if bias is not None and bias.shape != weight.shape[:1]:
             return None
+        n, c, h, w = batch.shape
+        k, _, r, s = weight.shape
+        layout = "nhwc" if ops.format_of(batch, weight) == torch.channels_last else "nchw"
         try:
-            row = planner.choose(
-                algorithm, batch, weight, self.stride, padding, self.dilation, self.groups, precision, bias is not None
-            )
+            problem = _C.ConvProblem(
+                n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=_pair(self.stride), padding=padding,
+                dilation=_pair(self.dilation), groups=self.groups, dtype=ops.dtype_name(x.dtype), precision=precision,
+                layout=layout, bias=bias is not None,
+            )  # fmt: skip
+            row = _C.choose(algorithm, problem, ops.device_info(x.device))
         except (TypeError, ValueError, RuntimeError):
             return None
         return _Choice(row["algorithm"], row["packed_bytes"])
@@ -301,9 +309,15 @@ class Conv2d(nn.Conv2d):
         if packed is None:
             return None
         batch = x if x.dim() == 4 else x.unsqueeze(0)
+        stride, dilation = _pair(self.stride), _pair(self.dilation)
+        if settings.log_calls:
+            functional._log(
+                batch, weight, list(stride), list(padding), list(dilation), self.groups, choice.algorithm, precision,
+                "none",
+            )  # fmt: skip
         y = ops.conv2d_packed(
-            batch, packed, weight.shape, bias, None, self.stride, padding, self.dilation, self.groups,
-            planner.suggests_channels_last(weight), choice.algorithm, precision, "none", 0.01,
+            batch, packed, weight.shape, bias, None, stride, padding, dilation, self.groups,
+            ops.format_of(weight) == torch.channels_last, choice.algorithm, precision, "none", 0.01,
         )  # fmt: skip
         return y if x.dim() == 4 else y.squeeze(0)
 
@@ -319,3 +333,15 @@ class Conv2d(nn.Conv2d):
         if state.precision is not None:
             text += f", precision={state.precision}"
         return text
+
+
+def check_settings(algorithm: str, precision: str | None) -> None:
+    """TypeError or ValueError if these are not an algorithm of the registry, or "auto", and a precision."""
+    if not isinstance(algorithm, str):
+        raise TypeError(f"algorithm is {algorithm!r}; expected a string")
+    if algorithm not in functional.ALGORITHMS:
+        raise ValueError(f"algorithm is '{algorithm}'; expected one of {', '.join(functional.ALGORITHMS)}")
+    if precision is not None and not isinstance(precision, str):
+        raise TypeError(f"precision is {precision!r}; expected None or a string")
+    if precision is not None and precision not in settings.PRECISIONS:
+        raise ValueError(f"precision is '{precision}'; expected None or one of {', '.join(settings.PRECISIONS)}")

@@ -25,9 +25,8 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from fastconv import _C, planner, settings
-from fastconv.errors import UnsupportedError
-from fastconv.nn import Conv2d, LayerState
+from fastconv import _C, ops, settings
+from fastconv.nn import Conv2d, LayerState, check_settings
 
 __all__ = ["SwapReport", "SwapRow", "swap_"]
 
@@ -108,7 +107,7 @@ class SwapReport:
             if not row.swapped or module is None or state is None:
                 continue
             # Not a class of the user's, nor a swap that came after this one.
-            if type(module) is Conv2d and module.__dict__.get("_fastconv") is state:
+            if type(module) is Conv2d and module._fastconv is state:
                 state.drop_packed(module)
                 del module.__dict__["_fastconv"]
                 _set_class(module, nn.Conv2d)
@@ -193,7 +192,7 @@ def swap_(
     for name, flag in (("dry_run", dry_run), ("strict", strict)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} is {flag!r}; expected a bool")
-    planner.check_settings(algorithm, precision)
+    check_settings(algorithm, precision)
 
     # First decide, then change: an exception on the way leaves the model as it was.
     rows: list[SwapRow] = []
@@ -207,7 +206,9 @@ def swap_(
     refused = [row for row in rows if row.reason_code not in ("", "already_swapped", "filtered")]
     if strict and refused:
         lines = [f"  {', '.join(row.names) or '(model)'}: {row.reason} [{row.reason_code}]" for row in refused]
-        raise UnsupportedError("\n".join([f"{len(refused)} of {len(rows)} convolutions cannot be swapped:", *lines]))
+        raise ops.UnsupportedError(
+            "\n".join([f"{len(refused)} of {len(rows)} convolutions cannot be swapped:", *lines])
+        )
     if not dry_run:
         for row in rows:
             target = row._module()
@@ -321,7 +322,7 @@ def _fits(module: nn.Module, algorithm: str, precision: str | None) -> tuple[tup
     elif not isinstance(module.padding, str) and module.padding_mode == "zeros":
         padding = module.padding
     library = {row["name"] for row in _C.algorithms() if row["family"] == "library"}
-    device = planner.device_info(module.weight.device)
+    device = ops.device_info(module.weight.device)
     fitting: list[str] = []
     reasons: dict[str, tuple[str, str]] = {}
     # Either layout will do: which one comes is up to the input.
@@ -332,8 +333,8 @@ def _fits(module: nn.Module, algorithm: str, precision: str | None) -> tuple[tup
                 h=max(_NOMINAL_SIZE, module.dilation[0] * (r - 1) + 1),
                 w=max(_NOMINAL_SIZE, module.dilation[1] * (s - 1) + 1),
                 stride=module.stride, padding=padding, dilation=module.dilation, groups=module.groups,
-                dtype=planner.dtype_name(module.weight.dtype), precision=settings.resolve(algorithm, precision)[1],
-                layout=layout, bias=module.bias is not None,
+                dtype=ops.dtype_name(module.weight.dtype), layout=layout, bias=module.bias is not None,
+                precision=settings.resolve_precision(precision, module.weight.is_cuda),
             )  # fmt: skip
         except ValueError as error:
             return (), "invalid", str(error)
