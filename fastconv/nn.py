@@ -27,6 +27,7 @@ __all__ = ["Conv2d"]
 # torch.fx records the convolution as one call instead of tracing into its argument checks.
 torch.fx.wrap("conv2d")
 
+_DEVICES = ("cpu", "cuda")
 _CHOICES_KEPT = 64  # input shapes whose choice a layer remembers; beyond that it forgets all and starts again
 
 # Packed weights whose addresses a captured CUDA graph holds: they live as long as the layer, as its parameters do.
@@ -157,18 +158,16 @@ def _is_eager(*tensors: Tensor | None) -> bool:
     """Whether a call on these tensors computes, here and now: not traced, transformed, faked or overridden."""
     return (
         not torch.compiler.is_compiling()
-        and all(tensor is None or _is_plain(tensor) for tensor in tensors)
+        and all(tensor is None or (_is_plain(tensor) and tensor.device.type in _DEVICES) for tensor in tensors)
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._get_tracing_state() is None
+        and forward_ad._current_level < 0
     )
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
-    # Forward-mode tangents are visible on no tensor's requires_grad.
-    return forward_ad._current_level >= 0 or (
-        torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    )
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 class Conv2d(nn.Conv2d):
@@ -268,6 +267,8 @@ class Conv2d(nn.Conv2d):
         return y
 
     def _plain(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
+        if forward_ad._current_level >= 0:  # only PyTorch's own has forward-mode derivatives
+            return F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
         state = self._fastconv
         return conv2d(
             x, weight, bias, self.stride, padding, self.dilation, self.groups,
