@@ -95,7 +95,9 @@ class TestLayer:
         theirs = nn.Conv2d(*arguments)
         assert isinstance(ours, nn.Conv2d)
         assert list(ours.state_dict()) == list(theirs.state_dict())
-        assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values()))
+        assert all(
+            torch.equal(a, b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
+        )
         assert repr(ours) == repr(theirs)
         theirs.load_state_dict(ours.state_dict())
         ours.load_state_dict(theirs.state_dict())
@@ -163,7 +165,7 @@ class TestLayer:
         wanted = [x, layer.weight, layer.bias]
         ours = torch.autograd.grad(layer(x).square().sum(), wanted)
         theirs = torch.autograd.grad(reference(layer, x).square().sum(), wanted)
-        for a, b in zip(ours, theirs):
+        for a, b in zip(ours, theirs, strict=True):
             assert relative_error(a, b) < 1e-5
 
     @pytest.mark.parametrize("algorithm", ["auto", *PACKED])
@@ -342,9 +344,7 @@ class TestPackedWeight:
         assert set(packed_calls) == {algorithm}
         assert after.shape != before.shape or relative_error(after, before) > 1e-4
 
-    def test_it_is_used_in_inference_and_only_there(
-        self, algorithm: str, device: str, packed_calls: list[str]
-    ) -> None:
+    def test_it_is_used_in_inference_and_only_there(self, algorithm: str, device: str, packed_calls: list[str]) -> None:
         layer, x = self.layer(algorithm, device)
         check(layer, x)
         with torch.no_grad(), torch.autocast(device, torch.bfloat16):
