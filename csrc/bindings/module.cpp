@@ -61,7 +61,7 @@ py::dict describe(const Algorithm& algorithm) {
   return row;
 }
 
-py::dict describe(const Candidate& candidate) {
+py::dict describe(const Candidate& candidate, const ConvProblem& problem, const DeviceInfo& device) {
   py::dict row;
   row["algorithm"] = candidate.algorithm->name;
   row["ok"] = candidate.support.ok;
@@ -71,6 +71,8 @@ py::dict describe(const Candidate& candidate) {
   row["config"] = candidate.plan.config;
   row["workspace_bytes"] = candidate.plan.workspace_bytes;
   row["cost_us"] = candidate.plan.cost_us;
+  // 0: it reads the plain weight.
+  row["packed_bytes"] = candidate.support.ok ? candidate.algorithm->packed_weight(problem, device).bytes : 0;
   return row;
 }
 
@@ -121,14 +123,16 @@ PYBIND11_MODULE(_C, module) {
       "candidates",
       [](const ConvProblem& problem, const DeviceInfo& device) {
         py::list rows;
-        for (const Candidate& candidate : candidates(problem, device)) rows.append(describe(candidate));
+        for (const Candidate& candidate : candidates(problem, device)) {
+          rows.append(describe(candidate, problem, device));
+        }
         return rows;
       },
       py::arg("problem"), py::arg("device"), "A row per algorithm: fits or why not, config, workspace, cost.");
   module.def(
       "choose",
       [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
-        return describe(choose(name, problem, device));
+        return describe(choose(name, problem, device), problem, device);
       },
       py::arg("algorithm"), py::arg("problem"), py::arg("device"));
   module.def(

@@ -75,7 +75,8 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   const std::int64_t most = std::max(tile_multiple, workspace_limit / bytes_per_tile / tile_multiple * tile_multiple);
   // Chunks of equal size: a short last chunk would leave the GPU idle.
   const std::int64_t chunks = std::max<std::int64_t>(1, (config.tiles + most - 1) / most);
-  config.chunk_tiles = chunks == 1 ? config.tiles : round_up((config.tiles + chunks - 1) / chunks, tile_multiple);
+  config.chunk_tiles = chunks == 1 ? std::max<std::int64_t>(1, config.tiles)  // an empty batch is planned for, too
+                                   : round_up((config.tiles + chunks - 1) / chunks, tile_multiple);
   return config;
 }
 

@@ -1,0 +1,348 @@
+"""The layer: a torch.nn.Conv2d that runs fastconv's algorithms and keeps their packed weights.
+
+Packed weights are a cache that cannot be stale: every use first compares the weight with the snapshot that it was
+packed from, on the device, and packs again the filters that differ (`refresh_packed`). Nothing here relies on noticing
+a change from the host, so in-place updates, `weight.data`, `load_state_dict`, optimisers, `functional_call` and CUDA
+graphs that are replayed after an update are all covered by the same path.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.common_types import _size_2_t
+from torch.nn.modules.utils import _pair
+
+from fastconv import _C, functional, ops, settings
+from fastconv.functional import conv2d
+
+__all__ = ["Conv2d"]
+
+# torch.fx records the convolution as one call instead of tracing into its argument checks.
+torch.fx.wrap("conv2d")
+
+_DEVICES = ("cpu", "cuda")
+_CHOICES_KEPT = 64  # input shapes whose choice a layer remembers; beyond that it forgets all and starts again
+
+# Packed weights whose addresses a captured CUDA graph holds: they live as long as the layer, as its parameters do.
+_held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[_Packed]] = weakref.WeakKeyDictionary()
+
+
+class _Choice(NamedTuple):
+    algorithm: str
+    packed_bytes: int  # 0: the algorithm reads the plain weight
+
+
+class _Packed:
+    """A weight as one algorithm reads it, and the plain weight that it was packed from."""
+
+    __slots__ = ("bytes", "in_graph", "snapshot", "streams")
+
+    def __init__(self, weight: Tensor, groups: int, algorithm: str, precision: str) -> None:
+        # Ordinary tensors even inside inference_mode: they are written again outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            self.snapshot = weight.clone(memory_format=torch.contiguous_format)
+            self.bytes = ops.pack_weight(self.snapshot, groups, algorithm, precision)
+        self.in_graph = False
+        self.streams: set[int] = set()
+        if weight.is_cuda:
+            # Once in a layer's life: after this, any stream may use the entry without waiting for the one that made it.
+            stream = torch.cuda.current_stream(weight.device)
+            stream.synchronize()
+            self.streams.add(stream.cuda_stream)
+
+    def used_by_current_stream(self) -> None:
+        """Keeps the allocator from handing out this memory while another stream than its own still reads it."""
+        stream = torch.cuda.current_stream(self.bytes.device)
+        if stream.cuda_stream not in self.streams:
+            self.streams.add(stream.cuda_stream)
+            self.bytes.record_stream(stream)
+            self.snapshot.record_stream(stream)
+
+
+class LayerState:
+    """What a fastconv layer has beside nn.Conv2d's attributes. A copy or a pickle of it carries the settings alone."""
+
+    __slots__ = (
+        "__weakref__",
+        "algorithm",
+        "choices",
+        "last_algorithm",
+        "last_input_shape",
+        "lock",
+        "packed",
+        "precision",
+    )
+
+    def __init__(self, algorithm: str = "auto", precision: str | None = None) -> None:
+        self.algorithm = algorithm
+        self.precision = precision
+        self.last_algorithm: str | None = None
+        self.last_input_shape: tuple[int, ...] | None = None
+        self.choices: dict[tuple[Any, ...], _Choice] = {}
+        self.packed: dict[tuple[Any, ...], _Packed] = {}
+        self.lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayerState, (self.algorithm, self.precision)
+
+    def remember(self, key: tuple[Any, ...], choice: _Choice, input: Tensor) -> None:
+        if key not in self.choices:
+            if len(self.choices) >= _CHOICES_KEPT:
+                self.choices.clear()
+            self.choices[key] = choice
+        self.last_algorithm, self.last_input_shape = choice.algorithm, tuple(input.shape)
+
+    def refreshed(self, layer: nn.Module, weight: Tensor, groups: int, algorithm: str, precision: str) -> Tensor | None:
+        """The packed weight, brought up to date; None while a CUDA graph is captured that has none to start from.
+
+        A packing made during the capture would hold nothing until the first replay, and belong to the graph's memory.
+        """
+        like = (weight.shape, groups, weight.dtype, weight.device)
+        key = (algorithm, precision, *like)
+        capturing = weight.is_cuda and _is_capturing(weight.device)
+        with self.lock:
+            entry = self.packed.get(key)
+            if entry is None:
+                if capturing:
+                    return None
+                self._drop(layer, [other for other in self.packed if other[2:] != like])
+                entry = self.packed[key] = _Packed(weight, groups, algorithm, precision)
+            else:
+                if weight.is_cuda:
+                    entry.used_by_current_stream()
+                    entry.in_graph |= capturing
+                ops.refresh_packed(entry.bytes, entry.snapshot, weight, groups, algorithm, precision)
+            return entry.bytes
+
+    def drop_packed(self, layer: nn.Module) -> None:
+        """Forgets the packed weights, save those that a captured CUDA graph will read again."""
+        with self.lock:
+            self._drop(layer, list(self.packed))
+
+    def _drop(self, layer: nn.Module, keys: list[tuple[Any, ...]]) -> None:
+        dropped = [self.packed.pop(key) for key in keys]
+        held = [entry for entry in dropped if entry.in_graph]
+        if held:
+            _held_by_graphs.setdefault(layer, []).extend(held)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def _explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) -> tuple[Tensor, Any]:
+    """Padding as two integers; what of "same" is not symmetric is added to the input, at its end, as PyTorch does."""
+    if padding == "valid":
+        return x, (0, 0)
+    if padding != "same":
+        return x, _pair(padding)
+    total = [d * (size - 1) for d, size in zip(_pair(dilation), weight.shape[2:], strict=True)]
+    if any(t % 2 for t in total) and x.dim() in (3, 4):
+        x = F.pad(x, [0, total[1] % 2, 0, total[0] % 2])
+    return x, (total[0] // 2, total[1] // 2)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor or type(tensor) is nn.Parameter
+
+
+def _is_eager(*tensors: Tensor | None) -> bool:
+    """Whether a call on these tensors computes, here and now: not traced, transformed, faked or overridden."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(tensor is None or (_is_plain(tensor) and tensor.device.type in _DEVICES) for tensor in tensors)
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+        and forward_ad._current_level < 0
+    )
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+class Conv2d(nn.Conv2d):
+    """torch.nn.Conv2d on fastconv's algorithms: the same arguments, parameters, buffers and state_dict.
+
+    Input `[N, C, H, W]` or `[C, H, W]`, output `[N, K, P, Q]` or `[K, P, Q]`; float32, float16, bfloat16 by fastconv's
+    own algorithms, any other dtype by PyTorch's.
+
+    Args:
+        algorithm: "auto", or the registry name of the one algorithm to run (see `fastconv.algorithms()`).
+        precision: None (follow PyTorch's switches), "ieee", "fp32" or "tf32": the class of float32 arithmetic.
+        The others: as for torch.nn.Conv2d.
+
+    Raises:
+        TypeError, ValueError: an argument that is not one of these.
+        fastconv.UnsupportedError: in forward, if a named algorithm cannot serve the input.
+
+    In inference the weight is kept in the form that the algorithm reads ("packed"), and every use of that checks, on
+    the device, that it still belongs to the weight. `last_algorithm` and `last_input_shape` tell what the most recent
+    eager call ran.
+    """
+
+    _fastconv: LayerState
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: _size_2_t,
+        stride: _size_2_t = 1,
+        padding: str | _size_2_t = 0,
+        dilation: _size_2_t = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        algorithm: str = "auto",
+        precision: str | None = None,
+    ) -> None:
+        check_settings(algorithm, precision)
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
+        )
+        self._fastconv = LayerState(algorithm, precision)
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm asked for: "auto" or a registry name."""
+        return self._fastconv.algorithm
+
+    @property
+    def precision(self) -> str | None:
+        """The precision asked for; None follows PyTorch's switches."""
+        return self._fastconv.precision
+
+    @property
+    def last_algorithm(self) -> str | None:
+        """What the most recent eager call ran; None before the first."""
+        return self._fastconv.last_algorithm
+
+    @property
+    def last_input_shape(self) -> tuple[int, ...] | None:
+        """The input's shape in that call."""
+        return self._fastconv.last_input_shape
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.Conv2d."""
+        weight, bias, state = self.weight, self.bias, self._fastconv
+        padding: Any = self.padding
+        x = input
+        if self.padding_mode != "zeros":
+            x = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = (0, 0)
+        if not _is_eager(x, weight, bias):
+            return self._plain(x, weight, bias, padding)
+        x, padding = _explicit_padding(x, weight, padding, self.dilation)
+        algorithm = settings.auto_algorithm if state.algorithm == "auto" or settings.disabled else state.algorithm
+        precision = settings.resolve_precision(state.precision, x.is_cuda)
+        autocast = torch.is_autocast_enabled(x.device.type)
+        key = (
+            x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, weight.device,
+            bias is None, self.stride, padding, self.dilation, self.groups, algorithm, precision,
+            torch.get_autocast_dtype(x.device.type) if autocast else None,
+        )  # fmt: skip
+        choice = state.choices.get(key)
+        if choice is None and not autocast:
+            choice = self._choose(x, padding, algorithm, precision)
+        y = self._run_packed(x, padding, choice, precision) if choice is not None and choice.packed_bytes else None
+        if y is None:
+            y = self._plain(x, weight, bias, padding)
+        if choice is None:
+            call = ops.last_call()
+            choice = _Choice(call["algorithm"] if call is not None else "torch", 0)
+        state.remember(key, choice, input)
+        return y
+
+    def _plain(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
+        if forward_ad._current_level >= 0:  # only PyTorch's own has forward-mode derivatives
+            return F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
+        state = self._fastconv
+        return conv2d(
+            x, weight, bias, self.stride, padding, self.dilation, self.groups,
+            algorithm=state.algorithm, precision=state.precision,
+        )  # fmt: skip
+
+    def _choose(self, x: Tensor, padding: Any, algorithm: str, precision: str) -> _Choice | None:
+        """What conv2d would run; None where only conv2d can tell, by running or by raising."""
+        weight, bias = self.weight, self.bias
+        others = [weight] if bias is None else [weight, bias]
+        if x.dim() not in (3, 4) or any(t.dtype != x.dtype or t.device != x.device for t in others):
+            return None
+        batch = x if x.dim() == 4 else x.unsqueeze(0)
+        if weight.dim() != 4 or batch.size(1) != weight.size(1) * self.groups:
+            return None
+        if bias is not None and bias.shape != weight.shape[:1]:
+            return None
+        n, c, h, w = batch.shape
+        k, _, r, s = weight.shape
+        layout = "nhwc" if ops.format_of(batch, weight) == torch.channels_last else "nchw"
+        try:
+            problem = _C.ConvProblem(
+                n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=_pair(self.stride), padding=padding,
+                dilation=_pair(self.dilation), groups=self.groups, dtype=ops.dtype_name(x.dtype), precision=precision,
+                layout=layout, bias=bias is not None,
+            )  # fmt: skip
+            row = _C.choose(algorithm, problem, ops.device_info(x.device))
+        except (TypeError, ValueError, RuntimeError):
+            return None
+        return _Choice(row["algorithm"], row["packed_bytes"])
+
+    def _run_packed(self, x: Tensor, padding: Any, choice: _Choice, precision: str) -> Tensor | None:
+        """Runs from the packed weight; None where it may not be used: gradients, replicas, a graph before any use."""
+        weight, bias = self.weight, self.bias
+        # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
+        if _needs_gradient(x, weight, bias) or getattr(self, "_is_replica", False):
+            return None
+        packed = self._fastconv.refreshed(self, weight, self.groups, choice.algorithm, precision)
+        if packed is None:
+            return None
+        batch = x if x.dim() == 4 else x.unsqueeze(0)
+        stride, dilation = _pair(self.stride), _pair(self.dilation)
+        if settings.log_calls:
+            functional._log(
+                batch, weight, list(stride), list(padding), list(dilation), self.groups, choice.algorithm, precision,
+                "none",
+            )  # fmt: skip
+        y = ops.conv2d_packed(
+            batch, packed, weight.shape, bias, None, stride, padding, dilation, self.groups,
+            ops.format_of(weight) == torch.channels_last, choice.algorithm, precision, "none", 0.01,
+        )  # fmt: skip
+        return y if x.dim() == 4 else y.squeeze(0)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._fastconv.drop_packed(self)
+        return super()._apply(fn, recurse)
+
+    def extra_repr(self) -> str:
+        state = self._fastconv
+        text = super().extra_repr()
+        if state.algorithm != "auto":
+            text += f", algorithm={state.algorithm}"
+        if state.precision is not None:
+            text += f", precision={state.precision}"
+        return text
+
+
+def check_settings(algorithm: str, precision: str | None) -> None:
+    """TypeError or ValueError if these are not an algorithm of the registry, or "auto", and a precision."""
+    if not isinstance(algorithm, str):
+        raise TypeError(f"algorithm is {algorithm!r}; expected a string")
+    if algorithm not in functional.ALGORITHMS:
+        raise ValueError(f"algorithm is '{algorithm}'; expected one of {', '.join(functional.ALGORITHMS)}")
+    if precision is not None and not isinstance(precision, str):
+        raise TypeError(f"precision is {precision!r}; expected None or a string")
+    if precision is not None and precision not in settings.PRECISIONS:
+        raise ValueError(f"precision is '{precision}'; expected None or one of {', '.join(settings.PRECISIONS)}")

@@ -1,0 +1,375 @@
+"""swap_: turns the torch.nn.Conv2d modules of a model into fastconv.Conv2d in place, and reports on every one of them.
+
+A module is swapped by changing its class and adding one attribute, so its identity, parameters, hooks, names and
+everything else that hangs on it survive by construction; undo() takes both back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from io import StringIO
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from fastconv import _C, ops, settings
+from fastconv.nn import Conv2d, LayerState, check_settings
+
+__all__ = ["SwapReport", "SwapRow", "swap_"]
+
+# H and W at which a layer is shown to the planner, whose answer then does not depend on the input that will come.
+_NOMINAL_SIZE = 56
+
+
+@dataclass
+class SwapRow:
+    """One convolution of the model: what it is, whether it was swapped, and why not.
+
+    `algorithm` and `last_input_shape` are live: before the first eager call the algorithm asked for ("auto": the choice
+    depends on the input, and is one of `candidates` or "torch"), after it what ran, and for which input.
+    """
+
+    names: tuple[str, ...]  # every name under which the model holds it; "" is the model itself
+    shape: str  # of the weight, K x C/groups x R x S
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: str | tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    padding_mode: str
+    dtype: str
+    device: str
+    swapped: bool = False  # in a dry run: would be
+    candidates: tuple[str, ...] = ()  # what fits of the algorithms asked for
+    reason_code: str = ""  # why not: for programs
+    reason: str = ""  # why not: for people
+    requested: str = "auto"
+    _module: Callable[[], nn.Module | None] = field(default=lambda: None, repr=False, compare=False)
+    _state: Callable[[], LayerState | None] = field(default=lambda: None, repr=False, compare=False)
+
+    @property
+    def algorithm(self) -> str | None:
+        """What ran last; the algorithm asked for if nothing ran yet; None if the layer is not fastconv's."""
+        if not self.swapped and self.reason_code != "already_swapped":
+            return None
+        state = self._state()
+        return state.last_algorithm if state is not None and state.last_algorithm is not None else self.requested
+
+    @property
+    def last_input_shape(self) -> tuple[int, ...] | None:
+        """The shape of the input of the most recent eager call."""
+        state = self._state()
+        return None if state is None else state.last_input_shape
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain data."""
+        row = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("_")}
+        return row | {"algorithm": self.algorithm, "last_input_shape": self.last_input_shape}
+
+
+class SwapReport:
+    """What swap_ did. `print(report)` shows a table; rows follow the layers, so print it again after a forward."""
+
+    def __init__(self, rows: list[SwapRow], dry_run: bool = False) -> None:
+        self.rows = rows
+        self.dry_run = dry_run
+        self.undone = False
+
+    @property
+    def swapped(self) -> int:
+        """How many convolutions were swapped (in a dry run: would be)."""
+        return sum(row.swapped for row in self.rows)
+
+    @property
+    def total(self) -> int:
+        """How many convolutions the model has, each counted once."""
+        return len(self.rows)
+
+    def undo(self) -> None:
+        """Makes the swapped layers torch.nn.Conv2d again. What is gone, or was undone before, is left alone."""
+        for row in self.rows:
+            module, state = row._module(), row._state()
+            if not row.swapped or module is None or state is None:
+                continue
+            # Not a class of the user's, nor a swap that came after this one.
+            if type(module) is Conv2d and module._fastconv is state:
+                state.drop_packed(module)
+                del module.__dict__["_fastconv"]
+                _set_class(module, nn.Conv2d)
+        self.undone = not self.dry_run
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as JSON text, also written to `path` if one is given."""
+        head = {
+            "schema": 1, "swapped": self.swapped, "total": self.total, "dry_run": self.dry_run, "undone": self.undone,
+        }  # fmt: skip
+        text = json.dumps(head | {"rows": [row.to_dict() for row in self.rows]}, indent=1)
+        if path is not None:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+        return text
+
+    def __str__(self) -> str:
+        verb = "would be swapped" if self.dry_run else "swapped, then undone" if self.undone else "swapped"
+        title = f"fastconv: {self.swapped} of {self.total} convolutions {verb}"
+        if not self.rows:
+            return title
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for header in ("layer", "weight", "stride", "padding", "dilation", "groups", "dtype", "device", "algorithm"):
+            table.add_column(header, no_wrap=True)
+        for row in self.rows:
+            padding = row.padding if isinstance(row.padding, str) else _by(row.padding)
+            if row.padding_mode != "zeros":
+                padding += f" {row.padding_mode}"
+            cells = [
+                ", ".join(name or "(model)" for name in row.names), row.shape, _by(row.stride), padding,
+                _by(row.dilation), str(row.groups), row.dtype, row.device, _outcome(row),
+            ]  # fmt: skip
+            table.add_row(*map(Text, cells))
+        out = StringIO()
+        console = Console(file=out, width=100_000, color_system=None, force_terminal=False, legacy_windows=False)
+        console.print(table)
+        lines = (line.rstrip() for line in out.getvalue().splitlines())
+        return "\n".join([title, *(line for line in lines if line)])
+
+    def __repr__(self) -> str:
+        return f"SwapReport(swapped={self.swapped}, total={self.total}, dry_run={self.dry_run}, undone={self.undone})"
+
+
+def swap_(
+    model: nn.Module,
+    filter_fn: Callable[[str, nn.Module], bool] | None = None,
+    algorithm: str = "auto",
+    precision: str | None = None,
+    dry_run: bool = False,
+    strict: bool = False,
+) -> SwapReport:
+    """Makes every torch.nn.Conv2d of `model` that fastconv serves a fastconv.Conv2d, in place.
+
+    Args:
+        model: any module; itself an nn.Conv2d, or containing some. A module under several names is swapped once.
+        filter_fn: `filter_fn(name, module) -> bool`, called with each name of each convolution; False for any of a
+            module's names leaves it alone.
+        algorithm: "auto" (take every layer that an algorithm of fastconv's own fits), or a registry name (take the
+            layers which that algorithm fits).
+        precision: as for fastconv.Conv2d.
+        dry_run: report what would happen and change nothing.
+        strict: raise if a convolution that the filter admits cannot be swapped.
+
+    Returns:
+        A SwapReport with a row per convolution. Left alone, with a reason code: subclasses of nn.Conv2d ("subclass",
+        "parametrized", "lazy", "quantized"), scripted ones ("script"), weights computed by a hook, as by pruning
+        ("weight_hook"), an instance's own forward ("forward_override"), weights that are tensor subclasses
+        ("tensor_subclass"), devices and dtypes that fastconv does not know ("device", "dtype"), layers that were
+        swapped before ("already_swapped"), filtered ones ("filtered"), and what the planner gives as its reason.
+
+    Raises:
+        TypeError, ValueError: an argument that is not one of these.
+        fastconv.UnsupportedError: `strict`, and some convolution cannot be swapped; the model is unchanged.
+
+    Warns:
+        UserWarning: if no convolution of the model runs, or would run, on fastconv.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    if filter_fn is not None and not callable(filter_fn):
+        raise TypeError(f"filter_fn is a {type(filter_fn).__name__}; expected a function of (name, module), or None")
+    for name, flag in (("dry_run", dry_run), ("strict", strict)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} is {flag!r}; expected a bool")
+    check_settings(algorithm, precision)
+
+    # First decide, then change: an exception on the way leaves the model as it was.
+    rows: list[SwapRow] = []
+    for module, names in _convolutions(model):
+        row = _describe(module, names, algorithm)
+        row.reason_code, row.reason = _obstacle(module, names, filter_fn)
+        if not row.reason_code:
+            row.candidates, row.reason_code, row.reason = _fits(module, algorithm, precision)
+        row.swapped = not row.reason_code
+        rows.append(row)
+    refused = [row for row in rows if row.reason_code not in ("", "already_swapped", "filtered")]
+    if strict and refused:
+        lines = [f"  {', '.join(row.names) or '(model)'}: {row.reason} [{row.reason_code}]" for row in refused]
+        raise ops.UnsupportedError(
+            "\n".join([f"{len(refused)} of {len(rows)} convolutions cannot be swapped:", *lines])
+        )
+    if not dry_run:
+        for row in rows:
+            target = row._module()
+            if row.swapped and target is not None:
+                state = LayerState(algorithm, precision)
+                target.__dict__["_fastconv"] = state
+                _set_class(target, Conv2d)
+                row._state = weakref.ref(state)
+    if not any(row.swapped or row.reason_code == "already_swapped" for row in rows):
+        codes = Counter(row.reason_code for row in rows)
+        why = ", ".join(f"{count} {code}" for code, count in codes.most_common())
+        text = f"none of {len(rows)} fit: {why}" if rows else "the model has no torch.nn.Conv2d"
+        warnings.warn(f"fastconv.swap_ swapped no convolution ({text})", stacklevel=2)
+    return SwapReport(rows, dry_run)
+
+
+def _convolutions(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
+    """Each two-dimensional convolution once, with every name it has, in the order of the model."""
+    names: dict[int, list[str]] = {}
+    modules: dict[int, nn.Module] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        script = isinstance(module, torch.jit.ScriptModule) and getattr(module, "original_name", "") == "Conv2d"
+        if isinstance(module, nn.Conv2d) or script or _is_quantized(module):
+            modules[id(module)] = module
+            names.setdefault(id(module), []).append(name)
+    for key, module in modules.items():
+        yield module, tuple(names[key])
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    """A convolution of torch.ao, quantized or prepared for it. Told by name: importing that costs seconds."""
+    cls = type(module)
+    parts = cls.__module__.split(".")
+    return "Conv" in cls.__name__ and "2d" in cls.__name__ and "Transpose" not in cls.__name__ and (
+        "quantized" in parts or "qat" in parts
+    )  # fmt: skip
+
+
+def _describe(module: nn.Module, names: tuple[str, ...], algorithm: str) -> SwapRow:
+    def get(name: str, default: Any) -> Any:
+        return getattr(module, name, default)
+
+    weight = get("weight", None)
+    plain = isinstance(weight, torch.Tensor) and not nn.parameter.is_lazy(weight)
+    state = module.__dict__.get("_fastconv")
+    padding = get("padding", ())
+    return SwapRow(
+        names=names,
+        shape=_by(weight.shape) if plain else "?",
+        in_channels=get("in_channels", 0),
+        out_channels=get("out_channels", 0),
+        kernel=tuple(get("kernel_size", ())),
+        stride=tuple(get("stride", ())),
+        padding=padding if isinstance(padding, str) else tuple(padding),
+        dilation=tuple(get("dilation", ())),
+        groups=get("groups", 1),
+        padding_mode=get("padding_mode", "zeros"),
+        dtype=str(weight.dtype).removeprefix("torch.") if plain else "?",
+        device=str(weight.device) if plain else "?",
+        requested=algorithm if state is None else state.algorithm,
+        _module=weakref.ref(module),
+        _state=(lambda: None) if state is None else weakref.ref(state),
+    )
+
+
+def _obstacle(
+    module: nn.Module, names: tuple[str, ...], filter_fn: Callable[[str, nn.Module], bool] | None
+) -> tuple[str, str]:
+    """The code and text of what keeps this module from being swapped whatever the planner says; ("", "") if nothing."""
+    cls = type(module)
+    if isinstance(module, Conv2d):
+        return "already_swapped", "it is a fastconv.Conv2d"
+    if filter_fn is not None and not all(filter_fn(name, module) for name in names):
+        return "filtered", "filter_fn returned False"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "script", "it is a TorchScript module; swap before scripting"
+    if _is_quantized(module):
+        return "quantized", f"it is quantized ({cls.__module__}.{cls.__qualname__})"
+    if parametrize.is_parametrized(module):
+        what = ", ".join(module.parametrizations)  # type: ignore[arg-type]
+        return "parametrized", f"its {what} is computed by torch.nn.utils.parametrize"
+    if isinstance(module, LazyModuleMixin):
+        return "lazy", "its weight has no shape yet; run the model once first"
+    if cls is not nn.Conv2d:
+        return "subclass", f"it is a {cls.__module__}.{cls.__qualname__}, which may compute something else"
+    for name in ("forward", "_conv_forward"):
+        if name in module.__dict__:
+            return "forward_override", f"the instance has its own {name}"
+    for name in ("weight", "bias"):
+        parameter = module._parameters.get(name)
+        if name not in module._parameters or (name == "weight" and parameter is None):
+            how = "pruned" if hasattr(module, f"{name}_mask") else "computed before each forward"
+            return "weight_hook", f"its {name} is not a parameter; it is {how}"
+        if parameter is not None and type(parameter) is not nn.Parameter:
+            return "tensor_subclass", f"its {name} is a {type(parameter).__name__}"
+    weight = module.weight
+    if not weight.dtype.is_floating_point:
+        return "dtype", f"its weight is {weight.dtype}; expected float32, float16 or bfloat16"
+    if weight.device.type not in ("cpu", "cuda"):
+        return "device", f"its weight is on '{weight.device}'; expected cpu or cuda"
+    return "", ""
+
+
+def _fits(module: nn.Module, algorithm: str, precision: str | None) -> tuple[tuple[str, ...], str, str]:
+    """The algorithms that fit whatever input may come, or the reason code and text why none of those asked for does."""
+    assert isinstance(module, nn.Conv2d)
+    k, c, r, s = module.weight.shape
+    padding: tuple[int, ...] = (0, 0)
+    if module.padding == "same":
+        padding = tuple(d * (size - 1) // 2 for d, size in zip(module.dilation, (r, s), strict=True))
+    elif not isinstance(module.padding, str) and module.padding_mode == "zeros":
+        padding = module.padding
+    library = {row["name"] for row in _C.algorithms() if row["family"] == "library"}
+    device = ops.device_info(module.weight.device)
+    fitting: list[str] = []
+    reasons: dict[str, tuple[str, str]] = {}
+    # Either layout will do: which one comes is up to the input.
+    for layout in ("nchw", "nhwc"):
+        try:
+            problem = _C.ConvProblem(
+                n=1, c=c * module.groups, k=k, r=r, s=s,
+                h=max(_NOMINAL_SIZE, module.dilation[0] * (r - 1) + 1),
+                w=max(_NOMINAL_SIZE, module.dilation[1] * (s - 1) + 1),
+                stride=module.stride, padding=padding, dilation=module.dilation, groups=module.groups,
+                dtype=ops.dtype_name(module.weight.dtype), layout=layout, bias=module.bias is not None,
+                precision=settings.resolve_precision(precision, module.weight.is_cuda),
+            )  # fmt: skip
+        except ValueError as error:
+            return (), "invalid", str(error)
+        for row in _C.candidates(problem, device):
+            name = row["algorithm"]
+            asked = name == algorithm or (algorithm == "auto" and name not in library)
+            if not asked or name in fitting:
+                continue
+            if row["ok"] and (row["auto_eligible"] or algorithm != "auto"):
+                fitting.append(name)
+            elif row["ok"]:
+                reasons[name] = ("accuracy", f"{name} is less accurate than `auto` admits; ask for it by name")
+            else:
+                reasons.setdefault(name, (row["code"], row["reason"]))
+    if fitting:
+        return tuple(fitting), "", ""
+    codes = {code for code, _ in reasons.values()}
+    texts = list(dict.fromkeys(text for _, text in reasons.values()))
+    return (), codes.pop() if len(codes) == 1 else "unsupported", "; ".join(texts)
+
+
+def _set_class(module: nn.Module, cls: type[nn.Module]) -> None:
+    module.__class__ = cls  # type: ignore[assignment]
+
+
+def _outcome(row: SwapRow) -> str:
+    if row.swapped or row.reason_code == "already_swapped":
+        state = row._state()
+        if state is not None and state.last_input_shape is not None:
+            ran = f"{row.algorithm} for {_by(state.last_input_shape)}"
+        else:
+            ran = f"{row.requested} ({', '.join(row.candidates)})" if row.candidates else row.requested
+        return ran if row.swapped else f"{ran}; already swapped"
+    return f"not swapped: {row.reason} [{row.reason_code}]"
+
+
+def _by(sizes: Any) -> str:
+    return "x".join(map(str, sizes))

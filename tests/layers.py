@@ -1,0 +1,24 @@
+"""What the tests of the layer and of the swap share."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastconv import _C
+
+NO_GPU = "needs a CUDA GPU; torch.cuda.is_available() is False"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU))]
+
+
+def packed_algorithms() -> list[str]:
+    """The algorithms that read a packed weight for a 3x3 convolution."""
+    problem = _C.ConvProblem(n=1, c=8, h=13, w=13, k=8, r=3, s=3, padding=(1, 1))
+    rows = _C.candidates(problem, _C.cpu_device(1))
+    return [row["algorithm"] for row in rows if row["ok"] and row["packed_bytes"] > 0]
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
