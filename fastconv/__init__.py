@@ -8,8 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fastconv.explain import AlgorithmInfo, Explanation, algorithms, explain
 from fastconv.functional import conv2d
-from fastconv.nn import Conv2d, SwapReport, swap_
+from fastconv.nn import Conv2d
 from fastconv.ops import UnsupportedError, last_call
+from fastconv.swap import SwapReport, swap_
 
 try:
     __version__ = version("fastconv")
