@@ -168,7 +168,7 @@ def test_suite_on_the_cpu_writes_a_file_that_keeps_the_contract(tmp_path, monkey
     monkeypatch.setattr(layer_suite, "select", lambda names: [table[name] for name in names or table])
     monkeypatch.setenv("FASTCONV_COMMIT", "0123abc")
     path = tmp_path / "layers_cpu.json"
-    arguments = {"batch_sizes": (2,), "classes": ["fp32", "ieee"], "rounds": 20, "out": path, "device": "cpu"}
+    arguments = {"batch_sizes": (2,), "classes": ["fp32", "ieee"], "rounds": 2, "out": path, "device": "cpu"}
     layer_suite.run(**arguments)
     document = results.read(path)
     assert document["suite"] == "layers_cpu"
@@ -198,7 +198,7 @@ def test_suite_records_a_failing_algorithm_and_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(layer_suite, "select", lambda names: [Layer("tiny", 3, 8, 8, 4)])
     monkeypatch.setattr(ours, "contender", contender)
-    document = layer_suite.run(batch_sizes=(1,), classes=["fp32"], out=tmp_path / "l.json", device="cpu")
+    document = layer_suite.run(batch_sizes=(1,), classes=["fp32"], rounds=2, out=tmp_path / "l.json", device="cpu")
     for row in document["rows"]:
         assert row["algorithms"]["direct"] is None
         assert row["notes"]["direct"] == "RuntimeError: launch failed"
@@ -208,7 +208,7 @@ def test_suite_records_a_failing_algorithm_and_goes_on(tmp_path, monkeypatch):
 def test_suite_in_its_own_process_writes_the_same_file(tmp_path):
     path = tmp_path / "l.json"
     arguments = {"batch_sizes": (1,), "classes": ["fp32"], "layers": "dense4", "out": path, "device": "cpu"}
-    document = layer_suite.run(**arguments, algorithms=["torch", "direct"], isolate=True)
+    document = layer_suite.run(**arguments, algorithms=["direct_tiled"], rounds=2, isolate=True)
     assert results.read(path) == document
     assert [(row["layer"], row["layout"]) for row in document["rows"]] == [("dense4", "nchw"), ("dense4", "nhwc")]
     assert [file.name for file in tmp_path.iterdir()] == ["l.json"]

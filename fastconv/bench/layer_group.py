@@ -109,7 +109,9 @@ def _enter(group: Group, name: str, call: Call, reference: Reference, limit: flo
         error = reference.error(y)
         del y
         # The first call may load code or search; it decides only where no start-up could explain it.
-        us = first_us if first_us > max(SLOW_US, limit * group.best_us()) else _once(call, group.device)[1]
+        us = first_us
+        if first_us <= max(SLOW_US, limit * group.best_us()):
+            us = min(first_us, _once(call, group.device)[1])
     except Exception as failure:
         group.notes[name] = timing.message_of(failure)
         timing.recover()
