@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -219,7 +220,8 @@ def test_suite_in_its_own_process_writes_the_same_file(tmp_path):
 WORKER = """
 import json, os, sys, time
 from pathlib import Path
-from fastconv.bench.supervise import Marker
+sys.path.insert(0, sys.argv[5])  # supervise.py by itself: without importing torch
+from supervise import Marker
 folder, index, banned, how = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
 marker = Marker(folder / "marker")
 for item in range(index, 3):
@@ -246,7 +248,8 @@ for item in range(index, 3):
 )
 def test_supervisor_goes_on_without_the_culprit(tmp_path, how, message):
     def command(index, banned):
-        return [sys.executable, "-c", WORKER, str(tmp_path), str(index), json.dumps(banned), how]
+        where = str(Path(supervise.__code__.co_filename).parent)
+        return [sys.executable, "-c", WORKER, str(tmp_path), str(index), json.dumps(banned), how, where]
 
     said = []
     banned, failed = supervise(command, tmp_path / "marker", lambda index: f"item {index}", said.append, step_s=1.0)
