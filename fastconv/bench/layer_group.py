@@ -1,0 +1,283 @@
+"""One layer, one element type: ours per algorithm and all peers, checked against float64, then timed together."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fastconv.bench import ours, peers, results, timing
+from fastconv.bench.layers import Layer
+
+# A relative L2 error beyond this is not that class: a peer above it is refused, with a note, rather than timed.
+CLASS_ERROR = {"ieee": 5e-5, "fp32": 5e-5, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
+HOPELESS_OURS = 20.0  # times the best so far: not timed
+SLOW_OURS = 5.0  # times the best so far: 3 rounds only, unless `auto` takes it
+HOPELESS_PEER = 3.0  # times the best peer: 3 rounds only
+SHORT_US = 100.0  # a single call's time below this is mostly the launch, and hopeless for nobody
+SLOW_US = 20e3  # an algorithm of ours is only given up unseen if the planner expects more than this
+
+_TIMER = "timer"  # one element is written: what any contender pays for being timed
+
+Call = Callable[[], torch.Tensor]
+
+
+class Reference:
+    """The layer in float64 for the first and the last image of the batch, and the error of an output against it."""
+
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, layer: Layer) -> None:
+        self._images = sorted({0, x.shape[0] - 1})
+        geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2
+        # Without cuDNN: unrolled and multiplied, no search for an algorithm.
+        self._y = torch.ops.aten._convolution.default(
+            x[self._images].double().contiguous(), weight.double().contiguous(), None, *geometry, False, [0, 0],
+            layer.groups, False, False, False, False,
+        )  # fmt: skip
+        self._norm = torch.linalg.vector_norm(self._y)
+        self._peak = self._y.abs().amax()
+
+    def error(self, y: torch.Tensor) -> dict[str, float]:
+        """l2: relative L2; max: largest difference over the largest value; bias: relative growth of the output."""
+        difference = y[self._images].double() - self._y
+        values = torch.stack(
+            [
+                torch.linalg.vector_norm(difference) / self._norm,
+                difference.abs().amax() / self._peak,
+                (difference * self._y).sum() / self._norm**2,
+            ]
+        ).tolist()
+        # JSON has no NaN; an infinite error is as wrong.
+        values = [value if math.isfinite(value) else 1e30 for value in values]
+        return dict(zip(("l2", "max", "bias"), values, strict=True))
+
+
+@dataclass
+class _Entrant:
+    """A contender that has run: its estimate and its error."""
+
+    call: Call
+    estimate_us: float
+    error: dict[str, float]
+
+
+@dataclass
+class Group:
+    """What is timed together: one layer, one element type, TF32 allowed or not; the classes in it share the peers."""
+
+    layer: Layer
+    n: int
+    dtype: torch.dtype
+    tf32: bool
+    classes: list[str]
+    layouts: Sequence[str]
+    device: torch.device
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    entrants: dict[str, _Entrant] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)  # contender -> why it has no time
+    banned: Mapping[str, str] = field(default_factory=dict)  # contender -> what it did to an earlier process
+    announce: Callable[[str], None] = lambda name: None  # called with a contender's name before it first runs
+
+    def best_us(self, prefix: str = "") -> float:
+        estimates = [entrant.estimate_us for name, entrant in self.entrants.items() if name.startswith(prefix)]
+        return max(min(estimates, default=math.inf), SHORT_US)
+
+
+def _once(call: Call, device: torch.device) -> tuple[torch.Tensor, float]:
+    """The output and the microseconds of one call, caches as they are."""
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        y = call()
+        return y, (time.perf_counter() - begin) * 1e6
+    begin_event, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin_event.record()
+    y = call()
+    end_event.record()
+    torch.cuda.synchronize(device)
+    return y, begin_event.elapsed_time(end_event) * 1e3
+
+
+def _enter(group: Group, name: str, call: Call, reference: Reference, limit: float) -> None:
+    """Runs a contender; keeps it unless it raises or takes more than `limit` times the best so far."""
+    group.announce(name)
+    try:
+        y, first_us = _once(call, group.device)
+        error = reference.error(y)
+        del y
+        # The first call may load code or search; it decides only where no start-up could explain it.
+        us = first_us
+        if first_us <= max(SLOW_US, limit * group.best_us()):
+            us = min(first_us, _once(call, group.device)[1])
+    except Exception as failure:
+        group.notes[name] = timing.message_of(failure)
+        timing.recover()
+        return
+    if us > limit * group.best_us():
+        group.notes[name] = f"not timed: one call took {us:.0f} us, over {limit:.0f} times the best"
+        return
+    group.entrants[name] = _Entrant(call, us, error)
+
+
+def _prepare_data(group: Group, seed: int) -> Reference:
+    """ReLU'd normal input, He weights, in both layouts."""
+    layer = group.layer
+    generator = torch.Generator(group.device).manual_seed(seed)
+    options: dict[str, Any] = {"device": group.device, "generator": generator}
+    x = torch.randn((group.n, layer.c, layer.h, layer.w), **options).relu_().to(group.dtype)
+    fan_in = layer.c // layer.groups * layer.r * layer.s
+    weight = torch.randn((layer.k, layer.c // layer.groups, layer.r, layer.s), **options)
+    weight = (weight * math.sqrt(2.0 / fan_in)).to(group.dtype)
+    orders = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+    group.inputs = {layout: x.contiguous(memory_format=order) for layout, order in orders.items()}
+    group.weights = {layout: weight.contiguous(memory_format=order) for layout, order in orders.items()}
+    return Reference(x, weight, layer)
+
+
+def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | None) -> dict[tuple[str, str], str]:
+    """Peers first, then ours; returns (class, layout) -> auto's choice."""
+    calls, refused = peers.peers(group.inputs, group.weights, group.layer, group.tf32)
+    group.notes |= refused
+    for name, call in calls.items():
+        if name in group.banned:
+            group.notes[name] = group.banned[name]
+            continue
+        _enter(group, name, call, reference, math.inf)
+        limit = CLASS_ERROR[group.classes[0]]
+        if name in group.entrants and group.entrants[name].error["l2"] > limit:
+            error = group.entrants.pop(name).error["l2"]
+            group.notes[name] = f"not timed: error {error:.1e} is beyond the class ({limit:.0e})"
+    choices = {}
+    for accuracy in group.classes:
+        for layout in group.layouts:
+            choice = ours.auto_choice(group.layer, group.n, accuracy, layout, group.device)
+            choices[accuracy, layout] = choice
+            rows = ours.candidates(group.layer, group.n, accuracy, layout, group.device)
+            for row in sorted(rows, key=lambda row: (row["algorithm"] != choice, row["cost_us"])):
+                _enter_ours(group, row, row["algorithm"] == choice, accuracy, layout, reference, algorithms)
+    return choices
+
+
+def _enter_ours(
+    group: Group,
+    row: dict[str, Any],
+    chosen: bool,
+    accuracy: str,
+    layout: str,
+    reference: Reference,
+    algorithms: Sequence[str] | None,
+) -> None:
+    algorithm = row["algorithm"]
+    name = f"{accuracy}/{layout}/{algorithm}"
+    if algorithms is not None and algorithm not in algorithms:
+        return
+    if algorithm == "torch" and not chosen:
+        return  # the same call as the peer of this layout
+    if name in group.banned or not row["ok"]:
+        group.notes[name] = group.banned.get(name) or row["reason"]
+        return
+    best = group.best_us()
+    if not chosen and row["cost_us"] > max(SLOW_US, HOPELESS_OURS * best):
+        group.notes[name] = (
+            f"not run: the planner expects {row['cost_us']:.0f} us, over {HOPELESS_OURS:.0f} times the best"
+        )
+        return
+    group.announce(name)
+    try:
+        call = ours.contender(algorithm, group.inputs[layout], group.weights["nchw"], group.layer, accuracy)
+    except Exception as failure:
+        group.notes[name] = timing.message_of(failure)
+        timing.recover()
+        return
+    _enter(group, name, call, reference, math.inf if chosen else HOPELESS_OURS)
+
+
+def _peer_names(group: Group) -> list[str]:
+    return [name for name in (*group.entrants, *group.notes) if name.startswith(("torch_", "cudnn_"))]
+
+
+def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Measurement) -> list[results.Row]:
+    times = measured.timings
+    notes = group.notes | {name: f"failed in the timed run: {text}" for name, text in measured.failures.items()}
+    names = _peer_names(group)
+    peer_us = {name: times[name].us if name in times else None for name in names}
+    running = [name for name in names if name in times]
+    best_peer = min(running, key=lambda name: times[name].us, default=None)
+    rows = []
+    for (accuracy, layout), choice in choices.items():
+        prefix = f"{accuracy}/{layout}/"
+        mine = {name.removeprefix(prefix) for name in (*group.entrants, *notes) if name.startswith(prefix)}
+        mine_us = {name: times[prefix + name].us if prefix + name in times else None for name in sorted(mine)}
+        timed = {name: us for name, us in mine_us.items() if us is not None}
+        shown = choice if choice in mine or not timed else min(timed, key=lambda name: timed[name])
+        time_of = times.get(prefix + shown)
+        errors = {name: group.entrants[prefix + name].error for name in mine if prefix + name in group.entrants}
+        relevant = {name.removeprefix(prefix): text for name, text in notes.items() if name.startswith(prefix)}
+        relevant |= {name: notes[name] for name in names if name in notes}
+        row = {
+            **group.layer.fields(),
+            "n": group.n,
+            "class": accuracy,
+            "layout": layout,
+            "pass": "forward",
+            "algorithm": shown,
+            "auto": choice,
+            "us": time_of.us if time_of else None,
+            "us_q25": time_of.q25 if time_of else None,
+            "us_q75": time_of.q75 if time_of else None,
+            "error": errors[shown]["l2"] if shown in errors else None,
+            "max_error": errors[shown]["max"] if shown in errors else None,
+            "bias": errors[shown]["bias"] if shown in errors else None,
+            "algorithms": mine_us,
+            "errors": {name: errors[name] for name in sorted(errors)},
+            "peers": peer_us,
+            "best_peer": best_peer,
+            "best_peer_us": times[best_peer].us if best_peer else None,
+            "peer_error": group.entrants[best_peer].error["l2"] if best_peer else None,
+            "peer_errors": {name: group.entrants[name].error["l2"] for name in running},
+            "floor_us": group.layer.floor_us(group.n, accuracy) if group.device.type == "cuda" else None,
+            "timer_us": times[_TIMER].us,
+            "notes": relevant,
+            "few_rounds": sorted(
+                name.removeprefix(prefix)
+                for name in times
+                if times[name].rounds < 20 and (name in names or name.startswith(prefix))
+            ),
+            "eager": {
+                name.removeprefix(prefix): text
+                for name, text in sorted(measured.eager.items())
+                if name in names or name.startswith(prefix)
+            },
+        }
+        rows.append(row)
+    return rows
+
+
+def measure(
+    group: Group, algorithms: Sequence[str] | None, rounds: int, budget_s: float, seed: int
+) -> list[results.Row]:
+    """The rows of a group, one per class and layout of ours. Raises timing.DeviceLost if the GPU fails."""
+    reference = _prepare_data(group, seed)
+    choices = _enter_all(group, reference, algorithms)
+    peers_best = min((group.best_us("torch_"), group.best_us("cudnn_")))
+    peer_names, chosen = _peer_names(group), {f"{'/'.join(key)}/{choice}" for key, choice in choices.items()}
+    slow = []
+    for name, entrant in group.entrants.items():
+        limit = HOPELESS_PEER * peers_best if name in peer_names else SLOW_OURS * group.best_us()
+        if entrant.estimate_us > limit and name not in chosen:
+            slow.append(name)
+    group.announce("")  # each has run alone: from here on nobody in particular is to blame
+    nothing = torch.zeros(1, device=group.device)
+    measured = timing.measure(
+        {name: entrant.call for name, entrant in group.entrants.items()} | {_TIMER: nothing.zero_},
+        device=group.device,
+        rounds=rounds,
+        max_rounds=5 * rounds,
+        budget_s=budget_s,
+        few_rounds=slow,
+        seed=seed,
+    )
+    return _rows(group, choices, measured)

@@ -1,0 +1,265 @@
+"""`fastconv bench layers`: the layer set, ours per algorithm against PyTorch and cuDNN, into a result file."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fastconv.bench import environment, layer_group, results, timing
+from fastconv.bench.layers import Layer, select
+from fastconv.bench.supervise import Marker, supervise
+
+ROW_KEY = ("layer", "n", "class", "layout", "pass")
+_LOST = 3  # exit code of a worker whose device is lost
+
+
+def groups_of(classes: Sequence[str]) -> list[tuple[torch.dtype, bool, list[str]]]:
+    """(element type, TF32 allowed, classes): ieee and fp32 have the same peers and are timed against them together."""
+    wanted = [
+        (torch.float32, False, [name for name in ("ieee", "fp32") if name in classes]),
+        (torch.float32, True, [name for name in ("tf32",) if name in classes]),
+        (torch.float16, False, [name for name in ("fp16",) if name in classes]),
+        (torch.bfloat16, False, [name for name in ("bf16",) if name in classes]),
+    ]
+    return [group for group in wanted if group[2]]
+
+
+@dataclass
+class _Plan:
+    """What a run does, as plain values that travel to a worker process."""
+
+    batch_sizes: list[int]
+    classes: list[str]
+    layers: list[str]
+    algorithms: list[str] | None
+    rounds: int
+    budget_s: float | None
+    device: str
+    layouts: list[str]
+    out: str
+
+    def work(self) -> list[tuple[int, Layer, tuple[torch.dtype, bool, list[str]]]]:
+        layers, groups = select(self.layers), groups_of(self.classes)
+        return [(n, layer, group) for n in self.batch_sizes for layer in layers for group in groups]
+
+    def name(self, index: int) -> str:
+        work = self.work()
+        if index >= len(work):
+            return "the end"
+        n, layer, (_, _, members) = work[index]
+        return f"{layer.layer}, batch {n}, {'/'.join(members)}"
+
+
+def run(
+    batch_sizes: Sequence[int] = (64, 1),
+    classes: Sequence[str] | None = None,
+    layers: str | list[str] | None = None,
+    algorithms: Sequence[str] | None = None,
+    rounds: int = 20,
+    budget_s: float | None = None,
+    out: Path | str | None = None,
+    device: torch.device | str | None = None,
+    layouts: Sequence[str] | None = None,
+    console: Console | None = None,
+    isolate: bool | None = None,
+) -> results.Document:
+    """Times the layer set and writes the result file, after every layer; returns its content.
+
+    classes: of `ieee fp32 tf32 fp16 bf16`; default all, on the CPU fp32. layers, algorithms: what to restrict to.
+    rounds: at least; more (up to 5 times) while the suite is ahead of `budget_s` seconds. out: default
+    `benchmarks/results/<gpu>/<suite>.json`, suite `layers` or `layers_cpu`; rows of the same machine, versions and
+    commit that it already holds are kept. device: default cuda if there is one. layouts: ours; default NHWC, on the
+    CPU both. isolate: measure in a second process, which is started again without the contender that made it crash or
+    hang (`banned` in the file); default on CUDA. Raises ValueError for unknown names and, not isolated,
+    timing.DeviceLost if the GPU fails.
+    """
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    on_gpu = device.type == "cuda"
+    classes = list(classes or (results.CLASSES if on_gpu else ("fp32",)))
+    unknown = [name for name in classes if name not in results.CLASSES]
+    if unknown:
+        raise ValueError(f"classes: {unknown} are not among {results.CLASSES}")
+    head = environment.describe("layers" if on_gpu else "layers_cpu", device)
+    path = Path(out) if out is not None else results.default_path(head)
+    plan = _Plan(
+        batch_sizes=list(batch_sizes),
+        classes=classes,
+        layers=[layer.layer for layer in select(layers)],
+        algorithms=None if algorithms is None else list(algorithms),
+        rounds=rounds,
+        budget_s=budget_s,
+        device=str(device),
+        layouts=list(layouts or (("nhwc",) if on_gpu else ("nchw", "nhwc"))),
+        out=str(path),
+    )
+    console = console or _console()
+    console.print(f"{head['gpu']}, torch {head['torch']}, cuDNN {head['cudnn'] or '-'}, commit {head['commit'][:12]}")
+    begin = time.perf_counter()
+    if on_gpu if isolate is None else isolate:
+        document = _run_isolated(plan, console)
+    else:
+        document = _work(plan, console, Marker(None), 0, {})
+    planned = {(layer.layer, n, name) for n, layer, group in plan.work() for name in group[2]}
+    fresh = [row for row in document["rows"] if (row["layer"], row["n"], row["class"]) in planned]
+    for table in summary_tables(fresh):
+        console.print(table)
+    for text in document.get("failed", []):
+        console.print(f"FAILED: {text}", markup=False, highlight=False)
+    console.print(f"{len(fresh)} rows in {time.perf_counter() - begin:.0f} s -> {path}")
+    return document
+
+
+def _run_isolated(plan: _Plan, console: Console) -> results.Document:
+    def command(index: int, banned: dict[str, str]) -> list[str]:
+        job = json.dumps({"plan": asdict(plan), "index": index, "banned": banned})
+        return [sys.executable, "-m", "fastconv.bench.layer_suite", job]
+
+    path = Path(plan.out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    banned, failed = supervise(command, _marker_path(plan), plan.name, console.print)
+    document = json.loads(path.read_text())
+    if banned or failed:
+        document["banned"] = banned
+        document["failed"] = document.get("failed", []) + failed
+        results.write(path, document)
+    return document
+
+
+def _marker_path(plan: _Plan) -> Path:
+    return Path(plan.out).with_suffix(".running")
+
+
+def _worker(job: dict[str, Any]) -> int:
+    plan, begin = _Plan(**job["plan"]), job["index"]
+    marker = Marker(_marker_path(plan))
+    try:
+        _work(plan, _console(), marker, begin, job["banned"])
+    except timing.DeviceLost as lost:
+        marker.accuse(str(lost))
+        return _LOST
+    return 0
+
+
+def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Mapping[str, str]) -> results.Document:
+    """Measures the plan's work from item `first` on, and writes the file after each."""
+    device, path = torch.device(plan.device), Path(plan.out)
+    document = results.merge(
+        path, environment.describe("layers" if device.type == "cuda" else "layers_cpu", device), ROW_KEY
+    )
+    if first > 0:
+        document["failed"] = json.loads(path.read_text()).get("failed", []) if path.exists() else []
+    begin, work = time.perf_counter(), plan.work()
+    gc.freeze()  # torch's own objects: the collections below look at ours alone
+    with torch.inference_mode(), environment.ClockMonitor(device) as clocks:
+        for index in range(first, len(work)):
+            n, layer, (dtype, tf32, members) = work[index]
+            started = time.perf_counter()
+            ahead = 0.0 if plan.budget_s is None else (plan.budget_s - (started - begin)) / (len(work) - index)
+            marker.set(index, "")
+            group = layer_group.Group(layer, n, dtype, tf32, members, plan.layouts, device, banned=banned)
+            group.announce = lambda name, index=index: marker.set(index, name)  # type: ignore[misc]
+            rows: list[results.Row] = []
+            try:
+                rows = layer_group.measure(group, plan.algorithms, plan.rounds, ahead, seed=index)
+            except timing.DeviceLost:
+                raise
+            except Exception as failure:  # of the layer as a whole: out of memory for its data, say
+                document.setdefault("failed", []).append(f"{plan.name(index)}: {timing.message_of(failure)}")
+                console.print(f"{plan.name(index)}: FAILED: {timing.message_of(failure)}", markup=False)
+                timing.recover()
+            machine = clocks.take()
+            for row in rows:
+                results.put(document, row | machine, ROW_KEY)
+                console.print(progress_line(row, time.perf_counter() - started), highlight=False)
+            results.write(path, document)
+            del group
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    return document
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=150)
+
+
+def is_wrong(row: results.Row) -> bool:
+    """Whether the error of ours is beyond anything that the class could mean."""
+    return row["error"] is not None and row["error"] > layer_group.CLASS_ERROR[row["class"]]
+
+
+def ratio(row: results.Row) -> float | None:
+    """How many times faster ours is than the best peer; None where either has no time, or ours is wrong."""
+    if is_wrong(row) or not row["us"] or not row["best_peer_us"]:
+        return None
+    return row["best_peer_us"] / row["us"]
+
+
+def geometric_mean(values: Sequence[float]) -> float | None:
+    return math.exp(sum(math.log(value) for value in values) / len(values)) if values else None
+
+
+def progress_line(row: results.Row, seconds: float) -> str:
+    """One row on one line, for the eye."""
+    times = ratio(row)
+    us = "   failed" if row["us"] is None else f"{row['us']:9.1f}"
+    peer = "-" if row["best_peer"] is None else f"{row['best_peer']} {row['best_peer_us']:.1f}"
+    error = "-" if row["error"] is None else f"{row['error']:.1e}"
+    peer_error = "-" if row["peer_error"] is None else f"{row['peer_error']:.1e}"
+    floor = "-" if row["floor_us"] is None else f"{row['floor_us']:.0f}"
+    verdict = "    -" if times is None else f"{times:5.2f}x" + (" LOST" if times < 1 else "")
+    verdict = "WRONG" if is_wrong(row) else verdict
+    return (
+        f"{row['layer']:8} n{row['n']:<3} {row['class']:4} {row['layout']} {row['algorithm']:14} {us} us  {verdict:11} "
+        f"vs {peer:36} error {error}/{peer_error} floor {floor}  ({seconds:.1f} s)"
+    )
+
+
+def summary_tables(rows: Sequence[results.Row]) -> list[Table]:
+    """A compact table per batch and layout: microseconds and speedup over the best peer, per class."""
+    tables = []
+    for n, layout in dict.fromkeys((row["n"], row["layout"]) for row in rows):
+        here = [row for row in rows if (row["n"], row["layout"]) == (n, layout)]
+        classes = [name for name in results.CLASSES if any(row["class"] == name for row in here)]
+        table = Table(title=f"batch {n}, {layout}: us of auto, times faster than the best peer", box=None)
+        table.add_column("layer")
+        for name in classes:
+            table.add_column(name, justify="right", no_wrap=True)
+        cells = {(row["layer"], row["class"]): row for row in here}
+        for layer in dict.fromkeys(row["layer"] for row in here):
+            table.add_row(layer, *(_cell(cells.get((layer, name))) for name in classes))
+        means = []
+        for name in classes:
+            ratios = [ratio(row) for row in here if row["class"] == name and row["c"] >= 64]
+            mean = geometric_mean([value for value in ratios if value])
+            means.append("-" if mean is None else f"{mean:.2f}x")
+        table.add_row("geometric mean, C >= 64", *means)
+        tables.append(table)
+    return tables
+
+
+def _cell(row: results.Row | None) -> str:
+    if row is None or row["us"] is None:
+        return "-"
+    if is_wrong(row):
+        return "WRONG"
+    times = ratio(row)
+    return f"{row['us']:.1f}" + ("" if times is None else f" {times:5.2f}x")
+
+
+if __name__ == "__main__":
+    sys.exit(_worker(json.loads(sys.argv[1])))

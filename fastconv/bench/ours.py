@@ -1,0 +1,74 @@
+"""Our side of a layer: which algorithms fit, which one `auto` takes, and each as a callable with packed weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fastconv import _C, ops
+from fastconv.bench.layers import Layer
+
+_PRECISIONS = {"ieee": "ieee", "fp32": "fp32", "tf32": "tf32", "fp16": "fp32", "bf16": "fp32"}
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_BENCHMARK, _CUDNN_ENABLED = 1, 4  # bits of the operator's backend_flags
+
+
+def dtype_of(accuracy: str) -> torch.dtype:
+    """The element type of a class."""
+    return _DTYPES.get(accuracy, torch.float32)
+
+
+def _problem(layer: Layer, n: int, accuracy: str, layout: str) -> _C.ConvProblem:
+    return _C.ConvProblem(
+        n=n,
+        c=layer.c,
+        h=layer.h,
+        w=layer.w,
+        k=layer.k,
+        r=layer.r,
+        s=layer.s,
+        stride=(layer.stride, layer.stride),
+        padding=(layer.padding, layer.padding),
+        dilation=(layer.dilation, layer.dilation),
+        groups=layer.groups,
+        dtype=ops.dtype_name(dtype_of(accuracy)),
+        precision=_PRECISIONS[accuracy],
+        layout=layout,
+    )
+
+
+def candidates(layer: Layer, n: int, accuracy: str, layout: str, device: torch.device) -> list[dict[str, Any]]:
+    """The planner's row for every algorithm: algorithm, ok, reason, config, workspace_bytes, cost_us."""
+    return _C.candidates(_problem(layer, n, accuracy, layout), ops.device_info(device))
+
+
+def auto_choice(layer: Layer, n: int, accuracy: str, layout: str, device: torch.device) -> str:
+    """The registry name of what `algorithm="auto"` runs."""
+    return _C.choose("auto", _problem(layer, n, accuracy, layout), ops.device_info(device))["algorithm"]
+
+
+def contender(
+    algorithm: str, x: torch.Tensor, weight: torch.Tensor, layer: Layer, accuracy: str
+) -> Callable[[], torch.Tensor]:
+    """A callable that runs `algorithm`, its weights packed here and now, outside every timed region.
+
+    x: [N, C, H, W] in the layout to be measured; weight: [K, C/groups, R, S], contiguous.
+    """
+    stride, padding, dilation = ([value] * 2 for value in (layer.stride, layer.padding, layer.dilation))
+    precision, epilogue = _PRECISIONS[accuracy], ("none", 0.01)
+    if algorithm == "torch":
+        channels_last = x.is_contiguous(memory_format=torch.channels_last)
+        order = torch.channels_last if channels_last else torch.contiguous_format
+        arranged, flags = weight.contiguous(memory_format=order), _BENCHMARK | _CUDNN_ENABLED
+        arguments = (x, arranged, None, None, stride, padding, dilation, layer.groups, algorithm, precision)
+        return functools.partial(ops.conv2d, *arguments, *epilogue, flags)
+    packed = ops.pack_weight(weight, layer.groups, algorithm, precision)
+    channels_last = not x.is_contiguous()
+    geometry = (stride, padding, dilation, layer.groups, channels_last)
+    shape = list(weight.shape)
+    return functools.partial(
+        ops.conv2d_packed, x, packed, shape, None, None, *geometry, algorithm, precision, *epilogue
+    )
