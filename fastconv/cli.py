@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import platform
 from enum import Enum
 from pathlib import Path
@@ -14,19 +15,46 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperGroup
 
 # torch takes seconds to import, and `--help` needs none of it: every command imports what it runs.
 
 console = Console()
+if not console.is_terminal:
+    console = Console(width=120)  # a pipe has no width, and 80 columns cut the tables
 errors = Console(stderr=True)
+
+
+class Commands(TyperGroup):
+    """Ends what a user or a machine can cause in a message and exit code 1; FASTCONV_LOG=debug shows the traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):  # RuntimeErrors too
+            raise
+        except (ValueError, TypeError, RuntimeError, ImportError, OSError) as error:
+            if os.environ.get("FASTCONV_LOG") == "debug":
+                raise
+            raise fail(f"{error}") from None
+
+
 app = typer.Typer(
-    help="Fast 2-D convolutions for PyTorch.", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+    cls=Commands,
+    help="Fast 2-D convolutions for PyTorch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
 )
-bench_app = typer.Typer(help="Time ours against PyTorch and cuDNN.", no_args_is_help=True)
+bench_app = typer.Typer(help="Time ours against PyTorch and cuDNN, and draw what was measured.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write the result here, as JSON.")]
 DeviceOption = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
+
+NetworkOption = Annotated[str, typer.Option(help="all (the four main ones), or some, with commas between.")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Photographs; default the paper's 64 (DenseNet 48).")]
+ImageOption = Annotated[int | None, typer.Option(min=32, help="Side of the photographs; default the network's own.")]
 
 
 class Precision(str, Enum):
@@ -49,7 +77,7 @@ def fail(message: str) -> typer.Exit:
 def write_json(path: Path | None, content: Any) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(_strict(content), indent=1) + "\n")
+        path.write_text(json.dumps(_strict(content), indent=1, default=str) + "\n")
         console.print(f"written: {path}", highlight=False)
 
 
@@ -93,6 +121,15 @@ def split(text: str, name: str, known: list[str]) -> list[str]:
     return entries
 
 
+def numbers(text: str, name: str) -> list[int]:
+    """The entries of a list like `64,1`. Raises ValueError for one that is not a positive integer."""
+    entries = [entry.strip() for entry in text.split(",")]
+    for entry in entries:
+        if not entry.isdecimal() or int(entry) < 1:
+            raise ValueError(f"{name} is {text!r}; expected positive integers with commas between")
+    return [int(entry) for entry in entries]
+
+
 def gather_info() -> dict[str, Any]:
     """Build, GPUs, versions, and what is usable here and why the rest is not."""
     import torch
@@ -109,7 +146,7 @@ def gather_info() -> dict[str, Any]:
                 "name": properties.name,
                 "compute_capability": f"{properties.major}.{properties.minor}",
                 "memory_gib": round(properties.total_memory / 2**30, 1),
-                "has_kernels": bool(json.loads(ops.device_info(index))["has_kernels"]) if _C.built_with_cuda else False,
+                "has_kernels": _C.built_with_cuda and ops.device_info(torch.device("cuda", index)).has_kernels,
             }
         )
     if not _C.built_with_cuda:
@@ -135,7 +172,7 @@ def gather_info() -> dict[str, Any]:
         },
         "gpus": gpus,
         "usable": {"cpu": {"ok": True, "reason": ""}, "cuda": {"ok": not why_not, "reason": why_not}},
-        "algorithms": fastconv.algorithms(),
+        "algorithms": [dataclasses.asdict(algorithm) for algorithm in fastconv.algorithms()],
     }
 
 
@@ -146,7 +183,7 @@ def info(json_path: JsonOption = None) -> None:
     facts = Table.grid(padding=(0, 2))
     for name in ("fastconv", "python", "torch"):
         facts.add_row(name, found[name])
-    facts.add_row("cuda of torch", found["cuda"] or "none")
+    facts.add_row("torch's cuda", found["cuda"] or "none")
     facts.add_row("cudnn", str(found["cudnn"] or "none loaded"))
     build = found["build"]
     facts.add_row("gpu code", f"{build['architectures']}, by {build['compiler']}" if build["with_cuda"] else "none")
@@ -165,10 +202,10 @@ def info(json_path: JsonOption = None) -> None:
 
 @app.command()
 def demo(
-    network: Annotated[str, typer.Option(help="all, or some of the networks, with commas between")] = "all",
+    network: NetworkOption = "all",
     device: DeviceOption = "auto",
-    batch: Annotated[int | None, typer.Option(min=1, help="Photographs; default 64 (DenseNet 48) on a GPU, else 2.")] = None,
-    image: Annotated[int | None, typer.Option(min=32, help="Side of the photographs; default the network's own.")] = None,
+    batch: BatchOption = None,
+    image: ImageOption = None,
     precision: PrecisionOption = Precision.fp32,
     algorithm: Annotated[
         list[str] | None, typer.Option(help="Ask for this one; repeatable. Default: auto, then winograd_f4.")
@@ -177,7 +214,8 @@ def demo(
 ) -> None:
     """Swap real networks, feed them photographs, compare with the unswapped ones and with float64.
 
-    Fails if a network's logits differ by more than the bound, or if nothing was swapped.
+    On the CPU the default is 2 photographs. Fails if a network's logits differ by more than the bound, or if nothing
+    was swapped.
     """
     from fastconv import demo as demonstration
     from fastconv.models import MAIN_NETWORKS, NETWORKS
@@ -218,7 +256,6 @@ def explain(
     import fastconv
     from fastconv.models.compare import CLASS_DTYPE, precision_of
 
-    where = device_named(device)
     if c % groups:
         raise ValueError(f"groups is {groups}; expected a divisor of c = {c}")
     explanation = fastconv.explain(
@@ -229,26 +266,63 @@ def explain(
         dilation=dilation,
         groups=groups,
         dtype=CLASS_DTYPE[precision.value],
-        device=where,
+        device=None if device == "auto" else device,
         precision=precision_of(precision.value),
-        channels_last=channels_last,
+        layout="nhwc" if channels_last else "nchw",
     )
     console.print(str(explanation), markup=False, highlight=False)
-    write_json(json_path, explanation.to_dict())
+    write_json(json_path, dataclasses.asdict(explanation))
+
+
+@bench_app.command("layers")
+def bench_layers(
+    layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64,1",
+    classes: Annotated[str, typer.Option(help="Accuracy classes; default all, on the CPU fp32.")] = "",
+    algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
+    layouts: Annotated[str, typer.Option(help="Of ours: nchw, nhwc; default nhwc, on the CPU both.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs, at least.")] = 20,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="More rounds while ahead of it.")] = None,
+    device: DeviceOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """The layer set: every algorithm of ours against PyTorch in both layouts and every cuDNN algorithm."""
+    import fastconv
+    from fastconv.bench import layer_suite
+    from fastconv.models.compare import CLASS_DTYPE
+
+    where = device_named(device)
+    known = [algorithm.name for algorithm in fastconv.algorithms()]
+    document = layer_suite.run(
+        batch_sizes=numbers(batch, "batch"),
+        classes=split(classes, "classes", list(CLASS_DTYPE)) if classes else None,
+        layers=layers.split(",") if layers else None,
+        algorithms=split(algorithms, "algorithms", known) if algorithms else None,
+        rounds=rounds,
+        budget_s=budget,
+        out=json_path,
+        device=where,
+        layouts=split(layouts, "layouts", ["nchw", "nhwc"]) if layouts else None,
+        console=console,
+    )
+    if not document["rows"]:
+        raise fail("nothing was measured")
+    if document.get("failed"):
+        raise fail("; ".join(document["failed"]))
 
 
 @bench_app.command("networks")
 def bench_networks(
-    network: Annotated[str, typer.Option(help="all, or some of the networks, with commas between")] = "all",
+    network: NetworkOption = "all",
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
     modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph.")] = "eager",
     peers: Annotated[str, typer.Option(help="How PyTorch runs: eager, compile, graph.")] = "eager,compile",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nchw,nhwc",
     algorithm: Annotated[str, typer.Option(help="Ask for this one in every layer.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Forward passes of each contender.")] = 20,
-    batch: Annotated[int | None, typer.Option(min=1, help="Default 64, DenseNet 48.")] = None,
-    image: Annotated[int | None, typer.Option(min=32, help="Side of the photographs; default the network's own.")] = None,
-    budget: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Compile and begin nothing after.")] = None,
+    batch: BatchOption = None,
+    image: ImageOption = None,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Compile and begin nothing after.")] = None,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
@@ -258,7 +332,7 @@ def bench_networks(
     from fastconv.models.compare import CLASS_DTYPE
 
     where = device_named(device)
-    out = json_path or results.default_path(environment.describe("networks", where))
+    out = json_path or results.default_path(environment.describe(networks.suite_name(where), where))
     document = networks.run(
         list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS)),
         split(classes, "classes", list(CLASS_DTYPE)),
@@ -280,17 +354,26 @@ def bench_networks(
         raise fail(f"not measured: {', '.join(missing) or 'anything'}")
 
 
-def main() -> None:
-    """Runs the command line; what a user can cause ends in a message and exit code 1, not in a traceback."""
-    try:
-        app()
-    except (ValueError, TypeError, RuntimeError, NotImplementedError, ImportError, OSError) as error:
-        import os
+@bench_app.command("report")
+def bench_report(
+    root: Annotated[Path, typer.Argument(help="The checkout.")] = Path("."),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a document is out of date.")] = False,
+    json_path: JsonOption = None,
+) -> None:
+    """Draw the plots, and fill the tables of README and docs, from the result files."""
+    from fastconv.bench import report
 
-        if os.environ.get("FASTCONV_LOG") == "debug":
-            raise
-        errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
-        raise SystemExit(1) from None
+    paths = [str(path) for path in report.main(root, check=check)]
+    for path in paths:
+        console.print(path, markup=False, highlight=False)
+    write_json(json_path, paths)
+    if check and paths:
+        raise fail(f"{len(paths)} documents are out of date; run fastconv bench report")
+
+
+def main() -> None:
+    """The entry point of the command `fastconv`."""
+    app()
 
 
 if __name__ == "__main__":

@@ -81,11 +81,10 @@ class _Case:
     def call(self, contender: Contender) -> Callable[[], Any]:
         """One forward pass of a contender. Compilation and capture happen here or in the first call."""
         model, x = self.model(contender.ours, contender.layout), self.input(contender.layout)
-        if contender.form == "compile":
-            model = torch.compile(model, dynamic=False)
         if contender.form == "graph":
             return _graphed(model, x)
-        return lambda: model(x)
+        forward: Callable[..., Any] = torch.compile(model, dynamic=False) if contender.form == "compile" else model
+        return lambda: forward(x)
 
 
 def _graphed(model: nn.Module, x: Tensor) -> Callable[[], Any]:
@@ -122,7 +121,7 @@ def swapped_layers(model: nn.Module) -> list[str]:
 
 
 def time_inside(model: nn.Module, layers: Iterable[str], x: Tensor, passes: int = LAYER_PASSES) -> float:
-    """Microseconds that one forward pass spends inside the named layers: the median over `passes`, after one to warm up.
+    """Microseconds that one forward pass spends inside the named layers: the median over `passes`, one more before.
 
     On CUDA each layer is enclosed in two events, and the GPU is kept waiting until the host has put the whole pass into
     its queue: the sum is of GPU time, without launch gaps.
@@ -171,6 +170,11 @@ def time_inside(model: nn.Module, layers: Iterable[str], x: Tensor, passes: int 
         for hook in hooks:
             hook.remove()
     return statistics.median(sums)
+
+
+def suite_name(device: torch.device) -> str:
+    """Of the result file."""
+    return "networks" if device.type == "cuda" else "networks_cpu"
 
 
 def contenders_of(modes: Sequence[str], peers: Sequence[str], layouts: Sequence[str]) -> list[Contender]:
@@ -222,7 +226,7 @@ def run(
         precision_of(cls)
     contenders = contenders_of(modes, peers, layouts)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    head = environment.describe("networks", target)
+    head = environment.describe(suite_name(target), target)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}
     deadline = None if budget_s is None else time.perf_counter() + budget_s
 

@@ -14,7 +14,18 @@ from torch import Tensor, nn
 from .photographs import photographs
 from .yolov3 import ANCHORS_PER_SCALE, YOLOv3
 
-__all__ = ["NETWORKS", "Network", "YOLOv3", "build", "calibrate_", "class_scores", "flatten_output", "network", "photographs"]
+__all__ = [
+    "MAIN_NETWORKS",
+    "NETWORKS",
+    "Network",
+    "YOLOv3",
+    "build",
+    "calibrate_",
+    "class_scores",
+    "flatten_output",
+    "network",
+    "photographs",
+]
 
 CALIBRATION_PICTURES = 4
 
@@ -108,5 +119,5 @@ def class_scores(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output.flatten(1)[:, None]
-    rows = [tensor.unflatten(1, (ANCHORS_PER_SCALE, -1))[:, :, 5:].flatten(3).transpose(2, 3).flatten(1, 2) for tensor in output]
-    return torch.cat(rows, dim=1)
+    scales = [tensor.unflatten(1, (ANCHORS_PER_SCALE, -1))[:, :, 5:].flatten(3) for tensor in output]  # [N, 3, K, HW]
+    return torch.cat([scores.transpose(2, 3).flatten(1, 2) for scores in scales], dim=1)

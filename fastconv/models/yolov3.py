@@ -39,12 +39,11 @@ class Stage(nn.Sequential):
 
     def __init__(self, in_channels: int, blocks: int) -> None:
         out_channels = 2 * in_channels
-        super().__init__(
-            OrderedDict(
-                down=ConvBlock(in_channels, out_channels, 3, stride=2),
-                blocks=nn.Sequential(*[Residual(out_channels) for _ in range(blocks)]),
-            )
-        )
+        down = ConvBlock(in_channels, out_channels, 3, stride=2)
+        residuals = [Residual(out_channels) for _ in range(blocks)]
+        super().__init__(OrderedDict(down=down, blocks=nn.Sequential(*residuals)))
+        for residual in residuals:
+            nn.init.constant_(residual.expand.norm.weight, blocks**-0.5)  # see YOLOv3.initialise
 
 
 class Darknet53(nn.Module):
@@ -115,7 +114,7 @@ class YOLOv3(nn.Module):
         self.neck_middle, self.head_middle = Neck(256 + 512, 256), Head(256, classes)
         self.to_fine = Lateral(256)
         self.neck_fine, self.head_fine = Neck(128 + 256, 128), Head(128, classes)
-        self.reset_parameters()
+        self.initialise()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         fine, middle, coarse = self.body(x)
@@ -124,18 +123,14 @@ class YOLOv3(nn.Module):
         fine = self.neck_fine(self.to_fine(middle, fine))
         return self.head_coarse(coarse), self.head_middle(middle), self.head_fine(fine)
 
-    def reset_parameters(self) -> None:
+    def initialise(self) -> None:
         """He's normal initialisation, under which a convolution and its LeakyReLU keep the variance.
 
         A sum of B independent residual branches of that size would multiply the variance by 2^B; each branch's last
-        norm is scaled by B^-1/2, so that a stage multiplies it by (1 + 1/B)^B < e.
+        norm is scaled by B^-1/2 (in Stage), so that a stage multiplies it by (1 + 1/B)^B < e.
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, a=LEAKY_SLOPE, nonlinearity="leaky_relu")
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        for stage in self.body.children():
-            if isinstance(stage, Stage):
-                for block in stage.blocks:
-                    nn.init.constant_(block.expand.norm.weight, len(stage.blocks) ** -0.5)
