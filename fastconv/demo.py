@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import fastconv
 from fastconv.models import MAIN_NETWORKS, build, network, photographs
-from fastconv.models.compare import CLASS_DTYPE, agreement, bound, precision_of, pytorch_class
+from fastconv.models.compare import CLASS_DTYPE, ERROR_MULTIPLE, agreement, bound, precision_of, pytorch_class
 
 # Forced beside "auto", so that something of ours is shown even where PyTorch's own is the fastest choice.
 FORCED = "winograd_f4"
@@ -134,7 +134,7 @@ def _run_network(
         plain, peer_ms = _timed(model, x)
         peer_error = agreement(_rows(plain, few), exact).relative_l2
     convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
-    limit = bound(peer_error, precision, convolutions)
+    multiples = {row.name: row.accuracy.get(precision, 0.0) for row in fastconv.algorithms()}
 
     passes = []
     for algorithm in algorithms:
@@ -147,6 +147,7 @@ def _run_network(
             ran = Counter(str(layer.last_algorithm) for layer in layers)
             versus_plain, versus_exact = agreement(output, plain), agreement(_rows(output, few), exact)
             report.undo()
+        multiple = max([ERROR_MULTIPLE, *(multiples.get(name, 0.0) for name in ran)])
         passes.append(
             Pass(
                 network=name,
@@ -159,7 +160,7 @@ def _run_network(
                 ran=dict(ran),
                 difference=versus_plain.relative_l2,
                 max_difference=versus_plain.maximum,
-                bound=limit,
+                bound=bound(peer_error, precision, convolutions, multiple),
                 top1=versus_plain.top1,
                 error=versus_exact.relative_l2,
                 peer_error=peer_error,

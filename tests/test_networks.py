@@ -155,6 +155,7 @@ def test_agreement():
 
 def test_bound():
     assert bound(1e-5, "fp32", 50) == pytest.approx(4e-5)
+    assert bound(1e-3, "fp16", 1, multiple=12) == pytest.approx(1.2e-2)
     assert bound(0.0, "fp32", 6) == pytest.approx(2.0**-23)
     assert bound(0.0, "fp16", 24) == pytest.approx(2.0**-9)
 

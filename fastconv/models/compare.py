@@ -21,7 +21,7 @@ CLASS_DTYPE = {
 # Spacing of the numbers that operands or results are rounded to, relative to their size.
 CLASS_EPSILON = {"ieee": 2.0**-23, "fp32": 2.0**-23, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7}
 
-# Every algorithm bounds a layer's error by this multiple of PyTorch's own in the class.
+# `auto` takes no algorithm whose bound on a layer's error is a larger multiple of PyTorch's own in the class.
 ERROR_MULTIPLE = 4.0
 
 
@@ -74,15 +74,15 @@ def agreement(output: Tensor | tuple[Tensor, ...], reference: Tensor | tuple[Ten
     )
 
 
-def bound(peer_error: float, cls: str, convolutions: int) -> float:
+def bound(peer_error: float, cls: str, convolutions: int, multiple: float = ERROR_MULTIPLE) -> float:
     """The largest relative L2 difference of logits, swapped against unswapped, that passes.
 
     A small relative error of one layer reaches the logits as a linear function of it, the same function whichever
-    algorithm made it. A swapped layer may err ERROR_MULTIPLE times what PyTorch's does, so the swapped logits err at
-    most about ERROR_MULTIPLE times `peer_error`, the unswapped network's own error against float64, and that is also
-    what the two may differ by.
+    algorithm made it. A swapped layer may err `multiple` times what PyTorch's does, so the swapped logits err at most
+    about `multiple` times `peer_error`, the unswapped network's own error against float64, and that is also what the
+    two may differ by. (An algorithm that was asked for by name may state a larger multiple than ERROR_MULTIPLE.)
 
     Floor: where PyTorch happens to err less than its arithmetic's rounding, nobody can match its luck. Two runs whose
     every convolution rounds its result once, each its own way (variance eps^2 / 12), differ by eps sqrt(layers / 6).
     """
-    return max(ERROR_MULTIPLE * peer_error, CLASS_EPSILON[cls] * math.sqrt(convolutions / 6))
+    return max(multiple * peer_error, CLASS_EPSILON[cls] * math.sqrt(convolutions / 6))

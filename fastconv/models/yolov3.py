@@ -33,6 +33,12 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + self.expand(self.reduce(x))
 
+    def scale_branch(self, scale: float) -> None:
+        """Sets what the branch's last norm multiplies by; see YOLOv3.initialise."""
+        norm = self.expand.get_submodule("norm")
+        assert isinstance(norm, nn.BatchNorm2d)
+        nn.init.constant_(norm.weight, scale)
+
 
 class Stage(nn.Sequential):
     """A strided convolution that doubles the channels, then residual blocks."""
@@ -43,7 +49,7 @@ class Stage(nn.Sequential):
         residuals = [Residual(out_channels) for _ in range(blocks)]
         super().__init__(OrderedDict(down=down, blocks=nn.Sequential(*residuals)))
         for residual in residuals:
-            nn.init.constant_(residual.expand.norm.weight, blocks**-0.5)  # see YOLOv3.initialise
+            residual.scale_branch(blocks**-0.5)
 
 
 class Darknet53(nn.Module):
