@@ -9,10 +9,9 @@ from setuptools.build_meta import *  # noqa: F403  (the hooks that need no chang
 
 from toolchain import find_nvcc, wants_cuda
 
-COMPILER_PACKAGES = [
-    f"{name}==13.0.*"
-    for name in ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl", "nvidia-cuda-runtime")
-]
+# No exact version: torch names the toolkit that it was built with, in this same package, and pip then takes the
+# compiler that belongs to it. A pinned one would contradict the next torch.
+COMPILER_PACKAGES = ["cuda-toolkit[nvcc,cccl,cudart]>=13,<14"]
 
 
 def _requirements() -> list[str]:
@@ -28,3 +27,7 @@ def get_requires_for_build_wheel(config_settings=None):
 
 def get_requires_for_build_editable(config_settings=None):
     return build_meta.get_requires_for_build_editable(config_settings) + _requirements()
+
+
+if __name__ == "__main__":  # for an environment that builds without isolation
+    print("\n".join(_requirements()))

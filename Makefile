@@ -1,0 +1,71 @@
+# Everything runs in .venv, which the first target that needs it makes: Python >= 3.10 and a C++ compiler are enough.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench lint sanitize build compile_commands clean
+
+help:
+	@echo "make demo      swap real networks, run them on photographs, compare and time them"
+	@echo "make test      all tests (those that need a GPU are skipped without one)"
+	@echo "make bench     time ours against PyTorch and cuDNN: layers, then networks (GPU)"
+	@echo "make sanitize  the small tests under compute-sanitizer (GPU)"
+	@echo "make lint      ruff, mypy, clang-format, include rules"
+	@echo "make clean     remove what was built (.venv stays)"
+
+demo: build
+	$(BIN)/fastconv demo $(ARGS)
+
+test: build
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: build
+	$(BIN)/fastconv bench layers $(ARGS)
+	$(BIN)/fastconv bench networks $(ARGS)
+
+# The first stamp: what the build needs, and torchvision, which names one torch and so must be chosen together with it.
+$(VENV)/build.stamp: tools/build/backend.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip "setuptools>=77"
+	$(BIN)/python tools/build/backend.py | xargs $(PIP) install --quiet torchvision
+	touch $@
+
+# Not isolated: the build uses the torch just installed instead of fetching a second one.
+$(VENV)/install.stamp: $(VENV)/build.stamp pyproject.toml
+	$(PIP) install --quiet --no-build-isolation --editable ".[test]"
+	touch $@
+
+$(VENV)/lint.stamp: $(VENV)/install.stamp
+	$(PIP) install --quiet --no-build-isolation --editable ".[test,dev]"
+	touch $@
+
+# Incremental: ninja looks at every source each time.
+build compile_commands: $(VENV)/install.stamp
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
+lint: $(VENV)/lint.stamp
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
+	if [ -f tools/check_rooms.py ]; then $(BIN)/python tools/check_rooms.py; fi
+
+# memcheck: every tensor is an allocation of its own, so that reading past one is seen. initcheck has to see all kernels
+# (it must know what they wrote); the two about synchronisation look at ours alone.
+SANITIZER := $(or $(shell command -v compute-sanitizer),$(wildcard $(CUDA_HOME)/bin/compute-sanitizer),$(wildcard /usr/local/cuda/bin/compute-sanitizer),compute-sanitizer)
+SANITIZE  := $(SANITIZER) --error-exitcode 1 --require-cuda-init=no --target-processes all
+SMALL     := $(BIN)/python -m pytest -m sanitize -p no:cacheprovider $(ARGS)
+sanitize: build
+	@command -v $(SANITIZER) >/dev/null || { echo "make sanitize: compute-sanitizer was not found; nothing was checked"; exit 1; }
+	@$(BIN)/python -c "import torch; raise SystemExit(not torch.cuda.is_available())" || \
+	  { echo "make sanitize: PyTorch sees no GPU here; nothing was checked"; exit 1; }
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZE) --tool memcheck $(SMALL)
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZE) --tool initcheck $(SMALL)
+	$(SANITIZE) --tool racecheck --kernel-name kernel_substring=fastconv $(SMALL)
+	$(SANITIZE) --tool synccheck --kernel-name kernel_substring=fastconv $(SMALL)
+
+clean:
+	rm -rf build dist *.egg-info fastconv/*.so compile_commands.json
+	rm -f $(VENV)/install.stamp $(VENV)/lint.stamp

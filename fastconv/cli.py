@@ -1,0 +1,380 @@
+"""The command line: `fastconv info | demo | explain | bench`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from typer.core import TyperGroup
+
+# torch takes seconds to import, and `--help` needs none of it: every command imports what it runs.
+
+console = Console()
+if not console.is_terminal:
+    console = Console(width=120)  # a pipe has no width, and 80 columns cut the tables
+errors = Console(stderr=True)
+
+
+class Commands(TyperGroup):
+    """Ends what a user or a machine can cause in a message and exit code 1; FASTCONV_LOG=debug shows the traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):  # RuntimeErrors too
+            raise
+        except (ValueError, TypeError, RuntimeError, ImportError, OSError) as error:
+            if os.environ.get("FASTCONV_LOG") == "debug":
+                raise
+            raise fail(f"{error}") from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Fast 2-D convolutions for PyTorch.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+bench_app = typer.Typer(help="Time ours against PyTorch and cuDNN, and draw what was measured.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+JsonOption = Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write the result here, as JSON.")]
+DeviceOption = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
+
+NetworkOption = Annotated[str, typer.Option(help="all (the four main ones), or some, with commas between.")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Photographs; default the paper's 64 (DenseNet 48).")]
+ImageOption = Annotated[int | None, typer.Option(min=32, help="Side of the photographs; default the network's own.")]
+
+
+class Precision(str, Enum):
+    ieee = "ieee"
+    fp32 = "fp32"
+    tf32 = "tf32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+PrecisionOption = Annotated[Precision, typer.Option(help="Accuracy class.")]
+
+
+def fail(message: str) -> typer.Exit:
+    """Prints an error; the caller raises what this returns."""
+    errors.print(f"[red]error:[/red] {escape(message)}", highlight=False)
+    return typer.Exit(1)
+
+
+def write_json(path: Path | None, content: Any) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(_strict(content), indent=1, default=str) + "\n")
+        console.print(f"written: {path}", highlight=False)
+
+
+def _strict(value: Any) -> Any:
+    """JSON knows no NaN: null."""
+    if isinstance(value, dict):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def device_named(name: str) -> Any:
+    """The torch device that an option names. Raises ValueError if this machine has it not."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device is {name!r}; expected auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name!r}; expected auto, cpu or cuda")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"device is {name!r}; PyTorch sees {count} CUDA devices here")
+    return device
+
+
+def split(text: str, name: str, known: list[str]) -> list[str]:
+    """The entries of a list like `a,b`; `all` is all that are known. Raises ValueError for an unknown one."""
+    if text == "all":
+        return known
+    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    for entry in entries:
+        if entry not in known:
+            raise ValueError(f"{name} is {entry!r}; expected all, or some of {', '.join(known)}")
+    if not entries:
+        raise ValueError(f"{name} is empty; expected all, or some of {', '.join(known)}")
+    return entries
+
+
+def numbers(text: str, name: str) -> list[int]:
+    """The entries of a list like `64,1`. Raises ValueError for one that is not a positive integer."""
+    entries = [entry.strip() for entry in text.split(",")]
+    for entry in entries:
+        if not entry.isdecimal() or int(entry) < 1:
+            raise ValueError(f"{name} is {text!r}; expected positive integers with commas between")
+    return [int(entry) for entry in entries]
+
+
+def gather_info() -> dict[str, Any]:
+    """Build, GPUs, versions, and what is usable here and why the rest is not."""
+    import torch
+
+    import fastconv
+    from fastconv import _C, ops
+
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    gpus = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        gpus.append(
+            {
+                "name": properties.name,
+                "compute_capability": f"{properties.major}.{properties.minor}",
+                "memory_gib": round(properties.total_memory / 2**30, 1),
+                "has_kernels": _C.built_with_cuda and ops.device_info(torch.device("cuda", index)).has_kernels,
+            }
+        )
+    if not _C.built_with_cuda:
+        why_not = "fastconv was built without CUDA (FASTCONV_CUDA=0, or no nvcc when it was built)"
+    elif torch.version.cuda is None:
+        why_not = f"PyTorch {torch.__version__} is a build without CUDA"
+    elif not gpus:
+        why_not = "PyTorch sees no CUDA device here (torch.cuda.is_available() is False)"
+    elif not any(gpu["has_kernels"] for gpu in gpus):
+        why_not = f"the kernels were built for {_C.cuda_architectures}, which none of the GPUs can run"
+    else:
+        why_not = ""
+    return {
+        "fastconv": getattr(fastconv, "__version__", "unknown"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": cudnn,
+        "build": {
+            "with_cuda": _C.built_with_cuda,
+            "architectures": _C.cuda_architectures,
+            "compiler": _C.cuda_compiler,
+        },
+        "gpus": gpus,
+        "usable": {"cpu": {"ok": True, "reason": ""}, "cuda": {"ok": not why_not, "reason": why_not}},
+        "algorithms": [dataclasses.asdict(algorithm) for algorithm in fastconv.algorithms()],
+    }
+
+
+@app.command()
+def info(json_path: JsonOption = None) -> None:
+    """Build, GPU, versions; which algorithms there are; what is usable and why not."""
+    found = gather_info()
+    facts = Table.grid(padding=(0, 2))
+    for name in ("fastconv", "python", "torch"):
+        facts.add_row(name, found[name])
+    facts.add_row("torch's cuda", found["cuda"] or "none")
+    facts.add_row("cudnn", str(found["cudnn"] or "none loaded"))
+    build = found["build"]
+    facts.add_row("gpu code", f"{build['architectures']}, by {build['compiler']}" if build["with_cuda"] else "none")
+    for gpu in found["gpus"]:
+        facts.add_row("gpu", f"{gpu['name']}, sm_{gpu['compute_capability'].replace('.', '')}, {gpu['memory_gib']} GiB")
+    for device, state in found["usable"].items():
+        facts.add_row(device, "usable" if state["ok"] else f"not usable: {state['reason']}")
+    console.print(facts)
+    algorithms = Table("algorithm", "devices", "classes (error bound, x PyTorch's)", "what")
+    for row in found["algorithms"]:
+        classes = ", ".join(f"{cls} {multiple:g}" for cls, multiple in row["accuracy"].items())
+        algorithms.add_row(row["name"], ", ".join(row["devices"]), classes, row["summary"])
+    console.print(algorithms)
+    write_json(json_path, found)
+
+
+@app.command()
+def demo(
+    network: NetworkOption = "all",
+    device: DeviceOption = "auto",
+    batch: BatchOption = None,
+    image: ImageOption = None,
+    precision: PrecisionOption = Precision.fp32,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="Ask for this one; repeatable. Default: auto, then winograd_f4.")
+    ] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Swap real networks, feed them photographs, compare with the unswapped ones and with float64.
+
+    On the CPU the default is 2 photographs. Fails if a network's logits differ by more than the bound, or if nothing
+    was swapped.
+    """
+    from fastconv import demo as demonstration
+    from fastconv.models import MAIN_NETWORKS, NETWORKS
+
+    names = list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS))
+    where = device_named(device)
+    passes = demonstration.run(
+        names, device=where, batch=batch, image=image, precision=precision.value, algorithms=algorithm, console=console
+    )
+    from fastconv.bench import environment
+
+    rows = [{**dataclasses.asdict(item), "problem": item.problem} for item in passes]
+    write_json(json_path, {**environment.describe("demo", where), "rows": rows})
+    bad = [item for item in passes if item.problem]
+    if bad:
+        raise fail(f"{len(bad)} of {len(passes)} passes failed")
+
+
+@app.command()
+def explain(
+    n: Annotated[int, typer.Option(min=0, help="Batch.")] = 1,
+    c: Annotated[int, typer.Option(min=0, help="Input channels.")] = 64,
+    h: Annotated[int, typer.Option(min=0, help="Input height.")] = 56,
+    w: Annotated[int | None, typer.Option(min=0, help="Input width; default h.")] = None,
+    k: Annotated[int | None, typer.Option(min=0, help="Output channels; default c.")] = None,
+    r: Annotated[int, typer.Option(min=1, help="Kernel height.")] = 3,
+    s: Annotated[int | None, typer.Option(min=1, help="Kernel width; default r.")] = None,
+    stride: Annotated[int, typer.Option(min=1)] = 1,
+    padding: Annotated[int | None, typer.Option(min=0, help="Default r // 2.")] = None,
+    dilation: Annotated[int, typer.Option(min=1)] = 1,
+    groups: Annotated[int, typer.Option(min=1)] = 1,
+    precision: PrecisionOption = Precision.fp32,
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="NHWC in memory.")] = False,
+    device: DeviceOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """Every algorithm on one convolution: fits or why not, estimated cost, and the choice."""
+    import fastconv
+    from fastconv.models.compare import CLASS_DTYPE, precision_of
+
+    if c % groups:
+        raise ValueError(f"groups is {groups}; expected a divisor of c = {c}")
+    explanation = fastconv.explain(
+        (n, c, h, w if w is not None else h),
+        (k if k is not None else c, c // groups, r, s or r),
+        stride=stride,
+        padding=r // 2 if padding is None else padding,
+        dilation=dilation,
+        groups=groups,
+        dtype=CLASS_DTYPE[precision.value],
+        device=None if device == "auto" else device,
+        precision=precision_of(precision.value),
+        layout="nhwc" if channels_last else "nchw",
+    )
+    console.print(str(explanation), markup=False, highlight=False)
+    write_json(json_path, dataclasses.asdict(explanation))
+
+
+@bench_app.command("layers")
+def bench_layers(
+    layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64,1",
+    classes: Annotated[str, typer.Option(help="Accuracy classes; default all, on the CPU fp32.")] = "",
+    algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
+    layouts: Annotated[str, typer.Option(help="Of ours: nchw, nhwc; default nhwc, on the CPU both.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs, at least.")] = 20,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="More rounds while ahead of it.")] = None,
+    device: DeviceOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """The layer set: every algorithm of ours against PyTorch in both layouts and every cuDNN algorithm."""
+    import fastconv
+    from fastconv.bench import layer_suite
+    from fastconv.models.compare import CLASS_DTYPE
+
+    where = device_named(device)
+    known = [algorithm.name for algorithm in fastconv.algorithms()]
+    document = layer_suite.run(
+        batch_sizes=numbers(batch, "batch"),
+        classes=split(classes, "classes", list(CLASS_DTYPE)) if classes else None,
+        layers=layers.split(",") if layers else None,
+        algorithms=split(algorithms, "algorithms", known) if algorithms else None,
+        rounds=rounds,
+        budget_s=budget,
+        out=json_path,
+        device=where,
+        layouts=split(layouts, "layouts", ["nchw", "nhwc"]) if layouts else None,
+        console=console,
+    )
+    if not document["rows"]:
+        raise fail("nothing was measured")
+    if document.get("failed"):
+        raise fail("; ".join(document["failed"]))
+
+
+@bench_app.command("networks")
+def bench_networks(
+    network: NetworkOption = "all",
+    classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
+    modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph.")] = "eager",
+    peers: Annotated[str, typer.Option(help="How PyTorch runs: eager, compile, graph.")] = "eager,compile",
+    layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nchw,nhwc",
+    algorithm: Annotated[str, typer.Option(help="Ask for this one in every layer.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Forward passes of each contender.")] = 20,
+    batch: BatchOption = None,
+    image: ImageOption = None,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Compile and begin nothing after.")] = None,
+    device: DeviceOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """Whole networks: swapped against eager and torch.compile in both layouts, time and error."""
+    from fastconv.bench import environment, networks, results
+    from fastconv.models import MAIN_NETWORKS, NETWORKS
+    from fastconv.models.compare import CLASS_DTYPE
+
+    where = device_named(device)
+    out = json_path or results.default_path(environment.describe(networks.suite_name(where), where))
+    document = networks.run(
+        list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS)),
+        split(classes, "classes", list(CLASS_DTYPE)),
+        split(modes, "modes", list(networks.FORMS)),
+        rounds,
+        where,
+        out,
+        peers=split(peers, "peers", list(networks.FORMS)),
+        layouts=split(layouts, "layouts", list(networks.LAYOUTS)),
+        algorithm=algorithm,
+        batch=batch,
+        image=image,
+        budget_s=budget,
+        report=lambda line: console.print(line, markup=False, highlight=False),
+    )
+    console.print(f"written: {out}", highlight=False)
+    missing = [f"{row['network']} {row['class']} {row['mode']}" for row in document["rows"] if row["us"] is None]
+    if missing or not document["rows"]:
+        raise fail(f"not measured: {', '.join(missing) or 'anything'}")
+
+
+@bench_app.command("report")
+def bench_report(
+    root: Annotated[Path, typer.Argument(help="The checkout.")] = Path("."),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a document is out of date.")] = False,
+    json_path: JsonOption = None,
+) -> None:
+    """Draw the plots, and fill the tables of README and docs, from the result files."""
+    from fastconv.bench import report
+
+    paths = [str(path) for path in report.main(root, check=check)]
+    for path in paths:
+        console.print(path, markup=False, highlight=False)
+    write_json(json_path, paths)
+    if check and paths:
+        raise fail(f"{len(paths)} documents are out of date; run fastconv bench report")
+
+
+def main() -> None:
+    """The entry point of the command `fastconv`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

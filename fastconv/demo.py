@@ -1,0 +1,231 @@
+"""The main job, shown: real networks on real photographs, swapped, equal to the unswapped within a stated bound."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import statistics
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import fastconv
+from fastconv.models import MAIN_NETWORKS, build, network, photographs
+from fastconv.models.compare import CLASS_DTYPE, ERROR_MULTIPLE, agreement, bound, precision_of, pytorch_class
+
+# Forced beside "auto", so that something of ours is shown even where PyTorch's own is the fastest choice.
+FORCED = "winograd_f4"
+CPU_BATCH = 2
+REFERENCE_PICTURES = 8  # of the batch, run in float64: GPUs do that slowly
+TIMED_PASSES = {"cpu": 2, "cuda": 10}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One network with one `algorithm` asked for, beside its unswapped self.
+
+    swapped of total convolutions are fastconv's; `ran` counts what these ran. difference, max_difference, top1: swapped
+    against unswapped on the whole batch; bound: of `difference`. error, peer_error: of the swapped and the unswapped
+    logits against float64. ms, peer_ms: median time of one forward pass.
+    """
+
+    network: str
+    algorithm: str
+    precision: str
+    device: str
+    batch: int
+    swapped: int
+    total: int
+    ran: dict[str, int]
+    difference: float
+    max_difference: float
+    bound: float
+    top1: float
+    error: float
+    peer_error: float
+    ms: float
+    peer_ms: float
+
+    @property
+    def problem(self) -> str | None:
+        """Why the pass shows nothing or shows an error; None if it is good."""
+        if self.swapped == 0:
+            return "nothing was swapped"
+        if not self.difference <= self.bound:  # NaN fails too
+            return f"swapped and unswapped logits differ by {self.difference:.1e}, more than {self.bound:.1e}"
+        return None
+
+
+def default_algorithms() -> list[str]:
+    """`auto`, and FORCED if this build has it."""
+    known = [row.name for row in fastconv.algorithms()]
+    return ["auto", *([FORCED] if FORCED in known else [])]
+
+
+def run(
+    networks: Sequence[str] = MAIN_NETWORKS,
+    *,
+    device: torch.device | str | None = None,
+    batch: int | None = None,
+    image: int | None = None,
+    precision: str = "fp32",
+    algorithms: Sequence[str] | None = None,
+    console: Console | None = None,
+) -> list[Pass]:
+    """Runs every network with every algorithm and prints what happened.
+
+    device: default the GPU if there is one. batch: default the paper's on a GPU, 2 on a CPU. image: side of the
+    pictures, default the network's own. precision: accuracy class, see `fastconv.models.compare.CLASS_DTYPE`.
+    Raises ValueError for an unknown network, class or algorithm; the caller looks at `Pass.problem`.
+    """
+    console = console or Console()
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    precision_of(precision)
+    chosen = list(algorithms) if algorithms else default_algorithms()
+    known = ["auto", *(row.name for row in fastconv.algorithms())]
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"algorithm is {name!r}; expected one of {', '.join(known)}")
+    for name in networks:
+        network(name)
+    passes = []
+    for name in networks:
+        passes += _run_network(name, target, batch, image, precision, chosen, console)
+        gc.collect()
+        if target.type == "cuda":
+            torch.cuda.empty_cache()
+    console.print(table(passes))
+    for item in passes:
+        if item.problem:
+            console.print(f"[red]{item.network}, {item.algorithm}: {item.problem}[/red]")
+    return passes
+
+
+@torch.inference_mode()
+def _run_network(
+    name: str,
+    device: torch.device,
+    batch: int | None,
+    image: int | None,
+    precision: str,
+    algorithms: Sequence[str],
+    console: Console,
+) -> list[Pass]:
+    entry = network(name)
+    batch = batch or (entry.batch if device.type == "cuda" else CPU_BATCH)
+    dtype = CLASS_DTYPE[precision]
+    console.rule(f"{name}: {batch} photographs, {precision}, {device}")
+    with console.status("unswapped, and in float64"), pytorch_class(precision, benchmark=device.type == "cuda"):
+        model = build(name, image=image)
+        pictures = photographs(batch, image or entry.image)
+        few = slice(0, REFERENCE_PICTURES)
+        exact = copy.deepcopy(model).to(device, torch.float64)(pictures[few].to(device, torch.float64))
+        model = model.to(device, dtype)
+        x = pictures.to(device, dtype)
+        plain, peer_ms = _timed(model, x)
+        peer_error = agreement(_rows(plain, few), exact).relative_l2
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    multiples = {row.name: row.accuracy.get(precision, 0.0) for row in fastconv.algorithms()}
+
+    passes = []
+    for algorithm in algorithms:
+        with console.status(f"swapped, {algorithm}"), pytorch_class(precision, benchmark=device.type == "cuda"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # nothing swapped: said below, as a failure
+                report = fastconv.swap_(model, algorithm=algorithm, precision=precision_of(precision))
+            layers = [module for module in model.modules() if isinstance(module, fastconv.Conv2d)]
+            output, ms = _timed(model, x)
+            ran = Counter(str(layer.last_algorithm) for layer in layers)
+            versus_plain, versus_exact = agreement(output, plain), agreement(_rows(output, few), exact)
+            report.undo()
+        multiple = max([ERROR_MULTIPLE, *(multiples.get(name, 0.0) for name in ran)])
+        passes.append(
+            Pass(
+                network=name,
+                algorithm=algorithm,
+                precision=precision,
+                device=str(device),
+                batch=batch,
+                swapped=report.swapped,
+                total=report.total,
+                ran=dict(ran),
+                difference=versus_plain.relative_l2,
+                max_difference=versus_plain.maximum,
+                bound=bound(peer_error, precision, convolutions, multiple),
+                top1=versus_plain.top1,
+                error=versus_exact.relative_l2,
+                peer_error=peer_error,
+                ms=ms,
+                peer_ms=peer_ms,
+            )
+        )
+        _print_pass(passes[-1], report, console)
+    return passes
+
+
+def _rows(output: Tensor | tuple[Tensor, ...], rows: slice) -> Tensor | tuple[Tensor, ...]:
+    return output[rows] if isinstance(output, Tensor) else tuple(tensor[rows] for tensor in output)
+
+
+def _timed(model: nn.Module, x: Tensor) -> tuple[Any, float]:
+    """The output, and the median milliseconds of a forward pass after one to warm up."""
+
+    def seconds(call: Callable[[], Any]) -> float:
+        begin = time.perf_counter()
+        call()
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+        return time.perf_counter() - begin
+
+    output = model(x)
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+    times = [seconds(lambda: model(x)) for _ in range(TIMED_PASSES[x.device.type])]
+    return output, statistics.median(times) * 1e3
+
+
+def _print_pass(item: Pass, report: Any, console: Console) -> None:
+    ran = ", ".join(f"{count} {name}" for name, count in sorted(item.ran.items(), key=lambda pair: -pair[1]))
+    swapped = f"{item.swapped} of {item.total} convolutions swapped"
+    console.print(f"[bold]{item.algorithm}[/bold]: {swapped}; ran: {ran or '-'}", highlight=False)
+    console.print(
+        f"  largest difference {item.max_difference:.1e} of the largest logit; error against float64 {item.error:.1e} "
+        f"(PyTorch's {item.peer_error:.1e}); {item.ms:.1f} ms (PyTorch's {item.peer_ms:.1f} ms)",
+        highlight=False,
+    )
+    reasons = Counter(row.reason for row in report.rows if not row.swapped)
+    for reason, count in reasons.most_common(5):
+        console.print(f"  left alone, {count}: {reason}", highlight=False, markup=False)
+
+
+def table(passes: Sequence[Pass]) -> Table:
+    """All passes, one line each."""
+    found = Table("network", "algorithm", "swapped", title="swapped against unswapped, on the same photographs")
+    for column in ("difference", "bound", "top-1"):
+        found.add_column(column, justify="right")
+    found.add_column("")
+    for item in passes:
+        found.add_row(
+            item.network,
+            item.algorithm,
+            f"{item.swapped}/{item.total}",
+            _scientific(item.difference),
+            _scientific(item.bound),
+            f"{100 * item.top1:.1f}%",
+            "[red]FAILED[/red]" if item.problem else "[green]equal[/green]",
+        )
+    found.caption = "difference: of the logits, relative L2; top-1: share of decisions for the same class"
+    return found
+
+
+def _scientific(value: float) -> str:
+    return "nan" if math.isnan(value) else f"{value:.1e}"

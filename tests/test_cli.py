@@ -1,0 +1,133 @@
+"""The command line: exit codes, messages, JSON."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fastconv
+from fastconv import cli
+from fastconv.bench import results
+
+run = CliRunner().invoke
+SMALL = ["--network", "resnet18", "--device", "cpu", "--batch", "1", "--image", "32"]
+
+
+def said(result) -> str:
+    """Everything printed, on one line: the terminal's width breaks messages."""
+    return " ".join((result.stdout + result.stderr).split())
+
+
+def test_info(tmp_path):
+    path = tmp_path / "deeper" / "info.json"
+    result = run(cli.app, ["info", "--json", str(path)])
+    assert result.exit_code == 0, said(result)
+    found = json.loads(path.read_text())
+    assert found["torch"] == torch.__version__
+    assert found["usable"]["cpu"]["ok"] is True
+    assert [row["name"] for row in found["algorithms"]] == [row.name for row in fastconv.algorithms()]
+    assert found["usable"]["cuda"]["ok"] is not bool(found["usable"]["cuda"]["reason"])
+    if not torch.cuda.is_available():
+        assert not found["usable"]["cuda"]["ok"]
+        assert "not usable" in said(result)
+
+
+def test_explain(tmp_path):
+    path = tmp_path / "explain.json"
+    shape = ["--n", "2", "--c", "32", "--h", "14", "--k", "16", "--stride", "2", "--device", "cpu"]
+    result = run(cli.app, ["explain", *shape, "--json", str(path)])
+    assert result.exit_code == 0, said(result)
+    found = json.loads(path.read_text())
+    assert {row["algorithm"] for row in found["rows"]} == {row.name for row in fastconv.algorithms()}
+    assert found["choice"] in {row["algorithm"] for row in found["rows"] if row["fits"]}
+    assert "direct" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", "--c", "10", "--groups", "3"], "groups is 3; expected a divisor of c = 10"),
+        (["explain", "--h", "1", "--r", "5", "--padding", "0"], "smaller than the kernel"),
+        (["demo", "--network", "lenet"], "network is 'lenet'; expected all, or some of vgg16"),
+        (["demo", *SMALL, "--device", "tpu"], "device is 'tpu'"),
+        (["demo", *SMALL, "--device", "cuda:99"], "device is 'cuda:99'"),
+        (["demo", *SMALL, "--algorithm", "magic"], "algorithm is 'magic'; expected one of auto"),
+        (["bench", "networks", *SMALL, "--classes", "fp8"], "classes is 'fp8'"),
+        (["bench", "networks", *SMALL, "--classes", ","], "classes is empty"),
+        (["bench", "networks", *SMALL, "--modes", "fast"], "modes is 'fast'"),
+        (["bench", "layers", "--device", "cpu", "--batch", "zero"], "batch is 'zero'; expected positive integers"),
+        (["bench", "layers", "--device", "cpu", "--algorithms", "magic"], "algorithms is 'magic'"),
+    ],
+)
+def test_bad_values_end_in_a_message(arguments, message):
+    result = run(cli.app, arguments)
+    assert result.exit_code == 1
+    assert message in said(result)
+    assert "Traceback" not in said(result)
+
+
+@pytest.mark.parametrize("arguments", [["magic"], ["demo", "--batch", "0"], ["demo", "--precision", "fp8"], ["bench"]])
+def test_bad_usage(arguments):
+    assert run(cli.app, arguments).exit_code == 2
+
+
+def test_demo(tmp_path):
+    path = tmp_path / "demo.json"
+    result = run(cli.app, ["demo", *SMALL, "--algorithm", "direct", "--json", str(path)])
+    assert result.exit_code == 0, said(result)
+    found = json.loads(path.read_text())
+    assert found["suite"] == "demo"
+    (row,) = found["rows"]
+    assert row["algorithm"] == "direct"
+    assert row["swapped"] == row["total"] == 20
+    assert row["difference"] <= row["bound"]
+    assert row["problem"] is None
+    assert "equal" in said(result)
+
+
+def test_demo_fails_outside_the_bound(monkeypatch, tmp_path):
+    forward = fastconv.Conv2d.forward
+    monkeypatch.setattr(fastconv.Conv2d, "forward", lambda self, x: forward(self, x) * 1.001)
+    path = tmp_path / "demo.json"
+    result = run(cli.app, ["demo", *SMALL, "--algorithm", "auto", "--json", str(path)])
+    assert result.exit_code == 1
+    assert "1 of 1 passes failed" in said(result)
+    assert json.loads(path.read_text())["rows"][0]["problem"].startswith("swapped and unswapped logits differ")
+
+
+def test_demo_nan_is_a_failure_and_still_json(monkeypatch, tmp_path):
+    forward = fastconv.Conv2d.forward
+    monkeypatch.setattr(fastconv.Conv2d, "forward", lambda self, x: forward(self, x) * float("nan"))
+    path = tmp_path / "demo.json"
+    assert run(cli.app, ["demo", *SMALL, "--algorithm", "auto", "--json", str(path)]).exit_code == 1
+    assert json.loads(path.read_text())["rows"][0]["difference"] is None
+
+
+def test_bench_networks(tmp_path):
+    path = tmp_path / "networks.json"
+    result = run(
+        cli.app,
+        ["bench", "networks", *SMALL, "--classes", "fp32", "--peers", "eager", "--rounds", "1", "--json", str(path)],
+    )
+    assert result.exit_code == 0, said(result)
+    document = results.read(path)
+    assert document["suite"] == "networks_cpu"
+    assert [row["network"] for row in document["rows"]] == ["resnet18"]
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    monkeypatch.setenv("FASTCONV_LOG", "debug")
+    result = run(cli.app, ["demo", "--network", "lenet"])
+    assert isinstance(result.exception, ValueError)
+
+
+def test_module_runs():
+    done = subprocess.run([sys.executable, "-m", "fastconv", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    for command in ("info", "demo", "explain", "bench"):
+        assert command in done.stdout
+    done = subprocess.run([sys.executable, "-m", "fastconv", "magic"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2

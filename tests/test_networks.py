@@ -1,0 +1,315 @@
+"""Whole networks: the definitions, the photographs, the bound, swapped against unswapped, and the bench's rows."""
+
+import contextlib
+import json
+import math
+
+import pytest
+import torch
+
+import fastconv
+from fastconv import demo
+from fastconv.bench import networks as bench
+from fastconv.bench import results
+from fastconv.models import MAIN_NETWORKS, NETWORKS, YOLOv3, build, class_scores, flatten_output, network, photographs
+from fastconv.models.compare import CLASS_DTYPE, agreement, bound, precision_of, pytorch_class
+from fastconv.models.yolov3 import ConvBlock
+
+pytest.importorskip("torchvision", reason="torchvision is not installed: no networks to run")
+pytest.importorskip("sklearn", reason="scikit-learn is not installed: no photographs to feed")
+
+
+# ---------------------------------------------------------------------------------------------------------- YOLOv3
+
+
+def darknet_parameters(classes: int) -> int:
+    """YOLOv3's parameters counted from the paper's table, independently of the modules."""
+
+    def block(c, k, size):  # convolution without bias, scale and shift of the norm
+        return c * k * size * size + 2 * k
+
+    total = block(3, 32, 3)
+    for channels, blocks in ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4)):
+        total += block(channels // 2, channels, 3)
+        total += blocks * (block(channels, channels // 2, 1) + block(channels // 2, channels, 3))
+    outputs = 3 * (5 + classes)
+    for features, channels in ((1024, 512), (256 + 512, 256), (128 + 256, 128)):
+        total += block(features, channels, 1)
+        total += 2 * block(2 * channels, channels, 1) + 3 * block(channels, 2 * channels, 3)
+        total += 2 * channels * outputs + outputs
+    return total + block(512, 256, 1) + block(256, 128, 1)
+
+
+def test_yolov3_parameter_count():
+    with torch.device("meta"):
+        model = YOLOv3()
+    assert sum(parameter.numel() for parameter in model.parameters()) == darknet_parameters(80) == 61_949_149
+
+
+def test_yolov3_layers():
+    with torch.device("meta"):
+        model = YOLOv3()
+    convolutions = [module for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert len(convolutions) == 75  # 52 of the body, 23 behind it
+    assert len([module for module in model.body.modules() if isinstance(module, ConvBlock)]) == 52
+    assert [len(stage.blocks) for name, stage in model.body.named_children() if name != "stem"] == [1, 2, 8, 8, 4]
+
+
+@pytest.mark.parametrize("classes", [80, 3])
+def test_yolov3_shapes(classes):
+    with torch.device("meta"):
+        outputs = YOLOv3(classes).eval()(torch.empty(2, 3, 416, 416))
+    channels = 3 * (5 + classes)
+    assert [tuple(y.shape) for y in outputs] == [(2, channels, 13, 13), (2, channels, 26, 26), (2, channels, 52, 52)]
+
+
+def test_yolov3_activations_are_sane():
+    """75 layers of the initialisation alone neither explode nor vanish, FP16's range included."""
+    torch.manual_seed(0)
+    model = YOLOv3().eval()
+    with torch.inference_mode():
+        output = flatten_output(model(torch.randn(1, 3, 64, 64)))
+    assert 1e-2 < output.std().item() < 1e3
+
+
+# ---------------------------------------------------------------------------------------------- networks, photographs
+
+
+def test_build_is_deterministic_and_leaves_the_random_state():
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    first, second = build("resnet18", image=64), build("resnet18", image=64)
+    assert torch.equal(torch.rand(3), expected)
+    other = build("resnet18", image=64, seed=1)
+    state, same, different = first.state_dict(), second.state_dict(), other.state_dict()
+    assert all(torch.equal(state[name], same[name]) for name in state)
+    assert not torch.equal(state["conv1.weight"], different["conv1.weight"])
+    assert not first.training
+
+
+def test_calibration_normalises_what_the_first_norm_sees():
+    model = build("resnet18", image=64)
+    seen = []
+    # A copy: the ReLU behind it works in place.
+    model.bn1.register_forward_hook(lambda module, inputs, output: seen.append(output.clone()))
+    with torch.inference_mode():
+        model(photographs(4, 64, seed=1))  # the pictures that build() calibrates on
+    mean, std = seen[0].mean((0, 2, 3)), seen[0].std((0, 2, 3))
+    assert mean.abs().max() < 1e-3
+    assert (std - 1).abs().max() < 1e-2
+    assert model.bn1.momentum == 0.1
+
+
+def test_unknown_network():
+    with pytest.raises(ValueError, match=r"network is 'lenet'; expected one of vgg16"):
+        network("lenet")
+
+
+def test_the_papers_inputs():
+    sizes = {name: (NETWORKS[name].image, NETWORKS[name].batch) for name in MAIN_NETWORKS}
+    assert sizes == {"vgg16": (224, 64), "resnet50": (224, 64), "densenet161": (224, 48), "yolov3": (416, 64)}
+
+
+def test_photographs():
+    pictures = photographs(9, 40)
+    assert pictures.shape == (9, 3, 40, 40)
+    assert pictures.dtype == torch.float32
+    assert torch.equal(pictures, photographs(9, 40))
+    assert torch.equal(pictures[:4], photographs(4, 40))
+    assert not torch.equal(pictures, photographs(9, 40, seed=1))
+    distances = torch.cdist(pictures.flatten(1), pictures.flatten(1)) + 1e9 * torch.eye(9)
+    assert distances.min() > 1.0  # no two alike
+    # Of a picture's own numbers, undone: inside [0, 1], and no flat colour.
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    restored = pictures * std.view(3, 1, 1) + mean.view(3, 1, 1)
+    assert restored.min() > -1e-5
+    assert restored.max() < 1 + 1e-5
+    assert restored.std((2, 3)).min() > 0.02
+
+
+# ------------------------------------------------------------------------------------------------------ comparing
+
+
+def test_class_scores_of_a_detector():
+    outputs = tuple(torch.randn(2, 3 * (5 + 4), size, size) for size in (1, 2))
+    scores = class_scores(outputs)
+    assert scores.shape == (2, 3 * (1 + 4), 4)
+    # Anchor 1, cell (1, 0) of the second scale, behind the 3 decisions of the first.
+    assert torch.equal(scores[:, 3 + 4 + 2], outputs[1][:, 9 + 5 : 18, 1, 0])
+
+
+def test_agreement():
+    reference = torch.tensor([[3.0, 4.0], [0.0, 12.0]])
+    same = agreement(reference, reference)
+    assert (same.relative_l2, same.maximum, same.top1) == (0.0, 0.0, 1.0)
+    other = agreement(torch.tensor([[5.0, 4.0], [0.0, 12.0]]), reference)
+    assert other.relative_l2 == pytest.approx(2 / 13)
+    assert other.maximum == pytest.approx(2 / 12)
+    assert other.top1 == 0.5
+    broken = agreement(torch.tensor([[math.nan, 4.0], [0.0, 12.0]]), reference)
+    assert math.isnan(broken.relative_l2)
+    with pytest.raises(ValueError, match=r"output has shape \[1, 2\]"):
+        agreement(reference[:1], reference)
+
+
+def test_bound():
+    assert bound(1e-5, "fp32", 50) == pytest.approx(4e-5)
+    assert bound(1e-3, "fp16", 1, multiple=12) == pytest.approx(1.2e-2)
+    assert bound(0.0, "fp32", 6) == pytest.approx(2.0**-23)
+    assert bound(0.0, "fp16", 24) == pytest.approx(2.0**-9)
+
+
+def test_pytorch_class_restores_the_switches():
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
+    with pytorch_class("tf32"):
+        assert torch.backends.cudnn.allow_tf32
+        assert torch.backends.cuda.matmul.allow_tf32
+    with contextlib.suppress(KeyError), pytorch_class("fp32"):
+        assert not torch.backends.cudnn.allow_tf32
+        raise KeyError
+    after = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
+    assert after == before
+
+
+def test_precision_of():
+    assert [precision_of(cls) for cls in CLASS_DTYPE] == ["ieee", "fp32", "tf32", None, None]
+    with pytest.raises(ValueError, match="class is 'fp8'"):
+        precision_of("fp8")
+
+
+# -------------------------------------------------------------------------------------------- swapped and unswapped
+
+
+@pytest.mark.parametrize(("name", "image"), [("resnet18", 32), ("squeezenet1_1", 48), ("yolov3", 32)])
+def test_swapped_equals_unswapped(name, image):
+    """Through `direct`, which is ours wherever it runs and takes every convolution of these networks."""
+    (item,) = demo.run([name], device="cpu", batch=1, image=image, algorithms=["direct"])
+    assert item.problem is None
+    assert item.swapped == item.total
+    assert item.ran == {"direct": item.total}
+    assert 0 < item.difference <= item.bound  # another order of summation: it was not PyTorch that ran
+    assert 0 < item.error < 1e-4
+
+
+def test_swapped_equals_unswapped_through_every_algorithm():
+    names = [row.name for row in fastconv.algorithms()]
+    passes = demo.run(["squeezenet1_1"], device="cpu", batch=1, image=48, algorithms=["auto", *names])
+    assert [item.algorithm for item in passes] == ["auto", *names]
+    for item in passes:
+        assert not item.swapped or item.problem is None
+    assert passes[0].swapped == passes[0].total
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_swapped_equals_unswapped_in_half(precision):
+    (item,) = demo.run(["squeezenet1_1"], device="cpu", batch=1, image=48, precision=precision, algorithms=["direct"])
+    assert item.problem is None
+    assert item.ran == {"direct": item.total}
+
+
+def test_a_wrong_swap_is_found(monkeypatch):
+    """The demo fails where one layer is off by a little more than rounding."""
+    forward = fastconv.Conv2d.forward
+
+    def wrong(self, input):
+        return forward(self, input) * (1 + 1e-3)
+
+    monkeypatch.setattr(fastconv.Conv2d, "forward", wrong)
+    (item,) = demo.run(["resnet18"], device="cpu", batch=1, image=32, algorithms=["auto"])
+    assert "differ by" in item.problem
+
+
+def test_demo_arguments():
+    with pytest.raises(ValueError, match="algorithm is 'magic'"):
+        demo.run(["resnet18"], device="cpu", algorithms=["magic"])
+    with pytest.raises(ValueError, match="class is 'fp8'"):
+        demo.run(["resnet18"], device="cpu", precision="fp8")
+    assert demo.default_algorithms()[0] == "auto"
+
+
+# ------------------------------------------------------------------------------------------------------- the bench
+
+
+def test_bench_rows(tmp_path):
+    out = tmp_path / "networks.json"
+    lines = []
+    document = bench.run(
+        ["resnet18"], ["fp32"], ["eager"], 2, "cpu", out, peers=["eager"], batch=2, image=32, report=lines.append
+    )
+    assert results.problems(document) == []
+    assert results.problems(json.loads(out.read_text())) == []
+    (row,) = document["rows"]
+    assert (row["network"], row["batch"], row["class"], row["mode"]) == ("resnet18", 2, "fp32", "eager")
+    assert row["swapped"] == row["total"] == 20
+    assert set(row["peers"]) == {"torch_nchw", "torch_nhwc"}
+    assert row["best_peer_us"] == min(row["peers"].values())
+    assert row["us"] == min(row["layouts"].values())
+    assert row["us_q25"] <= row["us"] <= row["us_q75"]
+    assert 0 < row["logits_error"] < 1e-4
+    assert 0 < row["peer_error"] < 1e-4
+    assert row["top1_agreement"] == row["peer_top1_agreement"] == 1.0
+    assert row["layers_us"] > 0
+    assert row["peer_layers_us"] > 0
+    assert row["failures"] == {}
+    assert lines[-1].startswith("resnet18 fp32 eager: ")
+
+    # The same machine and commit: rows are replaced, not repeated.
+    again = bench.run(
+        ["resnet18"], ["fp32", "ieee"], ["eager"], 1, "cpu", out, peers=["eager"], layouts=["nchw"], batch=2, image=32
+    )
+    assert [row["class"] for row in again["rows"]] == ["fp32", "ieee"]
+    assert set(again["rows"][0]["peers"]) == {"torch_nchw"}
+
+
+def test_bench_says_what_failed():
+    common = {"layouts": ["nchw"], "batch": 1, "image": 32}
+    document = bench.run(["resnet18"], ["fp32"], ["eager"], 1, "cpu", budget_s=0, **common)
+    assert document["rows"] == []  # nothing is begun once the time is spent
+    document = bench.run(["resnet18"], ["fp32"], ["graph"], 1, "cpu", peers=["eager"], **common)
+    (row,) = document["rows"]
+    assert row["us"] is None
+    assert "CUDA graphs need a CUDA device" in row["failures"]["fastconv_graph_nchw"]
+    assert row["best_peer"] == "torch_nchw"
+
+
+def test_bench_arguments():
+    with pytest.raises(ValueError, match="network is 'lenet'"):
+        bench.run(["lenet"])
+    with pytest.raises(ValueError, match="class is 'fp8'"):
+        bench.run(["resnet18"], ["fp8"])
+    with pytest.raises(ValueError, match="mode is 'fast'"):
+        bench.run(["resnet18"], ["fp32"], ["fast"])
+
+
+def test_time_inside_counts_the_named_layers_alone():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
+    x = torch.randn(1, 3, 16, 16)
+    called = []
+    model[1].register_forward_hook(lambda *_: called.append(1))
+    with torch.inference_mode():
+        assert bench.time_inside(model, [], x) == 0
+        assert bench.time_inside(model, ["0", "2"], x, passes=2) > 0
+    assert len(called) == (1 + bench.LAYER_PASSES) + (1 + 2)
+    assert not model[0]._forward_hooks  # its own hooks are gone
+    assert not model[0]._forward_pre_hooks
+
+
+def test_swapped_layers():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
+    fastconv.swap_(model, filter_fn=lambda name, module: name == "2")
+    assert bench.swapped_layers(model) == ["2"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: demo and bench run on the CPU alone")
+def test_on_the_gpu(tmp_path):
+    passes = demo.run(["resnet18"], device="cuda", batch=8, image=64)
+    assert [item.problem for item in passes] == [None] * len(passes)
+    document = bench.run(
+        ["resnet18"], ["fp32", "fp16"], ["eager", "graph"], 3, "cuda", tmp_path / "n.json",
+        peers=["eager", "graph"], batch=8, image=64,
+    )  # fmt: skip
+    assert results.problems(document) == []
+    for row in document["rows"]:
+        assert row["failures"] == {}
+        assert row["us"] > 0
