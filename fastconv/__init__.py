@@ -1,0 +1,31 @@
+"""Fast 2-D convolutions for PyTorch.
+
+`conv2d` and `Conv2d` mean what `torch.nn.functional.conv2d` and `torch.nn.Conv2d` mean; `swap_` puts the layers into
+an existing model; `explain` says which algorithm runs, and why not the others.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from fastconv.explain import AlgorithmInfo, Explanation, algorithms, explain
+from fastconv.functional import conv2d
+from fastconv.nn import Conv2d, SwapReport, swap_
+from fastconv.ops import UnsupportedError, last_call
+
+try:
+    __version__ = version("fastconv")
+except PackageNotFoundError:  # a checkout on the path, not installed
+    __version__ = "0.1.0"
+
+__all__ = [
+    "AlgorithmInfo",
+    "Conv2d",
+    "Explanation",
+    "SwapReport",
+    "UnsupportedError",
+    "__version__",
+    "algorithms",
+    "conv2d",
+    "explain",
+    "last_call",
+    "swap_",
+]

@@ -1,0 +1,148 @@
+"""The registry and the planner's reasoning, readable."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fastconv import _C, ops, settings
+from fastconv.functional import _named_padding_sizes, _pair
+
+
+@dataclass(frozen=True)
+class AlgorithmInfo:
+    """An algorithm of the registry."""
+
+    name: str
+    family: str  # direct, gemm, winograd, library
+    devices: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    # Accuracy class -> bound on the relative L2 error against float64, as a multiple of PyTorch's own in that class.
+    accuracy: dict[str, float] = field(hash=False)
+    source: int  # the published system it comes from; 0: this project, or PyTorch
+    summary: str
+
+
+def algorithms() -> list[AlgorithmInfo]:
+    """Every algorithm, in the order of the registry."""
+    return [_algorithm_info(row) for row in _C.algorithms()]
+
+
+def _algorithm_info(row: dict[str, Any]) -> AlgorithmInfo:
+    classes = row["accuracy"]
+    served = {
+        torch.float32: {"ieee", "fp32", "tf32"},
+        torch.float16: {"fp16"},
+        torch.bfloat16: {"bf16"},
+    }
+    dtypes = [dtype for dtype, names in served.items() if names & classes.keys()]
+    if row["family"] == "library":
+        dtypes.append(torch.float64)
+    return AlgorithmInfo(
+        row["name"], row["family"], tuple(row["devices"]), tuple(dtypes), classes, row["source"], row["summary"]
+    )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An algorithm's answer to one problem."""
+
+    algorithm: str
+    fits: bool
+    code: str  # why not, for programs: "stride", "dtype", ...; empty if it fits
+    reason: str  # why not, for people
+    eligible: bool  # fits, and accurate enough for `auto`
+    config: str
+    workspace_bytes: int
+    cost_us: float  # the planner's estimate
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `auto` does with a problem, and why. `str()` is a table."""
+
+    problem: str
+    accuracy: str
+    device: str
+    note: str
+    choice: str
+    rows: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=f"{self.problem}\n{self.device}{self.note}", title_justify="left", title_style="")
+        for name, justify in (("algorithm", "left"), ("auto", "left"), ("cost us", "right"), ("workspace", "right")):
+            table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column("config, or why not")
+        for row in self.rows:
+            if row.fits:
+                auto = "chosen" if row.algorithm == self.choice else "yes" if row.eligible else "accuracy"
+                table.add_row(
+                    row.algorithm, auto, f"{row.cost_us:.1f}", f"{row.workspace_bytes / 2**20:.1f} MiB", row.config
+                )
+            else:
+                table.add_row(row.algorithm, "-", "", "", f"{row.code}: {row.reason}")
+        text = io.StringIO()
+        Console(file=text, width=120, color_system=None, markup=False, highlight=False).print(table)
+        return text.getvalue().rstrip()
+
+
+def explain(
+    x_shape: Sequence[int],
+    w_shape: Sequence[int],
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device | None = None,
+    precision: str | None = None,
+    layout: str = "nchw",
+) -> Explanation:
+    """Every algorithm for one convolution: whether it fits or why not, its estimated cost, and the choice of `auto`.
+
+    Args:
+        x_shape: input ``[N, C, H, W]``.
+        w_shape: weight ``[K, C/groups, R, S]``.
+        stride, padding, dilation, groups: as in `fastconv.conv2d`.
+        device: ``"cpu"`` or ``"cuda"``; None takes the GPU if there is one. ``"cuda"`` without a GPU plans for an H200.
+        precision: as in `fastconv.conv2d`.
+        layout: memory order of the input and output, ``"nchw"`` or ``"nhwc"``.
+
+    Raises ValueError or RuntimeError for shapes and values that no convolution has."""
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device}; expected cpu or cuda")
+    for name, shape in (("x_shape", x_shape), ("w_shape", w_shape)):
+        if len(shape) != 4:
+            raise ValueError(f"{name} is {list(shape)}; expected 4 sizes")
+    (n, c, h, w), (k, c_per_group, r, s) = x_shape, w_shape
+    if c != c_per_group * groups:
+        raise ValueError(f"x_shape has C = {c} channels; expected w_shape[1] * groups = {c_per_group * groups}")
+    strides, dilations = _pair("stride", stride), _pair("dilation", dilation)
+    if isinstance(padding, str):
+        paddings, extra = _named_padding_sizes(w_shape[2:], padding, strides, dilations)
+        h, w = h + extra[0], w + extra[1]
+    else:
+        paddings = _pair("padding", padding)
+    problem = _C.ConvProblem(
+        n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(strides), padding=tuple(paddings), dilation=tuple(dilations),
+        groups=groups, dtype=ops.dtype_name(dtype),
+        precision=settings.resolve_precision(precision, device.type == "cuda"), layout=layout,
+    )  # fmt: skip
+    info = ops.device_info(device)
+    missing = device.type == "cuda" and not torch.cuda.is_available()
+    rows = tuple(
+        Candidate(
+            row["algorithm"], row["ok"], row["code"], row["reason"], row["auto_eligible"], row["config"],
+            row["workspace_bytes"], row["cost_us"],
+        )
+        for row in _C.candidates(problem, info)
+    )  # fmt: skip
+    choice = _C.choose(settings.auto_algorithm, problem, info)["algorithm"]
+    note = " (no GPU here: planned for the H200)" if missing else ""
+    return Explanation(repr(problem), problem.accuracy, info.name, note, choice, rows)

@@ -1,0 +1,194 @@
+"""`conv2d`: `torch.nn.functional.conv2d` with a residual and an activation, through fastconv's operators."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastconv import _C, ops, settings
+
+ALGORITHMS = ("auto", *(row["name"] for row in _C.algorithms()))
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_DEVICES = ("cuda", "cpu", "meta")
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    algorithm: str = "auto",
+    precision: str | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    negative_slope: float = 0.01,
+) -> Tensor:
+    """``activation(conv2d(input, weight, bias) + residual)``; all but the keywords as `torch.nn.functional.conv2d`.
+
+    Args:
+        input: ``[N, C, H, W]`` or ``[C, H, W]``, any strides.
+        weight: ``[K, C/groups, R, S]``, the input's dtype and device.
+        bias: ``[K]`` or None.
+        stride, dilation: a positive integer or a pair of them, for height and width.
+        padding: zeros on both sides: an integer of at least 0, a pair, ``"valid"`` (none) or ``"same"`` (stride 1:
+            the output has the input's size).
+        groups: a divisor of C and K.
+        algorithm: ``"auto"``, or a name from `fastconv.algorithms`.
+        precision: accuracy class of float32 tensors: ``"ieee"`` FP32 arithmetic only, ``"fp32"`` FP32-accurate by any
+            means, ``"tf32"`` TF32-accurate; None follows ``torch.backends.cudnn.conv.fp32_precision``.
+        residual: the output's shape, the input's dtype; added before the activation.
+        activation: None, ``"relu"``, ``"relu6"``, ``"silu"`` or ``"leaky_relu"`` (with `negative_slope`).
+
+    Returns:
+        ``[N, K, P, Q]`` (``[K, P, Q]`` for an unbatched input), P = (H + 2 padding - dilation (R-1) - 1) // stride + 1
+        and Q likewise; channels_last if the input or the weight is, else contiguous.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        RuntimeError: shapes, dtypes or values that do not fit each other, as `torch.nn.functional.conv2d`.
+        ValueError: an unknown algorithm, precision or activation.
+        fastconv.UnsupportedError: the named algorithm cannot serve this problem; the message says why.
+    """
+    _require_tensor("input", input)
+    _require_tensor("weight", weight)
+    if bias is not None:
+        _require_tensor("bias", bias)
+    if residual is not None:
+        _require_tensor("residual", residual)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
+    if algorithm == "auto" or settings.disabled:
+        algorithm = _auto_algorithm()
+    precision = settings.resolve_precision(precision, input.is_cuda)
+    activation = settings.resolve_activation(activation)
+    batched = _batched_input(input, weight, residual)
+    strides = _pair("stride", stride)
+    dilations = _pair("dilation", dilation)
+    groups = _integer("groups", groups)
+    if isinstance(padding, str):
+        x, paddings = _named_padding(batched, weight, padding, strides, dilations)
+    else:
+        x, paddings = batched, _pair("padding", padding)
+    if residual is not None and input.dim() == 3:
+        residual = residual.unsqueeze(0)
+
+    # What the operators do not take, PyTorch takes or refuses as it always does.
+    if input.dtype not in _DTYPES or input.device.type not in _DEVICES or input.layout is not torch.strided:
+        if algorithm not in ("auto", "torch"):
+            raise ops.UnsupportedError(
+                f"algorithm '{algorithm}' cannot serve {input.dtype} on {input.device.type}; expected float32, float16 "
+                "or bfloat16 on cpu or cuda"
+            )
+        y = _through_torch(x, weight, bias, residual, strides, paddings, dilations, groups, activation, negative_slope)
+    else:
+        if settings.log_calls and not torch.compiler.is_compiling():
+            _log(x, weight, strides, paddings, dilations, groups, algorithm, precision, activation)
+        y = ops.conv2d(
+            x, weight, bias, residual, strides, paddings, dilations, groups, algorithm, precision, activation,
+            float(negative_slope), settings.switches.backend_flags,
+        )  # fmt: skip
+    return y.squeeze(0) if input.dim() == 3 else y
+
+
+def _require_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}; expected a torch.Tensor")
+
+
+def _auto_algorithm() -> str:
+    name = settings.auto_algorithm
+    if name not in ALGORITHMS:
+        raise ValueError(f"FASTCONV_ALGORITHM is {name!r}; expected one of {', '.join(ALGORITHMS)}")
+    return name
+
+
+def _batched_input(input: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor:
+    dims = input.dim()
+    if dims not in (3, 4):
+        raise RuntimeError(f"input has shape {list(input.shape)}; expected [N, C, H, W] or [C, H, W]")
+    if weight.dim() != 4:
+        raise RuntimeError(f"weight has shape {list(weight.shape)}; expected [K, C/groups, R, S]")
+    if residual is not None and residual.dim() != dims:
+        raise RuntimeError(f"residual has shape {list(residual.shape)}; expected {dims} dimensions, as input")
+    return input if dims == 4 else input.unsqueeze(0)
+
+
+def _integer(name: str, value: Any) -> int:
+    if type(value) is int or isinstance(value, torch.SymInt):
+        return value
+    if isinstance(value, bool):
+        raise TypeError(f"{name} is {value}; expected an integer")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; expected an integer") from None
+
+
+def _pair(name: str, value: Any) -> list[int]:
+    if type(value) is int:
+        return [value, value]
+    if not isinstance(value, (list, tuple)):
+        if isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}; expected an integer or a pair of integers")
+        value = (value,)
+    values = [_integer(name, element) for element in value]
+    if len(values) == 1:
+        return [values[0], values[0]]
+    if len(values) != 2:
+        raise RuntimeError(f"{name} is {value!r}; expected an integer or a pair of integers")
+    return values
+
+
+def _named_padding(
+    input: Tensor, weight: Tensor, padding: str, stride: list[int], dilation: list[int]
+) -> tuple[Tensor, list[int]]:
+    paddings, extra = _named_padding_sizes(weight.shape[2:], padding, stride, dilation)
+    return (input if extra == [0, 0] else F.pad(input, [0, extra[1], 0, extra[0]])), paddings
+
+
+def _named_padding_sizes(
+    kernel: Sequence[int], padding: str, stride: list[int], dilation: list[int]
+) -> tuple[list[int], list[int]]:
+    """Zeros on both sides, and the zeros more at the end that an even kernel needs."""
+    if padding == "valid":
+        return [0, 0], [0, 0]
+    if padding != "same":
+        raise RuntimeError(f"padding is {padding!r}; expected 'same', 'valid', an integer or a pair of integers")
+    if stride != [1, 1]:
+        raise RuntimeError(f"stride is {stride}; expected 1 with padding='same'")
+    totals = [dilation[i] * (kernel[i] - 1) for i in range(2)]
+    return [total // 2 for total in totals], [total % 2 for total in totals]
+
+
+def _through_torch(
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: list[int],
+    padding: list[int], dilation: list[int], groups: int, activation: str, negative_slope: float,
+) -> Tensor:  # fmt: skip
+    y = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    if residual is not None:
+        y = y + residual
+    if activation == "none":
+        return y
+    if activation == "leaky_relu":
+        return F.leaky_relu(y, negative_slope)
+    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y)
+
+
+def _log(
+    input: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    algorithm: str, precision: str, activation: str,
+) -> None:  # fmt: skip
+    settings.logger.debug(
+        "conv2d input %s%s weight %s stride %s padding %s dilation %s groups %d %s %s algorithm %s precision %s "
+        "activation %s",
+        list(input.shape), "" if ops.format_of(input, weight) == torch.contiguous_format else " channels_last",
+        list(weight.shape), stride, padding, dilation, groups, input.dtype, input.device, algorithm, precision,
+        activation,
+    )  # fmt: skip

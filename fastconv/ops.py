@@ -1,0 +1,366 @@
+"""The operators as typed Python functions, and what PyTorch must know about them besides their kernels: shapes and
+memory formats (fake implementations), autocast; gradients and vmap are in `fastconv.transforms`.
+
+The only file that names ``torch.ops.fastconv``.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from fastconv import _C, settings
+
+_LIBRARY = Path(__file__).parent / "libfastconv.so"
+if not _LIBRARY.exists():
+    raise ImportError(
+        f"fastconv's operators are not built: {_LIBRARY} does not exist. Build them with `pip install .`, or in a "
+        "checkout with `python setup.py build_ext --inplace`."
+    )
+torch.ops.load_library(_LIBRARY)
+
+# Holds the registrations below; they live as long as this object.
+_library = torch.library.Library("fastconv", "FRAGMENT")
+_CONVOLUTION = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+_library.define(
+    f"conv2d_input_gradient(Tensor grad, Tensor weight, SymInt[] input_size, {_CONVOLUTION}, str algorithm, "
+    "str precision, int backend_flags) -> Tensor"
+)
+_library.define(
+    f"conv2d_weight_gradient(Tensor input, Tensor grad, SymInt[] weight_size, {_CONVOLUTION}, str algorithm, "
+    "str precision, int backend_flags) -> Tensor"
+)
+
+conv2d_op = torch.ops.fastconv.conv2d.default
+pack_weight_op = torch.ops.fastconv.pack_weight.default
+conv2d_packed_op = torch.ops.fastconv.conv2d_packed.default
+refresh_packed_op = torch.ops.fastconv.refresh_packed.default
+input_gradient_op = torch.ops.fastconv.conv2d_input_gradient.default
+weight_gradient_op = torch.ops.fastconv.conv2d_weight_gradient.default
+
+
+class UnsupportedError(RuntimeError):
+    """A named algorithm cannot serve the problem; the message says why not."""
+
+
+_PREFIX = "fastconv.UnsupportedError: "
+
+
+def _call(operator: Callable[..., Any], *args: Any) -> Any:
+    """Calls the operator; in eager mode its refusal becomes UnsupportedError (it crosses the operator boundary as a
+    RuntimeError with a prefix)."""
+    if torch.compiler.is_compiling():
+        return operator(*args)
+    try:
+        return operator(*args)
+    except RuntimeError as error:
+        _, found, reason = str(error).partition(_PREFIX)
+        if not found:
+            raise
+        raise UnsupportedError(reason) from None
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    algorithm: str,
+    precision: str,
+    activation: str,
+    negative_slope: float,
+    backend_flags: int,
+) -> Tensor:
+    """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q])."""
+    return _call(
+        conv2d_op, input, weight, bias, residual, stride, padding, dilation, groups, algorithm, precision, activation,
+        negative_slope, backend_flags,
+    )  # fmt: skip
+
+
+def pack_weight(weight: Tensor, groups: int, algorithm: str, precision: str) -> Tensor:
+    """The weight [K, C/groups, R, S] as one named algorithm reads it: uint8 [bytes], without a gradient."""
+    return _call(pack_weight_op, weight, groups, algorithm, precision)
+
+
+def refresh_packed(
+    packed: Tensor, snapshot: Tensor, weight: Tensor, groups: int, algorithm: str, precision: str
+) -> None:
+    """Brings `packed` up to date with `weight`, in place, without a host synchronisation. `snapshot` is a contiguous
+    copy of the weight that `packed` was made from, and becomes one of `weight`."""
+    _call(refresh_packed_op, packed, snapshot, weight.detach(), groups, algorithm, precision)
+
+
+def conv2d_packed(
+    input: Tensor,
+    packed: Tensor,
+    weight_shape: Sequence[int],
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    channels_last: bool,
+    algorithm: str,
+    precision: str,
+    activation: str,
+    negative_slope: float,
+) -> Tensor:
+    """`conv2d` with a weight from `pack_weight` for the same algorithm, precision and dtype. `channels_last`: whether
+    the plain weight was, which counts for the output's memory format. No gradient flows to the weight."""
+    return _call(
+        conv2d_packed_op, input, packed, weight_shape, bias, residual, stride, padding, dilation, groups,
+        channels_last, algorithm, precision, activation, negative_slope,
+    )  # fmt: skip
+
+
+def last_call() -> dict[str, Any] | None:
+    """What the most recent convolution on this thread ran, or None before the first."""
+    call = json.loads(torch.ops.fastconv.last_call())
+    return call if call["algorithm"] else None
+
+
+def set_debug(enabled: bool) -> None:
+    """Poisons workspaces and outputs with NaN before every call and checks their guards after it (slow)."""
+    torch.ops.fastconv.set_debug(enabled)
+
+
+def device_info(device: torch.device) -> _C.DeviceInfo:
+    """The device as the planner sees it; for CUDA without a GPU, the H200."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return _C.h200_device()
+    index = -1
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+    info = _C.DeviceInfo()
+    for name, value in json.loads(torch.ops.fastconv.device_info(index)).items():
+        setattr(info, name, getattr(_C.DeviceType, value) if name == "type" else _as_type_of(getattr(info, name), value))
+    return info
+
+
+def _as_type_of(current: Any, value: Any) -> Any:
+    return int(value) if type(current) is int else value
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The planner's name of a dtype."""
+    known = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+    return known.get(dtype, "other")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Fake implementations: the kernels' shapes, memory formats and checks, symbolically.
+
+
+def format_of(*tensors: Tensor) -> torch.memory_format:
+    """channels_last if any of the tensors suggests it: PyTorch's rule for the output of a convolution."""
+    if any(suggest_memory_format(tensor) == torch.channels_last for tensor in tensors):
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+def output_size(
+    input_size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:  # fmt: skip
+    """[P, Q] from the sizes' last two, floor rounding."""
+    return [
+        (input_size[i - 2] + 2 * padding[i] - dilation[i] * (kernel[i - 2] - 1) - 1) // stride[i] + 1 for i in range(2)
+    ]
+
+
+def _fake_conv2d(
+    input: Tensor, weight_shape: Sequence[int], bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], groups: int, memory_format: torch.memory_format,
+) -> Tensor:  # fmt: skip
+    def check(condition: Any, message: str) -> None:
+        torch._check(condition, lambda: "fastconv: " + message)
+
+    check(input.dim() == 4, f"input has shape {list(input.shape)}; expected 4 dimensions [N, C, H, W]")
+    check(len(weight_shape) == 4, f"weight has shape {list(weight_shape)}; expected 4 dimensions [K, C/groups, R, S]")
+    k, c_per_group = weight_shape[0], weight_shape[1]
+    for name, pair, least in (("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):
+        check(len(pair) == 2, f"{name} is {list(pair)}; expected two integers")
+        for value in pair:
+            check(value >= least, f"{name} is {list(pair)}; expected two integers of at least {least}")
+    check(groups > 0, f"groups is {groups}; expected a positive integer")
+    check(k % groups == 0, f"weight has K = {k} output channels; expected a multiple of groups = {groups}")
+    check(
+        input.shape[1] == c_per_group * groups,
+        f"input has C = {input.shape[1]} channels; expected weight.shape[1] * groups = {c_per_group * groups}",
+    )
+    p, q = output_size(input.shape, weight_shape, stride, padding, dilation)
+    shape = [input.shape[0], k, p, q]
+    for size in (p, q):
+        check(size > 0, f"padded input of shape {list(input.shape)} is smaller than the kernel {list(weight_shape)}")
+    for name, tensor, expected in (("bias", bias, [k]), ("residual", residual, shape)):
+        if tensor is None:
+            continue
+        check(tensor.dim() == len(expected), f"{name} has shape {list(tensor.shape)}; expected {expected}")
+        for size, wanted in zip(tensor.shape, expected, strict=True):
+            check(size == wanted, f"{name} has shape {list(tensor.shape)}; expected {expected}")
+        check(tensor.dtype == input.dtype, f"{name} and input differ in dtype")
+    return torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=memory_format)
+
+
+@torch.library.register_fake(conv2d_op, lib=_library)
+def _(input, weight, bias, residual, stride, padding, dilation, groups, *_):  # type: ignore[no-untyped-def]
+    torch._check(weight.dtype == input.dtype, lambda: "fastconv: weight and input differ in dtype")
+    return _fake_conv2d(
+        input, weight.shape, bias, residual, stride, padding, dilation, groups, format_of(input, weight)
+    )
+
+
+@torch.library.register_fake(conv2d_packed_op, lib=_library)
+def _(input, packed, weight_shape, bias, residual, stride, padding, dilation, groups, channels_last, *_):  # type: ignore[no-untyped-def]
+    memory_format = torch.channels_last if channels_last else format_of(input)
+    return _fake_conv2d(input, weight_shape, bias, residual, stride, padding, dilation, groups, memory_format)
+
+
+def packed_bytes(weight: Tensor, groups: int, algorithm: str, precision: str) -> int:
+    """Size of `pack_weight`'s result. Raises as `pack_weight` does."""
+    k, c_per_group, r, s = (int(size) for size in weight.shape)
+    problem = _C.ConvProblem(
+        n=1, c=c_per_group * groups, h=r, w=s, k=k, r=r, s=s, groups=groups, dtype=dtype_name(weight.dtype),
+        precision=precision,
+    )  # fmt: skip
+    device = device_info(weight.device) if weight.device.type == "cuda" else _C.cpu_device(1)
+    _C.choose(algorithm, problem, device)  # raises if it does not fit
+    return _C.packed_weight_bytes(algorithm, problem, device)
+
+
+@torch.library.register_fake(pack_weight_op, lib=_library)
+def _(weight, groups, algorithm, precision):  # type: ignore[no-untyped-def]
+    return weight.new_empty([packed_bytes(weight, int(groups), algorithm, precision)], dtype=torch.uint8)
+
+
+@torch.library.register_fake(refresh_packed_op, lib=_library)
+def _(packed, snapshot, weight, groups, algorithm, precision):  # type: ignore[no-untyped-def]
+    return None
+
+
+@torch.library.register_fake(input_gradient_op, lib=_library)
+def _(grad, weight, input_size, *_):  # type: ignore[no-untyped-def]
+    return torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=format_of(grad, weight))
+
+
+@torch.library.register_fake(weight_gradient_op, lib=_library)
+def _(input, grad, weight_size, *_):  # type: ignore[no-untyped-def]
+    return torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=format_of(input, grad))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kernels of the two gradients: functions of the forward operator where that serves, else PyTorch's own.
+
+
+def _torch_agrees(tensor: Tensor, precision: str) -> bool:
+    """Whether PyTorch's own convolution, which follows its global switch, computes in the class asked for."""
+    if not tensor.is_cuda or tensor.dtype != torch.float32:
+        return True
+    return (settings.switches.cuda_precision == "tf32") == (precision == "tf32")
+
+
+def _input_gradient(
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, algorithm: str, precision: str, backend_flags: int,
+) -> Tensor:  # fmt: skip
+    memory_format = format_of(grad, weight)
+    k, c_per_group, r, s = weight.shape
+    extent = [dilation[0] * (r - 1), dilation[1] * (s - 1)]
+    full = [extent[i] - padding[i] for i in range(2)]
+    if algorithm != "torch" and list(stride) == [1, 1] and min(full) >= 0:
+        # A convolution with the filter flipped and its channels exchanged.
+        flipped = weight.reshape(groups, k // groups, c_per_group, r, s).transpose(1, 2)
+        flipped = flipped.reshape(groups * c_per_group, k // groups, r, s).flip(2, 3)
+        result = conv2d_op(
+            grad.contiguous(memory_format=memory_format), flipped, None, None, [1, 1], full, dilation, groups, "auto",
+            precision, "none", 0.0, backend_flags,
+        )  # fmt: skip
+    elif _torch_agrees(grad, precision):
+        like = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
+        result = torch.ops.aten.convolution_backward(
+            grad, like, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
+        )[0]
+    else:
+        # The transposed convolution, which takes the class as an argument. What the stride left over is its
+        # output padding.
+        reached = [(grad.shape[i + 2] - 1) * stride[i] - 2 * padding[i] + extent[i] + 1 for i in range(2)]
+        rest = [input_size[i + 2] - reached[i] for i in range(2)]
+        result = torch.ops.aten._convolution(
+            grad, weight, None, stride, padding, dilation, True, rest, groups, *settings.unpack_flags(backend_flags),
+            precision == "tf32",
+        )  # fmt: skip
+    return result.contiguous(memory_format=memory_format)
+
+
+def _weight_gradient(
+    input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, algorithm: str, precision: str, backend_flags: int,
+) -> Tensor:  # fmt: skip
+    memory_format = format_of(input, grad)
+    if _torch_agrees(grad, precision) or math.prod(input.shape) == 0 or math.prod(grad.shape) == 0:
+        like = torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
+        result = torch.ops.aten.convolution_backward(
+            grad, input, like, None, stride, padding, dilation, False, [0, 0], groups, [False, True, False]
+        )[1]
+    else:
+        result = weight_gradient_as_convolution(
+            input, grad, weight_size, stride, padding, dilation, groups, precision, backend_flags
+        )
+    return result.contiguous(memory_format=memory_format)
+
+
+def weight_gradient_as_convolution(
+    input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, precision: str, backend_flags: int,
+) -> Tensor:  # fmt: skip
+    """The weight gradient [K, C/groups, R, S] as a convolution over N, P, Q: channels take the place of the batch,
+    stride and dilation change places, and rows that the stride did not reach are cropped."""
+    (n, c, h, w), (_, k, p, q) = input.shape, grad.shape
+    x = input.reshape(n, groups, c // groups, h, w).permute(2, 1, 0, 3, 4).reshape(c // groups, groups * n, h, w)
+    filters = grad.transpose(0, 1)  # [K, N, P, Q]
+    result = torch.ops.aten._convolution(
+        x, filters, None, dilation, padding, stride, False, [0, 0], groups, *settings.unpack_flags(backend_flags),
+        precision == "tf32",
+    )  # fmt: skip
+    return result[:, :, : weight_size[2], : weight_size[3]].transpose(0, 1)
+
+
+_library.impl("conv2d_input_gradient", _input_gradient, "CompositeExplicitAutograd")
+_library.impl("conv2d_weight_gradient", _weight_gradient, "CompositeExplicitAutograd")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Autocast: as for torch.nn.functional.conv2d, everything in the lower precision.
+
+
+def _register_autocast(operator: torch._ops.OpOverload, device: str, key: str) -> None:
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
+            return value.to(torch.get_autocast_dtype(device))
+        return value
+
+    def kernel(*args: Any) -> Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return operator(*[cast(arg) for arg in args])
+
+    _library.impl(operator, kernel, key)
+
+
+for _operator in (conv2d_op, conv2d_packed_op):
+    _register_autocast(_operator, "cuda", "AutocastCUDA")
+    _register_autocast(_operator, "cpu", "AutocastCPU")
+
+from fastconv import transforms  # noqa: E402, F401

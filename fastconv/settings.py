@@ -1,0 +1,80 @@
+"""What a call follows besides its arguments: environment variables, read once, and PyTorch's own switches, read at
+every call and never written.
+
+| variable                  | effect                                                              |
+|---------------------------|---------------------------------------------------------------------|
+| ``FASTCONV_DISABLE=1``    | every convolution runs through PyTorch                              |
+| ``FASTCONV_ALGORITHM=x``  | ``algorithm="auto"`` means ``x``                                    |
+| ``FASTCONV_LOG=debug``    | the logger ``fastconv`` names every eager call before it runs       |
+"""
+
+import logging
+import os
+from types import ModuleType
+
+import torch
+
+PRECISIONS = ("ieee", "fp32", "tf32")
+ACTIVATIONS = ("relu", "relu6", "silu", "leaky_relu")
+
+disabled: bool = os.environ.get("FASTCONV_DISABLE", "0") not in ("", "0")
+auto_algorithm: str = "torch" if disabled else os.environ.get("FASTCONV_ALGORITHM") or "auto"
+log_calls: bool = os.environ.get("FASTCONV_LOG", "").lower() == "debug"
+logger = logging.getLogger("fastconv")
+if log_calls:
+    logger.setLevel(logging.DEBUG)
+    if not logging.getLogger().handlers and not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
+
+_FLAG_BENCHMARK, _FLAG_DETERMINISTIC, _FLAG_ENABLED = 1, 2, 4
+
+
+class _Switches(ModuleType):
+    """PyTorch's switches as this package names them. A module, because `torch.compile` guards on the attributes of a
+    module: compiled code is compiled again when a switch changes."""
+
+    @property
+    def cuda_precision(self) -> str:
+        """Class of a float32 CUDA convolution: ``"tf32"`` or ``"fp32"``."""
+        # Only the per-operation switch answers whatever mix of the old and the new API set it: `allow_tf32` raises.
+        return "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "fp32"
+
+    @property
+    def backend_flags(self) -> int:
+        """`torch.backends.cudnn`'s switches as the operators take them."""
+        cudnn = torch.backends.cudnn
+        deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+        return (
+            (_FLAG_BENCHMARK if cudnn.benchmark else 0)
+            | (_FLAG_DETERMINISTIC if deterministic else 0)
+            | (_FLAG_ENABLED if cudnn.enabled else 0)
+        )
+
+
+switches = _Switches("fastconv.settings.switches")
+
+
+def resolve_precision(precision: str | None, is_cuda: bool) -> str:
+    """The accuracy class of a float32 convolution: ``"ieee"``, ``"fp32"`` or ``"tf32"``.
+
+    ``None`` follows `torch.backends.cudnn.conv.fp32_precision`, where PyTorch's ``ieee`` and ``none`` mean FP32
+    accuracy by any means, and is ``"fp32"`` on the CPU. Raises ValueError for any other value."""
+    if precision is None:
+        return switches.cuda_precision if is_cuda else "fp32"
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}; expected None or one of {', '.join(PRECISIONS)}")
+    return precision
+
+
+def resolve_activation(activation: str | None) -> str:
+    """The operators' name of an activation. Raises ValueError naming the known ones."""
+    if activation is None:
+        return "none"
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}; expected None or one of {', '.join(ACTIVATIONS)}")
+    return activation
+
+
+def unpack_flags(flags: int) -> tuple[bool, bool, bool]:
+    """(benchmark, deterministic, enabled)"""
+    return bool(flags & _FLAG_BENCHMARK), bool(flags & _FLAG_DETERMINISTIC), bool(flags & _FLAG_ENABLED)

@@ -1,0 +1,308 @@
+"""Gradients and vmap of the operators.
+
+A convolution is linear in the input and in the filter, so three operators make a closed system: the derivatives of
+each of
+
+    Y = conv(X, W),    X' = input_gradient(Y, W),    W' = weight_gradient(X, Y)
+
+are the other two. Every order of differentiation therefore stays inside them, in the accuracy class of the forward.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastconv import ops
+
+aten = torch.ops.aten
+
+
+def _activation_gradient(grad: Tensor, saved: Tensor, activation: str, slope: float, saved_is_output: bool) -> Tensor:
+    """d activation(z) * grad, from the output or from z itself. Differentiable."""
+    if activation == "relu":
+        return aten.threshold_backward(grad, saved, 0)
+    if activation == "relu6":
+        return aten.hardtanh_backward(grad, saved, 0.0, 6.0)
+    if activation == "leaky_relu":
+        return aten.leaky_relu_backward(grad, saved, slope, saved_is_output)
+    assert activation == "silu"
+    if not torch.is_grad_enabled():
+        return aten.silu_backward(grad, saved)
+    gate = torch.sigmoid(saved)
+    return grad * gate * (1 + saved * (1 - gate))
+
+
+def _output_tells_gradient(activation: str, slope: float) -> bool:
+    """Whether the sign of the pre-activation can be read from the output, so that it need not be computed again."""
+    return activation in ("relu", "relu6") or (activation == "leaky_relu" and slope > 0)
+
+
+# conv2d --------------------------------------------------------------------------------------------------------------
+
+
+def _conv2d_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, weight, bias, residual, *ctx.geometry = inputs[:8]
+    ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, ctx.flags = inputs[8:]
+    ctx.recompute = ctx.activation != "none" and not _output_tells_gradient(ctx.activation, ctx.slope)
+    ctx.sizes = input.shape, weight.shape
+    needs_input, needs_weight = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(
+        input if needs_weight or ctx.recompute else None,
+        weight if needs_input or ctx.recompute else None,
+        bias if ctx.recompute else None,
+        residual if ctx.recompute else None,
+        output if ctx.activation != "none" and not ctx.recompute else None,
+    )
+
+
+def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    input, weight, bias, residual, output = ctx.saved_tensors
+    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags)
+    if ctx.recompute:
+        output = ops.conv2d_op(
+            input, weight, bias, residual, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags
+        )
+    if ctx.activation != "none":
+        grad = _activation_gradient(grad, output, ctx.activation, ctx.slope, not ctx.recompute)
+    needs = ctx.needs_input_grad
+    return (
+        ops.input_gradient_op(grad, weight, ctx.sizes[0], *shared) if needs[0] else None,
+        ops.weight_gradient_op(input, grad, ctx.sizes[1], *shared) if needs[1] else None,
+        grad.sum((0, 2, 3)) if needs[2] else None,
+        grad if needs[3] else None,
+        *[None] * 9,
+    )
+
+
+torch.library.register_autograd(ops.conv2d_op, _conv2d_backward, setup_context=_conv2d_setup, lib=ops._library)
+
+
+# The two gradients ---------------------------------------------------------------------------------------------------
+
+
+def _gradient_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    first, second, _, *ctx.geometry = inputs[:7]
+    ctx.algorithm, ctx.precision, ctx.flags = inputs[7:]
+    ctx.sizes = first.shape, second.shape
+    ctx.save_for_backward(first, second)
+
+
+def _conv(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
+    return ops.conv2d_op(
+        input, weight, None, None, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags
+    )
+
+
+def _input_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
+    grad, weight = ctx.saved_tensors
+    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags)
+    return (
+        _conv(ctx, cotangent, weight) if ctx.needs_input_grad[0] else None,
+        ops.weight_gradient_op(cotangent, grad, ctx.sizes[1], *shared) if ctx.needs_input_grad[1] else None,
+        *[None] * 8,
+    )
+
+
+def _weight_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
+    input, grad = ctx.saved_tensors
+    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags)
+    return (
+        ops.input_gradient_op(grad, cotangent, ctx.sizes[0], *shared) if ctx.needs_input_grad[0] else None,
+        _conv(ctx, input, cotangent) if ctx.needs_input_grad[1] else None,
+        *[None] * 8,
+    )
+
+
+torch.library.register_autograd(
+    ops.input_gradient_op, _input_gradient_backward, setup_context=_gradient_setup, lib=ops._library
+)
+torch.library.register_autograd(
+    ops.weight_gradient_op, _weight_gradient_backward, setup_context=_gradient_setup, lib=ops._library
+)
+
+
+# conv2d_packed: as conv2d, without a gradient for the weight -----------------------------------------------------------
+
+
+def _conv2d_packed_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, packed, ctx.weight_shape, bias, residual, *ctx.geometry = inputs[:9]
+    ctx.channels_last, ctx.algorithm, ctx.precision, ctx.activation, ctx.slope = inputs[9:]
+    ctx.recompute = ctx.activation != "none" and not _output_tells_gradient(ctx.activation, ctx.slope)
+    ctx.input_size = input.shape
+    ctx.save_for_backward(
+        input if ctx.recompute else None,
+        packed,
+        bias if ctx.recompute else None,
+        residual if ctx.recompute else None,
+        output if ctx.activation != "none" and not ctx.recompute else None,
+    )
+
+
+def unpack_weight(
+    packed: Tensor, weight_shape: Sequence[int], groups: int, dtype: torch.dtype, channels_last: bool, algorithm: str,
+    precision: str,
+) -> Tensor:  # fmt: skip
+    """The weight [K, C/groups, R, S] that a packing was made from, up to the algorithm's rounding: whatever the
+    packing, the impulse response of a filter is the filter, turned round."""
+    k, c_per_group, r, s = weight_shape
+    impulses = torch.zeros(
+        c_per_group, groups, c_per_group, 2 * r - 1, 2 * s - 1, dtype=dtype, device=packed.device
+    )
+    impulses[:, :, :, r - 1, s - 1] = torch.eye(c_per_group, dtype=dtype, device=packed.device)[:, None, :]
+    response = ops.conv2d_packed_op(
+        impulses.flatten(1, 2), packed, weight_shape, None, None, [1, 1], [0, 0], [1, 1], groups, channels_last,
+        algorithm, precision, "none", 0.0,
+    )  # fmt: skip
+    return response.transpose(0, 1).flip(2, 3)  # [C/groups, K, R, S] -> [K, C/groups, R, S]
+
+
+def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    input, packed, bias, residual, output = ctx.saved_tensors
+    if ctx.recompute:
+        output = ops.conv2d_packed_op(
+            input, packed, ctx.weight_shape, bias, residual, *ctx.geometry, ctx.channels_last, ctx.algorithm,
+            ctx.precision, "none", 0.0,
+        )  # fmt: skip
+    if ctx.activation != "none":
+        grad = _activation_gradient(grad, output, ctx.activation, ctx.slope, not ctx.recompute)
+    needs = ctx.needs_input_grad
+    input_gradient = None
+    if needs[0]:
+        weight = unpack_weight(
+            packed, ctx.weight_shape, ctx.geometry[3], grad.dtype, ctx.channels_last, ctx.algorithm, ctx.precision
+        )
+        input_gradient = ops.input_gradient_op(
+            grad, weight, ctx.input_size, *ctx.geometry, "auto", ctx.precision, ops.settings.switches.backend_flags
+        )
+    return (
+        input_gradient,
+        None,
+        None,
+        grad.sum((0, 2, 3)) if needs[3] else None,
+        grad if needs[4] else None,
+        *[None] * 9,
+    )
+
+
+torch.library.register_autograd(
+    ops.conv2d_packed_op, _conv2d_packed_backward, setup_context=_conv2d_packed_setup, lib=ops._library
+)
+
+
+# vmap: a batch of inputs is a larger N, a batch of filters is more groups ------------------------------------------------
+
+
+def _batched(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """[B, ...]"""
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _into_channels(tensor: Tensor) -> Tensor:
+    """[B, N, C, ...] -> [N, B*C, ...]"""
+    return tensor.movedim(0, 1).flatten(1, 2)
+
+
+def _select(tensor: Any, dim: int | None, index: int) -> Any:
+    return tensor if dim is None else tensor.select(dim, index)
+
+
+def _loop(operator: Any, info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> tuple[Tensor, int]:
+    """One call per example: the general answer."""
+    calls = [
+        operator(*[_select(arg, dim, i) if isinstance(arg, Tensor) else arg for arg, dim in zip(args, in_dims)])  # noqa: B905
+        for i in range(info.batch_size)
+    ]
+    return torch.stack(calls), 0
+
+
+def _fold_epilogue(
+    size: int, bias: Tensor | None, bias_dim: int | None, residual: Tensor | None, residual_dim: int | None,
+    output_shape: Sequence[int],
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """(bias [K], residual [B*N, K, P, Q]) for a batch folded into N: a bias per example becomes a residual."""
+    if residual is not None:
+        residual = _batched(residual, residual_dim, size)
+    if bias is not None and bias_dim is not None:
+        shift = _batched(bias, bias_dim, size)[:, None, :, None, None]
+        residual = shift.expand(size, *output_shape) if residual is None else residual + shift
+        bias = None
+    return bias, None if residual is None else residual.flatten(0, 1)
+
+
+@torch.library.register_vmap(ops.conv2d_op, lib=ops._library)
+def _vmap_conv2d(info, in_dims, *args):  # type: ignore[no-untyped-def]
+    input, weight, bias, residual, stride, padding, dilation, groups, algorithm, *rest = args
+    x_dim, w_dim, b_dim, r_dim = in_dims[:4]
+    size = info.batch_size
+    if w_dim is None:
+        x = _batched(input, x_dim, size)
+        shape = [x.shape[1], weight.shape[0], *ops.output_size(x.shape, weight.shape, stride, padding, dilation)]
+        bias, residual = _fold_epilogue(size, bias, b_dim, residual, r_dim, shape)
+        y = ops.conv2d_op(
+            x.flatten(0, 1), weight, bias, residual, stride, padding, dilation, groups, algorithm, *rest
+        )
+        return y.reshape(size, *shape), 0
+    if algorithm not in ("auto", "torch"):  # asked for by name: more groups may be more than it can do
+        return _loop(ops.conv2d_op, info, in_dims, args)
+    filters = _batched(weight, w_dim, size)
+    k = filters.shape[1]
+    if x_dim is None and groups == 1:
+        x = input  # one input, B*K filters
+    else:
+        x, groups = _into_channels(_batched(input, x_dim, size)), size * groups
+    if bias is not None:
+        bias = _batched(bias, b_dim, size).flatten()
+    if residual is not None:
+        residual = _into_channels(_batched(residual, r_dim, size))
+    y = ops.conv2d_op(
+        x, filters.flatten(0, 1), bias, residual, stride, padding, dilation, groups, algorithm, *rest
+    )
+    return y.unflatten(1, (size, k)), 1
+
+
+@torch.library.register_vmap(ops.input_gradient_op, lib=ops._library)
+def _vmap_input_gradient(info, in_dims, *args):  # type: ignore[no-untyped-def]
+    grad, weight, (n, c, h, w), stride, padding, dilation, groups, *rest = args
+    size = info.batch_size
+    grad = _batched(grad, in_dims[0], size)
+    if in_dims[1] is None:
+        x = ops.input_gradient_op(
+            grad.flatten(0, 1), weight, [size * n, c, h, w], stride, padding, dilation, groups, *rest
+        )
+        return x.reshape(size, n, c, h, w), 0
+    filters = _batched(weight, in_dims[1], size).flatten(0, 1)
+    x = ops.input_gradient_op(
+        _into_channels(grad), filters, [n, size * c, h, w], stride, padding, dilation, size * groups, *rest
+    )
+    return x.unflatten(1, (size, c)), 1
+
+
+@torch.library.register_vmap(ops.weight_gradient_op, lib=ops._library)
+def _vmap_weight_gradient(info, in_dims, *args):  # type: ignore[no-untyped-def]
+    input, grad, (k, c, r, s), stride, padding, dilation, groups, *rest = args
+    size = info.batch_size
+    x, grad = (_into_channels(_batched(t, dim, size)) for t, dim in ((input, in_dims[0]), (grad, in_dims[1])))
+    w = ops.weight_gradient_op(x, grad, [size * k, c, r, s], stride, padding, dilation, size * groups, *rest)
+    return w.unflatten(0, (size, k)), 0
+
+
+@torch.library.register_vmap(ops.conv2d_packed_op, lib=ops._library)
+def _vmap_conv2d_packed(info, in_dims, *args):  # type: ignore[no-untyped-def]
+    input, packed, weight_shape, bias, residual, stride, padding, dilation, *rest = args
+    if in_dims[1] is not None:
+        return _loop(ops.conv2d_packed_op, info, in_dims, args)
+    size = info.batch_size
+    x = _batched(input, in_dims[0], size)
+    shape = [x.shape[1], weight_shape[0], *ops.output_size(x.shape, weight_shape, stride, padding, dilation)]
+    bias, residual = _fold_epilogue(size, bias, in_dims[3], residual, in_dims[4], shape)
+    y = ops.conv2d_packed_op(
+        x.flatten(0, 1), packed, weight_shape, bias, residual, stride, padding, dilation, *rest
+    )
+    return y.reshape(size, *shape), 0
+
+
+@torch.library.register_vmap(ops.pack_weight_op, lib=ops._library)
+def _vmap_pack_weight(info, in_dims, *args):  # type: ignore[no-untyped-def]
+    return _loop(ops.pack_weight_op, info, in_dims, args)
