@@ -120,7 +120,8 @@ def _batched_input(input: Tensor, weight: Tensor, residual: Tensor | None) -> Te
     return input if dims == 4 else input.unsqueeze(0)
 
 
-def _integer(name: str, value: Any) -> int:
+def _integer(name: str, value: Any) -> Any:
+    """The value as an int, or as the torch.SymInt that it is while a program is traced."""
     if type(value) is int or isinstance(value, torch.SymInt):
         return value
     if isinstance(value, bool):

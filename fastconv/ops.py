@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
 from fastconv import _C, settings
@@ -25,7 +26,7 @@ if not _LIBRARY.exists():
 torch.ops.load_library(_LIBRARY)
 
 # Holds the registrations below; they live as long as this object.
-_library = torch.library.Library("fastconv", "FRAGMENT")
+_library: torch.library.Library = torch.library.Library("fastconv", "FRAGMENT")
 _CONVOLUTION = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _library.define(
     f"conv2d_input_gradient(Tensor grad, Tensor weight, SymInt[] input_size, {_CONVOLUTION}, str algorithm, "
@@ -36,12 +37,12 @@ _library.define(
     "str precision, int backend_flags) -> Tensor"
 )
 
-conv2d_op = torch.ops.fastconv.conv2d.default
-pack_weight_op = torch.ops.fastconv.pack_weight.default
-conv2d_packed_op = torch.ops.fastconv.conv2d_packed.default
-refresh_packed_op = torch.ops.fastconv.refresh_packed.default
-input_gradient_op = torch.ops.fastconv.conv2d_input_gradient.default
-weight_gradient_op = torch.ops.fastconv.conv2d_weight_gradient.default
+conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
+pack_weight_op: OpOverload = torch.ops.fastconv.pack_weight.default
+conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
+refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
+input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
+weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
 
 
 class UnsupportedError(RuntimeError):
@@ -82,8 +83,8 @@ def conv2d(
 ) -> Tensor:
     """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q])."""
     return _call(
-        conv2d_op, input, weight, bias, residual, stride, padding, dilation, groups, algorithm, precision, activation,
-        negative_slope, backend_flags,
+        transforms.conv2d, input, weight, bias, residual, stride, padding, dilation, groups, algorithm, precision,
+        activation, negative_slope, backend_flags,
     )  # fmt: skip
 
 
@@ -119,7 +120,7 @@ def conv2d_packed(
     """`conv2d` with a weight from `pack_weight` for the same algorithm, precision and dtype. `channels_last`: whether
     the plain weight was, which counts for the output's memory format. No gradient flows to the weight."""
     return _call(
-        conv2d_packed_op, input, packed, weight_shape, bias, residual, stride, padding, dilation, groups,
+        transforms.conv2d_packed, input, packed, weight_shape, bias, residual, stride, padding, dilation, groups,
         channels_last, algorithm, precision, activation, negative_slope,
     )  # fmt: skip
 
@@ -144,7 +145,9 @@ def device_info(device: torch.device) -> _C.DeviceInfo:
         index = torch.cuda.current_device() if device.index is None else device.index
     info = _C.DeviceInfo()
     for name, value in json.loads(torch.ops.fastconv.device_info(index)).items():
-        setattr(info, name, getattr(_C.DeviceType, value) if name == "type" else _as_type_of(getattr(info, name), value))
+        setattr(
+            info, name, getattr(_C.DeviceType, value) if name == "type" else _as_type_of(getattr(info, name), value)
+        )
     return info
 
 
@@ -158,8 +161,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return known.get(dtype, "other")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Fake implementations: the kernels' shapes, memory formats and checks, symbolically.
+# --- Fake implementations: the kernels' shapes, memory formats and checks, symbolically.
 
 
 def format_of(*tensors: Tensor) -> torch.memory_format:
@@ -259,8 +261,7 @@ def _(input, grad, weight_size, *_):  # type: ignore[no-untyped-def]
     return torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=format_of(input, grad))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Kernels of the two gradients: functions of the forward operator where that serves, else PyTorch's own.
+# --- Kernels of the two gradients: functions of the forward operator where that serves, else PyTorch's own.
 
 
 def _torch_agrees(tensor: Tensor, precision: str) -> bool:
@@ -326,7 +327,7 @@ def weight_gradient_as_convolution(
 ) -> Tensor:  # fmt: skip
     """The weight gradient [K, C/groups, R, S] as a convolution over N, P, Q: channels take the place of the batch,
     stride and dilation change places, and rows that the stride did not reach are cropped."""
-    (n, c, h, w), (_, k, p, q) = input.shape, grad.shape
+    n, c, h, w = input.shape
     x = input.reshape(n, groups, c // groups, h, w).permute(2, 1, 0, 3, 4).reshape(c // groups, groups * n, h, w)
     filters = grad.transpose(0, 1)  # [K, N, P, Q]
     result = torch.ops.aten._convolution(
@@ -340,11 +341,10 @@ _library.impl("conv2d_input_gradient", _input_gradient, "CompositeExplicitAutogr
 _library.impl("conv2d_weight_gradient", _weight_gradient, "CompositeExplicitAutograd")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Autocast: as for torch.nn.functional.conv2d, everything in the lower precision.
+# --- Autocast: as for torch.nn.functional.conv2d, everything in the lower precision.
 
 
-def _register_autocast(operator: torch._ops.OpOverload, device: str, key: str) -> None:
+def _register_autocast(operator: OpOverload, device: str, key: str) -> None:
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def cast(value: Any) -> Any:
@@ -363,4 +363,4 @@ for _operator in (conv2d_op, conv2d_packed_op):
     _register_autocast(_operator, "cuda", "AutocastCUDA")
     _register_autocast(_operator, "cpu", "AutocastCPU")
 
-from fastconv import transforms  # noqa: E402, F401
+from fastconv import transforms  # noqa: E402 (needs the operators above)

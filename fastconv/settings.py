@@ -11,6 +11,7 @@ every call and never written.
 import logging
 import os
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -37,12 +38,13 @@ class _Switches(ModuleType):
     def cuda_precision(self) -> str:
         """Class of a float32 CUDA convolution: ``"tf32"`` or ``"fp32"``."""
         # Only the per-operation switch answers whatever mix of the old and the new API set it: `allow_tf32` raises.
-        return "tf32" if torch.backends.cudnn.conv.fp32_precision == "tf32" else "fp32"
+        cudnn: Any = torch.backends.cudnn
+        return "tf32" if cudnn.conv.fp32_precision == "tf32" else "fp32"
 
     @property
     def backend_flags(self) -> int:
         """`torch.backends.cudnn`'s switches as the operators take them."""
-        cudnn = torch.backends.cudnn
+        cudnn: Any = torch.backends.cudnn
         deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
         return (
             (_FLAG_BENCHMARK if cudnn.benchmark else 0)

@@ -8,15 +8,45 @@ each of
 are the other two. Every order of differentiation therefore stays inside them, in the accuracy class of the forward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastconv import ops
+from fastconv import ops, settings
 
 aten = torch.ops.aten
+
+
+def _differentiable(
+    operator: Any,
+    setup: Callable[..., None],
+    backward: Callable[..., tuple[Any, ...]],
+    vmap: Callable[..., tuple[Tensor, int]],
+) -> Callable[..., Tensor]:
+    """Registers gradient and vmap of an operator, and returns the operator as code that may run inside `torch.func`'s
+    transforms has to call it: there PyTorch takes an `autograd.Function`, not the registered gradient."""
+    torch.library.register_autograd(operator, backward, setup_context=setup, lib=ops._library)
+    torch.library.register_vmap(operator, vmap, lib=ops._library)
+
+    class Function(torch.autograd.Function):
+        forward = staticmethod(lambda *args: operator(*args))
+        setup_context = staticmethod(setup)
+
+    Function.backward = staticmethod(backward)  # type: ignore[assignment]
+    Function.vmap = staticmethod(vmap)  # type: ignore[assignment]
+    front = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
+
+    def call(*args: Any) -> Tensor:
+        if not torch._C._are_functorch_transforms_active():
+            return operator(*args)
+        # Inside the rules that the dispatcher itself calls, the transform being applied is already dealt with.
+        if not torch.compiler.is_dynamo_compiling() and torch._C._dispatch_tls_is_dispatch_key_excluded(front):
+            return operator(*args)
+        return Function.apply(*args)
+
+    return call
 
 
 def _activation_gradient(grad: Tensor, saved: Tensor, activation: str, slope: float, saved_is_output: bool) -> Tensor:
@@ -61,22 +91,19 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     input, weight, bias, residual, output = ctx.saved_tensors
     shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags)
     if ctx.recompute:
-        output = ops.conv2d_op(
+        output = conv2d(
             input, weight, bias, residual, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags
         )
     if ctx.activation != "none":
         grad = _activation_gradient(grad, output, ctx.activation, ctx.slope, not ctx.recompute)
     needs = ctx.needs_input_grad
     return (
-        ops.input_gradient_op(grad, weight, ctx.sizes[0], *shared) if needs[0] else None,
-        ops.weight_gradient_op(input, grad, ctx.sizes[1], *shared) if needs[1] else None,
+        input_gradient(grad, weight, ctx.sizes[0], *shared) if needs[0] else None,
+        weight_gradient(input, grad, ctx.sizes[1], *shared) if needs[1] else None,
         grad.sum((0, 2, 3)) if needs[2] else None,
         grad if needs[3] else None,
         *[None] * 9,
     )
-
-
-torch.library.register_autograd(ops.conv2d_op, _conv2d_backward, setup_context=_conv2d_setup, lib=ops._library)
 
 
 # The two gradients ---------------------------------------------------------------------------------------------------
@@ -90,9 +117,7 @@ def _gradient_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _conv(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
-    return ops.conv2d_op(
-        input, weight, None, None, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags
-    )
+    return conv2d(input, weight, None, None, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags)
 
 
 def _input_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
@@ -100,7 +125,7 @@ def _input_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
     shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags)
     return (
         _conv(ctx, cotangent, weight) if ctx.needs_input_grad[0] else None,
-        ops.weight_gradient_op(cotangent, grad, ctx.sizes[1], *shared) if ctx.needs_input_grad[1] else None,
+        weight_gradient(cotangent, grad, ctx.sizes[1], *shared) if ctx.needs_input_grad[1] else None,
         *[None] * 8,
     )
 
@@ -109,21 +134,13 @@ def _weight_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
     input, grad = ctx.saved_tensors
     shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags)
     return (
-        ops.input_gradient_op(grad, cotangent, ctx.sizes[0], *shared) if ctx.needs_input_grad[0] else None,
+        input_gradient(grad, cotangent, ctx.sizes[0], *shared) if ctx.needs_input_grad[0] else None,
         _conv(ctx, input, cotangent) if ctx.needs_input_grad[1] else None,
         *[None] * 8,
     )
 
 
-torch.library.register_autograd(
-    ops.input_gradient_op, _input_gradient_backward, setup_context=_gradient_setup, lib=ops._library
-)
-torch.library.register_autograd(
-    ops.weight_gradient_op, _weight_gradient_backward, setup_context=_gradient_setup, lib=ops._library
-)
-
-
-# conv2d_packed: as conv2d, without a gradient for the weight -----------------------------------------------------------
+# conv2d_packed: as conv2d, without a gradient for the weight ---------------------------------------------------------
 
 
 def _conv2d_packed_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -146,12 +163,10 @@ def unpack_weight(
 ) -> Tensor:  # fmt: skip
     """The weight [K, C/groups, R, S] that a packing was made from, up to the algorithm's rounding: whatever the
     packing, the impulse response of a filter is the filter, turned round."""
-    k, c_per_group, r, s = weight_shape
-    impulses = torch.zeros(
-        c_per_group, groups, c_per_group, 2 * r - 1, 2 * s - 1, dtype=dtype, device=packed.device
-    )
+    _, c_per_group, r, s = weight_shape
+    impulses = torch.zeros(c_per_group, groups, c_per_group, 2 * r - 1, 2 * s - 1, dtype=dtype, device=packed.device)
     impulses[:, :, :, r - 1, s - 1] = torch.eye(c_per_group, dtype=dtype, device=packed.device)[:, None, :]
-    response = ops.conv2d_packed_op(
+    response = conv2d_packed(
         impulses.flatten(1, 2), packed, weight_shape, None, None, [1, 1], [0, 0], [1, 1], groups, channels_last,
         algorithm, precision, "none", 0.0,
     )  # fmt: skip
@@ -161,23 +176,23 @@ def unpack_weight(
 def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     input, packed, bias, residual, output = ctx.saved_tensors
     if ctx.recompute:
-        output = ops.conv2d_packed_op(
+        output = conv2d_packed(
             input, packed, ctx.weight_shape, bias, residual, *ctx.geometry, ctx.channels_last, ctx.algorithm,
             ctx.precision, "none", 0.0,
         )  # fmt: skip
     if ctx.activation != "none":
         grad = _activation_gradient(grad, output, ctx.activation, ctx.slope, not ctx.recompute)
     needs = ctx.needs_input_grad
-    input_gradient = None
+    grad_input = None
     if needs[0]:
         weight = unpack_weight(
             packed, ctx.weight_shape, ctx.geometry[3], grad.dtype, ctx.channels_last, ctx.algorithm, ctx.precision
         )
-        input_gradient = ops.input_gradient_op(
-            grad, weight, ctx.input_size, *ctx.geometry, "auto", ctx.precision, ops.settings.switches.backend_flags
+        grad_input = input_gradient(
+            grad, weight, ctx.input_size, *ctx.geometry, "auto", ctx.precision, settings.switches.backend_flags
         )
     return (
-        input_gradient,
+        grad_input,
         None,
         None,
         grad.sum((0, 2, 3)) if needs[3] else None,
@@ -186,12 +201,7 @@ def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     )
 
 
-torch.library.register_autograd(
-    ops.conv2d_packed_op, _conv2d_packed_backward, setup_context=_conv2d_packed_setup, lib=ops._library
-)
-
-
-# vmap: a batch of inputs is a larger N, a batch of filters is more groups ------------------------------------------------
+# vmap: a batch of inputs is a larger N, a batch of filters is more groups --------------------------------------------
 
 
 def _batched(tensor: Tensor, dim: int | None, size: int) -> Tensor:
@@ -231,7 +241,6 @@ def _fold_epilogue(
     return bias, None if residual is None else residual.flatten(0, 1)
 
 
-@torch.library.register_vmap(ops.conv2d_op, lib=ops._library)
 def _vmap_conv2d(info, in_dims, *args):  # type: ignore[no-untyped-def]
     input, weight, bias, residual, stride, padding, dilation, groups, algorithm, *rest = args
     x_dim, w_dim, b_dim, r_dim = in_dims[:4]
@@ -240,12 +249,10 @@ def _vmap_conv2d(info, in_dims, *args):  # type: ignore[no-untyped-def]
         x = _batched(input, x_dim, size)
         shape = [x.shape[1], weight.shape[0], *ops.output_size(x.shape, weight.shape, stride, padding, dilation)]
         bias, residual = _fold_epilogue(size, bias, b_dim, residual, r_dim, shape)
-        y = ops.conv2d_op(
-            x.flatten(0, 1), weight, bias, residual, stride, padding, dilation, groups, algorithm, *rest
-        )
+        y = conv2d(x.flatten(0, 1), weight, bias, residual, stride, padding, dilation, groups, algorithm, *rest)
         return y.reshape(size, *shape), 0
     if algorithm not in ("auto", "torch"):  # asked for by name: more groups may be more than it can do
-        return _loop(ops.conv2d_op, info, in_dims, args)
+        return _loop(conv2d, info, in_dims, args)
     filters = _batched(weight, w_dim, size)
     k = filters.shape[1]
     if x_dim is None and groups == 1:
@@ -256,53 +263,54 @@ def _vmap_conv2d(info, in_dims, *args):  # type: ignore[no-untyped-def]
         bias = _batched(bias, b_dim, size).flatten()
     if residual is not None:
         residual = _into_channels(_batched(residual, r_dim, size))
-    y = ops.conv2d_op(
-        x, filters.flatten(0, 1), bias, residual, stride, padding, dilation, groups, algorithm, *rest
-    )
+    y = conv2d(x, filters.flatten(0, 1), bias, residual, stride, padding, dilation, groups, algorithm, *rest)
     return y.unflatten(1, (size, k)), 1
 
 
-@torch.library.register_vmap(ops.input_gradient_op, lib=ops._library)
 def _vmap_input_gradient(info, in_dims, *args):  # type: ignore[no-untyped-def]
     grad, weight, (n, c, h, w), stride, padding, dilation, groups, *rest = args
     size = info.batch_size
     grad = _batched(grad, in_dims[0], size)
     if in_dims[1] is None:
-        x = ops.input_gradient_op(
-            grad.flatten(0, 1), weight, [size * n, c, h, w], stride, padding, dilation, groups, *rest
-        )
+        x = input_gradient(grad.flatten(0, 1), weight, [size * n, c, h, w], stride, padding, dilation, groups, *rest)
         return x.reshape(size, n, c, h, w), 0
     filters = _batched(weight, in_dims[1], size).flatten(0, 1)
-    x = ops.input_gradient_op(
+    x = input_gradient(
         _into_channels(grad), filters, [n, size * c, h, w], stride, padding, dilation, size * groups, *rest
     )
     return x.unflatten(1, (size, c)), 1
 
 
-@torch.library.register_vmap(ops.weight_gradient_op, lib=ops._library)
 def _vmap_weight_gradient(info, in_dims, *args):  # type: ignore[no-untyped-def]
     input, grad, (k, c, r, s), stride, padding, dilation, groups, *rest = args
     size = info.batch_size
     x, grad = (_into_channels(_batched(t, dim, size)) for t, dim in ((input, in_dims[0]), (grad, in_dims[1])))
-    w = ops.weight_gradient_op(x, grad, [size * k, c, r, s], stride, padding, dilation, size * groups, *rest)
+    w = weight_gradient(x, grad, [size * k, c, r, s], stride, padding, dilation, size * groups, *rest)
     return w.unflatten(0, (size, k)), 0
 
 
-@torch.library.register_vmap(ops.conv2d_packed_op, lib=ops._library)
 def _vmap_conv2d_packed(info, in_dims, *args):  # type: ignore[no-untyped-def]
     input, packed, weight_shape, bias, residual, stride, padding, dilation, *rest = args
     if in_dims[1] is not None:
-        return _loop(ops.conv2d_packed_op, info, in_dims, args)
+        return _loop(conv2d_packed, info, in_dims, args)
     size = info.batch_size
     x = _batched(input, in_dims[0], size)
     shape = [x.shape[1], weight_shape[0], *ops.output_size(x.shape, weight_shape, stride, padding, dilation)]
     bias, residual = _fold_epilogue(size, bias, in_dims[3], residual, in_dims[4], shape)
-    y = ops.conv2d_packed_op(
-        x.flatten(0, 1), packed, weight_shape, bias, residual, stride, padding, dilation, *rest
-    )
+    y = conv2d_packed(x.flatten(0, 1), packed, weight_shape, bias, residual, stride, padding, dilation, *rest)
     return y.reshape(size, *shape), 0
 
 
 @torch.library.register_vmap(ops.pack_weight_op, lib=ops._library)
 def _vmap_pack_weight(info, in_dims, *args):  # type: ignore[no-untyped-def]
     return _loop(ops.pack_weight_op, info, in_dims, args)
+
+
+conv2d = _differentiable(ops.conv2d_op, _conv2d_setup, _conv2d_backward, _vmap_conv2d)
+input_gradient = _differentiable(ops.input_gradient_op, _gradient_setup, _input_gradient_backward, _vmap_input_gradient)
+weight_gradient = _differentiable(
+    ops.weight_gradient_op, _gradient_setup, _weight_gradient_backward, _vmap_weight_gradient
+)
+conv2d_packed = _differentiable(
+    ops.conv2d_packed_op, _conv2d_packed_setup, _conv2d_packed_backward, _vmap_conv2d_packed
+)
