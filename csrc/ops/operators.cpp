@@ -316,7 +316,8 @@ Tensor pack_weight(const Tensor& weight, std::int64_t groups, std::string algori
   const WeightProblem target =
       weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
   const std::int64_t bytes = static_cast<std::int64_t>(target.bytes);
-  Tensor packed = torch::stable::new_empty(weight, {&bytes, 1}, ScalarType::Byte);
+  // Zeros, so that equal weights make equal packings: a packing may have gaps, which its kernel does not write.
+  Tensor packed = torch::stable::new_zeros(weight, {&bytes, 1}, ScalarType::Byte);
   if (target.pack == nullptr) {
     Tensor view = view_as_weight(packed, shape_of(weight), weight.scalar_type());
     torch::stable::copy_(view, weight);
