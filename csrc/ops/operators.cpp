@@ -161,14 +161,18 @@ const Candidate& choose_cached(const std::string& name, const ConvProblem& probl
   return found->second;
 }
 
-Tensor activate(const Tensor& y, const ConvProblem& problem) {
-  switch (problem.activation) {
+// Only operators without Scalar arguments: the stable ABI's dispatcher cannot pass one.
+Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, -1.0); }
+
+Tensor activate(const Tensor& y, Activation activation, double negative_slope) {
+  const auto relu = [](const Tensor& x) { return call_dispatcher("aten::relu", "", x); };
+  switch (activation) {
     case Activation::none: return y;
-    case Activation::relu: return call_dispatcher("aten::relu", "", y);
-    case Activation::relu6: return call_dispatcher("aten::hardtanh", "", y, 0.0, 6.0);
+    case Activation::relu: return relu(y);
+    case Activation::relu6: return call_dispatcher("aten::relu6", "", y);
     case Activation::silu: return call_dispatcher("aten::silu", "", y);
-    case Activation::leaky_relu:
-      return call_dispatcher("aten::leaky_relu", "", y, static_cast<double>(problem.negative_slope));
+    case Activation::leaky_relu:  // max(y, 0) - slope * max(-y, 0): one of the two is zero
+      return torch::stable::subtract(relu(y), relu(call_dispatcher("aten::neg", "", y)), negative_slope);
   }
   return y;
 }
@@ -181,8 +185,8 @@ Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& p
                              arguments.padding, arguments.dilation, false, IntList{0, 0}, problem.groups,
                              flag(flag_benchmark), flag(flag_deterministic), flag(flag_cudnn_enabled),
                              problem.accuracy == AccuracyClass::tf32);
-  if (arguments.residual) y = call_dispatcher("aten::add", "Tensor", y, *arguments.residual, 1.0);
-  y = activate(y, problem);
+  if (arguments.residual) y = add(y, *arguments.residual);
+  y = activate(y, problem.activation, arguments.negative_slope);
   return torch::stable::contiguous(y, memory_format(problem.layout));
 }
 
@@ -312,7 +316,8 @@ Tensor pack_weight(const Tensor& weight, std::int64_t groups, std::string algori
   const WeightProblem target =
       weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
   const std::int64_t bytes = static_cast<std::int64_t>(target.bytes);
-  Tensor packed = torch::stable::new_empty(weight, {&bytes, 1}, ScalarType::Byte);
+  // Zeros, so that equal weights make equal packings: a packing may have gaps, which its kernel does not write.
+  Tensor packed = torch::stable::new_zeros(weight, {&bytes, 1}, ScalarType::Byte);
   if (target.pack == nullptr) {
     Tensor view = view_as_weight(packed, shape_of(weight), weight.scalar_type());
     torch::stable::copy_(view, weight);

@@ -66,12 +66,13 @@ bool is_library(const Algorithm& algorithm) { return std::string(algorithm.famil
 
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
   Candidate candidate{&algorithm, Support::yes(), {}, false};
+  const bool empty = problem.output_numel() == 0;  // nothing to plan: no algorithm has to divide by a size of zero
   if (!is_library(algorithm)) {
     candidate.support = supports_common(algorithm, problem, device);
-    if (candidate.support.ok) candidate.support = algorithm.supports(problem, device);
+    if (candidate.support.ok && !empty) candidate.support = algorithm.supports(problem, device);
   }
   if (candidate.support.ok) {
-    candidate.plan = algorithm.plan(problem, device);
+    if (!empty) candidate.plan = algorithm.plan(problem, device);
     candidate.auto_eligible = is_library(algorithm) || algorithm.error_multiple(problem.accuracy) <= auto_error_limit;
   }
   return candidate;

@@ -1,0 +1,147 @@
+"""The choice of an algorithm, over many problems and devices that are not there."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastconv import _C
+
+NAMES = [row["name"] for row in _C.algorithms()]
+MULTIPLES = {row["name"]: row["accuracy"] for row in _C.algorithms()}
+AUTO_ERROR_LIMIT = 4.0
+CLASSES = {"float16": "fp16", "bfloat16": "bf16", "other": "other"}
+
+
+@st.composite
+def problems(draw):
+    groups = draw(st.sampled_from([1, 1, 1, 2, 8, 32]))
+    sizes = st.one_of(st.integers(1, 9), st.sampled_from([13, 33, 64, 224, 1025]))
+    channels = st.one_of(st.integers(1, 5), st.sampled_from([16, 33, 64, 512]))
+    r, s = draw(st.integers(1, 7)), draw(st.integers(1, 7))
+    dilation = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    padding = draw(st.tuples(st.integers(0, 4), st.integers(0, 4)))
+    arguments = {
+        "n": draw(st.sampled_from([0, 1, 3, 64, 70000])),
+        "c": groups * draw(channels),
+        "h": max(draw(sizes), dilation[0] * (r - 1) + 1 - 2 * padding[0]),
+        "w": max(draw(sizes), dilation[1] * (s - 1) + 1 - 2 * padding[1]),
+        "k": groups * draw(channels),
+        "r": r,
+        "s": s,
+        "stride": draw(st.tuples(st.integers(1, 4), st.integers(1, 4))),
+        "padding": padding,
+        "dilation": dilation,
+        "groups": groups,
+        "dtype": draw(st.sampled_from(["float32", "float32", "float16", "bfloat16", "other"])),
+        "precision": draw(st.sampled_from(["ieee", "fp32", "tf32"])),
+        "layout": draw(st.sampled_from(["nchw", "nhwc"])),
+        "bias": draw(st.booleans()),
+        "residual": draw(st.booleans()),
+        "activation": draw(st.sampled_from(["none", "relu", "relu6", "silu", "leaky_relu"])),
+    }
+    return _C.ConvProblem(**arguments), arguments
+
+
+@st.composite
+def devices(draw):
+    if draw(st.booleans()):
+        return _C.cpu_device(draw(st.integers(1, 128)))
+    device = _C.h200_device()
+    device.compute_capability = draw(st.sampled_from([70, 75, 80, 86, 89, 90, 100, 120]))
+    device.processors = draw(st.integers(1, 200))
+    device.shared_memory_bytes = draw(st.sampled_from([48, 64, 99, 163, 227])) * 1024
+    device.l2_bytes = draw(st.integers(1, 128)) << 20
+    device.bandwidth_bytes_per_s = draw(st.floats(1e11, 8e12))
+    device.fp32_flops_per_s = draw(st.floats(1e12, 1e14))
+    device.fp16_tensor_flops_per_s = draw(st.floats(1e12, 2e15))
+    device.has_kernels = draw(st.sampled_from([True, True, True, False]))
+    return device
+
+
+@given(problems(), devices())
+def test_choice(made, device):
+    problem, arguments = made
+    accuracy = CLASSES.get(arguments["dtype"], arguments["precision"])
+    assert problem.accuracy == accuracy
+    rows = {row["algorithm"]: row for row in _C.candidates(problem, device)}
+    assert list(rows) == NAMES
+    for name, row in rows.items():
+        if row["ok"]:
+            assert (row["code"], row["reason"]) == ("", "")
+            assert 0.0 <= row["cost_us"] < float("inf")
+            assert 0 <= row["workspace_bytes"] < 2**48
+            assert _C.choose(name, problem, device) == row
+        else:
+            assert row["code"]
+            assert row["reason"]
+            assert not row["auto_eligible"]
+            with pytest.raises(RuntimeError, match=r"^fastconv\.UnsupportedError: ") as caught:
+                _C.choose(name, problem, device)
+            assert row["reason"] in str(caught.value)
+        if row["auto_eligible"] and name != "torch":
+            assert 0.0 < MULTIPLES[name][accuracy] <= AUTO_ERROR_LIMIT
+    choice = _C.choose("auto", problem, device)
+    eligible = [row for row in rows.values() if row["auto_eligible"]]
+    assert choice in eligible
+    assert choice["cost_us"] == min(row["cost_us"] for row in eligible)
+
+
+@given(problems(), devices())
+def test_only_torch_where_nothing_of_ours_can_run(made, device):
+    _, arguments = made
+    problem = _C.ConvProblem(**{**arguments, "dtype": "other"})
+    assert _C.choose("auto", problem, device)["algorithm"] == "torch"
+    if device.type == _C.DeviceType.cuda:
+        device.has_kernels = False
+        assert _C.choose("auto", made[0], device)["algorithm"] == "torch"
+
+
+@given(problems(), problems(), devices())
+def test_packed_size_depends_on_the_weight_alone(made, other, device):
+    """One packed weight serves every input: N, H, W, layout and epilogue have no say."""
+    problem, arguments = made
+    moved = {**arguments, **{name: other[1][name] for name in ("n", "layout", "bias", "residual", "activation")}}
+    moved["h"], moved["w"] = arguments["h"] + 3, arguments["w"] + 5
+    if arguments["dtype"] == "other":
+        return
+    for row in _C.candidates(problem, device):
+        if row["ok"]:
+            size = _C.packed_weight_bytes(row["algorithm"], problem, device)
+            assert size == _C.packed_weight_bytes(row["algorithm"], _C.ConvProblem(**moved), device)
+            assert size > 0
+
+
+@given(problems())
+def test_problems_are_values(made):
+    problem, arguments = made
+    again = _C.ConvProblem(**arguments)
+    assert problem == again
+    assert hash(problem) == hash(again)
+    assert problem != _C.ConvProblem(**{**arguments, "n": arguments["n"] + 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"stride": (0, 1)}, "stride"),
+        ({"padding": (-1, 0)}, "padding"),
+        ({"dilation": (1, 0)}, "dilation"),
+        ({"groups": 3}, "groups is 3"),
+        ({"h": 1}, "smaller than the kernel"),
+        ({"dtype": "float8"}, "dtype is 'float8'"),
+        ({"precision": "fp8"}, "precision is 'fp8'"),
+        ({"layout": "hwcn"}, "layout is 'hwcn'"),
+        ({"activation": "gelu"}, "activation is 'gelu'"),
+        ({"n": -1}, "sizes"),
+    ],
+)
+def test_impossible_problems_are_refused(change, word):
+    arguments = {"n": 1, "c": 4, "h": 8, "w": 8, "k": 4, "r": 3, "s": 3}
+    with pytest.raises(ValueError, match=word):
+        _C.ConvProblem(**{**arguments, **change})
+
+
+def test_unknown_algorithm():
+    problem = _C.ConvProblem(n=1, c=4, h=8, w=8, k=4, r=3, s=3)
+    with pytest.raises(ValueError, match="algorithm is 'best'; expected one of auto, direct"):
+        _C.choose("best", problem, _C.cpu_device(1))
