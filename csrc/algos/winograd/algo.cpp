@@ -1,4 +1,5 @@
 // F(2x2,3x3) and F(4x4,3x3), staged: input transform, batched GEMM of the library, output transform.
+#include <algorithm>
 #include <string>
 
 #include "algos/winograd/config.h"
@@ -30,13 +31,6 @@ Support supports(const ConvProblem& problem, const char* name) {
   return Support::yes();
 }
 
-std::size_t pixel_maxima_bytes(const ConvProblem& problem, const Config& config) {
-  const bool scaled = config.mode != Mode::fp32;
-  return scaled && problem.layout == Layout::nchw
-             ? Config::align(static_cast<std::size_t>(problem.n * problem.h * problem.w) * sizeof(float))
-             : 0;
-}
-
 struct Work {
   double v_bytes, m_bytes, flops;  // of all tiles
 };
@@ -49,16 +43,19 @@ Work work(const ConvProblem& problem, const Config& config) {
           2.0 * elements * depth * static_cast<double>(problem.k)};
 }
 
-// Bytes of the three stages at memory speed, plus the GEMM: neither overlaps the other.
+// Each stage at the rate it was measured to reach on an H200 (docs/performance.md); they do not overlap. The GEMM is
+// bound by memory too until C and K are large.
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
   const Work w = work(problem, config);
-  const double transforms =
-      (problem.compulsory_bytes() + w.v_bytes + w.m_bytes) / (0.85 * device.bandwidth_bytes_per_s);
-  // cuBLAS reaches its rate only with a long reduction (measured: 140-160 of 790 TFLOP/s at depth 192, 570+ at 1536).
-  const double depth = static_cast<double>(config.depth);
-  const double rate = config.mode == Mode::fp32 ? device.fp32_flops_per_s
-                                                : device.fp16_tensor_flops_per_s * depth / (depth + 500.0);
-  return 10.0 + 1e6 * (transforms + w.flops / rate);
+  const double element = static_cast<double>(size_of(problem.dtype)), bandwidth = device.bandwidth_bytes_per_s;
+  const double x_bytes = element * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
+  const double y_bytes = element * static_cast<double>(problem.output_numel()) * (problem.has_residual ? 2.0 : 1.0);
+  const bool turned = problem.layout == Layout::nchw;
+  const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / (0.85 * bandwidth);
+  const double rate = config.mode == Mode::fp32 ? device.fp32_flops_per_s : 0.95 * device.fp16_tensor_flops_per_s;
+  const double gemm = std::max((w.v_bytes + w.m_bytes) / (0.92 * bandwidth), w.flops / rate);
+  const double output = (w.m_bytes + y_bytes) / ((turned ? 0.5 : 0.9) * bandwidth);
+  return (turned ? 15.0 : 12.0) + 1e6 * (input + gemm + output);
 }
 
 // V and M stay in the caches, U comes from memory once per chunk. Constants: fitted to the 3x3 layers of VGG, ResNet,
@@ -78,7 +75,7 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
   const Config config = make_config(m, problem, device);
   ConvPlan plan;
   plan.workspace_bytes =
-      config.v_bytes() + config.m_bytes() + config.tile_exponent_bytes() + pixel_maxima_bytes(problem, config);
+      config.v_bytes() + config.m_bytes() + config.tile_exponent_bytes() + transposed_input_bytes(problem, device);
   const std::int64_t chunks = (config.tiles + config.chunk_tiles - 1) / config.chunk_tiles;
   plan.config = "F(" + std::to_string(m) + "x" + std::to_string(m) + ") " +
                 (config.mode == Mode::fp32 ? "float32" : config.mode == Mode::split ? "3 x float16" : "half") +

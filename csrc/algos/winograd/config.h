@@ -4,8 +4,8 @@
 //   U [alpha^2][K][depth]   transformed filters, in the packed weight, then K int32 exponents
 //   M [alpha^2][T][K_pad]   float32 products, in the workspace
 //
-// depth is C_pad, or 3 C_pad in split mode: V holds [hi | hi | lo] and U [hi | lo | hi], so that one GEMM sums the three
-// products hi*hi + hi*lo + lo*hi.
+// depth is C_pad, or 3 C_pad in split mode: V holds [lo | hi | hi] and U [hi | lo | hi], so that one GEMM sums the three
+// products lo*hi + hi*lo + hi*hi, the small ones first.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +47,7 @@ struct Config {
   std::int64_t frequencies() const { return static_cast<std::int64_t>(alpha) * alpha; }
   std::size_t v_bytes() const { return align(frequencies() * chunk_tiles * depth * element_bytes); }
   std::size_t m_bytes() const { return align(frequencies() * chunk_tiles * k_pad * sizeof(float)); }
-  // Power-of-two scales: one int32 exponent per tile, and the per-pixel maxima that NCHW input needs to find them.
+  // Power-of-two scales: one int32 exponent per tile.
   std::size_t tile_exponent_bytes() const { return align(chunk_tiles * sizeof(std::int32_t)); }
   std::size_t u_bytes(std::int64_t k) const { return align(frequencies() * k * depth * element_bytes); }
   static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -58,6 +58,12 @@ inline Mode select_mode(AccuracyClass accuracy, const DeviceInfo& device) {
   if (accuracy == AccuracyClass::fp16) return Mode::fp16;
   if (accuracy == AccuracyClass::bf16) return Mode::bf16;
   return Mode::split;
+}
+
+// The GPU kernels read x in NHWC, where every access runs along C; NCHW input is turned first, into the workspace.
+inline std::size_t transposed_input_bytes(const ConvProblem& problem, const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu || problem.layout == Layout::nhwc) return 0;
+  return Config::align(static_cast<std::size_t>(problem.n * problem.h * problem.w * problem.c) * size_of(problem.dtype));
 }
 
 inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& device) {

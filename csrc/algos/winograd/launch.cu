@@ -7,6 +7,7 @@
 #include "algos/winograd/output_transform.cuh"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
+#include "device/transpose.cuh"
 
 namespace fastconv::winograd {
 namespace {
@@ -48,33 +49,22 @@ Chunk make_chunk(const ConvProblem& problem, const Config& config) {
   chunk.tiles_p = static_cast<int>(config.tiles_p), chunk.tiles_q = static_cast<int>(config.tiles_q);
   chunk.c_pad = static_cast<int>(config.c_pad), chunk.k_pad = static_cast<int>(config.k_pad);
   chunk.depth = static_cast<int>(config.depth);
-  chunk.in = input_strides(problem), chunk.out = output_strides(problem);
+  chunk.in = dense_strides(Layout::nhwc, problem.c, problem.h, problem.w), chunk.out = output_strides(problem);
   return chunk;
 }
 
-// Tile rows that a chunk touches: the NCHW kernels work on strips of a row.
+// Tile rows that a chunk touches: the NCHW output kernel works on strips of a row.
 int tile_rows(const Chunk& chunk) {
   return (chunk.first_tile + chunk.tiles - 1) / chunk.tiles_q - chunk.first_tile / chunk.tiles_q + 1;
 }
 
 template <typename T, int m, Mode mode>
-void transform_input(const Chunk& chunk, const T* x, Layout layout, const float* maxima, void* v, int* exponents,
-                     cudaStream_t stream) {
-  auto* target = static_cast<typename Operand<mode>::type*>(v);
-  if (layout == Layout::nhwc) {
-    const bool even = chunk.c % 2 == 0;
-    const dim3 block = row_block(row_lanes(even ? chunk.c_pad / 2 : chunk.c_pad, 512), 256);
-    const unsigned grid = ceil_div(chunk.tiles, static_cast<int>(block.y));
-    const auto kernel = even ? input_transform_nhwc<T, m, mode, 2> : input_transform_nhwc<T, m, mode, 1>;
-    kernel<<<grid, block, 0, stream>>>(chunk, x, target, exponents);
-  } else {
-    const auto kernel = input_transform_nchw<T, m, mode>;
-    constexpr int bytes = InputStrip<m>::bytes;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "input_transform_nchw");
-    const int strips = ceil_div(chunk.tiles_q, strip_tiles);
-    const dim3 grid(static_cast<unsigned>(tile_rows(chunk)) * strips, ceil_div(chunk.c_pad, strip_channels));
-    kernel<<<grid, 256, bytes, stream>>>(chunk, strips, x, maxima, target, exponents);
-  }
+void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cudaStream_t stream) {
+  const bool even = chunk.c % 2 == 0;
+  const dim3 block = row_block(row_lanes(even ? chunk.c_pad / 2 : chunk.c_pad, 512), 256);
+  const unsigned grid = ceil_div(chunk.tiles, static_cast<int>(block.y));
+  const auto kernel = even ? input_transform_nhwc<T, m, mode, 2> : input_transform_nhwc<T, m, mode, 1>;
+  kernel<<<grid, block, 0, stream>>>(chunk, x, static_cast<typename Operand<mode>::type*>(v), exponents);
   check_launch("winograd input transform");
 }
 
@@ -102,7 +92,7 @@ template <typename T, int m, Mode mode>
 void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const cudaStream_t stream = stream_of(runtime);
-  const auto* x = static_cast<const T*>(args.x);  // [N, C, H, W] in problem.layout
+  const T* x = static_cast<const T*>(args.x);  // [N, C, H, W] in problem.layout
   const auto* u = static_cast<const char*>(args.weight);
   const auto* filter_exponents = reinterpret_cast<const int*>(u + config.u_bytes(problem.k));
   constexpr bool scaled = mode != Mode::fp32;
@@ -110,21 +100,17 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   auto* v = static_cast<char*>(args.workspace);
   auto* products = reinterpret_cast<float*>(v + config.v_bytes());
   auto* tile_exponents = reinterpret_cast<int*>(reinterpret_cast<char*>(products) + config.m_bytes());
-  auto* maxima = reinterpret_cast<int*>(reinterpret_cast<char*>(tile_exponents) + config.tile_exponent_bytes());
+  auto* turned = reinterpret_cast<T*>(reinterpret_cast<char*>(tile_exponents) + config.tile_exponent_bytes());
 
   Chunk chunk = make_chunk(problem, config);
-  if (scaled && problem.layout == Layout::nchw) {
-    const std::int64_t pixels = problem.n * problem.h * problem.w;
-    check_cuda(cudaMemsetAsync(maxima, 0, static_cast<std::size_t>(pixels) * sizeof(int), stream), "cudaMemsetAsync");
-    const dim3 grid(static_cast<unsigned>(ceil_div<std::int64_t>(pixels, 256)), ceil_div(chunk.c, channels_per_block));
-    pixel_maxima_nchw<T><<<grid, 256, 0, stream>>>(chunk, pixels, x, maxima);
-    check_launch("winograd pixel maxima");
+  if (problem.layout == Layout::nchw) {
+    transpose(x, turned, problem.n, problem.c, problem.h * problem.w, stream);
+    x = turned;  // [N, H, W, C]
   }
   for (std::int64_t first = 0; first < config.tiles; first += config.chunk_tiles) {
     chunk.first_tile = static_cast<int>(first);
     chunk.tiles = static_cast<int>(std::min(config.chunk_tiles, config.tiles - first));
-    transform_input<T, m, mode>(chunk, x, problem.layout, reinterpret_cast<const float*>(maxima), v, tile_exponents,
-                                stream);
+    transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
     GemmArgs gemm;
     gemm.batch = config.frequencies();
     gemm.m = chunk.tiles, gemm.n = problem.k, gemm.k = config.depth;

@@ -1,0 +1,97 @@
+"""The stages of the staged Winograd algorithms, timed one by one: how close the transforms come to memory speed."""
+
+from __future__ import annotations
+
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from fastconv.bench import environment, ours, results
+from fastconv.bench.layers import Layer, select
+from fastconv.bench.timing import L2Flush
+
+STAGES = {"input_transform": "input", "transpose_kernel": "input", "output_transform": "output"}
+FLUSH = ("elementwise_kernel", "reduce_kernel", "Memset")  # what L2Flush launches
+
+
+def _stage_of(kernel: str) -> str | None:
+    """The stage that a kernel belongs to; None: not ours."""
+    for name, stage in STAGES.items():
+        if name in kernel:
+            return stage
+    return None if any(name in kernel for name in FLUSH) else "gemm"
+
+
+def _moved_bytes(layer: Layer, n: int, accuracy: str, m: int) -> dict[str, float]:
+    """Bytes that each transform must move: x in and V out; M in and y out."""
+    tiles = n * ceil(layer.p / m) * ceil(layer.q / m)
+    frequencies = (m + 2) ** 2
+    element = 2 if accuracy in ("fp16", "bf16") else 4
+    v_element = {"ieee": 4, "fp32": 6, "tf32": 6}.get(accuracy, 2)  # split: hi, hi, lo
+    return {
+        "input": n * layer.c * layer.h * layer.w * element + frequencies * tiles * layer.c * v_element,
+        "output": frequencies * tiles * layer.k * 4 + n * layer.k * layer.p * layer.q * element,
+    }
+
+
+def run(
+    layers: str | None = None,
+    *,
+    batch: int = 64,
+    accuracy: str = "fp32",
+    algorithm: str = "winograd_f4",
+    layouts: tuple[str, ...] = ("nhwc",),
+    rounds: int = 10,
+    out: Path | str | None = None,
+) -> dict[str, Any]:
+    """Profiles `algorithm` on the layer set (cold L2) and writes a result file, suite `winograd_stages`.
+
+    Each row: layer, layout, class, us of the input, gemm and output stage (medians over `rounds`), bytes of the
+    transforms, and their TB/s. Needs a CUDA device.
+    """
+    device = torch.device("cuda")
+    m = int(algorithm[-1])
+    head = environment.describe("winograd_stages", device)
+    document = {**head, "rows": []}
+    flush = L2Flush(device)
+    for layer in select(layers):
+        for layout in layouts:
+            order = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+            x = torch.randn(batch, layer.c, layer.h, layer.w, device=device, dtype=ours.dtype_of(accuracy)).relu_()
+            x = x.contiguous(memory_format=order)
+            scale = (2.0 / (layer.c * 9)) ** 0.5
+            weight = torch.randn(layer.k, layer.c, 3, 3, device=device, dtype=x.dtype) * scale
+            call = ours.contender(algorithm, x, weight, layer, accuracy)
+            call()
+            torch.cuda.synchronize()
+            samples: dict[str, list[float]] = {"input": [], "gemm": [], "output": []}
+            for _ in range(rounds):
+                with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+                    flush()
+                    call()
+                    torch.cuda.synchronize()
+                sums = dict.fromkeys(samples, 0.0)
+                for event in profiler.events():
+                    stage = _stage_of(event.name)
+                    if event.device_type == torch.autograd.DeviceType.CUDA and stage is not None:
+                        sums[stage] += event.device_time
+                for stage, value in sums.items():
+                    samples[stage].append(value)
+            us = {stage: float(torch.tensor(values).median()) for stage, values in samples.items()}
+            moved = _moved_bytes(layer, batch, accuracy, m)
+            row = {**layer.fields(), "n": batch, "class": accuracy, "layout": layout, "algorithm": algorithm}
+            row |= {f"{stage}_us": value for stage, value in us.items()}
+            row |= {f"{stage}_tb_per_s": moved[stage] / max(us[stage], 1e-3) / 1e6 for stage in moved}
+            document["rows"].append(row)
+            print(
+                f"{layer.layer:8} {layout} input {us['input']:8.1f} us {row['input_tb_per_s']:5.2f} TB/s   "
+                f"gemm {us['gemm']:8.1f} us   output {us['output']:8.1f} us {row['output_tb_per_s']:5.2f} TB/s",
+                flush=True,
+            )
+            del x, weight, call
+            torch.cuda.empty_cache()
+    results.write(out or results.default_path(head), document)
+    return document
