@@ -1,0 +1,274 @@
+"""What the registry's tests share: the operators, problems for the planner, tensors in hostile memory, references."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from metrics import bound, measure
+from shapes import Shape
+
+import fastconv
+from fastconv import _C
+
+try:
+    import fastconv.ops
+except ImportError:  # the bare library
+    torch.ops.load_library(Path(fastconv.__file__).parent / "libfastconv.so")
+
+LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+# Accuracy class -> (dtype, the precision argument that asks for it).
+CLASSES = {
+    "ieee": (torch.float32, "ieee"),
+    "fp32": (torch.float32, "fp32"),
+    "tf32": (torch.float32, "tf32"),
+    "fp16": (torch.float16, "fp32"),
+    "bf16": (torch.bfloat16, "fp32"),
+}
+ALGORITHMS = {row["name"]: row for row in _C.algorithms()}
+OWN = [name for name, row in ALGORITHMS.items() if row["family"] != "library"]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(),
+                                                                reason="needs a CUDA device"))]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What follows the sum: y = activation(sum + bias + residual)."""
+
+    bias: bool = False
+    residual: bool = False
+    activation: str = "none"
+    negative_slope: float = 0.01
+
+
+@dataclass
+class Case:
+    """A convolution with its tensors, all of one dtype on one device."""
+
+    shape: Shape
+    input: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    residual: torch.Tensor | None
+    epilogue: Epilogue
+
+
+def hostile(values: torch.Tensor, layout: str, offset: int = 0) -> torch.Tensor:
+    """The same values, dense in `layout`, as a view inside a buffer of NaN: reading a neighbour shows in the output.
+
+    `offset`: elements beyond a 256-byte boundary at which the view starts; a tensor need not be aligned to more than
+    its element.
+    """
+    dense = values.contiguous(memory_format=LAYOUTS[layout] if values.dim() == 4 else torch.contiguous_format)
+    margin = 1024
+    buffer = torch.full((dense.numel() + 2 * margin + offset,), float("nan"), dtype=dense.dtype, device=dense.device)
+    view = buffer.as_strided(dense.shape, dense.stride(), margin + offset)
+    view.copy_(dense)
+    return view
+
+
+def make_case(
+    shape: Shape,
+    cls: str,
+    layout: str,
+    device: str = "cpu",
+    epilogue: Epilogue = Epilogue(),  # noqa: B008  (frozen)
+    *,
+    offset: int = 0,
+    scale: float = 1.0,
+    integers: bool = False,
+) -> Case:
+    """Random data that depends on the shape alone. Odd seeds take a ReLU'd input, whose sums only grow."""
+    dtype, _ = CLASSES[cls]
+    seed = sum(prime * value for prime, value in zip((3, 5, 7, 11, 13, 17, 19), (shape.n, shape.c, shape.h, shape.w, shape.k,
+                                                                         shape.r, shape.s), strict=True))  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*size: int) -> torch.Tensor:
+        if integers:  # sparse, so that no sum leaves what bfloat16 holds exactly
+            values = torch.randint(-3, 4, size, generator=generator)
+            return (values * (torch.rand(size, generator=generator) < 4.0 / max(4, shape.terms))).float()
+        return torch.randn(size, generator=generator)
+
+    x = random(shape.n, shape.c, shape.h, shape.w)
+    weight = random(shape.k, shape.c // shape.groups, shape.r, shape.s)
+    if not integers:
+        weight = weight / shape.terms**0.5
+        if seed % 2:
+            x = x.relu()
+    x = x * scale
+    bias = random(shape.k) if epilogue.bias else None
+    residual = random(shape.n, shape.k, shape.p, shape.q) if epilogue.residual else None
+
+    def place(values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else hostile(values.to(device, dtype), layout, offset)
+
+    return Case(shape, place(x), place(weight), place(bias), place(residual), epilogue)  # type: ignore[arg-type]
+
+
+# --- The operators: the only calls in the tests of the registry --------------------------------------------------------
+
+
+def conv2d(case: Case, algorithm: str, cls: str) -> torch.Tensor:
+    shape, epilogue = case.shape, case.epilogue
+    return torch.ops.fastconv.conv2d(
+        case.input, case.weight, case.bias, case.residual, list(shape.stride), list(shape.padding),
+        list(shape.dilation), shape.groups, algorithm, CLASSES[cls][1], epilogue.activation, epilogue.negative_slope, 4,
+    )  # fmt: skip
+
+
+def pack_weight(weight: torch.Tensor, groups: int, algorithm: str, cls: str) -> torch.Tensor:
+    return torch.ops.fastconv.pack_weight(weight, groups, algorithm, CLASSES[cls][1])
+
+
+def refresh_packed(
+    packed: torch.Tensor, snapshot: torch.Tensor, weight: torch.Tensor, groups: int, algorithm: str, cls: str
+) -> None:
+    torch.ops.fastconv.refresh_packed(packed, snapshot, weight, groups, algorithm, CLASSES[cls][1])
+
+
+def conv2d_packed(case: Case, packed: torch.Tensor, algorithm: str, cls: str, layout: str) -> torch.Tensor:
+    shape, epilogue = case.shape, case.epilogue
+    return torch.ops.fastconv.conv2d_packed(
+        case.input, packed, list(case.weight.shape), case.bias, case.residual, list(shape.stride), list(shape.padding),
+        list(shape.dilation), shape.groups, layout == "nhwc", algorithm, CLASSES[cls][1], epilogue.activation,
+        epilogue.negative_slope,
+    )  # fmt: skip
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Outputs and workspaces start as NaN and end in a guard that must be intact after the call."""
+    torch.ops.fastconv.set_debug(True)
+    try:
+        yield
+    finally:
+        torch.ops.fastconv.set_debug(False)
+
+
+# --- The planner -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=None)
+def planner_device(device: str) -> _C.DeviceInfo:
+    """The device as the operators see it."""
+    fields = json.loads(torch.ops.fastconv.device_info(0 if device == "cuda" else -1))
+    info = _C.DeviceInfo()
+    for name, value in fields.items():
+        setattr(info, name, getattr(_C.DeviceType, value) if name == "type" else value)
+    return info
+
+
+def problem(shape: Shape, cls: str, layout: str = "nchw", epilogue: Epilogue = Epilogue()) -> _C.ConvProblem:  # noqa: B008
+    return _C.ConvProblem(
+        shape.n, shape.c, shape.h, shape.w, shape.k, shape.r, shape.s, shape.stride, shape.padding, shape.dilation,
+        shape.groups, {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}[CLASSES[cls][0]],
+        CLASSES[cls][1], layout, epilogue.bias, epilogue.residual, epilogue.activation,
+    )  # fmt: skip
+
+
+def refusal(algorithm: str, shape: Shape, cls: str, layout: str, device: str) -> str:
+    """Why the algorithm does not take the shape; empty if it does."""
+    for row in _C.candidates(problem(shape, cls, layout), planner_device(device)):
+        if row["algorithm"] == algorithm:
+            return "" if row["ok"] else f"{row['code']}: {row['reason']}"
+    raise LookupError(algorithm)
+
+
+def supported(
+    algorithm: str, shapes: list[Shape], cls: str, layout: str, device: str, at_least: int = 1
+) -> list[Shape]:
+    """The shapes that the algorithm takes; skips the test, with the planner's reason, if there are none."""
+    reasons = {shape: refusal(algorithm, shape, cls, layout, device) for shape in shapes}
+    taken = [shape for shape, reason in reasons.items() if not reason]
+    if len(taken) < at_least:
+        pytest.skip(f"{algorithm} takes none of these shapes: {next(filter(None, reasons.values()))}")
+    return taken
+
+
+# --- References --------------------------------------------------------------------------------------------------------
+
+
+def finish(
+    total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, epilogue: Epilogue
+) -> torch.Tensor:
+    """activation(total + bias + residual) in the dtype of `total`, by PyTorch's own functions."""
+    if bias is not None:
+        total = total + bias.to(total.dtype)[:, None, None]
+    if residual is not None:
+        total = total + residual.to(total.dtype)
+    match epilogue.activation:
+        case "relu":
+            return F.relu(total)
+        case "relu6":
+            return F.relu6(total)
+        case "silu":
+            return F.silu(total)
+        case "leaky_relu":
+            return F.leaky_relu(total, epilogue.negative_slope)
+    return total
+
+
+def rounding_constant(algorithm: str, cls: str, shape: Shape, device: str) -> float:
+    """c of docs/numerics.md: what rounding must be expected to cost, in FP32 roundoffs on magnitude()."""
+    plain = 2.0
+    if ALGORITHMS[algorithm]["family"] != "winograd":
+        return plain
+    noise_gain = 1.7 if algorithm == "winograd_f2" else 5.1
+    # Relative error of a transformed value, in FP32 roundoffs; half operands are rounded once more.
+    operand = {"fp16": 0.6 * 2.0**13, "bf16": 0.6 * 2.0**16}.get(cls, 2.5) if device == "cuda" else 1.8
+    channels = shape.c / shape.groups
+    return plain + 0.52 * noise_gain * operand / channels**0.5
+
+
+def correlation(algorithm: str, shape: Shape) -> float:
+    """Outputs that share a rounding error: those of one Winograd tile, and those of one filter weight."""
+    if ALGORITHMS[algorithm]["family"] != "winograd":
+        return 1.0
+    outputs = shape.n * shape.k * shape.p * shape.q
+    tile = 4 if algorithm == "winograd_f2" else 16
+    return max(tile, outputs / (shape.k * shape.terms))
+
+
+def check(output: torch.Tensor, case: Case, algorithm: str, cls: str, peer_output: torch.Tensor) -> list[str]:
+    """What is wrong with the output of `algorithm`; empty if it is within the bound of its class."""
+    expected = reference(case)
+    errors = measure(output, expected)
+    allowed = bound(
+        expected, magnitude(case), peer=measure(peer_output, expected),
+        multiple=ALGORITHMS[algorithm]["accuracy"][cls],
+        constant=rounding_constant(algorithm, cls, case.shape, case.input.device.type),
+        dtype=CLASSES[cls][0], terms=case.shape.terms, correlated=correlation(algorithm, case.shape),
+    )  # fmt: skip
+    return [f"{case.shape} {case.epilogue}: {violation}" for violation in allowed.violations(errors)]
+
+
+def _convolve(x: torch.Tensor, weight: torch.Tensor, shape: Shape) -> torch.Tensor:
+    return F.conv2d(x, weight, None, shape.stride, shape.padding, shape.dilation, shape.groups)
+
+
+def reference(case: Case) -> torch.Tensor:
+    """The result in float64 arithmetic."""
+    total = _convolve(case.input.double(), case.weight.double(), case.shape)
+    return finish(total, case.bias, case.residual, case.epilogue)
+
+
+def magnitude(case: Case) -> torch.Tensor:
+    """Sum of |x||w|, plus |bias| and |residual|, in float64: the scale on which rounding errors happen."""
+    total = _convolve(case.input.double().abs(), case.weight.double().abs(), case.shape)
+    absolute = [None if extra is None else extra.abs() for extra in (case.bias, case.residual)]
+    return finish(total, *absolute, Epilogue())
+
+
+def peer(case: Case, cls: str) -> torch.Tensor:
+    """PyTorch's own answer in the same class: TF32 only where the class is tf32."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=cls == "tf32"):
+        total = _convolve(case.input.contiguous(), case.weight.contiguous(), case.shape)
+    return finish(total, case.bias, case.residual, case.epilogue)
