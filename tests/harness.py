@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from metrics import bound, measure
+from metrics import Rounding, bound, measure
 from shapes import Shape
 
 import fastconv
@@ -216,16 +216,16 @@ def finish(
     return total
 
 
-def rounding_constant(algorithm: str, cls: str, shape: Shape, device: str) -> float:
-    """c of docs/numerics.md: what rounding must be expected to cost, in FP32 roundoffs on magnitude()."""
-    plain = 2.0
+def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Rounding:
+    """The constants of docs/numerics.md, "Floors"."""
+    plain = Rounding(2.0, 1.0)
     if ALGORITHMS[algorithm]["family"] != "winograd":
         return plain
     noise_gain = 1.7 if algorithm == "winograd_f2" else 5.1
-    # Relative error of a transformed value, in FP32 roundoffs; half operands are rounded once more.
-    operand = {"fp16": 0.6 * 2.0**13, "bf16": 0.6 * 2.0**16}.get(cls, 2.5) if device == "cuda" else 1.8
-    channels = shape.c / shape.groups
-    return plain + 0.52 * noise_gain * operand / channels**0.5
+    # Relative error of a product of transformed values, in FP32 roundoffs; half operands are rounded once more.
+    product = {"fp16": 0.6 * 2.0**13, "bf16": 0.6 * 2.0**16}.get(cls, 2.5) if device == "cuda" else 1.8
+    transforms = noise_gain * product
+    return Rounding(plain.result + transforms, plain.terms + 0.52 * transforms / (shape.c / shape.groups) ** 0.5)
 
 
 def correlation(algorithm: str, shape: Shape) -> float:
@@ -244,7 +244,7 @@ def check(output: torch.Tensor, case: Case, algorithm: str, cls: str, peer_outpu
     allowed = bound(
         expected, magnitude(case), peer=measure(peer_output, expected),
         multiple=ALGORITHMS[algorithm]["accuracy"][cls],
-        constant=rounding_constant(algorithm, cls, case.shape, case.input.device.type),
+        rounding=expected_rounding(algorithm, cls, case.shape, case.input.device.type),
         dtype=CLASSES[cls][0], terms=case.shape.terms, correlated=correlation(algorithm, case.shape),
     )  # fmt: skip
     return [f"{case.shape} {case.epilogue}: {violation}" for violation in allowed.violations(errors)]

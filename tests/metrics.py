@@ -66,13 +66,25 @@ class Bound:
         return [f"{name} {value:.3g} > {limit:.3g}" for name, value, limit in pairs if not value <= limit]
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """Expected rounding errors in FP32 roundoffs: the floor of a bound where PyTorch's own error is small by luck.
+
+    result: relative to the output; what every output costs, however few the terms: the final roundings, transforms.
+    terms: relative to sum |x||w|; what an output may cost by bad luck. It counts where outputs are few.
+    """
+
+    result: float
+    terms: float
+
+
 def bound(
     reference: torch.Tensor,
     magnitude: torch.Tensor,
     *,
     peer: Errors,
     multiple: float,
-    constant: float,
+    rounding: Rounding,
     dtype: torch.dtype,
     terms: int,
     correlated: float = 1.0,
@@ -81,7 +93,7 @@ def bound(
 
     magnitude: sum of |x||w| plus |bias| plus |residual| per element, float64: the scale on which rounding happens.
     peer: PyTorch's own errors. multiple: the algorithm's declared multiple of them.
-    constant: the algorithm's rounding constant c, in units of FP32 roundoff on `magnitude` (docs/numerics.md).
+    rounding: what the algorithm's arithmetic must be expected to cost.
     terms: products per output. correlated: outputs that share their rounding errors (a Winograd tile, the uses of a filter).
     """
     if reference.numel() == 0:
@@ -94,15 +106,16 @@ def bound(
     if ref_rms == 0.0:  # an activation has cleared everything: only exact zeros are right
         return Bound(0.0, 0.0, 0.0)
     # What PyTorch achieves by luck on a handful of terms is no yardstick: the floor is what rounding must cost.
-    subnormal = SUBNORMAL_QUANTUM[dtype] + constant * math.sqrt(terms) * SUBNORMAL_QUANTUM[torch.float32]
+    subnormal = SUBNORMAL_QUANTUM[dtype] + rounding.terms * math.sqrt(terms) * SUBNORMAL_QUANTUM[torch.float32]
     output_rounding = 0.0 if dtype == torch.float32 else UNIT_ROUNDOFF[dtype]
-    floor = (constant * UNIT_ROUNDOFF[torch.float32] * mag_rms + subnormal / scale) / ref_rms
-    # Gaussian errors: none of `count` exceeds `peak` deviations, and the norm over few of them scatters.
+    # Gaussian errors: none of `count` exceeds `peak` deviations, and the norm over few of them scatters by `luck`.
     count = reference.numel()
     peak = math.sqrt(2.0 * math.log(count / FALSE_ALARM))
     independent = max(1.0, count / correlated)
-    scatter = 1.0 + peak / math.sqrt(2.0 * independent)
-    l2 = max(multiple * peer.l2, floor * scatter + output_rounding)
+    luck = peak / math.sqrt(2.0 * independent)
+    unit = UNIT_ROUNDOFF[torch.float32]
+    floor = unit * (rounding.result * ref_rms + rounding.terms * luck * mag_rms) + (1.0 + luck) * subnormal / scale
+    l2 = max(multiple * peer.l2, floor / ref_rms + output_rounding)
     spread = 1.0 / mag_rms  # max(magnitude) / rms(magnitude)
     # The systematic part may be as large as PyTorch's whole error, a `multiple`-th of l2; the rest is chance.
     bias = l2 * (1.0 / multiple + peak / math.sqrt(independent)) * ref_rms / float(ref.abs().mean())

@@ -123,6 +123,7 @@ LARGER = [
     _square(1, 64, 14, 64, 1),
     _square(1, 16, 14, 32, 3, stride=2, padding=1),
     _square(1, 8, 28, 16, 5, padding=2),
+    _square(1, 512, 7, 8, 3, padding=1),  # a long reduction
 ]
 
 SMALL = [*UNIT_3X3, *POINTWISE, *DEPTHWISE, *GENERAL]
