@@ -71,7 +71,8 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const
     if (candidate.support.ok) candidate.support = algorithm.supports(problem, device);
   }
   if (candidate.support.ok) {
-    candidate.plan = algorithm.plan(problem, device);
+    // An empty output runs no kernel; no algorithm's plan has to survive a division by zero tiles.
+    if (problem.output_numel() > 0) candidate.plan = algorithm.plan(problem, device);
     candidate.auto_eligible = is_library(algorithm) || algorithm.error_multiple(problem.accuracy) <= auto_error_limit;
   }
   return candidate;
