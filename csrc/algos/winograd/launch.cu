@@ -62,7 +62,8 @@ void transform_input(const Chunk& chunk, const T* x, Layout layout, const float*
                      cudaStream_t stream) {
   auto* target = static_cast<typename Operand<mode>::type*>(v);
   if (layout == Layout::nhwc) {
-    const bool even = chunk.c % 2 == 0;
+    // The caller's tensor may start at any element.
+    const bool even = chunk.c % 2 == 0 && reinterpret_cast<std::uintptr_t>(x) % (2 * sizeof(T)) == 0;
     const dim3 block = row_block(row_lanes(even ? chunk.c_pad / 2 : chunk.c_pad, 512), 256);
     const unsigned grid = ceil_div(chunk.tiles, static_cast<int>(block.y));
     const auto kernel = even ? input_transform_nhwc<T, m, mode, 2> : input_transform_nhwc<T, m, mode, 1>;
