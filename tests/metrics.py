@@ -10,6 +10,7 @@ import torch
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 # Spacing of the subnormals: what is lost there does not shrink with the value.
 SUBNORMAL_QUANTUM = {torch.float32: 2.0**-149, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133}
+MEAN_PRODUCT = 2.0 / math.pi  # E|x w| of two standard normal values
 # Chance that one correct comparison is rejected, given Gaussian errors: a run makes about 10^5 of them.
 FALSE_ALARM = 1e-7
 
@@ -68,14 +69,14 @@ class Bound:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Expected rounding errors in FP32 roundoffs: the floor of a bound where PyTorch's own error is small by luck.
+    """Expected rounding errors, in FP32 roundoffs on a typical output: the floor of a bound.
 
-    result: relative to the output; what every output costs, however few the terms: the final roundings, transforms.
-    terms: relative to sum |x||w|; what an output may cost by bad luck. It counts where outputs are few.
+    result: what every output costs, however few its terms: the final roundings, the transforms.
+    growth: what the summation adds. It counts where outputs are few, and PyTorch's own error is a matter of luck.
     """
 
     result: float
-    terms: float
+    growth: float
 
 
 def bound(
@@ -94,7 +95,8 @@ def bound(
     magnitude: sum of |x||w| plus |bias| plus |residual| per element, float64: the scale on which rounding happens.
     peer: PyTorch's own errors. multiple: the algorithm's declared multiple of them.
     rounding: what the algorithm's arithmetic must be expected to cost.
-    terms: products per output. correlated: outputs that share their rounding errors (a Winograd tile, the uses of a filter).
+    terms: products per output.
+    correlated: outputs that share their rounding errors (a Winograd tile, the uses of a filter).
     """
     if reference.numel() == 0:
         return Bound(0.0, 0.0, 0.0)
@@ -105,16 +107,18 @@ def bound(
     ref_rms, mag_rms = float(ref.square().mean().sqrt()), float(mag.square().mean().sqrt())
     if ref_rms == 0.0:  # an activation has cleared everything: only exact zeros are right
         return Bound(0.0, 0.0, 0.0)
-    # What PyTorch achieves by luck on a handful of terms is no yardstick: the floor is what rounding must cost.
-    subnormal = SUBNORMAL_QUANTUM[dtype] + rounding.terms * math.sqrt(terms) * SUBNORMAL_QUANTUM[torch.float32]
-    output_rounding = 0.0 if dtype == torch.float32 else UNIT_ROUNDOFF[dtype]
+    # A sum of `terms` products of random signs is about this large; one that cancels keeps the errors of its terms.
+    typical = max(ref_rms, mag_rms / (MEAN_PRODUCT * math.sqrt(terms)))
+    subnormal = SUBNORMAL_QUANTUM[dtype] + rounding.result * math.sqrt(terms) * SUBNORMAL_QUANTUM[torch.float32]
     # Gaussian errors: none of `count` exceeds `peak` deviations, and the norm over few of them scatters by `luck`.
     count = reference.numel()
     peak = math.sqrt(2.0 * math.log(count / FALSE_ALARM))
     independent = max(1.0, count / correlated)
     luck = peak / math.sqrt(2.0 * independent)
-    unit = UNIT_ROUNDOFF[torch.float32]
-    floor = unit * (rounding.result * ref_rms + rounding.terms * luck * mag_rms) + (1.0 + luck) * subnormal / scale
+    output_rounding = 0.0 if dtype == torch.float32 else UNIT_ROUNDOFF[dtype]
+    roundoffs = rounding.result + (rounding.result + rounding.growth) * luck
+    # What PyTorch achieves by luck on a handful of values is no yardstick: the floor is what rounding must cost.
+    floor = roundoffs * UNIT_ROUNDOFF[torch.float32] * typical + (1.0 + luck) * subnormal / scale
     l2 = max(multiple * peer.l2, floor / ref_rms + output_rounding)
     spread = 1.0 / mag_rms  # max(magnitude) / rms(magnitude)
     # The systematic part may be as large as PyTorch's whole error, a `multiple`-th of l2; the rest is chance.

@@ -15,7 +15,9 @@ LONGEST_FILE = 500
 SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".py"}
 
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
-CUDA = re.compile(r"(cuda|cublas|cudnn|cute/|cutlass/|cub/|thrust/|nv/|mma\.h|cooperative_groups|device_launch|driver_types)")
+CUDA = re.compile(
+    r"(cuda|cublas|cudnn|cute/|cutlass/|cub/|thrust/|nv/|mma\.h|cooperative_groups|device_launch|driver_types)"
+)
 PYBIND = re.compile(r"pybind11/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 OPERATORS = re.compile(r"\btorch\s*\.\s*ops\s*\.\s*(fastconv\b|__getattr__|load_library)|getattr\(\s*torch\.ops\s*,")
@@ -31,15 +33,18 @@ class Rule:
 
 
 RULES = [
-    Rule(re.compile(r"csrc/(?!ops/)"), TORCH, "only csrc/ops knows torch"),
-    Rule(re.compile(r"csrc/(core|plan|bindings)/|csrc/algos/[^/]+/algo\.cpp"), CUDA, "planning needs no CUDA"),
-    Rule(re.compile(r"csrc/algos/[^/]+/(cpu[^/]*\.(cpp|h)|config\.h)"), CUDA, "the CPU's functions need no CUDA"),
-    Rule(re.compile(r"csrc/(?!bindings/)"), PYBIND, "only csrc/bindings knows Python"),
-    Rule(re.compile(r"csrc/(core)/"), re.compile(r"(plan|algos|ops|device|bindings)/"), "csrc/core is the ground floor"),
-    Rule(re.compile(r"csrc/device/"), re.compile(r"(plan|algos|ops|bindings)/"), "csrc/device is shared by algorithms"),
-    Rule(re.compile(r"csrc/(plan|algos)/"), re.compile(r"(ops|bindings)/"), "kernels and planner do not know the operators"),
-    Rule(re.compile(r"csrc/(plan|ops|bindings)/"), re.compile(r"algos/"), "algorithms are reached through the registry"),
-]  # fmt: skip
+    Rule(re.compile(where), what if isinstance(what, re.Pattern) else re.compile(what), reason)
+    for where, what, reason in (
+        (r"csrc/(?!ops/)", TORCH, "only csrc/ops knows torch"),
+        (r"csrc/(core|plan|bindings)/|csrc/algos/[^/]+/algo\.cpp", CUDA, "planning needs no CUDA"),
+        (r"csrc/algos/[^/]+/(cpu[^/]*\.(cpp|h)|config\.h)", CUDA, "the CPU's functions need no CUDA"),
+        (r"csrc/(?!bindings/)", PYBIND, "only csrc/bindings knows Python"),
+        (r"csrc/core/", r"(plan|algos|ops|device|bindings)/", "csrc/core is the ground floor"),
+        (r"csrc/device/", r"(plan|algos|ops|bindings)/", "csrc/device is shared by algorithms"),
+        (r"csrc/(plan|algos)/", r"(ops|bindings)/", "kernels and planner do not know the operators"),
+        (r"csrc/(plan|ops|bindings)/", r"algos/", "algorithms are reached through the registry"),
+    )
+]
 
 
 def _algorithm(path: str) -> str | None:

@@ -98,7 +98,7 @@ def main() -> int:
     arguments = parser.parse_args()
     tool = find_cuobjdump()
     if tool is None:
-        print("check_sass: skipped, cuobjdump was found in none of CUDA_HOME, PATH, /usr/local/cuda and the triton package")
+        print("check_sass: skipped, no cuobjdump in CUDA_HOME, PATH, /usr/local/cuda or the triton package")
         return 0
     if not arguments.library.is_file():
         print(f"check_sass: {arguments.library} does not exist; build first")

@@ -1,7 +1,8 @@
 """Norms and noise gains of the Winograd transforms: the numbers that docs/numerics.md quotes. Run it to print them.
 
 The matrices follow from the points alone (Toom-Cook): with f(x) = prod_i (x - p_i) over the finite points,
-  A^T[j,i] = p_i^j,  G[i,j] = p_i^j / N_i with N_i = prod_{l != i} (p_i - p_l),  B^T[i,:] = coefficients of f(x)/(x - p_i),
+  A^T[j,i] = p_i^j,  G[i,j] = p_i^j / N_i with N_i = prod_{l != i} (p_i - p_l),
+  B^T[i,:] = coefficients of f(x) / (x - p_i),
 and the point at infinity contributes the last column of A^T, the last row of G and f itself.
 """
 
@@ -31,7 +32,7 @@ class Matrices:
 
 
 def matrices(m: int, points: tuple[float, ...]) -> Matrices:
-    """The transforms of F(m, 3) at the given finite points and infinity, each row of G and B^T scaled as in the code."""
+    """The transforms of F(m, 3) at the given finite points and infinity, rows scaled as in the code."""
     size = m + 2
     at, g, bt = np.zeros((m, size)), np.zeros((size, 3)), np.zeros((size, size))
     for i, point in enumerate(points):
@@ -40,7 +41,7 @@ def matrices(m: int, points: tuple[float, ...]) -> Matrices:
         at[:, i] = [point**j for j in range(m)]
         g[i] = [point**j / norm for j in range(3)]
         bt[i, : size - 1] = np.poly(others)[::-1]
-        # Point 0 is rescaled so that U_0 = g_0 exactly, and a sign moves from B^T to G elsewhere: products do not change.
+        # Rescaled, so that U_0 = g_0 exactly; the product of the two rows does not change.
         if point == 0.0:
             g[i] *= norm
             bt[i] /= norm
