@@ -167,14 +167,18 @@ def test_refusals_name_code_and_value(algorithm):
 def test_integers_are_exact(algorithm, layout, cls, device):
     """Where all intermediate values are small integers or dyadic fractions, nothing may be rounded at all."""
     offers(algorithm, cls, device)
+    if algorithm in INEXACT and cls == "bf16" and device == "cuda":
+        pytest.skip(
+            f"{algorithm} multiplies operands of 8 bits here, with irrational constants: integers do not survive"
+        )
     wrong = []
     for shape in supported(algorithm, table(cls, device)[::-2], cls, layout, device):
         case = make_case(shape, cls, layout, device, Epilogue(bias=True), integers=True)
         output, expected = conv2d(case, algorithm, cls).double(), reference(case)
         if algorithm in INEXACT:
-            # docs/numerics.md: 2^-9 bounds what a half operand can lose here, 2^-14 what FP32 can.
+            # Rounding recovers the integer; docs/numerics.md, "Integers", derives how near it must be.
             output, before = output.round(), output
-            limit = 0.45 if cls in ("fp16", "bf16") else 2.0**-10
+            limit = 2.0**-2 if cls == "fp16" else 2.0**-10
             if shape.n and float((before - expected).abs().max()) > limit:
                 wrong.append(f"{shape}: off by {float((before - expected).abs().max()):.3g} > {limit:.3g}")
         if not torch.equal(output, expected):
