@@ -119,8 +119,10 @@ def bound(
     roundoffs = rounding.result + (rounding.result + rounding.growth) * luck
     # What PyTorch achieves by luck on a handful of values is no yardstick: the floor is what rounding must cost.
     floor = roundoffs * UNIT_ROUNDOFF[torch.float32] * typical + (1.0 + luck) * subnormal / scale
-    l2 = max(multiple * peer.l2, floor / ref_rms + output_rounding)
+    # Where PyTorch's own answer is not finite (1e30 through a transform), the floor alone is the bound.
+    peer_l2, peer_maximum = (value if math.isfinite(value) else 0.0 for value in (peer.l2, peer.maximum))
+    l2 = max(multiple * peer_l2, floor / ref_rms + output_rounding)
     spread = 1.0 / mag_rms  # max(magnitude) / rms(magnitude)
     # The systematic part may be as large as PyTorch's whole error, a `multiple`-th of l2; the rest is chance.
     bias = l2 * (1.0 / multiple + peak / math.sqrt(independent)) * ref_rms / float(ref.abs().mean())
-    return Bound(l2, max(multiple * peer.maximum, peak * spread * l2), bias)
+    return Bound(l2, max(multiple * peer_maximum, peak * spread * l2), bias)

@@ -6,6 +6,7 @@ A failure names the shape and what was violated. Nothing here has to be told tha
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,10 +21,8 @@ from harness import (
     conv2d,
     conv2d_packed,
     differs,
-    finish,
     make_case,
     pack_weight,
-    peer,
     poisoned_memory,
     reference,
     refresh_packed,
@@ -244,7 +243,8 @@ def test_not_a_number_and_infinity_arrive(algorithm, cls, device):
         for value in (float("nan"), float("inf")):
             case = make_case(shape, cls, "nchw", device)
             case.input[-1, 0, shape.h // 2, shape.w // 2] = value
-            expected = finish(peer(case, cls), None, None, case.epilogue)
+            # On the CPU: PyTorch's CUDA convolutions may spread what is not finite beyond its windows.
+            expected = reference(replace(case, input=case.input.cpu(), weight=case.weight.cpu())).to(device)
             output = conv2d(case, algorithm, cls)
             lost = torch.isfinite(output) & ~torch.isfinite(expected)
             assert not bool(lost.any()), f"{shape}: {value} was lost in {int(lost.sum())} outputs"
