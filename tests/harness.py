@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +11,7 @@ import torch.nn.functional as F
 from metrics import Errors, Rounding, bound, measure
 from shapes import Shape
 
-import fastconv
-from fastconv import _C
-
-try:
-    import fastconv.ops
-except ImportError:  # the bare library
-    torch.ops.load_library(Path(fastconv.__file__).parent / "libfastconv.so")
+from fastconv import _C, ops
 
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 # Accuracy class -> (dtype, the precision argument that asks for it).
@@ -121,39 +111,29 @@ def make_case(
 
 def conv2d(case: Case, algorithm: str, cls: str) -> torch.Tensor:
     shape, epilogue = case.shape, case.epilogue
-    return torch.ops.fastconv.conv2d(
+    return ops.conv2d(
         case.input, case.weight, case.bias, case.residual, list(shape.stride), list(shape.padding),
         list(shape.dilation), shape.groups, algorithm, CLASSES[cls][1], epilogue.activation, epilogue.negative_slope, 4,
     )  # fmt: skip
 
 
 def pack_weight(weight: torch.Tensor, groups: int, algorithm: str, cls: str) -> torch.Tensor:
-    return torch.ops.fastconv.pack_weight(weight, groups, algorithm, CLASSES[cls][1])
+    return ops.pack_weight(weight, groups, algorithm, CLASSES[cls][1])
 
 
 def refresh_packed(
     packed: torch.Tensor, snapshot: torch.Tensor, weight: torch.Tensor, groups: int, algorithm: str, cls: str
 ) -> None:
-    torch.ops.fastconv.refresh_packed(packed, snapshot, weight, groups, algorithm, CLASSES[cls][1])
+    ops.refresh_packed(packed, snapshot, weight, groups, algorithm, CLASSES[cls][1])
 
 
 def conv2d_packed(case: Case, packed: torch.Tensor, algorithm: str, cls: str, layout: str) -> torch.Tensor:
     shape, epilogue = case.shape, case.epilogue
-    return torch.ops.fastconv.conv2d_packed(
+    return ops.conv2d_packed(
         case.input, packed, list(case.weight.shape), case.bias, case.residual, list(shape.stride), list(shape.padding),
         list(shape.dilation), shape.groups, layout == "nhwc", algorithm, CLASSES[cls][1], epilogue.activation,
         epilogue.negative_slope,
     )  # fmt: skip
-
-
-@contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Outputs and workspaces start as NaN and end in a guard that must be intact after the call."""
-    torch.ops.fastconv.set_debug(True)
-    try:
-        yield
-    finally:
-        torch.ops.fastconv.set_debug(False)
 
 
 # --- The planner
@@ -162,17 +142,13 @@ def poisoned_memory() -> Iterator[None]:
 @cache
 def planner_device(device: str) -> _C.DeviceInfo:
     """The device as the operators see it."""
-    fields = json.loads(torch.ops.fastconv.device_info(0 if device == "cuda" else -1))
-    info = _C.DeviceInfo()
-    for name, value in fields.items():
-        setattr(info, name, getattr(_C.DeviceType, value) if name == "type" else value)
-    return info
+    return ops.device_info(torch.device(device))
 
 
 def problem(shape: Shape, cls: str, layout: str = "nchw", epilogue: Epilogue = NO_EPILOGUE) -> _C.ConvProblem:
     return _C.ConvProblem(
         shape.n, shape.c, shape.h, shape.w, shape.k, shape.r, shape.s, shape.stride, shape.padding, shape.dilation,
-        shape.groups, {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}[CLASSES[cls][0]],
+        shape.groups, ops.dtype_name(CLASSES[cls][0]),
         CLASSES[cls][1], layout, epilogue.bias, epilogue.residual, epilogue.activation,
     )  # fmt: skip
 

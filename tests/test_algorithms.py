@@ -5,7 +5,7 @@ A failure names the shape and what was violated. Nothing here has to be told tha
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -23,7 +23,6 @@ from harness import (
     differs,
     make_case,
     pack_weight,
-    poisoned_memory,
     reference,
     refresh_packed,
     refusal,
@@ -32,7 +31,8 @@ from harness import (
 from metrics import measure
 from shapes import LARGER, SANITIZE, SHAPES, SMALL, Shape
 
-from fastconv import _C
+from fastconv import _C, ops
+from fastconv.testing import poisoned_memory
 
 EPILOGUES = [
     Epilogue(bias=True),
@@ -155,7 +155,7 @@ def test_refusals_name_code_and_value(algorithm):
             assert code.isidentifier(), text
             assert len(reason.split()) >= 3, text
             case = make_case(shape, "fp32", "nchw")
-            with pytest.raises(Exception, match="UnsupportedError"):
+            with pytest.raises(ops.UnsupportedError, match=re.escape(reason)):
                 conv2d(case, algorithm, "fp32")
 
 
@@ -294,7 +294,7 @@ def test_refresh_packed(algorithm, cls, device):
 def test_last_call_names_what_ran(algorithm):
     shape = supported(algorithm, [shape for shape in SHAPES if shape.n], "fp32", "nchw", "cpu")[0]
     conv2d(make_case(shape, "fp32", "nchw"), algorithm, "fp32")
-    call = json.loads(torch.ops.fastconv.last_call())
+    call = ops.last_call()
     assert call["algorithm"] == algorithm
     assert call["class"] == "fp32"
 
