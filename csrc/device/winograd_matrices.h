@@ -44,7 +44,7 @@ struct Transform<2> {
 template <>
 struct Transform<4> {
   static constexpr int alpha = 6;
-  static constexpr float input_gain = 4.5f;
+  static constexpr float input_gain = 5.1213204f;  // 2 + 1 + sqrt(2) + sqrt(2)/2
   static constexpr float a = 0.70710678118654752f;  // sqrt(2)/2
   static constexpr float b = 1.41421356237309505f;  // sqrt(2)
 

@@ -22,16 +22,18 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
       for (std::int64_t q = 0; q < q_size; ++q) {
         float sum = 0.0f;
         for (std::int64_t c = 0; c < c_size; ++c) {
+          float channel = 0.0f;  // a sum of sums: the error of a long reduction grows with its longest part alone
           for (std::int64_t r = 0; r < problem.r; ++r) {
             const std::int64_t h = p * problem.stride_h + r * problem.dilation_h - problem.pad_h;
             if (h < 0 || h >= problem.h) continue;
             for (std::int64_t s = 0; s < problem.s; ++s) {
               const std::int64_t w = q * problem.stride_w + s * problem.dilation_w - problem.pad_w;
               if (w < 0 || w >= problem.w) continue;
-              sum += to_float(x[in(n, c0 + c, h, w)]) *
-                     to_float(weight[((k * c_size + c) * problem.r + r) * problem.s + s]);
+              channel += to_float(x[in(n, c0 + c, h, w)]) *
+                         to_float(weight[((k * c_size + c) * problem.r + r) * problem.s + s]);
             }
           }
+          sum += channel;
         }
         const std::int64_t index = out(n, k, p, q);
         y[index] = epilogue(sum, index, k);

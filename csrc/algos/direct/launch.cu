@@ -35,9 +35,11 @@ __global__ void convolve(ConvProblem problem, const T* __restrict__ x,  // [N, C
         const std::int64_t w = q * problem.stride_w + s * problem.dilation_w - problem.pad_w;
         if (w < 0 || w >= problem.w) continue;
         const T* source = x + in(n, c0, h, w);
+        float tap = 0.0f;  // a sum of sums: the error of a long reduction grows with its longest part alone
         for (std::int64_t c = 0; c < c_size; ++c) {
-          sum += to_float(source[c * in.c]) * to_float(filter[(c * problem.r + r) * problem.s + s]);
+          tap += to_float(source[c * in.c]) * to_float(filter[(c * problem.r + r) * problem.s + s]);
         }
+        sum += tap;
       }
     }
     y[index] = epilogue(sum, index, k);

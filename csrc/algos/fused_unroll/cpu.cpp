@@ -20,13 +20,13 @@ __attribute__((target_clones("avx512f", "avx2,fma", "default"))) void multiply(i
   constexpr int rows = 8;
   for (int pixel = 0; pixel < tile.pixels; pixel += lanes) {
     for (int k = 0; k < tile.k; k += rows) {
-      Vector sum[rows];
-      for (int i = 0; i < rows; ++i) std::memcpy(&sum[i], sums + (k + i) * tile.pixels + pixel, sizeof(Vector));
+      Vector sum[rows] = {};
       for (int d = 0; d < depth; ++d) {
         const Vector input = *reinterpret_cast<const Vector*>(inputs + d * tile.pixels + pixel);
         for (int i = 0; i < rows; ++i) sum[i] += weights[d * tile.k + k + i] * input;
       }
-      for (int i = 0; i < rows; ++i) std::memcpy(sums + (k + i) * tile.pixels + pixel, &sum[i], sizeof(Vector));
+      // Added to earlier blocks only now: a sum of block sums rounds like its longest part, not like the whole.
+      for (int i = 0; i < rows; ++i) *reinterpret_cast<Vector*>(sums + (k + i) * tile.pixels + pixel) += sum[i];
     }
   }
 }

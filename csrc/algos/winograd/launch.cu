@@ -60,7 +60,8 @@ int tile_rows(const Chunk& chunk) {
 
 template <typename T, int m, Mode mode>
 void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cudaStream_t stream) {
-  const bool even = chunk.c % 2 == 0;
+  // The caller's tensor may start at any element.
+  const bool even = chunk.c % 2 == 0 && reinterpret_cast<std::uintptr_t>(x) % (2 * sizeof(T)) == 0;
   const dim3 block = row_block(row_lanes(even ? chunk.c_pad / 2 : chunk.c_pad, 512), 256);
   const unsigned grid = ceil_div(chunk.tiles, static_cast<int>(block.y));
   const auto kernel = even ? input_transform_nhwc<T, m, mode, 2> : input_transform_nhwc<T, m, mode, 1>;

@@ -139,6 +139,9 @@ __device__ __forceinline__ void transform_input_tile(Value (&tile)[m + 2][m + 2]
 template <int m>
 constexpr int input_target_exponent = m == 4 ? 10 : 12;
 constexpr int filter_target_exponent = 13;
+template <int m>
+constexpr float largest_input = Transform<m>::input_gain * Transform<m>::input_gain * (2 << input_target_exponent<m>);
+static_assert(largest_input<2> < 65504.0f && largest_input<4> < 65504.0f);
 
 // e such that |largest| * 2^e lies in [2^target, 2^(target+1)); 0 for zero. At most 126, so that 2^e and 2^-e are
 // normal numbers; a tile of FP32 subnormals then lies lower, with an error still below FP32's own quantum.

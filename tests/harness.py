@@ -1,0 +1,279 @@
+"""What the registry's tests share: the operators, problems for the planner, tensors in hostile memory, references."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from metrics import Errors, Rounding, bound, measure
+from shapes import Shape
+
+from fastconv import _C, ops
+
+LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+# Accuracy class -> (dtype, the precision argument that asks for it).
+CLASSES = {
+    "ieee": (torch.float32, "ieee"),
+    "fp32": (torch.float32, "fp32"),
+    "tf32": (torch.float32, "tf32"),
+    "fp16": (torch.float16, "fp32"),
+    "bf16": (torch.bfloat16, "fp32"),
+}
+ALGORITHMS = {row["name"]: row for row in _C.algorithms()}
+OWN = [name for name, row in ALGORITHMS.items() if row["family"] != "library"]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(),
+                                                                reason="needs a CUDA device"))]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What follows the sum: y = activation(sum + bias + residual)."""
+
+    bias: bool = False
+    residual: bool = False
+    activation: str = "none"
+    negative_slope: float = 0.01
+
+
+NO_EPILOGUE = Epilogue()
+
+
+@dataclass
+class Case:
+    """A convolution with its tensors, all of one dtype on one device."""
+
+    shape: Shape
+    input: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    residual: torch.Tensor | None
+    epilogue: Epilogue
+
+
+def hostile(values: torch.Tensor, layout: str, offset: int = 0) -> torch.Tensor:
+    """The same values, dense in `layout`, as a view inside a buffer of NaN: reading a neighbour shows in the output.
+
+    `offset`: elements beyond a 256-byte boundary at which the view starts; a tensor need not be aligned to more than
+    its element.
+    """
+    dense = values.contiguous(memory_format=LAYOUTS[layout] if values.dim() == 4 else torch.contiguous_format)
+    margin = 1024
+    buffer = torch.full((dense.numel() + 2 * margin + offset,), float("nan"), dtype=dense.dtype, device=dense.device)
+    view = buffer.as_strided(dense.shape, dense.stride(), margin + offset)
+    view.copy_(dense)
+    return view
+
+
+def make_case(
+    shape: Shape,
+    cls: str,
+    layout: str,
+    device: str = "cpu",
+    epilogue: Epilogue = NO_EPILOGUE,
+    *,
+    offset: int = 0,
+    scale: float = 1.0,
+    integers: bool = False,
+) -> Case:
+    """Random data that depends on the shape alone. Odd seeds take a ReLU'd input, whose sums only grow."""
+    dtype, _ = CLASSES[cls]
+    sizes = (shape.n, shape.c, shape.h, shape.w, shape.k, shape.r, shape.s)
+    seed = sum(prime * size for prime, size in zip((3, 5, 7, 11, 13, 17, 19), sizes, strict=True))
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*size: int) -> torch.Tensor:
+        if integers:  # sparse, so that no sum leaves what bfloat16 holds exactly
+            values = torch.randint(-3, 4, size, generator=generator)
+            return (values * (torch.rand(size, generator=generator) < 4.0 / max(4, shape.terms))).float()
+        return torch.randn(size, generator=generator)
+
+    x = random(shape.n, shape.c, shape.h, shape.w)
+    weight = random(shape.k, shape.c // shape.groups, shape.r, shape.s)
+    if not integers:
+        weight = weight / shape.terms**0.5
+        if seed % 2:
+            x = x.relu()
+    x = x * scale
+    bias = random(shape.k) if epilogue.bias else None
+    residual = random(shape.n, shape.k, shape.p, shape.q) if epilogue.residual else None
+
+    def place(values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else hostile(values.to(device, dtype), layout, offset)
+
+    return Case(shape, place(x), place(weight), place(bias), place(residual), epilogue)  # type: ignore[arg-type]
+
+
+# --- The operators: the only calls in the tests of the registry
+
+
+def conv2d(case: Case, algorithm: str, cls: str) -> torch.Tensor:
+    shape, epilogue = case.shape, case.epilogue
+    return ops.conv2d(
+        case.input, case.weight, case.bias, case.residual, list(shape.stride), list(shape.padding),
+        list(shape.dilation), shape.groups, algorithm, CLASSES[cls][1], epilogue.activation, epilogue.negative_slope, 4,
+    )  # fmt: skip
+
+
+def pack_weight(weight: torch.Tensor, groups: int, algorithm: str, cls: str) -> torch.Tensor:
+    return ops.pack_weight(weight, groups, algorithm, CLASSES[cls][1])
+
+
+def refresh_packed(
+    packed: torch.Tensor, snapshot: torch.Tensor, weight: torch.Tensor, groups: int, algorithm: str, cls: str
+) -> None:
+    ops.refresh_packed(packed, snapshot, weight, groups, algorithm, CLASSES[cls][1])
+
+
+def conv2d_packed(case: Case, packed: torch.Tensor, algorithm: str, cls: str, layout: str) -> torch.Tensor:
+    shape, epilogue = case.shape, case.epilogue
+    return ops.conv2d_packed(
+        case.input, packed, list(case.weight.shape), case.bias, case.residual, list(shape.stride), list(shape.padding),
+        list(shape.dilation), shape.groups, layout == "nhwc", algorithm, CLASSES[cls][1], epilogue.activation,
+        epilogue.negative_slope,
+    )  # fmt: skip
+
+
+# --- The planner
+
+
+@cache
+def planner_device(device: str) -> _C.DeviceInfo:
+    """The device as the operators see it."""
+    return ops.device_info(torch.device(device))
+
+
+def problem(shape: Shape, cls: str, layout: str = "nchw", epilogue: Epilogue = NO_EPILOGUE) -> _C.ConvProblem:
+    return _C.ConvProblem(
+        shape.n, shape.c, shape.h, shape.w, shape.k, shape.r, shape.s, shape.stride, shape.padding, shape.dilation,
+        shape.groups, ops.dtype_name(CLASSES[cls][0]),
+        CLASSES[cls][1], layout, epilogue.bias, epilogue.residual, epilogue.activation,
+    )  # fmt: skip
+
+
+def refusal(algorithm: str, shape: Shape, cls: str, layout: str, device: str) -> str:
+    """Why the algorithm does not take the shape; empty if it does."""
+    for row in _C.candidates(problem(shape, cls, layout), planner_device(device)):
+        if row["algorithm"] == algorithm:
+            return "" if row["ok"] else f"{row['code']}: {row['reason']}"
+    raise LookupError(algorithm)
+
+
+def supported(
+    algorithm: str, shapes: list[Shape], cls: str, layout: str, device: str, at_least: int = 1
+) -> list[Shape]:
+    """The shapes that the algorithm takes; skips the test, with the planner's reason, if there are none."""
+    reasons = {shape: refusal(algorithm, shape, cls, layout, device) for shape in shapes}
+    taken = [shape for shape, reason in reasons.items() if not reason]
+    if len(taken) < at_least:
+        pytest.skip(f"{algorithm} takes none of these shapes: {next(filter(None, reasons.values()))}")
+    return taken
+
+
+# --- References
+
+
+def finish(
+    total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, epilogue: Epilogue
+) -> torch.Tensor:
+    """activation(total + bias + residual) in the dtype of `total`, by PyTorch's own functions."""
+    if bias is not None:
+        total = total + bias.to(total.dtype)[:, None, None]
+    if residual is not None:
+        total = total + residual.to(total.dtype)
+    match epilogue.activation:
+        case "relu":
+            return F.relu(total)
+        case "relu6":
+            return F.relu6(total)
+        case "silu":
+            return F.silu(total)
+        case "leaky_relu":
+            return F.leaky_relu(total, epilogue.negative_slope)
+    return total
+
+
+# A serial sum of n products of random signs errs by this times sqrt(n) roundoffs of its result; no algorithm sums more
+# than LONGEST_RUN of them in a row on the table's small shapes.
+SUM_GROWTH, LONGEST_RUN = 0.41, 256
+
+
+def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Rounding:
+    """The constants of docs/numerics.md, "Floors"."""
+    if ALGORITHMS[algorithm]["family"] != "winograd":
+        return Rounding(2.0, SUM_GROWTH * min(shape.terms, LONGEST_RUN) ** 0.5)
+    noise_gain = 1.7 if algorithm == "winograd_f2" else 5.1
+    # Relative error of a product of two transformed values, in FP32 roundoffs; half operands are rounded once more.
+    product = {"fp16": 0.6 * 2.0**13, "bf16": 0.6 * 2.0**16}.get(cls, 2.5) if device == "cuda" else 1.5
+    growth = noise_gain * SUM_GROWTH * min(shape.c // shape.groups, LONGEST_RUN) ** 0.5
+    return Rounding(2.0 + noise_gain * product, growth)
+
+
+def correlation(algorithm: str, shape: Shape) -> float:
+    """Outputs that share a rounding error: those of one Winograd tile, and those of one filter weight."""
+    if ALGORITHMS[algorithm]["family"] != "winograd":
+        return 1.0
+    outputs = shape.n * shape.k * shape.p * shape.q
+    tile = 4 if algorithm == "winograd_f2" else 16
+    return max(tile, outputs / (shape.k * shape.terms))
+
+
+def check(output: torch.Tensor, case: Case, algorithm: str, cls: str) -> list[str]:
+    """What is wrong with the output of `algorithm`; empty if it is within the bound of its class."""
+    expected = reference(case)
+    errors = measure(output, expected)
+    allowed = bound(
+        expected, magnitude(case), peer=peer_errors(case, cls),
+        multiple=ALGORITHMS[algorithm]["accuracy"][cls],
+        rounding=expected_rounding(algorithm, cls, case.shape, case.input.device.type),
+        dtype=CLASSES[cls][0], terms=case.shape.terms, correlated=correlation(algorithm, case.shape),
+    )  # fmt: skip
+    return [f"{case.shape} {case.epilogue}: {violation}" for violation in allowed.violations(errors)]
+
+
+def differs(output: torch.Tensor, other: torch.Tensor, case: Case, algorithm: str, cls: str) -> bool:
+    """Whether two runs of one algorithm on the same values in different memory disagree: bit for bit.
+
+    A GEMM of the library applied to the caller's own memory may round differently with its alignment (MKL and cuBLAS
+    choose kernels by it), so there the second result has to stay within the bound instead.
+    """
+    if algorithm == "im2col_gemm":
+        return bool(check(other, case, algorithm, cls))
+    return not torch.equal(output, other)
+
+
+def _convolve(x: torch.Tensor, weight: torch.Tensor, shape: Shape) -> torch.Tensor:
+    return F.conv2d(x, weight, None, shape.stride, shape.padding, shape.dilation, shape.groups)
+
+
+def reference(case: Case) -> torch.Tensor:
+    """The result in float64 arithmetic."""
+    total = _convolve(case.input.double(), case.weight.double(), case.shape)
+    return finish(total, case.bias, case.residual, case.epilogue)
+
+
+def magnitude(case: Case) -> torch.Tensor:
+    """Sum of |x||w|, plus |bias| and |residual|, in float64: the scale on which rounding errors happen."""
+    total = _convolve(case.input.double().abs(), case.weight.double().abs(), case.shape)
+    absolute = [None if extra is None else extra.abs() for extra in (case.bias, case.residual)]
+    return finish(total, *absolute, Epilogue())
+
+
+def peer(case: Case, cls: str) -> torch.Tensor:
+    """PyTorch's own answer in the same class and layout: TF32 only where the class is tf32."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=cls == "tf32"):
+        total = _convolve(case.input, case.weight, case.shape)
+    return finish(total, case.bias, case.residual, case.epilogue)
+
+
+def peer_errors(case: Case, cls: str) -> Errors:
+    """PyTorch's own errors in the class: the larger ones of its two layouts, which run different kernels."""
+    expected = reference(case)
+    both = []
+    for layout in LAYOUTS.values():
+        x, weight = (tensor.contiguous(memory_format=layout) for tensor in (case.input, case.weight))
+        both.append(measure(peer(replace(case, input=x, weight=weight), cls), expected))
+    return Errors(*(max(both, key=lambda errors: abs(getattr(errors, name))).__dict__[name]
+                    for name in ("l2", "maximum", "bias")))  # fmt: skip

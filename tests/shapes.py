@@ -1,0 +1,134 @@
+"""The one table of shapes: every test that iterates the registry iterates this, odd sizes first.
+
+A shape that a table like this lacks is a bug that a user finds: add the shape of every bug here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A convolution: input [n, c, h, w], weight [k, c/groups, r, s]."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    @property
+    def p(self) -> int:
+        """Output height."""
+        return (self.h + 2 * self.padding[0] - self.dilation[0] * (self.r - 1) - 1) // self.stride[0] + 1
+
+    @property
+    def q(self) -> int:
+        """Output width."""
+        return (self.w + 2 * self.padding[1] - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
+
+    @property
+    def terms(self) -> int:
+        """Products summed per output element."""
+        return self.c // self.groups * self.r * self.s
+
+    def with_batch(self, n: int) -> Shape:
+        return replace(self, n=n)
+
+    def __str__(self) -> str:
+        text = f"{self.n}x{self.c}x{self.h}x{self.w} -> {self.k}, {self.r}x{self.s}"
+        for name in ("stride", "padding", "dilation"):
+            value = getattr(self, name)
+            if value != ((0, 0) if name == "padding" else (1, 1)):
+                text += f" {name} {value[0]}x{value[1]}"
+        return text + (f" groups {self.groups}" if self.groups != 1 else "")
+
+
+def _square(n: int, c: int, hw: int, k: int, r: int, **arguments: object) -> Shape:
+    pairs = {name: (value, value) for name, value in arguments.items() if name != "groups"}
+    return Shape(n, c, hw, hw, k, r, r, **pairs, groups=arguments.get("groups", 1))  # type: ignore[arg-type]
+
+
+# 3x3, stride 1: what every Winograd kernel serves too.
+UNIT_3X3 = [
+    _square(1, 1, 3, 1, 3),  # one output element
+    _square(1, 1, 1, 1, 3, padding=1),  # the input is smaller than the kernel
+    Shape(1, 3, 1, 7, 5, 3, 3, padding=(1, 1)),  # one row
+    Shape(3, 5, 7, 2, 1, 3, 3, padding=(1, 1)),  # W below the kernel, K = 1
+    Shape(2, 3, 13, 7, 5, 3, 3, padding=(0, 1)),
+    _square(1, 5, 7, 5, 3, padding=2),
+    Shape(1, 8, 5, 6, 8, 3, 3, padding=(2, 0)),
+    _square(3, 1, 33, 5, 3, padding=1),
+    Shape(1, 3, 65, 13, 4, 3, 3, padding=(1, 1)),
+    _square(2, 17, 14, 19, 3, padding=1),  # neither C nor K a multiple of anything
+    _square(0, 3, 7, 5, 3, padding=1),  # an empty batch
+]
+
+POINTWISE = [
+    _square(1, 1, 1, 1, 1),
+    Shape(3, 5, 7, 13, 1, 1, 1),
+    _square(2, 3, 13, 5, 1),
+    _square(1, 33, 7, 65, 1),
+    _square(2, 5, 13, 3, 1, stride=2),
+    _square(1, 3, 7, 5, 1, padding=1),
+    _square(1, 24, 14, 40, 1),
+    _square(0, 4, 5, 4, 1),
+]
+
+DEPTHWISE = [
+    _square(2, 5, 7, 5, 1, groups=5),  # 1x1 depthwise: a scaling of each channel
+    Shape(3, 3, 1, 13, 3, 1, 1, groups=3),
+    _square(1, 1, 33, 1, 1),
+    _square(1, 8, 13, 8, 1, groups=8, dilation=2),
+    _square(2, 5, 13, 5, 3, groups=5, padding=1),
+    _square(1, 3, 7, 6, 3, groups=3, padding=1),  # two filters a channel
+    _square(1, 8, 14, 8, 5, groups=8, padding=2, stride=2),
+]
+
+GENERAL = [
+    _square(1, 3, 7, 5, 2),
+    _square(2, 1, 13, 3, 2, stride=2),
+    _square(1, 5, 13, 1, 3, stride=2, padding=1),
+    _square(1, 3, 13, 5, 3, padding=1, dilation=2),
+    Shape(1, 3, 13, 33, 5, 3, 3, (2, 1), (1, 2), (1, 2)),
+    _square(1, 3, 13, 4, 4),
+    _square(1, 3, 7, 5, 4, stride=3, padding=2),
+    _square(2, 3, 13, 5, 5, padding=2),
+    _square(1, 1, 7, 3, 5, stride=2),
+    _square(1, 3, 33, 5, 7, stride=2, padding=3),
+    _square(2, 1, 13, 3, 7),
+    _square(1, 5, 3, 3, 7, padding=3),  # the input is smaller than the kernel
+    Shape(1, 3, 7, 13, 5, 1, 5, padding=(0, 2)),  # rectangular kernels
+    Shape(2, 4, 13, 7, 5, 5, 1, (1, 2), (2, 0)),
+    Shape(1, 3, 7, 13, 5, 3, 2),
+    Shape(1, 3, 9, 9, 4, 2, 7, (1, 1), (0, 3)),
+    _square(1, 3, 13, 2, 6, stride=2),  # a kernel size that is a template constant nowhere
+    _square(2, 6, 7, 4, 3, groups=2, padding=1),
+    _square(1, 12, 7, 9, 1, groups=3),
+    Shape(1, 6, 1, 65, 4, 1, 3, groups=2, padding=(0, 1)),
+    _square(0, 3, 13, 5, 5, padding=2),
+    _square(1, 3, 7, 5, 3, padding=4),  # padding beyond the kernel: rows of zeros alone
+]
+
+LARGER = [
+    _square(1, 64, 14, 64, 3, padding=1),
+    _square(2, 32, 17, 16, 3, padding=1),
+    _square(1, 64, 14, 64, 1),
+    _square(1, 16, 14, 32, 3, stride=2, padding=1),
+    _square(1, 8, 28, 16, 5, padding=2),
+    _square(1, 512, 7, 8, 3, padding=1),  # a long reduction
+]
+
+SMALL = [*UNIT_3X3, *POINTWISE, *DEPTHWISE, *GENERAL]
+SHAPES = [*SMALL, *LARGER]
+
+# A few small ones that touch every tail: what compute-sanitizer can afford.
+SANITIZE = [UNIT_3X3[1], UNIT_3X3[4], UNIT_3X3[9], POINTWISE[1], POINTWISE[4], DEPTHWISE[0], DEPTHWISE[4], GENERAL[4],
+            GENERAL[9], GENERAL[12], GENERAL[17]]  # fmt: skip

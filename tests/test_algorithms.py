@@ -1,0 +1,332 @@
+"""Every algorithm of the registry x the one table of shapes x layouts x classes, against float64.
+
+A failure names the shape and what was violated. Nothing here has to be told that an algorithm exists.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from harness import (
+    ALGORITHMS,
+    CLASSES,
+    DEVICES,
+    LAYOUTS,
+    OWN,
+    Epilogue,
+    check,
+    conv2d,
+    conv2d_packed,
+    differs,
+    make_case,
+    pack_weight,
+    reference,
+    refresh_packed,
+    refusal,
+    supported,
+)
+from metrics import measure
+from shapes import LARGER, SANITIZE, SHAPES, SMALL, Shape
+
+from fastconv import _C, ops
+from fastconv.testing import poisoned_memory
+
+EPILOGUES = [
+    Epilogue(bias=True),
+    Epilogue(residual=True),
+    Epilogue(activation="relu"),
+    Epilogue(bias=True, activation="relu6"),
+    Epilogue(bias=True, residual=True, activation="silu"),
+    Epilogue(residual=True, activation="leaky_relu", negative_slope=0.2),
+]
+# What each algorithm must be exercised by, so that a supports() that says no too often cannot pass by skipping.
+LEAST_SHAPES = {"null": 4}
+# The one algorithm with irrational constants: integers come out near, not exact.
+INEXACT = {"winograd_f4"}
+
+classes = pytest.mark.parametrize("cls", CLASSES)
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+devices = pytest.mark.parametrize("device", DEVICES)
+own = pytest.mark.parametrize("algorithm", OWN)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned():
+    with poisoned_memory():
+        yield
+
+
+def table(cls: str, device: str) -> list[Shape]:
+    """The shapes for a class. On the CPU all float32 classes are the same FP32 arithmetic: a third will do for two."""
+    return SHAPES[::3] if device == "cpu" and cls in ("ieee", "tf32") else SHAPES
+
+
+def offers(algorithm: str, cls: str, device: str) -> None:
+    row = ALGORITHMS[algorithm]
+    if device not in row["devices"]:
+        pytest.skip(f"{algorithm} has no {device} kernel")
+    if cls not in row["accuracy"]:
+        pytest.skip(f"{algorithm} does not offer class {cls}")
+
+
+@devices
+@classes
+@layouts
+@own
+def test_every_shape(algorithm, layout, cls, device):
+    """Direct call within the bound; packed weights and tensors aligned to one element give the same bits."""
+    offers(algorithm, cls, device)
+    wrong = []
+    for shape in supported(algorithm, table(cls, device), cls, layout, device):
+        case = make_case(shape, cls, layout, device)
+        output = conv2d(case, algorithm, cls)
+        wrong += check(output, case, algorithm, cls)
+        if device == "cpu" and shape in LARGER:
+            continue
+        packed = pack_weight(case.weight, shape.groups, algorithm, cls)
+        if differs(output, conv2d_packed(case, packed, algorithm, cls, layout), case, algorithm, cls):
+            wrong.append(f"{shape}: conv2d_packed differs from conv2d")
+        if differs(
+            output, conv2d(make_case(shape, cls, layout, device, offset=1), algorithm, cls), case, algorithm, cls
+        ):
+            wrong.append(f"{shape}: tensors aligned to one element give another result")
+    assert not wrong, "\n".join(wrong)
+
+
+@devices
+@classes
+@layouts
+def test_torch_passes_the_same_test(layout, cls, device):
+    """PyTorch's own convolution through the operator: the operator's plumbing, and the bounds themselves."""
+    wrong = []
+    for shape in SHAPES:
+        case = make_case(shape, cls, layout, device)
+        wrong += check(conv2d(case, "torch", cls), case, "torch", cls)
+    assert not wrong, "\n".join(wrong)
+
+
+@devices
+@classes
+@own
+def test_epilogues(algorithm, cls, device):
+    offers(algorithm, cls, device)
+    wrong = []
+    shapes = [shape for shape in supported(algorithm, SMALL, cls, "nchw", device) if shape.n * shape.p * shape.q > 20]
+    for layout in LAYOUTS:
+        for shape in (shapes[0], shapes[len(shapes) // 2]):
+            for epilogue in EPILOGUES:
+                case = make_case(shape, cls, layout, device, epilogue)
+                output = conv2d(case, algorithm, cls)
+                wrong += [f"{layout} {text}" for text in check(output, case, algorithm, cls)]
+                packed = pack_weight(case.weight, shape.groups, algorithm, cls)
+                if differs(output, conv2d_packed(case, packed, algorithm, cls, layout), case, algorithm, cls):
+                    wrong.append(f"{layout} {shape} {epilogue}: conv2d_packed differs from conv2d")
+    assert not wrong, "\n".join(wrong)
+
+
+@own
+def test_is_exercised(algorithm):
+    """Nothing is skipped in silence: every algorithm meets shapes in every class that it declares, in both layouts."""
+    for device in ALGORITHMS[algorithm]["devices"]:
+        if device == "cuda" and not torch.cuda.is_available():
+            continue  # the planner's answer for a CUDA device is the subject of test_planner
+        for cls in ALGORITHMS[algorithm]["accuracy"]:
+            for layout in LAYOUTS:
+                taken = [shape for shape in SHAPES if not refusal(algorithm, shape, cls, layout, device)]
+                assert len(taken) >= LEAST_SHAPES.get(algorithm, 6), f"{device} {cls} {layout}: {len(taken)} shapes"
+                assert any(shape.n == 0 for shape in taken) or algorithm == "null"
+
+
+def test_every_shape_is_served():
+    """Each shape of the table is taken by an algorithm of ours."""
+    for shape in SHAPES:
+        assert any(not refusal(name, shape, "fp32", "nchw", "cpu") for name in OWN), str(shape)
+
+
+@own
+def test_refusals_name_code_and_value(algorithm):
+    for shape in SHAPES:
+        text = refusal(algorithm, shape, "fp32", "nchw", "cpu")
+        if text:
+            code, _, reason = text.partition(": ")
+            assert code.isidentifier(), text
+            assert len(reason.split()) >= 3, text
+            case = make_case(shape, "fp32", "nchw")
+            with pytest.raises(ops.UnsupportedError, match=re.escape(reason)):
+                conv2d(case, algorithm, "fp32")
+
+
+@devices
+@classes
+@layouts
+@own
+def test_integers_are_exact(algorithm, layout, cls, device):
+    """Where all intermediate values are small integers or dyadic fractions, nothing may be rounded at all."""
+    offers(algorithm, cls, device)
+    if algorithm in INEXACT and cls == "bf16" and device == "cuda":
+        pytest.skip(
+            f"{algorithm} multiplies operands of 8 bits here, with irrational constants: integers do not survive"
+        )
+    wrong = []
+    for shape in supported(algorithm, table(cls, device)[::-2], cls, layout, device):
+        case = make_case(shape, cls, layout, device, Epilogue(bias=True), integers=True)
+        output, expected = conv2d(case, algorithm, cls).double(), reference(case)
+        if algorithm in INEXACT:
+            # Rounding recovers the integer; docs/numerics.md, "Integers", derives how near it must be.
+            output, before = output.round(), output
+            limit = 2.0**-2 if cls == "fp16" else 2.0**-10
+            if shape.n and float((before - expected).abs().max()) > limit:
+                wrong.append(f"{shape}: off by {float((before - expected).abs().max()):.3g} > {limit:.3g}")
+        if not torch.equal(output, expected):
+            wrong.append(f"{shape}: largest difference {float((output - expected).abs().max()):.3g}")
+    assert not wrong, "\n".join(wrong)
+
+
+@devices
+@pytest.mark.parametrize("cls", ["ieee", "fp32", "tf32"])
+@pytest.mark.parametrize("scale", [1e30, 1e-30, 1e-40], ids=str)
+@own
+def test_range(algorithm, scale, cls, device):
+    """Any finite float32 input: large, small and subnormal ones come out finite and within the same bound."""
+    offers(algorithm, cls, device)
+    wrong = []
+    for index, shape in enumerate(supported(algorithm, SMALL[::2], cls, "nchw", device)):
+        case = make_case(shape, cls, list(LAYOUTS)[index % 2], device, scale=scale)
+        wrong += check(conv2d(case, algorithm, cls), case, algorithm, cls)
+    assert not wrong, "\n".join(wrong)
+
+
+@devices
+@pytest.mark.parametrize("cls", ["ieee", "fp32", "tf32"])
+@own
+def test_images_of_different_magnitude(algorithm, cls, device):
+    """Each image of a batch is as accurate as it is alone, whatever its neighbours hold; so is each filter."""
+    offers(algorithm, cls, device)
+    wrong = []
+    scales = torch.tensor([1e-30, 0.0, 1.0, 1e25], device=device)
+    for layout in LAYOUTS:
+        for shape in supported(algorithm, SMALL[::4], cls, layout, device):
+            case = make_case(shape.with_batch(len(scales)), cls, layout, device)
+            case.input.mul_(scales[:, None, None, None])
+            filters = 10.0 ** torch.arange(0, shape.k, device=device).remainder(9).sub(4)
+            case.weight.mul_(filters[:, None, None, None])
+            output = conv2d(case, algorithm, cls)
+            for i in range(len(scales)):
+                for k in {0, shape.k - 1}:
+                    part = one_filter(case, shape, i, k)
+                    found = check(output[i : i + 1, k : k + 1], part, algorithm, cls)
+                    wrong += [f"image {i} filter {k}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
+
+
+def one_filter(case, shape: Shape, image: int, k: int):
+    """The part of a case that makes output[image, k]."""
+    channels = shape.c // shape.groups
+    first = k // (shape.k // shape.groups) * channels
+    part = Shape(1, channels, shape.h, shape.w, 1, shape.r, shape.s, shape.stride, shape.padding, shape.dilation)
+    return type(case)(part, case.input[image : image + 1, first : first + channels], case.weight[k : k + 1], None, None,
+                      Epilogue())  # fmt: skip
+
+
+@devices
+@pytest.mark.parametrize("cls", ["fp32", "fp16"])
+@own
+def test_not_a_number_and_infinity_arrive(algorithm, cls, device):
+    """A NaN or an infinity in the input is never swallowed: the outputs that depend on it are not finite."""
+    offers(algorithm, cls, device)
+    for shape in supported(algorithm, SMALL, cls, "nchw", device):
+        if shape.n == 0 or shape.h < shape.r or min(shape.stride) > 1:
+            continue
+        for value in (float("nan"), float("inf")):
+            case = make_case(shape, cls, "nchw", device)
+            case.input[-1, 0, shape.h // 2, shape.w // 2] = value
+            # On the CPU: PyTorch's CUDA convolutions may spread what is not finite beyond its windows.
+            expected = reference(replace(case, input=case.input.cpu(), weight=case.weight.cpu())).to(device)
+            output = conv2d(case, algorithm, cls)
+            lost = torch.isfinite(output) & ~torch.isfinite(expected)
+            assert not bool(lost.any()), f"{shape}: {value} was lost in {int(lost.sum())} outputs"
+            if shape.n > 1:
+                assert bool(torch.isfinite(output[:-1]).all()), f"{shape}: {value} reached another image"
+
+
+@devices
+@classes
+@own
+def test_zero_input(algorithm, cls, device):
+    offers(algorithm, cls, device)
+    for layout in LAYOUTS:
+        for shape in supported(algorithm, SMALL[::3], cls, layout, device):
+            case = make_case(shape, cls, layout, device, Epilogue(bias=True), scale=0.0)
+            expected = case.bias[None, :, None, None].expand(shape.n, shape.k, shape.p, shape.q)
+            assert torch.equal(conv2d(case, algorithm, cls), expected), str(shape)
+
+
+@devices
+@classes
+@own
+def test_refresh_packed(algorithm, cls, device):
+    """Refreshing after a change equals packing afresh; without a change it alters nothing."""
+    offers(algorithm, cls, device)
+    for shape in supported(algorithm, SMALL[1::3], cls, "nchw", device):
+        case = make_case(shape, cls, "nchw", device)
+        packed = pack_weight(case.weight, shape.groups, algorithm, cls)
+        snapshot = case.weight.clone()
+        before = packed.clone()
+        refresh_packed(packed, snapshot, case.weight, shape.groups, algorithm, cls)
+        assert torch.equal(packed, before), f"{shape}: an unchanged weight was packed differently"
+        output = conv2d_packed(case, packed, algorithm, cls, "nchw")
+
+        for filters in ([0], [shape.k - 1], range(shape.k)):
+            case.weight[list(filters)] *= -3.0
+            refresh_packed(packed, snapshot, case.weight, shape.groups, algorithm, cls)
+            fresh = pack_weight(case.weight, shape.groups, algorithm, cls)
+            refreshed = conv2d_packed(case, packed, algorithm, cls, "nchw")
+            assert torch.equal(refreshed, conv2d_packed(case, fresh, algorithm, cls, "nchw")), f"{shape} {filters}"
+            if shape.n and bool(output.any()):
+                assert not torch.equal(refreshed, output), f"{shape} {filters}: the change went unnoticed"
+            output = refreshed
+
+
+@own
+def test_last_call_names_what_ran(algorithm):
+    shape = supported(algorithm, [shape for shape in SHAPES if shape.n], "fp32", "nchw", "cpu")[0]
+    conv2d(make_case(shape, "fp32", "nchw"), algorithm, "fp32")
+    call = ops.last_call()
+    assert call["algorithm"] == algorithm
+    assert call["class"] == "fp32"
+
+
+def test_auto_never_takes_the_template():
+    for shape in SHAPES:
+        rows = {row["algorithm"]: row for row in _C.candidates(
+            _C.ConvProblem(shape.n, shape.c, shape.h, shape.w, shape.k, shape.r, shape.s, shape.stride, shape.padding,
+                           shape.dilation, shape.groups), _C.cpu_device(2))}  # fmt: skip
+        assert rows["torch"]["ok"]
+        assert rows["null"]["cost_us"] > rows["torch"]["cost_us"] or not rows["null"]["ok"]
+
+
+@pytest.mark.sanitize
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@classes
+@layouts
+@own
+def test_for_sanitizer(algorithm, layout, cls):
+    """Small shapes, every kernel: the subset for compute-sanitizer. The references are computed on the CPU."""
+    offers(algorithm, cls, "cuda")
+    wrong = []
+    for shape in supported(algorithm, SANITIZE, cls, layout, "cuda"):
+        epilogue = Epilogue(bias=True, residual=True, activation="relu")
+        host, case = (make_case(shape, cls, layout, device, epilogue) for device in ("cpu", "cuda"))
+        packed = pack_weight(case.weight, shape.groups, algorithm, cls)
+        refresh_packed(packed, case.weight.clone(), case.weight, shape.groups, algorithm, cls)
+        output = conv2d(case, algorithm, cls)
+        if differs(output, conv2d_packed(case, packed, algorithm, cls, layout), case, algorithm, cls):
+            wrong.append(f"{shape}: conv2d_packed differs from conv2d")
+        errors = measure(output.cpu(), reference(host))
+        limit = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}[CLASSES[cls][0]]
+        if not errors.l2 < limit:  # coarse: the precise bounds are test_every_shape's
+            wrong.append(f"{shape}: {errors}")
+    assert not wrong, "\n".join(wrong)

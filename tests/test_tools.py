@@ -1,0 +1,138 @@
+"""The project's own checks must catch what they are there for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import check_rooms  # noqa: E402
+import check_sass  # noqa: E402
+import winograd_norms  # noqa: E402
+
+
+def test_this_tree_keeps_the_rules():
+    assert check_rooms.check_tree(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "reason"),
+    [
+        ("csrc/core/problem.h", "#include <torch/csrc/stable/tensor.h>", "only csrc/ops knows torch"),
+        ("csrc/plan/registry.cpp", "#include <ATen/ATen.h>", "only csrc/ops knows torch"),
+        ("csrc/plan/registry.cpp", "#include <cuda_runtime.h>", "planning needs no CUDA"),
+        ("csrc/core/problem.h", '#include "plan/registry.h"', "ground floor"),
+        ("csrc/algos/direct/algo.cpp", "#include <cuda_fp16.h>", "planning needs no CUDA"),
+        ("csrc/algos/direct/cpu.cpp", "#include <cuda_runtime.h>", "CPU's functions need no CUDA"),
+        ("csrc/algos/direct/cpu.cpp", "#include <torch/csrc/stable/ops.h>", "only csrc/ops knows torch"),
+        ("csrc/algos/direct/launch.cu", "#include <torch/types.h>", "only csrc/ops knows torch"),
+        ("csrc/algos/direct/kernel.cuh", "#  include  <c10/util/Half.h>", "only csrc/ops knows torch"),
+        ("csrc/algos/direct/launch.cu", '#include "algos/winograd/config.h"', "its own folder"),
+        ("csrc/algos/direct/launch.cu", '#include "../winograd/config.h"', "paths start at csrc/"),
+        ("csrc/algos/direct/launch.cu", '#include "ops/stable.h"', "do not know the operators"),
+        ("csrc/device/epilogue.h", '#include "algos/direct/config.h"', "shared by algorithms"),
+        ("csrc/bindings/module.cpp", "#include <torch/torch.h>", "only csrc/ops knows torch"),
+        ("csrc/ops/operators.cpp", "#include <pybind11/pybind11.h>", "only csrc/bindings knows Python"),
+        ("fastconv/nn.py", "y = torch.ops.fastconv.conv2d(x)", "fastconv/ops.py alone"),
+        ("fastconv/nn.py", 'ops = getattr(torch.ops, "fastconv")', "fastconv/ops.py alone"),
+    ],
+)
+def test_a_broken_rule_is_caught(tmp_path, path, line, reason):
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(f"\n{line}\n")
+    (found,) = check_rooms.check_tree(tmp_path)
+    assert found.startswith(f"{path}:2: ")
+    assert reason in found
+
+
+def test_what_is_allowed_passes(tmp_path):
+    for path, line in [
+        ("csrc/ops/operators.cpp", "#include <torch/csrc/stable/library.h>"),
+        ("csrc/ops/runtime_cuda.cpp", "#include <cuda_runtime.h>"),
+        ("csrc/algos/direct/launch.cu", '#include "device/cuda_check.h"'),
+        ("csrc/algos/direct/launch.cu", '#include "algos/direct/config.h"'),
+        ("csrc/algos/direct/cpu.cpp", '#include "core/kernels.h"  // not <torch/torch.h>'),
+        ("fastconv/ops.py", "torch.ops.fastconv.conv2d"),
+        ("tests/harness.py", "torch.ops.fastconv.conv2d"),
+    ]:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(line + "\n" * 499)
+    assert check_rooms.check_tree(tmp_path) == []
+
+
+def test_a_long_file_is_caught(tmp_path):
+    file = tmp_path / "csrc" / "core" / "problem.cpp"
+    file.parent.mkdir(parents=True)
+    file.write_text("\n" * 501)
+    assert check_rooms.check_tree(tmp_path) == ["csrc/core/problem.cpp: 501 lines; at most 500"]
+
+
+def test_check_rooms_as_a_program(tmp_path):
+    (tmp_path / "fastconv").mkdir()
+    (tmp_path / "fastconv" / "nn.py").write_text("torch.ops.fastconv\n")
+    command = [sys.executable, str(ROOT / "tools" / "check_rooms.py")]
+    assert subprocess.run([*command, str(tmp_path)], capture_output=True).returncode == 1
+    assert subprocess.run(command, capture_output=True).returncode == 0
+
+
+USAGE = """
+Fatbin elf code:
+================
+arch = sm_90a
+code version = [1,8]
+host = linux
+compile_size = 64bit
+
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function _ZN4fast5cleanEv:
+  REG:40 STACK:0 SHARED:1024 LOCAL:0 CONSTANT[0]:912 TEXTURE:0 SURFACE:0 SAMPLER:0
+ Function _ZN4fast5spillEv:
+  REG:255 STACK:24 SHARED:0 LOCAL:0 CONSTANT[0]:912 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+def test_check_sass_reads_what_cuobjdump_prints(capsys):
+    clean, spilling = check_sass.parse(USAGE)
+    assert clean == check_sass.Kernel("sm_90a", "_ZN4fast5cleanEv", 40, 0, 1024, 0)
+    assert (spilling.registers, spilling.stack, spilling.spills) == (255, 24, True)
+    (found,) = check_sass.report([clean, spilling], verbose=False)
+    assert "255 registers" in found
+    assert "clean" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", winograd_norms.POINTS)
+def test_winograd_matrices_compute_a_correlation(name):
+    m, points = winograd_norms.POINTS[name]
+    transforms = winograd_norms.matrices(m, points)
+    assert winograd_norms.check_identity(transforms) < 1e-12
+    d, g = np.random.default_rng(0).normal(size=m + 2), np.random.default_rng(1).normal(size=3)
+    expected = [float(d[j : j + 3] @ g) for j in range(m)]
+    np.testing.assert_allclose(transforms.at @ ((transforms.g @ g) * (transforms.bt @ d)), expected, atol=1e-12)
+
+
+def test_noise_gain_is_the_noise_of_a_simulation():
+    m, points = winograd_norms.POINTS["F(4,3) 0 +-sqrt2/2 +-sqrt2"]
+    t = winograd_norms.matrices(m, points)
+    random = np.random.default_rng(2)
+    d, g = random.normal(size=(20000, m + 2)), random.normal(size=(20000, 3))
+    products = (g @ t.g.T) * (d @ t.bt.T)
+    noise = (products * random.normal(size=products.shape)) @ t.at.T
+    ratio = noise.var() / (products @ t.at.T).var()
+    assert ratio == pytest.approx(winograd_norms.noise_gain(t), rel=0.1)
+
+
+def test_documented_numbers_are_the_computed_ones():
+    text = (ROOT / "docs" / "numerics.md").read_text()
+    for m, points in winograd_norms.POINTS.values():
+        t = winograd_norms.matrices(m, points)
+        for value in (winograd_norms.gain(t), winograd_norms.worst_case(t) ** 2, winograd_norms.noise_gain(t)):
+            assert f"{value:.3g}" in text, value

@@ -1,0 +1,121 @@
+"""Registers, stack and spills of every kernel of a built library, read back with cuobjdump.
+
+usage: python tools/check_sass.py [library] [--verbose]
+Exit status 1 if a kernel keeps a stack frame or uses local memory: that is what a register spill, or an array that was
+not unrolled into registers, looks like in the finished code. Says so and succeeds where there is no cuobjdump, or no
+GPU code in the library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+LIBRARY = Path(__file__).resolve().parent.parent / "fastconv" / "libfastconv.so"
+# Kernels that may keep a stack frame, as a regular expression on the demangled name, each with its reason.
+ALLOWED: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    architecture: str  # sm_90a
+    name: str  # mangled
+    registers: int
+    stack: int  # bytes per thread
+    shared: int  # bytes per block, static
+    local: int  # bytes per thread
+
+    @property
+    def spills(self) -> bool:
+        return self.stack > 0 or self.local > 0
+
+
+def parse(text: str) -> list[Kernel]:
+    """Reads the output of `cuobjdump -res-usage`."""
+    kernels = []
+    architecture, name = "?", ""
+    for line in text.splitlines():
+        if match := re.search(r"\barch\s*=\s*(\S+)", line):
+            architecture = match.group(1)
+        elif match := re.match(r"\s*Function\s+(.+?):\s*$", line):
+            name = match.group(1)
+        elif "REG:" in line and name:
+            values = {key: int(value) for key, value in re.findall(r"(\w+(?:\[\d+\])?):(\d+)", line)}
+            kernels.append(Kernel(architecture, name, values.get("REG", 0), values.get("STACK", 0),
+                                  values.get("SHARED", 0), values.get("LOCAL", 0)))  # fmt: skip
+            name = ""
+    return kernels
+
+
+def find_cuobjdump() -> str | None:
+    """That of CUDA_HOME, the PATH, /usr/local/cuda, or of the triton package that comes with torch."""
+    home = os.environ.get("CUDA_HOME")
+    triton = find_spec("triton")
+    folders = triton.submodule_search_locations if triton else None
+    candidates = [
+        f"{home}/bin/cuobjdump" if home else "",
+        "cuobjdump",
+        "/usr/local/cuda/bin/cuobjdump",
+        *(f"{folder}/backends/nvidia/bin/cuobjdump" for folder in folders or []),
+    ]
+    return next((path for path in map(shutil.which, filter(None, candidates)) if path), None)
+
+
+def demangle(names: list[str]) -> list[str]:
+    tool = shutil.which("c++filt")
+    if tool is None or not names:
+        return names
+    result = subprocess.run([tool], input="\n".join(names), capture_output=True, text=True, check=True)
+    return result.stdout.splitlines()
+
+
+def report(kernels: list[Kernel], verbose: bool) -> list[str]:
+    """Prints the table; returns a line per kernel that spills and is not allowed to."""
+    found = []
+    for kernel, name in sorted(zip(kernels, demangle([kernel.name for kernel in kernels]), strict=True),
+                               key=lambda pair: (pair[1], pair[0].architecture)):  # fmt: skip
+        excused = any(re.search(pattern, name) for pattern in ALLOWED)
+        line = (f"{kernel.architecture:>8} {kernel.registers:4d} registers {kernel.stack:5d} B stack "
+                f"{kernel.local:5d} B local {kernel.shared:6d} B shared  {name}")  # fmt: skip
+        if kernel.spills and not excused:
+            found.append(line)
+        if verbose or kernel.spills:
+            print(line)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", nargs="?", type=Path, default=LIBRARY)
+    parser.add_argument("--verbose", action="store_true", help="list every kernel, not only those that spill")
+    arguments = parser.parse_args()
+    tool = find_cuobjdump()
+    if tool is None:
+        print("check_sass: skipped, no cuobjdump in CUDA_HOME, PATH, /usr/local/cuda or the triton package")
+        return 0
+    if not arguments.library.is_file():
+        print(f"check_sass: {arguments.library} does not exist; build first")
+        return 1
+    result = subprocess.run([tool, "-res-usage", str(arguments.library)], capture_output=True, text=True, check=False)
+    if result.returncode != 0 or "does not contain device code" in result.stdout + result.stderr:
+        print(f"check_sass: skipped, no GPU code in {arguments.library}: {result.stderr.strip()}")
+        return 0
+    kernels = parse(result.stdout + result.stderr)
+    if not kernels:
+        print(f"check_sass: cuobjdump named no kernel of {arguments.library}")
+        return 1
+    found = report(kernels, arguments.verbose)
+    most = max(kernel.registers for kernel in kernels)
+    print(f"check_sass: {len(kernels)} kernels, at most {most} registers, {len(found)} with a stack or local memory")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

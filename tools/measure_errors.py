@@ -1,0 +1,50 @@
+"""Errors of every algorithm against float64, beside PyTorch's: the measured columns of docs/numerics.md.
+
+usage: python tools/measure_errors.py [cpu|cuda]
+Prints a Markdown table. `error`: relative L2, the worst over the shapes below; `times PyTorch`: the worst ratio to
+PyTorch's own error (the larger of its two layouts) on the same shape; `bias`: the signed bias of largest magnitude.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from harness import ALGORITHMS, CLASSES, OWN, conv2d, make_case, peer_errors, reference, refusal  # noqa: E402
+from metrics import measure  # noqa: E402
+from shapes import Shape  # noqa: E402
+
+# Enough outputs that no error is small by luck; short and long reductions.
+SHAPES = [
+    Shape(2, 3, 17, 17, 16, 3, 3, padding=(1, 1)),
+    Shape(1, 64, 14, 14, 64, 3, 3, padding=(1, 1)),
+    Shape(1, 512, 7, 7, 32, 3, 3, padding=(1, 1)),
+    Shape(1, 256, 14, 14, 32, 1, 1),
+    Shape(4, 32, 14, 14, 32, 1, 1, groups=32),
+]
+
+
+def main() -> None:
+    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    print("| algorithm | class | bound (times PyTorch) | times PyTorch | error | bias |\n|---|---|---|---|---|---|")
+    for algorithm in OWN:
+        for cls, multiple in ALGORITHMS[algorithm]["accuracy"].items():
+            ratios, errors = [], []
+            for shape in SHAPES:
+                if refusal(algorithm, shape, cls, "nchw", device):
+                    continue
+                case = make_case(shape, cls, "nchw", device)
+                expected = reference(case)
+                errors.append(measure(conv2d(case, algorithm, cls), expected))
+                ratios.append(errors[-1].l2 / peer_errors(case, cls).l2)
+            if ratios and cls in CLASSES:
+                bias = max((error.bias for error in errors), key=abs)
+                print(f"| `{algorithm}` | `{cls}` | {multiple:g} | {max(ratios):.2f} | "
+                      f"{max(error.l2 for error in errors):.1e} | {bias:+.0e} |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
