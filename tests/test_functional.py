@@ -282,9 +282,10 @@ def test_meta_device():
 @pytest.fixture
 def torch_switches():
     cudnn = torch.backends.cudnn
-    before = cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.deterministic, cudnn.enabled
+    before = cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic, cudnn.enabled
     yield cudnn
-    cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.deterministic, cudnn.enabled = before
+    # Through the old API, which sets the new one's switches too: PyTorch refuses to read a mixture of both.
+    cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic, cudnn.enabled = before
 
 
 def test_precision_follows_torch(torch_switches):

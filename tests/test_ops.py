@@ -365,7 +365,7 @@ def test_compiled_code_follows_the_switches():
 def test_compiled_code_follows_the_precision_switch(before):
     torch._dynamo.reset()
     conv = torch.backends.cudnn.conv
-    original = conv.fp32_precision
+    original = torch.backends.cudnn.allow_tf32
     compiled = torch.compile(
         lambda x: (x, settings.resolve_precision(None, is_cuda=True)), fullgraph=True, backend="eager"
     )
@@ -374,7 +374,7 @@ def test_compiled_code_follows_the_precision_switch(before):
             conv.fp32_precision = switch
             assert compiled(torch.zeros(1))[1] == {"ieee": "fp32", "tf32": "tf32"}[switch]
     finally:
-        conv.fp32_precision = original
+        torch.backends.cudnn.allow_tf32 = original  # the old API sets the new one's switches too
 
 
 def test_compile_with_func_and_autocast():

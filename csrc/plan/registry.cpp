@@ -69,7 +69,7 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const
   const bool empty = problem.output_numel() == 0;  // nothing to plan: no algorithm has to divide by a size of zero
   if (!is_library(algorithm)) {
     candidate.support = supports_common(algorithm, problem, device);
-    if (candidate.support.ok && !empty) candidate.support = algorithm.supports(problem, device);
+    if (candidate.support.ok) candidate.support = algorithm.supports(problem, device);
   }
   if (candidate.support.ok) {
     if (!empty) candidate.plan = algorithm.plan(problem, device);
