@@ -284,6 +284,7 @@ def torch_switches():
     cudnn = torch.backends.cudnn
     before = cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.deterministic, cudnn.enabled
     yield cudnn
+    cudnn.allow_tf32 = before[0] == "tf32"  # first: while old and new API disagree, reading the old one raises
     cudnn.conv.fp32_precision, cudnn.benchmark, cudnn.deterministic, cudnn.enabled = before
 
 
