@@ -155,7 +155,8 @@ def problem(shape: Shape, cls: str, layout: str = "nchw", epilogue: Epilogue = N
 
 def refusal(algorithm: str, shape: Shape, cls: str, layout: str, device: str) -> str:
     """Why the algorithm does not take the shape; empty if it does."""
-    for row in _C.candidates(problem(shape, cls, layout), planner_device(device)):
+    # An empty batch is everybody's, for want of work; asked of one image, so that its weight can be packed too.
+    for row in _C.candidates(problem(shape.with_batch(max(shape.n, 1)), cls, layout), planner_device(device)):
         if row["algorithm"] == algorithm:
             return "" if row["ok"] else f"{row['code']}: {row['reason']}"
     raise LookupError(algorithm)
@@ -263,8 +264,13 @@ def magnitude(case: Case) -> torch.Tensor:
 
 def peer(case: Case, cls: str) -> torch.Tensor:
     """PyTorch's own answer in the same class and layout: TF32 only where the class is tf32."""
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=cls == "tf32"):
+    switch = torch.backends.cudnn.conv  # per operation: reading allow_tf32 raises once both APIs were used
+    before = switch.fp32_precision
+    switch.fp32_precision = "tf32" if cls == "tf32" else "ieee"
+    try:
         total = _convolve(case.input, case.weight, case.shape)
+    finally:
+        switch.fp32_precision = before
     return finish(total, case.bias, case.residual, case.epilogue)
 
 
