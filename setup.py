@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,30 +43,30 @@ def ninja_file(module: Path, operators: Path) -> str:
     torch = Path(find_spec("torch").submodule_search_locations[0])  # found, not imported: only headers are needed
     nvcc = find_nvcc() if wants_cuda() else None
     if nvcc is None and os.environ.get("FASTCONV_CUDA") == "1":
-        raise SystemExit("FASTCONV_CUDA is 1, but no nvcc was found in CUDA_HOME, PATH, /usr/local/cuda or site-packages")
+        raise SystemExit(
+            "FASTCONV_CUDA is 1, but no nvcc was found in CUDA_HOME, PATH, /usr/local/cuda or site-packages"
+        )
     architectures = os.environ.get("FASTCONV_CUDA_ARCHS", DEFAULT_ARCHITECTURES) if nvcc else ""
     sources = sorted({*PLANNER, *ROOT.glob("csrc/algos/*/*.cpp"), *ROOT.glob("csrc/ops/*.cpp")})
     if nvcc:
         sources += sorted(ROOT.glob("csrc/algos/*/*.cu"))
     else:
         sources = [path for path in sources if not path.stem.endswith("_cuda")]
-    include = f"-I{ROOT}/csrc"
-    cuda_include = f"-isystem {nvcc.parent.parent}/include -DFASTCONV_WITH_CUDA" if nvcc else ""
-    compiler = f"{nvcc}" if nvcc else ""
-    python_flags = (
-        f"{CXX_FLAGS} {include} {cuda_include} -isystem {pybind11.get_include()} -isystem {include_of_python()} "
-        f"-DFASTCONV_CUDA_ARCHITECTURES='\"{architectures}\"' -DFASTCONV_CUDA_COMPILER='\"{version_of(nvcc)}\"'"
-    )
-    torch_flags = (
-        f"{CXX_FLAGS} {include} {cuda_include} -isystem {torch}/include "
-        "-isystem {torch}/include/torch/csrc/api/include "
-        "-DTORCH_TARGET_VERSION=0x020a000000000000 -DUSE_CUDA".replace("{torch}", str(torch))
-    )
+    common = f"{CXX_FLAGS} -I{ROOT}/csrc"
+    if nvcc:
+        common += f" -isystem {nvcc.parent.parent}/include -DFASTCONV_WITH_CUDA"
+    flags_of_room = {
+        "bindings": f"{common} -isystem {pybind11.get_include()} -isystem {sysconfig.get_path('include')} "
+        f"-DFASTCONV_CUDA_ARCHITECTURES='\"{architectures}\"' -DFASTCONV_CUDA_COMPILER='\"{version_of(nvcc)}\"'",
+        "ops": f"{common} -isystem {torch}/include -isystem {torch}/include/torch/csrc/api/include "
+        "-DTORCH_TARGET_VERSION=0x020a000000000000 -DUSE_CUDA",
+    }
+    nvcc_flags = f"{NVCC_FLAGS} {' '.join(architecture_flags(architectures))} -I{ROOT}/csrc"
     # A CUDA torch's libtorch.so pulls in the CUDA symbols, but only if the linker keeps it.
     link_torch = f"-L{torch}/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--as-needed -ldl"
     if nvcc:
         link_torch += f" -L{cudart_static(nvcc)} -lcudart_static -lrt -lpthread"
-    lines = [RULES.format(cxx=CXX, nvcc=compiler)]
+    lines = [RULES.format(cxx=CXX, nvcc=nvcc or "nvcc")]
     objects = {}
     for source in [*sources, ROOT / "csrc/bindings/module.cpp"]:
         name = source.relative_to(ROOT / "csrc").with_suffix(source.suffix + ".o")
@@ -74,18 +75,18 @@ def ninja_file(module: Path, operators: Path) -> str:
             rule, flags = "nvcc", f"{NVCC_FLAGS} {' '.join(architecture_flags(architectures))} {include}"
         else:
             rule = "cxx"
-            flags = torch_flags if "ops" in name.parts else python_flags if "bindings" in name.parts else f"{CXX_FLAGS} {include}"
+            flags = (
+                torch_flags
+                if "ops" in name.parts
+                else python_flags
+                if "bindings" in name.parts
+                else f"{CXX_FLAGS} {include}"
+            )
         lines.append(f"build obj/{name}: {rule} {source}\n  flags = {flags}")
     planner = " ".join(objects[source] for source in [*PLANNER, ROOT / "csrc/bindings/module.cpp"])
     lines.append(f"build {module}: link {planner}")
     lines.append(f"build {operators}: link {' '.join(objects[s] for s in sources)}\n  flags = {link_torch}")
     return "\n".join(lines) + f"\ndefault {module} {operators}\n"
-
-
-def include_of_python() -> str:
-    import sysconfig
-
-    return sysconfig.get_path("include")
 
 
 def version_of(nvcc: Path | None) -> str:

@@ -44,8 +44,8 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
 
 py::dict describe(const Algorithm& algorithm) {
   py::dict accuracy;
-  for (AccuracyClass cls : {AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32, AccuracyClass::fp16,
-                            AccuracyClass::bf16}) {
+  for (AccuracyClass cls :
+       {AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32, AccuracyClass::fp16, AccuracyClass::bf16}) {
     if (algorithm.error_multiple(cls) > 0.0) accuracy[name_of(cls)] = algorithm.error_multiple(cls);
   }
   py::list devices;

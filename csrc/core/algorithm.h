@@ -22,9 +22,9 @@ struct Support {
 };
 
 struct ConvPlan {
-  std::string config;                // printable: tile shapes, chunks, ...
-  std::size_t workspace_bytes = 0;   // from torch's allocator, per call
-  double cost_us = 0.0;              // estimate: only the order of two plans matters
+  std::string config;               // printable: tile shapes, chunks, ...
+  std::size_t workspace_bytes = 0;  // from torch's allocator, per call
+  double cost_us = 0.0;             // estimate: only the order of two plans matters
 };
 
 // How the weight is laid out for an algorithm. bytes == 0: it reads the plain contiguous [K, C/groups, R, S] weight.

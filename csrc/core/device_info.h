@@ -13,9 +13,9 @@ struct DeviceInfo {
   DeviceType type = DeviceType::cpu;
   int index = -1;
   std::string name = "cpu";
-  int compute_capability = 0;            // 90 for sm_90; 0 on the CPU
-  int processors = 1;                    // multiprocessors, or threads of torch's pool
-  std::size_t shared_memory_bytes = 0;   // most that one block may ask for
+  int compute_capability = 0;           // 90 for sm_90; 0 on the CPU
+  int processors = 1;                   // multiprocessors, or threads of torch's pool
+  std::size_t shared_memory_bytes = 0;  // most that one block may ask for
   std::size_t l2_bytes = 0;
   double bandwidth_bytes_per_s = 20e9;   // sustained, not the datasheet's
   double fp32_flops_per_s = 50e9;        // FFMA (or CPU vector) rate, sustained

@@ -30,7 +30,8 @@ struct PackArgs {
   void* snapshot;
 };
 
-// Strided batched D[b] = A[b] * B[b]^T + beta * D[b], all row-major: A is m x k, B is n x k, D is m x n, FP32 accumulation.
+// Strided batched D[b] = A[b] * B[b]^T + beta * D[b], all row-major: A is m x k, B is n x k, D is m x n, FP32
+// accumulation.
 struct GemmArgs {
   std::int64_t batch = 1, m = 0, n = 0, k = 0;
   const void* a = nullptr;

@@ -1,6 +1,7 @@
 // The one-dimensional Winograd / Cook-Toom transforms of F(m,3), for scalars or any vector type with + - and * float.
 //
-//   Y = A^T [ (G g) . (B^T d) ],  d: m+2 inputs, g: 3 taps, Y: m outputs; applied to rows and columns in two dimensions.
+//   Y = A^T [ (G g) . (B^T d) ],  d: m+2 inputs, g: 3 taps, Y: m outputs; applied to rows and columns in two
+//   dimensions.
 //
 // F(2,3): points 0, 1, -1, inf.   F(4,3): points 0, +-sqrt(2)/2, +-sqrt(2), inf: the choice of points that keeps the
 // matrices' norms, and with them the rounding error, smallest (docs/numerics.md derives both).
@@ -44,7 +45,7 @@ struct Transform<2> {
 template <>
 struct Transform<4> {
   static constexpr int alpha = 6;
-  static constexpr float input_gain = 5.1213204f;  // 2 + 1 + sqrt(2) + sqrt(2)/2
+  static constexpr float input_gain = 5.1213204f;   // 2 + 1 + sqrt(2) + sqrt(2)/2
   static constexpr float a = 0.70710678118654752f;  // sqrt(2)/2
   static constexpr float b = 1.41421356237309505f;  // sqrt(2)
 

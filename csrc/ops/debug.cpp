@@ -13,7 +13,7 @@ namespace {
 std::atomic<bool> enabled{false};
 
 constexpr std::size_t guard_bytes = 4096;
-constexpr int poison = 0xff;    // NaN as float32, float16 and bfloat16
+constexpr int poison = 0xff;  // NaN as float32, float16 and bfloat16
 constexpr int sentinel = 0xa5;
 
 Tensor empty_bytes(std::size_t bytes, const Tensor& like) {
@@ -37,9 +37,9 @@ GuardedBytes::GuardedBytes(std::size_t bytes, const Tensor& like)
 void GuardedBytes::check(const char* what, const char* algorithm) const {
   if (!guarded_) return;
   Tensor storage = storage_;
-  const Tensor tail = torch::stable::to(
-      torch::stable::narrow(storage, 0, static_cast<std::int64_t>(bytes_), guard_bytes),
-      torch::stable::Device(torch::headeronly::DeviceType::CPU));
+  const Tensor tail =
+      torch::stable::to(torch::stable::narrow(storage, 0, static_cast<std::int64_t>(bytes_), guard_bytes),
+                        torch::stable::Device(torch::headeronly::DeviceType::CPU));
   const std::vector<unsigned char> expected(guard_bytes, sentinel);
   if (std::memcmp(tail.const_data_ptr(), expected.data(), guard_bytes) != 0) {
     throw std::runtime_error(std::string("fastconv: ") + algorithm + " wrote past the end of its " + what);
@@ -48,9 +48,9 @@ void GuardedBytes::check(const char* what, const char* algorithm) const {
 
 GuardedOutput::GuardedOutput(const Tensor& like, const ConvProblem& problem) {
   const std::int64_t shape[] = {problem.n, problem.k, problem.p(), problem.q()};
-  tensor_ = torch::stable::empty(
-      {shape, 4}, like.scalar_type(), std::nullopt, like.device(), std::nullopt,
-      problem.layout == Layout::nhwc ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+  tensor_ =
+      torch::stable::empty({shape, 4}, like.scalar_type(), std::nullopt, like.device(), std::nullopt,
+                           problem.layout == Layout::nhwc ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
   if (debug_enabled()) {
     poisoned_.emplace(static_cast<std::size_t>(problem.output_numel()) * size_of(problem.dtype), like);
   }
@@ -61,8 +61,8 @@ Tensor GuardedOutput::finish(const char* algorithm) {
     poisoned_->check("output", algorithm);
     const auto strides = tensor_.strides();
     const auto sizes = tensor_.sizes();
-    torch::stable::copy_(tensor_, torch::stable::from_blob(poisoned_->data(), sizes, strides, tensor_.device(),
-                                                           tensor_.scalar_type()));
+    torch::stable::copy_(
+        tensor_, torch::stable::from_blob(poisoned_->data(), sizes, strides, tensor_.device(), tensor_.scalar_type()));
   }
   return tensor_;
 }

@@ -4,16 +4,16 @@
 
 namespace fastconv {
 
-#define FASTCONV_PLAIN(NAME)                   \
-  namespace algos::NAME {                      \
-  void run_cpu(const ConvArgs&, Runtime&);     \
-  void run_cuda(const ConvArgs&, Runtime&);    \
+#define FASTCONV_PLAIN(NAME)                \
+  namespace algos::NAME {                   \
+  void run_cpu(const ConvArgs&, Runtime&);  \
+  void run_cuda(const ConvArgs&, Runtime&); \
   }
-#define FASTCONV_PACKED(NAME)                  \
-  FASTCONV_PLAIN(NAME)                         \
-  namespace algos::NAME {                      \
-  void pack_cpu(const PackArgs&, Runtime&);    \
-  void pack_cuda(const PackArgs&, Runtime&);   \
+#define FASTCONV_PACKED(NAME)                \
+  FASTCONV_PLAIN(NAME)                       \
+  namespace algos::NAME {                    \
+  void pack_cpu(const PackArgs&, Runtime&);  \
+  void pack_cuda(const PackArgs&, Runtime&); \
   }
 #define FASTCONV_LIBRARY(NAME)
 #include "plan/algorithms.def"
@@ -36,9 +36,9 @@ struct Entry {
 #endif
 #define FASTCONV_PLAIN(NAME) \
   {#NAME, {algos::NAME::run_cpu, nullptr}, {FASTCONV_CUDA_FUNCTION(algos::NAME::run_cuda), nullptr}},
-#define FASTCONV_PACKED(NAME)                         \
-  {#NAME,                                             \
-   {algos::NAME::run_cpu, algos::NAME::pack_cpu},     \
+#define FASTCONV_PACKED(NAME)                     \
+  {#NAME,                                         \
+   {algos::NAME::run_cpu, algos::NAME::pack_cpu}, \
    {FASTCONV_CUDA_FUNCTION(algos::NAME::run_cuda), FASTCONV_CUDA_FUNCTION(algos::NAME::pack_cuda)}},
 #define FASTCONV_LIBRARY(NAME) {#NAME, {}, {}},
 constexpr Entry table[] = {

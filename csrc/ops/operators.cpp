@@ -109,9 +109,9 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
   require(g > 0, "groups is " + std::to_string(g) + "; expected a positive integer");
   require(problem.k % g == 0, "weight has K = " + std::to_string(problem.k) +
                                   " output channels; expected a multiple of groups = " + std::to_string(g));
-  require(problem.c == weight_shape[1] * g, "input has C = " + std::to_string(problem.c) +
-                                                " channels; expected weight.shape[1] * groups = " +
-                                                std::to_string(weight_shape[1] * g));
+  require(problem.c == weight_shape[1] * g,
+          "input has C = " + std::to_string(problem.c) +
+              " channels; expected weight.shape[1] * groups = " + std::to_string(weight_shape[1] * g));
   const auto effective = [](std::int64_t size, std::int64_t dilation) { return dilation * (size - 1) + 1; };
   require(problem.h + 2 * problem.pad_h >= effective(problem.r, problem.dilation_h) &&
               problem.w + 2 * problem.pad_w >= effective(problem.s, problem.dilation_w),
@@ -126,9 +126,8 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
   }
   if (arguments.residual) {
     const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
-    require(shape_of(*arguments.residual) == expected,
-            "residual has shape " + to_text(shape_of(*arguments.residual)) + "; expected the output's " +
-                to_text(expected));
+    require(shape_of(*arguments.residual) == expected, "residual has shape " + to_text(shape_of(*arguments.residual)) +
+                                                           "; expected the output's " + to_text(expected));
     require(arguments.residual->scalar_type() == input.scalar_type(), "residual and input differ in dtype");
   }
   return problem;
@@ -181,10 +180,10 @@ bool is_own(const Algorithm& algorithm) { return find_kernels(algorithm, DeviceT
 
 Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& problem, const Arguments& arguments) {
   const auto flag = [&](std::int64_t bit) { return (arguments.backend_flags & bit) != 0; };
-  Tensor y = call_dispatcher("aten::_convolution", "", input, weight, arguments.bias, arguments.stride,
-                             arguments.padding, arguments.dilation, false, IntList{0, 0}, problem.groups,
-                             flag(flag_benchmark), flag(flag_deterministic), flag(flag_cudnn_enabled),
-                             problem.accuracy == AccuracyClass::tf32);
+  Tensor y =
+      call_dispatcher("aten::_convolution", "", input, weight, arguments.bias, arguments.stride, arguments.padding,
+                      arguments.dilation, false, IntList{0, 0}, problem.groups, flag(flag_benchmark),
+                      flag(flag_deterministic), flag(flag_cudnn_enabled), problem.accuracy == AccuracyClass::tf32);
   if (arguments.residual) y = add(y, *arguments.residual);
   y = activate(y, problem.activation, arguments.negative_slope);
   return torch::stable::contiguous(y, memory_format(problem.layout));
@@ -305,16 +304,15 @@ WeightProblem weight_problem(DType dtype, const DeviceInfo& device, const IntLis
 }
 
 Tensor view_as_weight(const Tensor& packed, const IntList& shape, ScalarType dtype) {
-  return torch::stable::from_blob(
-      packed.mutable_data_ptr(), shape,
-      IntList{shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1}, packed.device(), dtype);
+  return torch::stable::from_blob(packed.mutable_data_ptr(), shape,
+                                  IntList{shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1},
+                                  packed.device(), dtype);
 }
 
 Tensor pack_weight(const Tensor& weight, std::int64_t groups, std::string algorithm, std::string precision) {
   const auto guard = device_guard(weight);
   const DeviceInfo& device = device_of(weight);
-  const WeightProblem target =
-      weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
+  const WeightProblem target = weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
   const std::int64_t bytes = static_cast<std::int64_t>(target.bytes);
   // Zeros, so that equal weights make equal packings: a packing may have gaps, which its kernel does not write.
   Tensor packed = torch::stable::new_zeros(weight, {&bytes, 1}, ScalarType::Byte);
@@ -335,8 +333,7 @@ void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t 
                     std::string precision) {
   const auto guard = device_guard(weight);
   const DeviceInfo& device = device_of(weight);
-  const WeightProblem target =
-      weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
+  const WeightProblem target = weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
   require(packed.numel() == static_cast<std::int64_t>(target.bytes),
           "packed has " + std::to_string(packed.numel()) + " bytes; expected " + std::to_string(target.bytes));
   if (target.pack == nullptr) {
@@ -380,15 +377,16 @@ std::string last_call() {
 
 std::string device_json(std::int64_t index) {
   const DeviceInfo& device = query_device(index < 0 ? DeviceType::cpu : DeviceType::cuda, static_cast<int>(index));
-  return "{\"type\": \"" + std::string(device.type == DeviceType::cuda ? "cuda" : "cpu") + "\", \"index\": " +
-         std::to_string(device.index) + ", \"name\": \"" + device.name + "\", \"compute_capability\": " +
-         std::to_string(device.compute_capability) + ", \"processors\": " + std::to_string(device.processors) +
-         ", \"shared_memory_bytes\": " + std::to_string(device.shared_memory_bytes) + ", \"l2_bytes\": " +
-         std::to_string(device.l2_bytes) + ", \"bandwidth_bytes_per_s\": " +
-         std::to_string(device.bandwidth_bytes_per_s) + ", \"fp32_flops_per_s\": " +
-         std::to_string(device.fp32_flops_per_s) + ", \"fp16_tensor_flops_per_s\": " +
-         std::to_string(device.fp16_tensor_flops_per_s) + ", \"has_kernels\": " +
-         (device.has_kernels ? "true" : "false") + "}";
+  return "{\"type\": \"" + std::string(device.type == DeviceType::cuda ? "cuda" : "cpu") +
+         "\", \"index\": " + std::to_string(device.index) + ", \"name\": \"" + device.name +
+         "\", \"compute_capability\": " + std::to_string(device.compute_capability) +
+         ", \"processors\": " + std::to_string(device.processors) +
+         ", \"shared_memory_bytes\": " + std::to_string(device.shared_memory_bytes) +
+         ", \"l2_bytes\": " + std::to_string(device.l2_bytes) +
+         ", \"bandwidth_bytes_per_s\": " + std::to_string(device.bandwidth_bytes_per_s) +
+         ", \"fp32_flops_per_s\": " + std::to_string(device.fp32_flops_per_s) +
+         ", \"fp16_tensor_flops_per_s\": " + std::to_string(device.fp16_tensor_flops_per_s) +
+         ", \"has_kernels\": " + (device.has_kernels ? "true" : "false") + "}";
 }
 
 }  // namespace
@@ -413,11 +411,11 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def("set_debug(bool enabled) -> ()");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                            \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                      \
-    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                \
-    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));      \
-    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));  \
+#define FASTCONV_IMPLEMENT(DEVICE)                                             \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                       \
+    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                 \
+    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));       \
+    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));   \
     library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed)); \
   }
 FASTCONV_IMPLEMENT(CPU)

@@ -23,8 +23,8 @@ void check(cudaError_t status, const char* what) {
 
 // The part of cuBLAS's ABI that is used (cublas_api.h), declared here because its headers need not be installed.
 struct Cublas {
-  using GemmStridedBatchedEx = int (*)(void* handle, int op_a, int op_b, std::int64_t m, std::int64_t n,
-                                       std::int64_t k, const void* alpha, const void* a, int a_type, std::int64_t lda,
+  using GemmStridedBatchedEx = int (*)(void* handle, int op_a, int op_b, std::int64_t m, std::int64_t n, std::int64_t k,
+                                       const void* alpha, const void* a, int a_type, std::int64_t lda,
                                        long long stride_a, const void* b, int b_type, std::int64_t ldb,
                                        long long stride_b, const void* beta, void* c, int c_type, std::int64_t ldc,
                                        long long stride_c, std::int64_t batch, int compute_type, int algorithm);
@@ -59,7 +59,8 @@ struct Cublas {
     cublas.get_math_mode = reinterpret_cast<GetMathMode>(dlsym(library, "cublasGetMathMode"));
     cublas.set_math_mode = reinterpret_cast<SetMathMode>(dlsym(library, "cublasSetMathMode"));
     if (cublas.gemm_strided_batched == nullptr || cublas.get_math_mode == nullptr || cublas.set_math_mode == nullptr) {
-      throw DeviceError("cuBLAS lacks cublasGemmStridedBatchedEx_64 or cublas{Get,Set}MathMode: 12.0 or later expected");
+      throw DeviceError(
+          "cuBLAS lacks cublasGemmStridedBatchedEx_64 or cublas{Get,Set}MathMode: 12.0 or later expected");
     }
     return cublas;
   }

@@ -7,8 +7,8 @@ namespace fastconv {
 PackedWeight plain_weight(const ConvProblem&, const DeviceInfo&) { return {}; }
 
 // Each algorithm's folder defines `algorithm` in its namespace.
-#define FASTCONV_PLAIN(NAME)     \
-  namespace algos::NAME {        \
+#define FASTCONV_PLAIN(NAME)        \
+  namespace algos::NAME {           \
   extern const Algorithm algorithm; \
   }
 #define FASTCONV_PACKED FASTCONV_PLAIN
@@ -54,8 +54,7 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
     return Support::no("empty", "the reduction over C/groups, R, S is empty");
   }
   if (algorithm.error_multiple(problem.accuracy) <= 0.0) {
-    return Support::no("precision", std::string(algorithm.name) + " does not offer class " +
-                                        name_of(problem.accuracy));
+    return Support::no("precision", std::string(algorithm.name) + " does not offer class " + name_of(problem.accuracy));
   }
   return Support::yes();
 }

@@ -6,7 +6,6 @@ any machine. Whether a GPU is present is never asked: the machine that builds ne
 
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403  (the hooks that need no change)
-
 from toolchain import find_nvcc, wants_cuda
 
 # No exact version: torch names the toolkit that it was built with, in this same package, and pip then takes the

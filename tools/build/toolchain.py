@@ -32,7 +32,8 @@ def find_nvcc() -> Path | None:
 
 def _is_complete(nvcc: Path) -> bool:
     root = nvcc.parent.parent
-    headers = any((root / folder / "cuda_runtime.h").is_file() for folder in ("include", "targets/x86_64-linux/include"))
+    folders = ("include", "targets/x86_64-linux/include")
+    headers = any((root / folder / "cuda_runtime.h").is_file() for folder in folders)
     return headers and cudart_static(nvcc) is not None
 
 

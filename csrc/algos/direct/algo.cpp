@@ -28,7 +28,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"direct", "direct", "one thread per output element", 2, true, true,
-                          error_multiple, supports, plan, plain_weight};
+const Algorithm algorithm{
+    "direct", "direct", "one thread per output element", 2, true, true, error_multiple, supports, plan, plain_weight};
 
 }  // namespace fastconv::algos::direct

@@ -8,9 +8,9 @@ namespace {
 template <typename T>
 void convolve(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const auto* x = static_cast<const T*>(args.x);       // [N, C, H, W]
+  const auto* x = static_cast<const T*>(args.x);            // [N, C, H, W]
   const auto* weight = static_cast<const T*>(args.weight);  // [K, C/G, R, S]
-  auto* y = static_cast<T*>(args.y);                   // [N, K, P, Q]
+  auto* y = static_cast<T*>(args.y);                        // [N, K, P, Q]
   const Strides4 in = input_strides(problem), out = output_strides(problem);
   const auto epilogue = make_epilogue<T>(args);
   const std::int64_t p_size = problem.p(), q_size = problem.q(), c_size = problem.c_per_group();

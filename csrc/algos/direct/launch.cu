@@ -7,7 +7,8 @@ namespace fastconv::algos::direct {
 namespace {
 
 // One thread per output element, serial over C, R, S: no atomics, deterministic. Consecutive threads take consecutive
-// elements of y in memory, so that stores coalesce in either layout, and x (NCHW) or the weight's reuse (NHWC) with them.
+// elements of y in memory, so that stores coalesce in either layout, and x (NCHW) or the weight's reuse (NHWC) with
+// them.
 template <typename T>
 __global__ void convolve(ConvProblem problem, const T* __restrict__ x,  // [N, C, H, W]
                          const T* __restrict__ weight,                  // [K, C/G, R, S]

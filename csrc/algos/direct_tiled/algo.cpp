@@ -31,9 +31,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const std::int64_t needed =
       cpu ? choose_cpu_config(problem).scratch_bytes() : channel_bytes(problem, tiles[tile_count - 1], 1);
   return Support::no("kernel_size", "the kernel is " + extent(problem) + "; one channel's patch and filters take " +
-                                        std::to_string(needed) + " bytes of " +
-                                        (cpu ? "scratch" : "shared memory") + ", direct_tiled has " +
-                                        std::to_string(most));
+                                        std::to_string(needed) + " bytes of " + (cpu ? "scratch" : "shared memory") +
+                                        ", direct_tiled has " + std::to_string(most));
 }
 
 ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
@@ -56,8 +55,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvPlan plan;
   plan.config = "tile " + std::to_string(tile.p) + "x" + std::to_string(tile.q) + " outputs, " +
                 std::to_string(config.k_tile) + " filters of " + std::to_string(config.group_tile) + " groups, " +
-                std::to_string(config.channels) + " channels, " + std::to_string(config.shared_bytes) +
-                " bytes shared";
+                std::to_string(config.channels) + " channels, " + std::to_string(config.shared_bytes) + " bytes shared";
   plan.cost_us = config.cost_us;
   return plan;
 }
@@ -65,7 +63,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"direct_tiled", "direct", "direct, input patch and filters in shared memory", 2, true, true,
-                          error_multiple, supports, plan, plain_weight};
+const Algorithm algorithm{"direct_tiled",
+                          "direct",
+                          "direct, input patch and filters in shared memory",
+                          2,
+                          true,
+                          true,
+                          error_multiple,
+                          supports,
+                          plan,
+                          plain_weight};
 
 }  // namespace fastconv::algos::direct_tiled

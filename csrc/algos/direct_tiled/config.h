@@ -62,7 +62,7 @@ struct Config {
   int k_tile = 1;             // filters of one group in a block
   int channels = 1;           // of each group, staged in shared memory at a time
   int patch_h = 1, patch_w = 1;
-  int plane = 1;              // floats from one staged channel to the next: odd, so that channels differ in bank
+  int plane = 1;  // floats from one staged channel to the next: odd, so that channels differ in bank
   std::int64_t k_tiles = 1, group_tiles = 1, p_tiles = 1, q_tiles = 1, blocks = 1;
   std::int64_t shared_bytes = 0;
   double cost_us = 0.0;
@@ -75,7 +75,8 @@ inline std::int64_t patch_extent(int outputs, std::int64_t stride, std::int64_t 
 // Shared memory for one staged channel of every group in the block: patches and filters.
 inline std::int64_t channel_bytes(const ConvProblem& problem, const Tile& tile, std::int64_t group_tile) {
   const std::int64_t plane = (patch_extent(tile.p, problem.stride_h, problem.r, problem.dilation_h) *
-                              patch_extent(tile.q, problem.stride_w, problem.s, problem.dilation_w)) | 1;
+                              patch_extent(tile.q, problem.stride_w, problem.s, problem.dilation_w)) |
+                             1;
   return 4 * (group_tile * plane + problem.r * problem.s * tile.filter_pitch());
 }
 
@@ -131,7 +132,7 @@ inline std::optional<Config> choose_config(const ConvProblem& problem, const Dev
 
 // ---- CPU: a task computes p x 8 outputs for k_tile filters of one group ----
 
-inline constexpr std::int64_t cpu_chunk_bytes = 96 * 1024;         // staged per task: stays in L2, next to the input
+inline constexpr std::int64_t cpu_chunk_bytes = 96 * 1024;        // staged per task: stays in L2, next to the input
 inline constexpr std::int64_t cpu_most_scratch_bytes = 64 << 20;  // per thread, in the workspace
 
 struct CpuConfig {
@@ -152,8 +153,8 @@ inline CpuConfig choose_cpu_config(const ConvProblem& problem) {
   CpuConfig config;
   config.filters = register_tile::filters_for(problem.k_per_group());
   config.p_tile = std::min<std::int64_t>(8, problem.p());
-  config.k_tile = std::min<std::int64_t>(4, ceil_div<std::int64_t>(problem.k_per_group(), config.filters)) *
-                  config.filters;
+  config.k_tile =
+      std::min<std::int64_t>(4, ceil_div<std::int64_t>(problem.k_per_group(), config.filters)) * config.filters;
   config.patch_h = patch_extent(static_cast<int>(config.p_tile), problem.stride_h, problem.r, problem.dilation_h);
   config.phase_w = q_tile + (problem.s - 1) * problem.dilation_w / problem.stride_w;
   config.patch_pitch = problem.stride_w * config.phase_w;

@@ -49,8 +49,8 @@ void fill_offsets(const ConvProblem& problem, const CpuConfig& config, std::int3
 
 // x: channel c0 of the group in image n; padding becomes zeros.
 template <typename T>
-void load_patch(const ConvProblem& problem, const CpuConfig& config, const Strides4& in, const T* x,
-                const Position& at, std::int64_t channels, float* patch) {
+void load_patch(const ConvProblem& problem, const CpuConfig& config, const Strides4& in, const T* x, const Position& at,
+                std::int64_t channels, float* patch) {
   const std::int64_t channel_floats = config.patch_h * config.patch_pitch;
   const std::int64_t h0 = at.p0 * problem.stride_h - problem.pad_h, w0 = at.q0 * problem.stride_w - problem.pad_w;
   // Channels run inside where they are contiguous in memory, else outside.

@@ -26,8 +26,9 @@ Support supports(const ConvProblem& problem, const DeviceInfo&) {
   }
   const std::int64_t height = problem.h + 2 * problem.pad_h, width = problem.w + 2 * problem.pad_w;
   if (problem.c * problem.h * problem.w >= sample_limit || height >= sample_limit || width >= sample_limit) {
-    return Support::no("size", "one sample has 2^30 elements, or padded rows or columns, or more; fused_unroll uses "
-                               "32-bit indices inside a sample");
+    return Support::no("size",
+                       "one sample has 2^30 elements, or padded rows or columns, or more; fused_unroll uses "
+                       "32-bit indices inside a sample");
   }
   return Support::yes();
 }
@@ -46,7 +47,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double depth = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   const double tile_flops = 2.0 * tile.k * tile.pixels * depth;
   const std::int64_t waves = (grid.count() + device.processors - 1) / device.processors;
-  const double compute = static_cast<double>(waves) * device.processors * tile_flops / (share * device.fp32_flops_per_s);
+  const double compute =
+      static_cast<double>(waves) * device.processors * tile_flops / (share * device.fp32_flops_per_s);
   plan.cost_us = 5.0 + 1e6 * std::max(compute, problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
   return plan;
 }
@@ -54,7 +56,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"fused_unroll", "gemm", "unroll inside the GEMM tile, kernel size a template constant", 5,
-                          true, true, error_multiple, supports, plan, plain_weight};
+const Algorithm algorithm{"fused_unroll",
+                          "gemm",
+                          "unroll inside the GEMM tile, kernel size a template constant",
+                          5,
+                          true,
+                          true,
+                          error_multiple,
+                          supports,
+                          plan,
+                          plain_weight};
 
 }  // namespace fastconv::algos::fused_unroll

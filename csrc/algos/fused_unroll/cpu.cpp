@@ -41,8 +41,12 @@ template <typename T, int R, int TileK, int TilePixels>
 class Tile {
  public:
   explicit Tile(const ConvArgs& args)
-      : problem_(args.problem), x_(static_cast<const T*>(args.x)), weight_(static_cast<const T*>(args.weight)),
-        y_(static_cast<T*>(args.y)), in_(input_strides(args.problem)), out_(output_strides(args.problem)),
+      : problem_(args.problem),
+        x_(static_cast<const T*>(args.x)),
+        weight_(static_cast<const T*>(args.weight)),
+        y_(static_cast<T*>(args.y)),
+        in_(input_strides(args.problem)),
+        out_(output_strides(args.problem)),
         epilogue_(make_epilogue<T>(args)) {}
 
   void run(std::int64_t k_tile, std::int64_t group, std::int64_t pixel_tile) {

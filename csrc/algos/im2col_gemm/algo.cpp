@@ -62,7 +62,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"im2col_gemm", "gemm", "unroll to a bounded buffer, then the library's GEMM", 2, true, true,
-                          error_multiple, supports, plan, plain_weight};
+const Algorithm algorithm{"im2col_gemm",
+                          "gemm",
+                          "unroll to a bounded buffer, then the library's GEMM",
+                          2,
+                          true,
+                          true,
+                          error_multiple,
+                          supports,
+                          plan,
+                          plain_weight};
 
 }  // namespace fastconv::algos::im2col_gemm

@@ -23,11 +23,11 @@ inline std::int64_t elements_per_row(const ConvProblem& problem) {
 }
 
 struct Cut {
-  DType gemm_type;      // of both operands
-  bool unrolls;         // false: the GEMM reads x as it is (1x1, stride 1, no padding)
-  bool staged;          // the product goes to the workspace in FP32 and is rounded once, by the epilogue
-  bool finishes;        // an elementwise pass follows the GEMM
-  bool converts_weight; // to gemm_type, in the workspace
+  DType gemm_type;             // of both operands
+  bool unrolls;                // false: the GEMM reads x as it is (1x1, stride 1, no padding)
+  bool staged;                 // the product goes to the workspace in FP32 and is rounded once, by the epilogue
+  bool finishes;               // an elementwise pass follows the GEMM
+  bool converts_weight;        // to gemm_type, in the workspace
   std::int64_t samples, rows;  // of a chunk; samples > 1 only with all P rows
   std::size_t columns_bytes, product_bytes, weight_bytes;
 

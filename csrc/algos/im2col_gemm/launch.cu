@@ -21,8 +21,8 @@ void unroll(const ConvProblem& problem, const Chunk& chunk, const T* x, T* colum
         divide_by(problem.c), divide_by(q), divide_by(chunk.rows), x, columns);
   } else {
     const std::int64_t total = chunk.samples * problem.c * pixels;
-    unroll_nchw<T><<<blocks_for(total), unroll_threads, 0, stream>>>(
-        problem, chunk, static_cast<std::uint32_t>(total), divide_by(pixels), divide_by(q), x, columns);
+    unroll_nchw<T><<<blocks_for(total), unroll_threads, 0, stream>>>(problem, chunk, static_cast<std::uint32_t>(total),
+                                                                     divide_by(pixels), divide_by(q), x, columns);
   }
   check_launch("im2col_gemm unroll");
 }

@@ -1,4 +1,5 @@
-// The elementwise passes around the GEMM. Indices inside a chunk are below 2^31 (config.h), offsets into x and y 64-bit.
+// The elementwise passes around the GEMM. Indices inside a chunk are below 2^31 (config.h), offsets into x and y
+// 64-bit.
 #pragma once
 
 #include "algos/im2col_gemm/chunks.h"

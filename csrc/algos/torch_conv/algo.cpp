@@ -1,4 +1,5 @@
-// PyTorch's own convolution: always fits, so `auto` always answers. Its run function lives in csrc/ops (it needs torch).
+// PyTorch's own convolution: always fits, so `auto` always answers. Its run function lives in csrc/ops (it needs
+// torch).
 #include <algorithm>
 
 #include "core/algorithm.h"
@@ -33,7 +34,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"torch", "library", "PyTorch's own convolution (cuDNN, oneDNN)", 0, true, true,
-                          error_multiple, supports, plan, plain_weight};
+const Algorithm algorithm{
+    "torch", "library",   "PyTorch's own convolution (cuDNN, oneDNN)", 0, true, true, error_multiple, supports,
+    plan,    plain_weight};
 
 }  // namespace fastconv::algos::torch

@@ -18,7 +18,8 @@ double error_multiple(AccuracyClass accuracy) {
 
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   if (single_stage(problem) || planes_bytes_per_image(problem) <= most_workspace_bytes) return Support::yes();
-  return Support::no("workspace", "the " + std::to_string(problem.r * problem.s) + " partial planes of one image take " +
+  return Support::no("workspace", "the " + std::to_string(problem.r * problem.s) +
+                                      " partial planes of one image take " +
                                       std::to_string(planes_bytes_per_image(problem)) + " bytes; two_stage allows " +
                                       std::to_string(most_workspace_bytes));
 }
@@ -40,9 +41,9 @@ ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
       ceil_div<std::int64_t>(problem.n * problem.p() * problem.q(), cpu_pixel_tile) * cpu_pixel_tile);
   const double flops = 2.0 * pixels * static_cast<double>(problem.groups * config.k_tiles * config.k_tile) *
                        static_cast<double>(problem.c_per_group() * problem.r * problem.s);
-  const double plane_bytes =
-      single_stage(problem) ? 0.0
-                            : 2.0 * static_cast<double>(problem.n) * static_cast<double>(planes_bytes_per_image(problem));
+  const double plane_bytes = single_stage(problem) ? 0.0
+                                                   : 2.0 * static_cast<double>(problem.n) *
+                                                         static_cast<double>(planes_bytes_per_image(problem));
   plan.cost_us = 15.0 + 1e6 * (flops / (0.4 * device.fp32_flops_per_s) +
                                (problem.compulsory_bytes() + plane_bytes) / device.bandwidth_bytes_per_s);
   return plan;
@@ -63,7 +64,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"two_stage", "direct", "a plane per filter tap, then the sum of the planes", 3, true, true,
-                          error_multiple, supports, plan, plain_weight};
+const Algorithm algorithm{"two_stage",
+                          "direct",
+                          "a plane per filter tap, then the sum of the planes",
+                          3,
+                          true,
+                          true,
+                          error_multiple,
+                          supports,
+                          plan,
+                          plain_weight};
 
 }  // namespace fastconv::algos::two_stage

@@ -78,9 +78,9 @@ inline Config configure(const ConvProblem& problem, const DeviceInfo& device, in
   const double flops = 2.0 * static_cast<double>(std::max<std::int64_t>(blocks, device.processors)) * tile.m() *
                        tile.n() * static_cast<double>(ceil_div<std::int64_t>(problem.c_per_group(), chunk) * chunk);
   // Every plane is written once and read once.
-  const double plane_bytes =
-      single_stage(problem) ? 0.0
-                            : 2.0 * static_cast<double>(problem.n) * static_cast<double>(planes_bytes_per_image(problem));
+  const double plane_bytes = single_stage(problem) ? 0.0
+                                                   : 2.0 * static_cast<double>(problem.n) *
+                                                         static_cast<double>(planes_bytes_per_image(problem));
   config.cost_us = (single_stage(problem) ? 5.0 : 8.0) +
                    1e6 * std::max(flops / (tile.rate * device.fp32_flops_per_s),
                                   (problem.compulsory_bytes() + plane_bytes) / device.bandwidth_bytes_per_s);
@@ -114,8 +114,8 @@ struct CpuConfig {
 inline CpuConfig choose_cpu_config(const ConvProblem& problem) {
   CpuConfig config;
   config.filters = register_tile::filters_for(problem.k_per_group());
-  config.k_tile = std::min<std::int64_t>(4, ceil_div<std::int64_t>(problem.k_per_group(), config.filters)) *
-                  config.filters;
+  config.k_tile =
+      std::min<std::int64_t>(4, ceil_div<std::int64_t>(problem.k_per_group(), config.filters)) * config.filters;
   config.k_tiles = ceil_div<std::int64_t>(problem.k_per_group(), config.k_tile);
   config.channels = std::min(cpu_chunk, problem.c_per_group());
   config.x_floats = config.channels * cpu_pixel_tile;

@@ -83,9 +83,8 @@ __device__ void load_filters(const Params<T>& params, const Position& at, std::i
     const int c = index % chunk, filter = index / chunk;
     const std::int64_t k = at.k0 + filter, channel = c0 + c;
     const std::int64_t row = (at.g * params.k_per_group + k) * params.c_per_group + channel;
-    shared.filters[c][filter] = k < params.k_per_group && channel < params.c_per_group
-                                    ? to_float(tap[row * params.taps])
-                                    : 0.0f;
+    shared.filters[c][filter] =
+        k < params.k_per_group && channel < params.c_per_group ? to_float(tap[row * params.taps]) : 0.0f;
   }
 }
 

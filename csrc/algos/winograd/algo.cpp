@@ -26,7 +26,8 @@ Support supports(const ConvProblem& problem, const char* name) {
   }
   // The GPU kernels number tiles with 31 bits; F(2x2) has the most.
   if (problem.n * ((problem.p() + 1) / 2) * ((problem.q() + 1) / 2) >= (std::int64_t{1} << 31) - tile_multiple) {
-    return no("size", "the output has " + std::to_string(problem.n * problem.p() * problem.q()) + " pixels", "below 2^33");
+    return no("size", "the output has " + std::to_string(problem.n * problem.p() * problem.q()) + " pixels",
+              "below 2^33");
   }
   return Support::yes();
 }
@@ -78,7 +79,9 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
       config.v_bytes() + config.m_bytes() + config.tile_exponent_bytes() + transposed_input_bytes(problem, device);
   const std::int64_t chunks = (config.tiles + config.chunk_tiles - 1) / config.chunk_tiles;
   plan.config = "F(" + std::to_string(m) + "x" + std::to_string(m) + ") " +
-                (config.mode == Mode::fp32 ? "float32" : config.mode == Mode::split ? "3 x float16" : "half") +
+                (config.mode == Mode::fp32    ? "float32"
+                 : config.mode == Mode::split ? "3 x float16"
+                                              : "half") +
                 " GEMM " + std::to_string(config.frequencies()) + " x " + std::to_string(config.chunk_tiles) + "x" +
                 std::to_string(config.depth) + "x" + std::to_string(problem.k) + ", chunks " + std::to_string(chunks);
   plan.cost_us = device.type == DeviceType::cpu ? cpu_cost_us(problem, config, chunks, device)
@@ -117,8 +120,16 @@ PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device)
 
 }  // namespace
 extern const Algorithm algorithm;
-const Algorithm algorithm{"winograd_f2", "winograd", "F(2x2,3x3), transform kernels around a batched GEMM", 1, true,
-                          true, error_multiple, supports, plan, packed_weight};
+const Algorithm algorithm{"winograd_f2",
+                          "winograd",
+                          "F(2x2,3x3), transform kernels around a batched GEMM",
+                          1,
+                          true,
+                          true,
+                          error_multiple,
+                          supports,
+                          plan,
+                          packed_weight};
 }  // namespace algos::winograd_f2
 
 namespace algos::winograd_f4 {
@@ -144,7 +155,15 @@ PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device)
 
 }  // namespace
 extern const Algorithm algorithm;
-const Algorithm algorithm{"winograd_f4", "winograd", "F(4x4,3x3), transform kernels around a batched GEMM", 1, true,
-                          true, error_multiple, supports, plan, packed_weight};
+const Algorithm algorithm{"winograd_f4",
+                          "winograd",
+                          "F(4x4,3x3), transform kernels around a batched GEMM",
+                          1,
+                          true,
+                          true,
+                          error_multiple,
+                          supports,
+                          plan,
+                          packed_weight};
 }  // namespace algos::winograd_f4
 }  // namespace fastconv

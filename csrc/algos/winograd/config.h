@@ -4,8 +4,8 @@
 //   U [alpha^2][K][depth]   transformed filters, in the packed weight, then K int32 exponents
 //   M [alpha^2][T][K_pad]   float32 products, in the workspace
 //
-// depth is C_pad, or 3 C_pad in split mode: V holds [lo | hi | hi] and U [hi | lo | hi], so that one GEMM sums the three
-// products lo*hi + hi*lo + hi*hi, the small ones first.
+// depth is C_pad, or 3 C_pad in split mode: V holds [lo | hi | hi] and U [hi | lo | hi], so that one GEMM sums the
+// three products lo*hi + hi*lo + hi*hi, the small ones first.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +63,8 @@ inline Mode select_mode(AccuracyClass accuracy, const DeviceInfo& device) {
 // The GPU kernels read x in NHWC, where every access runs along C; NCHW input is turned first, into the workspace.
 inline std::size_t transposed_input_bytes(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu || problem.layout == Layout::nhwc) return 0;
-  return Config::align(static_cast<std::size_t>(problem.n * problem.h * problem.w * problem.c) * size_of(problem.dtype));
+  return Config::align(static_cast<std::size_t>(problem.n * problem.h * problem.w * problem.c) *
+                       size_of(problem.dtype));
 }
 
 inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& device) {

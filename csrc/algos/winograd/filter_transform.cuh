@@ -23,11 +23,11 @@ __device__ __forceinline__ void transform_filter(const float (&g)[3][3], float (
 
 // A block per filter. With a snapshot: a filter that equals it bit for bit is left alone (PackArgs::snapshot).
 template <typename T, int m, Mode mode>
-__global__ void __launch_bounds__(256) filter_transform(
-    int c, int c_pad, int depth, const T* __restrict__ weight,  // [K, C, 3, 3]
-    typename Operand<mode>::type* __restrict__ u,                // [alpha^2][K][depth]
-    int* __restrict__ exponents,                                 // [K]
-    T* __restrict__ snapshot) {                                  // [K, C, 3, 3] or null
+__global__ void __launch_bounds__(256)
+    filter_transform(int c, int c_pad, int depth, const T* __restrict__ weight,  // [K, C, 3, 3]
+                     typename Operand<mode>::type* __restrict__ u,               // [alpha^2][K][depth]
+                     int* __restrict__ exponents,                                // [K]
+                     T* __restrict__ snapshot) {                                 // [K, C, 3, 3] or null
   constexpr int alpha = m + 2;
   __shared__ float scratch[8];
   const std::int64_t k = blockIdx.x, filters = gridDim.x;

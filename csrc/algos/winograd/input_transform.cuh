@@ -8,10 +8,10 @@ namespace fastconv::winograd {
 // NHWC. A row of the block (blockDim.x lanes) takes a tile, a lane `vec` channels: loads and stores coalesce over C.
 // While a tile's channels fit the row's registers, x is read once: the values wait there for the tile's maximum.
 template <typename T, int m, Mode mode, int vec>
-__global__ void __launch_bounds__(512) input_transform_nhwc(
-    const Chunk chunk, const T* __restrict__ x,          // [N, H, W, C]
-    typename Operand<mode>::type* __restrict__ v,         // [alpha^2][T][depth]
-    int* __restrict__ exponents) {                        // [T]
+__global__ void __launch_bounds__(512)
+    input_transform_nhwc(const Chunk chunk, const T* __restrict__ x,    // [N, H, W, C]
+                         typename Operand<mode>::type* __restrict__ v,  // [alpha^2][T][depth]
+                         int* __restrict__ exponents) {                 // [T]
   constexpr int alpha = m + 2;
   __shared__ float scratch[16];
   const int tile = blockIdx.x * blockDim.y + threadIdx.y;

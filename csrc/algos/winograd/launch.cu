@@ -25,7 +25,8 @@ void dispatch_mode(Mode mode, Visitor&& visit) {
   }
 }
 
-// Only the combinations that select_mode() produces are compiled: f32 with fp32 or split, f16 with fp16, bf16 with bf16.
+// Only the combinations that select_mode() produces are compiled: f32 with fp32 or split, f16 with fp16, bf16 with
+// bf16.
 template <typename T>
 constexpr bool fits(Mode mode) {
   if (std::is_same_v<T, float>) return mode == Mode::fp32 || mode == Mode::split;
@@ -44,7 +45,8 @@ dim3 row_block(int lanes, int threads) { return dim3(lanes, std::max(1, threads 
 Chunk make_chunk(const ConvProblem& problem, const Config& config) {
   Chunk chunk{};
   chunk.c = static_cast<int>(problem.c), chunk.h = static_cast<int>(problem.h), chunk.w = static_cast<int>(problem.w);
-  chunk.k = static_cast<int>(problem.k), chunk.p = static_cast<int>(problem.p()), chunk.q = static_cast<int>(problem.q());
+  chunk.k = static_cast<int>(problem.k), chunk.p = static_cast<int>(problem.p()),
+  chunk.q = static_cast<int>(problem.q());
   chunk.pad_h = static_cast<int>(problem.pad_h), chunk.pad_w = static_cast<int>(problem.pad_w);
   chunk.tiles_p = static_cast<int>(config.tiles_p), chunk.tiles_q = static_cast<int>(config.tiles_q);
   chunk.c_pad = static_cast<int>(config.c_pad), chunk.k_pad = static_cast<int>(config.k_pad);
@@ -70,8 +72,8 @@ void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cu
 }
 
 template <typename T, int m>
-void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents,
-                      const int* filter_exponents, const ConvArgs& args, cudaStream_t stream) {
+void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents, const int* filter_exponents,
+                      const ConvArgs& args, cudaStream_t stream) {
   const auto epilogue = make_epilogue<T>(args);
   auto* y = static_cast<T*>(args.y);
   if (args.problem.layout == Layout::nhwc) {
@@ -83,8 +85,8 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
   } else {
     const int strips = ceil_div(chunk.tiles_q, output_strip_tiles);
     const dim3 grid(static_cast<unsigned>(tile_rows(chunk)) * strips, ceil_div(chunk.k, output_strip_filters));
-    output_transform_nchw<T, m><<<grid, 256, 0, stream>>>(chunk, strips, products, tile_exponents, filter_exponents,
-                                                          y, epilogue);
+    output_transform_nchw<T, m>
+        <<<grid, 256, 0, stream>>>(chunk, strips, products, tile_exponents, filter_exponents, y, epilogue);
   }
   check_launch("winograd output transform");
 }
@@ -144,11 +146,10 @@ void pack_cuda(const PackArgs& args, Runtime& runtime) {
     dispatch_mode(config.mode, [&](auto mode) {
       if constexpr (fits<T>(mode())) {
         auto* packed = static_cast<char*>(args.packed);
-        filter_transform<T, m, mode()>
-            <<<static_cast<unsigned>(args.problem.k), 256, 0, stream_of(runtime)>>>(
-                static_cast<int>(args.problem.c), static_cast<int>(config.c_pad), static_cast<int>(config.depth),
-                static_cast<const T*>(args.weight), reinterpret_cast<typename Operand<mode()>::type*>(packed),
-                reinterpret_cast<int*>(packed + config.u_bytes(args.problem.k)), static_cast<T*>(args.snapshot));
+        filter_transform<T, m, mode()><<<static_cast<unsigned>(args.problem.k), 256, 0, stream_of(runtime)>>>(
+            static_cast<int>(args.problem.c), static_cast<int>(config.c_pad), static_cast<int>(config.depth),
+            static_cast<const T*>(args.weight), reinterpret_cast<typename Operand<mode()>::type*>(packed),
+            reinterpret_cast<int*>(packed + config.u_bytes(args.problem.k)), static_cast<T*>(args.snapshot));
         check_launch("winograd filter transform");
       }
     });

@@ -30,12 +30,12 @@ __device__ __forceinline__ void transform_output_tile(const Load& load, const Em
 
 // NHWC. As the input transform: a row of the block takes a tile, a lane `vec` filters.
 template <typename T, int m, int vec>
-__global__ void __launch_bounds__(128, 3) output_transform_nhwc(
-    const Chunk chunk, const float* __restrict__ products,  // M [alpha^2][T][k_pad]
-    const int* __restrict__ tile_exponents,                 // [T], or null: nothing was scaled
-    const int* __restrict__ filter_exponents,               // [K]
-    T* __restrict__ y,                                      // [N, P, Q, K]
-    Epilogue<T> epilogue) {
+__global__ void __launch_bounds__(128, 3)
+    output_transform_nhwc(const Chunk chunk, const float* __restrict__ products,  // M [alpha^2][T][k_pad]
+                          const int* __restrict__ tile_exponents,                 // [T], or null: nothing was scaled
+                          const int* __restrict__ filter_exponents,               // [K]
+                          T* __restrict__ y,                                      // [N, P, Q, K]
+                          Epilogue<T> epilogue) {
   const int tile = blockIdx.x * blockDim.y + threadIdx.y;
   if (tile >= chunk.tiles) return;
   const TilePosition position = tile_position(chunk, tile);
@@ -77,12 +77,13 @@ constexpr int output_strip_tiles = 8;
 constexpr int output_strip_filters = 32;
 
 template <typename T, int m>
-__global__ void __launch_bounds__(256) output_transform_nchw(
-    const Chunk chunk, int strips_per_row, const float* __restrict__ products,  // M [alpha^2][T][k_pad]
-    const int* __restrict__ tile_exponents,                                     // [T] or null
-    const int* __restrict__ filter_exponents,                                   // [K]
-    T* __restrict__ y,                                                          // [N, K, P, Q]
-    Epilogue<T> epilogue) {
+__global__ void __launch_bounds__(256)
+    output_transform_nchw(const Chunk chunk, int strips_per_row,
+                          const float* __restrict__ products,        // M [alpha^2][T][k_pad]
+                          const int* __restrict__ tile_exponents,    // [T] or null
+                          const int* __restrict__ filter_exponents,  // [K]
+                          T* __restrict__ y,                         // [N, K, P, Q]
+                          Epilogue<T> epilogue) {
   constexpr int width = output_strip_tiles * m, pitch = m * width + 1;  // odd: no bank conflicts over filters
   __shared__ float turned[output_strip_filters * pitch];                // [filters][m][width]
   const int tile_row = chunk.first_tile / chunk.tiles_q + blockIdx.x / strips_per_row;  // n * tiles_p + tp
