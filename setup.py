@@ -71,17 +71,8 @@ def ninja_file(module: Path, operators: Path) -> str:
     for source in [*sources, ROOT / "csrc/bindings/module.cpp"]:
         name = source.relative_to(ROOT / "csrc").with_suffix(source.suffix + ".o")
         objects[source] = f"obj/{name}"
-        if source.suffix == ".cu":
-            rule, flags = "nvcc", f"{NVCC_FLAGS} {' '.join(architecture_flags(architectures))} {include}"
-        else:
-            rule = "cxx"
-            flags = (
-                torch_flags
-                if "ops" in name.parts
-                else python_flags
-                if "bindings" in name.parts
-                else f"{CXX_FLAGS} {include}"
-            )
+        rule = "nvcc" if source.suffix == ".cu" else "cxx"
+        flags = nvcc_flags if rule == "nvcc" else flags_of_room.get(name.parts[0], f"{CXX_FLAGS} -I{ROOT}/csrc")
         lines.append(f"build obj/{name}: {rule} {source}\n  flags = {flags}")
     planner = " ".join(objects[source] for source in [*PLANNER, ROOT / "csrc/bindings/module.cpp"])
     lines.append(f"build {module}: link {planner}")
