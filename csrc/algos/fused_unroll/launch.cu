@@ -32,17 +32,17 @@ __global__ void __launch_bounds__(Tile<T, R, TileK, TilePixels>::threads, 512 / 
     const int valid_pixels = static_cast<int>(min(static_cast<std::int64_t>(TilePixels), pixels - first_pixel));
 
     Block::locate(params, shared, first_pixel);
-    float sums[4][4] = {};
+    float totals[4][4] = {};
     __syncthreads();
     for (std::int64_t c0 = 0; c0 < c_size; c0 += Block::channels) {
       const int count = static_cast<int>(min(static_cast<std::int64_t>(Block::channels), c_size - c0));
       Block::load_inputs(params, x, shared, group * c_size + c0, count);
       Block::load_weights(params, weight, shared, k0, valid_k, c0, count);
       __syncthreads();
-      Block::multiply(shared, count, k, pixel, sums);
+      Block::multiply(shared, count, k, pixel, totals);
       __syncthreads();
     }
-    Block::store(params, y, shared, k0, valid_k, valid_pixels, k, pixel, sums);
+    Block::store(params, y, shared, k0, valid_k, valid_pixels, k, pixel, totals);
     __syncthreads();  // before the next tile overwrites shared.pixels
   }
 }

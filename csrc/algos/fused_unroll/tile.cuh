@@ -109,9 +109,11 @@ struct Tile {
     }
   }
 
-  // sums[i][j] += weights[., k + i] * inputs[., pixel + j]
+  // totals[i][j] += sum over the chunk of weights[., k + i] * inputs[., pixel + j]. Added to earlier chunks only at the
+  // end: a sum of block sums rounds like its longest part, not like the whole.
   static __device__ __forceinline__ void multiply(const Shared& shared, int count, int k, int pixel,
-                                                  float (&sums)[4][4]) {
+                                                  float (&totals)[4][4]) {
+    float sums[4][4] = {};
     constexpr int unrolled_channels = R == 1 ? 8 : R == 2 ? 2 : 1;  // beside all taps
 #pragma unroll unrolled_channels
     for (int c = 0; c < count; ++c) {
@@ -126,6 +128,11 @@ struct Tile {
           for (int j = 0; j < 4; ++j) sums[i][j] = fmaf(a[i], b[j], sums[i][j]);
         }
       }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) totals[i][j] += sums[i][j];
     }
   }
 
