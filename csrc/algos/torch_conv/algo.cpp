@@ -11,23 +11,36 @@ double error_multiple(AccuracyClass) { return 1.0; }
 
 Support supports(const ConvProblem&, const DeviceInfo&) { return Support::yes(); }
 
-// Share of the device's rate that PyTorch's convolution reaches (docs/performance.md has the measurements).
-double sustained_flops(const ConvProblem& problem, const DeviceInfo& device) {
-  if (device.type == DeviceType::cpu) return 2.2 * device.fp32_flops_per_s;  // oneDNN, float32: 112 GFLOP/s per core
-  switch (problem.accuracy) {
-    case AccuracyClass::ieee:
-    case AccuracyClass::fp32: return 1.8 * device.fp32_flops_per_s;  // Winograd inside cuDNN: above the FFMA rate
-    case AccuracyClass::tf32: return 0.42 * device.fp16_tensor_flops_per_s;
-    default: return 0.8 * device.fp16_tensor_flops_per_s;
+// oneDNN, float32: 112 GFLOP/s per core.
+double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
+  return 10.0 + 1e6 * std::max(problem.direct_flops() / (2.2 * device.fp32_flops_per_s),
+                               problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
+}
+
+// cuDNN with benchmark=True, fitted to the layer set on an H200 (benchmarks/results). A block walks the whole
+// reduction, which small problems wait for: microseconds per term.
+double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
+  const double bandwidth = device.bandwidth_bytes_per_s;
+  if (problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32) {
+    // 28 to 50 TFLOP/s; where its search finds Winograd, for 3x3 kernels on small maps, 65 to 115.
+    const bool winograd = problem.r == 3 && problem.s == 3 && problem.stride_h == 1 && problem.h <= 28;
+    const double rate = (winograd ? 1.8 : 0.85) * device.fp32_flops_per_s;
+    return 4.0 + 0.022 * terms + 1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / bandwidth);
   }
+  // Tensor cores: tiles of 128 filters, NHWC inside; NCHW tensors are converted before and after.
+  const double peak = (problem.accuracy == AccuracyClass::tf32 ? 0.63 : 1.15) * device.fp16_tensor_flops_per_s;
+  const double filling = std::min(1.0, (static_cast<double>(problem.k_per_group()) + 16.0) / 128.0);
+  const double conversions = problem.layout == Layout::nchw ? 2.0 * problem.compulsory_bytes() : 0.0;
+  return 6.0 + 0.002 * terms +
+         1e6 * (std::max(problem.direct_flops() / (peak * filling), problem.compulsory_bytes() / bandwidth) +
+                conversions / bandwidth);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvPlan plan;
   plan.config = "aten::_convolution";
-  const double overhead = device.type == DeviceType::cpu ? 10.0 : 6.0;
-  plan.cost_us = overhead + 1e6 * std::max(problem.direct_flops() / sustained_flops(problem, device),
-                                           problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
+  plan.cost_us = device.type == DeviceType::cpu ? cpu_cost_us(problem, device) : cuda_cost_us(problem, device);
   return plan;
 }
 

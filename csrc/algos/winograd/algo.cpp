@@ -54,7 +54,8 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const bool turned = problem.layout == Layout::nchw;
   const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / (0.85 * bandwidth);
   const double rate = config.mode == Mode::fp32 ? device.fp32_flops_per_s : 0.95 * device.fp16_tensor_flops_per_s;
-  const double gemm = std::max((w.v_bytes + w.m_bytes) / (0.92 * bandwidth), w.flops / rate);
+  const double u_bytes = static_cast<double>(config.u_bytes(problem.k));
+  const double gemm = std::max((u_bytes + w.v_bytes + w.m_bytes) / (0.92 * bandwidth), w.flops / rate);
   const double output = (w.m_bytes + y_bytes) / ((turned ? 0.5 : 0.9) * bandwidth);
   return (turned ? 15.0 : 12.0) + 1e6 * (input + gemm + output);
 }
