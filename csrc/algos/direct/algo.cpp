@@ -21,7 +21,10 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   // Every multiply-add reads both operands through the caches; about 3 % of the FP32 rate is what that sustains.
   ConvPlan plan;
   plan.config = "block 16x16";
-  plan.cost_us = 5.0 + 1e6 * problem.direct_flops() / (0.03 * device.fp32_flops_per_s);
+  // A thread walks the whole reduction, which small problems wait for (measured on an H200).
+  const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
+  const double latency_us = device.type == DeviceType::cuda ? 0.13 * terms : 0.0;
+  plan.cost_us = 5.0 + latency_us + 1e6 * problem.direct_flops() / (0.03 * device.fp32_flops_per_s);
   return plan;
 }
 

@@ -54,7 +54,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const std::int64_t chunks = ceil_div(problem.n, chunk.samples) * ceil_div(problem.p(), chunk.rows);
   const std::int64_t gemms = problem.layout == Layout::nhwc ? 1 : std::min(problem.groups, chunk.samples);
   const double launch_us = device.type == DeviceType::cuda ? 4.0 : 8.0;
-  plan.cost_us = launch_us * static_cast<double>(chunks * (gemms + chunk.unrolls + chunk.finishes)) +
+  // A block of the GEMM walks the whole reduction: what small problems wait for (measured on an H200).
+  const double latency_us = device.type == DeviceType::cuda ? 4.0 + 0.0025 * depth : 0.0;
+  plan.cost_us = latency_us + launch_us * static_cast<double>(chunks * (gemms + chunk.unrolls + chunk.finishes)) +
                  1e6 * (bytes / device.bandwidth_bytes_per_s + problem.direct_flops() / rate);
   return plan;
 }

@@ -32,7 +32,7 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double peak = (problem.accuracy == AccuracyClass::tf32 ? 0.63 : 1.15) * device.fp16_tensor_flops_per_s;
   const double filling = std::min(1.0, (static_cast<double>(problem.k_per_group()) + 16.0) / 128.0);
   const double conversions = problem.layout == Layout::nchw ? 2.0 * problem.compulsory_bytes() : 0.0;
-  return 6.0 + 0.002 * terms +
+  return 5.0 + 0.002 * terms +
          1e6 * (std::max(problem.direct_flops() / (peak * filling), problem.compulsory_bytes() / bandwidth) +
                 conversions / bandwidth);
 }
