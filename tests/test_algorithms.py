@@ -325,7 +325,9 @@ def test_for_sanitizer(algorithm, layout, cls):
         epilogue = Epilogue(bias=True, residual=True, activation="relu")
         host, case = (make_case(shape, cls, layout, device, epilogue) for device in ("cpu", "cuda"))
         packed = pack_weight(case.weight, shape.groups, algorithm, cls)
-        refresh_packed(packed, case.weight.clone(), case.weight, shape.groups, algorithm, cls)
+        refresh_packed(
+            packed, case.weight.clone(memory_format=torch.contiguous_format), case.weight, shape.groups, algorithm, cls
+        )
         output = conv2d(case, algorithm, cls)
         if differs(output, conv2d_packed(case, packed, algorithm, cls, layout), case, algorithm, cls):
             wrong.append(f"{shape}: conv2d_packed differs from conv2d")
