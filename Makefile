@@ -15,6 +15,9 @@ help:
 	@echo "make sanitize  the small tests under compute-sanitizer (GPU)"
 	@echo "make lint      ruff, mypy, clang-format, include rules"
 	@echo "make clean     remove what was built (.venv stays)"
+	@echo
+	@echo "ARGS goes to the command: make demo ARGS='--network resnet50 --batch 4', make test ARGS='-k winograd'."
+	@echo "PYTHON names the interpreter ($(PYTHON)), VENV the environment ($(VENV))."
 
 demo: build
 	$(BIN)/fastconv demo $(ARGS)
@@ -35,6 +38,7 @@ $(VENV)/build.stamp: tools/build/backend.py
 
 # Not isolated: the build uses the torch just installed instead of fetching a second one.
 $(VENV)/install.stamp: $(VENV)/build.stamp pyproject.toml
+	@echo "Compiling, once: about 4 minutes on 2 cores, half a minute with FASTCONV_CUDA=0"
 	$(PIP) install --quiet --no-build-isolation --editable ".[test]"
 	touch $@
 
@@ -48,9 +52,10 @@ build compile_commands: $(VENV)/install.stamp
 
 lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
-	if [ -f tools/check_rooms.py ]; then $(BIN)/python tools/check_rooms.py; fi
+	$(BIN)/python tools/check_rooms.py
 
 # memcheck: every tensor is an allocation of its own, so that reading past one is seen. initcheck has to see all kernels
 # (it must know what they wrote); the two about synchronisation look at ours alone.

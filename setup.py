@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,22 +26,27 @@ CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unknown
 NVCC_FLAGS = "-std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden --expt-relaxed-constexpr --threads=1 -lineinfo"
 RULES = """
 rule cxx
+  description = c++ $out
   command = {cxx} -MMD -MF $out.d $flags -c $in -o $out
   depfile = $out.d
   deps = gcc
 rule nvcc
+  description = nvcc $out
   command = {nvcc} -MD -MF $out.d $flags -c $in -o $out
   depfile = $out.d
   deps = gcc
 rule link
+  description = link $out
   command = {cxx} -shared $in -o $out $flags
 """
 
 
-def ninja_file(module: Path, operators: Path) -> str:
+def ninja_file(module: str, operators: str) -> str:
+    torch = find_torch()
     import pybind11
 
-    torch = Path(find_spec("torch").submodule_search_locations[0])  # found, not imported: only headers are needed
+    if shutil.which(CXX.split()[0]) is None:
+        raise SystemExit(f"the C++ compiler {CXX!r} was not found; install g++ (11 or later), or name another in CXX")
     nvcc = find_nvcc() if wants_cuda() else None
     if nvcc is None and os.environ.get("FASTCONV_CUDA") == "1":
         raise SystemExit(
@@ -80,6 +86,19 @@ def ninja_file(module: Path, operators: Path) -> str:
     return "\n".join(lines) + f"\ndefault {module} {operators}\n"
 
 
+def find_torch() -> Path:
+    """Its folder. Found, not imported: only headers and libraries are needed."""
+    spec = find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(
+            f"torch is not installed for {sys.executable}, and its headers are needed to build; `pip install .` "
+            "without --no-build-isolation brings it"
+        )
+    if tuple(map(int, version("torch").split(".")[:2])) < (2, 10):
+        raise SystemExit(f"torch is {version('torch')}; fastconv is built with the stable C++ headers of 2.10 or later")
+    return Path(spec.submodule_search_locations[0])
+
+
 def version_of(nvcc: Path | None) -> str:
     if nvcc is None:
         return ""
@@ -90,23 +109,31 @@ def version_of(nvcc: Path | None) -> str:
 class NinjaBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         module = Path(self.get_ext_fullpath(ext.name)).resolve()
-        module.parent.mkdir(parents=True, exist_ok=True)
         build = ROOT / "build" / "ninja"
         build.mkdir(parents=True, exist_ok=True)
-        text = ninja_file(module, module.parent / "libfastconv.so")
+        text = ninja_file(module.name, "libfastconv.so")
         path = build / "build.ninja"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-        ninja = shutil.which("ninja") or [sys.executable, "-m", "ninja"]
-        command = [ninja] if isinstance(ninja, str) else ninja
+        ninja = [shutil.which("ninja")] if shutil.which("ninja") else [sys.executable, "-m", "ninja"]
         jobs = os.environ.get("MAX_JOBS")
-        subprocess.run([*command, "-C", str(build), *(["-j", jobs] if jobs else [])], check=True)
-        database = subprocess.run([*command, "-C", str(build), "-t", "compdb"], capture_output=True, check=True).stdout
+        subprocess.run([*ninja, "-C", str(build), *(["-j", jobs] if jobs else [])], check=True)
+        database = subprocess.run([*ninja, "-C", str(build), "-t", "compdb"], capture_output=True, check=True).stdout
         (ROOT / "compile_commands.json").write_bytes(database)
+        # Copied: setuptools builds an editable install in a new folder each time, and ninja would link again for it.
+        for name in (module.name, "libfastconv.so"):
+            replace(build / name, module.parent / name)
 
     def copy_extensions_to_source(self) -> None:
         super().copy_extensions_to_source()
-        shutil.copy2(Path(self.build_lib) / "fastconv" / "libfastconv.so", ROOT / "fastconv")
+        replace(Path(self.build_lib) / "fastconv" / "libfastconv.so", ROOT / "fastconv" / "libfastconv.so")
+
+
+def replace(source: Path, target: Path) -> None:
+    """Copies to a new file: the old one may be mapped into a process that runs."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    shutil.copy2(source, target)
 
 
 setup(ext_modules=[Extension("fastconv._C", sources=[])], cmdclass={"build_ext": NinjaBuild})

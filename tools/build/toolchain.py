@@ -1,8 +1,9 @@
 """Finds nvcc and reads the build's environment variables. No dependency: the build backend imports it first."""
 
 import os
+import re
 import shutil
-import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 DEFAULT_ARCHITECTURES = "90a;80+PTX"
@@ -20,12 +21,13 @@ def find_nvcc() -> Path | None:
     """The nvcc to use: $CUDA_HOME's, the PATH's, /usr/local/cuda's, or that of the nvidia-cuda-nvcc package."""
     home = os.environ.get("CUDA_HOME")
     on_path = shutil.which("nvcc")
-    packages = [Path(sysconfig.get_paths()[scheme]) for scheme in ("platlib", "purelib")]
+    # What can be imported, not the interpreter's site-packages: an isolated build has its packages elsewhere.
+    packages = find_spec("nvidia")
     candidates = [
         *([Path(home) / "bin" / "nvcc"] if home else []),
         *([Path(on_path).resolve()] if on_path else []),
         Path("/usr/local/cuda/bin/nvcc"),
-        *(path / "nvidia" / "cu13" / "bin" / "nvcc" for path in packages),
+        *(Path(path) / "cu13" / "bin" / "nvcc" for path in (packages and packages.submodule_search_locations) or []),
     ]
     return next((path for path in candidates if path.is_file() and _is_complete(path)), None)
 
@@ -47,10 +49,11 @@ def cudart_static(nvcc: Path) -> Path | None:
 def architecture_flags(architectures: str) -> list[str]:
     """nvcc's -gencode flags for a list like `90a;80+PTX`."""
     flags = []
-    for entry in filter(None, architectures.replace(",", ";").split(";")):
-        number, _, ptx = entry.strip().partition("+")
-        if not number.rstrip("af").isdigit() or ptx not in ("", "PTX"):
+    for entry in architectures.replace(",", ";").strip("; ").split(";"):
+        entry = entry.strip()
+        if not re.fullmatch(r"[0-9]+[af]?(\+PTX)?", entry):
             raise SystemExit(f"FASTCONV_CUDA_ARCHS has {entry!r}; expected entries like 90a, 80 or 80+PTX")
+        number, _, ptx = entry.partition("+")
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
         if ptx:
             flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")

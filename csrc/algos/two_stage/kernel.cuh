@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(threads, 2) scalar_products(const __grid_const
       load_filters(params, at, c0, shared);
       __syncthreads();
       float sum[m_count][n_count] = {};  // of the chunk: sums of sums round less than one long chain
-#pragma unroll 4  // all 16 at once would spill
+#pragma unroll 4                         // all 16 at once would spill
       for (int c = 0; c < chunk; ++c) {
         const float* m_row = lanes_on_filters ? shared.x[c] : shared.filters[c];
         const float* n_row = lanes_on_filters ? shared.filters[c] : shared.x[c];
