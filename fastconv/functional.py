@@ -55,6 +55,8 @@ def conv2d(
         RuntimeError: shapes, dtypes or values that do not fit each other, as `torch.nn.functional.conv2d`.
         ValueError: an unknown algorithm, precision or activation.
         fastconv.UnsupportedError: the named algorithm cannot serve this problem; the message says why.
+
+    In forward-mode differentiation (`torch.func.jvp`) PyTorch's own convolution runs, whatever the algorithm asked for.
     """
     _require_tensor("input", input)
     _require_tensor("weight", weight)
@@ -173,13 +175,7 @@ def _through_torch(
     padding: list[int], dilation: list[int], groups: int, activation: str, negative_slope: float,
 ) -> Tensor:  # fmt: skip
     y = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    if residual is not None:
-        y = y + residual
-    if activation == "none":
-        return y
-    if activation == "leaky_relu":
-        return F.leaky_relu(y, negative_slope)
-    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y)
+    return ops.transforms.epilogue(y, residual, activation, negative_slope)
 
 
 def _log(

@@ -268,8 +268,6 @@ class Conv2d(nn.Conv2d):
         return y
 
     def _plain(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
-        if forward_ad._current_level >= 0:  # only PyTorch's own has forward-mode derivatives
-            return F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
         state = self._fastconv
         return conv2d(
             x, weight, bias, self.stride, padding, self.dilation, self.groups,

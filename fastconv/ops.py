@@ -277,8 +277,7 @@ def _input_gradient(
 ) -> Tensor:  # fmt: skip
     memory_format = format_of(grad, weight)
     k, c_per_group, r, s = weight.shape
-    extent = [dilation[0] * (r - 1), dilation[1] * (s - 1)]
-    full = [extent[i] - padding[i] for i in range(2)]
+    full = [dilation[0] * (r - 1) - padding[0], dilation[1] * (s - 1) - padding[1]]
     if algorithm != "torch" and list(stride) == [1, 1] and min(full) >= 0:
         # A convolution with the filter flipped and its channels exchanged.
         flipped = weight.reshape(groups, k // groups, c_per_group, r, s).transpose(1, 2)
@@ -293,15 +292,25 @@ def _input_gradient(
             grad, like, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
         )[0]
     else:
-        # The transposed convolution, which takes the class as an argument. What the stride left over is its
-        # output padding.
-        reached = [(grad.shape[i + 2] - 1) * stride[i] - 2 * padding[i] + extent[i] + 1 for i in range(2)]
-        rest = [input_size[i + 2] - reached[i] for i in range(2)]
-        result = torch.ops.aten._convolution(
-            grad, weight, None, stride, padding, dilation, True, rest, groups, *settings.unpack_flags(backend_flags),
-            precision == "tf32",
-        )  # fmt: skip
+        result = input_gradient_as_convolution(
+            grad, weight, input_size, stride, padding, dilation, groups, precision, backend_flags
+        )
     return result.contiguous(memory_format=memory_format)
+
+
+def input_gradient_as_convolution(
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, precision: str, backend_flags: int,
+) -> Tensor:  # fmt: skip
+    """The input gradient [N, C, H, W] as a transposed convolution, which takes the class as an argument. What the
+    stride left over is its output padding."""
+    extent = [dilation[i] * (weight.shape[i + 2] - 1) for i in range(2)]
+    reached = [(grad.shape[i + 2] - 1) * stride[i] - 2 * padding[i] + extent[i] + 1 for i in range(2)]
+    rest = [input_size[i + 2] - reached[i] for i in range(2)]
+    return torch.ops.aten._convolution(
+        grad, weight, None, stride, padding, dilation, True, rest, groups, *settings.unpack_flags(backend_flags),
+        precision == "tf32",
+    )  # fmt: skip
 
 
 def _weight_gradient(

@@ -1,5 +1,6 @@
 """Helpers for tests and benchmarks: poisoned memory, and error metrics against float64."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,26 +33,34 @@ def nan_surrounded(tensor: Tensor, margin: int = 64) -> Tensor:
 
 @dataclass(frozen=True)
 class Errors:
-    """Distance of a result from its reference. NaN or infinity anywhere makes every metric NaN or infinite."""
+    """Errors of a result, relative to its reference; infinite if anything is not finite."""
 
     relative_l2: float  # |y - ref|_2 / |ref|_2
-    maximum: float  # max |y - ref| / max |ref|
-    bias: float  # mean(y - ref) / mean |ref|: signed; a random error averages out here, a systematic one does not
+    maximum: float  # max |y - ref| / rms(ref)
+    bias: float  # mean((y - ref) sign(ref)) / mean |ref|: below 0, the result is shrunk; random errors average out
+
+    def __str__(self) -> str:
+        return f"L2 {self.relative_l2:.3g}, maximum {self.maximum:.3g}, bias {self.bias:+.3g}"
 
 
 def errors(result: Tensor, reference: Tensor) -> Errors:
-    """The metrics, computed in float64. Raises ValueError for different shapes or an empty result. A zero reference is
-    taken as 1."""
-    if result.shape != reference.shape or result.numel() == 0:
+    """The metrics, computed in float64, of tensors of the same shape, any dtypes, one device. Zero for an empty result
+    and for an exact one, infinite against a reference of zeros. Raises ValueError for different shapes."""
+    if result.shape != reference.shape:
         raise ValueError(f"result has shape {list(result.shape)}; expected the reference's {list(reference.shape)}")
-    reference = reference.detach().double()
-    difference = result.detach().double() - reference
-
-    def ratio(numerator: Tensor, denominator: Tensor) -> float:
-        return float(numerator) / (float(denominator) or 1.0)
-
+    result, reference = result.detach().double(), reference.detach().double()
+    if not bool(result.isfinite().all()):
+        return Errors(math.inf, math.inf, math.inf)
+    difference = result - reference
+    if not bool(difference.any()):
+        return Errors(0.0, 0.0, 0.0)
+    # Scaled, so that squares of 1e-200 or 1e200 neither vanish nor overflow.
+    scale = float(reference.abs().max())
+    if scale == 0.0:
+        return Errors(math.inf, math.inf, math.inf)
+    difference, reference = difference / scale, reference / scale
     return Errors(
-        ratio(difference.norm(), reference.norm()),
-        ratio(difference.abs().max(), reference.abs().max()),
-        ratio(difference.mean(), reference.abs().mean()),
+        float(difference.norm() / reference.norm()),
+        float(difference.abs().max() / reference.square().mean().sqrt()),
+        float((difference * reference.sign()).mean() / reference.abs().mean()),
     )

@@ -6,13 +6,17 @@ each of
     Y = conv(X, W),    X' = input_gradient(Y, W),    W' = weight_gradient(X, Y)
 
 are the other two. Every order of differentiation therefore stays inside them, in the accuracy class of the forward.
+
+Forward mode is PyTorch's: within a dual level (`torch.func.jvp` is one) its convolutions run, in the class asked for.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fastconv import ops, settings
 
@@ -24,9 +28,12 @@ def _differentiable(
     setup: Callable[..., None],
     backward: Callable[..., tuple[Any, ...]],
     vmap: Callable[..., tuple[Tensor, int]],
+    plain: Callable[..., Tensor],
 ) -> Callable[..., Tensor]:
     """Registers gradient and vmap of an operator, and returns the operator as code that may run inside `torch.func`'s
-    transforms has to call it: there PyTorch takes an `autograd.Function`, not the registered gradient."""
+    transforms has to call it: there PyTorch takes an `autograd.Function`, not the registered gradient. In forward mode
+    `plain` runs, the same function of PyTorch's operators: a registered operator would lose the tangents without a
+    word, and so would a Function where two such modes are nested."""
     torch.library.register_autograd(operator, backward, setup_context=setup, lib=ops._library)
     torch.library.register_vmap(operator, vmap, lib=ops._library)
 
@@ -39,6 +46,8 @@ def _differentiable(
     front = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 
     def call(*args: Any) -> Tensor:
+        if forward_ad._current_level >= 0:
+            return plain(*args)
         if not torch._C._are_functorch_transforms_active():
             return operator(*args)
         # Inside the rules that the dispatcher itself calls, the transform being applied is already dealt with.
@@ -47,6 +56,17 @@ def _differentiable(
         return Function.apply(*args)
 
     return call
+
+
+def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float) -> Tensor:
+    """activation(y + residual), by PyTorch."""
+    if residual is not None:
+        y = y + residual.to(y.dtype)
+    if activation == "none":
+        return y
+    if activation == "leaky_relu":
+        return F.leaky_relu(y, slope)
+    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y)
 
 
 def _activation_gradient(grad: Tensor, saved: Tensor, activation: str, slope: float, saved_is_output: bool) -> Tensor:
@@ -106,6 +126,18 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     )
 
 
+def _plain_conv2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, activation: str,
+    slope: float, flags: int,
+) -> Tensor:  # fmt: skip
+    y = aten._convolution(
+        input, weight, bias, stride, padding, dilation, False, [0, 0], groups, *settings.unpack_flags(flags),
+        precision == "tf32",
+    )  # fmt: skip
+    return epilogue(y, residual, activation, slope)
+
+
 # The two gradients ---------------------------------------------------------------------------------------------------
 
 
@@ -137,6 +169,24 @@ def _weight_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
         input_gradient(grad, cotangent, ctx.sizes[0], *shared) if ctx.needs_input_grad[0] else None,
         _conv(ctx, input, cotangent) if ctx.needs_input_grad[1] else None,
         *[None] * 8,
+    )
+
+
+def _plain_input_gradient(
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
+) -> Tensor:  # fmt: skip
+    return ops.input_gradient_as_convolution(
+        grad, weight, input_size, stride, padding, dilation, groups, precision, flags
+    )
+
+
+def _plain_weight_gradient(
+    input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
+) -> Tensor:  # fmt: skip
+    return ops.weight_gradient_as_convolution(
+        input, grad, weight_size, stride, padding, dilation, groups, precision, flags
     )
 
 
@@ -199,6 +249,10 @@ def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad if needs[4] else None,
         *[None] * 9,
     )
+
+
+def _plain_conv2d_packed(*args: Any) -> Tensor:
+    raise NotImplementedError("conv2d_packed in forward mode; expected conv2d with the plain weight")
 
 
 # vmap: a batch of inputs is a larger N, a batch of filters is more groups --------------------------------------------
@@ -306,11 +360,13 @@ def _vmap_pack_weight(info, in_dims, *args):  # type: ignore[no-untyped-def]
     return _loop(ops.pack_weight_op, info, in_dims, args)
 
 
-conv2d = _differentiable(ops.conv2d_op, _conv2d_setup, _conv2d_backward, _vmap_conv2d)
-input_gradient = _differentiable(ops.input_gradient_op, _gradient_setup, _input_gradient_backward, _vmap_input_gradient)
+conv2d = _differentiable(ops.conv2d_op, _conv2d_setup, _conv2d_backward, _vmap_conv2d, _plain_conv2d)
+input_gradient = _differentiable(
+    ops.input_gradient_op, _gradient_setup, _input_gradient_backward, _vmap_input_gradient, _plain_input_gradient
+)
 weight_gradient = _differentiable(
-    ops.weight_gradient_op, _gradient_setup, _weight_gradient_backward, _vmap_weight_gradient
+    ops.weight_gradient_op, _gradient_setup, _weight_gradient_backward, _vmap_weight_gradient, _plain_weight_gradient
 )
 conv2d_packed = _differentiable(
-    ops.conv2d_packed_op, _conv2d_packed_setup, _conv2d_packed_backward, _vmap_conv2d_packed
+    ops.conv2d_packed_op, _conv2d_packed_setup, _conv2d_packed_backward, _vmap_conv2d_packed, _plain_conv2d_packed
 )

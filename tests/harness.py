@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
-from metrics import Errors, Rounding, bound, measure
+from metrics import Rounding, bound
 from shapes import Shape
 
-from fastconv import _C, ops
+from fastconv import _C, ops, testing
 
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 # Accuracy class -> (dtype, the precision argument that asks for it).
@@ -224,7 +224,7 @@ def correlation(algorithm: str, shape: Shape) -> float:
 def check(output: torch.Tensor, case: Case, algorithm: str, cls: str) -> list[str]:
     """What is wrong with the output of `algorithm`; empty if it is within the bound of its class."""
     expected = reference(case)
-    errors = measure(output, expected)
+    errors = testing.errors(output, expected)
     allowed = bound(
         expected, magnitude(case), peer=peer_errors(case, cls),
         multiple=ALGORITHMS[algorithm]["accuracy"][cls],
@@ -274,12 +274,12 @@ def peer(case: Case, cls: str) -> torch.Tensor:
     return finish(total, case.bias, case.residual, case.epilogue)
 
 
-def peer_errors(case: Case, cls: str) -> Errors:
+def peer_errors(case: Case, cls: str) -> testing.Errors:
     """PyTorch's own errors in the class: the larger ones of its two layouts, which run different kernels."""
     expected = reference(case)
     both = []
     for layout in LAYOUTS.values():
         x, weight = (tensor.contiguous(memory_format=layout) for tensor in (case.input, case.weight))
-        both.append(measure(peer(replace(case, input=x, weight=weight), cls), expected))
-    return Errors(*(max(both, key=lambda errors: abs(getattr(errors, name))).__dict__[name]
-                    for name in ("l2", "maximum", "bias")))  # fmt: skip
+        both.append(testing.errors(peer(replace(case, input=x, weight=weight), cls), expected))
+    return testing.Errors(*(max(both, key=lambda errors: abs(getattr(errors, name))).__dict__[name]
+                    for name in ("relative_l2", "maximum", "bias")))  # fmt: skip

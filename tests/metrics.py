@@ -1,4 +1,5 @@
-"""How wrong an output is, and how wrong it may be. Derivations: docs/numerics.md, "What the tests check"."""
+"""How wrong an output may be, by the metrics of fastconv.testing. Derivations: docs/numerics.md, "What the tests
+check"."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import math
 from dataclasses import dataclass
 
 import torch
+
+from fastconv.testing import Errors
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 # Spacing of the subnormals: what is lost there does not shrink with the value.
@@ -16,43 +19,8 @@ FALSE_ALARM = 1e-7
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Errors of an output against float64, all relative to the reference; infinite if anything is not finite."""
-
-    l2: float  # ||y - ref|| / ||ref||
-    maximum: float  # max |y - ref| / rms(ref)
-    bias: float  # mean((y - ref) sign(ref)) / mean |ref|: below 0, the output is shrunk
-
-    def __str__(self) -> str:
-        return f"L2 {self.l2:.3g}, maximum {self.maximum:.3g}, bias {self.bias:+.3g}"
-
-
-def measure(output: torch.Tensor, reference: torch.Tensor) -> Errors:
-    """Compares an output of any dtype with a float64 reference of the same shape."""
-    assert output.shape == reference.shape, f"shape {tuple(output.shape)}; expected {tuple(reference.shape)}"
-    if reference.numel() == 0:
-        return Errors(0.0, 0.0, 0.0)
-    if not bool(torch.isfinite(output).all()):
-        return Errors(math.inf, math.inf, math.inf)
-    difference = output.double() - reference
-    if not bool(difference.any()):
-        return Errors(0.0, 0.0, 0.0)
-    # Scaled, so that squares of 1e-40 or 1e35 neither vanish nor overflow.
-    scale = float(reference.abs().max())
-    if scale == 0.0:
-        return Errors(math.inf, math.inf, math.inf)
-    difference, reference = difference / scale, reference / scale
-    rms = float(reference.square().mean().sqrt())
-    return Errors(
-        float(difference.norm() / reference.norm()),
-        float(difference.abs().max()) / rms,
-        float((difference * reference.sign()).mean() / reference.abs().mean()),
-    )
-
-
-@dataclass(frozen=True)
 class Bound:
-    """What an output may deviate by; the fields are those of Errors."""
+    """What an output may deviate by: limits of `Errors`."""
 
     l2: float
     maximum: float
@@ -60,7 +28,7 @@ class Bound:
 
     def violations(self, errors: Errors) -> list[str]:
         pairs = [
-            ("relative L2 error", errors.l2, self.l2),
+            ("relative L2 error", errors.relative_l2, self.l2),
             ("maximum error", errors.maximum, self.maximum),
             ("signed bias", abs(errors.bias), self.bias),
         ]
@@ -120,7 +88,7 @@ def bound(
     # What PyTorch achieves by luck on a handful of values is no yardstick: the floor is what rounding must cost.
     floor = roundoffs * UNIT_ROUNDOFF[torch.float32] * typical + (1.0 + luck) * subnormal / scale
     # Where PyTorch's own answer is not finite (1e30 through a transform), the floor alone is the bound.
-    peer_l2, peer_maximum = (value if math.isfinite(value) else 0.0 for value in (peer.l2, peer.maximum))
+    peer_l2, peer_maximum = (value if math.isfinite(value) else 0.0 for value in (peer.relative_l2, peer.maximum))
     l2 = max(multiple * peer_l2, floor / ref_rms + output_rounding)
     spread = 1.0 / mag_rms  # max(magnitude) / rms(magnitude)
     # The systematic part may be as large as PyTorch's whole error, a `multiple`-th of l2; the rest is chance.

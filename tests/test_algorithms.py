@@ -29,10 +29,9 @@ from harness import (
     refusal,
     supported,
 )
-from metrics import measure
 from shapes import LARGER, SANITIZE, SHAPES, SMALL, Shape
 
-from fastconv import _C, ops
+from fastconv import _C, ops, testing
 from fastconv.testing import poisoned_memory
 
 EPILOGUES = [
@@ -331,8 +330,8 @@ def test_for_sanitizer(algorithm, layout, cls):
         output = conv2d(case, algorithm, cls)
         if differs(output, conv2d_packed(case, packed, algorithm, cls, layout), case, algorithm, cls):
             wrong.append(f"{shape}: conv2d_packed differs from conv2d")
-        errors = measure(output.cpu(), reference(host))
+        errors = testing.errors(output.cpu(), reference(host))
         limit = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}[CLASSES[cls][0]]
-        if not errors.l2 < limit:  # coarse: the precise bounds are test_every_shape's
+        if not errors.relative_l2 < limit:  # coarse: the precise bounds are test_every_shape's
             wrong.append(f"{shape}: {errors}")
     assert not wrong, "\n".join(wrong)

@@ -377,7 +377,9 @@ def test_error_metrics_see_errors():
     expected = torch.randn(100).double()
     assert errors(expected, expected) == type(errors(expected, expected))(0.0, 0.0, 0.0)
     assert errors(expected * 1.01, expected).relative_l2 == pytest.approx(0.01)
-    assert errors(expected + 0.1, expected).bias == pytest.approx(0.1 / expected.abs().mean())
+    assert errors(expected * 0.99, expected).bias == pytest.approx(-0.01)  # also where the output's mean is zero
+    assert errors(expected + 0.1 * expected.sign(), expected).bias == pytest.approx(0.1 / expected.abs().mean())
+    assert errors(expected[:0], expected[:0]) == errors(expected, expected)
     spoiled = expected.clone()
     spoiled[3] = float("nan")
     assert not errors(spoiled, expected).relative_l2 < 1

@@ -160,16 +160,32 @@ def test_bound():
     assert bound(0.0, "fp16", 24) == pytest.approx(2.0**-9)
 
 
-def test_pytorch_class_restores_the_switches():
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
-    with pytorch_class("tf32"):
-        assert torch.backends.cudnn.allow_tf32
-        assert torch.backends.cuda.matmul.allow_tf32
-    with contextlib.suppress(KeyError), pytorch_class("fp32"):
-        assert not torch.backends.cudnn.allow_tf32
-        raise KeyError
-    after = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
-    assert after == before
+@pytest.mark.parametrize("api", ["old", "new", "mixed"])
+def test_pytorch_class_restores_the_switches(api):
+    cudnn, conv, matmul = torch.backends.cudnn, torch.backends.cudnn.conv, torch.backends.cuda.matmul
+
+    def state():
+        return conv.fp32_precision, matmul.fp32_precision, cudnn.benchmark
+
+    original = state()
+    try:
+        if api != "new":
+            cudnn.allow_tf32 = matmul.allow_tf32 = True
+        if api != "old":
+            conv.fp32_precision = matmul.fp32_precision = "ieee"
+        before = state()
+        with pytorch_class("tf32"):
+            assert state() == ("tf32", "tf32", True)
+        with contextlib.suppress(KeyError), pytorch_class("fp32", benchmark=False):
+            assert state() == ("ieee", "ieee", False)
+            raise KeyError
+        assert state() == before
+        if api == "old":
+            assert cudnn.allow_tf32
+            assert matmul.allow_tf32
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = True, False  # PyTorch's defaults, in both APIs
+        conv.fp32_precision, matmul.fp32_precision, cudnn.benchmark = original
 
 
 def test_precision_of():

@@ -22,10 +22,9 @@ from harness import (
     refusal,
     supported,
 )
-from metrics import measure
 from shapes import LARGER, SMALL, Shape
 
-from fastconv import _C
+from fastconv import _C, testing
 
 own = pytest.mark.parametrize("algorithm", OWN)
 devices = pytest.mark.parametrize("device", DEVICES)
@@ -65,7 +64,7 @@ def test_images_do_not_depend_on_their_batch(algorithm, device):
     together = conv2d(batch, algorithm, "fp32")
     for i in range(3):
         alone = Case(shape.with_batch(1), batch.input[i : i + 1], batch.weight, None, None, Epilogue())
-        assert measure(conv2d(alone, algorithm, "fp32"), together[i : i + 1].double()).l2 < 1e-5
+        assert testing.errors(conv2d(alone, algorithm, "fp32"), together[i : i + 1].double()).relative_l2 < 1e-5
 
 
 @devices
@@ -100,7 +99,7 @@ def test_thread_count_changes_rounding_at_most(algorithm):
         alone = conv2d(case, algorithm, "fp32")
     finally:
         torch.set_num_threads(threads)
-    assert measure(conv2d(case, algorithm, "fp32"), alone.double()).l2 < 1e-5
+    assert testing.errors(conv2d(case, algorithm, "fp32"), alone.double()).relative_l2 < 1e-5
 
 
 @needs_cuda
@@ -200,7 +199,7 @@ def test_more_than_2_31_elements(algorithm):
         part = Shape(1, shape.c, size, size, shape.k, shape.r, shape.s, groups=shape.groups)
         expected = reference(Case(part, corner, weight, None, None, Epilogue()))
         got = output[-1:, :, -expected.shape[2] :, -expected.shape[3] :]
-        assert measure(got, expected).l2 < 2e-2, f"{layout}: {measure(got, expected)}"
+        assert testing.errors(got, expected).relative_l2 < 2e-2, f"{layout}: {testing.errors(got, expected)}"
         del x, output
         torch.cuda.empty_cache()
 

@@ -1,4 +1,4 @@
-"""Errors of every algorithm against float64, beside PyTorch's: the measured columns of docs/numerics.md.
+"""testing.Errors of every algorithm against float64, beside PyTorch's: the measured columns of docs/numerics.md.
 
 usage: python tools/measure_errors.py [cpu|cuda]
 Prints a Markdown table. `error`: relative L2, the worst over the shapes below; `times PyTorch`: the worst ratio to
@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from harness import ALGORITHMS, CLASSES, OWN, conv2d, make_case, peer_errors, reference, refusal  # noqa: E402
-from metrics import measure  # noqa: E402
 from shapes import Shape  # noqa: E402
+
+from fastconv import testing  # noqa: E402
 
 # Enough outputs that no error is small by luck; short and long reductions.
 SHAPES = [
@@ -38,12 +39,12 @@ def main() -> None:
                     continue
                 case = make_case(shape, cls, "nchw", device)
                 expected = reference(case)
-                errors.append(measure(conv2d(case, algorithm, cls), expected))
-                ratios.append(errors[-1].l2 / peer_errors(case, cls).l2)
+                errors.append(testing.errors(conv2d(case, algorithm, cls), expected))
+                ratios.append(errors[-1].relative_l2 / peer_errors(case, cls).relative_l2)
             if ratios and cls in CLASSES:
                 bias = max((error.bias for error in errors), key=abs)
                 print(f"| `{algorithm}` | `{cls}` | {multiple:g} | {max(ratios):.2f} | "
-                      f"{max(error.l2 for error in errors):.1e} | {bias:+.0e} |")  # fmt: skip
+                      f"{max(error.relative_l2 for error in errors):.1e} | {bias:+.0e} |")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fastconv import testing
 from fastconv.bench import ours, peers, results, timing
 from fastconv.bench.layers import Layer
 
@@ -37,21 +38,12 @@ class Reference:
             x[self._images].double().contiguous(), weight.double().contiguous(), None, *geometry, False, [0, 0],
             layer.groups, False, False, False, False,
         )  # fmt: skip
-        self._norm = torch.linalg.vector_norm(self._y)
-        self._peak = self._y.abs().amax()
 
     def error(self, y: torch.Tensor) -> dict[str, float]:
-        """l2: relative L2; max: largest difference over the largest value; bias: relative growth of the output."""
-        difference = y[self._images].double() - self._y
-        values = torch.stack(
-            [
-                torch.linalg.vector_norm(difference) / self._norm,
-                difference.abs().amax() / self._peak,
-                (difference * self._y).sum() / self._norm**2,
-            ]
-        ).tolist()
+        """`fastconv.testing.errors` as l2, max and bias."""
+        found = testing.errors(y[self._images], self._y)
         # JSON has no NaN; an infinite error is as wrong.
-        values = [value if math.isfinite(value) else 1e30 for value in values]
+        values = [value if math.isfinite(value) else 1e30 for value in (found.relative_l2, found.maximum, found.bias)]
         return dict(zip(("l2", "max", "bias"), values, strict=True))
 
 

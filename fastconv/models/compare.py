@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,14 +39,19 @@ def pytorch_class(cls: str, *, benchmark: bool = True) -> Iterator[None]:
 
     TF32 on for `tf32`, off for the others; cuDNN tries its algorithms out if `benchmark`. Restored on exit.
     """
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    saved = cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark
+    # The switches per operation: they answer whatever mix of the old and the new API set them; `allow_tf32` raises.
+    cudnn: Any = torch.backends.cudnn
+    switches = cudnn.conv, torch.backends.cuda.matmul
+    saved, saved_benchmark = [switch.fp32_precision for switch in switches], cudnn.benchmark
     try:
-        cudnn.allow_tf32 = matmul.allow_tf32 = cls == "tf32"
+        for switch in switches:
+            switch.fp32_precision = "tf32" if cls == "tf32" else "ieee"
         cudnn.benchmark = benchmark
         yield
     finally:
-        cudnn.allow_tf32, matmul.allow_tf32, cudnn.benchmark = saved
+        for switch, precision in zip(switches, saved, strict=True):
+            switch.fp32_precision = precision
+        cudnn.benchmark = saved_benchmark
 
 
 @dataclass(frozen=True)
