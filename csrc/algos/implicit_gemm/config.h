@@ -16,7 +16,7 @@ namespace fastconv::algos::implicit_gemm {
 
 constexpr int pixel_tile = 128;  // output pixels of a block
 constexpr int depth_tile = 32;   // reduction of a step: 64 bytes a row, two m16n8k16 instructions
-constexpr int threads = 256;     // 8 warps: 4 along the pixels, 2 along the filters
+constexpr int threads = 128;     // 4 warps, each with 32 pixels and all filters of the block
 constexpr int blocks_per_processor = 2;
 
 // What the tensor cores multiply.

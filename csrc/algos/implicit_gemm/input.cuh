@@ -1,4 +1,6 @@
-// The A operand: gathered from x into registers, split into halves, stored for ldmatrix. And its scales.
+// The A operand: gathered from x into the very registers that mma reads, split into halves on the way, never in shared
+// memory. That works because the order of the reduction within a step is free: where mma's layout gives a lane the
+// indices 2l, 2l+1, 2l+8, 2l+9 (l = lane % 4) of two instructions, we mean the neighbouring elements 8l .. 8l+7.
 #pragma once
 
 #include "algos/implicit_gemm/tile.cuh"
@@ -6,161 +8,153 @@
 
 namespace fastconv::algos::implicit_gemm {
 
+// |hi| of a pixel must reach 2 (else lo would lose bits to float16's subnormals) and stay finite. The guess brings the
+// largest value of the first step to [2^4, 2^5): the rest may be 2^11 times as large. The correction is exact.
+constexpr int guessed_target = 4, exact_target = 12;
+constexpr float least_high = 2.0f;
+
+// One plane of A, by 16 pixels and 16 elements.
 template <typename S>
-class InputLoader {
+using Fragments = std::uint32_t[S::row_tiles][2][4];
+
+template <typename S>
+class Input {
  public:
   using T = typename S::T;
 
-  __device__ __forceinline__ explicit InputLoader(SharedTile<S>& shared)
-      : shared_(shared),
-        // By vectors: neighbouring lanes along the channels. By element: along the pixels, so that the walk over
-        // (r, s, c) is the same in a whole warp.
-        row_(S::vector ? threadIdx.x / S::chunks_per_row : threadIdx.x % pixel_tile),
-        first_(S::chunk * (S::vector ? threadIdx.x % S::chunks_per_row : threadIdx.x / pixel_tile)) {}
-
-  __device__ __forceinline__ int row(int i) const { return row_ + i * row_step; }
-
   // x for one step into registers; zeros in the padding and behind the end of the reduction.
-  __device__ __forceinline__ void load(const Params<T>& params, int step) {
-    int j = step * depth_tile + first_;
+  __device__ __forceinline__ void load(const Params<T>& params, const SharedTile<S>& shared, int step) {
+    constexpr int count = S::vector ? 16 / static_cast<int>(sizeof(T)) : 1;  // elements of a load
+    int j = step * depth_tile + static_cast<int>(threadIdx.x) % 4 * S::elements;
     unsigned tap = j;
     int c = params.by_c.peel(tap);
     int s = params.by_s.peel(tap), r = tap;
-    if constexpr (S::vector) {
+#pragma unroll
+    for (int e = 0; e < S::elements; e += count) {
       const int dh = r * params.dilation_h, dw = s * params.dilation_w;
-      const T* source = params.x + offset(params, dh, dw, c);
+      const T* source =
+          params.x + (static_cast<std::int64_t>(dh) * params.w + dw) * params.x_pixel + c * params.x_channel;
 #pragma unroll
       for (int i = 0; i < S::rows; ++i) {
-        const Row at = shared_.rows[row(i)];
-        const bool inside = j < params.reduction && contains(params, at, dh, dw);
-        const uint4 zero{0, 0, 0, 0};
-        reinterpret_cast<uint4*>(raw_)[i] =
-            inside ? __ldg(reinterpret_cast<const uint4*>(source + at.base)) : zero;
-      }
-    } else {
-      const Row at = shared_.rows[row(0)];
-#pragma unroll
-      for (int e = 0; e < S::chunk; ++e, ++j) {
-        const int dh = r * params.dilation_h, dw = s * params.dilation_w;
-        const bool inside = j < params.reduction && contains(params, at, dh, dw);
-        raw_[e] = inside ? params.x[at.base + offset(params, dh, dw, c)] : from_float<T>(0.0f);
-        if (++c == params.c) {
-          c = 0;
-          if (++s == params.s) s = 0, ++r;
+        const Row at = shared.rows[row_of_lane(i)];
+        const bool inside = j < params.reduction &&
+                            static_cast<unsigned>(at.h + dh) < static_cast<unsigned>(params.h) &&
+                            static_cast<unsigned>(at.w + dw) < static_cast<unsigned>(params.w);
+        if constexpr (S::vector) {
+          const uint4 zero{0, 0, 0, 0};
+          reinterpret_cast<uint4*>(raw_[i])[e / count] =
+              inside ? __ldg(reinterpret_cast<const uint4*>(source + at.base)) : zero;
+        } else {
+          raw_[i][e] = inside ? source[at.base] : from_float<T>(0.0f);
         }
+      }
+      j += count;
+      c += count;  // never beyond C by vectors: it is a multiple of theirs
+      if (c == params.c) {
+        c = 0;
+        if (++s == params.s) s = 0, ++r;
       }
     }
   }
 
-  // Registers to the A stage at `target`, scaled and split. Keeps the largest |hi| of each pixel.
-  __device__ __forceinline__ void store(unsigned char* target) {
+  // The loaded step as fragments: scaled and split (`low` only with two planes). Notes the largest |hi| of each pixel.
+  __device__ __forceinline__ void split(Fragments<S>& high, Fragments<S>& low) {
 #pragma unroll
     for (int i = 0; i < S::rows; ++i) {
-      std::uint32_t high[S::chunk / 2];
-      if constexpr (S::scaled) {
-        const float scale = shared_.scale[row(i)];
-        [[maybe_unused]] std::uint32_t low[S::chunk / 2];
 #pragma unroll
-        for (int e = 0; e < S::chunk / 2; ++e) {
-          const float a = raw_[i * S::chunk + 2 * e] * scale, b = raw_[i * S::chunk + 2 * e + 1] * scale;
+      for (int e = 0; e < S::elements; e += 2) {
+        // Registers of an instruction: row l/4, row l/4 + 8, then both at k + 8.
+        std::uint32_t& to = high[i / 2][e / 4][e % 4 / 2 * 2 + i % 2];
+        if constexpr (S::scaled) {
+          const float a = raw_[i][e] * scale_[i], b = raw_[i][e + 1] * scale_[i];
           const __half2 hi = __floats2half2_rn(a, b);
-          high[e] = bits(hi);
+          to = bits(hi);
           largest_[i] = __hmax2(largest_[i], __habs2(hi));
           if constexpr (S::planes == 2) {
-            low[e] = bits(__floats2half2_rn(a - __low2float(hi), b - __high2float(hi)));
+            low[i / 2][e / 4][e % 4 / 2 * 2 + i % 2] =
+                bits(__floats2half2_rn(a - __low2float(hi), b - __high2float(hi)));
           }
-        }
-        if constexpr (S::planes == 2) put(target + S::a_plane, row(i), low);
-      } else {
-#pragma unroll
-        for (int e = 0; e < S::chunk / 2; ++e) {
-          high[e] = reinterpret_cast<const std::uint32_t*>(raw_)[i * (S::chunk / 2) + e];
+        } else {
+          to = reinterpret_cast<const std::uint32_t*>(raw_[i])[e / 2];
         }
       }
-      put(target, row(i), high);
     }
   }
 
-  // ---- Scales: all threads of the block call these together.
+  // ---- Scales, one per pixel. Four neighbouring lanes hold a pixel; all lanes call these together.
+
+  // From the first step alone, which is loaded.
+  __device__ __forceinline__ void guess_scales() {
+#pragma unroll
+    for (int i = 0; i < S::rows; ++i) set_scale(i, over_lanes(largest_input(i, false)), guessed_target);
+  }
+
+  // Whether the guess was wrong for a pixel of this lane.
+  __device__ __forceinline__ bool is_off(int i) const {
+    const float high = over_lanes(fmaxf(__low2float(largest_[i]), __high2float(largest_[i])));
+    return !(high >= least_high && high < INFINITY);
+  }
+
+  // Reads the input once more for the exact scales. Returns whether any has changed for a pixel that is not zero: one
+  // that sees nothing but zeros is right at any scale.
+  __device__ __forceinline__ bool correct_scales(const Params<T>& params, const SharedTile<S>& shared) {
+    float largest[S::rows] = {};
+    for (int step = 0; step < params.steps; ++step) {
+      load(params, shared, step);
+#pragma unroll
+      for (int i = 0; i < S::rows; ++i) largest[i] = fmaxf(largest[i], largest_input(i, true));
+    }
+    bool changed = false;
+#pragma unroll
+    for (int i = 0; i < S::rows; ++i) {
+      const bool off = is_off(i);
+      const float value = over_lanes(largest[i]);
+      if (off && value > 0.0f) {
+        set_scale(i, value, exact_target);
+        changed = true;
+      }
+    }
+    return changed;
+  }
 
   __device__ __forceinline__ void forget_largest() {
 #pragma unroll
     for (int i = 0; i < S::rows; ++i) largest_[i] = __half2half2(__ushort_as_half(0));
   }
 
-  // shared.largest[row] = max over the loaded step of |x|; infinities left out if `finite`. Before: zero, or more steps.
-  __device__ __forceinline__ void merge_largest_input(bool finite) {
-#pragma unroll
-    for (int i = 0; i < S::rows; ++i) {
-      float largest = 0.0f;
-#pragma unroll
-      for (int e = 0; e < S::chunk; ++e) {
-        const float value = fabsf(to_float(raw_[i * S::chunk + e]));
-        largest = fmaxf(largest, finite && isinf(value) ? 0.0f : value);
-      }
-      merge(row(i), largest);
-    }
-  }
-
-  // shared.largest[row] = max of |hi| as far as stored
-  __device__ __forceinline__ void merge_largest_stored() {
-#pragma unroll
-    for (int i = 0; i < S::rows; ++i) {
-      merge(row(i), fmaxf(__low2float(largest_[i]), __high2float(largest_[i])));
-    }
+  __device__ __forceinline__ int exponent(int i) const {
+    return static_cast<int>(__float_as_uint(scale_[i]) >> 23) - 127;
   }
 
  private:
-  static constexpr int row_step = S::vector ? threads / S::chunks_per_row : 0;
-
   static __device__ __forceinline__ std::uint32_t bits(__half2 value) {
     return *reinterpret_cast<const std::uint32_t*>(&value);
   }
-  static __device__ __forceinline__ bool contains(const Params<T>& params, const Row& at, int dh, int dw) {
-    return static_cast<unsigned>(at.h + dh) < static_cast<unsigned>(params.h) &&
-           static_cast<unsigned>(at.w + dw) < static_cast<unsigned>(params.w);
-  }
-  static __device__ __forceinline__ std::int64_t offset(const Params<T>& params, int dh, int dw, int c) {
-    return (static_cast<std::int64_t>(dh) * params.w + dw) * params.x_pixel + c * params.x_channel;
-  }
 
-  // `chunk` halves of a row, by 8 or 16 bytes.
-  __device__ __forceinline__ void put(unsigned char* plane, int row, const std::uint32_t (&value)[S::chunk / 2]) const {
-    if constexpr (S::chunk == 4) {
-      const int at = swizzled(row, first_ / 8) + first_ % 8 * 2;
-      *reinterpret_cast<uint2*>(plane + at) = make_uint2(value[0], value[1]);
-    } else {
+  // An infinity, like NaN, must not decide the scale of the finite values beside it.
+  __device__ __forceinline__ float largest_input(int i, bool finite) const {
+    float largest = 0.0f;
 #pragma unroll
-      for (int e = 0; e < S::chunk / 2; e += 4) {
-        *reinterpret_cast<uint4*>(plane + swizzled(row, first_ / 8 + e / 4)) =
-            make_uint4(value[e], value[e + 1], value[e + 2], value[e + 3]);
-      }
+    for (int e = 0; e < S::elements; ++e) {
+      const float value = fabsf(to_float(raw_[i][e]));
+      largest = fmaxf(largest, finite && isinf(value) ? 0.0f : value);
     }
+    return largest;
   }
 
-  __device__ __forceinline__ void merge(int row, float value) {
-    if constexpr (S::vector) {
-#pragma unroll
-      for (int lanes = S::chunks_per_row / 2; lanes > 0; lanes /= 2) {
-        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes));
-      }
-      if (threadIdx.x % S::chunks_per_row != 0) return;
-    }
-    atomicMax(&shared_.largest[row], __float_as_int(value));
+  static __device__ __forceinline__ float over_lanes(float value) {
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
   }
 
-  SharedTile<S>& shared_;
-  int row_, first_;
-  alignas(16) T raw_[S::elements];
+  // Zeros so far: the scale for values around 1.
+  __device__ __forceinline__ void set_scale(int i, float largest, int target) {
+    scale_[i] = power_of_two(largest > 0.0f ? scale_exponent(largest, target) : target);
+  }
+
+  alignas(16) T raw_[S::rows][S::elements];
+  float scale_[S::rows];
   __half2 largest_[S::rows];
 };
-
-// The scale that brings |largest| to [2^target, 2^(target+1)); a pixel of zeros gets the one for values around 1.
-template <typename S>
-__device__ __forceinline__ void set_scale(SharedTile<S>& shared, int row, float largest, int target) {
-  const int exponent = largest > 0.0f ? scale_exponent(largest, target) : target;
-  shared.exponent[row] = exponent;
-  shared.scale[row] = power_of_two(exponent);
-}
 
 }  // namespace fastconv::algos::implicit_gemm

@@ -81,16 +81,16 @@ void run(const ConvArgs& args, Runtime& runtime) {
   const Params<T> params = make_params<T>(args, config, x, layout);
   if constexpr (std::is_same_v<T, float>) {
     if (config.mode == Mode::single) {
-      vector ? launch<T, 1, 4, true>(params, config, stream) : launch<T, 1, 4, false>(params, config, stream);
+      vector ? launch<T, 1, 8, true>(params, config, stream) : launch<T, 1, 8, false>(params, config, stream);
     } else if (config.filter_tile == 64) {
-      vector ? launch<T, 3, 4, true>(params, config, stream) : launch<T, 3, 4, false>(params, config, stream);
+      vector ? launch<T, 3, 8, true>(params, config, stream) : launch<T, 3, 8, false>(params, config, stream);
     } else if (config.filter_tile == 48) {
-      vector ? launch<T, 3, 3, true>(params, config, stream) : launch<T, 3, 3, false>(params, config, stream);
+      vector ? launch<T, 3, 6, true>(params, config, stream) : launch<T, 3, 6, false>(params, config, stream);
     } else {
-      vector ? launch<T, 3, 2, true>(params, config, stream) : launch<T, 3, 2, false>(params, config, stream);
+      vector ? launch<T, 3, 4, true>(params, config, stream) : launch<T, 3, 4, false>(params, config, stream);
     }
   } else {
-    vector ? launch<T, 1, 4, true>(params, config, stream) : launch<T, 1, 4, false>(params, config, stream);
+    vector ? launch<T, 1, 8, true>(params, config, stream) : launch<T, 1, 8, false>(params, config, stream);
   }
 }
 

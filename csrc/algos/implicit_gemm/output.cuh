@@ -6,16 +6,15 @@
 
 namespace fastconv::algos::implicit_gemm {
 
-// shared.operands: float32 [pixel][pitch_nhwc] or, for NCHW, [filter][pitch_nchw]
+// shared.filters: float32 [pixel][pitch_nhwc] or, for NCHW, [filter][pitch_nchw]
 template <typename S>
 __device__ __forceinline__ void stage_output(const Params<typename S::T>& params, SharedTile<S>& shared,
-                                             const float (&total)[S::row_tiles][S::column_tiles][4], int warp_row,
-                                             int warp_column, int first_filter) {
-  auto* tile = reinterpret_cast<float*>(shared.operands);
-  const int lane = threadIdx.x % 32;
+                                             const float (&total)[S::row_tiles][S::column_tiles][4],
+                                             const int (&row_exponents)[S::rows], int first_filter) {
+  auto* tile = reinterpret_cast<float*>(shared.filters);
 #pragma unroll
   for (int n = 0; n < S::column_tiles; ++n) {
-    const int column = warp_column + n * 8 + lane % 4 * 2;
+    const int column = n * 8 + threadIdx.x % 4 * 2;
     int exponent[2] = {0, 0};
     if constexpr (S::scaled) {
 #pragma unroll
@@ -25,22 +24,18 @@ __device__ __forceinline__ void stage_output(const Params<typename S::T>& params
       }
     }
 #pragma unroll
-    for (int m = 0; m < S::row_tiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = warp_row + m * 16 + half * 8 + lane / 4;
-        float2 value = make_float2(total[m][n][2 * half], total[m][n][2 * half + 1]);
-        if constexpr (S::scaled) {
-          const int of_row = shared.exponent[row];
-          value.x = Unscale(of_row, exponent[0])(value.x);
-          value.y = Unscale(of_row, exponent[1])(value.y);
-        }
-        if (params.nchw) {
-          tile[column * S::pitch_nchw + row] = value.x;
-          tile[(column + 1) * S::pitch_nchw + row] = value.y;
-        } else {
-          *reinterpret_cast<float2*>(tile + row * S::pitch_nhwc + column) = value;
-        }
+    for (int i = 0; i < S::rows; ++i) {
+      const int row = row_of_lane(i);
+      float2 value = make_float2(total[i / 2][n][i % 2 * 2], total[i / 2][n][i % 2 * 2 + 1]);
+      if constexpr (S::scaled) {
+        value.x = Unscale(row_exponents[i], exponent[0])(value.x);
+        value.y = Unscale(row_exponents[i], exponent[1])(value.y);
+      }
+      if (params.nchw) {
+        tile[column * S::pitch_nchw + row] = value.x;
+        tile[(column + 1) * S::pitch_nchw + row] = value.y;
+      } else {
+        *reinterpret_cast<float2*>(tile + row * S::pitch_nhwc + column) = value;
       }
     }
   }
@@ -102,7 +97,7 @@ __device__ __forceinline__ void store_nchw(const Params<typename S::T>& params, 
 template <typename S>
 __device__ __forceinline__ void store_output(const Params<typename S::T>& params, const SharedTile<S>& shared,
                                              unsigned first_pixel, int first_filter) {
-  const auto* tile = reinterpret_cast<const float*>(shared.operands);
+  const auto* tile = reinterpret_cast<const float*>(shared.filters);
   if (params.nchw) {
     if (params.quads) {
       store_nchw<S, 4>(params, tile, first_pixel, first_filter);

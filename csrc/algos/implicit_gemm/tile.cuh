@@ -40,45 +40,37 @@ struct Shape {
   static constexpr bool scaled = std::is_same_v<T, float>;
   static constexpr int planes = products == 3 ? 2 : 1;
   static constexpr int row_tiles = 2, column_tiles = column_tiles_;  // of 16 pixels and 8 filters: a warp's part
-  static constexpr int filter_tile = 16 * column_tiles;
+  static constexpr int filter_tile = 8 * column_tiles;
+  static_assert(pixel_tile == threads / 32 * 16 * row_tiles);
+
+  // A lane of the fragments has 4 pixels, and 8 neighbouring elements of each step's reduction.
+  static constexpr int rows = 2 * row_tiles, elements = depth_tile / 4;
 
   static constexpr int row_bytes = depth_tile * 2;
-  static constexpr int a_plane = pixel_tile * row_bytes, a_stage = planes * a_plane, a_stages = 2;
-  static constexpr int b_plane = filter_tile * row_bytes, b_stage = planes * b_plane, b_stages = 3;
-  // The finished tile takes the operands' place. The pads spread its fragments over all banks.
+  static constexpr int plane_bytes = filter_tile * row_bytes, stage_bytes = planes * plane_bytes, stages = 3;
+  // The finished tile takes the filters' place. The pads spread its fragments over all banks.
   static constexpr int pitch_nhwc = filter_tile + 8, pitch_nchw = pixel_tile + 4;
   static constexpr int output_bytes = 4 * (pixel_tile * pitch_nhwc > filter_tile * pitch_nchw
                                                ? pixel_tile * pitch_nhwc
                                                : filter_tile * pitch_nchw);
-  static constexpr int operand_bytes = a_stages * a_stage + b_stages * b_stage;
-  static constexpr int tile_bytes = operand_bytes > output_bytes ? operand_bytes : output_bytes;
-
-  // Elements of x that a thread loads per step: `chunk` neighbouring ones in each of `rows` pixels.
-  static constexpr int elements = pixel_tile * depth_tile / threads;
-  static constexpr int chunk = vector ? 16 / static_cast<int>(sizeof(T)) : elements;
-  static constexpr int rows = elements / chunk, chunks_per_row = depth_tile / chunk;
-  static_assert(pixel_tile == 4 * 16 * row_tiles && filter_tile % 16 == 0);
+  static constexpr int tile_bytes = stages * stage_bytes > output_bytes ? stages * stage_bytes : output_bytes;
 };
 
 // An output pixel: where its window starts. Outside the image for a pixel beyond the last.
-struct Row {
+struct alignas(16) Row {
   std::int64_t base;  // offset in x of the window's first element, possibly in the padding
   int h, w;
 };
 
 template <typename S>
 struct SharedTile {
-  alignas(128) unsigned char operands[S::tile_bytes];  // A stages, B stages; at the end the output, float32
-  alignas(16) Row rows[pixel_tile];
-  float scale[pixel_tile];
-  int exponent[pixel_tile];  // scale = 2^exponent
-  int largest[pixel_tile];   // bits of a float >= 0, which order as integers do
+  alignas(128) unsigned char filters[S::tile_bytes];  // [stage][plane][filter][32] halves; at the end the output
+  Row rows[pixel_tile];
 };
 
-// Rows of 64 bytes, two to a line of the banks: the 16-byte pieces of 8 neighbouring rows at one k lie in 8 different
-// bank groups, as ldmatrix wants.
-__device__ __forceinline__ int swizzled(int row, int piece) {
-  return row * (depth_tile * 2) + ((piece ^ (row >> 1 & 3)) << 4);
+// The pixel, within the block, of a lane's row i: mma's rows l/4 and l/4 + 8 of each 16.
+__device__ __forceinline__ int row_of_lane(int i) {
+  return static_cast<int>(threadIdx.x / 32 * 32 + threadIdx.x % 32 / 4) + i * 8;
 }
 
 template <typename T>
