@@ -6,6 +6,7 @@
 #include "algos/winograd/config.h"
 #include "device/indexing.h"
 #include "device/numeric.h"
+#include "device/power_of_two.h"
 #include "device/winograd_matrices.h"
 
 namespace fastconv::winograd {
@@ -142,30 +143,6 @@ constexpr int filter_target_exponent = 13;
 template <int m>
 constexpr float largest_input = Transform<m>::input_gain * Transform<m>::input_gain * (2 << input_target_exponent<m>);
 static_assert(largest_input<2> < 65504.0f && largest_input<4> < 65504.0f);
-
-// e such that |largest| * 2^e lies in [2^target, 2^(target+1)); 0 for zero. At most 126, so that 2^e and 2^-e are
-// normal numbers; a tile of FP32 subnormals then lies lower, with an error still below FP32's own quantum.
-__device__ __forceinline__ int scale_exponent(float largest, int target) {
-  if (largest == 0.0f) return 0;
-  const int exponent = static_cast<int>((__float_as_uint(largest) >> 23) & 255u) - 127;
-  return min(target - exponent, 126);
-}
-
-__device__ __forceinline__ float power_of_two(int exponent) {  // -126 <= exponent <= 127
-  return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23);
-}
-
-// Undoes the scales of a tile and a filter. Their sum may exceed what one float can hold; two factors never do.
-struct Unscale {
-  float first, second;
-
-  __device__ __forceinline__ Unscale(int tile_exponent, int filter_exponent) {
-    const int sum = tile_exponent + filter_exponent, half = sum / 2;
-    first = power_of_two(-half);
-    second = power_of_two(half - sum);
-  }
-  __device__ __forceinline__ float operator()(float value) const { return value * first * second; }
-};
 
 // Maximum over `lanes` neighbouring threads: a power of two up to 32, or a multiple of 32 threads of one row of the
 // block; then `scratch` holds a value per warp, and every thread of the block must take part.

@@ -1,0 +1,105 @@
+// Convolution as one matrix product whose left operand is never stored, on tensor cores.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "algos/implicit_gemm/config.h"
+#include "core/algorithm.h"
+
+namespace fastconv::algos::implicit_gemm {
+namespace {
+
+double error_multiple(AccuracyClass accuracy) {
+  switch (accuracy) {
+    case AccuracyClass::fp32:
+    case AccuracyClass::tf32: return 4.0;
+    case AccuracyClass::fp16:
+    case AccuracyClass::bf16: return 2.0;
+    case AccuracyClass::ieee:  // products of halves are not IEEE float32 arithmetic
+    case AccuracyClass::other: return 0.0;
+  }
+  return 0.0;
+}
+
+Support supports(const ConvProblem& problem, const DeviceInfo& device) {
+  if (problem.groups != 1) {
+    return Support::no("groups", "groups is " + std::to_string(problem.groups) + "; implicit_gemm needs 1");
+  }
+  if (device.type == DeviceType::cuda && device.compute_capability < 80) {
+    return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
+                                     "; implicit_gemm needs 80 or more");
+  }
+  // The kernels number pixels, taps and blocks with 31 bits.
+  constexpr double limit = 2147483648.0 - pixel_tile;
+  const double padded = static_cast<double>(problem.n) * static_cast<double>(problem.h + 2 * problem.pad_h) *
+                        static_cast<double>(problem.w + 2 * problem.pad_w);
+  const Config config = make_config(problem);
+  const double blocks = static_cast<double>(config.pixel_tiles) * static_cast<double>(config.filter_tiles);
+  if (std::max({padded, static_cast<double>(config.reduction), blocks}) >= limit) {
+    return Support::no("size", "the padded input has " + std::to_string(padded) + " pixels, the filter " +
+                                   std::to_string(config.reduction) + " weights; implicit_gemm needs both below 2^31");
+  }
+  return Support::yes();
+}
+
+// Tensor time of whole tiles in whole waves, or memory time. The rate is what mma.sync was seen to reach.
+double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
+  const double blocks = static_cast<double>(config.pixel_tiles) * static_cast<double>(config.filter_tiles);
+  const double slots = static_cast<double>(device.processors) * blocks_per_processor;
+  const double rounded = std::ceil(blocks / slots) * slots;
+  const double flops = 2.0 * config.products * rounded * pixel_tile * config.filter_tile *
+                       static_cast<double>(config.steps) * depth_tile;
+  const double bytes = problem.compulsory_bytes() + 2.0 * static_cast<double>(transposed_input_bytes(problem));
+  return 6.0 + 1e6 * std::max(flops / (0.42 * device.fp16_tensor_flops_per_s),
+                              bytes / (0.85 * device.bandwidth_bytes_per_s));
+}
+
+const char* describe(Mode mode) {
+  switch (mode) {
+    case Mode::split: return "3 x float16";
+    case Mode::single: return "1 x float16";
+    case Mode::fp16: return "float16";
+    case Mode::bf16: return "bfloat16";
+  }
+  return "?";
+}
+
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  const Config config = make_config(problem);
+  ConvPlan plan;
+  if (device.type == DeviceType::cpu) {  // for the tests: never the fastest
+    plan.config = "float32, a pixel at a time";
+    plan.cost_us = 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
+    return plan;
+  }
+  plan.config = std::string(describe(config.mode)) + ", tile " + std::to_string(pixel_tile) + " outputs, " +
+                std::to_string(config.filter_tile) + " filters, " + std::to_string(config.steps) + " steps of " +
+                std::to_string(depth_tile) + ", " + (loads_vectors(problem) ? "vectors" : "elements");
+  plan.workspace_bytes = transposed_input_bytes(problem);
+  plan.cost_us = cuda_cost_us(problem, config, device);
+  return plan;
+}
+
+PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
+  const Config config = make_config(problem);
+  if (device.type == DeviceType::cpu) {
+    return {Config::align(static_cast<std::size_t>(config.reduction * problem.k) * sizeof(float))};
+  }
+  return {config.weight_bytes(problem.k) + Config::align(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
+}
+
+}  // namespace
+
+extern const Algorithm algorithm;
+const Algorithm algorithm{"implicit_gemm",
+                          "gemm",
+                          "one tensor-core GEMM that gathers its input on the fly, FP32 as split FP16",
+                          0,
+                          true,
+                          true,
+                          error_multiple,
+                          supports,
+                          plan,
+                          packed_weight};
+
+}  // namespace fastconv::algos::implicit_gemm

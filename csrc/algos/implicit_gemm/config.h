@@ -1,0 +1,89 @@
+// Tiles and memory layout of the implicit GEMM, shared by the planner and the kernels.
+//
+//   D[pixel][filter] = sum over j of A[pixel][j] * B[filter][j],   j = (r, s, c), c fastest, in steps of 32
+//
+// Packed weight on CUDA: B as [step][plane][K][32] halves (planes hi and lo in split mode, else one; zeros behind the
+// last j), then [K] int32 exponents of the filters' scales. On the CPU: [R * S * C][K] float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/device_info.h"
+#include "core/problem.h"
+
+namespace fastconv::algos::implicit_gemm {
+
+constexpr int pixel_tile = 128;  // output pixels of a block
+constexpr int depth_tile = 32;   // reduction of a step: 64 bytes a row, two m16n8k16 instructions
+constexpr int threads = 128;     // 4 warps, each with 32 pixels and all filters of the block
+constexpr int blocks_per_processor = 2;
+
+// What the tensor cores multiply.
+enum class Mode : std::uint8_t {
+  split,   // float32 as pairs of float16, three products (class fp32)
+  single,  // float32 as one scaled float16 of 11 significant bits, as many as TF32 has (class tf32)
+  fp16,
+  bf16,
+};
+
+struct Config {
+  Mode mode;
+  int planes, products;
+  int filter_tile;  // filters of a block
+  std::int64_t reduction, steps;
+  std::int64_t pixels, pixel_tiles, filter_tiles;
+
+  std::size_t weight_bytes(std::int64_t k) const {
+    return align(static_cast<std::size_t>(steps * planes * k) * depth_tile * 2);
+  }
+  static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+};
+
+inline Mode select_mode(AccuracyClass accuracy) {
+  switch (accuracy) {
+    case AccuracyClass::tf32: return Mode::single;
+    case AccuracyClass::fp16: return Mode::fp16;
+    case AccuracyClass::bf16: return Mode::bf16;
+    default: return Mode::split;
+  }
+}
+
+// A block's time is that of its filters, and of the pixels' loading and splitting: worth about 24 filters.
+inline int select_filter_tile(Mode mode, std::int64_t k) {
+  if (mode != Mode::split) return 64;
+  int best = 64;
+  std::int64_t least = INT64_MAX;
+  for (int tile : {64, 48, 32}) {
+    const std::int64_t cost = (k + tile - 1) / tile * (tile + 24);
+    if (cost < least) least = cost, best = tile;
+  }
+  return best;
+}
+
+inline Config make_config(const ConvProblem& problem) {
+  Config config{};
+  config.mode = select_mode(problem.accuracy);
+  config.planes = config.mode == Mode::split ? 2 : 1;
+  config.products = config.mode == Mode::split ? 3 : 1;
+  config.filter_tile = select_filter_tile(config.mode, problem.k);
+  config.reduction = problem.r * problem.s * problem.c;
+  config.steps = (config.reduction + depth_tile - 1) / depth_tile;
+  config.pixels = problem.n * problem.p() * problem.q();
+  config.pixel_tiles = (config.pixels + pixel_tile - 1) / pixel_tile;
+  config.filter_tiles = (problem.k + config.filter_tile - 1) / config.filter_tile;
+  return config;
+}
+
+// Whether the kernel loads 16 bytes of channels at a time: from NHWC, so NCHW input is turned into the workspace first.
+// With any other C it reads element by element, in either layout.
+inline bool loads_vectors(const ConvProblem& problem) {
+  return problem.c % static_cast<std::int64_t>(16 / size_of(problem.dtype)) == 0;
+}
+inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
+  if (problem.layout == Layout::nhwc || !loads_vectors(problem)) return 0;
+  return Config::align(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) *
+                       size_of(problem.dtype));
+}
+
+}  // namespace fastconv::algos::implicit_gemm

@@ -1,0 +1,62 @@
+// Weights into the order in which the main loop reads them, with the filters' scales, split into halves.
+#pragma once
+
+#include "algos/implicit_gemm/tile.cuh"
+#include "device/power_of_two.h"
+
+namespace fastconv::algos::implicit_gemm {
+
+constexpr int filter_target_exponent = 13;
+
+// A block per filter. With a snapshot: a filter that equals it bit for bit is left alone (PackArgs::snapshot).
+template <typename T, int planes>
+__global__ void __launch_bounds__(threads) pack_filters(int c, int taps, int steps,
+                                                        const T* __restrict__ weight,  // [K, C, R, S]
+                                                        Half<T>* __restrict__ packed,  // [steps][planes][K][32]
+                                                        int* __restrict__ exponents,   // [K]
+                                                        T* __restrict__ snapshot) {    // [K, C, R, S] or null
+  const std::int64_t k = blockIdx.x, filters = gridDim.x;
+  const int size = c * taps;
+  const T* filter = weight + k * size;
+  T* seen = snapshot != nullptr ? snapshot + k * size : nullptr;
+  if (seen != nullptr) {
+    using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
+    bool differs = false;
+    for (int i = threadIdx.x; i < size; i += threads) {
+      differs |= reinterpret_cast<const Bits*>(filter)[i] != reinterpret_cast<const Bits*>(seen)[i];
+    }
+    if (!__syncthreads_or(differs)) return;
+  }
+  int exponent = 0;
+  if constexpr (std::is_same_v<T, float>) {
+    __shared__ int largest_bits;
+    if (threadIdx.x == 0) largest_bits = 0;
+    __syncthreads();
+    float largest = 0.0f;
+    for (int i = threadIdx.x; i < size; i += threads) largest = fmaxf(largest, fabsf(filter[i]));
+    atomicMax(&largest_bits, __float_as_int(largest));
+    __syncthreads();
+    exponent = scale_exponent(__int_as_float(largest_bits), filter_target_exponent);
+  }
+  for (int j = threadIdx.x; j < steps * depth_tile; j += threads) {
+    const T raw = j < size ? filter[j % c * taps + j / c] : from_float<T>(0.0f);
+    Half<T>* target = packed + (static_cast<std::int64_t>(j / depth_tile) * planes * filters + k) * depth_tile +
+                      j % depth_tile;
+    if constexpr (std::is_same_v<T, float>) {
+      const float value = raw * power_of_two(exponent);
+      const half_t high = from_float<half_t>(value);
+      *target = high;
+      if constexpr (planes == 2) target[filters * depth_tile] = from_float<half_t>(value - to_float(high));
+    } else {
+      *target = raw;
+    }
+  }
+  if (threadIdx.x == 0) exponents[k] = exponent;
+  if (seen != nullptr) {
+    __threadfence();  // whoever sees the new snapshot sees the filter that belongs to it
+    __syncthreads();
+    for (int i = threadIdx.x; i < size; i += threads) seen[i] = filter[i];
+  }
+}
+
+}  // namespace fastconv::algos::implicit_gemm
