@@ -37,9 +37,10 @@ class Input {
 #pragma unroll
       for (int i = 0; i < S::rows; ++i) {
         const Row at = shared.rows[row_of_lane(i)];
-        const bool inside = j < params.reduction &&
-                            static_cast<unsigned>(at.h + dh) < static_cast<unsigned>(params.h) &&
-                            static_cast<unsigned>(at.w + dw) < static_cast<unsigned>(params.w);
+        // Without branches, so that the loads of a step leave together.
+        const bool inside = static_cast<int>(j < params.reduction) &
+                            static_cast<int>(static_cast<unsigned>(at.h + dh) < static_cast<unsigned>(params.h)) &
+                            static_cast<int>(static_cast<unsigned>(at.w + dw) < static_cast<unsigned>(params.w));
         if constexpr (S::vector) {
           const uint4 zero{0, 0, 0, 0};
           reinterpret_cast<uint4*>(raw_[i])[e / count] =
