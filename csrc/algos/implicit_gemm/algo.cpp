@@ -50,8 +50,8 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double flops = 2.0 * config.products * rounded * pixel_tile * config.filter_tile *
                        static_cast<double>(config.steps) * depth_tile;
   const double bytes = problem.compulsory_bytes() + 2.0 * static_cast<double>(transposed_input_bytes(problem));
-  return 6.0 + 1e6 * std::max(flops / (0.42 * device.fp16_tensor_flops_per_s),
-                              bytes / (0.85 * device.bandwidth_bytes_per_s));
+  return 6.0 +
+         1e6 * std::max(flops / (0.42 * device.fp16_tensor_flops_per_s), bytes / (0.85 * device.bandwidth_bytes_per_s));
 }
 
 const char* describe(Mode mode) {

@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(threads) pack_filters(int c, int taps, int ste
   }
   for (int j = threadIdx.x; j < steps * depth_tile; j += threads) {
     const T raw = j < size ? filter[j % c * taps + j / c] : from_float<T>(0.0f);
-    Half<T>* target = packed + (static_cast<std::int64_t>(j / depth_tile) * planes * filters + k) * depth_tile +
-                      j % depth_tile;
+    Half<T>* target =
+        packed + (static_cast<std::int64_t>(j / depth_tile) * planes * filters + k) * depth_tile + j % depth_tile;
     if constexpr (std::is_same_v<T, float>) {
       const float value = raw * power_of_two(exponent);
       const half_t high = from_float<half_t>(value);

@@ -50,9 +50,8 @@ struct Shape {
   static constexpr int plane_bytes = filter_tile * row_bytes, stage_bytes = planes * plane_bytes, stages = 3;
   // The finished tile takes the filters' place. The pads spread its fragments over all banks.
   static constexpr int pitch_nhwc = filter_tile + 8, pitch_nchw = pixel_tile + 4;
-  static constexpr int output_bytes = 4 * (pixel_tile * pitch_nhwc > filter_tile * pitch_nchw
-                                               ? pixel_tile * pitch_nhwc
-                                               : filter_tile * pitch_nchw);
+  static constexpr int output_bytes =
+      4 * (pixel_tile * pitch_nhwc > filter_tile * pitch_nchw ? pixel_tile * pitch_nhwc : filter_tile * pitch_nchw);
   static constexpr int tile_bytes = stages * stage_bytes > output_bytes ? stages * stage_bytes : output_bytes;
 };
 
