@@ -205,9 +205,7 @@ def _fake_conv2d(
     p, q = output_size(input.shape, weight_shape, stride, padding, dilation)
     shape = [input.shape[0], 0 if c_per_group == 0 else k, p, q]  # as PyTorch: no channels in, none out
     if all(type(size) is int for size in input.shape) and math.prod(input.shape[:2]) != 0:  # a symbol is not zero
-        check(
-            math.prod(input.shape[2:]) != 0, f"input has shape {list(input.shape)}; expected H and W of at least 1"
-        )
+        check(math.prod(input.shape[2:]) != 0, f"input has shape {list(input.shape)}; expected H and W of at least 1")
     for size in (p, q):
         check(size > 0, f"padded input of shape {list(input.shape)} is smaller than the kernel {list(weight_shape)}")
     for name, tensor, expected in (("bias", bias, [k]), ("residual", residual, shape)):
