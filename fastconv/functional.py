@@ -137,6 +137,8 @@ def _integer(name: str, value: Any) -> Any:
 def _pair(name: str, value: Any) -> list[int]:
     if type(value) is int:
         return [value, value]
+    if type(value) is tuple and len(value) == 2 and type(value[0]) is int and type(value[1]) is int:
+        return list(value)
     if not isinstance(value, (list, tuple)):
         if isinstance(value, str):
             raise TypeError(f"{name} is {value!r}; expected an integer or a pair of integers")

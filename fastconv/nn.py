@@ -151,15 +151,13 @@ def _explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) ->
     return x, (total[0] // 2, total[1] // 2)
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor or type(tensor) is nn.Parameter
-
-
 def _is_eager(*tensors: Tensor | None) -> bool:
     """Whether a call on these tensors computes, here and now: not traced, transformed, faked or overridden."""
     return (
         not torch.compiler.is_compiling()
-        and all(tensor is None or (_is_plain(tensor) and tensor.device.type in _DEVICES) for tensor in tensors)
+        and all(
+            tensor is None or (ops.transforms.is_plain(tensor) and tensor.device.type in _DEVICES) for tensor in tensors
+        )
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._get_tracing_state() is None

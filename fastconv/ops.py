@@ -128,7 +128,7 @@ def conv2d_packed(
 def last_call() -> dict[str, Any] | None:
     """What the most recent convolution on this thread ran, or None before the first."""
     call = json.loads(torch.ops.fastconv.last_call())
-    return call if call["algorithm"] else None
+    return call or None
 
 
 def set_debug(enabled: bool) -> None:
@@ -195,6 +195,7 @@ def _fake_conv2d(
         check(len(pair) == 2, f"{name} is {list(pair)}; expected two integers")
         for value in pair:
             check(value >= least, f"{name} is {list(pair)}; expected two integers of at least {least}")
+    check(k > 0, f"weight has K = {k} output channels; expected at least 1")
     check(groups > 0, f"groups is {groups}; expected a positive integer")
     check(k % groups == 0, f"weight has K = {k} output channels; expected a multiple of groups = {groups}")
     check(
@@ -202,7 +203,9 @@ def _fake_conv2d(
         f"input has C = {input.shape[1]} channels; expected weight.shape[1] * groups = {c_per_group * groups}",
     )
     p, q = output_size(input.shape, weight_shape, stride, padding, dilation)
-    shape = [input.shape[0], k, p, q]
+    shape = [input.shape[0], 0 if c_per_group == 0 else k, p, q]  # as PyTorch: no channels in, none out
+    if all(type(size) is int for size in input.shape) and math.prod(input.shape[:2]) != 0:  # a symbol is not zero
+        check(math.prod(input.shape[2:]) != 0, f"input has shape {list(input.shape)}; expected H and W of at least 1")
     for size in (p, q):
         check(size > 0, f"padded input of shape {list(input.shape)} is smaller than the kernel {list(weight_shape)}")
     for name, tensor, expected in (("bias", bias, [k]), ("residual", residual, shape)):

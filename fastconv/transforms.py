@@ -49,13 +49,32 @@ def _differentiable(
         if forward_ad._current_level >= 0:
             return plain(*args)
         if not torch._C._are_functorch_transforms_active():
-            return operator(*args)
+            if torch.compiler.is_compiling() or _may_need_gradient(args):
+                return operator(*args)
+            with torch._C._AutoDispatchBelowAutograd():  # saves a third of a small call
+                return operator(*args)
         # Inside the rules that the dispatcher itself calls, the transform being applied is already dealt with.
         if not torch.compiler.is_dynamo_compiling() and torch._C._dispatch_tls_is_dispatch_key_excluded(front):
             return operator(*args)
         return Function.apply(*args)
 
     return call
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the tensor is nothing but a tensor: no subclass that could take the call over."""
+    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+
+
+def _may_need_gradient(args: Sequence[Any]) -> bool:
+    """Whether autograd has to see the call: only of plain tensors outside of any mode can it be ruled out."""
+    if torch._C._len_torch_dispatch_stack() != 0 or torch._C._get_tracing_state() is not None:
+        return True
+    record = torch.is_grad_enabled()
+    for arg in args[:5]:  # noqa: SIM110 (half the time of any()); every operator has its tensors first
+        if isinstance(arg, Tensor) and (not is_plain(arg) or (record and arg.requires_grad)):
+            return True
+    return False
 
 
 def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float) -> Tensor:

@@ -1,5 +1,7 @@
 """Shared by every test: the devices, and hypothesis without deadlines (machines differ; nothing here is timed)."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
@@ -19,3 +21,10 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def full_precision() -> Iterator[None]:
+    """PyTorch's own convolution is the reference: without TF32."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield

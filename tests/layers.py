@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastconv import _C
 
@@ -22,3 +22,14 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     assert actual.dtype == expected.dtype
     actual, expected = actual.detach().double(), expected.detach().double()
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def reference(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """What nn.Conv2d computes from the layer's attributes as they are now."""
+    return nn.Conv2d.forward(layer, x)
+
+
+def check(layer: nn.Conv2d, x: Tensor, bound: float = 1e-5) -> Tensor:
+    y = layer(x)
+    assert relative_error(y, reference(layer, x)) < bound
+    return y

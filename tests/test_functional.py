@@ -274,6 +274,24 @@ def test_dtype_and_empty_batch(dtype, device):
     assert_close(fastconv.conv2d(x, w, activation="silu"), reference.conv2d(x, w, activation="silu"))
 
 
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+@pytest.mark.parametrize("kernel", [(3, 4, 3, 3), (3, 4, 1, 1), (0, 4, 3, 3), (3, 0, 3, 3), (3, 0, 1, 1)])
+def test_empty_inputs_are_those_of_torch(kernel, place):
+    c = kernel[1]
+    shapes = [(2, c, 6, 6), (2, c, 0, 6), (2, c, 6, 0), (0, c, 0, 6), (0, c, 6, 6), (c, 0, 6), (c, 6, 6)]
+    for shape, padding, bias in itertools.product(shapes, (0, 1, 2), (False, True)):
+        args = [torch.ones(shape), torch.ones(kernel), torch.ones(kernel[0]) if bias else None]
+        expected = outcome(F.conv2d, *args, padding=padding)  # on the CPU: of meta tensors PyTorch checks less
+        result = outcome(fastconv.conv2d, *[t if t is None else t.to(place) for t in args], padding=padding)
+        if isinstance(expected, type):
+            assert result is expected, (shape, padding)
+        else:
+            assert result.shape == expected.shape, (shape, padding)
+            residual = torch.ones(expected.shape, device=place)
+            args = [t if t is None else t.to(place) for t in args]
+            assert fastconv.conv2d(*args, padding=padding, residual=residual).shape == expected.shape
+
+
 def test_meta_device():
     y = fastconv.conv2d(X.to("meta"), W.to("meta"), padding="same", activation="relu")
     assert (y.device.type, y.shape) == ("meta", X.shape)

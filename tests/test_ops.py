@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.testing._internal.two_tensor
 from torch.func import grad, vmap
 from torch.library import opcheck
 
@@ -224,6 +225,29 @@ def test_only_wanted_gradients_are_computed(device):
     assert w.grad is None
     with torch.no_grad():
         assert fastconv.conv2d(x, w).grad_fn is None
+
+
+def test_calls_below_autograd_are_seen_by_modes_and_subclasses():
+    """What needs no gradient takes a shorter way to the kernel, which must not pass by those who listen."""
+    seen = []
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, w = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3)
+    expected = fastconv.conv2d(x, w)
+    with Mode():
+        assert torch.equal(fastconv.conv2d(x, w), expected)
+    assert ops.conv2d_op in seen
+    two = torch.testing._internal.two_tensor.TwoTensor(x, 2 * x)
+    y = fastconv.conv2d(two, torch.testing._internal.two_tensor.TwoTensor(w, w), algorithm="direct")
+    torch.testing.assert_close(y.b, 2 * y.a)
+    leaf = x.clone().requires_grad_()
+    with torch.inference_mode():
+        assert fastconv.conv2d(leaf, w).is_inference()
+    assert fastconv.conv2d(leaf.detach(), w, residual=expected.clone().requires_grad_()).requires_grad
 
 
 def batch_of(tensor, dim, size):

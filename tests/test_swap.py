@@ -7,63 +7,18 @@ import pickle
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torchvision
 from layers import DEVICES, packed_algorithms, relative_error
-from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune, spectral_norm
+from swapping import NET_CONVOLUTIONS, Net, Subclass, codes
+from torch import nn
 
 import fastconv
-from fastconv import SwapReport
 
-
-@pytest.fixture(autouse=True)
-def full_precision() -> Iterator[None]:
-    """PyTorch's own convolution is the reference here: without TF32."""
-    torch.manual_seed(0)
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield
-
-
-class Subclass(nn.Conv2d):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) + 1
-
-
-class Net(nn.Module):
-    """Small, and with a convolution of every kind that a swap meets in a healthy model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
-        self.body = nn.Conv2d(8, 8, 3, padding=1)
-        self.again = self.body
-        self.depthwise = nn.Conv2d(8, 8, 3, padding="same", groups=8)
-        self.reflect = nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
-        self.head = nn.Conv2d(8, 5, 1)
-        self.other = nn.Sequential(nn.Conv1d(4, 4, 1), nn.Conv3d(4, 4, 1), nn.ConvTranspose2d(4, 4, 1), nn.Linear(4, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.again(self.body(self.stem(x)))
-        return self.head(self.reflect(self.depthwise(x))).mean((2, 3))
-
-
-NET_CONVOLUTIONS = [("stem.0",), ("body", "again"), ("depthwise",), ("reflect",), ("head",)]
-
-
-def swap_quietly(model: nn.Module, **arguments: object) -> SwapReport:
-    """Swaps a model of which nothing, or not everything, fits."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return fastconv.swap_(model, **arguments)
-
-
-def codes(report: SwapReport) -> list[str]:
-    return [row.reason_code for row in report.rows]
+pytestmark = pytest.mark.usefixtures("full_precision")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -283,85 +238,6 @@ def test_dry_run_changes_nothing() -> None:
     assert (report.swapped, report.total, report.dry_run) == (5, 5, True)
     assert "would be swapped" in str(report)
     assert {name: (type(module), set(module.__dict__)) for name, module in model.named_modules()} == before
-
-
-def own_forward() -> nn.Module:
-    layer = nn.Conv2d(3, 4, 3)
-    layer.forward = lambda x: x  # type: ignore[method-assign]
-    return layer
-
-
-def pruned() -> nn.Module:
-    return prune.l1_unstructured(nn.Conv2d(3, 4, 3), "weight", 0.5)
-
-
-def quantized() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.ao.nn.quantized.Conv2d(3, 4, 3)
-
-
-def scripted() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.jit.script(nn.Conv2d(3, 4, 3))
-
-
-def tensor_subclass() -> nn.Module:
-    class Wrapped(Tensor):
-        pass
-
-    layer = nn.Conv2d(3, 4, 3)
-    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Wrapped))
-    assert type(layer.weight) is not nn.Parameter
-    return layer
-
-
-LEFT_ALONE = {
-    "subclass": lambda: Subclass(3, 4, 3),
-    "parametrized": lambda: parametrizations.weight_norm(nn.Conv2d(3, 4, 3)),
-    "weight_hook": lambda: spectral_norm(nn.Conv2d(3, 4, 3)),
-    "weight_hook pruned": pruned,
-    "lazy": lambda: nn.LazyConv2d(4, 3),
-    "quantized": quantized,
-    "script": scripted,
-    "forward_override": own_forward,
-    "tensor_subclass": tensor_subclass,
-    "dtype": lambda: nn.Conv2d(3, 4, 3, dtype=torch.float64),
-    "dtype complex": lambda: nn.Conv2d(3, 4, 3, dtype=torch.complex64),
-    "device": lambda: nn.Conv2d(3, 4, 3, device="meta"),
-}
-
-
-@pytest.mark.parametrize("case", LEFT_ALONE)
-def test_left_alone_with_a_reason(case: str) -> None:
-    layer = LEFT_ALONE[case]()
-    code, cls, attributes = case.split()[0], type(layer), set(layer.__dict__)
-    model = nn.Sequential(layer, nn.Conv2d(4, 4, 3))
-    report = fastconv.swap_(model)
-    assert codes(report) == [code, ""]
-    assert len(report.rows[0].reason) > 10
-    assert report.rows[0].algorithm is None
-    assert (type(model[0]), set(model[0].__dict__)) == (cls, attributes)
-    assert f"[{code}]" in str(report)
-    assert json.loads(report.to_json())["rows"][0]["reason_code"] == code
-    with pytest.raises(fastconv.UnsupportedError, match=rf"1 of 2 [\s\S]*\b0: [\s\S]*\[{code}\]"):
-        fastconv.swap_(nn.Sequential(LEFT_ALONE[case](), nn.Conv2d(4, 4, 3)), strict=True)
-
-
-def test_a_materialised_lazy_convolution_is_swapped() -> None:
-    model = nn.Sequential(nn.LazyConv2d(4, 3))
-    model(torch.randn(1, 3, 8, 8))
-    assert fastconv.swap_(model).swapped == 1
-
-
-def test_convolutions_inside_a_jitted_model_are_reported() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()))
-    with pytest.warns(UserWarning, match="1 script"):
-        report = fastconv.swap_(model)
-    assert [(row.names, row.reason_code) for row in report.rows] == [(("0",), "script")]
 
 
 class TestFilter:

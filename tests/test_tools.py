@@ -67,11 +67,12 @@ def test_what_is_allowed_passes(tmp_path):
     assert check_rooms.check_tree(tmp_path) == []
 
 
-def test_a_long_file_is_caught(tmp_path):
-    file = tmp_path / "csrc" / "core" / "problem.cpp"
+@pytest.mark.parametrize("path", ["csrc/core/problem.cpp", "tests/test_nn.py"])
+def test_a_long_file_is_caught(tmp_path, path):
+    file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text("\n" * 501)
-    assert check_rooms.check_tree(tmp_path) == ["csrc/core/problem.cpp: 501 lines; at most 500"]
+    assert check_rooms.check_tree(tmp_path) == [f"{path}: 501 lines; at most 500"]
 
 
 def test_check_rooms_as_a_program(tmp_path):

@@ -30,7 +30,7 @@ struct PackArgs {
   void* snapshot;
 };
 
-// Strided batched D[b] = A[b] * B[b]^T + beta * D[b], all row-major: A is m x k, B is n x k, D is m x n, FP32
+// Strided batched D[b] = A[b] * B[b]^T, all row-major: A is m x k, B is n x k, D is m x n, FP32
 // accumulation.
 struct GemmArgs {
   std::int64_t batch = 1, m = 0, n = 0, k = 0;
@@ -42,7 +42,6 @@ struct GemmArgs {
   void* d = nullptr;
   std::int64_t ldd = 0, stride_d = 0;
   DType in = DType::f32, out = DType::f32;
-  float beta = 0.0f;
 };
 
 // The services of the host framework. Implemented once, in csrc/ops.

@@ -26,17 +26,18 @@ Tensor empty_bytes(std::size_t bytes, const Tensor& like) {
 bool debug_enabled() { return enabled.load(std::memory_order_relaxed); }
 void set_debug(bool value) { enabled.store(value, std::memory_order_relaxed); }
 
-GuardedBytes::GuardedBytes(std::size_t bytes, const Tensor& like)
-    : bytes_(bytes), guarded_(debug_enabled()), storage_(empty_bytes(bytes + (guarded_ ? guard_bytes : 0), like)) {
+GuardedBytes::GuardedBytes(std::size_t bytes, const Tensor& like) : bytes_(bytes), guarded_(debug_enabled()) {
+  if (bytes == 0 && !guarded_) return;
+  storage_ = empty_bytes(bytes + (guarded_ ? guard_bytes : 0), like);
   if (!guarded_) return;
-  torch::stable::fill_(storage_, poison);
-  Tensor tail = storage_;
+  torch::stable::fill_(*storage_, poison);
+  Tensor tail = *storage_;
   torch::stable::fill_(torch::stable::narrow(tail, 0, static_cast<std::int64_t>(bytes), guard_bytes), sentinel);
 }
 
 void GuardedBytes::check(const char* what, const char* algorithm) const {
   if (!guarded_) return;
-  Tensor storage = storage_;
+  Tensor storage = *storage_;
   const Tensor tail =
       torch::stable::to(torch::stable::narrow(storage, 0, static_cast<std::int64_t>(bytes_), guard_bytes),
                         torch::stable::Device(torch::headeronly::DeviceType::CPU));

@@ -17,14 +17,14 @@ void set_debug(bool enabled);  // process-wide
 class GuardedBytes {
  public:
   GuardedBytes(std::size_t bytes, const Tensor& like);
-  void* data() const { return storage_.mutable_data_ptr(); }
+  void* data() const { return storage_ ? storage_->mutable_data_ptr() : nullptr; }  // null if there are none
   // Throws std::runtime_error if a kernel wrote past the end. Debug mode only, where it waits for the device.
   void check(const char* what, const char* algorithm) const;
 
  private:
   std::size_t bytes_;
   bool guarded_;
-  Tensor storage_;
+  std::optional<Tensor> storage_;
 };
 
 // The output tensor [N, K, P, Q] in the problem's layout.

@@ -1,6 +1,7 @@
 // The operators: schemas, argument checks, memory, dispatch to an algorithm. With the rest of csrc/ops the only code
 // that knows torch, and it knows it through the stable ABI alone.
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -18,10 +19,10 @@ namespace {
 
 using IntList = std::vector<std::int64_t>;
 
-// What the most recent call on this thread ran: fastconv.last_call().
+// What the most recent call on this thread ran: fastconv.last_call(). The choice outlives the table it comes from.
 struct LastCall {
-  std::string algorithm, config, accuracy;
-  std::size_t workspace_bytes = 0;
+  std::shared_ptr<const Candidate> choice;
+  AccuracyClass accuracy{};
 };
 thread_local LastCall last;
 
@@ -48,9 +49,9 @@ std::vector<std::int64_t> shape_of(const Tensor& tensor) {
   return {sizes.begin(), sizes.end()};
 }
 
-void require(bool condition, const std::string& message) {
-  if (!condition) throw InvalidArgument("fastconv: " + message);
-}
+// Not a function: the message is put together only when it is needed.
+#define FASTCONV_REQUIRE(condition, message) \
+  if (!(condition)) throw InvalidArgument(std::string("fastconv: ") + (message))
 
 // PyTorch's definition (c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4): size-1 dimensions decide nothing, and
 // a tensor that is both is contiguous.
@@ -69,6 +70,21 @@ MemoryFormat memory_format(Layout layout) {
   return layout == Layout::nhwc ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
 }
 
+bool is_channels_last(const Tensor& tensor) {
+  std::int64_t expected = 1;
+  for (int d : {1, 3, 2, 0}) {
+    if (tensor.size(d) != 1 && tensor.stride(d) != expected) return false;
+    expected *= tensor.size(d);
+  }
+  return true;
+}
+
+// contiguous(), without a call through the dispatcher where there is nothing to do. nhwc: of 4 dimensions.
+Tensor in_layout(const Tensor& tensor, Layout layout) {
+  if (layout == Layout::nhwc ? is_channels_last(tensor) : tensor.is_contiguous()) return tensor;
+  return torch::stable::contiguous(tensor, memory_format(layout));
+}
+
 struct Arguments {
   std::optional<Tensor> bias, residual;
   IntList stride, padding, dilation;
@@ -81,15 +97,16 @@ struct Arguments {
 };
 
 ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments) {
-  require(input.dim() == 4, "input has shape " + to_text(shape_of(input)) + "; expected 4 dimensions [N, C, H, W]");
-  require(weight_shape.size() == 4,
-          "weight has shape " + to_text(weight_shape) + "; expected 4 dimensions [K, C/groups, R, S]");
-  require(arguments.stride.size() == 2 && arguments.stride[0] > 0 && arguments.stride[1] > 0,
-          "stride is " + to_text(arguments.stride) + "; expected two positive integers");
-  require(arguments.padding.size() == 2 && arguments.padding[0] >= 0 && arguments.padding[1] >= 0,
-          "padding is " + to_text(arguments.padding) + "; expected two non-negative integers");
-  require(arguments.dilation.size() == 2 && arguments.dilation[0] > 0 && arguments.dilation[1] > 0,
-          "dilation is " + to_text(arguments.dilation) + "; expected two positive integers");
+  FASTCONV_REQUIRE(input.dim() == 4,
+                   "input has shape " + to_text(shape_of(input)) + "; expected 4 dimensions [N, C, H, W]");
+  FASTCONV_REQUIRE(weight_shape.size() == 4,
+                   "weight has shape " + to_text(weight_shape) + "; expected 4 dimensions [K, C/groups, R, S]");
+  FASTCONV_REQUIRE(arguments.stride.size() == 2 && arguments.stride[0] > 0 && arguments.stride[1] > 0,
+                   "stride is " + to_text(arguments.stride) + "; expected two positive integers");
+  FASTCONV_REQUIRE(arguments.padding.size() == 2 && arguments.padding[0] >= 0 && arguments.padding[1] >= 0,
+                   "padding is " + to_text(arguments.padding) + "; expected two non-negative integers");
+  FASTCONV_REQUIRE(arguments.dilation.size() == 2 && arguments.dilation[0] > 0 && arguments.dilation[1] > 0,
+                   "dilation is " + to_text(arguments.dilation) + "; expected two positive integers");
   ConvProblem problem;
   problem.n = input.size(0), problem.c = input.size(1), problem.h = input.size(2), problem.w = input.size(3);
   problem.k = weight_shape[0], problem.r = weight_shape[2], problem.s = weight_shape[3];
@@ -105,30 +122,37 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
   problem.activation = activation_from_name(arguments.activation);
   problem.negative_slope = static_cast<float>(arguments.negative_slope);
 
+  // As PyTorch: an empty batch and no input channels are problems, other empty inputs are mistakes.
+  FASTCONV_REQUIRE(problem.n == 0 || problem.c == 0 || (problem.h > 0 && problem.w > 0),
+                   "input has shape " + to_text(shape_of(input)) + "; expected H and W of at least 1");
+  FASTCONV_REQUIRE(problem.k > 0, "weight has K = 0 output channels; expected at least 1");
   const std::int64_t g = problem.groups;
-  require(g > 0, "groups is " + std::to_string(g) + "; expected a positive integer");
-  require(problem.k % g == 0, "weight has K = " + std::to_string(problem.k) +
-                                  " output channels; expected a multiple of groups = " + std::to_string(g));
-  require(problem.c == weight_shape[1] * g,
-          "input has C = " + std::to_string(problem.c) +
-              " channels; expected weight.shape[1] * groups = " + std::to_string(weight_shape[1] * g));
+  FASTCONV_REQUIRE(g > 0, "groups is " + std::to_string(g) + "; expected a positive integer");
+  FASTCONV_REQUIRE(problem.k % g == 0, "weight has K = " + std::to_string(problem.k) +
+                                           " output channels; expected a multiple of groups = " + std::to_string(g));
+  FASTCONV_REQUIRE(problem.c == weight_shape[1] * g,
+                   "input has C = " + std::to_string(problem.c) +
+                       " channels; expected weight.shape[1] * groups = " + std::to_string(weight_shape[1] * g));
   const auto effective = [](std::int64_t size, std::int64_t dilation) { return dilation * (size - 1) + 1; };
-  require(problem.h + 2 * problem.pad_h >= effective(problem.r, problem.dilation_h) &&
-              problem.w + 2 * problem.pad_w >= effective(problem.s, problem.dilation_w),
-          "padded input is " + std::to_string(problem.h + 2 * problem.pad_h) + " x " +
-              std::to_string(problem.w + 2 * problem.pad_w) + "; expected at least the kernel's extent " +
-              std::to_string(effective(problem.r, problem.dilation_h)) + " x " +
-              std::to_string(effective(problem.s, problem.dilation_w)));
+  FASTCONV_REQUIRE(problem.h + 2 * problem.pad_h >= effective(problem.r, problem.dilation_h) &&
+                       problem.w + 2 * problem.pad_w >= effective(problem.s, problem.dilation_w),
+                   "padded input is " + std::to_string(problem.h + 2 * problem.pad_h) + " x " +
+                       std::to_string(problem.w + 2 * problem.pad_w) + "; expected at least the kernel's extent " +
+                       std::to_string(effective(problem.r, problem.dilation_h)) + " x " +
+                       std::to_string(effective(problem.s, problem.dilation_w)));
   if (arguments.bias) {
-    require(shape_of(*arguments.bias) == IntList{problem.k},
-            "bias has shape " + to_text(shape_of(*arguments.bias)) + "; expected " + to_text({problem.k}));
-    require(arguments.bias->scalar_type() == input.scalar_type(), "bias and input differ in dtype");
+    FASTCONV_REQUIRE(
+        shape_of(*arguments.bias) == IntList(1, problem.k),
+        "bias has shape " + to_text(shape_of(*arguments.bias)) + "; expected " + to_text(IntList(1, problem.k)));
+    FASTCONV_REQUIRE(arguments.bias->scalar_type() == input.scalar_type(), "bias and input differ in dtype");
   }
   if (arguments.residual) {
-    const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
-    require(shape_of(*arguments.residual) == expected, "residual has shape " + to_text(shape_of(*arguments.residual)) +
-                                                           "; expected the output's " + to_text(expected));
-    require(arguments.residual->scalar_type() == input.scalar_type(), "residual and input differ in dtype");
+    const std::int64_t k = problem.c == 0 ? 0 : problem.k;  // what PyTorch makes of no input channels
+    const IntList expected{problem.n, k, problem.p(), problem.q()};
+    FASTCONV_REQUIRE(shape_of(*arguments.residual) == expected, "residual has shape " +
+                                                                    to_text(shape_of(*arguments.residual)) +
+                                                                    "; expected the output's " + to_text(expected));
+    FASTCONV_REQUIRE(arguments.residual->scalar_type() == input.scalar_type(), "residual and input differ in dtype");
   }
   return problem;
 }
@@ -138,7 +162,8 @@ const DeviceInfo& device_of(const Tensor& tensor) {
 }
 
 // choose() for a problem seen before is a table lookup; the table is per thread, so no lock.
-const Candidate& choose_cached(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
+std::shared_ptr<const Candidate> choose_cached(const std::string& name, const ConvProblem& problem,
+                                               const DeviceInfo& device) {
   struct Key {
     ConvProblem problem;
     const DeviceInfo* device;
@@ -150,12 +175,13 @@ const Candidate& choose_cached(const std::string& name, const ConvProblem& probl
       return hash_value(key.problem) ^ std::hash<std::string>{}(key.name) ^ std::hash<const void*>{}(key.device);
     }
   };
-  thread_local std::unordered_map<Key, Candidate, Hash> table;
+  thread_local std::unordered_map<Key, std::shared_ptr<const Candidate>, Hash> table;
   Key key{problem, &device, name};
   auto found = table.find(key);
   if (found == table.end()) {
     if (table.size() >= 4096) table.clear();  // shapes without end: forget rather than grow
-    found = table.emplace(std::move(key), choose(name, problem, device)).first;
+    auto choice = std::make_shared<const Candidate>(choose(name, problem, device));
+    found = table.emplace(std::move(key), std::move(choice)).first;
   }
   return found->second;
 }
@@ -199,17 +225,16 @@ void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& 
 
 // Runs an algorithm of ours. Exactly one of `weight` (plain contiguous) and `packed` is given.
 Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, const Candidate& choice,
-               const ConvProblem& problem, const Arguments& arguments) {
-  const std::unique_ptr<Runtime> runtime = make_runtime(device_of(input));
-  const Kernels kernels = find_kernels(*choice.algorithm, runtime->device().type);
-  const Tensor x = torch::stable::contiguous(input, memory_format(problem.layout));
+               const ConvProblem& problem, const Arguments& arguments, const DeviceInfo& device) {
+  const std::unique_ptr<Runtime> runtime = make_runtime(device);
+  const Kernels kernels = find_kernels(*choice.algorithm, device.type);
+  const Tensor x = in_layout(input, problem.layout);
   std::optional<Tensor> bias, residual;
-  if (arguments.bias) bias = torch::stable::contiguous(*arguments.bias);
-  if (arguments.residual) residual = torch::stable::contiguous(*arguments.residual, memory_format(problem.layout));
+  if (arguments.bias) bias = in_layout(*arguments.bias, Layout::nchw);
+  if (arguments.residual) residual = in_layout(*arguments.residual, problem.layout);
 
   const bool pack_here = weight != nullptr && kernels.pack != nullptr;
-  const std::size_t packed_bytes =
-      pack_here ? align(choice.algorithm->packed_weight(problem, runtime->device()).bytes) : 0;
+  const std::size_t packed_bytes = pack_here ? align(choice.algorithm->packed_weight(problem, device).bytes) : 0;
   GuardedBytes workspace(packed_bytes + choice.plan.workspace_bytes, input);
   GuardedOutput output(input, problem);
   auto* base = static_cast<char*>(workspace.data());
@@ -234,20 +259,21 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
 Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, const ConvProblem& problem,
            const Arguments& arguments) {
   const DeviceInfo& device = device_of(input);
-  const Candidate& choice = choose_cached(arguments.algorithm, problem, device);
-  last = {choice.algorithm->name, choice.plan.config, name_of(problem.accuracy), choice.plan.workspace_bytes};
+  const std::shared_ptr<const Candidate> chosen = choose_cached(arguments.algorithm, problem, device);
+  last = {chosen, problem.accuracy};
+  const Candidate& choice = *chosen;
   if (weight != nullptr && (problem.output_numel() == 0 || !is_own(*choice.algorithm))) {
     return run_torch(input, *weight, problem, arguments);
   }
   if (problem.output_numel() == 0) return GuardedOutput(input, problem).finish(choice.algorithm->name);
-  if (weight == nullptr) return run_own(input, nullptr, packed, choice, problem, arguments);
-  const Tensor plain = torch::stable::contiguous(*weight);
-  return run_own(input, &plain, nullptr, choice, problem, arguments);
+  if (weight == nullptr) return run_own(input, nullptr, packed, choice, problem, arguments, device);
+  const Tensor plain = in_layout(*weight, Layout::nchw);
+  return run_own(input, &plain, nullptr, choice, problem, arguments, device);
 }
 
 void require_same_device(const Tensor& input, const Tensor& other, const char* name) {
-  require(other.is_cuda() == input.is_cuda() && other.get_device_index() == input.get_device_index(),
-          std::string(name) + " and input are on different devices");
+  FASTCONV_REQUIRE(other.is_cuda() == input.is_cuda() && other.get_device_index() == input.get_device_index(),
+                   std::string(name) + " and input are on different devices");
 }
 
 // Makes the tensor's device current for the scope, so that launches and allocations go there.
@@ -264,7 +290,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> b
                             algorithm, precision, activation, negative_slope, backend_flags};
   const Layout layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, shape_of(weight), layout, arguments);
-  require(weight.scalar_type() == input.scalar_type(), "weight and input differ in dtype");
+  FASTCONV_REQUIRE(weight.scalar_type() == input.scalar_type(), "weight and input differ in dtype");
   require_same_device(input, weight, "weight");
   const auto guard = device_guard(input);
   return run(input, &weight, nullptr, problem, arguments);
@@ -280,12 +306,14 @@ struct WeightProblem {
 
 WeightProblem weight_problem(DType dtype, const DeviceInfo& device, const IntList& shape, std::int64_t groups,
                              const std::string& algorithm_name, const std::string& precision) {
-  require(shape.size() == 4, "weight has shape " + to_text(shape) + "; expected 4 dimensions [K, C/groups, R, S]");
-  require(groups > 0 && shape[0] % groups == 0,
-          "groups is " + std::to_string(groups) + "; expected a positive divisor of K = " + std::to_string(shape[0]));
-  require(algorithm_name != "auto", "algorithm is 'auto'; pack_weight expects the name of one algorithm");
+  FASTCONV_REQUIRE(shape.size() == 4,
+                   "weight has shape " + to_text(shape) + "; expected 4 dimensions [K, C/groups, R, S]");
+  FASTCONV_REQUIRE(
+      groups > 0 && shape[0] % groups == 0,
+      "groups is " + std::to_string(groups) + "; expected a positive divisor of K = " + std::to_string(shape[0]));
+  FASTCONV_REQUIRE(algorithm_name != "auto", "algorithm is 'auto'; pack_weight expects the name of one algorithm");
   const Algorithm& algorithm = find_algorithm(algorithm_name);
-  require(is_own(algorithm), "algorithm is '" + algorithm_name + "'; it has no packed weight");
+  FASTCONV_REQUIRE(is_own(algorithm), "algorithm is '" + algorithm_name + "'; it has no packed weight");
   ConvProblem problem;
   problem.k = shape[0], problem.c = shape[1] * groups, problem.r = shape[2], problem.s = shape[3];
   problem.n = 1, problem.h = problem.r, problem.w = problem.s;
@@ -334,17 +362,17 @@ void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t 
   const auto guard = device_guard(weight);
   const DeviceInfo& device = device_of(weight);
   const WeightProblem target = weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
-  require(packed.numel() == static_cast<std::int64_t>(target.bytes),
-          "packed has " + std::to_string(packed.numel()) + " bytes; expected " + std::to_string(target.bytes));
+  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.bytes),
+                   "packed has " + std::to_string(packed.numel()) + " bytes; expected " + std::to_string(target.bytes));
   if (target.pack == nullptr) {
     Tensor view = view_as_weight(packed, shape_of(weight), weight.scalar_type());
     torch::stable::copy_(view, weight);
     return;
   }
-  require(shape_of(snapshot) == shape_of(weight) && snapshot.is_contiguous() &&
-              snapshot.scalar_type() == weight.scalar_type(),
-          "snapshot has shape " + to_text(shape_of(snapshot)) + "; expected a contiguous tensor like weight, " +
-              to_text(shape_of(weight)));
+  FASTCONV_REQUIRE(shape_of(snapshot) == shape_of(weight) && snapshot.is_contiguous() &&
+                       snapshot.scalar_type() == weight.scalar_type(),
+                   "snapshot has shape " + to_text(shape_of(snapshot)) +
+                       "; expected a contiguous tensor like weight, " + to_text(shape_of(weight)));
   if (weight.numel() == 0) return;
   const std::unique_ptr<Runtime> runtime = make_runtime(device);
   pack(target.algorithm, target.problem, torch::stable::contiguous(weight), packed.mutable_data_ptr(),
@@ -363,16 +391,19 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
   const auto guard = device_guard(input);
   const WeightProblem target =
       weight_problem(problem.dtype, device_of(input), weight_shape, groups, algorithm, precision);
-  require(packed.numel() == static_cast<std::int64_t>(target.bytes) && packed.is_contiguous(),
-          "packed weight has " + std::to_string(packed.numel()) + " bytes; expected " + std::to_string(target.bytes) +
-              " from pack_weight(..., '" + algorithm + "', '" + precision + "')");
+  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.bytes) && packed.is_contiguous(),
+                   "packed weight has " + std::to_string(packed.numel()) + " bytes; expected " +
+                       std::to_string(target.bytes) + " from pack_weight(..., '" + algorithm + "', '" + precision +
+                       "')");
   return run(input, nullptr, &packed, problem, arguments);
 }
 
-// JSON by hand: four fields, none of which needs escaping.
+// JSON by hand: four fields, none of which needs escaping. Empty before the first call.
 std::string last_call() {
-  return "{\"algorithm\": \"" + last.algorithm + "\", \"config\": \"" + last.config + "\", \"class\": \"" +
-         last.accuracy + "\", \"workspace_bytes\": " + std::to_string(last.workspace_bytes) + "}";
+  if (last.choice == nullptr) return "{}";
+  return std::string("{\"algorithm\": \"") + last.choice->algorithm->name + "\", \"config\": \"" +
+         last.choice->plan.config + "\", \"class\": \"" + name_of(last.accuracy) +
+         "\", \"workspace_bytes\": " + std::to_string(last.choice->plan.workspace_bytes) + "}";
 }
 
 std::string device_json(std::int64_t index) {

@@ -29,11 +29,7 @@ class CpuRuntime final : public Runtime {
                          ? borrow(args.b, {args.batch, args.k, args.n}, {args.stride_b, args.ldb, 1}, cpu, dtype)
                          : borrow(args.b, {args.batch, args.k, args.n}, {args.stride_b, 1, args.ldb}, cpu, dtype);
     const Tensor d = borrow(args.d, {args.batch, args.m, args.n}, {args.stride_d, args.ldd, 1}, cpu, dtype);
-    if (args.beta == 0.0f) {
-      call_dispatcher("aten::bmm", "out", a, b, d);
-    } else {
-      call_dispatcher("aten::baddbmm", "out", d, a, b, static_cast<double>(args.beta), 1.0, d);
-    }
+    call_dispatcher("aten::bmm", "out", a, b, d);
   }
 
  private:

@@ -97,7 +97,7 @@ class CudaRuntime final : public Runtime {
     const Cublas& cublas = Cublas::get();
     void* handle = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(torch_get_current_cuda_blas_handle(&handle));
-    const float alpha = 1.0f;
+    const float alpha = 1.0f, beta = 0.0f;
     // torch sets the handle's math mode from allow_tf32; class `ieee` must not depend on that switch.
     int math_mode = Cublas::default_math;
     check_cublas(cublas.get_math_mode(handle, &math_mode), "cublasGetMathMode");
@@ -105,8 +105,8 @@ class CudaRuntime final : public Runtime {
     const int status = cublas.gemm_strided_batched(
         handle, args.b_is_kn ? Cublas::no_transpose : Cublas::transpose, Cublas::no_transpose, args.n, args.m, args.k,
         &alpha, args.b, cublas_type(args.in), args.ldb, args.stride_b, args.a, cublas_type(args.in), args.lda,
-        args.stride_a, &args.beta, args.d, cublas_type(args.out), args.ldd, args.stride_d, args.batch,
-        Cublas::compute_32f, Cublas::default_algorithm);
+        args.stride_a, &beta, args.d, cublas_type(args.out), args.ldd, args.stride_d, args.batch, Cublas::compute_32f,
+        Cublas::default_algorithm);
     check_cublas(cublas.set_math_mode(handle, math_mode), "cublasSetMathMode");
     check_cublas(status, "cublasGemmStridedBatchedEx");
   }
