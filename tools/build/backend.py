@@ -8,15 +8,17 @@ from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403  (the hooks that need no change)
 from toolchain import find_nvcc, wants_cuda
 
-# No exact version: torch names the toolkit that it was built with, in this same package, and pip then takes the
-# compiler that belongs to it. A pinned one would contradict the next torch.
-COMPILER_PACKAGES = ["cuda-toolkit[nvcc,cccl,cudart]>=13,<14"]
+# torch names the toolkit that it was built with, in this same package, and pip takes the compiler that belongs to it.
+# But pip has to decide torch first: with a newer toolkit in hand it downloads one torch after the other, to find one
+# that agrees. Whatever the order here, it decides first what has `==`, or an upper bound.
+TORCH = "torch==2.*,>=2.10"
+COMPILER = "cuda-toolkit[nvcc,cccl,cudart]>=13"
 
 
 def _requirements() -> list[str]:
-    requirements = ["torch>=2.10", "ninja", "pybind11>=2.13"]
+    requirements = [TORCH, "ninja", "pybind11>=2.13"]
     if wants_cuda() and find_nvcc() is None:
-        requirements += COMPILER_PACKAGES
+        requirements.append(COMPILER)
     return requirements
 
 

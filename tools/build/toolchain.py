@@ -22,12 +22,13 @@ def find_nvcc() -> Path | None:
     home = os.environ.get("CUDA_HOME")
     on_path = shutil.which("nvcc")
     # What can be imported, not the interpreter's site-packages: an isolated build has its packages elsewhere.
-    packages = find_spec("nvidia")
+    nvidia = find_spec("nvidia")
+    folders = map(Path, (nvidia and nvidia.submodule_search_locations) or [])
     candidates = [
         *([Path(home) / "bin" / "nvcc"] if home else []),
         *([Path(on_path).resolve()] if on_path else []),
         Path("/usr/local/cuda/bin/nvcc"),
-        *(Path(path) / "cu13" / "bin" / "nvcc" for path in (packages and packages.submodule_search_locations) or []),
+        *(nvcc for folder in folders for nvcc in sorted(folder.glob("cu*/bin/nvcc"), reverse=True)),
     ]
     return next((path for path in candidates if path.is_file() and _is_complete(path)), None)
 

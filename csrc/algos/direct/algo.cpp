@@ -20,7 +20,7 @@ Support supports(const ConvProblem&, const DeviceInfo&) { return Support::yes();
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   // Every multiply-add reads both operands through the caches; about 3 % of the FP32 rate is what that sustains.
   ConvPlan plan;
-  plan.config = "block 16x16";
+  plan.config = device.type == DeviceType::cpu ? "one row of outputs per task" : "256 threads";
   // A thread walks the whole reduction, which small problems wait for (measured on an H200).
   const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   const double latency_us = device.type == DeviceType::cuda ? 0.13 * terms : 0.0;
