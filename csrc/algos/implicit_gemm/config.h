@@ -21,8 +21,7 @@ constexpr int blocks_per_processor = 2;
 
 // What the tensor cores multiply.
 enum class Mode : std::uint8_t {
-  split,   // float32 as pairs of float16, three products (class fp32)
-  single,  // float32 as one scaled float16 of 11 significant bits, as many as TF32 has (class tf32)
+  split,  // float32 as pairs of float16, three products (classes fp32 and tf32)
   fp16,
   bf16,
 };
@@ -42,7 +41,6 @@ struct Config {
 
 inline Mode select_mode(AccuracyClass accuracy) {
   switch (accuracy) {
-    case AccuracyClass::tf32: return Mode::single;
     case AccuracyClass::fp16: return Mode::fp16;
     case AccuracyClass::bf16: return Mode::bf16;
     default: return Mode::split;

@@ -82,9 +82,7 @@ void run(const ConvArgs& args, Runtime& runtime) {
   const bool vector = loads_vectors(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
   const Params<T> params = make_params<T>(args, config, x, layout);
   if constexpr (std::is_same_v<T, float>) {
-    if (config.mode == Mode::single) {
-      vector ? launch<T, 1, 8, true>(params, config, stream) : launch<T, 1, 8, false>(params, config, stream);
-    } else if (config.filter_tile == 64) {
+    if (config.filter_tile == 64) {
       vector ? launch<T, 3, 8, true>(params, config, stream) : launch<T, 3, 8, false>(params, config, stream);
     } else if (config.filter_tile == 48) {
       vector ? launch<T, 3, 6, true>(params, config, stream) : launch<T, 3, 6, false>(params, config, stream);
@@ -115,14 +113,9 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
 }
 
 void pack_cuda(const PackArgs& args, Runtime& runtime) {
-  const bool split = select_mode(args.problem.accuracy) == Mode::split;
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
     using T = decltype(zero);
-    if constexpr (std::is_same_v<T, float>) {
-      split ? pack<T, 2>(args, runtime) : pack<T, 1>(args, runtime);
-    } else {
-      pack<T, 1>(args, runtime);
-    }
+    pack<T, std::is_same_v<T, float> ? 2 : 1>(args, runtime);
   });
 }
 
