@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "build")]
 import check_rooms  # noqa: E402
 import check_sass  # noqa: E402
+import toolchain  # noqa: E402
 import winograd_norms  # noqa: E402
 
 
@@ -137,3 +139,34 @@ def test_documented_numbers_are_the_computed_ones():
         t = winograd_norms.matrices(m, points)
         for value in (winograd_norms.gain(t), winograd_norms.worst_case(t) ** 2, winograd_norms.noise_gain(t)):
             assert f"{value:.3g}" in text, value
+
+
+def test_architectures_become_flags_of_nvcc():
+    assert toolchain.architecture_flags("90a; 80+PTX;") == [
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_80,code=compute_80",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "hopper", "90a;sm_80", "80+ptx", "90aa", "90a;;80"])
+def test_a_wrong_architecture_is_named(text):
+    with pytest.raises(SystemExit, match="FASTCONV_CUDA_ARCHS has"):
+        toolchain.architecture_flags(text)
+
+
+def test_nvcc_is_found_with_its_headers_and_runtime_or_not_at_all(tmp_path, monkeypatch):
+    for variable in ("CUDA_HOME", "PATH"):
+        monkeypatch.setenv(variable, str(tmp_path / "nothing"))
+    package = tmp_path / "nvidia" / "cu13"
+    for file in ("bin/nvcc", "include/cuda_runtime.h", "lib/libcudart_static.a"):
+        (package / file).parent.mkdir(parents=True)
+        (package / file).touch()
+    monkeypatch.setattr(
+        toolchain, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[package.parent])
+    )
+    monkeypatch.setattr(toolchain, "SYSTEM_NVCC", tmp_path / "no" / "nvcc")
+    assert toolchain.find_nvcc() == package / "bin" / "nvcc"
+    assert toolchain.cudart_static(package / "bin" / "nvcc") == package / "lib"
+    (package / "lib" / "libcudart_static.a").unlink()
+    assert toolchain.find_nvcc() is None

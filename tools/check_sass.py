@@ -20,7 +20,12 @@ from pathlib import Path
 
 LIBRARY = Path(__file__).resolve().parent.parent / "fastconv" / "libfastconv.so"
 # Kernels that may keep a stack frame, as a regular expression on the demangled name, each with its reason.
-ALLOWED: dict[str, str] = {}
+ALLOWED: dict[str, str] = {
+    r"winograd::input_transform_nhwc<(__half|__nv_bfloat16), [24], \(fastconv::winograd::Mode\)[23], 1>": (
+        "odd numbers of channels on sm_80: ptxas parks one or two values, outside the inner loop, for a third block; "
+        "a bound on the blocks instead would cost the sm_90a kernels occupancy"
+    ),
+}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DEFAULT_ARCHITECTURES = "90a;80+PTX"
+SYSTEM_NVCC = Path("/usr/local/cuda/bin/nvcc")
 
 
 def wants_cuda() -> bool:
@@ -27,7 +28,7 @@ def find_nvcc() -> Path | None:
     candidates = [
         *([Path(home) / "bin" / "nvcc"] if home else []),
         *([Path(on_path).resolve()] if on_path else []),
-        Path("/usr/local/cuda/bin/nvcc"),
+        SYSTEM_NVCC,
         *(nvcc for folder in folders for nvcc in sorted(folder.glob("cu*/bin/nvcc"), reverse=True)),
     ]
     return next((path for path in candidates if path.is_file() and _is_complete(path)), None)
