@@ -67,7 +67,8 @@ def ninja_file(module: str, operators: str) -> str:
         "ops": f"{common} -isystem {torch}/include -isystem {torch}/include/torch/csrc/api/include "
         "-DTORCH_TARGET_VERSION=0x020a000000000000 -DUSE_CUDA",
     }
-    nvcc_flags = f"{NVCC_FLAGS} {' '.join(architecture_flags(architectures))} -I{ROOT}/csrc"
+    code = " ".join(architecture_flags(architectures)) if nvcc else ""
+    nvcc_flags = f"{NVCC_FLAGS} {code} -I{ROOT}/csrc"
     # A CUDA torch's libtorch.so pulls in the CUDA symbols, but only if the linker keeps it.
     link_torch = f"-L{torch}/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--as-needed -ldl"
     if nvcc:
