@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,16 @@ def test_check_rooms_as_a_program(tmp_path):
     command = [sys.executable, str(ROOT / "tools" / "check_rooms.py")]
     assert subprocess.run([*command, str(tmp_path)], capture_output=True).returncode == 1
     assert subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_setup_plans_a_build_for_the_cpu_alone(monkeypatch):
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    monkeypatch.setenv("FASTCONV_CUDA", "0")
+    plan = runpy.run_path(str(ROOT / "setup.py"))["ninja_file"]("_C.so", "libfastconv.so")
+    assert "build _C.so: link" in plan
+    assert "runtime.cpp" in plan
+    assert "runtime_cuda.cpp" not in plan
+    assert ": nvcc" not in plan
 
 
 USAGE = """
