@@ -37,6 +37,13 @@ def _moved_bytes(layer: Layer, n: int, accuracy: str, m: int) -> dict[str, float
     }
 
 
+def _unmeasured(total_us: float, floor_us: float) -> dict[str, Any]:
+    """The rest of a layer row: the sum of the stages, and null where this suite measures nothing."""
+    nothing = ("us_q25", "us_q75", "error", "max_error", "best_peer", "best_peer_us", "peer_error")
+    row: dict[str, Any] = dict.fromkeys(nothing)
+    return row | {"pass": "forward", "us": total_us, "floor_us": floor_us, "algorithms": {}, "peers": {}}
+
+
 def run(
     layers: str | None = None,
     *,
@@ -84,6 +91,7 @@ def run(
             moved = _moved_bytes(layer, batch, accuracy, m)
             row = {**layer.fields(), "n": batch, "class": accuracy, "layout": layout, "algorithm": algorithm}
             row |= {f"{stage}_us": value for stage, value in us.items()}
+            row |= _unmeasured(sum(us.values()), layer.floor_us(batch, accuracy))
             row |= {f"{stage}_tb_per_s": moved[stage] / max(us[stage], 1e-3) / 1e6 for stage in moved}
             document["rows"].append(row)
             print(
