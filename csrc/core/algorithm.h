@@ -55,4 +55,8 @@ inline constexpr double auto_error_limit = 4.0;
 // For an algorithm that reads the plain weight.
 PackedWeight plain_weight(const ConvProblem& problem, const DeviceInfo& device);
 
+// For an algorithm that sums plain products in FP32, in blocks (docs/numerics.md): 4 in the FP32 classes, 2 in half
+// precision, where the rounding of the output dominates.
+double plain_error_multiple(AccuracyClass accuracy);
+
 }  // namespace fastconv

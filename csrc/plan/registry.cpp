@@ -6,6 +6,18 @@ namespace fastconv {
 
 PackedWeight plain_weight(const ConvProblem&, const DeviceInfo&) { return {}; }
 
+double plain_error_multiple(AccuracyClass accuracy) {
+  switch (accuracy) {
+    case AccuracyClass::ieee:
+    case AccuracyClass::fp32:
+    case AccuracyClass::tf32: return 4.0;
+    case AccuracyClass::fp16:
+    case AccuracyClass::bf16: return 2.0;
+    case AccuracyClass::other: return 0.0;
+  }
+  return 0.0;
+}
+
 // Each algorithm's folder defines `algorithm` in its namespace.
 #define FASTCONV_PLAIN(NAME)        \
   namespace algos::NAME {           \

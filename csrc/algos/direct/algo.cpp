@@ -3,18 +3,6 @@
 namespace fastconv::algos::direct {
 namespace {
 
-double error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    case AccuracyClass::ieee:
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32: return 4.0;
-    case AccuracyClass::fp16:
-    case AccuracyClass::bf16: return 2.0;
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
-}
-
 Support supports(const ConvProblem&, const DeviceInfo&) { return Support::yes(); }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
@@ -32,6 +20,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 
 extern const Algorithm algorithm;
 const Algorithm algorithm{
-    "direct", "direct", "one thread per output element", 2, true, true, error_multiple, supports, plan, plain_weight};
+    "direct", "direct",    "one thread per output element", 2, true, true, plain_error_multiple, supports,
+    plan,     plain_weight};
 
 }  // namespace fastconv::algos::direct

@@ -4,18 +4,6 @@
 namespace fastconv::algos::direct_tiled {
 namespace {
 
-double error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    case AccuracyClass::ieee:
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32: return 4.0;
-    case AccuracyClass::fp16:
-    case AccuracyClass::bf16: return 2.0;
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
-}
-
 std::string extent(const ConvProblem& problem) {
   return std::to_string(problem.r) + "x" + std::to_string(problem.s) + " with stride " +
          std::to_string(problem.stride_h) + "x" + std::to_string(problem.stride_w) + ", dilation " +
@@ -69,7 +57,7 @@ const Algorithm algorithm{"direct_tiled",
                           2,
                           true,
                           true,
-                          error_multiple,
+                          plain_error_multiple,
                           supports,
                           plan,
                           plain_weight};

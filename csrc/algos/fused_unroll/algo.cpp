@@ -7,18 +7,6 @@
 namespace fastconv::algos::fused_unroll {
 namespace {
 
-double error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    case AccuracyClass::ieee:
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32: return 4.0;
-    case AccuracyClass::fp16:
-    case AccuracyClass::bf16: return 2.0;
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
-}
-
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   if (!has_kernel_size(problem.r, problem.s)) {
     return Support::no("kernel", "kernel is " + std::to_string(problem.r) + "x" + std::to_string(problem.s) +
@@ -62,7 +50,7 @@ const Algorithm algorithm{"fused_unroll",
                           5,
                           true,
                           true,
-                          error_multiple,
+                          plain_error_multiple,
                           supports,
                           plan,
                           plain_weight};

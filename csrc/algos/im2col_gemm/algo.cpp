@@ -7,18 +7,6 @@
 namespace fastconv::algos::im2col_gemm {
 namespace {
 
-double error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    case AccuracyClass::ieee:
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32: return 4.0;
-    case AccuracyClass::fp16:
-    case AccuracyClass::bf16: return 2.0;
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
-}
-
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   const std::int64_t elements = elements_per_row(problem);
   if (elements > chunk_elements) {
@@ -70,7 +58,7 @@ const Algorithm algorithm{"im2col_gemm",
                           2,
                           true,
                           true,
-                          error_multiple,
+                          plain_error_multiple,
                           supports,
                           plan,
                           plain_weight};

@@ -4,18 +4,6 @@
 namespace fastconv::algos::two_stage {
 namespace {
 
-double error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    case AccuracyClass::ieee:
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32: return 4.0;
-    case AccuracyClass::fp16:
-    case AccuracyClass::bf16: return 2.0;
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
-}
-
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   if (single_stage(problem) || planes_bytes_per_image(problem) <= most_workspace_bytes) return Support::yes();
   return Support::no("workspace", "the " + std::to_string(problem.r * problem.s) +
@@ -70,7 +58,7 @@ const Algorithm algorithm{"two_stage",
                           3,
                           true,
                           true,
-                          error_multiple,
+                          plain_error_multiple,
                           supports,
                           plan,
                           plain_weight};
