@@ -73,9 +73,11 @@ inline Config make_config(const ConvProblem& problem) {
   return config;
 }
 
-// Whether the kernel loads 8 channels at a time: from NHWC, so NCHW input is turned into the workspace first. With any
-// other C it reads element by element, in either layout.
-inline bool loads_vectors(const ConvProblem& problem) { return problem.c % 8 == 0; }
+// Whether the kernel loads 16 bytes of channels at a time: from NHWC, so NCHW input is turned into the workspace first.
+// With any other C it reads element by element, in either layout.
+inline bool loads_vectors(const ConvProblem& problem) {
+  return problem.c % static_cast<std::int64_t>(16 / size_of(problem.dtype)) == 0;
+}
 inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
   if (problem.layout == Layout::nhwc || !loads_vectors(problem)) return 0;
   return Config::align(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) *

@@ -8,9 +8,10 @@
 
 namespace fastconv::algos::implicit_gemm {
 
-// A sample of a pixel's window is brought to [2^4, 2^5): the rest may be 2^11 times as large, and `lo` errs by 2^-29 of
-// the largest value at most. The correction is exact.
-constexpr int sample_target = 4, exact_target = 12;
+// |hi| of a pixel must reach 2 (else lo would lose bits to float16's subnormals) and stay finite. The guess brings the
+// largest value of the first step to [2^4, 2^5): the rest may be 2^11 times as large. The correction is exact.
+constexpr int guessed_target = 4, exact_target = 12;
+constexpr float least_high = 2.0f;
 
 // One plane of A, by 16 pixels and 16 elements.
 template <typename S>
@@ -23,8 +24,7 @@ class Input {
 
   // x for one step into registers; zeros in the padding and behind the end of the reduction.
   __device__ __forceinline__ void load(const Params<T>& params, const SharedTile<S>& shared, int step) {
-    // A lane's 8 elements belong to one tap if C is a multiple of 8, as it is with vectors.
-    constexpr int count = S::vector ? S::elements : 1;
+    constexpr int count = S::vector ? 16 / static_cast<int>(sizeof(T)) : 1;  // elements of a load
     int j = step * depth_tile + static_cast<int>(threadIdx.x) % 4 * S::elements;
     unsigned tap = j;
     int c = params.by_c.peel(tap);
@@ -42,28 +42,24 @@ class Input {
                             static_cast<int>(static_cast<unsigned>(at.h + dh) < static_cast<unsigned>(params.h)) &
                             static_cast<int>(static_cast<unsigned>(at.w + dw) < static_cast<unsigned>(params.w));
         if constexpr (S::vector) {
-          const auto* vectors = reinterpret_cast<const uint4*>(source + at.base);
-#pragma unroll
-          for (int v = 0; v < S::elements * static_cast<int>(sizeof(T)) / 16; ++v) {
-            const uint4 zero{0, 0, 0, 0};
-            reinterpret_cast<uint4*>(raw_[i])[v] = inside ? __ldg(vectors + v) : zero;
-          }
+          const uint4 zero{0, 0, 0, 0};
+          reinterpret_cast<uint4*>(raw_[i])[e / count] =
+              inside ? __ldg(reinterpret_cast<const uint4*>(source + at.base)) : zero;
         } else {
           raw_[i][e] = inside ? source[at.base] : from_float<T>(0.0f);
         }
       }
-      if constexpr (!S::vector) {
-        ++j;
-        if (++c == params.c) {
-          c = 0;
-          if (++s == params.s) s = 0, ++r;
-        }
+      j += count;
+      c += count;  // never beyond C by vectors: it is a multiple of theirs
+      if (c == params.c) {
+        c = 0;
+        if (++s == params.s) s = 0, ++r;
       }
     }
   }
 
-  // The loaded step as fragments: scaled and split (`low` only with two planes).
-  __device__ __forceinline__ void split(Fragments<S>& high, Fragments<S>& low) const {
+  // The loaded step as fragments: scaled and split (`low` only with two planes). Notes the largest |hi| of each pixel.
+  __device__ __forceinline__ void split(Fragments<S>& high, Fragments<S>& low) {
 #pragma unroll
     for (int i = 0; i < S::rows; ++i) {
 #pragma unroll
@@ -74,6 +70,7 @@ class Input {
           const float a = raw_[i][e] * scale_[i], b = raw_[i][e + 1] * scale_[i];
           const __half2 hi = __floats2half2_rn(a, b);
           to = bits(hi);
+          largest_[i] = __hmax2(largest_[i], __habs2(hi));
           if constexpr (S::planes == 2) {
             low[i / 2][e / 4][e % 4 / 2 * 2 + i % 2] =
                 bits(__floats2half2_rn(a - __low2float(hi), b - __high2float(hi)));
@@ -85,45 +82,45 @@ class Input {
     }
   }
 
-  // ---- Scales, one per pixel. Four neighbouring lanes hold a pixel; all lanes of a warp call these together.
+  // ---- Scales, one per pixel. Four neighbouring lanes hold a pixel; all lanes call these together.
 
-  // From the first step, which is loaded. Where that is all zeros, padding mostly, from the window's middle, and if
-  // need be from the first step that is not. Returns whether another step than the first is loaded now.
-  __device__ __forceinline__ bool sample_scales(const Params<T>& params, const SharedTile<S>& shared,
-                                                unsigned first_pixel) {
-    float largest[S::rows];
-    bool zero = false;
+  // From the first step alone, which is loaded.
+  __device__ __forceinline__ void guess_scales() {
 #pragma unroll
-    for (int i = 0; i < S::rows; ++i) {
-      largest[i] = over_lanes(largest_input(i));
-      zero |= largest[i] == 0.0f && first_pixel + row_of_lane(i) < params.pixels;
-    }
-    bool moved = false;
-    for (int next = 0; next < params.steps && __any_sync(0xffffffffu, zero); ++next) {
-      load(params, shared, next == 0 ? params.steps / 2 : next);
-      moved = true;
-      zero = false;
-#pragma unroll
-      for (int i = 0; i < S::rows; ++i) {
-        largest[i] = fmaxf(largest[i], over_lanes(largest_input(i)));
-        zero |= largest[i] == 0.0f && first_pixel + row_of_lane(i) < params.pixels;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < S::rows; ++i) set_scale(i, largest[i], sample_target);
-    return moved;
+    for (int i = 0; i < S::rows; ++i) set_scale(i, over_lanes(largest_input(i, false)), guessed_target);
   }
 
-  // Reads the whole input once more for the exact scales.
-  __device__ __forceinline__ void measure_scales(const Params<T>& params, const SharedTile<S>& shared) {
+  // Whether the guess was wrong for a pixel of this lane.
+  __device__ __forceinline__ bool is_off(int i) const {
+    const float high = over_lanes(fmaxf(__low2float(largest_[i]), __high2float(largest_[i])));
+    return !(high >= least_high && high < INFINITY);
+  }
+
+  // Reads the input once more for the exact scales. Returns whether any has changed for a pixel that is not zero: one
+  // that sees nothing but zeros is right at any scale.
+  __device__ __forceinline__ bool correct_scales(const Params<T>& params, const SharedTile<S>& shared) {
     float largest[S::rows] = {};
     for (int step = 0; step < params.steps; ++step) {
       load(params, shared, step);
 #pragma unroll
-      for (int i = 0; i < S::rows; ++i) largest[i] = fmaxf(largest[i], largest_input(i));
+      for (int i = 0; i < S::rows; ++i) largest[i] = fmaxf(largest[i], largest_input(i, true));
     }
+    bool changed = false;
 #pragma unroll
-    for (int i = 0; i < S::rows; ++i) set_scale(i, over_lanes(largest[i]), exact_target);
+    for (int i = 0; i < S::rows; ++i) {
+      const bool off = is_off(i);
+      const float value = over_lanes(largest[i]);
+      if (off && value > 0.0f) {
+        set_scale(i, value, exact_target);
+        changed = true;
+      }
+    }
+    return changed;
+  }
+
+  __device__ __forceinline__ void forget_largest() {
+#pragma unroll
+    for (int i = 0; i < S::rows; ++i) largest_[i] = __half2half2(__ushort_as_half(0));
   }
 
   __device__ __forceinline__ int exponent(int i) const {
@@ -136,12 +133,12 @@ class Input {
   }
 
   // An infinity, like NaN, must not decide the scale of the finite values beside it.
-  __device__ __forceinline__ float largest_input(int i) const {
+  __device__ __forceinline__ float largest_input(int i, bool finite) const {
     float largest = 0.0f;
 #pragma unroll
     for (int e = 0; e < S::elements; ++e) {
       const float value = fabsf(to_float(raw_[i][e]));
-      largest = fmaxf(largest, value < INFINITY ? value : 0.0f);
+      largest = fmaxf(largest, finite && isinf(value) ? 0.0f : value);
     }
     return largest;
   }
@@ -151,13 +148,14 @@ class Input {
     return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
   }
 
-  // For zeros any scale will do.
+  // Zeros so far: the scale for values around 1.
   __device__ __forceinline__ void set_scale(int i, float largest, int target) {
     scale_[i] = power_of_two(largest > 0.0f ? scale_exponent(largest, target) : target);
   }
 
   alignas(16) T raw_[S::rows][S::elements];
   float scale_[S::rows];
+  __half2 largest_[S::rows];
 };
 
 }  // namespace fastconv::algos::implicit_gemm

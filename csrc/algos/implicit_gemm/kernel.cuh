@@ -7,37 +7,25 @@
 
 namespace fastconv::algos::implicit_gemm {
 
-// B, filters [first_filter, first_filter + filter_tile), a step at a time, zeros beyond K.
+// One step of B, filters [first_filter, first_filter + filter_tile), zeros beyond K.
 template <typename S>
-class Filters {
- public:
-  __device__ __forceinline__ Filters(const Params<typename S::T>& params, int first_filter)
-      : next_(params.weight + (first_filter * std::int64_t{4} + static_cast<int>(threadIdx.x)) * 8),
-        row_(first_filter + static_cast<int>(threadIdx.x / 4)) {}
-
-  // The next step, of number `step`, into the stage at `target`.
-  __device__ __forceinline__ void fetch(const Params<typename S::T>& params, int step, std::uint32_t target) {
-    if (step < params.steps) {
-      constexpr int pieces = S::filter_tile * 4;  // of 16 bytes in a plane
+__device__ __forceinline__ void fetch_filters(const Params<typename S::T>& params, int first_filter, int step,
+                                              std::uint32_t target) {
+  if (step < params.steps) {
+    constexpr int pieces = S::stage_bytes / 16;
+    static_assert(pieces % threads == 0);
 #pragma unroll
-      for (int plane = 0; plane < S::planes; ++plane) {
-#pragma unroll
-        for (int first = 0; first < pieces; first += threads) {
-          if (first + threads <= pieces || first + static_cast<int>(threadIdx.x) < pieces) {
-            copy_async(target + plane * S::plane_bytes + (first + threadIdx.x) * 16, next_ + first * 8,
-                       row_ + first / 4 < params.k);
-          }
-        }
-        next_ += params.k * std::int64_t{depth_tile};
-      }
+    for (int first = 0; first < pieces; first += threads) {
+      const int piece = first + static_cast<int>(threadIdx.x);
+      const int plane = piece / (S::filter_tile * 4), row = piece / 4 % S::filter_tile;
+      const bool valid = first_filter + row < params.k;
+      const std::int64_t line =
+          static_cast<std::int64_t>(step * S::planes + plane) * params.k + (valid ? first_filter + row : 0);
+      copy_async(target + piece * 16, params.weight + line * depth_tile + piece % 4 * 8, valid);
     }
-    commit_copies();  // empty behind the last step, so that the count of groups stays right
   }
-
- private:
-  const Half<typename S::T>* next_;  // 16 bytes of [step][plane][K][32]
-  int row_;
-};
+  commit_copies();  // empty behind the last step, so that the count of groups stays right
+}
 
 template <typename S>
 using Accumulator = float[S::row_tiles][S::column_tiles][4];
@@ -118,7 +106,7 @@ __device__ __forceinline__ void multiply_single(Accumulator<S>& total, const Fra
 // The whole reduction. `input` holds step 0 and its scales.
 template <typename S>
 __device__ __forceinline__ void accumulate(const Params<typename S::T>& params, SharedTile<S>& shared, Input<S>& input,
-                                           Filters<S>& filters, Accumulator<S>& total) {
+                                           Accumulator<S>& total, int first_filter) {
 #pragma unroll
   for (int m = 0; m < S::row_tiles; ++m) {
 #pragma unroll
@@ -137,7 +125,7 @@ __device__ __forceinline__ void accumulate(const Params<typename S::T>& params, 
     wait_for_copies<S::stages - 2>();
     __syncthreads();  // this step's filters are there, and nobody reads the previous step's any more
     const int write = read == 0 ? S::stages - 1 : read - 1;
-    filters.fetch(params, step + S::stages - 1, target + write * S::stage_bytes);
+    fetch_filters<S>(params, first_filter, step + S::stages - 1, target + write * S::stage_bytes);
     const unsigned char* stage = shared.filters + read * S::stage_bytes;
     if constexpr (S::products == 3) {
       multiply_split<S>(total, high, low, stage);
@@ -162,26 +150,28 @@ __global__ void __launch_bounds__(threads, blocks_per_processor)
   Input<S> input;
   Accumulator<S> total;
   for (bool repeated = false;; repeated = true) {
-    Filters<S> filters(params, first_filter);
 #pragma unroll
     for (int step = 0; step < S::stages - 1; ++step) {
-      filters.fetch(params, step, shared_address(shared.filters) + step * S::stage_bytes);
+      fetch_filters<S>(params, first_filter, step, shared_address(shared.filters) + step * S::stage_bytes);
     }
     if (!repeated) __syncthreads();  // rows
     input.load(params, shared, 0);
     if constexpr (S::scaled) {
-      if (!repeated && input.sample_scales(params, shared, first_pixel)) input.load(params, shared, 0);
+      if (!repeated) input.guess_scales();
+      input.forget_largest();
     }
-    accumulate<S>(params, shared, input, filters, total);
+    accumulate<S>(params, shared, input, total, first_filter);
     wait_for_copies<0>();
     if constexpr (!S::scaled) break;
-    // A value beyond float16's range has become an infinity, and its pixel's sums infinite or NaN, whatever the filter.
-    // The answer depends on this block's input alone. The barrier also ends the reading of the last filters.
-    bool overflow = false;
+    if (repeated) break;
+    bool off = false;
 #pragma unroll
-    for (int i = 0; i < S::rows; ++i) overflow |= !(fabsf(total[i / 2][0][i % 2 * 2]) < INFINITY);
-    if (!__syncthreads_or(overflow) || repeated) break;
-    input.measure_scales(params, shared);
+    for (int i = 0; i < S::rows; ++i) {
+      off |= static_cast<int>(input.is_off(i)) & static_cast<int>(first_pixel + row_of_lane(i) < params.pixels);
+    }
+    // The answer depends on this block's input alone. Both barriers also end the reading of the last filters.
+    if (!__syncthreads_or(off)) break;
+    if (!__syncthreads_or(input.correct_scales(params, shared))) break;
   }
   __syncthreads();  // the output takes the filters' place
   int exponents[S::rows] = {};
