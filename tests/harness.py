@@ -221,27 +221,64 @@ def correlation(algorithm: str, shape: Shape) -> float:
     return max(tile, outputs / (shape.k * shape.terms))
 
 
+@dataclass
+class Yardstick:
+    """What outputs of one case are held against, all of the output's shape."""
+
+    expected: torch.Tensor  # float64
+    magnitude: torch.Tensor  # float64
+    peers: list[torch.Tensor]  # PyTorch's own, in both layouts: they run different kernels
+    shape: Shape
+
+    def part(self, image: int, filter: int) -> Yardstick:
+        """That of output[image, filter], as if it had been computed alone."""
+        at = slice(image, image + 1), slice(filter, filter + 1)
+        s = self.shape
+        alone = replace(s, n=1, k=1, c=s.c // s.groups, groups=1)
+        return Yardstick(self.expected[at], self.magnitude[at], [peer[at] for peer in self.peers], alone)
+
+    def peer_errors(self) -> testing.Errors:
+        """PyTorch's own errors: the larger ones of its two layouts."""
+        both = [testing.errors(peer, self.expected) for peer in self.peers]
+        return testing.Errors(*(max((getattr(errors, name) for errors in both), key=abs)
+                                for name in ("relative_l2", "maximum", "bias")))  # fmt: skip
+
+    def violations(self, output: torch.Tensor, algorithm: str, cls: str) -> list[str]:
+        """What is wrong with the output of `algorithm`; empty if it is within the bound of its class."""
+        errors = testing.errors(output, self.expected)
+        allowed = bound(
+            self.expected, self.magnitude, peer=self.peer_errors(), multiple=ALGORITHMS[algorithm]["accuracy"][cls],
+            rounding=expected_rounding(algorithm, cls, self.shape, output.device.type),
+            dtype=CLASSES[cls][0], terms=self.shape.terms, correlated=correlation(algorithm, self.shape),
+        )  # fmt: skip
+        return allowed.violations(errors)
+
+
+def yardstick(case: Case, cls: str) -> Yardstick:
+    peers = []
+    for layout in LAYOUTS.values():
+        x, weight = (tensor.contiguous(memory_format=layout) for tensor in (case.input, case.weight))
+        peers.append(peer(replace(case, input=x, weight=weight), cls))
+    return Yardstick(reference(case), magnitude(case), peers, case.shape)
+
+
 def check(output: torch.Tensor, case: Case, algorithm: str, cls: str) -> list[str]:
-    """What is wrong with the output of `algorithm`; empty if it is within the bound of its class."""
-    expected = reference(case)
-    errors = testing.errors(output, expected)
-    allowed = bound(
-        expected, magnitude(case), peer=peer_errors(case, cls),
-        multiple=ALGORITHMS[algorithm]["accuracy"][cls],
-        rounding=expected_rounding(algorithm, cls, case.shape, case.input.device.type),
-        dtype=CLASSES[cls][0], terms=case.shape.terms, correlated=correlation(algorithm, case.shape),
-    )  # fmt: skip
-    return [f"{case.shape} {case.epilogue}: {violation}" for violation in allowed.violations(errors)]
+    """The violations of one output, named by its case."""
+    found = yardstick(case, cls).violations(output, algorithm, cls)
+    return [f"{case.shape} {case.epilogue}: {violation}" for violation in found]
 
 
-def differs(output: torch.Tensor, other: torch.Tensor, case: Case, algorithm: str, cls: str) -> bool:
+def differs(
+    output: torch.Tensor, other: torch.Tensor, case: Case, algorithm: str, cls: str, whole: Yardstick | None = None
+) -> bool:
     """Whether two runs of one algorithm on the same values in different memory disagree: bit for bit.
 
     A GEMM of the library applied to the caller's own memory may round differently with its alignment (MKL and cuBLAS
-    choose kernels by it), so there the second result has to stay within the bound instead.
+    choose kernels by it), so there the second result has to stay within the bound instead: that of `whole`, if the
+    caller has the case's yardstick already.
     """
     if algorithm == "im2col_gemm":
-        return bool(check(other, case, algorithm, cls))
+        return bool((whole or yardstick(case, cls)).violations(other, algorithm, cls))
     return not torch.equal(output, other)
 
 
@@ -272,14 +309,3 @@ def peer(case: Case, cls: str) -> torch.Tensor:
     finally:
         switch.fp32_precision = before
     return finish(total, case.bias, case.residual, case.epilogue)
-
-
-def peer_errors(case: Case, cls: str) -> testing.Errors:
-    """PyTorch's own errors in the class: the larger ones of its two layouts, which run different kernels."""
-    expected = reference(case)
-    both = []
-    for layout in LAYOUTS.values():
-        x, weight = (tensor.contiguous(memory_format=layout) for tensor in (case.input, case.weight))
-        both.append(testing.errors(peer(replace(case, input=x, weight=weight), cls), expected))
-    return testing.Errors(*(max(both, key=lambda errors: abs(getattr(errors, name))).__dict__[name]
-                    for name in ("relative_l2", "maximum", "bias")))  # fmt: skip

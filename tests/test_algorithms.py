@@ -28,6 +28,7 @@ from harness import (
     refresh_packed,
     refusal,
     supported,
+    yardstick,
 )
 from shapes import LARGER, SANITIZE, SHAPES, SMALL, Shape
 
@@ -83,14 +84,15 @@ def test_every_shape(algorithm, layout, cls, device):
     for shape in supported(algorithm, table(cls, device), cls, layout, device):
         case = make_case(shape, cls, layout, device)
         output = conv2d(case, algorithm, cls)
-        wrong += check(output, case, algorithm, cls)
+        whole = yardstick(case, cls)
+        wrong += [f"{shape}: {text}" for text in whole.violations(output, algorithm, cls)]
         if device == "cpu" and shape in LARGER:
             continue
         packed = pack_weight(case.weight, shape.groups, algorithm, cls)
-        if differs(output, conv2d_packed(case, packed, algorithm, cls, layout), case, algorithm, cls):
+        if differs(output, conv2d_packed(case, packed, algorithm, cls, layout), case, algorithm, cls, whole):
             wrong.append(f"{shape}: conv2d_packed differs from conv2d")
         if differs(
-            output, conv2d(make_case(shape, cls, layout, device, offset=1), algorithm, cls), case, algorithm, cls
+            output, conv2d(make_case(shape, cls, layout, device, offset=1), algorithm, cls), case, algorithm, cls, whole
         ):
             wrong.append(f"{shape}: tensors aligned to one element give another result")
     assert not wrong, "\n".join(wrong)
@@ -123,9 +125,10 @@ def test_epilogues(algorithm, cls, device):
             for epilogue in EPILOGUES:
                 case = make_case(shape, cls, layout, device, epilogue)
                 output = conv2d(case, algorithm, cls)
-                wrong += [f"{layout} {text}" for text in check(output, case, algorithm, cls)]
+                whole = yardstick(case, cls)
+                wrong += [f"{layout} {shape} {epilogue}: {text}" for text in whole.violations(output, algorithm, cls)]
                 packed = pack_weight(case.weight, shape.groups, algorithm, cls)
-                if differs(output, conv2d_packed(case, packed, algorithm, cls, layout), case, algorithm, cls):
+                if differs(output, conv2d_packed(case, packed, algorithm, cls, layout), case, algorithm, cls, whole):
                     wrong.append(f"{layout} {shape} {epilogue}: conv2d_packed differs from conv2d")
     assert not wrong, "\n".join(wrong)
 
@@ -219,21 +222,12 @@ def test_images_of_different_magnitude(algorithm, cls, device):
             filters = 10.0 ** torch.arange(0, shape.k, device=device).remainder(9).sub(4)
             case.weight.mul_(filters[:, None, None, None])
             output = conv2d(case, algorithm, cls)
+            whole = yardstick(case, cls)
             for i in range(len(scales)):
                 for k in {0, shape.k - 1}:
-                    part = one_filter(case, shape, i, k)
-                    found = check(output[i : i + 1, k : k + 1], part, algorithm, cls)
-                    wrong += [f"image {i} filter {k}: {text}" for text in found]
+                    found = whole.part(i, k).violations(output[i : i + 1, k : k + 1], algorithm, cls)
+                    wrong += [f"{shape} image {i} filter {k}: {text}" for text in found]
     assert not wrong, "\n".join(wrong)
-
-
-def one_filter(case, shape: Shape, image: int, k: int):
-    """The part of a case that makes output[image, k]."""
-    channels = shape.c // shape.groups
-    first = k // (shape.k // shape.groups) * channels
-    part = Shape(1, channels, shape.h, shape.w, 1, shape.r, shape.s, shape.stride, shape.padding, shape.dilation)
-    return type(case)(part, case.input[image : image + 1, first : first + channels], case.weight[k : k + 1], None, None,
-                      Epilogue())  # fmt: skip
 
 
 @devices

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from harness import ALGORITHMS, CLASSES, OWN, conv2d, make_case, peer_errors, reference, refusal  # noqa: E402
+from harness import ALGORITHMS, CLASSES, OWN, conv2d, make_case, reference, refusal, yardstick  # noqa: E402
 from shapes import Shape  # noqa: E402
 
 from fastconv import testing  # noqa: E402
@@ -40,7 +40,7 @@ def main() -> None:
                 case = make_case(shape, cls, "nchw", device)
                 expected = reference(case)
                 errors.append(testing.errors(conv2d(case, algorithm, cls), expected))
-                ratios.append(errors[-1].relative_l2 / peer_errors(case, cls).relative_l2)
+                ratios.append(errors[-1].relative_l2 / yardstick(case, cls).peer_errors().relative_l2)
             if ratios and cls in CLASSES:
                 bias = max((error.bias for error in errors), key=abs)
                 print(f"| `{algorithm}` | `{cls}` | {multiple:g} | {max(ratios):.2f} | "
