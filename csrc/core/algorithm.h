@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 
 #include "core/device_info.h"
@@ -25,6 +26,8 @@ struct ConvPlan {
   std::string config;               // printable: tile shapes, chunks, ...
   std::size_t workspace_bytes = 0;  // from torch's allocator, per call
   double cost_us = 0.0;             // estimate: only the order of two plans matters
+  // What the algorithm's own kernels need of a plan that takes long to make; ConvArgs::detail brings it to them.
+  std::shared_ptr<const void> detail = nullptr;
 };
 
 // How the weight is laid out for an algorithm. bytes == 0: it reads the plain contiguous [K, C/groups, R, S] weight.

@@ -12,12 +12,13 @@ namespace fastconv {
 
 struct ConvArgs {
   const ConvProblem& problem;
-  const void* x;         // [N, C, H, W] in problem.layout, dense
+  const void* x;         // [N, C, H, W] in problem.layout, dense, 16-byte aligned
   const void* weight;    // plain contiguous [K, C/groups, R, S], or what pack() wrote
   const void* bias;      // [K] or null
   const void* residual;  // [N, K, P, Q] in problem.layout, dense, or null
   void* y;               // [N, K, P, Q] in problem.layout, dense, uninitialised
   void* workspace;       // plan().workspace_bytes, 256-byte aligned, uninitialised
+  const void* detail;    // plan().detail
 };
 
 struct PackArgs {
@@ -44,12 +45,15 @@ struct GemmArgs {
   DType in = DType::f32, out = DType::f32;
 };
 
+struct WaitReport;  // device/wait_report.h
+
 // The services of the host framework. Implemented once, in csrc/ops.
 class Runtime {
  public:
   virtual ~Runtime() = default;
   virtual const DeviceInfo& device() const = 0;
-  virtual void* stream() const = 0;  // cudaStream_t; null on the CPU
+  virtual void* stream() const = 0;                            // cudaStream_t; null on the CPU
+  virtual WaitReport* wait_report() const { return nullptr; }  // where kernels note a wait that has expired
   // The library's GEMM, in FP32 arithmetic for f32 (never TF32), on stream(). On the CPU: f32 only.
   virtual void gemm(const GemmArgs& args) = 0;
   // body(begin, end) over disjoint ranges on torch's thread pool; serial when called from inside itself.

@@ -16,6 +16,12 @@ __device__ __forceinline__ void copy_async(std::uint32_t target, const void* sou
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid ? 16 : 0)
                : "memory");
 }
+// The first `bytes` of `size` (4, 8 or 16) bytes, then zeros. Both addresses are multiples of `size`.
+template <int size>
+__device__ __forceinline__ void copy_async(std::uint32_t target, const void* source, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source), "n"(size), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int pending>
 __device__ __forceinline__ void wait_for_copies() {  // until at most `pending` groups of this thread are under way

@@ -85,6 +85,11 @@ Tensor in_layout(const Tensor& tensor, Layout layout) {
   return torch::stable::contiguous(tensor, memory_format(layout));
 }
 
+// The kernels may load 16 bytes at a time; a view may begin at any element.
+Tensor aligned(const Tensor& tensor) {
+  return reinterpret_cast<std::uintptr_t>(tensor.mutable_data_ptr()) % 16 == 0 ? tensor : torch::stable::clone(tensor);
+}
+
 struct Arguments {
   std::optional<Tensor> bias, residual;
   IntList stride, padding, dilation;
@@ -228,7 +233,7 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                const ConvProblem& problem, const Arguments& arguments, const DeviceInfo& device) {
   const std::unique_ptr<Runtime> runtime = make_runtime(device);
   const Kernels kernels = find_kernels(*choice.algorithm, device.type);
-  const Tensor x = in_layout(input, problem.layout);
+  const Tensor x = aligned(in_layout(input, problem.layout));
   std::optional<Tensor> bias, residual;
   if (arguments.bias) bias = in_layout(*arguments.bias, Layout::nchw);
   if (arguments.residual) residual = in_layout(*arguments.residual, problem.layout);
@@ -249,7 +254,8 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                       bias ? bias->const_data_ptr() : nullptr,
                       residual ? residual->const_data_ptr() : nullptr,
                       output.data(),
-                      base + packed_bytes};
+                      base + packed_bytes,
+                      choice.plan.detail.get()};
   kernels.run(args, *runtime);
   workspace.check("workspace", choice.algorithm->name);
   return output.finish(choice.algorithm->name);

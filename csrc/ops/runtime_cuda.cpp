@@ -4,9 +4,12 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <new>
 #include <string>
 
 #include "core/error.h"
+#include "device/wait_report.h"
 #include "ops/runtime.h"
 #include "ops/stable.h"
 
@@ -78,14 +81,31 @@ void check_cublas(int status, const char* what) {
   if (status != 0) throw DeviceError(std::string(what) + ": cuBLAS status " + std::to_string(status));
 }
 
+// Pinned, so that it outlives the kernel and its context. One for the process: the first expired wait is the story.
+WaitReport* waits() {
+  static WaitReport* const report = [] {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // an allocation must not break a capture under way
+    check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
+    void* memory = nullptr;
+    const cudaError_t status = cudaHostAlloc(&memory, sizeof(WaitReport), cudaHostAllocPortable | cudaHostAllocMapped);
+    check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
+    check(status, "cudaHostAlloc");
+    return new (memory) WaitReport{};
+  }();
+  return report;
+}
+
 class CudaRuntime final : public Runtime {
  public:
   explicit CudaRuntime(const DeviceInfo& device) : device_(device) {
+    const WaitReport& report = *waits();
+    if (report.expired != 0) throw DeviceError("fastconv: " + describe(report));
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
   }
 
   const DeviceInfo& device() const override { return device_; }
   void* stream() const override { return stream_; }
+  WaitReport* wait_report() const override { return waits(); }
 
   void parallel_for(std::int64_t, std::int64_t, std::int64_t,
                     const std::function<void(std::int64_t, std::int64_t)>&) const override {
@@ -124,11 +144,15 @@ DeviceInfo query_cuda_device(int index) {
   int memory_clock_khz = 0, clock_khz = 0;
   check(cudaDeviceGetAttribute(&memory_clock_khz, cudaDevAttrMemoryClockRate, index), "cudaDevAttrMemoryClockRate");
   check(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, index), "cudaDevAttrClockRate");
+  // Lets a newer GPU run the kernels of older ones, which is how they are tested.
+  const char* limit = std::getenv("FASTCONV_MAX_COMPUTE_CAPABILITY");
+  const int most = limit != nullptr ? std::atoi(limit) : 0;
   DeviceInfo device;
   device.type = DeviceType::cuda;
   device.index = index;
   device.name = properties.name;
   device.compute_capability = 10 * properties.major + properties.minor;
+  if (most > 0) device.compute_capability = std::min(device.compute_capability, most);
   device.processors = properties.multiProcessorCount;
   device.shared_memory_bytes = properties.sharedMemPerBlockOptin;
   device.l2_bytes = static_cast<std::size_t>(properties.l2CacheSize);

@@ -1,9 +1,11 @@
 // Convolution as one matrix product whose left operand is never stored, on tensor cores.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string>
 
 #include "algos/implicit_gemm/config.h"
+#include "algos/implicit_gemm/wgmma_config.h"
 #include "core/algorithm.h"
 
 namespace fastconv::algos::implicit_gemm {
@@ -39,6 +41,11 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("size", "the padded input has " + std::to_string(padded) + " pixels, the filter " +
                                    std::to_string(config.reduction) + " weights; implicit_gemm needs both below 2^31");
   }
+  if (wgmma::is_used(problem, device) && std::max(problem.stride_h, problem.stride_w) > wgmma::most_stride) {
+    return Support::no("stride", "stride is " + std::to_string(problem.stride_h) + "x" +
+                                     std::to_string(problem.stride_w) + "; implicit_gemm needs at most " +
+                                     std::to_string(wgmma::most_stride) + " on this GPU");
+  }
   return Support::yes();
 }
 
@@ -58,13 +65,34 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
 const char* describe(Mode mode) {
   switch (mode) {
     case Mode::split: return "3 x float16";
+    case Mode::single: return "1 x float16";
     case Mode::fp16: return "float16";
     case Mode::bf16: return "bfloat16";
   }
   return "?";
 }
 
+ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
+  const auto detail =
+      std::make_shared<const wgmma::Plan>(wgmma::make_plan(problem, wgmma::make_weights(problem), device.processors));
+  const wgmma::Plan& plan = *detail;
+  const auto text = [](std::int64_t value) { return std::to_string(value); };
+  const std::size_t transposed = transposed_input_bytes(problem);
+  const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
+  const double kernel_us = std::max(1e6 * wgmma::plan_clocks(plan, device.processors) / clocks_per_s,
+                                    1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));
+  const double transposition_us =
+      transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.55 * device.bandwidth_bytes_per_s);
+  return {"wgmma, " + std::string(describe(plan.weights.mode)) + ", tile " + text(plan.tile_n) + "x" +
+              text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs, " + text(plan.weights.filter_tile) +
+              " filters, " + text(plan.stages * plan.stage_taps) + " steps of " + text(plan.weights.step_channels) +
+              (plan.whole_window ? ", whole windows" : ", single taps") +
+              (plan.splits > 1 ? ", " + text(plan.splits) + " parts" : ""),
+          transposed + plan.partial_bytes(problem), 3.0 + kernel_us + transposition_us, detail};
+}
+
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  if (wgmma::is_used(problem, device)) return wgmma_plan(problem, device);
   const Config config = make_config(problem);
   ConvPlan plan;
   if (device.type == DeviceType::cpu) {  // for the tests: never the fastest
@@ -81,6 +109,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
+  if (wgmma::is_used(problem, device)) return {wgmma::make_weights(problem).bytes()};
   const Config config = make_config(problem);
   if (device.type == DeviceType::cpu) {
     return {Config::align(static_cast<std::size_t>(config.reduction * problem.k) * sizeof(float))};

@@ -21,7 +21,8 @@ constexpr int blocks_per_processor = 2;
 
 // What the tensor cores multiply.
 enum class Mode : std::uint8_t {
-  split,  // float32 as pairs of float16, three products (classes fp32 and tf32)
+  split,   // float32 as pairs of float16, three products (class fp32; the portable kernel: tf32 too)
+  single,  // float32 rounded to float16, one product (class tf32)
   fp16,
   bf16,
 };

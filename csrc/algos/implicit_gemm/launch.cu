@@ -1,5 +1,6 @@
 #include "algos/implicit_gemm/kernel.cuh"
 #include "algos/implicit_gemm/pack.cuh"
+#include "algos/implicit_gemm/wgmma.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
@@ -67,19 +68,53 @@ void launch(const Params<T>& params, const Config& config, cudaStream_t stream) 
   check_launch("implicit_gemm");
 }
 
+// x in NHWC if the kernels want it so: in the workspace, behind which is what is left of it.
+struct Input {
+  const void* x;
+  Layout layout;
+  void* workspace;
+};
+
+Input prepare_input(const ConvArgs& args, cudaStream_t stream) {
+  const ConvProblem& problem = args.problem;
+  const std::size_t bytes = transposed_input_bytes(problem);
+  if (bytes == 0) return {args.x, problem.layout, args.workspace};
+  dispatch_dtype(problem.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    transpose(static_cast<const T*>(args.x), static_cast<T*>(args.workspace), problem.n, problem.c,
+              problem.h * problem.w, stream);
+  });
+  return {args.workspace, Layout::nhwc, static_cast<char*>(args.workspace) + bytes};
+}
+
+void run_wgmma(const ConvArgs& args, Runtime& runtime) {
+  const Input input = prepare_input(args, stream_of(runtime));
+  const auto& plan = *static_cast<const wgmma::Plan*>(args.detail);
+  const auto run = plan.weights.mode == Mode::split    ? wgmma::run_split
+                   : plan.weights.mode == Mode::single ? wgmma::run_single
+                   : plan.weights.mode == Mode::fp16   ? wgmma::run_fp16
+                                                       : wgmma::run_bf16;
+  run(args, plan, input.x, input.workspace, runtime);
+}
+
+void pack_wgmma(const PackArgs& args, Runtime& runtime) {
+  const Mode mode = wgmma::make_weights(args.problem).mode;
+  const auto pack = mode == Mode::split    ? wgmma::pack_split
+                    : mode == Mode::single ? wgmma::pack_single
+                    : mode == Mode::fp16   ? wgmma::pack_fp16
+                                           : wgmma::pack_bf16;
+  pack(args, runtime);
+}
+
 template <typename T>
 void run(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Config config = make_config(problem);
   const cudaStream_t stream = stream_of(runtime);
-  const T* x = static_cast<const T*>(args.x);
-  Layout layout = problem.layout;
-  if (transposed_input_bytes(problem) != 0) {
-    auto* turned = static_cast<T*>(args.workspace);
-    transpose(x, turned, problem.n, problem.c, problem.h * problem.w, stream);
-    x = turned, layout = Layout::nhwc;
-  }
-  const bool vector = loads_vectors(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
+  const Input input = prepare_input(args, stream);
+  const T* x = static_cast<const T*>(input.x);
+  const Layout layout = input.layout;
+  const bool vector = loads_vectors(problem) && is_aligned(x, 16);
   const Params<T> params = make_params<T>(args, config, x, layout);
   if constexpr (std::is_same_v<T, float>) {
     if (config.filter_tile == 64) {
@@ -109,10 +144,12 @@ void pack(const PackArgs& args, Runtime& runtime) {
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
+  if (wgmma::is_used(args.problem, runtime.device())) return run_wgmma(args, runtime);
   dispatch_dtype(args.problem.dtype, [&](auto zero) { run<decltype(zero)>(args, runtime); });
 }
 
 void pack_cuda(const PackArgs& args, Runtime& runtime) {
+  if (wgmma::is_used(args.problem, runtime.device())) return pack_wgmma(args, runtime);
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
     using T = decltype(zero);
     pack<T, std::is_same_v<T, float> ? 2 : 1>(args, runtime);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "algos/implicit_gemm/tile.cuh"
+#include "device/filter_snapshot.cuh"
 #include "device/power_of_two.h"
 
 namespace fastconv::algos::implicit_gemm {
@@ -18,25 +19,10 @@ __global__ void __launch_bounds__(threads) pack_filters(int c, int taps, int ste
   const std::int64_t k = blockIdx.x, filters = gridDim.x;
   const int size = c * taps;
   const T* filter = weight + k * size;
-  T* seen = snapshot != nullptr ? snapshot + k * size : nullptr;
-  if (seen != nullptr) {
-    using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
-    bool differs = false;
-    for (int i = threadIdx.x; i < size; i += threads) {
-      differs |= reinterpret_cast<const Bits*>(filter)[i] != reinterpret_cast<const Bits*>(seen)[i];
-    }
-    if (!__syncthreads_or(differs)) return;
-  }
+  if (!filter_changed<threads>(filter, snapshot, k, static_cast<int>(filters), size)) return;
   int exponent = 0;
   if constexpr (std::is_same_v<T, float>) {
-    __shared__ int largest_bits;
-    if (threadIdx.x == 0) largest_bits = 0;
-    __syncthreads();
-    float largest = 0.0f;
-    for (int i = threadIdx.x; i < size; i += threads) largest = fmaxf(largest, fabsf(filter[i]));
-    atomicMax(&largest_bits, __float_as_int(largest));
-    __syncthreads();
-    exponent = scale_exponent(__int_as_float(largest_bits), filter_target_exponent);
+    exponent = scale_exponent(largest_weight<threads>(filter, size), filter_target_exponent);
   }
   for (int j = threadIdx.x; j < steps * depth_tile; j += threads) {
     const T raw = j < size ? filter[j % c * taps + j / c] : from_float<T>(0.0f);
@@ -52,11 +38,7 @@ __global__ void __launch_bounds__(threads) pack_filters(int c, int taps, int ste
     }
   }
   if (threadIdx.x == 0) exponents[k] = exponent;
-  if (seen != nullptr) {
-    __threadfence();  // whoever sees the new snapshot sees the filter that belongs to it
-    __syncthreads();
-    for (int i = threadIdx.x; i < size; i += threads) seen[i] = filter[i];
-  }
+  renew_snapshot<threads>(filter, snapshot, k, static_cast<int>(filters), size);
 }
 
 }  // namespace fastconv::algos::implicit_gemm

@@ -1,0 +1,155 @@
+// From a plan to a launch of the Hopper kernel. Each class has a .cu file of its own, so that they compile side by
+// side.
+#pragma once
+
+#include "algos/implicit_gemm/wgmma.h"
+#include "algos/implicit_gemm/wgmma_kernel.cuh"
+#include "algos/implicit_gemm/wgmma_pack.cuh"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+#include "device/indexing.h"
+#include "device/tensor_map.h"
+
+namespace fastconv::algos::implicit_gemm::wgmma {
+
+template <typename T>
+Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, const Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const Weights& weights = plan.weights;
+  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
+  const auto divide = [](std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); };
+  const Strides4 out = output_strides(problem);
+  const bool product = is_matrix_product(problem);
+  const std::int64_t per_split = (plan.stages + plan.splits - 1) / plan.splits;
+  Params<T> params{
+      .weight = static_cast<const unsigned char*>(args.weight),
+      .exponents = reinterpret_cast<const int*>(static_cast<const char*>(args.weight) + weights.weight_bytes()),
+      .y = static_cast<T*>(args.y),
+      .partial = static_cast<float*>(partial),
+      .epilogue = make_epilogue<T>(args),
+      .report = runtime.wait_report(),
+      .y_image = out.n,
+      .y_row = out.h,
+      .y_pixel = out.w,
+      .y_filter = out.c,
+      .y_numel = problem.output_numel(),
+      .n = as_int(problem.n),
+      .p = as_int(problem.p()),
+      .q = as_int(problem.q()),
+      .k = as_int(problem.k),
+      .tile_n = plan.tile_n,
+      .tile_p = plan.tile_p,
+      .tile_q = plan.tile_q,
+      .box_h = plan.box_h,
+      .box_w = plan.box_w,
+      .input_slots = plan.input_slots,
+      .stage_bytes = static_cast<int>(plan.stage_bytes()),
+      .box_bytes = plan.box_n * plan.box_h * plan.box_w * input_row_bytes,
+      .stages = as_int(plan.stages),
+      .stage_taps = plan.stage_taps,
+      .taps = as_int(weights.taps),
+      .splits = as_int(plan.splits),
+      .stages_per_split = as_int(per_split),
+      .s = as_int(problem.s),
+      .stride_h = as_int(problem.stride_h),
+      .stride_w = as_int(problem.stride_w),
+      .pad_h = as_int(problem.pad_h),
+      .pad_w = as_int(problem.pad_w),
+      .dilation_h = as_int(problem.dilation_h),
+      .dilation_w = as_int(problem.dilation_w),
+      .along_filters = problem.layout == Layout::nhwc,
+      .copy_bias = reinterpret_cast<std::uintptr_t>(args.bias) % 4 == 0,
+      .quads = false,
+      .flat_nchw = product && problem.layout == Layout::nchw,
+      .by_image = divide(problem.p() * problem.q()),
+      .work = static_cast<unsigned>(plan.tiles() * plan.splits),
+      .by_filter_tiles = divide(weights.filter_tiles),
+      .by_tiles_q = divide(plan.tiles_q),
+      .by_tiles_p = divide(plan.tiles_p),
+      .by_tiles_n = divide(plan.tiles_n),
+      .by_tile_q = divide(plan.tile_q),
+      .by_tile_p = divide(plan.tile_p),
+      .by_taps = divide(weights.taps),
+      .by_s = divide(problem.s)};
+  if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.h * problem.w);
+  const auto aligned = [](const void* pointer) {
+    return reinterpret_cast<std::uintptr_t>(pointer) % (4 * sizeof(T)) == 0;
+  };
+  const bool whole_quads = params.along_filters ? problem.k % 4 == 0
+                           : product            ? problem.h * problem.w % 4 == 0
+                                                : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
+  params.quads = whole_quads && aligned(args.y) && aligned(args.residual);
+  return params;
+}
+
+template <typename S>
+void launch(const Params<typename S::T>& params, const CUtensorMap& map, std::size_t shared_bytes, int processors,
+            cudaStream_t stream) {
+  check_cuda(
+      cudaFuncSetAttribute(convolve<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+      "implicit_gemm: shared memory");
+  const unsigned blocks = std::min(params.work, static_cast<unsigned>(processors));  // one fits on a multiprocessor
+  convolve<S><<<blocks, S::threads, shared_bytes, stream>>>(map, params);
+  check_launch("implicit_gemm");
+}
+
+// x: NHWC, 16-byte aligned. workspace: plan.partial_bytes().
+template <typename T, Mode mode>
+void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* workspace, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const Params<T> params = make_params<T>(args, plan, workspace, runtime);
+  const Box4 box{.c = plan.weights.step_channels,
+                 .w = plan.box_w,
+                 .h = plan.box_h,
+                 .n = plan.box_n,
+                 .stride_w = static_cast<int>(problem.stride_w),
+                 .stride_h = static_cast<int>(problem.stride_h)};
+  const CUtensorMap map =
+      is_matrix_product(problem)
+          ? make_tensor_map(x, problem.dtype, 1, 1, problem.n * problem.h * problem.w, problem.c, box)
+          : make_tensor_map(x, problem.dtype, problem.n, problem.h, problem.w, problem.c, box);
+  const auto try_tile = [&](auto filter_tile, auto row_blocks) {
+    if (plan.weights.filter_tile != filter_tile() || plan.row_blocks != row_blocks()) return;
+    launch<Shape<T, mode, filter_tile(), row_blocks()>>(params, map, plan.shared_bytes(), runtime.device().processors,
+                                                        stream);
+  };
+  const auto try_filters = [&](auto filter_tile) {
+    try_tile(filter_tile, std::integral_constant<int, 1>{});
+    if constexpr (filter_tile() <= most_filters_of_two_rows(mode))
+      try_tile(filter_tile, std::integral_constant<int, 2>{});
+  };
+  try_filters(std::integral_constant<int, 128>{});
+  try_filters(std::integral_constant<int, 64>{});
+  try_filters(std::integral_constant<int, 32>{});
+  if constexpr (mode == Mode::split) {
+    try_filters(std::integral_constant<int, 96>{});
+    try_filters(std::integral_constant<int, 48>{});
+  }
+  if (plan.splits > 1) {
+    const std::int64_t numel = problem.output_numel();
+    const bool nhwc = problem.layout == Layout::nhwc;
+    const FastDivide by_inner(nhwc ? 1u : static_cast<std::uint32_t>(problem.p() * problem.q()));
+    const auto blocks =
+        static_cast<unsigned>(std::min<std::int64_t>((numel + 255) / 256, runtime.device().processors * 8));
+    add_parts<T><<<blocks, 256, 0, stream>>>(static_cast<int>(plan.splits), numel, by_inner,
+                                             FastDivide(static_cast<std::uint32_t>(problem.k)), params.partial,
+                                             params.epilogue, params.y);
+    check_launch("implicit_gemm: sum of parts");
+  }
+}
+
+template <typename T, Mode mode>
+void pack_class(const PackArgs& args, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const Weights weights = make_weights(problem);
+  auto* packed = static_cast<unsigned char*>(args.packed);
+  pack_filters<T, mode><<<static_cast<unsigned>(weights.filter_tiles * weights.filter_tile), pack_threads, 0,
+                          static_cast<cudaStream_t>(runtime.stream())>>>(
+      static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.taps),
+      static_cast<int>(weights.channel_blocks), weights.filter_tile, static_cast<const T*>(args.weight), packed,
+      reinterpret_cast<int*>(packed + weights.weight_bytes()), static_cast<T*>(args.snapshot));
+  check_launch("implicit_gemm: packing");
+}
+
+}  // namespace fastconv::algos::implicit_gemm::wgmma

@@ -1,0 +1,171 @@
+// The Hopper kernel: its parameters, its shared memory, and where the pixels of a tile are.
+#pragma once
+
+#include <cuda.h>
+
+#include "algos/implicit_gemm/wgmma_config.h"
+#include "device/epilogue.h"
+#include "device/fast_divide.h"
+#include "device/hopper.cuh"
+#include "device/numeric.h"
+
+namespace fastconv::algos::implicit_gemm::wgmma {
+
+template <typename T>
+struct Params {
+  const unsigned char* weight;  // packed (wgmma_config.h)
+  const int* exponents;         // [filter tile][filter_tile], or null
+  T* y;                         // [N, K, P, Q] by the strides below
+  float* partial;               // [splits] tensors like y, when splits > 1
+  Epilogue<T> epilogue;
+  WaitReport* report;
+  std::int64_t y_image, y_row, y_pixel, y_filter, y_numel;
+  int n, p, q, k;  // a matrix product: 1, 1, N H W
+  int tile_n, tile_p, tile_q;
+  int box_h, box_w;
+  int input_slots, stage_bytes, box_bytes;
+  int stages, stage_taps, taps, splits, stages_per_split;
+  int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  bool along_filters;  // of y: NHWC, else NCHW
+  bool copy_bias;      // it is aligned to 4 bytes
+  bool quads;          // four neighbours of y and of the residual are one aligned access
+  bool flat_nchw;      // a matrix product into NCHW: pixels are numbered through all images
+  FastDivide by_image;
+  unsigned work;  // tiles times splits
+  FastDivide by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps, by_s;
+};
+
+enum class Units { row_blocks, filter_halves, steps };
+
+// A kernel instantiation.
+template <typename T_, Mode mode_, int filter_tile_, int row_blocks_>
+struct Shape {
+  using T = T_;
+  using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_t>;
+  static constexpr Mode mode = mode_;
+  static constexpr bool split = mode == Mode::split;  // two planes, three products, totals
+  static constexpr bool scaled = std::is_same_v<T, float>;
+  static constexpr int filter_tile = filter_tile_, row_blocks = row_blocks_;
+  static constexpr int pixel_tile = 64 * multiply_warpgroups * row_blocks;
+  static constexpr int row_bytes = mode == Mode::single ? 64 : 128;
+  static constexpr int filter_bytes = filter_tile * row_bytes;
+  static constexpr int sums = filter_tile / 2;  // registers of a thread for 64 pixels
+  // Products of 16 along a step's channels.
+  static constexpr int depth = scaled ? 2 : 4;
+  static constexpr int slots = filter_slots(filter_bytes);
+
+  // How the work of a warpgroup is cut into the units that alternate on the tensor cores (Multiplier::run).
+  static constexpr Units units = row_blocks == 2              ? Units::row_blocks
+                                 : split && filter_tile >= 96 ? Units::filter_halves
+                                                              : Units::steps;
+  static constexpr int units_per_step = units == Units::steps ? 1 : 2;
+  static constexpr int unit_sums = units == Units::filter_halves ? sums / 2 : sums;
+
+  // Warpgroups: the multiplying ones, the splitting one (float32 only), the loading one; and the registers that a
+  // thread of each asks for, 65536 in all.
+  static constexpr int warpgroups = multiply_warpgroups + (scaled ? 2 : 1), threads = 128 * warpgroups;
+  static constexpr int multiply_registers = scaled ? 216 : 232, transform_registers = 40, load_registers = 40;
+};
+
+constexpr int most_marks = 8192;  // tiles that a block can mark for repetition before it must repeat them
+
+// A warp's part of shared memory, through which 16 pixels and some filters pass on their way from fragments to rows of
+// y.
+struct OutputStage {
+  static constexpr int rows = 16, pitch = 40;  // the pad spreads the fragments of four rows over all banks
+  float values[rows][pitch];
+  std::int64_t index[rows];  // in y, of the pixel's filter 0; -1: there is no such pixel
+  int exponent[rows];        // of the pixel's scale
+};
+
+struct Control {
+  // Of the rings: an input slot is loaded (full), split (ready; float32 only), read (free).
+  std::uint64_t input_full[most_input_slots], input_ready[most_input_slots], input_free[most_input_slots];
+  std::uint64_t filters_full[most_filter_slots], filters_free[most_filter_slots];
+  std::uint64_t marks_written, marks_read;
+  int exponent[most_input_slots];  // of the scale of the slot's tile
+  float largest[4];                // of the transforming warps
+  unsigned marks[most_marks / 32];
+};
+
+// What a warp's epilogue needs of a tile's filters; it comes during the products, without registers.
+template <typename S>
+struct FilterData {
+  using T = typename S::T;
+  int exponent[S::filter_tile];            // of their scales
+  alignas(16) T bias[S::filter_tile + 2];  // garbage if there is none
+
+  __device__ __forceinline__ void fetch(const Params<T>& params, int filter_tile) {
+    const int lane = threadIdx.x % 32, first = filter_tile * S::filter_tile;
+    if constexpr (S::scaled) {
+      for (int k = lane; k < S::filter_tile; k += 32) {
+        copy_async<4>(shared_address(exponent + k), params.exponents + first + k, 4);
+      }
+    }
+    if (params.epilogue.bias != nullptr && params.copy_bias) {
+      constexpr int count = 4 / sizeof(T);
+      for (int k = lane * count; k < S::filter_tile; k += 32 * count) {
+        const int bytes = max(0, min(count, params.k - first - k)) * static_cast<int>(sizeof(T));
+        copy_async<4>(shared_address(bias + k), params.epilogue.bias + (bytes > 0 ? first + k : 0), bytes);
+      }
+    } else {
+      for (int k = lane; k < S::filter_tile; k += 32) {
+        const bool exists = params.epilogue.bias != nullptr && first + k < params.k;
+        bias[k] = exists ? params.epilogue.bias[first + k] : from_float<T>(0.0f);
+      }
+    }
+    commit_copies();
+  }
+};
+
+// Dynamic shared memory, from a multiple of 1024: input slots, filter slots, the largest values of the input slots'
+// pixels, control, output stages, filter data.
+template <typename S>
+struct Shared {
+  std::uint32_t input, filters;
+  float* largest;  // [input slot][stage_bytes / 128]
+  Control* control;
+  OutputStage* output;         // [warp]
+  FilterData<S>* filter_data;  // [warp]
+
+  __device__ __forceinline__ Shared(unsigned char* memory, const Params<typename S::T>& params) {
+    unsigned char* base = memory + (-shared_address(memory) & 1023);
+    const int inputs = params.input_slots * params.stage_bytes;
+    input = shared_address(base);
+    filters = input + inputs;
+    unsigned char* rest = base + inputs + S::slots * S::filter_bytes;
+    largest = reinterpret_cast<float*>(rest);
+    control = reinterpret_cast<Control*>(rest + inputs / 32);
+    output = reinterpret_cast<OutputStage*>(control + 1);
+    filter_data = reinterpret_cast<FilterData<S>*>(output + 4 * multiply_warpgroups);
+    static_assert(1024 + sizeof(Control) + 4 * multiply_warpgroups * (sizeof(OutputStage) + sizeof(FilterData<S>)) <=
+                  shared_overhead);
+  }
+};
+static_assert(sizeof(Control) % 16 == 0);
+
+// One tile of the output and one part of the reduction.
+struct Work {
+  int filter_tile, n, p, q;  // first image, row and column of the tile
+  int split, first_stage, last_stage;
+
+  template <typename T>
+  __device__ __forceinline__ Work(const Params<T>& params, unsigned index) {
+    filter_tile = static_cast<int>(params.by_filter_tiles.peel(index));  // neighbours share the input in the L2 cache
+    q = static_cast<int>(params.by_tiles_q.peel(index)) * params.tile_q;
+    p = static_cast<int>(params.by_tiles_p.peel(index)) * params.tile_p;
+    n = static_cast<int>(params.by_tiles_n.peel(index)) * params.tile_n;
+    split = static_cast<int>(index);
+    first_stage = split * params.stages_per_split;
+    last_stage = min(first_stage + params.stages_per_split, params.stages);
+  }
+};
+
+// The pixel of the tile that is the lane's row i: wgmma's rows 16w + l/4 and 8 behind it, of each 64.
+template <typename S>
+__device__ __forceinline__ unsigned pixel_of_lane(int i) {
+  return threadIdx.x / 128 * 64 * S::row_blocks + i / 2 * 64 + threadIdx.x % 128 / 32 * 16 + i % 2 * 8 +
+         threadIdx.x % 32 / 4;
+}
+
+}  // namespace fastconv::algos::implicit_gemm::wgmma

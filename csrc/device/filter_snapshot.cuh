@@ -1,0 +1,49 @@
+// What the packing kernels share: a block per filter, repacked only if it differs from its snapshot.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "device/numeric.h"
+
+namespace fastconv {
+
+// Whether the block's filter (null beyond K) must be packed: there is no snapshot, or it differs bit for bit. All
+// threads call it and get the same answer.
+template <int threads, typename T>
+__device__ __forceinline__ bool filter_changed(const T* filter, const T* snapshot, std::int64_t index, int k,
+                                               int size) {
+  using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
+  if (snapshot == nullptr) return true;
+  if (index >= k) return false;
+  const T* seen = snapshot + index * size;
+  bool differs = false;
+  for (int i = threadIdx.x; i < size; i += threads) {
+    differs |= reinterpret_cast<const Bits*>(filter)[i] != reinterpret_cast<const Bits*>(seen)[i];
+  }
+  return __syncthreads_or(differs);
+}
+
+// The largest |weight| of the block's filter. All threads call it and get the same answer.
+template <int threads>
+__device__ __forceinline__ float largest_weight(const float* filter, int size) {
+  __shared__ int largest_bits;
+  if (threadIdx.x == 0) largest_bits = 0;
+  __syncthreads();
+  float largest = 0.0f;
+  for (int i = threadIdx.x; i < size; i += threads) largest = fmaxf(largest, fabsf(filter[i]));
+  atomicMax(&largest_bits, __float_as_int(largest));
+  __syncthreads();
+  return __int_as_float(largest_bits);
+}
+
+// After packing: whoever sees the new snapshot sees the filter that belongs to it.
+template <int threads, typename T>
+__device__ __forceinline__ void renew_snapshot(const T* filter, T* snapshot, std::int64_t index, int k, int size) {
+  if (snapshot == nullptr || index >= k) return;
+  __threadfence();
+  __syncthreads();
+  for (int i = threadIdx.x; i < size; i += threads) snapshot[index * size + i] = filter[i];
+}
+
+}  // namespace fastconv

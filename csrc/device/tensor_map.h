@@ -1,0 +1,56 @@
+// Descriptors of tensor copies (TMA). Host code; the driver's function is found at run time, so nothing links to it.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+
+#include "core/error.h"
+#include "core/problem.h"
+#include "device/cuda_check.h"
+
+namespace fastconv {
+
+struct Box4 {
+  int c, w, h, n;                  // elements that a copy brings; c spans 128 bytes
+  int stride_w = 1, stride_h = 1;  // every so many columns and rows are taken
+};
+
+// Of x [N, H, W, C], dense, 16-byte aligned, rows of C elements multiples of 16 bytes. Pixels arrive in rows of 128
+// bytes whose pieces of 16 bytes are swizzled: piece p of row r lies at p ^ (r & 7). Outside of the tensor are zeros.
+inline CUtensorMap make_tensor_map(const void* x, DType dtype, std::int64_t n, std::int64_t h, std::int64_t w,
+                                   std::int64_t c, const Box4& box) {
+  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                              const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+               "cuTensorMapEncodeTiled");
+    if (function == nullptr) throw DeviceError("the driver has no cuTensorMapEncodeTiled: CUDA 12.0 or later expected");
+    return reinterpret_cast<Encode>(function);
+  }();
+  const auto size = static_cast<cuuint64_t>(size_of(dtype));
+  const auto at = [](std::int64_t value) { return static_cast<cuuint64_t>(value); };
+  const cuuint64_t sizes[4] = {at(c), at(w), at(h), at(n)};
+  const cuuint64_t strides[3] = {at(c) * size, at(w * c) * size, at(h * w * c) * size};
+  const auto span = [](int elements, int stride) { return static_cast<cuuint32_t>((elements - 1) * stride + 1); };
+  const cuuint32_t spans[4] = {span(box.c, 1), span(box.w, box.stride_w), span(box.h, box.stride_h), span(box.n, 1)};
+  const cuuint32_t steps[4] = {1, static_cast<cuuint32_t>(box.stride_w), static_cast<cuuint32_t>(box.stride_h), 1};
+  const CUtensorMapDataType type = dtype == DType::f32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  CUtensorMap map;
+  const CUresult status =
+      encode(&map, type, 4, const_cast<void*>(x), sizes, strides, spans, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) {
+    throw DeviceError("cuTensorMapEncodeTiled: CUDA error " + std::to_string(static_cast<int>(status)));
+  }
+  return map;
+}
+
+}  // namespace fastconv
