@@ -84,18 +84,17 @@ __device__ __forceinline__ void load_patch(const Params<T>& params, const Origin
 #pragma unroll 1
   for (int index = threadIdx.x; index < order.count; index += blockDim.x) {
     std::uint32_t index_2 = index;
-    std::uint32_t index_0 = order.by_0.peel(index_2), index_1 = order.by_1.peel(index_2);
-    std::uint32_t& column = params.nhwc ? index_1 : index_0;
-    const std::uint32_t row = params.nhwc ? index_2 : index_1;
+    const std::uint32_t index_0 = order.by_0.peel(index_2), index_1 = order.by_1.peel(index_2);
+    const std::uint32_t row = params.nhwc ? index_2 : index_1, column = params.nhwc ? index_1 : index_0;
     const bool inside = h0 + row < static_cast<unsigned>(params.h) && w0 + column < static_cast<unsigned>(params.w);
     const std::uint32_t from = first + index_0 + index_1 * order.in_1 + index_2 * order.in_2;
-    int to = 0;
-    if constexpr (stride == 2) {
-      to = column % 2 * params.config.phase_pitch, column /= 2;
-    } else if constexpr (stride != 1) {
-      to = params.by_stride_w.peel(column) * params.config.phase_pitch;  // leaves the place in the phase
+    std::uint32_t to = index_0 * order.staged_0 + index_1 * order.staged_1 + index_2 * order.staged_2;
+    if constexpr (stride != 1) {
+      std::uint32_t place = column;  // in its phase
+      const std::uint32_t phase = stride == 2 ? place % 2 : params.by_stride_w.peel(place);
+      if constexpr (stride == 2) place /= 2;
+      to += phase * params.config.phase_pitch + place - column;
     }
-    to += index_0 * order.staged_0 + index_1 * order.staged_1 + index_2 * order.staged_2;
     stage(patch + to, params.x + (inside ? from : 0), inside);
   }
 }
