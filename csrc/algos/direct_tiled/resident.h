@@ -104,23 +104,25 @@ inline bool has_own_kernel(const ConvProblem& problem) {
 }
 
 // The kernel is bound by the issue of instructions: those of a thread for one tile, counted in the machine code, at the
-// rate of multiply-adds; fewer than 4 warps per scheduler leave it idle at times. Within 10 % on an H200.
+// rate of multiply-adds; fewer than 4 warps per scheduler leave it idle at times. Within 15 % on an H200.
 inline double cost_us(const ConvProblem& problem, const DeviceInfo& device, const Config& config,
                       std::int64_t at_once) {
-  constexpr double share_of_rate[] = {0.6, 0.88, 0.92, 1.0};  // with 1, 2, 3, 4 warps per scheduler
+  constexpr double share_of_rate[] = {0.68, 0.88, 0.92, 1.0};  // with 1, 2, 3, 4 warps per scheduler
   const double lines = static_cast<double>(problem.c * problem.r);
   const double multiply_adds = 64.0 * lines * static_cast<double>(problem.s);
   const double chunks = (has_own_kernel(problem) ? 12.0 : 65.0) * lines * chunk_count(problem);
-  const double staging =
-      34.0 * static_cast<double>(problem.c) * config.patch_h * config.patch_w / static_cast<double>(config.threads());
+  // Halves are converted on the way, so a thread waits for each that it stages.
+  const bool converts = problem.dtype != DType::f32;
+  const double staging = (converts ? 136.0 : 34.0) * static_cast<double>(problem.c) * config.patch_h * config.patch_w /
+                         static_cast<double>(config.threads());
   // NCHW: the output is put together from registers, and short rows of it fill fewer lines.
   const bool nhwc = problem.layout == Layout::nhwc;
   const double stores = 300.0 + (nhwc ? 0.0 : tiles[config.tile].q_lanes == 8 ? 150.0 : 600.0);
   const double barrier = config.warps == 8 ? 1.04 : 1.0;  // more warps wait for each other
   const std::int64_t turns = ceil_div<std::int64_t>(config.tiles * config.k_tiles, device.processors);
   const std::int64_t warps = std::clamp<std::int64_t>(std::min(at_once, turns) * config.warps / 4, 1, 4);
-  const double filters =
-      20.0 * static_cast<double>(problem.c * problem.r * problem.s) * config.k_tile / config.threads();  // per block
+  const double filters = (converts ? 160.0 : 20.0) * lines * static_cast<double>(problem.s) * config.k_tile /
+                         config.threads();  // a block's
   const double instructions = ((multiply_adds + chunks + staging + stores) * static_cast<double>(turns) +
                                filters * static_cast<double>(std::min(at_once, turns))) *
                               config.warps / 4.0 * barrier;
@@ -188,7 +190,7 @@ void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config);
 
 namespace fastconv::algos::direct_tiled {
 
-// What serves a problem on CUDA: one of the two, the cheaper, or neither where not even a channel fits shared memory.
+// What serves a problem on CUDA: one of the two, or neither where not even a channel fits shared memory.
 struct Choice {
   std::optional<Config> tiled;
   std::optional<resident::Config> resident;
@@ -196,12 +198,12 @@ struct Choice {
 
 inline Choice choose(const ConvProblem& problem, const DeviceInfo& device) {
   Choice choice{choose_config(problem, device), resident::choose(problem, device)};
-  if (choice.tiled && choice.resident) {
-    if (choice.resident->cost_us <= choice.tiled->cost_us) {
-      choice.tiled.reset();
-    } else {
-      choice.resident.reset();
-    }
+  if (!choice.tiled || !choice.resident) return choice;
+  // With few channels the tiles' cost leaves out what their chunks cannot hide: they have lost every comparison there.
+  if (problem.c <= 4 || choice.resident->cost_us <= choice.tiled->cost_us) {
+    choice.tiled.reset();
+  } else {
+    choice.resident.reset();
   }
   return choice;
 }
