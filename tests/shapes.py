@@ -124,6 +124,8 @@ LARGER = [
     _square(1, 16, 14, 32, 3, stride=2, padding=1),
     _square(1, 8, 28, 16, 5, padding=2),
     _square(1, 512, 7, 8, 3, padding=1),  # a long reduction
+    _square(2, 3, 33, 65, 7, stride=2, padding=3),  # first layers: few channels, many filters
+    Shape(5, 1, 1025, 5, 33, 3, 3, padding=(1, 1)),  # more tiles of outputs than a GPU has room for blocks
 ]
 
 SMALL = [*UNIT_3X3, *POINTWISE, *DEPTHWISE, *GENERAL]

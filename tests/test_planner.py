@@ -145,3 +145,16 @@ def test_unknown_algorithm():
     problem = _C.ConvProblem(n=1, c=4, h=8, w=8, k=4, r=3, s=3)
     with pytest.raises(ValueError, match="algorithm is 'best'; expected one of auto, direct"):
         _C.choose("best", problem, _C.cpu_device(1))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(
+    ("n", "k", "hw", "r", "stride"), [(64, 64, 224, 3, 1), (1, 64, 224, 3, 1), (64, 96, 224, 7, 2)]
+)
+def test_first_layers_of_networks_keep_their_filters(n, k, hw, r, stride, layout):
+    """Three channels: direct_tiled takes the kernel that was made for them, and `auto` takes direct_tiled."""
+    arguments = {"n": n, "c": 3, "h": hw, "w": hw, "k": k, "r": r, "s": r, "layout": layout, "precision": "ieee"}
+    problem = _C.ConvProblem(**arguments, stride=(stride, stride), padding=(r // 2, r // 2))
+    choice = _C.choose("auto", problem, _C.h200_device())
+    assert choice["algorithm"] == "direct_tiled"
+    assert "filters that stay" in choice["config"]

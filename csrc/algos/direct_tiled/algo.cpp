@@ -1,4 +1,4 @@
-#include "algos/direct_tiled/config.h"
+#include "algos/direct_tiled/resident.h"
 #include "core/algorithm.h"
 
 namespace fastconv::algos::direct_tiled {
@@ -13,8 +13,8 @@ std::string extent(const ConvProblem& problem) {
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const bool cpu = device.type == DeviceType::cpu;
   const std::int64_t most = cpu ? cpu_most_scratch_bytes : most_bytes(device);
-  const bool fits =
-      cpu ? choose_cpu_config(problem).scratch_bytes() <= most : choose_config(problem, device).has_value();
+  const Choice choice = cpu ? Choice{} : choose(problem, device);
+  const bool fits = cpu ? choose_cpu_config(problem).scratch_bytes() <= most : choice.tiled || choice.resident;
   if (fits) return Support::yes();
   const std::int64_t needed =
       cpu ? choose_cpu_config(problem).scratch_bytes() : channel_bytes(problem, tiles[tile_count - 1], 1);
@@ -38,9 +38,18 @@ ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return plan_cpu(problem, device);
-  const Config config = choose_config(problem, device).value();
-  const Tile& tile = tiles[config.tile];
+  const Choice choice = choose(problem, device);
   ConvPlan plan;
+  if (choice.resident) {
+    const resident::Config& config = *choice.resident;
+    plan.config = "tile " + std::to_string(config.tile_p) + "x" + std::to_string(config.tile_q) + " outputs, " +
+                  std::to_string(config.k_tile) + " filters that stay, " + std::to_string(config.threads()) +
+                  " threads, " + std::to_string(config.shared_bytes) + " bytes shared";
+    plan.cost_us = config.cost_us;
+    return plan;
+  }
+  const Config& config = choice.tiled.value();
+  const Tile& tile = tiles[config.tile];
   plan.config = "tile " + std::to_string(tile.p) + "x" + std::to_string(tile.q) + " outputs, " +
                 std::to_string(config.k_tile) + " filters of " + std::to_string(config.group_tile) + " groups, " +
                 std::to_string(config.channels) + " channels, " + std::to_string(config.shared_bytes) + " bytes shared";

@@ -1,6 +1,7 @@
 #include <limits>
 
 #include "algos/direct_tiled/kernel.cuh"
+#include "algos/direct_tiled/resident.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 
@@ -49,10 +50,7 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   check_launch("direct_tiled");
 }
 
-}  // namespace
-
-void run_cuda(const ConvArgs& args, Runtime& runtime) {
-  const Config config = choose_config(args.problem, runtime.device()).value();
+void run_tiled(const ConvArgs& args, Runtime& runtime, const Config& config) {
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
     using T = decltype(zero);
     static_assert(tile_count == 3);
@@ -62,6 +60,14 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
       default: launch<T, 2>(args, runtime, config); break;
     }
   });
+}
+
+}  // namespace
+
+void run_cuda(const ConvArgs& args, Runtime& runtime) {
+  const Choice choice = choose(args.problem, runtime.device());
+  if (choice.resident) return resident::run_cuda(args, runtime, *choice.resident);
+  run_tiled(args, runtime, choice.tiled.value());
 }
 
 }  // namespace fastconv::algos::direct_tiled

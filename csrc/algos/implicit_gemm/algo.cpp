@@ -58,8 +58,12 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double flops = 2.0 * config.products * rounded * pixel_tile * config.filter_tile * steps * depth_tile;
   const double tensor_us = 1e6 * flops / (0.30 * device.fp16_tensor_flops_per_s);
   const double latency_us = 0.8 * steps;  // what a block needs for its reduction, however few blocks there are
+  // Element by element the gathering decides, not the tensor cores.
+  const double gathered = blocks * pixel_tile * steps * depth_tile;
+  const double gather_rate = (config.mode == Mode::split ? 0.0045 : 0.007) * device.fp32_flops_per_s;
+  const double gather_us = loads_vectors(problem) ? 0.0 : 1e6 * gathered / gather_rate;
   const double bytes = problem.compulsory_bytes() + 2.0 * static_cast<double>(transposed_input_bytes(problem));
-  return 8.0 + std::max(tensor_us, latency_us) + 1e6 * bytes / (0.6 * device.bandwidth_bytes_per_s);
+  return 8.0 + std::max({tensor_us, latency_us, gather_us}) + 1e6 * bytes / (0.6 * device.bandwidth_bytes_per_s);
 }
 
 const char* describe(Mode mode) {

@@ -22,19 +22,26 @@ double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
 double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   const double bandwidth = device.bandwidth_bytes_per_s;
+  const bool few_channels = problem.groups == 1 && problem.c <= 4;
   if (problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32) {
     // 28 to 50 TFLOP/s; where its search finds Winograd, for 3x3 kernels on small maps, 65 to 115.
     const bool winograd = problem.r == 3 && problem.s == 3 && problem.stride_h == 1 && problem.h <= 28;
-    const double rate = (winograd ? 1.8 : 0.85) * device.fp32_flops_per_s;
-    return 4.0 + 0.022 * terms + 1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / bandwidth);
+    // First layers of networks: 12 to 22 TFLOP/s.
+    const double filling = few_channels ? std::min(1.0, 0.3 + static_cast<double>(problem.k) / 400.0) : 1.0;
+    const double rate = (winograd && !few_channels ? 1.8 : 0.85 * filling) * device.fp32_flops_per_s;
+    return 4.0 + (few_channels ? 0.04 : 0.022) * terms +
+           1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / bandwidth);
   }
   // Tensor cores: tiles of 128 filters, NHWC inside; NCHW tensors are converted before and after.
   const double peak = (problem.accuracy == AccuracyClass::tf32 ? 0.63 : 1.15) * device.fp16_tensor_flops_per_s;
   const double filling = std::min(1.0, (static_cast<double>(problem.k_per_group()) + 16.0) / 128.0);
   const double conversions = problem.layout == Layout::nchw ? 2.0 * problem.compulsory_bytes() : 0.0;
+  // First layers in TF32: the number of outputs decides, one in the time of 8.6 bytes.
+  const double bytes =
+      std::max(problem.compulsory_bytes(),
+               few_channels && problem.dtype == DType::f32 ? 8.6 * static_cast<double>(problem.output_numel()) : 0.0);
   return 5.0 + 0.002 * terms +
-         1e6 * (std::max(problem.direct_flops() / (peak * filling), problem.compulsory_bytes() / bandwidth) +
-                conversions / bandwidth);
+         1e6 * (std::max(problem.direct_flops() / (peak * filling), bytes / bandwidth) + conversions / bandwidth);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
