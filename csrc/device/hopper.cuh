@@ -1,0 +1,179 @@
+// Hopper's own instructions (sm_90a): mbarriers, bulk and tensor copies, warpgroup matrix products, register budgets.
+// Names and operands follow the PTX ISA, chapters "mbarrier", "cp.async.bulk", "wgmma" and "setmaxnreg".
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "device/mma.cuh"
+#include "device/wait_report.h"
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define FASTCONV_HAS_WGMMA 1  // elsewhere kernels that need it are compiled empty, and supports() keeps them from running
+#endif
+
+namespace fastconv::hopper {
+
+// ---- mbarriers, addressed in shared memory (shared_address)
+
+__device__ __forceinline__ void barrier_init(std::uint32_t barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to the copy engine.
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives, and tells the barrier how many bytes the copies will bring before its phase ends.
+__device__ __forceinline__ void arrive_expecting(std::uint32_t barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ bool try_wait(std::uint32_t barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// Until the phase of that parity has ended. Bounded: a wait that expires reports itself and stops the kernel.
+__device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, const WaitSite& site) {
+  if (try_wait(barrier, parity)) return;
+#pragma unroll 1
+  for (int tries = 0; !try_wait(barrier, parity); ++tries) {
+    if (tries == WaitSite::limit) site.expire();
+  }
+}
+
+// A position in a ring of barriers: the slot, and the parity of its current phase.
+struct RingPosition {
+  int slot = 0;
+  unsigned parity = 0;
+
+  __device__ __forceinline__ void advance(int slots) {
+    if (++slot == slots) slot = 0, parity ^= 1;
+  }
+};
+
+// ---- Copies into shared memory that report to a barrier
+
+// `bytes` (a multiple of 16) from global memory; both addresses multiples of 16.
+__device__ __forceinline__ void copy_bulk(std::uint32_t target, const void* source, unsigned bytes,
+                                          std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// A box of a 4-dimensional tensor; zeros outside the tensor.
+__device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2, int x3,
+                                         std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(target),
+      "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// ---- Registers of a warpgroup's threads (multiples of 8)
+
+template <int registers>
+__device__ __forceinline__ void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// ---- Warpgroup matrix products: D[64][n] (+)= A[64][16] B[n][16]^T, FP32 accumulation
+//
+// A in registers, four of a thread; D in n/2. With l the lane and w the warp of the warpgroup, register by register:
+//   A: (row 16w + l/4, k 2 (l%4) and the next), (row + 8, same k), then both at k + 8
+//   D[4j .. 4j+3]: (row 16w + l/4, columns 8j + 2 (l%4) and the next), then row + 8
+// B in shared memory, rows of 128 (or 64) bytes along k in the swizzle of that width, groups of 8 rows adjacent.
+
+// The 16-byte piece in which piece `piece` of row `row` lies.
+constexpr __host__ __device__ int swizzle_128(int row, int piece) { return piece ^ (row & 7); }
+constexpr __host__ __device__ int swizzle_64(int row, int piece) { return piece ^ (row >> 1 & 3); }
+
+// Of B at an address whose group of 8 rows starts at a multiple of 1024 (512) bytes. A step of 16 along k: 32 bytes.
+template <int row_bytes>
+__device__ __forceinline__ std::uint64_t matrix_descriptor(std::uint32_t address) {
+  static_assert(row_bytes == 128 || row_bytes == 64);
+  constexpr std::uint64_t swizzle = row_bytes == 128 ? 1 : 2;
+  constexpr std::uint64_t group_stride = 8 * row_bytes / 16;
+  return swizzle << 62 | group_stride << 32 | std::uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
+}
+// The same, `bytes` further along k.
+__device__ __forceinline__ std::uint64_t advance_descriptor(std::uint64_t descriptor, int bytes) {
+  return descriptor + static_cast<std::uint64_t>(bytes / 16);
+}
+
+__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int pending>
+__device__ __forceinline__ void wait_for_products() {  // until at most `pending` groups are under way
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+// Keeps the compiler from moving accesses to an operand of asynchronous products across this point.
+template <int count>
+__device__ __forceinline__ void pin(float (&d)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+#define FASTCONV_D8(i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define FASTCONV_S16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define FASTCONV_S24 FASTCONV_S16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define FASTCONV_S32 FASTCONV_S24 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define FASTCONV_S48 FASTCONV_S32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define FASTCONV_S64 FASTCONV_S48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define FASTCONV_D16 FASTCONV_D8(0), FASTCONV_D8(8)
+#define FASTCONV_D24 FASTCONV_D16, FASTCONV_D8(16)
+#define FASTCONV_D32 FASTCONV_D24, FASTCONV_D8(24)
+#define FASTCONV_D48 FASTCONV_D32, FASTCONV_D8(32), FASTCONV_D8(40)
+#define FASTCONV_D64 FASTCONV_D48, FASTCONV_D8(48), FASTCONV_D8(56)
+
+// a0..p: numbers of the operands behind the accumulators
+#define FASTCONV_PRODUCT(n, type, count, a0, a1, a2, a3, b, p)                                                       \
+  asm volatile(                                                                                                      \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type \
+      " {" FASTCONV_S##count "}, {%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b ", p, 1, 1, 0;\n}"                      \
+      : FASTCONV_D##count                                                                                            \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor), "n"(accumulate ? 1 : 0))
+
+// accumulate: whether D is added to, or replaced.
+template <typename Half, bool accumulate, int count>
+__device__ __forceinline__ void multiply(float (&d)[count], const std::uint32_t (&a)[4], std::uint64_t descriptor) {
+  static_assert(count == 16 || count == 24 || count == 32 || count == 48 || count == 64);
+#if defined(FASTCONV_HAS_WGMMA)
+  if constexpr (std::is_same_v<Half, bfloat16_t>) {
+    if constexpr (count == 16) FASTCONV_PRODUCT(32, bf16, 16, 16, 17, 18, 19, 20, 21);
+    if constexpr (count == 24) FASTCONV_PRODUCT(48, bf16, 24, 24, 25, 26, 27, 28, 29);
+    if constexpr (count == 32) FASTCONV_PRODUCT(64, bf16, 32, 32, 33, 34, 35, 36, 37);
+    if constexpr (count == 48) FASTCONV_PRODUCT(96, bf16, 48, 48, 49, 50, 51, 52, 53);
+    if constexpr (count == 64) FASTCONV_PRODUCT(128, bf16, 64, 64, 65, 66, 67, 68, 69);
+  } else {
+    if constexpr (count == 16) FASTCONV_PRODUCT(32, f16, 16, 16, 17, 18, 19, 20, 21);
+    if constexpr (count == 24) FASTCONV_PRODUCT(48, f16, 24, 24, 25, 26, 27, 28, 29);
+    if constexpr (count == 32) FASTCONV_PRODUCT(64, f16, 32, 32, 33, 34, 35, 36, 37);
+    if constexpr (count == 48) FASTCONV_PRODUCT(96, f16, 48, 48, 49, 50, 51, 52, 53);
+    if constexpr (count == 64) FASTCONV_PRODUCT(128, f16, 64, 64, 65, 66, 67, 68, 69);
+  }
+#endif
+}
+
+#undef FASTCONV_PRODUCT
+
+}  // namespace fastconv::hopper
