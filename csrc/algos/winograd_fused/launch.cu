@@ -8,6 +8,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/transpose.cuh"
 
 namespace fastconv::algos::winograd_fused {
 namespace {
@@ -27,7 +28,7 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
 }
 
 // x [N, H, W, C] in boxes of one raw stage, zeros outside.
-CUtensorMap make_map(const ConvProblem& problem, const void* x) {
+CUtensorMap make_map(const ConvProblem& problem, const float* x) {
   static const auto encode = find_encoder();
   CUtensorMap map;
   const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(problem.c), static_cast<cuuint64_t>(problem.w),
@@ -35,20 +36,20 @@ CUtensorMap make_map(const ConvProblem& problem, const void* x) {
   const cuuint64_t strides[3] = {sizes[0] * 4, sizes[0] * sizes[1] * 4, sizes[0] * sizes[1] * sizes[2] * 4};
   const cuuint32_t box[4] = {channels, raw_columns, input_rows, 1}, steps[4] = {1, 1, 1, 1};
   const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, const_cast<void*>(x), sizes, strides, box, steps,
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, const_cast<float*>(x), sizes, strides, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) throw DeviceError("cuTensorMapEncodeTiled: error " + std::to_string(status));
   return map;
 }
 
-Params make_params(const ConvArgs& args, const Config& config) {
+Params make_params(const ConvArgs& args, const Config& config, const float* x, Layout layout) {
   const ConvProblem& problem = args.problem;
   const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
   const auto divide = [](std::int64_t value) { return FastDivide(static_cast<std::uint32_t>(value)); };
-  const Strides4 in = input_strides(problem), out = output_strides(problem);
+  const Strides4 in = dense_strides(layout, problem.c, problem.h, problem.w), out = output_strides(problem);
   const auto* packed = static_cast<const char*>(args.weight);
-  return {static_cast<const float*>(args.x),
+  return {x,
           reinterpret_cast<const uint4*>(packed),
           reinterpret_cast<const int*>(packed + config.u_bytes()),
           static_cast<float*>(args.y),
@@ -108,21 +109,31 @@ void launch(Params params, const Config& config, const CUtensorMap& map, int pro
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Config config = make_config(problem);
-  const Params params = make_params(args, config);
   const int processors = runtime.device().processors;
   const cudaStream_t stream = stream_of(runtime);
-  const Output output = select_output(args);
-  // Tensor copies want rows that start at multiples of 16 bytes.
-  if (problem.layout == Layout::nhwc && problem.c % 4 == 0 && is_aligned(args.x, 16)) {
-    const CUtensorMap map = make_map(problem, args.x);
-    output == Output::pairs ? launch<true, Output::pairs>(params, config, map, processors, stream)
-                            : launch<true, Output::elements>(params, config, map, processors, stream);
-  } else if (output == Output::pairs) {
-    launch<false, Output::pairs>(params, config, {}, processors, stream);
-  } else if (output == Output::quads) {
-    launch<false, Output::quads>(params, config, {}, processors, stream);
-  } else {
-    launch<false, Output::elements>(params, config, {}, processors, stream);
+  const auto* x = static_cast<const float*>(args.x);
+  Layout layout = problem.layout;
+  if (transposed_input_bytes(problem) != 0) {
+    auto* turned = static_cast<float*>(args.workspace);
+    transpose(x, turned, problem.n, problem.c, problem.h * problem.w, stream);
+    x = turned, layout = Layout::nhwc;
+  }
+  const Params params = make_params(args, config, x, layout);
+  const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
+  const CUtensorMap map = boxes ? make_map(problem, x) : CUtensorMap{};
+  switch (select_output(args)) {
+    case Output::pairs:
+      boxes ? launch<true, Output::pairs>(params, config, map, processors, stream)
+            : launch<false, Output::pairs>(params, config, map, processors, stream);
+      break;
+    case Output::quads:
+      boxes ? launch<true, Output::quads>(params, config, map, processors, stream)
+            : launch<false, Output::quads>(params, config, map, processors, stream);
+      break;
+    case Output::elements:
+      boxes ? launch<true, Output::elements>(params, config, map, processors, stream)
+            : launch<false, Output::elements>(params, config, map, processors, stream);
+      break;
   }
 }
 

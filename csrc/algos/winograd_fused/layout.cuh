@@ -15,7 +15,7 @@ namespace fastconv::algos::winograd_fused {
 constexpr int consumer_groups = 2, producer_warps = 4;
 constexpr int consumer_threads = consumer_groups * 128, producer_threads = producer_warps * 32;
 constexpr int block_threads = consumer_threads + producer_threads;
-constexpr int consumer_registers = 208, producer_registers = 88;
+constexpr int consumer_registers = 216, producer_registers = 72;
 // What a block starts with, and shares out again: more than that, and setmaxnreg would wait forever.
 constexpr int launch_registers = 65536 / block_threads / 8 * 8;
 static_assert(consumer_threads * consumer_registers + producer_threads * producer_registers <=

@@ -79,7 +79,7 @@ struct ConsumerState {
 
 // The whole reduction of an item. u[0] holds its first frequency, and at the end that of the next item.
 template <int group>
-__device__ __forceinline__ void accumulate(const Params& params, Shared& shared, Totals& total, Filters (&u)[2],
+__device__ __forceinline__ void accumulate(const Params& params, Shared& shared, Totals& total, Filters (&u)[group_frequencies],
                                            const uint4* source, const uint4* next_item, ConsumerState& state) {
   Half sum[2];
 #pragma unroll
@@ -94,20 +94,16 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared& shared,
     if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[previous]));
   };
 #pragma unroll 1
-  for (int pair = 0; pair < params.stages; pair += 2) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity);
-      const std::uint64_t stage = core_descriptor(shared_address(shared.v[0]) + state.v.slot * v_stage_bytes);
-      multiply_frequency<group, 0>(total, sum, u[i], u[1 - i], source + frequency_step, stage);
-      if (i == 1 || previous >= 0) release();  // the stage before has been read
-      previous = state.v.slot;
-      multiply_frequency<group, 1>(total, sum, u[1 - i], u[i], source + 2 * frequency_step, stage);
-      source += stage_step;
-      const bool last = i == 1 && pair + 2 == params.stages;
-      multiply_frequency<group, 2>(total, sum, u[i], u[1 - i], last ? next_item : source, stage);
-      state.v.advance(v_stages);
-    }
+  for (int i = 0; i < params.stages; ++i) {
+    wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity);
+    const std::uint64_t stage = core_descriptor(shared_address(shared.v[0]) + state.v.slot * v_stage_bytes);
+    multiply_frequency<group, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage);
+    if (i > 0) release();  // the stage before has been read
+    previous = state.v.slot;
+    source = i + 1 == params.stages ? next_item : source + stage_step;
+    multiply_frequency<group, 1>(total, sum, u[1], u[0], source, stage);
+    multiply_frequency<group, 2>(total, sum, u[2], u[1], source + frequency_step, stage);
+    state.v.advance(v_stages);
   }
   hopper::wait_for_products<0>();
   promote(total[group_frequencies - 1][1], sum[1]);

@@ -88,16 +88,11 @@ __device__ __forceinline__ void store(const Params& params, const Position& at, 
   }
   const ActivationFunction& activate = params.epilogue.activate;
   if (!activate.is_silu && (activate.negative_slope != 1.0f || activate.cap != INFINITY)) {
-    const ActivationFunction linear = [&] {
-      ActivationFunction copy = activate;
-      copy.is_silu = false;
-      return copy;
-    }();
 #pragma unroll
     for (int j = 0; j < 4 * tile_outputs; ++j) {
       float& v = value[j / tile_outputs / 2][j / tile_outputs % 2][j % tile_outputs];
-      const float positive = v > linear.cap ? linear.cap : v;
-      const float negative = linear.negative_slope == 0.0f ? 0.0f : v * linear.negative_slope;
+      const float positive = v > activate.cap ? activate.cap : v;
+      const float negative = activate.negative_slope == 0.0f ? 0.0f : v * activate.negative_slope;
       v = v < 0.0f ? negative : positive;
     }
   }
@@ -200,10 +195,11 @@ __device__ __forceinline__ void consume(const Params& params, Shared& shared, bo
   };
   Walk walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
-  Filters u[2];
+  Filters u[group_frequencies];
   Item item = find_item(params, walk.number());
   const uint4* source = filters_of(item);
   load_filters(u[0], source);
+  load_filters(u[1], source + u_frequency_bytes / 16);
 #pragma unroll 1
   for (bool more = true; more;) {
     const unsigned ordinal = walk.ordinal;

@@ -46,7 +46,7 @@ struct Loader {
 __device__ __forceinline__ void load_elements(const Params& params, unsigned char* raw, const Item& item, int stage,
                                               int thread) {
   const float* image = params.x + item.n * params.x_image;
-#pragma unroll 4
+#pragma unroll 2
   for (int i = thread; i < input_rows * raw_columns * channels; i += producer_threads) {
     const int c = stage * channels + i % channels, pixel = i / channels;
     const int h = item.p0 - params.pad_h + pixel / raw_columns, w = item.q0 - params.pad_w + pixel % raw_columns;
