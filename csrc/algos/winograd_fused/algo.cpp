@@ -38,7 +38,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   constexpr double limit = 2147483648.0 - 64;
   if (items >= limit || image >= 1099511627776.0 ||
       static_cast<double>(std::max({problem.n, problem.c, problem.h, problem.w, problem.k})) >= limit) {
-    return no("size", "the output has " + std::to_string(items) + " tiles, an image " + std::to_string(image) + " bytes",
+    return no("size",
+              "the output has " + std::to_string(items) + " tiles, an image " + std::to_string(image) + " bytes",
               "below 2^31 and 2^40");
   }
   return Support::yes();
@@ -49,7 +50,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
   constexpr double stage_us = 2.2, item_us = 3.3, element_stage_us = 12.0;
   const double waves = std::ceil(static_cast<double>(config.items) / device.processors);
-  const double turned = 2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.5 * device.bandwidth_bytes_per_s);
+  const double turned =
+      2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.5 * device.bandwidth_bytes_per_s);
   const double stage = loads_boxes(problem) ? stage_us : element_stage_us;
   return 8.0 + waves * (static_cast<double>(config.stages) * stage + item_us) + 1e6 * turned;
 }
@@ -62,8 +64,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     plan.cost_us = 20.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
     return plan;
   }
-  plan.config = "3 x float16, items of " + std::to_string(filter_tile) + " filters, " + std::to_string(tile_rows) + "x" +
-                std::to_string(tile_width) + " outputs, " + std::to_string(config.stages) + " stages of " +
+  plan.config = "3 x float16, items of " + std::to_string(filter_tile) + " filters, " + std::to_string(tile_rows) +
+                "x" + std::to_string(tile_width) + " outputs, " + std::to_string(config.stages) + " stages of " +
                 std::to_string(channels) + ", " + (loads_boxes(problem) ? "boxes" : "elements");
   plan.workspace_bytes = transposed_input_bytes(problem);
   plan.cost_us = cuda_cost_us(problem, config, device);

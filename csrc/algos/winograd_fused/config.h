@@ -3,7 +3,8 @@
 //   M[f][k][p, tile] = sum over c, r of U[f][k][c, r] * V[f][c][p + r, tile],   Y = A^T M: 4 outputs along W
 //
 // Packed weight on CUDA: U as [K/64][C/16][f][r][hi, lo][thread][4][2] halves, the registers that wgmma reads, zeros
-// behind the last filter and channel; then [K] int32 exponents of the filters' scales. On the CPU: [r][f][C][K] float32.
+// behind the last filter and channel; then [K] int32 exponents of the filters' scales. On the CPU: [r][f][C][K]
+// float32.
 #pragma once
 
 #include <cstddef>
@@ -50,8 +51,8 @@ inline Config make_config(const ConvProblem& problem) {
   return config;
 }
 
-// Whether x is read by tensor copies: from NHWC with rows of 16 bytes, so NCHW input is turned into the workspace first.
-// Any other C is read element by element, from either layout.
+// Whether x is read by tensor copies: from NHWC with rows of 16 bytes, so NCHW input is turned into the workspace
+// first. Any other C is read element by element, from either layout.
 inline bool loads_boxes(const ConvProblem& problem) { return problem.c % 4 == 0; }
 inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
   if (problem.layout == Layout::nhwc || !loads_boxes(problem)) return 0;

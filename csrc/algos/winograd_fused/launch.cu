@@ -15,7 +15,9 @@ namespace {
 
 cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
-bool is_aligned(const void* pointer, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
+bool is_aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
 
 // The driver's function, without linking the driver.
 PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
@@ -35,10 +37,9 @@ CUtensorMap make_map(const ConvProblem& problem, const float* x) {
                                static_cast<cuuint64_t>(problem.h), static_cast<cuuint64_t>(problem.n)};
   const cuuint64_t strides[3] = {sizes[0] * 4, sizes[0] * sizes[1] * 4, sizes[0] * sizes[1] * sizes[2] * 4};
   const cuuint32_t box[4] = {channels, raw_columns, input_rows, 1}, steps[4] = {1, 1, 1, 1};
-  const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, const_cast<float*>(x), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, const_cast<float*>(x), sizes, strides, box,
+                                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) throw DeviceError("cuTensorMapEncodeTiled: error " + std::to_string(status));
   return map;
 }
@@ -90,8 +91,10 @@ Output select_output(const ConvArgs& args) {
 template <bool boxes, Output output>
 void launch(Params params, const Config& config, const CUtensorMap& map, int processors, cudaStream_t stream) {
   constexpr int bytes = sizeof(Shared);
-  static_assert(bytes <= 227 * 1024);
   check_cuda(cudaFuncSetAttribute(convolve<boxes, output>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "winograd_fused: shared memory");
+  constexpr int carveout = (bytes + 1024) * 100 / (228 * 1024) + 1;  // per cent; the rest is L1 cache
+  check_cuda(cudaFuncSetAttribute(convolve<boxes, output>, cudaFuncAttributePreferredSharedMemoryCarveout, carveout),
              "winograd_fused: shared memory");
   const std::int64_t most = static_cast<std::int64_t>(processors) * most_items;
   for (std::int64_t first = 0; first < config.items; first += most) {

@@ -28,18 +28,14 @@ constexpr int half_rows = tile_rows / 2;  // an instruction's part of the tiles:
 // by 16 channels are read without a bank conflict; hence one column more than the 34 needed.
 constexpr int raw_columns = tile_width + 3;
 constexpr int raw_column_bytes = channels * 4, raw_row_bytes = raw_columns * raw_column_bytes;
-constexpr int raw_stage_bytes = input_rows * raw_row_bytes, raw_stages = 4;
+constexpr int raw_stage_bytes = input_rows * raw_row_bytes, raw_stages = 3;
 static_assert(raw_row_bytes % 128 == 64 && raw_stage_bytes % 128 == 0);
 
 // V, a stage: [f][hi, lo][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
 // producers' stores of 2 rows x 2 tiles x 16 channels then meet every bank once.
 constexpr int core_bytes = 128 + 32, v_row_bytes = 2 * core_bytes, v_plane_bytes = input_rows * v_row_bytes;
-constexpr int v_stage_bytes = frequencies * 2 * v_plane_bytes, v_stages = 3;
+constexpr int v_stage_bytes = frequencies * 2 * v_plane_bytes, v_stages = 2;
 static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
-
-// At the end of an item each warpgroup gives the other its three sums of half of the outputs, in two rounds.
-constexpr int exchange_rows = half_rows / 2;
-constexpr int exchange_values = group_frequencies * exchange_rows * 4;  // of a thread and round
 
 // Items of a block and launch: a bit each says which must be repeated.
 constexpr int most_items = 8192;
@@ -49,13 +45,19 @@ constexpr int item_slots = v_stages + 1;
 struct Shared {
   alignas(128) unsigned char raw[raw_stages][raw_stage_bytes];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];
-  alignas(128) float4 exchange[consumer_groups][exchange_values / 4][128];
+  // At the end of an item each warpgroup gives the other its three sums of half of the outputs, a row at a time.
+  alignas(128) float4 exchange[consumer_groups][group_frequencies][128];
   alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
-  int exponents[item_slots][tile_columns];                   // of the scales of an item's tile columns
+  int exponents[item_slots][tile_columns];                      // of the scales of an item's tile columns
   float largest[item_slots][producer_warps][tile_columns / 2];  // largest |V| of a warp's columns, scaled
-  float column_largest[tile_columns];                        // of |x|, for an item that is repeated
+  float column_largest[tile_columns];                           // of |x|, for an item that is repeated
   unsigned repeat[most_items / 32];
 };
+
+// What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
+// loads under way would bound the rate of U.
+constexpr int most_shared_bytes = 163 * 1024;
+static_assert(sizeof(Shared) <= most_shared_bytes);
 
 struct Params {
   const float* x;        // [N, C, H, W] by the strides below

@@ -5,9 +5,9 @@
 
 namespace fastconv::algos::winograd_fused {
 
-using Half = float[half_rows * 4];             // of one frequency: 64 filters x 4 rows x 8 tiles
+using Half = float[half_rows * 4];  // of one frequency: 64 filters x 4 rows x 8 tiles
 using Totals = Half[group_frequencies][2];
-using Filters = std::uint32_t[taps][2][4];     // U of one frequency and stage: [r][hi, lo]
+using Filters = std::uint32_t[taps][2][4];  // U of one frequency and stage: [r][hi, lo]
 
 // 16 bytes of U for each filter row, hi and lo. Volatile: issued here, not where it is used.
 __device__ __forceinline__ void load_filters(Filters& u, const uint4* source) {
@@ -79,8 +79,9 @@ struct ConsumerState {
 
 // The whole reduction of an item. u[0] holds its first frequency, and at the end that of the next item.
 template <int group>
-__device__ __forceinline__ void accumulate(const Params& params, Shared& shared, Totals& total, Filters (&u)[group_frequencies],
-                                           const uint4* source, const uint4* next_item, ConsumerState& state) {
+__device__ __forceinline__ void accumulate(const Params& params, Shared& shared, Totals& total,
+                                           Filters (&u)[group_frequencies], const uint4* source, const uint4* next_item,
+                                           ConsumerState& state) {
   Half sum[2];
 #pragma unroll
   for (int i = 0; i < half_rows * 4; ++i) {

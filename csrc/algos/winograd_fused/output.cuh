@@ -18,8 +18,8 @@ __device__ __forceinline__ bool must_repeat(const Params& params, const Shared& 
       const float other = shared.largest[slot][warp][column % (tile_columns / 2)];
       largest = !(other <= largest) ? other : largest;  // NaN wins
     }
-    off |= largest != 0.0f && !(largest >= least_high && largest < INFINITY) &&
-           item.q0 + column * tile_outputs < params.q;
+    off |=
+        largest != 0.0f && !(largest >= least_high && largest < INFINITY) && item.q0 + column * tile_outputs < params.q;
   }
   return off;
 }
@@ -119,7 +119,7 @@ __device__ __forceinline__ void apply_silu(const Params& params, const Position&
   }
 }
 
-// Each warpgroup finishes half of the rows, with the other's sums of three frequencies, two rows at a time.
+// Each warpgroup finishes half of the rows, with the other's sums of three frequencies, a row at a time.
 template <int group, Output output>
 __device__ __forceinline__ void finish_item(const Params& params, Shared& shared, const Totals& total, const Item& item,
                                             int slot) {
@@ -144,44 +144,38 @@ __device__ __forceinline__ void finish_item(const Params& params, Shared& shared
     }
   }
 #pragma unroll
-  for (int round = 0; round < 2; ++round) {
+  for (int row = 0; row < half_rows; ++row) {
 #pragma unroll
     for (int f = 0; f < group_frequencies; ++f) {
-#pragma unroll
-      for (int i = 0; i < exchange_rows; ++i) {
-        const float* sum = total[f][1 - group] + (round * exchange_rows + i) * 4;
-        shared.exchange[group][f * exchange_rows + i][thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-      }
+      const float* sum = total[f][1 - group] + row * 4;
+      shared.exchange[group][f][thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     }
     synchronise<consumer_barrier, consumer_threads>();
+    float m[frequencies][4];  // [f][2 * filter + tile]
 #pragma unroll
-    for (int i = 0; i < exchange_rows; ++i) {
-      float m[frequencies][4];  // [f][2 * filter + tile]
+    for (int f = 0; f < group_frequencies; ++f) {
+      const float* sum = total[f][group] + row * 4;
+      const float4 other = shared.exchange[1 - group][f][thread];
+      const int own = group * group_frequencies + f, theirs = (1 - group) * group_frequencies + f;
 #pragma unroll
-      for (int f = 0; f < group_frequencies; ++f) {
-        const float* sum = total[f][group] + (round * exchange_rows + i) * 4;
-        const float4 other = shared.exchange[1 - group][f * exchange_rows + i][thread];
-        const int own = group * group_frequencies + f, theirs = (1 - group) * group_frequencies + f;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) m[own][j] = sum[j];
-        m[theirs][0] = other.x, m[theirs][1] = other.y, m[theirs][2] = other.z, m[theirs][3] = other.w;
-      }
-      Outputs value;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int b = j / 2, e = j % 2;
-        float sums[frequencies];
-#pragma unroll
-        for (int f = 0; f < frequencies; ++f) sums[f] = m[f][j];
-        winograd::Transform<4>::output(sums, value[e][b]);
-#pragma unroll
-        for (int o = 0; o < tile_outputs; ++o) value[e][b][o] = value[e][b][o] * first[b][e] * second[b][e] + bias[b];
-      }
-      Position at = first_position;
-      at.p += round * exchange_rows + i;
-      store<output>(params, at, y, residual, value);
+      for (int j = 0; j < 4; ++j) m[own][j] = sum[j];
+      m[theirs][0] = other.x, m[theirs][1] = other.y, m[theirs][2] = other.z, m[theirs][3] = other.w;
     }
-    synchronise<consumer_barrier, consumer_threads>();  // before the next round writes
+    Outputs value;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int b = j / 2, e = j % 2;
+      float sums[frequencies];
+#pragma unroll
+      for (int f = 0; f < frequencies; ++f) sums[f] = m[f][j];
+      winograd::Transform<4>::output(sums, value[e][b]);
+#pragma unroll
+      for (int o = 0; o < tile_outputs; ++o) value[e][b][o] = value[e][b][o] * first[b][e] * second[b][e] + bias[b];
+    }
+    Position at = first_position;
+    at.p += row;
+    store<output>(params, at, y, residual, value);
+    synchronise<consumer_barrier, consumer_threads>();  // before the next row is written
   }
   if (params.epilogue.activate.is_silu) apply_silu(params, first_position, y);
 }

@@ -46,7 +46,7 @@ struct Loader {
 __device__ __forceinline__ void load_elements(const Params& params, unsigned char* raw, const Item& item, int stage,
                                               int thread) {
   const float* image = params.x + item.n * params.x_image;
-#pragma unroll 2
+#pragma unroll 1
   for (int i = thread; i < input_rows * raw_columns * channels; i += producer_threads) {
     const int c = stage * channels + i % channels, pixel = i / channels;
     const int h = item.p0 - params.pad_h + pixel / raw_columns, w = item.q0 - params.pad_w + pixel % raw_columns;
@@ -184,7 +184,7 @@ __device__ __forceinline__ void produce(const Params& params, const CUtensorMap&
     for (int stage = 0; stage < params.stages; ++stage) {
       unsigned char* raw = shared.raw[state.raw.slot];
       if constexpr (boxes) {
-        // Two stages ahead: the slot was last read two stages ago, so no warp waits for the others here.
+        // A stage ahead: the slot was last read two stages ago, so no warp waits for the others here.
         if (thread == 0) loader.issue(params, map, shared, state.issue);
         __syncwarp();
         wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity);
