@@ -48,7 +48,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 // Whole waves of items at the rates seen on an H200 (docs/performance.md): a stage of 16 channels, and the end of an
 // item, when the tensor cores wait for the outputs.
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
-  constexpr double stage_us = 2.2, item_us = 3.3, element_stage_us = 12.0;
+  constexpr double stage_us = 1.8, item_us = 4.0, element_stage_us = 12.0;
   const double waves = std::ceil(static_cast<double>(config.items) / device.processors);
   const double turned =
       2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.5 * device.bandwidth_bytes_per_s);
