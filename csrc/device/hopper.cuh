@@ -10,7 +10,8 @@
 #include "device/wait_report.h"
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define FASTCONV_HAS_WGMMA 1  // elsewhere kernels that need it are compiled empty, and supports() keeps them from running
+#define FASTCONV_HAS_WGMMA \
+  1  // elsewhere kernels that need it are compiled empty, and supports() keeps them from running
 #endif
 
 namespace fastconv::hopper {
@@ -61,15 +62,28 @@ struct RingPosition {
   }
 };
 
+// The same for a number of slots that is a power of two, by a counter that never turns.
+template <int slots>
+struct RingCounter {
+  static_assert((slots & (slots - 1)) == 0);
+  unsigned count = 0;
+
+  // Of the position `back` before this one.
+  __device__ __forceinline__ int slot(unsigned back = 0) const { return static_cast<int>((count - back) % slots); }
+  __device__ __forceinline__ unsigned parity() const { return count / slots & 1; }
+};
+
 // ---- Copies into shared memory that report to a barrier
+
+// Orders what is known of ordinary accesses to shared memory before copies that this thread starts later.
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // `bytes` (a multiple of 16) from global memory; both addresses multiples of 16.
 __device__ __forceinline__ void copy_bulk(std::uint32_t target, const void* source, unsigned bytes,
                                           std::uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
-      "l"(source), "r"(bytes), "r"(barrier)
-      : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
+               "l"(source), "r"(bytes), "r"(barrier)
+               : "memory");
 }
 // A box of a 4-dimensional tensor; zeros outside the tensor.
 __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2, int x3,
@@ -132,8 +146,9 @@ __device__ __forceinline__ void pin(float (&d)[count]) {
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-#define FASTCONV_D8(i) \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define FASTCONV_D8(i)                                                                                        \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
 #define FASTCONV_S16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define FASTCONV_S24 FASTCONV_S16 ",%16,%17,%18,%19,%20,%21,%22,%23"
 #define FASTCONV_S32 FASTCONV_S24 ",%24,%25,%26,%27,%28,%29,%30,%31"
@@ -147,11 +162,10 @@ __device__ __forceinline__ void pin(float (&d)[count]) {
 
 // a0..p: numbers of the operands behind the accumulators
 #define FASTCONV_PRODUCT(n, type, count, a0, a1, a2, a3, b, p)                                                       \
-  asm volatile(                                                                                                      \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type \
-      " {" FASTCONV_S##count "}, {%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b ", p, 1, 1, 0;\n}"                      \
-      : FASTCONV_D##count                                                                                            \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor), "n"(accumulate ? 1 : 0))
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type \
+               "." #type " {" FASTCONV_S##count "}, {%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b ", p, 1, 1, 0;\n}"  \
+               : FASTCONV_D##count                                                                                   \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor), "n"(accumulate ? 1 : 0))
 
 // accumulate: whether D is added to, or replaced.
 template <typename Half, bool accumulate, int count>

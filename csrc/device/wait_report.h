@@ -2,6 +2,8 @@
 // waited where, in memory that the host can read after the kernel is gone, and stops the kernel.
 #pragma once
 
+#include <string>
+
 namespace fastconv {
 
 // In pinned host memory. Written by the first wait that expires; the host turns it into an exception.
@@ -12,8 +14,15 @@ struct WaitReport {
   int block;
 };
 
-enum WaitKernel : int { kernel_implicit_gemm = 1, kernel_winograd_fused, kernel_winograd_megakernel };
-enum WaitRole : int { role_load = 1, role_transform, role_multiply };
+enum WaitKernel : int { kernel_implicit_gemm, kernel_winograd_fused, kernel_winograd_megakernel };
+enum WaitRole : int { role_load, role_transform, role_multiply };
+
+inline std::string describe(const WaitReport& report) {
+  constexpr const char* kernels[] = {"implicit_gemm", "winograd_fused", "winograd_megakernel"};
+  constexpr const char* roles[] = {"load", "transform", "multiply"};
+  return "a wait has expired in kernel " + std::string(kernels[report.kernel]) + ", role " + roles[report.role] +
+         ", block " + std::to_string(report.block) + "; the CUDA context is lost";
+}
 
 #ifdef __CUDACC__
 [[noreturn]] __device__ __noinline__ inline void expire_wait(WaitReport* report, int kernel, int role) {

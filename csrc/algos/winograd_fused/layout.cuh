@@ -55,7 +55,7 @@ struct Shared {
 };
 
 // What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
-// loads under way would bound the rate of U.
+// loads under way seem to bound the rate of U (docs/performance.md).
 constexpr int most_shared_bytes = 163 * 1024;
 static_assert(sizeof(Shared) <= most_shared_bytes);
 
