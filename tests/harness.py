@@ -205,7 +205,7 @@ def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Ro
     """The constants of docs/numerics.md, "Floors"."""
     if ALGORITHMS[algorithm]["family"] != "winograd":
         return Rounding(2.0, SUM_GROWTH * min(shape.terms, LONGEST_RUN) ** 0.5)
-    noise_gain = 1.7 if algorithm == "winograd_f2" else 5.1
+    noise_gain = {"winograd_f2": 1.7, "winograd_fused": 2.3}.get(algorithm, 5.1)
     # Relative error of a product of two transformed values, in FP32 roundoffs; half operands are rounded once more.
     product = {"fp16": 0.6 * 2.0**13, "bf16": 0.6 * 2.0**16}.get(cls, 2.5) if device == "cuda" else 1.5
     growth = noise_gain * SUM_GROWTH * min(shape.c // shape.groups, LONGEST_RUN) ** 0.5
@@ -217,7 +217,7 @@ def correlation(algorithm: str, shape: Shape) -> float:
     if ALGORITHMS[algorithm]["family"] != "winograd":
         return 1.0
     outputs = shape.n * shape.k * shape.p * shape.q
-    tile = 4 if algorithm == "winograd_f2" else 16
+    tile = 16 if algorithm == "winograd_f4" else 4
     return max(tile, outputs / (shape.k * shape.terms))
 
 

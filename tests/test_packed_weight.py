@@ -5,6 +5,7 @@ import io
 import pickle
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -139,8 +140,8 @@ class TestPackedWeight:
     def test_it_is_used_in_inference_and_only_there(self, algorithm: str, device: str, packed_calls: list[str]) -> None:
         layer, x = self.layer(algorithm, device)
         check(layer, x)
-        with torch.no_grad(), torch.autocast(device, torch.bfloat16):
-            layer(x)
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16), suppress(fastconv.UnsupportedError):
+            layer(x)  # the algorithm may not offer the class
         with torch.no_grad():
             torch.func.vmap(layer)(x[None])
         assert packed_calls == []

@@ -1,0 +1,96 @@
+// One-dimensional Winograd F(4,3) along W in one kernel: nothing but x, U and y touches memory.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "algos/winograd_fused/config.h"
+
+namespace fastconv::algos::winograd_fused {
+namespace {
+
+double error_multiple(AccuracyClass accuracy) {
+  // Three products of halves are not IEEE float32 arithmetic; one product of halves is not offered yet.
+  return accuracy == AccuracyClass::fp32 || accuracy == AccuracyClass::tf32 ? 4.0 : 0.0;
+}
+
+Support supports(const ConvProblem& problem, const DeviceInfo& device) {
+  const auto no = [](const char* code, const std::string& what, const std::string& needs) {
+    return Support::no(code, what + "; winograd_fused needs " + needs);
+  };
+  const auto pair = [](std::int64_t a, std::int64_t b) { return std::to_string(a) + "x" + std::to_string(b); };
+  if (problem.r != 3 || problem.s != 3) return no("kernel_size", "the kernel is " + pair(problem.r, problem.s), "3x3");
+  if (problem.stride_h != 1 || problem.stride_w != 1) {
+    return no("stride", "stride is " + pair(problem.stride_h, problem.stride_w), "1x1");
+  }
+  if (problem.dilation_h != 1 || problem.dilation_w != 1) {
+    return no("dilation", "dilation is " + pair(problem.dilation_h, problem.dilation_w), "1x1");
+  }
+  if (problem.groups != 1) return no("groups", "groups is " + std::to_string(problem.groups), "1");
+  if (problem.pad_h > 2 || problem.pad_w > 2) {
+    return no("padding", "padding is " + pair(problem.pad_h, problem.pad_w), "0 to 2");
+  }
+  if (device.type == DeviceType::cuda && device.compute_capability != 90) {
+    return no("device", "compute capability is " + std::to_string(device.compute_capability), "90 (wgmma)");
+  }
+  // Items are numbered with 31 bits, sizes and coordinates too; a tensor copy's strides have 40.
+  const double items = static_cast<double>(make_config(problem).items);
+  const double image = 4.0 * static_cast<double>(problem.c) * static_cast<double>(problem.h * problem.w);
+  constexpr double limit = 2147483648.0 - 64;
+  if (items >= limit || image >= 1099511627776.0 ||
+      static_cast<double>(std::max({problem.n, problem.c, problem.h, problem.w, problem.k})) >= limit) {
+    return no("size",
+              "the output has " + std::to_string(items) + " tiles, an image " + std::to_string(image) + " bytes",
+              "below 2^31 and 2^40");
+  }
+  return Support::yes();
+}
+
+// Whole waves of items at the rates seen on an H200 (docs/performance.md): a stage of 16 channels, and the end of an
+// item, when the tensor cores wait for the outputs.
+double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
+  constexpr double stage_us = 1.8, item_us = 2.7, element_stage_us = 12.0;
+  const double waves = std::ceil(static_cast<double>(config.items) / device.processors);
+  const double turned =
+      2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.5 * device.bandwidth_bytes_per_s);
+  const double stage = loads_boxes(problem) ? stage_us : element_stage_us;
+  return 8.0 + waves * (static_cast<double>(config.stages) * stage + item_us) + 1e6 * turned;
+}
+
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  const Config config = make_config(problem);
+  ConvPlan plan;
+  if (device.type == DeviceType::cpu) {  // for the tests: never the fastest
+    plan.config = "float32, a tile at a time";
+    plan.cost_us = 20.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
+    return plan;
+  }
+  plan.config = "3 x float16, items of " + std::to_string(filter_tile) + " filters, " + std::to_string(tile_rows) +
+                "x" + std::to_string(tile_width) + " outputs, " + std::to_string(config.stages) + " stages of " +
+                std::to_string(channels) + ", " + (loads_boxes(problem) ? "boxes" : "elements");
+  plan.workspace_bytes = transposed_input_bytes(problem);
+  plan.cost_us = cuda_cost_us(problem, config, device);
+  return plan;
+}
+
+PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu) {
+    return {Config::align(static_cast<std::size_t>(taps * frequencies * problem.c * problem.k) * sizeof(float))};
+  }
+  return {make_config(problem).u_bytes() + Config::align(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
+}
+
+}  // namespace
+
+extern const Algorithm algorithm;
+const Algorithm algorithm{"winograd_fused",
+                          "winograd",
+                          "F(4,3) along W in one kernel, nothing stored in between, FP32 as split FP16",
+                          0,
+                          true,
+                          true,
+                          error_multiple,
+                          supports,
+                          plan,
+                          packed_weight};
+
+}  // namespace fastconv::algos::winograd_fused

@@ -1,0 +1,62 @@
+// Tiles and memory layout of the fused one-dimensional Winograd convolution, shared by the planner and the kernels.
+//
+//   M[f][k][p, tile] = sum over c, r of U[f][k][c, r] * V[f][c][p + r, tile],   Y = A^T M: 4 outputs along W
+//
+// Packed weight on CUDA: U as [K/64][C/16][f][r][hi, lo][thread][4][2] halves, the registers that wgmma reads, zeros
+// behind the last filter and channel; then [K] int32 exponents of the filters' scales. On the CPU: [r][f][C][K]
+// float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/algorithm.h"
+
+namespace fastconv::algos::winograd_fused {
+
+constexpr int frequencies = 6, taps = 3;  // of F(4,3) along W; filter rows
+constexpr int tile_outputs = 4;           // along W
+
+// A block: 64 filters x 8 output rows x 8 tiles of 4 outputs.
+constexpr int filter_tile = 64;
+constexpr int tile_rows = 8;
+constexpr int tile_columns = 8;  // also the rows of a core matrix of wgmma: a filter row further is a whole one
+constexpr int tile_width = tile_columns * tile_outputs;
+constexpr int input_rows = tile_rows + taps - 1;
+
+constexpr int channels = 16;  // of a stage: the depth of one wgmma
+
+// U of one stage and 64 filters: [f][r][hi, lo][128 threads][16 bytes].
+constexpr int u_fragment_bytes = 128 * 16;
+constexpr int u_frequency_bytes = taps * 2 * u_fragment_bytes;
+constexpr int u_stage_bytes = frequencies * u_frequency_bytes;
+
+struct Config {
+  std::int64_t stages;  // of 16 channels
+  std::int64_t filter_tiles, column_tiles, row_tiles, items;
+
+  std::size_t u_bytes() const { return static_cast<std::size_t>(filter_tiles * stages) * u_stage_bytes; }
+  static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+};
+
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+inline Config make_config(const ConvProblem& problem) {
+  Config config{};
+  config.stages = divide_up(problem.c, channels);
+  config.filter_tiles = divide_up(problem.k, filter_tile);
+  config.column_tiles = divide_up(problem.q(), tile_width);
+  config.row_tiles = divide_up(problem.p(), tile_rows);
+  config.items = problem.n * config.row_tiles * config.column_tiles * config.filter_tiles;
+  return config;
+}
+
+// Whether x is read by tensor copies: from NHWC with rows of 16 bytes, so NCHW input is turned into the workspace
+// first. Any other C is read element by element, from either layout.
+inline bool loads_boxes(const ConvProblem& problem) { return problem.c % 4 == 0; }
+inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
+  if (problem.layout == Layout::nhwc || !loads_boxes(problem)) return 0;
+  return Config::align(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * sizeof(float));
+}
+
+}  // namespace fastconv::algos::winograd_fused

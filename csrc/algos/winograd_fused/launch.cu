@@ -1,0 +1,154 @@
+#include <cudaTypedefs.h>
+
+#include <algorithm>
+#include <string>
+
+#include "algos/winograd_fused/kernel.cuh"
+#include "algos/winograd_fused/pack.cuh"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+#include "device/indexing.h"
+#include "device/transpose.cuh"
+
+namespace fastconv::algos::winograd_fused {
+namespace {
+
+cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
+
+bool is_aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+// The driver's function, without linking the driver.
+PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result),
+             "cuTensorMapEncodeTiled");
+  if (result != cudaDriverEntryPointSuccess) throw DeviceError("the driver has no cuTensorMapEncodeTiled");
+  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+}
+
+// x [N, H, W, C] in boxes of one raw stage, zeros outside.
+CUtensorMap make_map(const ConvProblem& problem, const float* x) {
+  static const auto encode = find_encoder();
+  CUtensorMap map;
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(problem.c), static_cast<cuuint64_t>(problem.w),
+                               static_cast<cuuint64_t>(problem.h), static_cast<cuuint64_t>(problem.n)};
+  const cuuint64_t strides[3] = {sizes[0] * 4, sizes[0] * sizes[1] * 4, sizes[0] * sizes[1] * sizes[2] * 4};
+  const cuuint32_t box[4] = {channels, raw_columns, input_rows, 1}, steps[4] = {1, 1, 1, 1};
+  const CUresult status = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, const_cast<float*>(x), sizes, strides, box,
+                                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) throw DeviceError("cuTensorMapEncodeTiled: error " + std::to_string(status));
+  return map;
+}
+
+Params make_params(const ConvArgs& args, const Config& config, const float* x, Layout layout) {
+  const ConvProblem& problem = args.problem;
+  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
+  const auto divide = [](std::int64_t value) { return FastDivide(static_cast<std::uint32_t>(value)); };
+  const Strides4 in = dense_strides(layout, problem.c, problem.h, problem.w), out = output_strides(problem);
+  const auto* packed = static_cast<const char*>(args.weight);
+  return {x,
+          reinterpret_cast<const uint4*>(packed),
+          reinterpret_cast<const int*>(packed + config.u_bytes()),
+          static_cast<float*>(args.y),
+          make_epilogue<float>(args),
+          in.n,
+          in.h,
+          in.w,
+          in.c,
+          out.n,
+          out.h,
+          out.w,
+          out.c,
+          as_int(problem.c),
+          as_int(problem.h),
+          as_int(problem.w),
+          as_int(problem.k),
+          as_int(problem.p()),
+          as_int(problem.q()),
+          as_int(problem.pad_h),
+          as_int(problem.pad_w),
+          as_int(config.stages),
+          0,
+          0,
+          divide(config.filter_tiles),
+          divide(config.column_tiles),
+          divide(config.row_tiles)};
+}
+
+Output select_output(const ConvArgs& args) {
+  const ConvProblem& problem = args.problem;
+  const bool nchw = problem.layout == Layout::nchw;
+  const std::size_t bytes = nchw ? 16 : 8;
+  const bool vectors = (nchw ? problem.q() % 4 == 0 : problem.k % 2 == 0) && is_aligned(args.y, bytes) &&
+                       is_aligned(args.residual, bytes);
+  return !vectors ? Output::elements : nchw ? Output::quads : Output::pairs;
+}
+
+template <bool boxes, Output output>
+void launch(Params params, const Config& config, const CUtensorMap& map, int processors, cudaStream_t stream) {
+  constexpr int bytes = sizeof(Shared);
+  check_cuda(cudaFuncSetAttribute(convolve<boxes, output>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "winograd_fused: shared memory");
+  constexpr int carveout = (bytes + 1024) * 100 / (228 * 1024) + 1;  // per cent; the rest is L1 cache
+  check_cuda(cudaFuncSetAttribute(convolve<boxes, output>, cudaFuncAttributePreferredSharedMemoryCarveout, carveout),
+             "winograd_fused: shared memory");
+  const std::int64_t most = static_cast<std::int64_t>(processors) * most_items;
+  for (std::int64_t first = 0; first < config.items; first += most) {
+    const std::int64_t items = std::min(most, config.items - first);
+    params.first_item = static_cast<unsigned>(first);
+    params.end_item = static_cast<unsigned>(first + items);
+    const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(processors, items));
+    convolve<boxes, output><<<blocks, block_threads, bytes, stream>>>(params, map);
+    check_launch("winograd_fused");
+  }
+}
+
+}  // namespace
+
+void run_cuda(const ConvArgs& args, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const Config config = make_config(problem);
+  const int processors = runtime.device().processors;
+  const cudaStream_t stream = stream_of(runtime);
+  const auto* x = static_cast<const float*>(args.x);
+  Layout layout = problem.layout;
+  if (transposed_input_bytes(problem) != 0) {
+    auto* turned = static_cast<float*>(args.workspace);
+    transpose(x, turned, problem.n, problem.c, problem.h * problem.w, stream);
+    x = turned, layout = Layout::nhwc;
+  }
+  const Params params = make_params(args, config, x, layout);
+  const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
+  const CUtensorMap map = boxes ? make_map(problem, x) : CUtensorMap{};
+  switch (select_output(args)) {
+    case Output::pairs:
+      boxes ? launch<true, Output::pairs>(params, config, map, processors, stream)
+            : launch<false, Output::pairs>(params, config, map, processors, stream);
+      break;
+    case Output::quads:
+      boxes ? launch<true, Output::quads>(params, config, map, processors, stream)
+            : launch<false, Output::quads>(params, config, map, processors, stream);
+      break;
+    case Output::elements:
+      boxes ? launch<true, Output::elements>(params, config, map, processors, stream)
+            : launch<false, Output::elements>(params, config, map, processors, stream);
+      break;
+  }
+}
+
+void pack_cuda(const PackArgs& args, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const Config config = make_config(problem);
+  auto* packed = static_cast<char*>(args.packed);
+  pack_filters<<<static_cast<unsigned>(config.filter_tiles * filter_tile), pack_threads, 0, stream_of(runtime)>>>(
+      static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(config.stages),
+      static_cast<const float*>(args.weight), reinterpret_cast<half_t*>(packed),
+      reinterpret_cast<int*>(packed + config.u_bytes()), static_cast<float*>(args.snapshot));
+  check_launch("winograd_fused: packing");
+}
+
+}  // namespace fastconv::algos::winograd_fused

@@ -1,0 +1,128 @@
+// What lives where: kernel parameters, a block's shared memory, its barriers, its work.
+#pragma once
+
+#include <cstdint>
+
+#include "algos/winograd_fused/config.h"
+#include "device/epilogue.h"
+#include "device/fast_divide.h"
+#include "device/hopper.cuh"
+#include "device/power_of_two.h"
+
+namespace fastconv::algos::winograd_fused {
+
+// Two warpgroups multiply (three frequencies each), one transforms the input.
+constexpr int consumer_groups = 2, producer_warps = 4;
+constexpr int consumer_threads = consumer_groups * 128, producer_threads = producer_warps * 32;
+constexpr int block_threads = consumer_threads + producer_threads;
+constexpr int consumer_registers = 216, producer_registers = 72;
+// What a block starts with, and shares out again: more than that, and setmaxnreg would wait forever.
+constexpr int launch_registers = 65536 / block_threads / 8 * 8;
+static_assert(consumer_threads * consumer_registers + producer_threads * producer_registers <=
+              launch_registers * block_threads);
+
+constexpr int group_frequencies = frequencies / consumer_groups;
+constexpr int half_rows = tile_rows / 2;  // an instruction's part of the tiles: 4 rows of 8
+
+// Raw input, a stage: [row][column][channel] float32. The row's pitch is an odd multiple of 64 bytes, so that two rows
+// by 16 channels are read without a bank conflict; hence one column more than the 34 needed.
+constexpr int raw_columns = tile_width + 3;
+constexpr int raw_column_bytes = channels * 4, raw_row_bytes = raw_columns * raw_column_bytes;
+constexpr int raw_stage_bytes = input_rows * raw_row_bytes, raw_stages = 3;
+static_assert(raw_row_bytes % 128 == 64 && raw_stage_bytes % 128 == 0);
+
+// V, a stage: [f][hi, lo][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
+// producers' stores of 2 rows x 2 tiles x 16 channels then meet every bank once.
+constexpr int core_bytes = 128 + 32, v_row_bytes = 2 * core_bytes, v_plane_bytes = input_rows * v_row_bytes;
+constexpr int v_stage_bytes = frequencies * 2 * v_plane_bytes, v_stages = 2;
+static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
+
+// Items of a block and launch: a bit each says which must be repeated.
+constexpr int most_items = 8192;
+// Items whose scales are remembered: the producers are never further ahead than their stages allow.
+constexpr int item_slots = v_stages + 1;
+
+struct Shared {
+  alignas(128) unsigned char raw[raw_stages][raw_stage_bytes];
+  alignas(128) unsigned char v[v_stages][v_stage_bytes];
+  // At the end of an item each warpgroup gives the other its three sums of half of the outputs, a row at a time.
+  alignas(128) float4 exchange[consumer_groups][group_frequencies][128];
+  alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
+  int exponents[item_slots][tile_columns];                      // of the scales of an item's tile columns
+  float largest[item_slots][producer_warps][tile_columns / 2];  // largest |V| of a warp's columns, scaled
+  float column_largest[tile_columns];                           // of |x|, for an item that is repeated
+  unsigned repeat[most_items / 32];
+};
+
+// What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
+// loads under way seem to bound the rate of U (docs/performance.md).
+constexpr int most_shared_bytes = 163 * 1024;
+static_assert(sizeof(Shared) <= most_shared_bytes);
+
+struct Params {
+  const float* x;        // [N, C, H, W] by the strides below
+  const uint4* u;        // config.h
+  const int* exponents;  // [K]
+  float* y;              // [N, K, P, Q], NCHW or NHWC
+  Epilogue<float> epilogue;
+  std::int64_t x_image, x_row, x_column, x_channel;  // strides of x, in elements
+  std::int64_t y_image, y_row, y_column, y_channel;  // of y and residual
+  int c, h, w, k, p, q, pad_h, pad_w;
+  int stages;
+  unsigned first_item, end_item;  // of this launch
+  FastDivide by_filters, by_columns, by_rows;
+};
+
+// A piece of the output: 64 filters x 8 rows x 32 columns of an image. Filters run fastest, so that neighbours share
+// their input in the L2 cache.
+struct Item {
+  int n, p0, q0, filter_block;
+};
+
+__device__ __forceinline__ Item find_item(const Params& params, unsigned item) {
+  Item result;
+  result.filter_block = static_cast<int>(params.by_filters.peel(item));
+  result.q0 = static_cast<int>(params.by_columns.peel(item)) * tile_width;
+  result.p0 = static_cast<int>(params.by_rows.peel(item)) * tile_rows;
+  result.n = static_cast<int>(item);
+  return result;
+}
+
+// The items of a block, in two passes: all of them with guessed scales, then those that need exact ones. Every role
+// walks the same way.
+struct Walk {
+  const Params& params;
+  const unsigned* repeat;  // null: the first pass
+  unsigned ordinal = ~0u;
+
+  // Whether there is a next item. Then number() is its number.
+  __device__ __forceinline__ bool next() {
+#pragma unroll 1
+    for (;;) {
+      ++ordinal;
+      if (number() >= params.end_item) return false;
+      if (repeat == nullptr || (repeat[ordinal / 32] >> ordinal % 32 & 1) != 0) return true;
+    }
+  }
+  __device__ __forceinline__ unsigned number() const { return params.first_item + blockIdx.x + ordinal * gridDim.x; }
+};
+
+// Until the phase of that parity has ended; bounded. One asm block: with the loop and the trap in C++, ptxas 13.0 gives
+// the consumers 180 registers instead of those of setmaxnreg, and spills.
+__device__ __forceinline__ void wait_bounded(std::uint32_t barrier, unsigned parity) {
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .u32 tries;\nmov.u32 tries, 0;\n"
+      "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
+      "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, 1048576;\n@p bra again;\ntrap;\ndone:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Barriers of warps: 0 is the whole block's.
+constexpr int producer_barrier = 1, consumer_barrier = 2, pass_barrier = 3;
+template <int barrier, int threads>
+__device__ __forceinline__ void synchronise() {
+  asm volatile("bar.sync %0, %1;" ::"n"(barrier), "n"(threads) : "memory");
+}
+
+}  // namespace fastconv::algos::winograd_fused

@@ -1,0 +1,114 @@
+// The consumers: three frequencies of 64 filters x 64 tiles each, U in registers, V in shared memory.
+#pragma once
+
+#include "algos/winograd_fused/layout.cuh"
+
+namespace fastconv::algos::winograd_fused {
+
+using Half = float[half_rows * 4];  // of one frequency: 64 filters x 4 rows x 8 tiles
+using Totals = Half[group_frequencies][2];
+using Filters = std::uint32_t[taps][2][4];  // U of one frequency and stage: [r][hi, lo]
+
+// 16 bytes of U for each filter row, hi and lo. Volatile: issued here, not where it is used.
+__device__ __forceinline__ void load_filters(Filters& u, const uint4* source) {
+#pragma unroll
+  for (int r = 0; r < taps; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(u[r][half][0]), "=r"(u[r][half][1]), "=r"(u[r][half][2]), "=r"(u[r][half][3])
+                   : "l"(source + (r * 2 + half) * (u_fragment_bytes / 16)));
+    }
+  }
+}
+
+// Core matrices of 8 rows x 16 bytes without a swizzle.
+__device__ __forceinline__ std::uint64_t core_descriptor(std::uint32_t address) {
+  return static_cast<std::uint64_t>(v_row_bytes / 16) << 32 | static_cast<std::uint64_t>(core_bytes / 16) << 16 |
+         (address & 0x3ffff) >> 4;
+}
+
+// sum = the products of one frequency, stage and half of the rows: nine, the small ones first, because the tensor cores
+// truncate their accumulator at every instruction (docs/numerics.md).
+template <int frequency, int half>
+__device__ __forceinline__ void multiply_half(Half& sum, const Filters& u, std::uint64_t stage) {
+  constexpr int high = 2 * frequency * v_plane_bytes + half * half_rows * v_row_bytes, low = high + v_plane_bytes;
+  hopper::fence_products();
+  hopper::multiply<half_t, false>(sum, u[0][1], hopper::advance_descriptor(stage, high));
+#pragma unroll
+  for (int r = 1; r < taps; ++r) {
+    hopper::multiply<half_t, true>(sum, u[r][1], hopper::advance_descriptor(stage, high + r * v_row_bytes));
+  }
+#pragma unroll
+  for (int r = 0; r < taps; ++r) {
+    hopper::multiply<half_t, true>(sum, u[r][0], hopper::advance_descriptor(stage, low + r * v_row_bytes));
+  }
+#pragma unroll
+  for (int r = 0; r < taps; ++r) {
+    hopper::multiply<half_t, true>(sum, u[r][0], hopper::advance_descriptor(stage, high + r * v_row_bytes));
+  }
+  hopper::commit_products();
+}
+
+// The sum of a finished group joins the total, by an addition that rounds.
+__device__ __forceinline__ void promote(Half& total, Half& sum) {
+  hopper::pin(sum);
+#pragma unroll
+  for (int i = 0; i < half_rows * 4; ++i) total[i] += sum[i];
+}
+
+// One frequency of one stage. On entry the second half of the frequency before is under way; on exit that of this one.
+// While one half is promoted the other keeps the tensor cores busy.
+template <int group, int f>
+__device__ __forceinline__ void multiply_frequency(Totals& total, Half (&sum)[2], const Filters& u, Filters& next,
+                                                   const uint4* next_source, std::uint64_t stage) {
+  constexpr int frequency = group * group_frequencies + f, before = (f + group_frequencies - 1) % group_frequencies;
+  multiply_half<frequency, 0>(sum[0], u, stage);
+  hopper::wait_for_products<1>();
+  promote(total[before][1], sum[1]);
+  load_filters(next, next_source);  // into registers that the frequency before has just left
+  multiply_half<frequency, 1>(sum[1], u, stage);
+  hopper::wait_for_products<1>();
+  promote(total[f][0], sum[0]);
+}
+
+struct ConsumerState {
+  hopper::RingPosition v;
+  int item_slot = 0;
+};
+
+// The whole reduction of an item. u[0] holds its first frequency, and at the end that of the next item.
+template <int group>
+__device__ __forceinline__ void accumulate(const Params& params, Shared& shared, Totals& total,
+                                           Filters (&u)[group_frequencies], const uint4* source, const uint4* next_item,
+                                           ConsumerState& state) {
+  Half sum[2];
+#pragma unroll
+  for (int i = 0; i < half_rows * 4; ++i) {
+    sum[1][i] = 0.0f;
+#pragma unroll
+    for (int f = 0; f < group_frequencies; ++f) total[f][0][i] = total[f][1][i] = 0.0f;
+  }
+  constexpr int frequency_step = u_frequency_bytes / 16, stage_step = u_stage_bytes / 16;
+  int previous = -1;  // slot of the stage before
+  const auto release = [&] {
+    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[previous]));
+  };
+#pragma unroll 1
+  for (int i = 0; i < params.stages; ++i) {
+    wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity);
+    const std::uint64_t stage = core_descriptor(shared_address(shared.v[0]) + state.v.slot * v_stage_bytes);
+    multiply_frequency<group, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage);
+    if (i > 0) release();  // the stage before has been read
+    previous = state.v.slot;
+    source = i + 1 == params.stages ? next_item : source + stage_step;
+    multiply_frequency<group, 1>(total, sum, u[1], u[0], source, stage);
+    multiply_frequency<group, 2>(total, sum, u[2], u[1], source + frequency_step, stage);
+    state.v.advance(v_stages);
+  }
+  hopper::wait_for_products<0>();
+  promote(total[group_frequencies - 1][1], sum[1]);
+  release();
+}
+
+}  // namespace fastconv::algos::winograd_fused

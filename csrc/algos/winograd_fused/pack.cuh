@@ -1,0 +1,84 @@
+// U = G g along W, offline: with the filters' scales, split into halves, in the order of wgmma's registers.
+#pragma once
+
+#include "algos/winograd_fused/config.h"
+#include "device/numeric.h"
+#include "device/power_of_two.h"
+#include "device/winograd_matrices.h"
+
+namespace fastconv::algos::winograd_fused {
+
+constexpr int pack_threads = 128, filter_target_exponent = 13;
+
+// Where U[f][k][c, r] lies, in halves. A thread's two rows of a fragment are neighbouring filters, so that it can store
+// their outputs together.
+__device__ __forceinline__ std::int64_t packed_index(int k, int c, int stages, int f, int r) {
+  const int filter = k % filter_tile, channel = c % channels;
+  const int lane = filter % 16 / 2 * 4 + channel % 8 / 2, thread = filter / 16 * 32 + lane;
+  const int element = (filter % 2 + channel / 8 * 2) * 2 + channel % 2;
+  const std::int64_t stage = static_cast<std::int64_t>(k / filter_tile) * stages + c / channels;
+  return ((stage * frequencies + f) * taps + r) * (2 * u_fragment_bytes / 2) + thread * 8 + element;
+}
+
+// A block per filter, beyond K for those that fill the last 64. With a snapshot: a filter that equals it bit for bit is
+// left alone (PackArgs::snapshot).
+__global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters, int stages,
+                                                             const float* __restrict__ weight,  // [K, C, 3, 3]
+                                                             half_t* __restrict__ u,
+                                                             int* __restrict__ exponents,     // [K]
+                                                             float* __restrict__ snapshot) {  // [K, C, 3, 3] or null
+  const int k = blockIdx.x, size = c * 9;
+  const float* filter = weight + static_cast<std::int64_t>(k) * size;
+  float* seen = snapshot != nullptr ? snapshot + static_cast<std::int64_t>(k) * size : nullptr;
+  if (seen != nullptr) {
+    bool differs = false;
+    if (k < filters) {
+      for (int i = threadIdx.x; i < size; i += pack_threads) {
+        differs |= __float_as_uint(filter[i]) != __float_as_uint(seen[i]);
+      }
+    }
+    if (!__syncthreads_or(differs)) return;
+  }
+  using Transform = winograd::Transform<4>;
+  const auto transform = [&](int channel, int r, float (&result)[frequencies]) {
+    float g[3] = {};
+    if (k < filters && channel < c) {
+#pragma unroll
+      for (int s = 0; s < 3; ++s) g[s] = filter[channel * 9 + r * 3 + s];
+    }
+    Transform::filter(g, result);
+  };
+  __shared__ int largest_bits;
+  if (threadIdx.x == 0) largest_bits = 0;
+  __syncthreads();
+  float largest = 0.0f;
+  for (int i = threadIdx.x; i < c * taps; i += pack_threads) {
+    float value[frequencies];
+    transform(i / taps, i % taps, value);
+#pragma unroll
+    for (int f = 0; f < frequencies; ++f) largest = fmaxf(largest, fabsf(value[f]));
+  }
+  atomicMax(&largest_bits, __float_as_int(largest));
+  __syncthreads();
+  const int exponent = scale_exponent(__int_as_float(largest_bits), filter_target_exponent);
+  const float scale = power_of_two(exponent);
+  for (int i = threadIdx.x; i < stages * channels * taps; i += pack_threads) {
+    float value[frequencies];
+    transform(i / taps, i % taps, value);
+#pragma unroll
+    for (int f = 0; f < frequencies; ++f) {
+      half_t* target = u + packed_index(k, i / taps, stages, f, i % taps);
+      const half_t high = from_float<half_t>(value[f] * scale);
+      target[0] = high;
+      target[u_fragment_bytes / 2] = from_float<half_t>(value[f] * scale - to_float(high));
+    }
+  }
+  if (threadIdx.x == 0 && k < filters) exponents[k] = exponent;
+  if (seen != nullptr) {
+    __threadfence();  // whoever sees the new snapshot sees the filter that belongs to it
+    __syncthreads();
+    for (int i = threadIdx.x; i < size; i += pack_threads) seen[i] = filter[i];
+  }
+}
+
+}  // namespace fastconv::algos::winograd_fused
