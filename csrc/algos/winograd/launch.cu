@@ -78,8 +78,9 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
   auto* y = static_cast<T*>(args.y);
   if (args.problem.layout == Layout::nhwc) {
     const bool even = chunk.k % 2 == 0;
-    const dim3 block = row_block(row_lanes(even ? chunk.k / 2 : chunk.k, 128), 128);
-    const unsigned grid = ceil_div(chunk.tiles, static_cast<int>(block.y));
+    const int lanes = even ? chunk.k / 2 : chunk.k;
+    const dim3 block = row_block(row_lanes(lanes, 128), 128);
+    const dim3 grid(ceil_div(chunk.tiles, static_cast<int>(block.y)), ceil_div(lanes, static_cast<int>(block.x)));
     const auto kernel = even ? output_transform_nhwc<T, m, 2> : output_transform_nhwc<T, m, 1>;
     kernel<<<grid, block, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
   } else {

@@ -28,7 +28,8 @@ __device__ __forceinline__ void transform_output_tile(const Load& load, const Em
   }
 }
 
-// NHWC. As the input transform: a row of the block takes a tile, a lane `vec` filters.
+// NHWC. A row of the block takes a tile, a lane `vec` filters; the grid's second dimension takes further filters, so
+// that small maps fill the device.
 template <typename T, int m, int vec>
 __global__ void __launch_bounds__(128, 3)
     output_transform_nhwc(const Chunk chunk, const float* __restrict__ products,  // M [alpha^2][T][k_pad]
@@ -41,34 +42,34 @@ __global__ void __launch_bounds__(128, 3)
   const TilePosition position = tile_position(chunk, tile);
   const int p0 = position.tp * m, q0 = position.tq * m;
   const int tile_exponent = tile_exponents != nullptr ? tile_exponents[tile] : 0;
-  for (int k = threadIdx.x * vec; k < chunk.k; k += blockDim.x * vec) {
-    float bias[vec], first[vec], second[vec];
+  const int k = (blockIdx.y * blockDim.x + threadIdx.x) * vec;
+  if (k >= chunk.k) return;
+  float bias[vec], first[vec], second[vec];
 #pragma unroll
-    for (int e = 0; e < vec; ++e) {
-      bias[e] = epilogue.bias_of(k + e);
-      const Unscale unscale(tile_exponent, tile_exponents != nullptr ? filter_exponents[k + e] : 0);
-      first[e] = unscale.first;
-      second[e] = unscale.second;
-    }
-    const auto load = [&](int frequency) {
-      const std::int64_t row = static_cast<std::int64_t>(frequency) * chunk.tiles + tile;
-      return load_pack<vec>(products + row * chunk.k_pad + k);
-    };
-    transform_output_tile<m, Pack<vec>>(load, [&](int i, const Pack<vec>(&row)[m]) {
-      if (p0 + i >= chunk.p) return;
-      const std::int64_t index = chunk.out(position.n, k, p0 + i, q0);
-#pragma unroll
-      for (int j = 0; j < m; ++j) {
-        if (q0 + j >= chunk.q) return;
-        Aligned<T, vec> result;
-#pragma unroll
-        for (int e = 0; e < vec; ++e) {
-          result.e[e] = epilogue.finish(row[j].e[e] * first[e] * second[e] + bias[e], index + j * chunk.out.w + e);
-        }
-        *reinterpret_cast<Aligned<T, vec>*>(y + index + j * chunk.out.w) = result;
-      }
-    });
+  for (int e = 0; e < vec; ++e) {
+    bias[e] = epilogue.bias_of(k + e);
+    const Unscale unscale(tile_exponent, tile_exponents != nullptr ? filter_exponents[k + e] : 0);
+    first[e] = unscale.first;
+    second[e] = unscale.second;
   }
+  const auto load = [&](int frequency) {
+    const std::int64_t row = static_cast<std::int64_t>(frequency) * chunk.tiles + tile;
+    return load_pack<vec>(products + row * chunk.k_pad + k);
+  };
+  transform_output_tile<m, Pack<vec>>(load, [&](int i, const Pack<vec>(&row)[m]) {
+    if (p0 + i >= chunk.p) return;
+    const std::int64_t index = chunk.out(position.n, k, p0 + i, q0);
+#pragma unroll
+    for (int j = 0; j < m; ++j) {
+      if (q0 + j >= chunk.q) return;
+      Aligned<T, vec> result;
+#pragma unroll
+      for (int e = 0; e < vec; ++e) {
+        result.e[e] = epilogue.finish(row[j].e[e] * first[e] * second[e] + bias[e], index + j * chunk.out.w + e);
+      }
+      *reinterpret_cast<Aligned<T, vec>*>(y + index + j * chunk.out.w) = result;
+    }
+  });
 }
 
 // NCHW. A block takes a strip of tiles of one tile row and 32 filters: M is read along K, the results are turned in
