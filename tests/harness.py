@@ -204,7 +204,7 @@ SUM_GROWTH, LONGEST_RUN = 0.41, 256
 def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Rounding:
     """The constants of docs/numerics.md, "Floors"."""
     if ALGORITHMS[algorithm]["family"] != "winograd":
-        # Class tf32 rounds both operands to 11 bits, where PyTorch does so only if cuDNN has such a kernel for the shape.
+        # One product of operands rounded to 11 bits.
         rounded = 0.6 * 2.0**13 if algorithm == "implicit_gemm" and cls == "tf32" and device == "cuda" else 0.0
         return Rounding(2.0 + rounded, SUM_GROWTH * min(shape.terms, LONGEST_RUN) ** 0.5)
     noise_gain = {"winograd_f2": 1.7, "winograd_fused": 2.3}.get(algorithm, 5.1)
@@ -261,7 +261,16 @@ def yardstick(case: Case, cls: str) -> Yardstick:
     for layout in LAYOUTS.values():
         x, weight = (tensor.contiguous(memory_format=layout) for tensor in (case.input, case.weight))
         peers.append(peer(replace(case, input=x, weight=weight), cls))
+    if cls == "tf32" and case.input.is_cuda:  # what the class means, whether or not cuDNN has a TF32 kernel for the shape
+        operands = {name: to_11_bits(getattr(case, name)) for name in ("input", "weight")}
+        peers.append(reference(replace(case, **operands)))
     return Yardstick(reference(case), magnitude(case), peers, case.shape)
+
+
+def to_11_bits(values: torch.Tensor) -> torch.Tensor:
+    """The nearest numbers with TF32's significand, in float64."""
+    significand, exponent = values.double().frexp()
+    return torch.ldexp((significand * 2.0**11).round() / 2.0**11, exponent)
 
 
 def check(output: torch.Tensor, case: Case, algorithm: str, cls: str) -> list[str]:
