@@ -261,7 +261,9 @@ def yardstick(case: Case, cls: str) -> Yardstick:
     for layout in LAYOUTS.values():
         x, weight = (tensor.contiguous(memory_format=layout) for tensor in (case.input, case.weight))
         peers.append(peer(replace(case, input=x, weight=weight), cls))
-    if cls == "tf32" and case.input.is_cuda:  # what the class means, whether or not cuDNN has a TF32 kernel for the shape
+    if (
+        cls == "tf32" and case.input.is_cuda
+    ):  # what the class means, whether or not cuDNN has a TF32 kernel for the shape
         operands = {name: to_11_bits(getattr(case, name)) for name in ("input", "weight")}
         peers.append(reference(replace(case, **operands)))
     return Yardstick(reference(case), magnitude(case), peers, case.shape)

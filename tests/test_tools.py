@@ -123,6 +123,22 @@ def test_check_sass_reads_what_cuobjdump_prints(capsys):
     assert "clean" not in capsys.readouterr().out
 
 
+def test_check_sass_sees_products_that_are_missing_or_serialised(capsys):
+    good, serialised, missing = (f"_ZN14winograd_fused8convolveILi{i}EEEvv" for i in range(3))
+    other = "_ZN6direct8convolveILi3EEEvv"
+    product, wait = (
+        "  /*0010*/  HGMMA.64x64x16.F32 R24, R4, gdesc[UR8] ;",
+        "  /*0020*/  WARPGROUP.DEPBAR.LE gsb0, 0x1 ;",
+    )
+    text = [f"  Function : {good}", product, product, wait, f"  Function : {serialised}", product, wait, product, wait,
+            f"  Function : {missing}", wait, f"  Function : {other}", wait]  # fmt: skip
+    kernels = check_sass.parse_sass(text)
+    assert [(kernel.products, kernel.waits) for kernel in kernels] == [(2, 1), (2, 2), (0, 1), (0, 1)]
+    faults = check_sass.report_products(kernels)
+    assert [fault.split("  ")[0] for fault in faults] == ["serialised: 2 waits for 2 HGMMA", "no HGMMA"]
+    assert "no HGMMA" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", winograd_norms.POINTS)
 def test_winograd_matrices_compute_a_correlation(name):
     m, points = winograd_norms.POINTS[name]

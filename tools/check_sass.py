@@ -1,9 +1,10 @@
-"""Registers, stack and spills of every kernel of a built library, read back with cuobjdump.
+"""Registers, stack, spills and matrix products of every kernel of a built library, read back with cuobjdump.
 
 usage: python tools/check_sass.py [library] [--verbose]
 Exit status 1 if a kernel keeps a stack frame or uses local memory: that is what a register spill, or an array that was
-not unrolled into registers, looks like in the finished code. Says so and succeeds where there is no cuobjdump, or no
-GPU code in the library.
+not unrolled into registers, looks like in the finished code. And if a kernel that is written for wgmma has no HGMMA, or
+waits after each one: that is what products look like that ptxas has serialised (its warnings C7510 to C7514). Says so
+and succeeds where there is no cuobjdump, or no GPU code in the library.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +27,14 @@ ALLOWED: dict[str, str] = {
         "odd numbers of channels on sm_80: ptxas parks one or two values, outside the inner loop, for a third block; "
         "a bound on the blocks instead would cost the sm_90a kernels occupancy"
     ),
+    r"implicit_gemm::convolve<fastconv::algos::implicit_gemm::Shape<float, 3, 8, false>": (
+        "the portable kernel where channels are no vectors: four to eight values parked, beside loads of single elements"
+    ),
 }
+
+
+# Kernels that are written for wgmma, as a regular expression on the demangled name.
+WGMMA = r"(implicit_gemm::wgmma|winograd_fused)::convolve<"
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,42 @@ def parse(text: str) -> list[Kernel]:
                                   values.get("SHARED", 0), values.get("LOCAL", 0)))  # fmt: skip
             name = ""
     return kernels
+
+
+@dataclass
+class Products:
+    """What a kernel's machine code says of its warpgroup matrix products."""
+
+    name: str  # mangled
+    products: int = 0  # HGMMA
+    waits: int = 0
+
+    def fault(self) -> str | None:
+        if self.products == 0:
+            return "no HGMMA"
+        return f"serialised: {self.waits} waits for {self.products} HGMMA" if self.waits >= self.products else None
+
+
+def parse_sass(lines: Iterable[str]) -> list[Products]:
+    """Reads the output of `cuobjdump -sass`."""
+    kernels: list[Products] = []
+    for line in lines:
+        if match := re.match(r"\s*Function\s*:\s*(\S+)", line):
+            kernels.append(Products(match.group(1)))
+        elif kernels and " HGMMA" in line:
+            kernels[-1].products += 1
+        elif kernels and "WARPGROUP.DEPBAR" in line:
+            kernels[-1].waits += 1
+    return kernels
+
+
+def report_products(kernels: list[Products]) -> list[str]:
+    """Prints and returns a line per kernel for wgmma whose products are missing or serialised."""
+    named = zip(kernels, demangle([kernel.name for kernel in kernels]), strict=True)
+    faults = [f"{fault}  {name}" for kernel, name in named if re.search(WGMMA, name) and (fault := kernel.fault())]
+    for fault in faults:
+        print(fault)
+    return faults
 
 
 def find_cuobjdump() -> str | None:
@@ -119,6 +164,14 @@ def main() -> int:
     found = report(kernels, arguments.verbose)
     most = max(kernel.registers for kernel in kernels)
     print(f"check_sass: {len(kernels)} kernels, at most {most} registers, {len(found)} with a stack or local memory")
+    if any(kernel.architecture == "sm_90a" for kernel in kernels):
+        command = [tool, "-sass", "-arch", "sm_90a", str(arguments.library)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            products = parse_sass(process.stdout or ())
+        faults = report_products(products)
+        users = sum(kernel.products > 0 for kernel in products)
+        print(f"check_sass: {users} kernels with HGMMA, {len(faults)} without theirs or serialised")
+        found += faults
     return 1 if found else 0
 
 
