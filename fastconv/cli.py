@@ -277,6 +277,9 @@ def explain(
 @bench_app.command("layers")
 def bench_layers(
     layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
+    layer_set: Annotated[
+        str, typer.Option("--set", help="layers (3x3), pointwise, strided, stems, groups, lenet5.")
+    ] = "layers",
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64,1",
     classes: Annotated[str, typer.Option(help="Accuracy classes; default all, on the CPU fp32.")] = "",
     algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
@@ -286,7 +289,7 @@ def bench_layers(
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
-    """The layer set: every algorithm of ours against PyTorch in both layouts and every cuDNN algorithm."""
+    """A layer set: every algorithm of ours against PyTorch in both layouts and every cuDNN algorithm."""
     import fastconv
     from fastconv.bench import layer_suite
     from fastconv.models.compare import CLASS_DTYPE
@@ -297,6 +300,7 @@ def bench_layers(
         batch_sizes=numbers(batch, "batch"),
         classes=split(classes, "classes", list(CLASS_DTYPE)) if classes else None,
         layers=layers.split(",") if layers else None,
+        layer_set=layer_set,
         algorithms=split(algorithms, "algorithms", known) if algorithms else None,
         rounds=rounds,
         budget_s=budget,

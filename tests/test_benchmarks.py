@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastconv.bench import cudnn, environment, layer_group, layer_suite, ours, peers, report, results, timing
-from fastconv.bench.layers import LAYERS, Layer, select
+from fastconv.bench.layers import LAYERS, SETS, Layer, select
 from fastconv.bench.supervise import supervise
 
 # The published set: C -> K @HxW.
@@ -53,6 +53,31 @@ def test_select_by_prefix_and_unknown_name():
     assert [layer.layer for layer in select("res4,dense")] == ["res4", "dense1", "dense2", "dense3", "dense4"]
     with pytest.raises(ValueError, match="'alexnet' matches none of vgg1_1"):
         select("alexnet")
+
+
+def test_layer_sets():
+    for name, layers in SETS.items():
+        assert select(None, name) == layers
+        assert len({layer.layer for layer in layers}) == len(layers), f"a name twice in {name}"
+        for layer in layers:
+            assert (layer.c % layer.groups, layer.k % layer.groups) == (0, 0)
+            assert min(layer.p, layer.q) > 0
+            assert layer.floor_us(64, "fp32") > 0
+    assert [layer.layer for layer in select("res2", "pointwise")] == ["res2_in", "res2_out"]
+    with pytest.raises(ValueError, match="layer_set is 'alexnet'; expected one of layers, pointwise"):
+        select(None, "alexnet")
+    with pytest.raises(ValueError, match="'vgg' matches none of lenet1"):
+        select("vgg", "lenet5")
+
+
+def test_another_layer_set_is_a_suite_of_its_own(tmp_path):
+    document = layer_suite.run([1], layers="lenet3", layer_set="lenet5", algorithms=["direct", "im2col_gemm"], rounds=1,
+                               device="cpu", out=tmp_path / "lenet.json")  # fmt: skip
+    assert document["suite"] == "layers_lenet5_cpu"
+    assert {(row["layer"], row["k"], row["layout"]) for row in document["rows"]} == {
+        ("lenet3", 120, "nchw"),
+        ("lenet3", 120, "nhwc"),
+    }
 
 
 def test_timing_structure_on_the_cpu():
@@ -166,7 +191,7 @@ def test_ours_runs_every_algorithm_that_fits(layout):
 def test_suite_on_the_cpu_writes_a_file_that_keeps_the_contract(tmp_path, monkeypatch):
     small = [Layer("tiny1", 3, 8, 8, 4), Layer("tiny2", 64, 4, 4, 8)]
     table = {layer.layer: layer for layer in small}
-    monkeypatch.setattr(layer_suite, "select", lambda names: [table[name] for name in names or table])
+    monkeypatch.setattr(layer_suite, "select", lambda names, *_: [table[name] for name in names or table])
     monkeypatch.setenv("FASTCONV_COMMIT", "0123abc")
     path = tmp_path / "layers_cpu.json"
     arguments = {"batch_sizes": (2,), "classes": ["fp32", "ieee"], "rounds": 2, "out": path, "device": "cpu"}
@@ -197,7 +222,7 @@ def test_suite_records_a_failing_algorithm_and_goes_on(tmp_path, monkeypatch):
             raise RuntimeError("launch failed")
         return real(algorithm, *arguments)
 
-    monkeypatch.setattr(layer_suite, "select", lambda names: [Layer("tiny", 3, 8, 8, 4)])
+    monkeypatch.setattr(layer_suite, "select", lambda *_: [Layer("tiny", 3, 8, 8, 4)])
     monkeypatch.setattr(ours, "contender", contender)
     document = layer_suite.run(batch_sizes=(1,), classes=["fp32"], rounds=2, out=tmp_path / "l.json", device="cpu")
     for row in document["rows"]:

@@ -28,7 +28,7 @@ ALLOWED: dict[str, str] = {
         "a bound on the blocks instead would cost the sm_90a kernels occupancy"
     ),
     r"implicit_gemm::convolve<fastconv::algos::implicit_gemm::Shape<float, 3, 8, false>": (
-        "the portable kernel where channels are no vectors: four to eight values parked, beside loads of single elements"
+        "the portable kernel where channels are no vectors: four to eight values parked, beside element-wise loads"
     ),
 }
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastconv.bench import environment, layer_group, results, timing
-from fastconv.bench.layers import Layer, select
+from fastconv.bench.layers import Layer, select, suite_of
 from fastconv.bench.supervise import Marker, supervise
 
 ROW_KEY = ("layer", "n", "class", "layout", "pass")
@@ -41,6 +41,7 @@ class _Plan:
 
     batch_sizes: list[int]
     classes: list[str]
+    layer_set: str
     layers: list[str]
     algorithms: list[str] | None
     rounds: int
@@ -50,7 +51,7 @@ class _Plan:
     out: str
 
     def work(self) -> list[tuple[int, Layer, tuple[torch.dtype, bool, list[str]]]]:
-        layers, groups = select(self.layers), groups_of(self.classes)
+        layers, groups = select(self.layers, self.layer_set), groups_of(self.classes)
         return [(n, layer, group) for n in self.batch_sizes for layer in layers for group in groups]
 
     def name(self, index: int) -> str:
@@ -73,16 +74,17 @@ def run(
     layouts: Sequence[str] | None = None,
     console: Console | None = None,
     isolate: bool | None = None,
+    layer_set: str = "layers",
 ) -> results.Document:
-    """Times the layer set and writes the result file, after every layer; returns its content.
+    """Times a layer set and writes the result file, after every layer; returns its content.
 
     classes: of `ieee fp32 tf32 fp16 bf16`; default all, on the CPU fp32. layers, algorithms: what to restrict to.
     rounds: at least; more (up to 5 times) while the suite is ahead of `budget_s` seconds. out: default
-    `benchmarks/results/<gpu>/<suite>.json`, suite `layers` or `layers_cpu`; rows of the same machine, versions and
-    commit that it already holds are kept. device: default cuda if there is one. layouts: ours; default NHWC, on the
-    CPU both. isolate: measure in a second process, which is started again without the contender that made it crash or
-    hang (`banned` in the file); default on CUDA. Raises ValueError for unknown names and, not isolated,
-    timing.DeviceLost if the GPU fails.
+    `benchmarks/results/<gpu>/<suite>.json`, suite `layers` or `layers_<layer_set>`, with `_cpu` behind on the CPU; rows
+    of the same machine, versions and commit that it already holds are kept. device: default cuda if there is one.
+    layouts: ours; default NHWC, on the CPU both. isolate: measure in a second process, which is started again without
+    the contender that made it crash or hang (`banned` in the file); default on CUDA. layer_set: of bench.layers.SETS.
+    Raises ValueError for unknown names and, not isolated, timing.DeviceLost if the GPU fails.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and device.index is None:
@@ -92,12 +94,13 @@ def run(
     unknown = [name for name in classes if name not in results.CLASSES]
     if unknown:
         raise ValueError(f"classes: {unknown} are not among {results.CLASSES}")
-    head = environment.describe("layers" if on_gpu else "layers_cpu", device)
+    head = environment.describe(suite_of(layer_set, device), device)
     path = Path(out) if out is not None else results.default_path(head)
     plan = _Plan(
         batch_sizes=list(batch_sizes),
         classes=classes,
-        layers=[layer.layer for layer in select(layers)],
+        layer_set=layer_set,
+        layers=[layer.layer for layer in select(layers, layer_set)],
         algorithms=None if algorithms is None else list(algorithms),
         rounds=rounds,
         budget_s=budget_s,
@@ -156,9 +159,7 @@ def _worker(job: dict[str, Any]) -> int:
 def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Mapping[str, str]) -> results.Document:
     """Measures the plan's work from item `first` on, and writes the file after each."""
     device, path = torch.device(plan.device), Path(plan.out)
-    document = results.merge(
-        path, environment.describe("layers" if device.type == "cuda" else "layers_cpu", device), ROW_KEY
-    )
+    document = results.merge(path, environment.describe(suite_of(plan.layer_set, device), device), ROW_KEY)
     if first > 0:
         document["failed"] = json.loads(path.read_text()).get("failed", []) if path.exists() else []
     begin, work = time.perf_counter(), plan.work()
