@@ -158,3 +158,51 @@ def test_first_layers_of_networks_keep_their_filters(n, k, hw, r, stride, layout
     choice = _C.choose("auto", problem, _C.h200_device())
     assert choice["algorithm"] == "direct_tiled"
     assert "filters that stay" in choice["config"]
+
+
+def implicit_gemm(device, **arguments):
+    geometry = {"n": 64, "c": 64, "h": 56, "w": 56, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "layout": "nhwc"}
+    problem = _C.ConvProblem(**geometry | arguments)
+    return next(row for row in _C.candidates(problem, device) if row["algorithm"] == "implicit_gemm")
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_implicit_gemm_takes_the_kernel_of_the_device(capability):
+    """Hopper's kernel on Hopper, where rows of channels are whole pieces of 16 bytes; the portable one else."""
+    device = _C.h200_device()
+    device.compute_capability = capability
+    on_hopper = capability == 90
+    assert implicit_gemm(device)["config"].startswith("wgmma") == on_hopper
+    assert implicit_gemm(device, c=68)["config"].startswith("wgmma") == on_hopper
+    assert not implicit_gemm(device, c=66)["config"].startswith("wgmma")
+    assert not implicit_gemm(device, c=68, dtype="float16")["config"].startswith("wgmma")
+    row = implicit_gemm(device, stride=(9, 9))
+    assert (row["ok"], row["code"]) == ((False, "stride") if on_hopper else (True, ""))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ["3 x float16", "whole windows", "18 steps of 32"]),
+        ({"precision": "tf32"}, ["1 x float16", "18 steps of 32"]),
+        ({"dtype": "float16"}, ["float16", "9 steps of 64"]),
+        ({"stride": (2, 2)}, ["single taps"]),
+        ({"r": 1, "s": 1, "padding": (0, 0)}, ["tile 1x1x", "2 steps of 32"]),
+        ({"n": 1, "c": 512, "h": 14, "w": 14, "k": 512}, [" parts"]),
+        ({"k": 48}, ["48 filters"]),
+        ({"k": 48, "dtype": "bfloat16"}, ["64 filters"]),
+    ],
+)
+def test_implicit_gemm_on_hopper_plans(change, words):
+    config = implicit_gemm(_C.h200_device(), **change)["config"]
+    assert all(word in config for word in words), config
+
+
+def test_a_split_reduction_brings_its_workspace():
+    arguments = {"n": 1, "c": 512, "h": 14, "w": 14, "k": 512}
+    row = implicit_gemm(_C.h200_device(), **arguments)
+    parts = int(row["config"].rsplit(" ", 2)[1])
+    assert row["workspace_bytes"] == parts * 14 * 14 * 512 * 4
+    assert implicit_gemm(_C.h200_device())["workspace_bytes"] == 0
+    turned = implicit_gemm(_C.h200_device(), layout="nchw")["workspace_bytes"]
+    assert turned == 64 * 64 * 56 * 56 * 4

@@ -12,7 +12,7 @@ namespace fastconv {
 
 struct ConvArgs {
   const ConvProblem& problem;
-  const void* x;         // [N, C, H, W] in problem.layout, dense, 16-byte aligned
+  const void* x;         // [N, C, H, W] in problem.layout, dense; on CUDA 16-byte aligned
   const void* weight;    // plain contiguous [K, C/groups, R, S], or what pack() wrote
   const void* bias;      // [K] or null
   const void* residual;  // [N, K, P, Q] in problem.layout, dense, or null

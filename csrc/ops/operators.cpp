@@ -85,9 +85,10 @@ Tensor in_layout(const Tensor& tensor, Layout layout) {
   return torch::stable::contiguous(tensor, memory_format(layout));
 }
 
-// The kernels may load 16 bytes at a time; a view may begin at any element.
+// The GPU's kernels may load 16 bytes at a time; a view may begin at any element.
 Tensor aligned(const Tensor& tensor) {
-  return reinterpret_cast<std::uintptr_t>(tensor.mutable_data_ptr()) % 16 == 0 ? tensor : torch::stable::clone(tensor);
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+  return is_aligned || !tensor.is_cuda() ? tensor : torch::stable::clone(tensor);
 }
 
 struct Arguments {
