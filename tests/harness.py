@@ -204,7 +204,7 @@ SUM_GROWTH, LONGEST_RUN = 0.41, 256
 def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Rounding:
     """The constants of docs/numerics.md, "Floors"."""
     if ALGORITHMS[algorithm]["family"] != "winograd":
-        # Class tf32 rounds both operands to 11 bits, where PyTorch does so only if cuDNN has such a kernel for the shape.
+        # Class tf32 rounds both operands to 11 bits; PyTorch does so only if cuDNN has such a kernel for the shape.
         rounded = 0.6 * 2.0**13 if algorithm == "implicit_gemm" and cls == "tf32" and device == "cuda" else 0.0
         return Rounding(2.0 + rounded, SUM_GROWTH * min(shape.terms, LONGEST_RUN) ** 0.5)
     noise_gain = {"winograd_f2": 1.7, "winograd_fused": 2.3}.get(algorithm, 5.1)
@@ -219,7 +219,7 @@ def correlation(algorithm: str, shape: Shape) -> float:
     if ALGORITHMS[algorithm]["family"] != "winograd":
         return 1.0
     outputs = shape.n * shape.k * shape.p * shape.q
-    tile = 16 if algorithm == "winograd_f4" else 4
+    tile = 16 if algorithm in ("winograd_f4", "winograd_megakernel") else 4
     return max(tile, outputs / (shape.k * shape.terms))
 
 

@@ -93,6 +93,18 @@ TaskMap make_map(std::int64_t tiles, std::int64_t c, std::int64_t k, std::int32_
   return make_task_map(tiles, c, k, shapes, {d_ig, d_go, m, bounded}, frequencies);
 }
 
+py::dict arguments_of(const TaskMap& map) {
+  const TaskShapes& s = map.shapes;
+  py::dict row;
+  row["tiles"] = map.tiles, row["c"] = map.c, row["k"] = map.k, row["group_tiles"] = s.group_tiles;
+  row["input"] = Pair{s.input_tiles, s.input_channels}, row["gemm"] = Pair{s.gemm_frequencies, s.gemm_filters};
+  row["output"] = Pair{s.output_tiles, s.output_filters};
+  row["filter"] = s.filter_filters == 0 ? std::nullopt : std::optional(Pair{s.filter_filters, s.filter_channels});
+  row["d_ig"] = map.mapping.d_ig, row["d_go"] = map.mapping.d_go, row["m"] = map.mapping.m;
+  row["bounded"] = map.mapping.bounded, row["frequencies"] = map.frequencies;
+  return row;
+}
+
 // A row of integers per task, in the order of the map.
 template <typename Fill>
 py::array_t<std::int32_t> table_of(const TaskMap& map, std::vector<py::ssize_t> row_shape, Fill&& fill) {
@@ -127,6 +139,7 @@ void bind_task_map(py::module_& module) {
       .def_readonly("v_groups", &TaskMap::v_groups)
       .def_readonly("m_groups", &TaskMap::m_groups)
       .def("__len__", &TaskMap::size)
+      .def("arguments", &arguments_of, "What the map was made from, to make a similar one.")
       .def("targets",
            [](const TaskMap& map) {
              std::vector<std::int32_t> targets;

@@ -70,6 +70,7 @@ TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const 
 
   const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
   return {.shapes = shapes,
+          .mapping = mapping,
           .tiles = narrow(tiles),
           .c = narrow(c),
           .k = narrow(k),

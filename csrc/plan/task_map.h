@@ -66,6 +66,7 @@ struct Extent {
 // Every count is below 2^29 (make_task_map checks), so that sums of a few fit 32 bits.
 struct TaskMap {
   TaskShapes shapes;
+  Mapping mapping;
   std::int32_t tiles, c, k, frequencies;  // T, C, K, alpha^2
   std::int32_t groups;                    // N_G
   std::int32_t n_f, s_i, s_g, s_o;        // S_*: of a whole group
