@@ -142,6 +142,14 @@ def test_children_keep_their_distance(made):
         if batch + delay < batches and task_map.lead + (batch + delay) * m * s_i <= inputs:
             assert first[OUTPUT, group] - last[GEMM, group] > d_go
 
+        # A place in V or M is taken again as far behind its last reader.
+        if group >= task_map.v_groups:
+            assert first[INPUT, group] - last[GEMM, group - task_map.v_groups] > d_ig
+        if group >= task_map.m_groups:
+            distance = first[GEMM, group] - last[OUTPUT, group - task_map.m_groups]
+            assert distance > (1 + ceil(d_go / (m * (s_i + s_g)))) * m * s_g
+            assert distance > d_go or task_map.lead + batch * m * s_i > inputs
+
 
 @many
 @given(maps())

@@ -62,11 +62,13 @@ TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const 
   // last parent on.
   const std::int64_t lead = std::min(inputs, m * s_i + mapping.d_ig);
   // GEMM tasks of a batch end with the batch: OTrans of it one batch later, at the earliest, plus the distance.
-  const std::int64_t delay = std::min(divide_up(groups, m), 1 + divide_up(mapping.d_go, m * (s_i + s_g)));
+  const auto batches_of = [&](std::int64_t distance) { return 1 + divide_up(distance, m * (s_i + s_g)); };
+  const std::int64_t delay = std::min(divide_up(groups, m), batches_of(mapping.d_go));
   // ITrans of group g stand at most (lead - 1) / S_I + M groups ahead of the batch whose GEMM tasks are next, OTrans
-  // `delay` batches behind. One batch more, so that nobody waits for the task just before his own.
-  const std::int64_t v_groups = mapping.bounded ? std::min(groups, (lead - 1) / s_i + 1 + 2 * m) : groups;
-  const std::int64_t m_groups = mapping.bounded ? std::min(groups, (delay + 2) * m) : groups;
+  // `delay` batches behind. A place is taken again as far behind its last reader as children behind their parents.
+  const std::int64_t v_groups =
+      mapping.bounded ? std::min(groups, (lead - 1) / s_i + 1 + m * (1 + batches_of(mapping.d_ig))) : groups;
+  const std::int64_t m_groups = mapping.bounded ? std::min(groups, m * (delay + 1 + batches_of(mapping.d_go))) : groups;
 
   const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
   return {.shapes = shapes,

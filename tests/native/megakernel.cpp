@@ -96,7 +96,14 @@ struct Case {
 };
 
 TaskShapes shapes_of(std::int32_t group_tiles, std::int32_t tiles, std::int32_t frequencies) {
-  return {group_tiles, 0, 0, tiles, static_cast<std::int32_t>(cpu_channel_block), frequencies, 16, tiles,
+  return {group_tiles,
+          0,
+          0,
+          tiles,
+          static_cast<std::int32_t>(cpu_channel_block),
+          frequencies,
+          16,
+          tiles,
           static_cast<std::int32_t>(cpu_channel_block)};
 }
 
@@ -128,7 +135,8 @@ void check_stage(Case& made, TaskKind last) {
   const Tasks<float> tasks(args, made.map);
   double worst = 0.0;
   for (std::int32_t tile = 0; tile < made.map.tiles; ++tile) {
-    const std::int64_t q = tile % grid.columns, p = tile / grid.columns % grid.rows, n = tile / grid.columns / grid.rows;
+    const std::int64_t q = tile % grid.columns, p = tile / grid.columns % grid.rows,
+                       n = tile / grid.columns / grid.rows;
     const std::int32_t group = tile / made.map.shapes.group_tiles, row = tile % made.map.shapes.group_tiles;
     const std::int64_t rows = made.map.tiles_of(group);
     std::vector<std::array<double, 36>> transformed(static_cast<std::size_t>(problem.c));
@@ -139,7 +147,7 @@ void check_stage(Case& made, TaskKind last) {
           d[i][j] = made.input(n, c, p * 4 + i - problem.pad_h, q * 4 + j - problem.pad_w);
         }
       }
-      transform_2d(d, v, [](const double(&a)[6], double(&b)[6]) { Transform::input(a, b); });
+      transform_2d(d, v, [](const double (&a)[6], double (&b)[6]) { Transform::input(a, b); });
       for (int f = 0; f < 36; ++f) transformed[c][f] = v[f / 6][f % 6];
       for (int f = 0; f < 36 && last == TaskKind::input; ++f) {
         compare("input", v[f / 6][f % 6], tasks.v(group)[(f * rows + row) * c_pad + c], 20.0, worst);
@@ -150,14 +158,14 @@ void check_stage(Case& made, TaskKind last) {
       for (std::int64_t c = 0; c < problem.c; ++c) {
         double g[3][3], u[6][6];
         for (int i = 0; i < 9; ++i) g[i / 3][i % 3] = made.weight[(k * problem.c + c) * 9 + i];
-        transform_2d(g, u, [](const double(&a)[3], double(&b)[6]) { Transform::filter(a, b); });
+        transform_2d(g, u, [](const double (&a)[3], double (&b)[6]) { Transform::filter(a, b); });
         for (int f = 0; f < 36; ++f) m[f / 6][f % 6] += u[f / 6][f % 6] * transformed[c][f];
       }
       const double scale = 20.0 * std::sqrt(static_cast<double>(problem.c));
       for (int f = 0; f < 36 && last == TaskKind::gemm; ++f) {
         compare("gemm", m[f / 6][f % 6], tasks.products(group)[(f * rows + row) * k_pad + k], scale, worst);
       }
-      transform_2d(m, y, [](const double(&a)[6], double(&b)[4]) { Transform::output(a, b); });
+      transform_2d(m, y, [](const double (&a)[6], double (&b)[4]) { Transform::output(a, b); });
       for (int i = 0; i < 16 && last == TaskKind::output; ++i) {
         const std::int64_t op = p * 4 + i / 4, oq = q * 4 + i % 4;
         if (op >= problem.p() || oq >= problem.q()) continue;

@@ -33,16 +33,17 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   return Support::yes();
 }
 
-// Transforms and products at measured rates, the map's cost per task; see README.md.
+// The form and unit of winograd_f4's model (winograd/algo.cpp), with the ratios that were measured against it:
+// README.md.
 double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceInfo& device) {
   const double elements = static_cast<double>(frequencies) * static_cast<double>(map.tiles);
   const double c = static_cast<double>(padded_channels(problem)), k = static_cast<double>(padded_filters(problem));
-  const double transforms = problem.compulsory_bytes() + elements * (c + k) * sizeof(float);
-  const double flops = 2.0 * elements * c * k;
-  return 40.0 +
-         1e6 * (transforms / (1.2 * device.bandwidth_bytes_per_s * device.processors) +
-                flops / (1.1 * device.fp32_flops_per_s)) +
-         0.3 * static_cast<double>(map.size()) / device.processors;
+  const double cache_bandwidth = 1.8 * device.bandwidth_bytes_per_s * device.processors;
+  const double transforms = (problem.compulsory_bytes() + elements * (c + k) * sizeof(float)) / cache_bandwidth;
+  const double filters = static_cast<double>(u_bytes(problem)) / (1.15 * device.bandwidth_bytes_per_s);
+  const double rate = 2.2 * device.fp32_flops_per_s * c / (c + 16.0);
+  const double tasks = 0.3 * static_cast<double>(map.size()) / device.processors;
+  return 20.0 + tasks + 1e6 * (transforms + filters + 2.0 * elements * c * k / rate);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
