@@ -43,9 +43,11 @@ inline TaskMap make_map(const ConvProblem& problem, const DeviceInfo& device) {
   const std::int64_t per_image =
       ((problem.p() + tile_outputs - 1) / tile_outputs) * ((problem.q() + tile_outputs - 1) / tile_outputs);
   const std::int64_t tiles = problem.n * per_image;
-  // Enough tiles to use what is read of U many times, few enough for every thread to have some.
+  // Few channels: U is small and the transforms take the time, so small groups, whose V and M stay in the caches. Many:
+  // the opposite, and two groups share a block of U in the L2 cache. Never more tiles than a thread's share.
+  const bool few_channels = padded_channels(problem) + padded_filters(problem) <= 192;
   const std::int64_t share = round_up((tiles + device.processors - 1) / device.processors, 8);
-  const auto group_tiles = static_cast<std::int32_t>(std::clamp<std::int64_t>(share, 8, 64));
+  const auto group_tiles = static_cast<std::int32_t>(std::min<std::int64_t>(share, few_channels ? 32 : 64));
   // A GEMM task of a few million operations: large beside the cost of a ticket, small beside the whole.
   const std::int32_t filters = static_cast<std::int32_t>(std::min<std::int64_t>(64, padded_filters(problem)));
   const double per_frequency =
@@ -63,10 +65,10 @@ inline TaskMap make_map(const ConvProblem& problem, const DeviceInfo& device) {
                           .gemm_filters = filters,
                           .output_tiles = 16,
                           .output_filters = cpu_channel_block};
-  // A thread's worth of tasks between parent and child; two groups share a block of U in the L2 cache.
+  // Between parent and child every thread has one task, and one to spare.
   const std::int32_t distance = 2 * static_cast<std::int32_t>(device.processors);
   return make_task_map(tiles, problem.c, problem.k, shapes,
-                       {.d_ig = distance, .d_go = distance, .m = 2, .bounded = true}, frequencies);
+                       {.d_ig = distance, .d_go = distance, .m = few_channels ? 1 : 2, .bounded = true}, frequencies);
 }
 
 }  // namespace fastconv::algos::winograd_megakernel
