@@ -147,7 +147,7 @@ def test_children_keep_their_distance(made):
             assert first[INPUT, group] - last[GEMM, group - task_map.v_groups] > d_ig
         if group >= task_map.m_groups:
             distance = first[GEMM, group] - last[OUTPUT, group - task_map.m_groups]
-            assert distance > (1 + ceil(d_go / (m * (s_i + s_g)))) * m * s_g
+            assert distance > ceil(d_go / (m * (s_i + s_g))) * m * s_g
             assert distance > d_go or task_map.lead + batch * m * s_i > inputs
 
 

@@ -62,8 +62,8 @@ TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const 
   // last parent on.
   const std::int64_t lead = std::min(inputs, m * s_i + mapping.d_ig);
   // GEMM tasks of a batch end with the batch: OTrans of it one batch later, at the earliest, plus the distance.
-  const auto batches_of = [&](std::int64_t distance) { return 1 + divide_up(distance, m * (s_i + s_g)); };
-  const std::int64_t delay = std::min(divide_up(groups, m), batches_of(mapping.d_go));
+  const auto batches_of = [&](std::int64_t distance) { return divide_up(distance, m * (s_i + s_g)); };
+  const std::int64_t delay = std::min(divide_up(groups, m), 1 + batches_of(mapping.d_go));
   // ITrans of group g stand at most (lead - 1) / S_I + M groups ahead of the batch whose GEMM tasks are next, OTrans
   // `delay` batches behind. A place is taken again as far behind its last reader as children behind their parents.
   const std::int64_t v_groups =
