@@ -1,6 +1,9 @@
 from enum import Enum
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 class DeviceType(Enum):
     cpu = ...
     cuda = ...
@@ -50,6 +53,48 @@ class ConvProblem:
     @property
     def accuracy(self) -> str: ...
 
+class TaskMap:
+    def __init__(
+        self,
+        tiles: int,
+        c: int,
+        k: int,
+        group_tiles: int,
+        input: tuple[int, int],  # tiles x channels of an ITrans task
+        gemm: tuple[int, int],  # frequencies x filters of a GEMM task
+        output: tuple[int, int],  # tiles x filters of an OTrans task
+        filter: tuple[int, int] | None = None,  # filters x channels of an FTrans task; None: there are none
+        d_ig: int = 0,
+        d_go: int = 0,
+        m: int = 1,
+        bounded: bool = True,
+        frequencies: int = 36,
+    ) -> None: ...
+    tiles: int
+    c: int
+    k: int
+    groups: int
+    n_f: int
+    s_i: int
+    s_g: int
+    s_o: int
+    last_s_i: int
+    last_s_o: int
+    m: int
+    lead: int
+    delay: int
+    v_groups: int
+    m_groups: int
+    def __len__(self) -> int: ...
+    def arguments(self) -> dict[str, Any]: ...
+    def targets(self) -> list[int]: ...
+    def task_at(self, position: int) -> tuple[int, int, int]: ...
+    def tasks(self) -> npt.NDArray[np.int32]: ...  # [tasks, (kind, group, index)]
+    def waits(self) -> npt.NDArray[np.int32]: ...  # [tasks, 3, (counter or -1, value)]
+    def raises(self) -> npt.NDArray[np.int32]: ...  # [tasks]
+    def extents(self) -> npt.NDArray[np.int32]: ...  # [tasks, (tile, tiles, channel, channels, frequency, frequencies)]
+
+def task_map(problem: ConvProblem, device: DeviceInfo) -> TaskMap: ...
 def cpu_device(threads: int) -> DeviceInfo: ...
 def h200_device() -> DeviceInfo: ...
 def algorithms() -> list[dict[str, Any]]: ...

@@ -1,4 +1,4 @@
-"""The command line: `fastconv info | demo | explain | bench`."""
+"""The command line: `fastconv info | demo | explain | trace | bench`."""
 
 from __future__ import annotations
 
@@ -272,6 +272,65 @@ def explain(
     )
     console.print(str(explanation), markup=False, highlight=False)
     write_json(json_path, dataclasses.asdict(explanation))
+
+
+@app.command()
+def trace(
+    layer: Annotated[str, typer.Option(help="A layer of the set (fastconv bench layers): 3x3, stride 1.")] = "res2",
+    batch: Annotated[int, typer.Option(min=1)] = 64,
+    workers: Annotated[int, typer.Option(min=1, help="Blocks or threads that run tasks at the same time.")] = 132,
+    out: Annotated[Path | None, typer.Option(metavar="PATH", help="The trace, for ui.perfetto.dev.")] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="PATH", help="Tasks over time, before and after.")] = None,
+    group_tiles: Annotated[int | None, typer.Option(min=1, help="t; default as planned.")] = None,
+    d_ig: Annotated[int | None, typer.Option(min=0, help="D_IG, in tasks; default as planned.")] = None,
+    d_go: Annotated[int | None, typer.Option(min=0, help="D_GO, in tasks; default as planned.")] = None,
+    m: Annotated[int | None, typer.Option(min=1, help="M; default as planned.")] = None,
+    filter_tasks: Annotated[bool, typer.Option("--filter-tasks", help="Transform the filters in the map.")] = False,
+    costs: Annotated[
+        str | None, typer.Option(help="Microseconds of a filter, input, gemm, output task; default an even H200's.")
+    ] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Play a task map of winograd_megakernel through, in simulated time: a trace to look at, and what it says."""
+    from fastconv import _C
+    from fastconv import trace as traces
+    from fastconv.bench.layers import LAYERS
+
+    known = {item.layer: item for item in LAYERS}
+    item = known[split(layer, "layer", list(known))[0]]
+    padding = (item.padding, item.padding)
+    stride = (item.stride, item.stride)
+    problem = _C.ConvProblem(batch, item.c, item.h, item.w, item.k, item.r, item.s, stride=stride, padding=padding)
+    planned = _C.task_map(problem, _C.cpu_device(workers)).arguments()
+    wanted = {"group_tiles": group_tiles, "d_ig": d_ig, "d_go": d_go, "m": m}
+    arguments = planned | {name: value for name, value in wanted.items() if value is not None}
+    task_map = _C.TaskMap(**(arguments | ({"filter": (64, 64)} if filter_tasks else {})))
+    each = traces.default_costs(task_map, workers)
+    if costs is not None:
+        try:
+            each = tuple(float(cost) for cost in costs.split(","))  # type: ignore[assignment]
+        except ValueError:
+            raise ValueError(f"costs is {costs!r}; expected four numbers with commas between") from None
+    runs = {
+        "kinds in series": traces.play(traces.staged(task_map), workers, each),
+        "task map": traces.play(traces.mapped(task_map), workers, each),
+    }
+    console.print(
+        f"{layer}, batch {batch}: {task_map.groups} groups, {len(task_map)} tasks (S_I {task_map.s_i}, "
+        f"S_G {task_map.s_g}, S_O {task_map.s_o}, N_F {task_map.n_f}), V of {task_map.v_groups} and M of "
+        f"{task_map.m_groups} groups in memory",
+        highlight=False,
+    )
+    for name, run in runs.items():
+        console.print(f"{name}: {run.us:.0f} us, busy {run.busy:.1%}, waiting {run.waiting:.1%}", highlight=False)
+    if out is not None:
+        traces.write_chrome(out, runs)
+        console.print(f"written: {out}", highlight=False)
+    if figure is not None:
+        traces.plot(runs, figure)
+        console.print(f"written: {figure}", highlight=False)
+    found = {name: {"us": run.us, "busy": run.busy, "waiting": run.waiting} for name, run in runs.items()}
+    write_json(json_path, {"layer": layer, "batch": batch, "workers": workers, "costs": each, **arguments, **found})
 
 
 @bench_app.command("layers")

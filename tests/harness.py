@@ -219,7 +219,7 @@ def correlation(algorithm: str, shape: Shape) -> float:
     if ALGORITHMS[algorithm]["family"] != "winograd":
         return 1.0
     outputs = shape.n * shape.k * shape.p * shape.q
-    tile = 16 if algorithm == "winograd_f4" else 4
+    tile = 16 if algorithm in ("winograd_f4", "winograd_megakernel") else 4
     return max(tile, outputs / (shape.k * shape.terms))
 
 

@@ -58,6 +58,9 @@ def test_explain(tmp_path):
         (["bench", "networks", *SMALL, "--classes", "fp8"], "classes is 'fp8'"),
         (["bench", "networks", *SMALL, "--classes", ","], "classes is empty"),
         (["bench", "networks", *SMALL, "--modes", "fast"], "modes is 'fast'"),
+        (["trace", "--layer", "vgg9"], "layer is 'vgg9'; expected all, or some of vgg1_1"),
+        (["trace", "--costs", "1,2,x,4"], "costs is '1,2,x,4'; expected four numbers"),
+        (["trace", "--costs", "1,2,3,0"], "expected four positive numbers"),
         (["bench", "layers", "--device", "cpu", "--batch", "zero"], "batch is 'zero'; expected positive integers"),
         (["bench", "layers", "--device", "cpu", "--algorithms", "magic"], "algorithms is 'magic'"),
     ],
@@ -118,6 +121,23 @@ def test_bench_networks(tmp_path):
     assert [row["network"] for row in document["rows"]] == ["resnet18"]
 
 
+def test_trace(tmp_path):
+    out, figure, path = tmp_path / "deeper" / "trace.json", tmp_path / "tasks.svg", tmp_path / "run.json"
+    wanted = ["--layer", "res3", "--batch", "4", "--workers", "7", "--m", "3", "--filter-tasks", "--costs", "1,2,3,4"]
+    files = ["--out", str(out), "--figure", str(figure), "--json", str(path)]
+    result = run(cli.app, ["trace", *wanted, *files])
+    assert result.exit_code == 0, said(result)
+    events = json.loads(out.read_text())["traceEvents"]
+    found = json.loads(path.read_text())
+    slices = [event for event in events if event["ph"] == "X" and event["cat"] != "wait"]
+    assert {event["cat"] for event in slices} == {"filter", "input", "gemm", "output"}
+    assert {event["tid"] for event in slices} == set(range(7))
+    assert found["m"] == 3
+    last = max(event["ts"] + event["dur"] for event in slices if event["pid"] == 1)
+    assert last == pytest.approx(found["task map"]["us"], abs=0.01)
+    assert "tasks running" in figure.read_text()
+
+
 def test_debug_shows_the_traceback(monkeypatch):
     monkeypatch.setenv("FASTCONV_LOG", "debug")
     result = run(cli.app, ["demo", "--network", "lenet"])
@@ -127,7 +147,7 @@ def test_debug_shows_the_traceback(monkeypatch):
 def test_module_runs():
     done = subprocess.run([sys.executable, "-m", "fastconv", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
-    for command in ("info", "demo", "explain", "bench"):
+    for command in ("info", "demo", "explain", "trace", "bench"):
         assert command in done.stdout
     done = subprocess.run([sys.executable, "-m", "fastconv", "magic"], capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -1,9 +1,15 @@
 // fastconv._C: the planner as a Python module. No torch inside; never on the path of a call.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+#include <tuple>
+#include <vector>
+
 #include "core/error.h"
 #include "plan/registry.h"
+#include "plan/task_map.h"
 
 namespace py = pybind11;
 using namespace fastconv;
@@ -76,6 +82,116 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   return row;
 }
 
+using Pair = std::pair<std::int32_t, std::int32_t>;
+
+TaskMap make_map(std::int64_t tiles, std::int64_t c, std::int64_t k, std::int32_t group_tiles, Pair input, Pair gemm,
+                 Pair output, std::optional<Pair> filter, std::int32_t d_ig, std::int32_t d_go, std::int32_t m,
+                 bool bounded, std::int64_t frequencies) {
+  const Pair filters = filter.value_or(Pair{0, 0});
+  const TaskShapes shapes{group_tiles, filters.first, filters.second, input.first,  input.second,
+                          gemm.first,  gemm.second,   output.first,   output.second};
+  return make_task_map(tiles, c, k, shapes, {d_ig, d_go, m, bounded}, frequencies);
+}
+
+py::dict arguments_of(const TaskMap& map) {
+  const TaskShapes& s = map.shapes;
+  py::dict row;
+  row["tiles"] = map.tiles, row["c"] = map.c, row["k"] = map.k, row["group_tiles"] = s.group_tiles;
+  row["input"] = Pair{s.input_tiles, s.input_channels}, row["gemm"] = Pair{s.gemm_frequencies, s.gemm_filters};
+  row["output"] = Pair{s.output_tiles, s.output_filters};
+  row["filter"] = s.filter_filters == 0 ? std::nullopt : std::optional(Pair{s.filter_filters, s.filter_channels});
+  row["d_ig"] = map.mapping.d_ig, row["d_go"] = map.mapping.d_go, row["m"] = map.mapping.m;
+  row["bounded"] = map.mapping.bounded, row["frequencies"] = map.frequencies;
+  return row;
+}
+
+// A row of integers per task, in the order of the map.
+template <typename Fill>
+py::array_t<std::int32_t> table_of(const TaskMap& map, std::vector<py::ssize_t> row_shape, Fill&& fill) {
+  const std::vector<Task> tasks = list_tasks(map);
+  py::ssize_t width = 1;
+  for (py::ssize_t size : row_shape) width *= size;
+  row_shape.insert(row_shape.begin(), static_cast<py::ssize_t>(tasks.size()));
+  py::array_t<std::int32_t> table(row_shape);
+  std::int32_t* row = table.mutable_data();
+  for (std::size_t i = 0; i < tasks.size(); ++i, row += width) fill(tasks[i], row);
+  return table;
+}
+
+void bind_task_map(py::module_& module) {
+  py::class_<TaskMap>(module, "TaskMap")
+      .def(py::init(&make_map), py::arg("tiles"), py::arg("c"), py::arg("k"), py::arg("group_tiles"), py::arg("input"),
+           py::arg("gemm"), py::arg("output"), py::arg("filter") = py::none(), py::arg("d_ig") = 0, py::arg("d_go") = 0,
+           py::arg("m") = 1, py::arg("bounded") = true, py::arg("frequencies") = 36)
+      .def_readonly("tiles", &TaskMap::tiles)
+      .def_readonly("c", &TaskMap::c)
+      .def_readonly("k", &TaskMap::k)
+      .def_readonly("groups", &TaskMap::groups)
+      .def_readonly("n_f", &TaskMap::n_f)
+      .def_readonly("s_i", &TaskMap::s_i)
+      .def_readonly("s_g", &TaskMap::s_g)
+      .def_readonly("s_o", &TaskMap::s_o)
+      .def_readonly("last_s_i", &TaskMap::last_s_i)
+      .def_readonly("last_s_o", &TaskMap::last_s_o)
+      .def_readonly("m", &TaskMap::m)
+      .def_readonly("lead", &TaskMap::lead)
+      .def_readonly("delay", &TaskMap::delay)
+      .def_readonly("v_groups", &TaskMap::v_groups)
+      .def_readonly("m_groups", &TaskMap::m_groups)
+      .def("__len__", &TaskMap::size)
+      .def("arguments", &arguments_of, "What the map was made from, to make a similar one.")
+      .def("targets",
+           [](const TaskMap& map) {
+             std::vector<std::int32_t> targets;
+             for (std::int32_t i = 0; i < map.counters(); ++i) targets.push_back(map.target(i));
+             return targets;
+           })
+      .def("task_at",
+           [](const TaskMap& map, std::int32_t position) {
+             if (position < 0 || position >= map.size()) {
+               throw InvalidArgument("position is " + std::to_string(position) + "; expected 0 to " +
+                                     std::to_string(map.size() - 1));
+             }
+             const Task task = map.task_at(position);
+             return std::make_tuple(static_cast<std::int32_t>(task.kind), task.group, task.index);
+           })
+      .def("tasks",
+           [](const TaskMap& map) {
+             return table_of(map, {3}, [](const Task& task, std::int32_t* row) {
+               row[0] = static_cast<std::int32_t>(task.kind), row[1] = task.group, row[2] = task.index;
+             });
+           })
+      .def("waits",
+           [](const TaskMap& map) {
+             return table_of(map, {3, 2}, [&map](const Task& task, std::int32_t* row) {
+               const Signals signals = map.signals(task);
+               for (std::int32_t i = 0; i < 3; ++i) {
+                 row[2 * i] = i < signals.waits ? signals.wait[i].counter : -1;
+                 row[2 * i + 1] = i < signals.waits ? signals.wait[i].value : 0;
+               }
+             });
+           })
+      .def("raises",
+           [](const TaskMap& map) {
+             return table_of(map, {}, [&map](const Task& task, std::int32_t* row) { *row = map.signals(task).raises; });
+           })
+      .def("extents", [](const TaskMap& map) {
+        return table_of(map, {6}, [&map](const Task& task, std::int32_t* row) {
+          const Extent extent = map.extent(task);
+          row[0] = extent.first_tile, row[1] = extent.tiles, row[2] = extent.first_channel;
+          row[3] = extent.channels, row[4] = extent.first_frequency, row[5] = extent.frequencies;
+        });
+      });
+  module.def(
+      "task_map",
+      [](const ConvProblem& problem, const DeviceInfo& device) {
+        const Candidate candidate = choose("winograd_megakernel", problem, device);
+        if (!candidate.plan.detail) throw InvalidArgument("the problem is empty; expected outputs to compute");
+        return *static_cast<const TaskMap*>(candidate.plan.detail.get());
+      },
+      py::arg("problem"), py::arg("device"), "The task map with which winograd_megakernel would run.");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -143,6 +259,7 @@ PYBIND11_MODULE(_C, module) {
         return bytes != 0 ? bytes : plain;
       },
       py::arg("algorithm"), py::arg("problem"), py::arg("device"));
+  bind_task_map(module);
 #ifdef FASTCONV_WITH_CUDA
   module.attr("built_with_cuda") = true;
 #else

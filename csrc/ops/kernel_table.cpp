@@ -15,10 +15,12 @@ namespace fastconv {
   void pack_cpu(const PackArgs&, Runtime&);  \
   void pack_cuda(const PackArgs&, Runtime&); \
   }
+#define FASTCONV_CPU FASTCONV_PACKED  // declared like the others, defined in part
 #define FASTCONV_LIBRARY(NAME)
 #include "plan/algorithms.def"
 #undef FASTCONV_PLAIN
 #undef FASTCONV_PACKED
+#undef FASTCONV_CPU
 #undef FASTCONV_LIBRARY
 
 namespace ops {
@@ -40,6 +42,7 @@ struct Entry {
   {#NAME,                                         \
    {algos::NAME::run_cpu, algos::NAME::pack_cpu}, \
    {FASTCONV_CUDA_FUNCTION(algos::NAME::run_cuda), FASTCONV_CUDA_FUNCTION(algos::NAME::pack_cuda)}},
+#define FASTCONV_CPU(NAME) {#NAME, {algos::NAME::run_cpu, algos::NAME::pack_cpu}, {}},
 #define FASTCONV_LIBRARY(NAME) {#NAME, {}, {}},
 constexpr Entry table[] = {
 #include "plan/algorithms.def"

@@ -24,6 +24,7 @@ double plain_error_multiple(AccuracyClass accuracy) {
   extern const Algorithm algorithm; \
   }
 #define FASTCONV_PACKED FASTCONV_PLAIN
+#define FASTCONV_CPU FASTCONV_PLAIN
 #define FASTCONV_LIBRARY FASTCONV_PLAIN
 #include "plan/algorithms.def"
 #undef FASTCONV_PLAIN
@@ -35,6 +36,7 @@ const std::vector<const Algorithm*>& algorithms() {
   };
 #undef FASTCONV_PLAIN
 #undef FASTCONV_PACKED
+#undef FASTCONV_CPU
 #undef FASTCONV_LIBRARY
   return list;
 }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "algos/winograd_fused/config.h"
+#include "plan/winograd_limits.h"
 
 namespace fastconv::algos::winograd_fused {
 namespace {
@@ -14,23 +15,11 @@ double error_multiple(AccuracyClass accuracy) {
 }
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
-  const auto no = [](const char* code, const std::string& what, const std::string& needs) {
-    return Support::no(code, what + "; winograd_fused needs " + needs);
-  };
-  const auto pair = [](std::int64_t a, std::int64_t b) { return std::to_string(a) + "x" + std::to_string(b); };
-  if (problem.r != 3 || problem.s != 3) return no("kernel_size", "the kernel is " + pair(problem.r, problem.s), "3x3");
-  if (problem.stride_h != 1 || problem.stride_w != 1) {
-    return no("stride", "stride is " + pair(problem.stride_h, problem.stride_w), "1x1");
-  }
-  if (problem.dilation_h != 1 || problem.dilation_w != 1) {
-    return no("dilation", "dilation is " + pair(problem.dilation_h, problem.dilation_w), "1x1");
-  }
-  if (problem.groups != 1) return no("groups", "groups is " + std::to_string(problem.groups), "1");
-  if (problem.pad_h > 2 || problem.pad_w > 2) {
-    return no("padding", "padding is " + pair(problem.pad_h, problem.pad_w), "0 to 2");
-  }
+  const Support shape = supports_winograd(problem, "winograd_fused");
+  if (!shape.ok) return shape;
   if (device.type == DeviceType::cuda && device.compute_capability != 90) {
-    return no("device", "compute capability is " + std::to_string(device.compute_capability), "90 (wgmma)");
+    return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
+                                     "; winograd_fused needs 90 (wgmma)");
   }
   // Items are numbered with 31 bits, sizes and coordinates too; a tensor copy's strides have 40.
   const double items = static_cast<double>(make_config(problem).items);
@@ -38,9 +27,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   constexpr double limit = 2147483648.0 - 64;
   if (items >= limit || image >= 1099511627776.0 ||
       static_cast<double>(std::max({problem.n, problem.c, problem.h, problem.w, problem.k})) >= limit) {
-    return no("size",
-              "the output has " + std::to_string(items) + " tiles, an image " + std::to_string(image) + " bytes",
-              "below 2^31 and 2^40");
+    return Support::no("size", "the output has " + std::to_string(items) + " tiles, an image " + std::to_string(image) +
+                                   " bytes; winograd_fused needs below 2^31 and 2^40");
   }
   return Support::yes();
 }

@@ -1,0 +1,196 @@
+"""A task map of `winograd_megakernel` played through in simulated time: a trace for Perfetto, and a figure.
+
+Workers take tasks in the order of the map and wait for counters, exactly as the threads and blocks do; how long a task
+takes is given. It shows what the map does (who waits, what runs beside what), not how fast a machine is: tasks do not
+slow one another down.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastconv import _C
+
+KINDS = ("filter", "input", "gemm", "output")
+COLOURS = ("#8d99ae", "#2a6f97", "#c44536", "#e9c46a")
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """What the workers go through, in this order. Arrays over tasks; counters are numbered from 0."""
+
+    kind: npt.NDArray[np.int32]
+    group: npt.NDArray[np.int32]
+    index: npt.NDArray[np.int32]
+    waits: npt.NDArray[np.int32]  # [tasks, waits, (counter or -1, value)]
+    raises: npt.NDArray[np.int32]  # the counter that a task raises by one
+    work: npt.NDArray[np.float64]  # share of the largest task of its kind
+
+
+@dataclass(frozen=True)
+class Run:
+    """One play: microseconds from the start, and the worker, for each task."""
+
+    tasks: Tasks
+    workers: int
+    worker: npt.NDArray[np.int32]
+    taken: npt.NDArray[np.float64]  # the worker is free and takes the task
+    start: npt.NDArray[np.float64]  # its waits are over
+    end: npt.NDArray[np.float64]
+
+    @property
+    def us(self) -> float:
+        """When the last task ends."""
+        return float(self.end.max())
+
+    @property
+    def busy(self) -> float:
+        """The share of all workers' time that is spent in tasks."""
+        return float((self.end - self.start).sum()) / (self.workers * self.us)
+
+    @property
+    def waiting(self) -> float:
+        """The share of all workers' time that is spent waiting for counters."""
+        return float((self.start - self.taken).sum()) / (self.workers * self.us)
+
+
+def mapped(task_map: _C.TaskMap) -> Tasks:
+    """The tasks in the order of the map."""
+    kind, group, index = task_map.tasks().T
+    extents = task_map.extents()
+    volume = extents[:, 1].astype(float) * extents[:, 3] * extents[:, 5]
+    largest = np.array([volume[kind == k].max(initial=1.0) for k in range(len(KINDS))])
+    return Tasks(kind, group, index, task_map.waits(), task_map.raises(), volume / largest[kind])
+
+
+def staged(task_map: _C.TaskMap) -> Tasks:
+    """The same tasks kind by kind, each kind waiting for all of the one before: kernels in series."""
+    tasks = mapped(task_map)
+    order = np.lexsort((tasks.index, tasks.group, tasks.kind))
+    kind = tasks.kind[order]
+    waits = np.full((len(order), 1, 2), (-1, 0), np.int32)
+    for k in range(1, len(KINDS)):
+        before = kind[kind < k]
+        if len(before):
+            waits[kind == k] = (before.max(), (kind == before.max()).sum())
+    return Tasks(kind, tasks.group[order], tasks.index[order], waits, kind, tasks.work[order])
+
+
+def play(tasks: Tasks, workers: int, costs: tuple[float, float, float, float]) -> Run:
+    """Runs the tasks on `workers` workers; `costs`: microseconds of a whole task of each kind, in the order of KINDS.
+
+    Raises ValueError if a task waits for a counter that no earlier task brings to its value.
+    """
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; expected at least 1")
+    if len(costs) != len(KINDS) or not all(cost > 0 for cost in costs):
+        raise ValueError(f"costs is {costs}; expected four positive numbers of microseconds: {', '.join(KINDS)}")
+    count = len(tasks.kind)
+    raised = np.zeros(int(max(tasks.raises.max(), tasks.waits[..., 0].max())) + 1, int)
+    reached = np.zeros(len(raised))  # when the last of the tasks that raised it ended
+    worker, times = np.zeros(count, np.int32), np.zeros((3, count))
+    duration = np.asarray(costs)[tasks.kind] * tasks.work
+    free = [(0.0, number) for number in range(workers)]
+    # Tickets are taken in order and waits are for lower ones alone: whoever is free first has the next task.
+    for position, (waits, raises) in enumerate(zip(tasks.waits.tolist(), tasks.raises.tolist(), strict=True)):
+        taken, worker[position] = heapq.heappop(free)
+        start = taken
+        for counter, value in waits:
+            if counter < 0:
+                continue
+            if raised[counter] < value:
+                raise ValueError(f"task {position} waits for counter {counter}, which later tasks raise")
+            start = max(start, reached[counter])
+        end = start + duration[position]
+        times[:, position] = taken, start, end
+        raised[raises] += 1
+        reached[raises] = max(reached[raises], end)
+        heapq.heappush(free, (end, int(worker[position])))
+    return Run(tasks, workers, worker, *times)
+
+
+def to_chrome(runs: dict[str, Run]) -> dict[str, Any]:
+    """Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process per run, a thread per
+    worker, a slice per task and per wait."""
+    events: list[dict[str, Any]] = []
+    for process, (name, run) in enumerate(runs.items()):
+        events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
+        for number in range(run.workers):
+            label = {"name": f"worker {number}"}
+            events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": number, "args": label})
+        tasks = run.tasks
+        for position in range(len(tasks.kind)):
+            kind, group, index = KINDS[tasks.kind[position]], int(tasks.group[position]), int(tasks.index[position])
+            at = {"ph": "X", "pid": process, "tid": int(run.worker[position])}
+            taken, start, end = (round(float(times[position]), 3) for times in (run.taken, run.start, run.end))
+            if start > taken:
+                wait = {"for": f"{kind} {group}.{index}"}
+                events.append({**at, "name": "wait", "cat": "wait", "ts": taken, "dur": start - taken, "args": wait})
+            detail = {"position": position, "group": group, "index": index}
+            events.append(
+                {**at, "name": f"{kind} {group}", "cat": kind, "ts": start, "dur": end - start, "args": detail}
+            )
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def write_chrome(path: Path, runs: dict[str, Run]) -> None:
+    """Writes the trace of to_chrome()."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(to_chrome(runs), separators=(",", ":")) + "\n")
+
+
+def distribution(run: Run, samples: int = 400) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """(times [samples] in microseconds, tasks of each kind that run at that time [kinds, samples])."""
+    times = np.linspace(0.0, run.us, samples)
+    counts = np.zeros((len(KINDS), samples), np.int64)
+    for kind in range(len(KINDS)):
+        of_kind = run.tasks.kind == kind
+        started = np.searchsorted(np.sort(run.start[of_kind]), times, side="right")
+        counts[kind] = started - np.searchsorted(np.sort(run.end[of_kind]), times, side="right")
+    return times, counts
+
+
+def plot(runs: dict[str, Run], path: Path) -> None:
+    """The distribution of tasks over time, a panel per run, above one another. Needs matplotlib."""
+    from fastconv.bench import report
+
+    figure, first = report._figure(7.0, 1.8 * len(runs))
+    first.remove()
+    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+    for panel, (name, run) in zip(panels, runs.items(), strict=True):
+        times, counts = distribution(run)
+        shown = [kind for kind in range(len(KINDS)) if (run.tasks.kind == kind).any()]
+        labels = [KINDS[kind] for kind in shown]
+        panel.stackplot(times, counts[shown], labels=labels, colors=[COLOURS[kind] for kind in shown], step="post")
+        panel.set_title(f"{name}: {run.us:.0f} us, workers busy {run.busy:.0%}", loc="left", fontsize=9)
+        panel.set_ylabel("tasks running")
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.margins(x=0.0)
+    panels[-1].set_xlabel("simulated time, us")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
+    report._save(figure, path)
+
+
+def default_costs(task_map: _C.TaskMap, workers: int) -> tuple[float, float, float, float]:
+    """Microseconds of a whole task of each kind if `workers` workers share an H200 evenly: transforms by the bytes
+    that they move, GEMM tasks by three half-precision products of split FP32."""
+    from fastconv.bench.layers import BANDWIDTH, TENSOR_FLOPS
+
+    kinds, extents = task_map.tasks()[:, 0], task_map.extents().astype(float)
+    volume = extents[:, 1] * extents[:, 3] * extents[:, 5]  # of tiles, channels or filters, and frequencies
+    filters, inputs, gemms, outputs = (float(volume[kinds == k].max(initial=1.0)) for k in range(len(KINDS)))
+    per_us, flops_per_us = BANDWIDTH / workers / 1e6, TENSOR_FLOPS / 3 / workers / 1e6
+    return (
+        4 * filters * (36 + 9) / 36 / per_us,
+        4 * inputs * (36 + 16) / 36 / per_us,  # 16 new pixels of a tile; its halo is in the cache
+        2 * gemms * task_map.c / flops_per_us,
+        4 * outputs * (36 + 16) / 36 / per_us,
+    )

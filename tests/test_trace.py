@@ -1,0 +1,78 @@
+"""Playing a task map through: what a run may and may not do, whatever the map, the workers and the costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_schedule import maps
+
+from fastconv import _C, trace
+
+costs = st.tuples(*[st.floats(0.1, 100.0)] * 4)
+
+
+@given(maps(most_tiles=150, most_tasks=500), st.integers(1, 40), costs)
+def test_a_run_obeys_counters_and_workers(made, workers, each):
+    arguments, task_map = made
+    for tasks in (trace.mapped(task_map), trace.staged(task_map)):
+        run = trace.play(tasks, workers, each)
+        assert (run.taken <= run.start).all()
+        assert (run.start < run.end).all()
+        np.testing.assert_allclose(run.end - run.start, np.array(each)[tasks.kind] * tasks.work)
+        # A worker does one thing at a time, and nobody takes a task before its predecessors are taken.
+        for number in range(workers):
+            own = np.flatnonzero(run.worker == number)
+            assert (run.taken[own[1:]] == run.end[own[:-1]]).all()
+        assert (np.diff(run.taken) >= 0).all()
+        # Parents end before children start: by the groups, not by the counters.
+        for group in range(task_map.groups):
+            of = [np.flatnonzero((tasks.kind == kind) & ((tasks.group == group) | (kind == 0))) for kind in range(4)]
+            if arguments["filter"]:
+                assert run.end[of[0]].max() <= run.start[of[2]].min()
+            assert run.end[of[1]].max() <= run.start[of[2]].min()
+            assert run.end[of[2]].max() <= run.start[of[3]].min()
+        total = (run.end - run.start).sum()
+        assert total / workers <= run.us * (1 + 1e-9)
+        assert run.us <= total * (1 + 1e-9)
+        assert run.busy + run.waiting <= 1 + 1e-9
+
+
+def test_one_worker_never_waits():
+    task_map = _C.TaskMap(100, 8, 8, 16, input=(4, 8), gemm=(6, 8), output=(4, 8), d_ig=4, d_go=4, m=2)
+    run = trace.play(trace.mapped(task_map), 1, (1.0, 2.0, 3.0, 4.0))
+    assert run.busy == pytest.approx(1.0)
+    assert run.waiting == 0.0
+
+
+def test_distances_spare_the_waiting():
+    """What the map is for: without distances many workers wait for the tasks just before their own."""
+    shape = {"tiles": 4096, "c": 64, "k": 64, "group_tiles": 32}
+    blocks = {"input": (16, 64), "gemm": (6, 64), "output": (16, 64), "m": 2}
+    near, far = (_C.TaskMap(**shape, **blocks, d_ig=d, d_go=d) for d in (0, 64))
+    waiting = [trace.play(trace.mapped(task_map), 32, (1.0, 1.0, 1.0, 1.0)).waiting for task_map in (near, far)]
+    assert waiting[1] < 0.02 < waiting[0]
+
+
+def test_a_wait_for_later_tasks_is_an_error():
+    tasks = trace.mapped(_C.TaskMap(4, 1, 1, 4, input=(4, 1), gemm=(36, 1), output=(4, 1)))
+    turned = trace.Tasks(*(array[::-1] for array in vars(tasks).values()))
+    with pytest.raises(ValueError, match="task 0 waits for counter 2, which later tasks raise"):
+        trace.play(turned, 3, (1.0, 1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(("workers", "each"), [(0, (1.0,) * 4), (1, (1.0,) * 3), (1, (1.0, 1.0, -1.0, 1.0))])
+def test_impossible_plays_are_refused(workers, each):
+    tasks = trace.mapped(_C.TaskMap(4, 1, 1, 4, input=(4, 1), gemm=(36, 1), output=(4, 1)))
+    with pytest.raises(ValueError, match=r"workers is 0|costs is"):
+        trace.play(tasks, workers, each)
+
+
+def test_the_distribution_counts_running_tasks():
+    task_map = _C.TaskMap(64, 8, 8, 16, input=(4, 8), gemm=(6, 8), output=(4, 8), d_ig=4, d_go=4, m=2)
+    run = trace.play(trace.mapped(task_map), 5, (1.0, 2.0, 3.0, 4.0))
+    times, counts = trace.distribution(run, samples=50)
+    for time, found in zip(times, counts.T, strict=True):
+        running = (run.start <= time) & (time < run.end)
+        assert [int((running & (run.tasks.kind == kind)).sum()) for kind in range(4)] == found.tolist()
