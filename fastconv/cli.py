@@ -297,7 +297,9 @@ def trace(
     from fastconv.bench.layers import LAYERS
 
     known = {item.layer: item for item in LAYERS}
-    item = known[split(layer, "layer", list(known))[0]]
+    if layer not in known:
+        raise ValueError(f"layer is {layer!r}; expected one of {', '.join(known)}")
+    item = known[layer]
     padding = (item.padding, item.padding)
     stride = (item.stride, item.stride)
     problem = _C.ConvProblem(batch, item.c, item.h, item.w, item.k, item.r, item.s, stride=stride, padding=padding)

@@ -58,7 +58,7 @@ def test_explain(tmp_path):
         (["bench", "networks", *SMALL, "--classes", "fp8"], "classes is 'fp8'"),
         (["bench", "networks", *SMALL, "--classes", ","], "classes is empty"),
         (["bench", "networks", *SMALL, "--modes", "fast"], "modes is 'fast'"),
-        (["trace", "--layer", "vgg9"], "layer is 'vgg9'; expected all, or some of vgg1_1"),
+        (["trace", "--layer", "vgg9"], "layer is 'vgg9'; expected one of vgg1_1"),
         (["trace", "--costs", "1,2,x,4"], "costs is '1,2,x,4'; expected four numbers"),
         (["trace", "--costs", "1,2,3,0"], "expected four positive numbers"),
         (["bench", "layers", "--device", "cpu", "--batch", "zero"], "batch is 'zero'; expected positive integers"),
