@@ -204,9 +204,7 @@ SUM_GROWTH, LONGEST_RUN = 0.41, 256
 def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Rounding:
     """The constants of docs/numerics.md, "Floors"."""
     if ALGORITHMS[algorithm]["family"] != "winograd":
-        # One product of operands rounded to 11 bits.
-        rounded = 0.6 * 2.0**13 if algorithm == "implicit_gemm" and cls == "tf32" and device == "cuda" else 0.0
-        return Rounding(2.0 + rounded, SUM_GROWTH * min(shape.terms, LONGEST_RUN) ** 0.5)
+        return Rounding(2.0, SUM_GROWTH * min(shape.terms, LONGEST_RUN) ** 0.5)
     noise_gain = {"winograd_f2": 1.7, "winograd_fused": 2.3}.get(algorithm, 5.1)
     # Relative error of a product of two transformed values, in FP32 roundoffs; half operands are rounded once more.
     product = {"fp16": 0.6 * 2.0**13, "bf16": 0.6 * 2.0**16}.get(cls, 2.5) if device == "cuda" else 1.5

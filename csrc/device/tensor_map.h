@@ -14,12 +14,13 @@
 namespace fastconv {
 
 struct Box4 {
-  int c, w, h, n;                  // elements that a copy brings; c spans 128 bytes
+  int c, w, h, n;                  // elements that a copy brings
   int stride_w = 1, stride_h = 1;  // every so many columns and rows are taken
+  // Of c, 128 bytes: piece p (16 bytes) of pixel r lies at p ^ (r & 7). Else pixels lie one behind the other.
+  bool swizzled = true;
 };
 
-// Of x [N, H, W, C], dense, 16-byte aligned, rows of C elements multiples of 16 bytes. Pixels arrive in rows of 128
-// bytes whose pieces of 16 bytes are swizzled: piece p of row r lies at p ^ (r & 7). Outside of the tensor are zeros.
+// Of x [N, H, W, C], dense, 16-byte aligned, rows of C elements multiples of 16 bytes. Outside of the tensor are zeros.
 inline CUtensorMap make_tensor_map(const void* x, DType dtype, std::int64_t n, std::int64_t h, std::int64_t w,
                                    std::int64_t c, const Box4& box) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
@@ -46,7 +47,9 @@ inline CUtensorMap make_tensor_map(const void* x, DType dtype, std::int64_t n, s
   CUtensorMap map;
   const CUresult status =
       encode(&map, type, 4, const_cast<void*>(x), sizes, strides, spans, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             box.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+             box.swizzled ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw DeviceError("cuTensorMapEncodeTiled: CUDA error " + std::to_string(static_cast<int>(status)));
   }

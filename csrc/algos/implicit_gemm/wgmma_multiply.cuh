@@ -195,7 +195,7 @@ class Multiplier {
     hopper::wait_for_products<1>();  // the unit before is complete
     const bool more = first + u + 1 < units;
     if (u > 0 || first > 0) {
-      if constexpr (begins_step(u)) release_filters(begins_step(u) && S::units_per_step == 2 ? 1 : 2);
+      if constexpr (begins_step(u)) release_filters(S::units_per_step == 2 ? 1 : 2);  // those of its step
       add<(u + 1) % 2>(sums, total);
     }
     if (more) {

@@ -93,7 +93,7 @@ template <typename S>
 struct FilterData {
   using T = typename S::T;
   int exponent[S::filter_tile];            // of their scales
-  alignas(16) T bias[S::filter_tile + 2];  // garbage if there is none
+  alignas(16) T bias[S::filter_tile + 2];  // zeros if there is none
 
   __device__ __forceinline__ void fetch(const Params<T>& params, int filter_tile) {
     const int lane = threadIdx.x % 32, first = filter_tile * S::filter_tile;

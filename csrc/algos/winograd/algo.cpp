@@ -124,18 +124,6 @@ const Algorithm algorithm{"winograd_f2",
 namespace algos::winograd_f4 {
 namespace {
 
-double error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    case AccuracyClass::ieee:
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32: return 4.0;
-    // One half-precision product: the transforms amplify the rounding of V and U; beyond what `auto` admits.
-    case AccuracyClass::fp16:
-    case AccuracyClass::bf16: return 12.0;
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
-}
 Support supports(const ConvProblem& problem, const DeviceInfo&) { return winograd::supports(problem, "winograd_f4"); }
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) { return winograd::plan(4, problem, device); }
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
@@ -150,7 +138,7 @@ const Algorithm algorithm{"winograd_f4",
                           1,
                           true,
                           true,
-                          error_multiple,
+                          winograd_f4_error_multiple,
                           supports,
                           plan,
                           packed_weight};

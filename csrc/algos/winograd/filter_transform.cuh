@@ -2,8 +2,11 @@
 #pragma once
 
 #include "algos/winograd/tile_math.cuh"
+#include "device/filter_snapshot.cuh"
 
 namespace fastconv::winograd {
+
+constexpr int filter_threads = 256;
 
 template <int m>
 __device__ __forceinline__ void transform_filter(const float (&g)[3][3], float (&u)[m + 2][m + 2]) {
@@ -23,7 +26,7 @@ __device__ __forceinline__ void transform_filter(const float (&g)[3][3], float (
 
 // A block per filter. With a snapshot: a filter that equals it bit for bit is left alone (PackArgs::snapshot).
 template <typename T, int m, Mode mode>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(filter_threads)
     filter_transform(int c, int c_pad, int depth, const T* __restrict__ weight,  // [K, C, 3, 3]
                      typename Operand<mode>::type* __restrict__ u,               // [alpha^2][K][depth]
                      int* __restrict__ exponents,                                // [K]
@@ -32,15 +35,7 @@ __global__ void __launch_bounds__(256)
   __shared__ float scratch[8];
   const std::int64_t k = blockIdx.x, filters = gridDim.x;
   const T* filter = weight + k * c * 9;
-  T* seen = snapshot != nullptr ? snapshot + k * c * 9 : nullptr;
-  if (seen != nullptr) {
-    using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t>;
-    bool differs = false;
-    for (int i = threadIdx.x; i < c * 9; i += blockDim.x) {
-      differs |= reinterpret_cast<const Bits*>(filter)[i] != reinterpret_cast<const Bits*>(seen)[i];
-    }
-    if (!__syncthreads_or(differs)) return;
-  }
+  if (!filter_changed<filter_threads>(filter, snapshot, k, static_cast<int>(filters), c * 9)) return;
   const auto transform = [&](int channel, float (&result)[alpha][alpha]) {
     float g[3][3];
 #pragma unroll
@@ -78,11 +73,7 @@ __global__ void __launch_bounds__(256)
     }
   }
   if (threadIdx.x == 0) exponents[k] = exponent;
-  if (seen != nullptr) {
-    __threadfence();  // whoever sees the new snapshot sees the filter that belongs to it
-    __syncthreads();
-    for (int i = threadIdx.x; i < c * 9; i += blockDim.x) seen[i] = filter[i];
-  }
+  renew_snapshot<filter_threads>(filter, snapshot, k, static_cast<int>(filters), c * 9);
 }
 
 }  // namespace fastconv::winograd

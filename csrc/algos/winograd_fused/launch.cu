@@ -1,13 +1,11 @@
-#include <cudaTypedefs.h>
-
 #include <algorithm>
-#include <string>
 
 #include "algos/winograd_fused/kernel.cuh"
 #include "algos/winograd_fused/pack.cuh"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/tensor_map.h"
 #include "device/transpose.cuh"
 
 namespace fastconv::algos::winograd_fused {
@@ -19,29 +17,10 @@ bool is_aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-// The driver's function, without linking the driver.
-PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result{};
-  check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result),
-             "cuTensorMapEncodeTiled");
-  if (result != cudaDriverEntryPointSuccess) throw DeviceError("the driver has no cuTensorMapEncodeTiled");
-  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
-}
-
 // x [N, H, W, C] in boxes of one raw stage, zeros outside.
 CUtensorMap make_map(const ConvProblem& problem, const float* x) {
-  static const auto encode = find_encoder();
-  CUtensorMap map;
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(problem.c), static_cast<cuuint64_t>(problem.w),
-                               static_cast<cuuint64_t>(problem.h), static_cast<cuuint64_t>(problem.n)};
-  const cuuint64_t strides[3] = {sizes[0] * 4, sizes[0] * sizes[1] * 4, sizes[0] * sizes[1] * sizes[2] * 4};
-  const cuuint32_t box[4] = {channels, raw_columns, input_rows, 1}, steps[4] = {1, 1, 1, 1};
-  const CUresult status = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, const_cast<float*>(x), sizes, strides, box,
-                                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) throw DeviceError("cuTensorMapEncodeTiled: error " + std::to_string(status));
-  return map;
+  const Box4 box{.c = channels, .w = raw_columns, .h = input_rows, .n = 1, .swizzled = false};
+  return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
 }
 
 Params make_params(const ConvArgs& args, const Config& config, const float* x, Layout layout) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "algos/winograd_fused/config.h"
+#include "device/filter_snapshot.cuh"
 #include "device/numeric.h"
 #include "device/power_of_two.h"
 #include "device/winograd_matrices.h"
@@ -29,16 +30,7 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters,
                                                              float* __restrict__ snapshot) {  // [K, C, 3, 3] or null
   const int k = blockIdx.x, size = c * 9;
   const float* filter = weight + static_cast<std::int64_t>(k) * size;
-  float* seen = snapshot != nullptr ? snapshot + static_cast<std::int64_t>(k) * size : nullptr;
-  if (seen != nullptr) {
-    bool differs = false;
-    if (k < filters) {
-      for (int i = threadIdx.x; i < size; i += pack_threads) {
-        differs |= __float_as_uint(filter[i]) != __float_as_uint(seen[i]);
-      }
-    }
-    if (!__syncthreads_or(differs)) return;
-  }
+  if (!filter_changed<pack_threads>(filter, snapshot, k, filters, size)) return;
   using Transform = winograd::Transform<4>;
   const auto transform = [&](int channel, int r, float (&result)[frequencies]) {
     float g[3] = {};
@@ -74,11 +66,7 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters,
     }
   }
   if (threadIdx.x == 0 && k < filters) exponents[k] = exponent;
-  if (seen != nullptr) {
-    __threadfence();  // whoever sees the new snapshot sees the filter that belongs to it
-    __syncthreads();
-    for (int i = threadIdx.x; i < size; i += pack_threads) seen[i] = filter[i];
-  }
+  renew_snapshot<pack_threads>(filter, snapshot, k, filters, size);
 }
 
 }  // namespace fastconv::algos::winograd_fused

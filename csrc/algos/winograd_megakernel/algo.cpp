@@ -10,19 +10,6 @@
 namespace fastconv::algos::winograd_megakernel {
 namespace {
 
-// Those of winograd_f4: the same sums in another order.
-double error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    case AccuracyClass::ieee:
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32: return 4.0;
-    case AccuracyClass::fp16:
-    case AccuracyClass::bf16: return 12.0;
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
-}
-
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (Support support = supports_winograd(problem, "winograd_megakernel"); !support.ok) return support;
   if (problem.output_numel() == 0) return Support::yes();
@@ -77,7 +64,7 @@ const Algorithm algorithm{"winograd_megakernel",
                           1,
                           true,
                           false,
-                          error_multiple,
+                          winograd_f4_error_multiple,  // the same sums in another order
                           supports,
                           plan,
                           packed_weight};
