@@ -13,7 +13,7 @@ from fastconv.bench import environment, ours, results
 from fastconv.bench.layers import Layer, select
 from fastconv.bench.timing import L2Flush
 
-STAGES = {"input_transform": "input", "transpose_kernel": "input", "output_transform": "output"}
+STAGES = {"input_transform": "input", "transpose_fours": "input", "transpose_any": "input", "output_transform": "output"}
 FLUSH = ("elementwise_kernel", "reduce_kernel", "Memset")  # what L2Flush launches
 
 

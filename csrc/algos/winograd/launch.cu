@@ -55,11 +55,6 @@ Chunk make_chunk(const ConvProblem& problem, const Config& config) {
   return chunk;
 }
 
-// Tile rows that a chunk touches: the NCHW output kernel works on strips of a row.
-int tile_rows(const Chunk& chunk) {
-  return (chunk.first_tile + chunk.tiles - 1) / chunk.tiles_q - chunk.first_tile / chunk.tiles_q + 1;
-}
-
 template <typename T, int m, Mode mode>
 void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cudaStream_t stream) {
   // The caller's tensor may start at any element.
@@ -84,10 +79,9 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
     const auto kernel = even ? output_transform_nhwc<T, m, 2> : output_transform_nhwc<T, m, 1>;
     kernel<<<grid, block, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
   } else {
-    const int strips = ceil_div(chunk.tiles_q, output_strip_tiles);
-    const dim3 grid(static_cast<unsigned>(tile_rows(chunk)) * strips, ceil_div(chunk.k, output_strip_filters));
+    const dim3 grid(ceil_div(chunk.tiles, output_block_tiles), ceil_div(chunk.k, output_block_filters));
     output_transform_nchw<T, m>
-        <<<grid, 256, 0, stream>>>(chunk, strips, products, tile_exponents, filter_exponents, y, epilogue);
+        <<<grid, 256, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
   }
   check_launch("winograd output transform");
 }

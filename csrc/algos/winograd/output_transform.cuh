@@ -31,7 +31,7 @@ __device__ __forceinline__ void transform_output_tile(const Load& load, const Em
 // NHWC. A row of the block takes a tile, a lane `vec` filters; the grid's second dimension takes further filters, so
 // that small maps fill the device.
 template <typename T, int m, int vec>
-__global__ void __launch_bounds__(128, 3)
+__global__ void __launch_bounds__(128, 4)
     output_transform_nhwc(const Chunk chunk, const float* __restrict__ products,  // M [alpha^2][T][k_pad]
                           const int* __restrict__ tile_exponents,                 // [T], or null: nothing was scaled
                           const int* __restrict__ filter_exponents,               // [K]
@@ -72,51 +72,63 @@ __global__ void __launch_bounds__(128, 3)
   });
 }
 
-// NCHW. A block takes a strip of tiles of one tile row and 32 filters: M is read along K, the results are turned in
-// shared memory and written along Q.
-constexpr int output_strip_tiles = 8;
-constexpr int output_strip_filters = 32;
+// NCHW. A block takes 8 tiles, whatever rows they lie in, and 32 filters: M is read along K, the results are turned in
+// shared memory and written a tile's row at a time, m neighbours of Q by one instruction where Q lets it.
+constexpr int output_block_tiles = 8;
+constexpr int output_block_filters = 32;
 
 template <typename T, int m>
 __global__ void __launch_bounds__(256)
-    output_transform_nchw(const Chunk chunk, int strips_per_row,
-                          const float* __restrict__ products,        // M [alpha^2][T][k_pad]
-                          const int* __restrict__ tile_exponents,    // [T] or null
-                          const int* __restrict__ filter_exponents,  // [K]
-                          T* __restrict__ y,                         // [N, K, P, Q]
+    output_transform_nchw(const Chunk chunk, const float* __restrict__ products,  // M [alpha^2][T][k_pad]
+                          const int* __restrict__ tile_exponents,                 // [T] or null
+                          const int* __restrict__ filter_exponents,               // [K]
+                          T* __restrict__ y,                                      // [N, K, P, Q]
                           Epilogue<T> epilogue) {
-  constexpr int width = output_strip_tiles * m, pitch = m * width + 1;  // odd: no bank conflicts over filters
-  __shared__ float turned[output_strip_filters * pitch];                // [filters][m][width]
-  const int tile_row = chunk.first_tile / chunk.tiles_q + blockIdx.x / strips_per_row;  // n * tiles_p + tp
-  const int tq0 = blockIdx.x % strips_per_row * output_strip_tiles, k0 = blockIdx.y * output_strip_filters;
-  const int n = tile_row / chunk.tiles_p, tp = tile_row % chunk.tiles_p;
-  const auto tile_of = [&](int slot) { return tile_row * chunk.tiles_q + tq0 + slot - chunk.first_tile; };
-  const auto is_active = [&](int slot) {
-    return tq0 + slot < chunk.tiles_q && tile_of(slot) >= 0 && tile_of(slot) < chunk.tiles;
-  };
+  constexpr int rows = m * output_block_tiles;     // of m outputs, for one filter
+  constexpr int pitch = m * rows + m;              // a filter's rows, and one more: no bank conflicts over filters
+  constexpr int filters_at_a_time = 256 / rows;
+  __shared__ Aligned<float, m> turned[output_block_filters * pitch / m];  // [filters][m][tiles] rows
+  const int tile0 = blockIdx.x * output_block_tiles, k0 = blockIdx.y * output_block_filters;
 
-  const int lane = threadIdx.x % 32, slot = threadIdx.x / 32;
-  if (is_active(slot) && k0 + lane < chunk.k) {
-    const int tile = tile_of(slot), k = k0 + lane;
+  if (const int slot = threadIdx.x / 32, lane = threadIdx.x % 32; tile0 + slot < chunk.tiles && k0 + lane < chunk.k) {
+    const int tile = tile0 + slot, k = k0 + lane;
     const bool scaled = tile_exponents != nullptr;
     const Unscale unscale(scaled ? tile_exponents[tile] : 0, scaled ? filter_exponents[k] : 0);
+    const float bias = epilogue.bias_of(k);
     const auto load = [&](int frequency) {
       const std::int64_t row = static_cast<std::int64_t>(frequency) * chunk.tiles + tile;
       return load_pack<1>(products + row * chunk.k_pad + k);
     };
     transform_output_tile<m, Pack<1>>(load, [&](int i, const Pack<1>(&row)[m]) {
+      Aligned<float, m> result;
 #pragma unroll
-      for (int j = 0; j < m; ++j) turned[lane * pitch + i * width + slot * m + j] = unscale(row[j].e[0]);
+      for (int j = 0; j < m; ++j) result.e[j] = unscale(row[j].e[0]) + bias;
+      turned[lane * (pitch / m) + i * output_block_tiles + slot] = result;
     });
   }
   __syncthreads();
 
-  for (int index = threadIdx.x; index < output_strip_filters * m * width; index += blockDim.x) {
-    const int j = index % width, i = index / width % m, k = k0 + index / (width * m);
-    const int p = tp * m + i, q = tq0 * m + j;
-    if (k >= chunk.k || p >= chunk.p || q >= chunk.q || !is_active(j / m)) continue;
-    const std::int64_t target = chunk.out(n, k, p, q);
-    y[target] = epilogue.finish(turned[(k - k0) * pitch + i * width + j] + epilogue.bias_of(k), target);
+  const int slot = threadIdx.x % output_block_tiles, i = threadIdx.x / output_block_tiles % m;
+  if (tile0 + slot >= chunk.tiles) return;
+  const TilePosition position = tile_position(chunk, tile0 + slot);
+  const int p = position.tp * m + i, q = position.tq * m;
+  if (p >= chunk.p) return;
+  const bool whole = chunk.q % m == 0;
+  const int first = threadIdx.x / rows, filters = min(output_block_filters, chunk.k - k0);
+  std::int64_t index = chunk.out(position.n, k0 + first, p, q);
+  for (int k = first; k < filters; k += filters_at_a_time, index += filters_at_a_time * chunk.out.c) {
+    const Aligned<float, m> sums = turned[k * (pitch / m) + i * output_block_tiles + slot];
+    if (whole) {
+      Aligned<T, m> result;
+#pragma unroll
+      for (int j = 0; j < m; ++j) result.e[j] = epilogue.finish(sums.e[j], index + j);
+      *reinterpret_cast<Aligned<T, m>*>(y + index) = result;
+    } else {
+#pragma unroll
+      for (int j = 0; j < m; ++j) {
+        if (q + j < chunk.q) y[index + j] = epilogue.finish(sums.e[j], index + j);
+      }
+    }
   }
 }
 
