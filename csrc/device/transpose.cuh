@@ -88,7 +88,9 @@ void transpose(const T* source, T* target, std::int64_t batch, std::int64_t rows
   const dim3 grid(static_cast<unsigned>(ceil_div<std::int64_t>(columns, transpose_tile)),
                   static_cast<unsigned>(ceil_div<std::int64_t>(rows, transpose_tile)),
                   static_cast<unsigned>(batch < 65535 ? batch : 65535));
-  const auto aligned = [](const T* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % sizeof(Four<T>) == 0; };
+  const auto aligned = [](const T* pointer) {
+    return reinterpret_cast<std::uintptr_t>(pointer) % sizeof(Four<T>) == 0;
+  };
   const bool fours = rows % 4 == 0 && columns % 4 == 0 && aligned(source) && aligned(target);
   (fours ? transpose_fours<T> : transpose_any<T>)<<<grid, 256, 0, stream>>>(source, target, batch, rows, columns);
   check_launch("transpose");

@@ -13,7 +13,7 @@ from fastconv.bench import environment, ours, results
 from fastconv.bench.layers import Layer, select
 from fastconv.bench.timing import L2Flush
 
-STAGES = {"input_transform": "input", "transpose_fours": "input", "transpose_any": "input", "output_transform": "output"}
+STAGES = {"transpose": "transpose", "input_transform": "input", "output_transform": "output"}  # kernel -> stage
 FLUSH = ("elementwise_kernel", "reduce_kernel", "Memset")  # what L2Flush launches
 
 
@@ -26,13 +26,15 @@ def _stage_of(kernel: str) -> str | None:
 
 
 def _moved_bytes(layer: Layer, n: int, accuracy: str, m: int) -> dict[str, float]:
-    """Bytes that each transform must move: x in and V out; M in and y out."""
+    """Bytes that each kernel beside the GEMM must move: x in and out; x in and V out; M in and y out."""
     tiles = n * ceil(layer.p / m) * ceil(layer.q / m)
     frequencies = (m + 2) ** 2
     element = 2 if accuracy in ("fp16", "bf16") else 4
     v_element = {"ieee": 4, "fp32": 6, "tf32": 6}.get(accuracy, 2)  # split: hi, hi, lo
+    x_bytes = n * layer.c * layer.h * layer.w * element
     return {
-        "input": n * layer.c * layer.h * layer.w * element + frequencies * tiles * layer.c * v_element,
+        "transpose": 2 * x_bytes,
+        "input": x_bytes + frequencies * tiles * layer.c * v_element,
         "output": frequencies * tiles * layer.k * 4 + n * layer.k * layer.p * layer.q * element,
     }
 
@@ -56,8 +58,8 @@ def run(
 ) -> dict[str, Any]:
     """Profiles `algorithm` on the layer set (cold L2) and writes a result file, suite `winograd_stages`.
 
-    Each row: layer, layout, class, us of the input, gemm and output stage (medians over `rounds`), bytes of the
-    transforms, and their TB/s. Needs a CUDA device.
+    Each row: layer, layout, class, us of the transposition of NCHW input (0 without), the input, gemm and output stage
+    (medians over `rounds`), and the TB/s of all but the GEMM. Needs a CUDA device.
     """
     device = torch.device("cuda")
     m = int(algorithm[-1])
@@ -74,7 +76,7 @@ def run(
             call = ours.contender(algorithm, x, weight, layer, accuracy)
             call()
             torch.cuda.synchronize()
-            samples: dict[str, list[float]] = {"input": [], "gemm": [], "output": []}
+            samples: dict[str, list[float]] = {"transpose": [], "input": [], "gemm": [], "output": []}
             for _ in range(rounds):
                 with profile(activities=[ProfilerActivity.CUDA]) as profiler:
                     flush()
@@ -92,11 +94,15 @@ def run(
             row = {**layer.fields(), "n": batch, "class": accuracy, "layout": layout, "algorithm": algorithm}
             row |= {f"{stage}_us": value for stage, value in us.items()}
             row |= _unmeasured(sum(us.values()), layer.floor_us(batch, accuracy))
-            row |= {f"{stage}_tb_per_s": moved[stage] / max(us[stage], 1e-3) / 1e6 for stage in moved}
+            row |= {f"{stage}_tb_per_s": moved[stage] / us[stage] / 1e6 for stage in moved if us[stage]}
             document["rows"].append(row)
             print(
-                f"{layer.layer:8} {layout} input {us['input']:8.1f} us {row['input_tb_per_s']:5.2f} TB/s   "
-                f"gemm {us['gemm']:8.1f} us   output {us['output']:8.1f} us {row['output_tb_per_s']:5.2f} TB/s",
+                f"{layer.layer:8} {layout}  "
+                + "   ".join(
+                    f"{stage} {time:8.1f} us" + (f" {row[f'{stage}_tb_per_s']:5.2f} TB/s" if stage in moved else "")
+                    for stage, time in us.items()
+                    if time
+                ),
                 flush=True,
             )
             del x, weight, call

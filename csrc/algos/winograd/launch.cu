@@ -81,7 +81,7 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
   } else {
     const dim3 grid(ceil_div(chunk.tiles, output_block_tiles), ceil_div(chunk.k, output_block_filters));
     output_transform_nchw<T, m>
-        <<<grid, 256, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
+        <<<grid, output_block_threads, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
   }
   check_launch("winograd output transform");
 }

@@ -73,23 +73,55 @@ __global__ void __launch_bounds__(128, 4)
 }
 
 // NCHW. A block takes 8 tiles, whatever rows they lie in, and 32 filters: M is read along K, the results are turned in
-// shared memory and written a tile's row at a time, m neighbours of Q by one instruction where Q lets it.
+// shared memory and written along Q.
 constexpr int output_block_tiles = 8;
 constexpr int output_block_filters = 32;
+constexpr int output_block_threads = 32 * output_block_tiles;
+
+// The results of a block: [filters][m][tiles] rows of m. A filter has a row more than it needs: no bank conflicts.
+template <int m>
+struct TurnedTiles {
+  static constexpr int rows = m * output_block_tiles;
+  Aligned<float, m> row[output_block_filters][rows + 1];
+
+  __device__ __forceinline__ Aligned<float, m>& at(int filter, int i, int tile) {
+    return row[filter][i * output_block_tiles + tile];
+  }
+};
+
+// Writes them, `vec` neighbours of Q by one instruction: Q is a multiple of vec.
+template <int vec, typename T, int m>
+__device__ __forceinline__ void write_turned(TurnedTiles<m>& turned, const Chunk& chunk, int tile0, int k0,
+                                             T* __restrict__ y, const Epilogue<T>& epilogue) {
+  constexpr int pieces = m / vec, row_pieces = output_block_tiles * pieces, filter_pieces = m * row_pieces;
+  static_assert(output_block_threads % filter_pieces == 0);
+  const int i = threadIdx.x / row_pieces % m;
+  const int tile = threadIdx.x % row_pieces / pieces, piece = threadIdx.x % pieces;
+  if (tile0 + tile >= chunk.tiles) return;
+  const TilePosition position = tile_position(chunk, tile0 + tile);
+  const int p = position.tp * m + i, q = position.tq * m + piece * vec;
+  if (p >= chunk.p || q >= chunk.q) return;
+  constexpr int step = output_block_threads / filter_pieces;
+  const int first = threadIdx.x / filter_pieces, filters = min(output_block_filters, chunk.k - k0);
+  std::int64_t index = chunk.out(position.n, k0 + first, p, q);
+  for (int k = first; k < filters; k += step, index += step * chunk.out.c) {
+    const auto sums = reinterpret_cast<const Aligned<float, vec>*>(&turned.at(k, i, tile))[piece];
+    Aligned<T, vec> result;
+#pragma unroll
+    for (int e = 0; e < vec; ++e) result.e[e] = epilogue.finish(sums.e[e], index + e);
+    *reinterpret_cast<Aligned<T, vec>*>(y + index) = result;
+  }
+}
 
 template <typename T, int m>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(output_block_threads)
     output_transform_nchw(const Chunk chunk, const float* __restrict__ products,  // M [alpha^2][T][k_pad]
                           const int* __restrict__ tile_exponents,                 // [T] or null
                           const int* __restrict__ filter_exponents,               // [K]
                           T* __restrict__ y,                                      // [N, K, P, Q]
                           Epilogue<T> epilogue) {
-  constexpr int rows = m * output_block_tiles;     // of m outputs, for one filter
-  constexpr int pitch = m * rows + m;              // a filter's rows, and one more: no bank conflicts over filters
-  constexpr int filters_at_a_time = 256 / rows;
-  __shared__ Aligned<float, m> turned[output_block_filters * pitch / m];  // [filters][m][tiles] rows
+  __shared__ TurnedTiles<m> turned;
   const int tile0 = blockIdx.x * output_block_tiles, k0 = blockIdx.y * output_block_filters;
-
   if (const int slot = threadIdx.x / 32, lane = threadIdx.x % 32; tile0 + slot < chunk.tiles && k0 + lane < chunk.k) {
     const int tile = tile0 + slot, k = k0 + lane;
     const bool scaled = tile_exponents != nullptr;
@@ -103,32 +135,16 @@ __global__ void __launch_bounds__(256)
       Aligned<float, m> result;
 #pragma unroll
       for (int j = 0; j < m; ++j) result.e[j] = unscale(row[j].e[0]) + bias;
-      turned[lane * (pitch / m) + i * output_block_tiles + slot] = result;
+      turned.at(lane, i, slot) = result;
     });
   }
   __syncthreads();
-
-  const int slot = threadIdx.x % output_block_tiles, i = threadIdx.x / output_block_tiles % m;
-  if (tile0 + slot >= chunk.tiles) return;
-  const TilePosition position = tile_position(chunk, tile0 + slot);
-  const int p = position.tp * m + i, q = position.tq * m;
-  if (p >= chunk.p) return;
-  const bool whole = chunk.q % m == 0;
-  const int first = threadIdx.x / rows, filters = min(output_block_filters, chunk.k - k0);
-  std::int64_t index = chunk.out(position.n, k0 + first, p, q);
-  for (int k = first; k < filters; k += filters_at_a_time, index += filters_at_a_time * chunk.out.c) {
-    const Aligned<float, m> sums = turned[k * (pitch / m) + i * output_block_tiles + slot];
-    if (whole) {
-      Aligned<T, m> result;
-#pragma unroll
-      for (int j = 0; j < m; ++j) result.e[j] = epilogue.finish(sums.e[j], index + j);
-      *reinterpret_cast<Aligned<T, m>*>(y + index) = result;
-    } else {
-#pragma unroll
-      for (int j = 0; j < m; ++j) {
-        if (q + j < chunk.q) y[index + j] = epilogue.finish(sums.e[j], index + j);
-      }
-    }
+  if (chunk.q % m == 0) {
+    write_turned<m>(turned, chunk, tile0, k0, y, epilogue);
+  } else if (chunk.q % 2 == 0) {
+    write_turned<2>(turned, chunk, tile0, k0, y, epilogue);
+  } else {
+    write_turned<1>(turned, chunk, tile0, k0, y, epilogue);
   }
 }
 
