@@ -112,37 +112,30 @@ __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap
       "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
       : "memory");
 }
-// The same into all blocks of the cluster in `blocks` (a bit each), at the same address, reporting to the same barrier of
-// each.
-__device__ __forceinline__ void copy_box_to(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2, int x3,
-                                            std::uint32_t barrier, unsigned blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(target),
-      "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier), "h"(static_cast<std::uint16_t>(blocks))
-      : "memory");
-}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// ---- Clusters
+// ---- Copies out of shared memory. Between ordinary stores and them: fence_copies() by the threads that have stored, then
+// a barrier. A thread waits for what it has started itself.
 
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
+__device__ __forceinline__ void store_box(const CUtensorMap& map, int x0, int x1, int x2, int x3, std::uint32_t source) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
+               "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(source)
+               : "memory");
 }
-// Arrives at the barrier at the same address of another block of the cluster.
-__device__ __forceinline__ void arrive_at(std::uint32_t barrier, unsigned rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void store_shared(std::uint32_t target, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(target), "f"(first), "f"(second) : "memory");
 }
-__device__ __forceinline__ void synchronise_cluster() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+// A named barrier of so many threads.
+__device__ __forceinline__ void synchronise(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// Until all but `pending` groups have been read from shared memory.
+template <int pending>
+__device__ __forceinline__ void wait_for_reading() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
 // ---- Registers of a warpgroup's threads (multiples of 8)

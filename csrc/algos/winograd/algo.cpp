@@ -1,4 +1,4 @@
-// F(2x2,3x3) and F(4x4,3x3), staged: input transform, batched GEMM of the library, output transform.
+// F(2x2,3x3) and F(4x4,3x3), staged: input transform, batched GEMM, output transform.
 #include <algorithm>
 #include <string>
 
@@ -25,10 +25,10 @@ struct Work {
 
 Work work(const ConvProblem& problem, const Config& config) {
   const double elements = static_cast<double>(config.frequencies()) * static_cast<double>(config.tiles);
-  const double depth = static_cast<double>(config.depth);
-  return {elements * depth * static_cast<double>(config.element_bytes),
+  const double products = config.mode == Mode::split ? 3.0 : 1.0;
+  return {elements * static_cast<double>(config.depth) * static_cast<double>(config.element_bytes),
           elements * static_cast<double>(config.k_pad) * sizeof(float),
-          2.0 * elements * depth * static_cast<double>(problem.k)};
+          2.0 * elements * products * static_cast<double>(config.c_pad) * static_cast<double>(problem.k)};
 }
 
 // Each stage at the rate it was measured to reach on an H200 (docs/performance.md); they do not overlap. The GEMM is
@@ -72,7 +72,8 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
                  : config.mode == Mode::split ? "3 x float16"
                                               : "half") +
                 " GEMM " + std::to_string(config.frequencies()) + " x " + std::to_string(config.chunk_tiles) + "x" +
-                std::to_string(config.depth) + "x" + std::to_string(problem.k) + ", chunks " + std::to_string(chunks);
+                std::to_string(config.depth) + "x" + std::to_string(problem.k) +
+                (config.own_product ? " by wgmma" : "") + ", chunks " + std::to_string(chunks);
   plan.cost_us = device.type == DeviceType::cpu ? cpu_cost_us(problem, config, chunks, device)
                                                 : cuda_cost_us(problem, config, device);
   return plan;

@@ -12,17 +12,14 @@ namespace fastconv::winograd::products {
 namespace {
 
 struct Task {
-  float* m;  // the block's first element
   int row, filter, frequency;
-  int rows, columns;
+  int columns;  // of M, from that filter on
 };
 
 struct Grid {
-  float* m;                         // [frequencies][tiles][k_pad]
-  std::int64_t tiles, k_pad;
-  int stages;
-  unsigned tasks;                   // paired: of two blocks
-  FastDivide by_filters, by_tiles;  // blocks of filters; blocks (paired: pairs) of tiles
+  int k_pad, stages;
+  unsigned tasks;
+  FastDivide by_filters, by_tiles;  // blocks of filters, blocks of tiles
   WaitReport* report;
 };
 
@@ -31,20 +28,16 @@ template <typename S>
 class TaskSource {
  public:
   __device__ __forceinline__ TaskSource(const Grid& grid, const CUtensorMap& v, const CUtensorMap& u)
-      : grid_(grid), v_(v), u_(u), index_(S::paired ? blockIdx.x / 2 : blockIdx.x) {}
+      : grid_(grid), v_(v), u_(u), index_(blockIdx.x) {}
 
   __device__ __forceinline__ bool next(Task& task) {
     if (index_ >= grid_.tasks) return false;
     unsigned index = index_;
-    index_ += S::paired ? gridDim.x / 2 : gridDim.x;
+    index_ += gridDim.x;
     task.filter = static_cast<int>(grid_.by_filters.peel(index)) * tile_filters;
-    unsigned block = grid_.by_tiles.peel(index);
-    if constexpr (S::paired) block = 2 * block + hopper::cluster_rank();
-    task.row = static_cast<int>(block) * tile_rows;
+    task.row = static_cast<int>(grid_.by_tiles.peel(index)) * tile_rows;
     task.frequency = static_cast<int>(index);
-    task.rows = static_cast<int>(min(static_cast<std::int64_t>(tile_rows), grid_.tiles - task.row));
-    task.columns = static_cast<int>(min(static_cast<std::int64_t>(tile_filters), grid_.k_pad - task.filter));
-    task.m = grid_.m + (task.frequency * grid_.tiles + task.row) * grid_.k_pad + task.filter;
+    task.columns = min(tile_filters, grid_.k_pad - task.filter);
     return true;
   }
   __device__ __forceinline__ void load(const Task& task, int index, const Stage& stage) const {
@@ -58,88 +51,91 @@ class TaskSource {
   unsigned index_;
 };
 
-struct RowSink : Unscaled {
-  std::int64_t pitch;
+struct BoxSink : Unscaled {
+  const CUtensorMap& m;
+  std::uint32_t stage;  // a WriteStage
+  int barrier;
 
   __device__ __forceinline__ void write(const Task& task, int warpgroup, const float (&totals)[64]) const {
-    write_rows(totals, warpgroup, task.m, pitch, task.rows, task.columns);
+    write_boxes(totals, stage, barrier, m, task.filter, task.row + 64 * warpgroup, task.frequency, task.columns);
   }
+};
+
+template <typename S>
+struct SharedMemory {
+  Storage<S, Task> products;
+  WriteStage writes[multiply_warpgroups];
 };
 
 constexpr int threads = 128 * (multiply_warpgroups + 1);
 template <typename S>
-constexpr int shared_bytes = sizeof(Storage<S, Task>) + 1024;  // room to align
+constexpr int shared_bytes = sizeof(SharedMemory<S>) + 1024;  // room to align
 
 template <typename S>
 __global__ void __launch_bounds__(threads, 1)
-    multiply(const Grid grid, const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap u) {
+    multiply(const Grid grid, const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap u,
+             const __grid_constant__ CUtensorMap m) {
 #if defined(FASTCONV_HAS_WGMMA)
+  static_assert(shared_bytes<S> <= 227 * 1024);
   extern __shared__ unsigned char memory[];
-  auto& shared = *reinterpret_cast<Storage<S, Task>*>(memory + (-shared_address(memory) & 1023));
+  auto& shared = *reinterpret_cast<SharedMemory<S>*>(memory + (-shared_address(memory) & 1023));
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
-  if (threadIdx.x == 0) shared.initialise();
-  if constexpr (S::paired) hopper::synchronise_cluster();
+  if (threadIdx.x == 0) shared.products.initialise();
   __syncthreads();
   if (warpgroup < multiply_warpgroups) {
     hopper::grow_registers<S::multiply_registers>();
-    RowSink sink;
-    sink.pitch = grid.k_pad;
-    multiply_products<S, 1>(shared, grid.stages, warpgroup, sink, grid.report);
+    BoxSink sink{{}, m, shared_address(&shared.writes[warpgroup]), 1 + warpgroup};
+    multiply_products<S, 1>(shared.products, grid.stages, warpgroup, sink, grid.report);
+    if (threadIdx.x % 128 == 0) hopper::wait_for_reading<0>();
   } else {
     hopper::shrink_registers<S::load_registers>();
     if (threadIdx.x % 128 == 0) {
-      hopper::prefetch_map(v), hopper::prefetch_map(u);
-      load_products(shared, grid.stages, TaskSource<S>(grid, v, u), grid.report);
+      hopper::prefetch_map(v), hopper::prefetch_map(u), hopper::prefetch_map(m);
+      load_products(shared.products, grid.stages, TaskSource<S>(grid, v, u), grid.report);
     }
-    __syncwarp();
   }
-  if constexpr (S::paired) hopper::synchronise_cluster();  // the other block may still write here, or arrive
 #endif
 }
 
-// [frequencies][rows][parts][c_pad] in boxes of 64 channels.
-CUtensorMap make_map(const Arguments& args, const void* x, std::int64_t rows, int box_rows, int box_parts) {
-  const auto at = [](std::int64_t value) { return static_cast<cuuint64_t>(value); };
-  const std::int64_t parts = args.mode == Mode::split ? 2 : 1, part = 2 * args.c_pad, row = parts * part;
-  return make_tensor_map(
-      x, args.mode == Mode::bf16 ? DType::bf16 : DType::f16,
-      {.sizes = {at(args.c_pad), at(rows), at(args.frequencies), at(parts)},
-       .strides = {at(row), at(rows * row), at(part)},
-       .box = {64, static_cast<cuuint32_t>(box_rows), 1, static_cast<cuuint32_t>(box_parts)}});
+cuuint64_t at(std::int64_t value) { return static_cast<cuuint64_t>(value); }
+
+// V or U [frequencies][rows][parts][c_pad], in boxes of 64 channels of a block's rows.
+template <typename S>
+CUtensorMap make_operand_map(const Arguments& args, const void* x, std::int64_t rows) {
+  const std::int64_t parts = S::split ? 2 : 1, part = 2 * args.c_pad, row = parts * part;
+  return make_tensor_map(x, S::mode == Mode::bf16 ? DType::bf16 : DType::f16,
+                         {.sizes = {at(args.c_pad), at(rows), at(args.frequencies), at(parts)},
+                          .strides = {at(row), at(rows * row), at(part)},
+                          .box = {64, tile_rows, 1, box_parts<S>}});
+}
+
+// M [frequencies][tiles][k_pad], in boxes of 32 filters of a warpgroup's rows.
+CUtensorMap make_product_map(const Arguments& args) {
+  const std::int64_t row = 4 * args.k_pad, all = args.tiles * row;
+  return make_tensor_map(args.m, DType::f32,
+                         {.sizes = {at(args.k_pad), at(args.tiles), at(args.frequencies), 1},
+                          .strides = {at(row), at(all), at(all)},
+                          .box = {WriteStage::columns, tile_rows / multiply_warpgroups, 1, 1}});
 }
 
 template <typename S>
 void launch(const Arguments& args) {
   const auto blocks = [](std::int64_t size, int block) { return (size + block - 1) / block; };
-  const std::int64_t filter_blocks = blocks(args.k_pad, tile_filters);
-  const std::int64_t tile_blocks = blocks(args.tiles, (S::paired ? 2 : 1) * tile_rows);
+  const std::int64_t filter_blocks = blocks(args.k_pad, tile_filters), tile_blocks = blocks(args.tiles, tile_rows);
   const std::int64_t tasks = args.frequencies * tile_blocks * filter_blocks;
-  const Grid grid{args.m,
-                  args.tiles,
-                  args.k_pad,
+  const Grid grid{static_cast<int>(args.k_pad),
                   static_cast<int>(blocks(args.c_pad, S::stage_channels)),
                   static_cast<unsigned>(tasks),
                   FastDivide(static_cast<std::uint32_t>(filter_blocks)),
                   FastDivide(static_cast<std::uint32_t>(tile_blocks)),
                   args.report};
-  const CUtensorMap v = make_map(args, args.v, args.tiles, box_rows<S>(false), box_parts<S>(false));
-  const CUtensorMap u = make_map(args, args.u, args.filters, box_rows<S>(true), box_parts<S>(true));
   check_cuda(cudaFuncSetAttribute(multiply<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes<S>),
              "winograd products: shared memory");
-  cudaLaunchConfig_t config{};
-  config.blockDim = threads;
-  config.dynamicSmemBytes = shared_bytes<S>;
-  config.stream = static_cast<cudaStream_t>(args.stream);
-  cudaLaunchAttribute cluster{};
-  if constexpr (S::paired) {
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = 2, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    config.attrs = &cluster, config.numAttrs = 1;
-    config.gridDim = static_cast<unsigned>(2 * std::min<std::int64_t>(args.processors / 2, tasks));
-  } else {
-    config.gridDim = static_cast<unsigned>(std::min<std::int64_t>(args.processors, tasks));
-  }
-  check_cuda(cudaLaunchKernelEx(&config, multiply<S>, grid, v, u), "winograd products");
+  multiply<S><<<static_cast<unsigned>(std::min<std::int64_t>(args.processors, tasks)), threads, shared_bytes<S>,
+                static_cast<cudaStream_t>(args.stream)>>>(grid, make_operand_map<S>(args, args.v, args.tiles),
+                                                          make_operand_map<S>(args, args.u, args.filters),
+                                                          make_product_map(args));
+  check_launch("winograd products");
 }
 
 }  // namespace

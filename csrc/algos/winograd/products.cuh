@@ -34,17 +34,14 @@ constexpr int task_slots = 8;
 //   sets       2: sets of sums, 64 registers each: a stage's products run while the sums of the one before join the
 //              totals, and the first stage of a task runs while the totals of the task before are written.
 //              1: fewer registers; the warpgroups fill each other's gaps
-//   paired     blocks work in clusters of two, on different rows and the same filters, of which each loads half for
-//              both: both Sources must give as many tasks, and tasks of the same number the same filters
 //   may_block  Source::next() may wait for other blocks: then a task is written before its successor is waited for
 //   kernel     WaitKernel, for waits that expire
-template <Mode mode_, int sets_ = 2, bool paired_ = false, bool may_block_ = false, int slots_ = 3,
-          int kernel_ = kernel_winograd_products>
+template <Mode mode_, int sets_ = 2, bool may_block_ = false, int slots_ = 3, int kernel_ = kernel_winograd_products>
 struct Shape {
   static_assert(mode_ != Mode::fp32);
   using Half = typename Operand<mode_>::type;
   static constexpr Mode mode = mode_;
-  static constexpr bool split = mode == Mode::split, paired = paired_, may_block = may_block_;
+  static constexpr bool split = mode == Mode::split, may_block = may_block_;
   static constexpr int sets = sets_, slots = slots_, kernel = kernel_;
   static_assert(sets == 1 || sets == 2);
   static_assert(slots >= 2 && slots + 1 < task_slots);  // tasks that the loading thread can be ahead
@@ -63,11 +60,11 @@ struct alignas(1024) Storage {
     bool exists;
   } entries[task_slots];
 
-  // By one thread; then the block (paired: the cluster) synchronises.
+  // By one thread; then the block synchronises.
   __device__ __forceinline__ void initialise() {
     for (int i = 0; i < S::slots; ++i) {
       hopper::barrier_init(shared_address(&full[i]), 1);
-      hopper::barrier_init(shared_address(&free[i]), 4 * multiply_warpgroups * (S::paired ? 2 : 1));
+      hopper::barrier_init(shared_address(&free[i]), 4 * multiply_warpgroups);
     }
     hopper::barrier_init_fence();
   }
@@ -81,38 +78,17 @@ struct Stage {
 };
 
 // Copies of a stage by tensor maps. Maps: c innermost (size C_pad), then rows, then an index (the frequency), then the
-// part (split: lo, hi; else size 1); outside of the sizes are zeros. Boxes: {64, box_rows, 1, box_parts}.
+// part (split: lo, hi; else size 1); outside of the sizes are zeros. Boxes: {64, 128, 1, box_parts}.
 template <typename S>
-constexpr int box_rows(bool is_filter) {
-  return is_filter && S::paired ? tile_filters / 2 : tile_rows;
-}
-template <typename S>
-constexpr int box_parts(bool is_filter) {
-  return S::split && !(is_filter && S::paired) ? 2 : 1;
-}
+constexpr int box_parts = S::split ? 2 : 1;
 template <typename S>
 __device__ __forceinline__ void load_stage(const Stage& stage, int index, const CUtensorMap& v, int row, int v_index,
                                            const CUtensorMap& u, int filter, int u_index) {
   const int c = index * S::stage_channels;
-  if constexpr (S::split) {
-    hopper::copy_box(stage.v, v, c, row, v_index, 0, stage.full);
-    if constexpr (!S::paired) hopper::copy_box(stage.u, u, c, filter, u_index, 0, stage.full);
-  } else {
 #pragma unroll
-    for (int plane = 0; plane < planes; ++plane) {
-      hopper::copy_box(stage.v + plane * plane_bytes, v, c + 64 * plane, row, v_index, 0, stage.full);
-      if constexpr (!S::paired) {
-        hopper::copy_box(stage.u + plane * plane_bytes, u, c + 64 * plane, filter, u_index, 0, stage.full);
-      }
-    }
-  }
-  if constexpr (S::paired) {
-    const int first = static_cast<int>(hopper::cluster_rank()) * (tile_filters / 2);
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane) {
-      hopper::copy_box_to(stage.u + plane * plane_bytes + first * row_bytes, u, S::split ? c : c + 64 * plane,
-                          filter + first, u_index, S::split ? plane : 0, stage.full, 3);
-    }
+  for (int plane = 0; plane < planes; plane += box_parts<S>) {
+    hopper::copy_box(stage.v + plane * plane_bytes, v, c + 64 * plane, row, v_index, 0, stage.full);
+    hopper::copy_box(stage.u + plane * plane_bytes, u, c + 64 * plane, filter, u_index, 0, stage.full);
   }
 }
 
@@ -175,6 +151,46 @@ __device__ __forceinline__ void write_rows(const float (&totals)[64], int warpgr
   }
 }
 
+// The same through shared memory and by tensor copies, whole lines, beside whatever comes next: for all threads of a
+// warpgroup, with a named barrier of its own. Map: columns, rows, an index, size 1; boxes {32, 64, 1, 1}, swizzled.
+// Nothing is written outside of the sizes.
+struct alignas(1024) WriteStage {
+  static constexpr int columns = 32;
+  unsigned char boxes[2][64 * columns * 4];  // [row of the warpgroup][128 bytes], one being filled, one being copied
+};
+__device__ __forceinline__ void write_boxes(const float (&totals)[64], std::uint32_t stage, int barrier,
+                                            const CUtensorMap& map, int column, int row, int index, int columns) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, lane_row = lane / 4;
+  const bool leads = threadIdx.x % 128 == 0, odd = lane_row % 2 == 1;
+  const std::uint32_t address = stage + (threadIdx.x % 128 / 32 * 16 + lane_row) * 128 + lane % 2 * 8;
+  // Of a box's four groups of 8 columns, rows with odd numbers write another one than those with even ones, so that the
+  // 16 lanes of an access meet all banks.
+  const int piece = lane_row ^ lane % 4 / 2 ^ (odd ? 4 : 0);
+#pragma unroll
+  for (int box = 0; box < tile_filters / WriteStage::columns; ++box) {
+    if (WriteStage::columns * box >= columns) break;
+    const std::uint32_t offset = box % 2 * sizeof(WriteStage::boxes[0]);
+    if (leads) box == 0 ? hopper::wait_for_reading<0>() : hopper::wait_for_reading<1>();
+    hopper::synchronise(barrier, 128);
+#pragma unroll
+    for (int group = 0; group < 4; ++group) {
+      const int even_first = 4 * (4 * box + group), odd_first = 4 * (4 * box + (group ^ 2));
+      const std::uint32_t target = address + offset + ((piece ^ 2 * group) << 4);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        hopper::store_shared(target + i * 8 * 128, odd ? totals[odd_first + 2 * i] : totals[even_first + 2 * i],
+                             odd ? totals[odd_first + 2 * i + 1] : totals[even_first + 2 * i + 1]);
+      }
+    }
+    hopper::fence_copies();
+    hopper::synchronise(barrier, 128);
+    if (leads) {
+      hopper::store_box(map, column + WriteStage::columns * box, row, index, 0, stage + offset);
+      hopper::commit_stores();
+    }
+  }
+}
+
 // The Sink of a multiplying thread:
 //   void begin(const Task&, int warpgroup)       before the task's first stage joins the totals
 //   float factor(int index, int i)               of the stage's sums of the lane's row i (0: lane_row(); 1: 8 further), a
@@ -187,9 +203,9 @@ struct Unscaled {
   __device__ __forceinline__ float factor(int, int) const { return 1.0f; }
 };
 
-// The multiplying role, for all threads of a warpgroup (aligned to 128 threads), 0 or 1. barrier: the number of a named
-// barrier for this warpgroup alone, used if the Source may block and there are two sets.
-template <typename S, int barrier, typename Task, typename Sink>
+// The multiplying role, for all threads of a warpgroup (aligned to 128 threads), 0 or 1. first_barrier: the
+// number of a named barrier, one for each warpgroup, used if the Source may block and there are two sets.
+template <typename S, int first_barrier, typename Task, typename Sink>
 class Multiplier {
  public:
   __device__ __forceinline__ Multiplier(Storage<S, Task>& shared, int stages, int warpgroup, Sink& sink,
@@ -275,7 +291,6 @@ class Multiplier {
     const std::uint32_t free = shared_address(&shared_.free[slot]);
     __syncwarp();
     if (lane == 0) hopper::arrive(free);
-    if (S::paired && lane == 1) hopper::arrive_at(free, hopper::cluster_rank() ^ 1);
 #pragma unroll
     for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[set][i], factors[i / 2 % 2], totals_[i]);
     if (index + 1 < stages_) return;
@@ -322,7 +337,7 @@ class Multiplier {
         "{\n.reg .pred p, q;\nsetp.ne.u32 p, %0, 0;\nbarrier.cta.red.and.pred q, %1, 128, p;\n"
         "selp.u32 %0, 1, 0, q;\n}"
         : "+r"(ready)
-        : "n"(barrier)
+        : "r"(first_barrier + warpgroup_)
         : "memory");
     return ready != 0;
   }
@@ -337,10 +352,10 @@ class Multiplier {
   float totals_[64], sums_[S::sets][64];
 };
 
-template <typename S, int barrier, typename Task, typename Sink>
+template <typename S, int first_barrier, typename Task, typename Sink>
 __device__ __forceinline__ void multiply_products(Storage<S, Task>& shared, int stages, int warpgroup, Sink&& sink,
                                                   WaitReport* report) {
-  Multiplier<S, barrier, Task, std::remove_reference_t<Sink>>(shared, stages, warpgroup, sink, report).run();
+  Multiplier<S, first_barrier, Task, std::remove_reference_t<Sink>>(shared, stages, warpgroup, sink, report).run();
 }
 
 }  // namespace fastconv::winograd::products
