@@ -56,7 +56,7 @@ struct BoxSink : Unscaled {
   std::uint32_t stage;  // a WriteStage
   int barrier;
 
-  __device__ __forceinline__ void write(const Task& task, int warpgroup, const float (&totals)[64]) const {
+  __device__ __forceinline__ void write(const Task& task, int warpgroup, float (&totals)[64]) const {
     write_boxes(totals, stage, barrier, m, task.filter, task.row + 64 * warpgroup, task.frequency, task.columns);
   }
 };
@@ -115,7 +115,7 @@ CUtensorMap make_product_map(const Arguments& args) {
   return make_tensor_map(args.m, DType::f32,
                          {.sizes = {at(args.k_pad), at(args.tiles), at(args.frequencies), 1},
                           .strides = {at(row), at(all), at(all)},
-                          .box = {WriteStage::columns, tile_rows / multiply_warpgroups, 1, 1}});
+                          .box = {turn_columns, tile_rows / multiply_warpgroups, 1, 1}});
 }
 
 template <typename S>

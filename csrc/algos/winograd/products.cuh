@@ -131,62 +131,77 @@ __device__ __forceinline__ int lane_row(int warpgroup) {
   return warpgroup * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Writes the lane's totals to rows of `pitch` floats. m: the block's first row and column, 8-byte aligned; of its rows
-// and columns so many exist, columns a multiple of 8.
-__device__ __forceinline__ void write_rows(const float (&totals)[64], int warpgroup, float* m, std::int64_t pitch,
-                                           int rows, int columns) {
+// Registers cannot be indexed, and straight-line code that runs once a task is fetched anew each time, at some 50 clocks
+// for 8 instructions. So the totals are written by a short loop, a quarter at a turn, and the next ones move up; the last
+// turn leaves zeros.
+constexpr int turns = 4, turn_columns = tile_filters / turns, turn_totals = 64 / turns;
+__device__ __forceinline__ void move_up(float (&totals)[64]) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) totals[i] = i + turn_totals < 64 ? totals[i + turn_totals] : 0.0f;
+}
+
+// Writes the lane's totals to rows of `pitch` floats, and leaves zeros. m: the block's first row and column, 8-byte
+// aligned; of its rows and columns so many exist, columns a multiple of 8.
+__device__ __forceinline__ void write_rows(float (&totals)[64], int warpgroup, float* m, std::int64_t pitch, int rows,
+                                           int columns) {
   const int row = lane_row(warpgroup);
+  float* target = m + row * pitch + threadIdx.x % 4 * 2;
+#pragma unroll 1
+  for (int turn = 0; turn < turns; ++turn, target += turn_columns, columns -= turn_columns) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float* target = m + (row + 8 * i) * pitch + threadIdx.x % 4 * 2;
-    asm volatile("" : "+l"(target));  // computed once, not for each store
-    const int width = row + 8 * i < rows ? columns : 0;
+    for (int i = 0; i < 2; ++i) {
+      float* first = target + 8 * i * pitch;
+      const int width = row + 8 * i < rows ? columns : 0;
 #pragma unroll
-    for (int j = 0; j < tile_filters / 8; ++j) {
-      asm volatile(  // predicated, not branched around; and the compiler may not see that this is global memory
-          "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v2.f32 [%0], {%3, %4};\n}" ::"l"(target + 8 * j),
-          "r"(width), "r"(8 * j), "f"(totals[4 * j + 2 * i]), "f"(totals[4 * j + 2 * i + 1])
-          : "memory");
+      for (int j = 0; j < turn_columns / 8; ++j) {
+        asm volatile(  // predicated, not branched around; and the compiler may not see that this is global memory
+            "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v2.f32 [%0], {%3, %4};\n}" ::"l"(first + 8 * j),
+            "r"(width), "r"(8 * j), "f"(totals[4 * j + 2 * i]), "f"(totals[4 * j + 2 * i + 1])
+            : "memory");
+      }
     }
+    move_up(totals);
   }
 }
 
 // The same through shared memory and by tensor copies, whole lines, beside whatever comes next: for all threads of a
 // warpgroup, with a named barrier of its own. Map: columns, rows, an index, size 1; boxes {32, 64, 1, 1}, swizzled.
-// Nothing is written outside of the sizes.
+// Nothing is written outside of the sizes. The caller's first thread at last waits for reading.
 struct alignas(1024) WriteStage {
-  static constexpr int columns = 32;
-  unsigned char boxes[2][64 * columns * 4];  // [row of the warpgroup][128 bytes], one being filled, one being copied
+  unsigned char boxes[2][64 * turn_columns * 4];  // [row of the warpgroup][128 bytes], one being filled, one being copied
 };
-__device__ __forceinline__ void write_boxes(const float (&totals)[64], std::uint32_t stage, int barrier,
+__device__ __forceinline__ void write_boxes(float (&totals)[64], std::uint32_t stage, int barrier,
                                             const CUtensorMap& map, int column, int row, int index, int columns) {
+  static_assert(turn_columns == 32);
   const int lane = static_cast<int>(threadIdx.x) % 32, lane_row = lane / 4;
   const bool leads = threadIdx.x % 128 == 0, odd = lane_row % 2 == 1;
-  const std::uint32_t address = stage + (threadIdx.x % 128 / 32 * 16 + lane_row) * 128 + lane % 2 * 8;
   // Of a box's four groups of 8 columns, rows with odd numbers write another one than those with even ones, so that the
   // 16 lanes of an access meet all banks.
   const int piece = lane_row ^ lane % 4 / 2 ^ (odd ? 4 : 0);
-#pragma unroll
-  for (int box = 0; box < tile_filters / WriteStage::columns; ++box) {
-    if (WriteStage::columns * box >= columns) break;
-    const std::uint32_t offset = box % 2 * sizeof(WriteStage::boxes[0]);
-    if (leads) box == 0 ? hopper::wait_for_reading<0>() : hopper::wait_for_reading<1>();
+  const std::uint32_t address = (threadIdx.x % 128 / 32 * 16 + lane_row) * 128 + lane % 2 * 8;
+#pragma unroll 1
+  for (int turn = 0; turn < turns; ++turn) {
+    const std::uint32_t box = stage + turn % 2 * sizeof(WriteStage::boxes[0]);
+    if (leads) hopper::wait_for_reading<1>();
     hopper::synchronise(barrier, 128);
 #pragma unroll
     for (int group = 0; group < 4; ++group) {
-      const int even_first = 4 * (4 * box + group), odd_first = 4 * (4 * box + (group ^ 2));
-      const std::uint32_t target = address + offset + ((piece ^ 2 * group) << 4);
+      const std::uint32_t target = box + address + ((piece ^ 2 * group) << 4);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        hopper::store_shared(target + i * 8 * 128, odd ? totals[odd_first + 2 * i] : totals[even_first + 2 * i],
-                             odd ? totals[odd_first + 2 * i + 1] : totals[even_first + 2 * i + 1]);
+        const int even_total = 4 * group + 2 * i, odd_total = 4 * (group ^ 2) + 2 * i;
+        hopper::store_shared(target + i * 8 * 128, odd ? totals[odd_total] : totals[even_total],
+                             odd ? totals[odd_total + 1] : totals[even_total + 1]);
       }
     }
+    move_up(totals);
     hopper::fence_copies();
     hopper::synchronise(barrier, 128);
     if (leads) {
-      hopper::store_box(map, column + WriteStage::columns * box, row, index, 0, stage + offset);
-      hopper::commit_stores();
+      if (turn_columns * turn < columns) {
+        hopper::store_box(map, column + turn_columns * turn, row, index, 0, box);
+      }
+      hopper::commit_stores();  // a group for every turn, so that the other box's is always the one before
     }
   }
 }
@@ -195,7 +210,7 @@ __device__ __forceinline__ void write_boxes(const float (&totals)[64], std::uint
 //   void begin(const Task&, int warpgroup)       before the task's first stage joins the totals
 //   float factor(int index, int i)               of the stage's sums of the lane's row i (0: lane_row(); 1: 8 further), a
 //                                                power of two; called beside the stage's products
-//   void write(const Task&, int warpgroup, const float (&totals)[64])
+//   void write(const Task&, int warpgroup, float (&totals)[64])   leaves zeros
 // All are called by all threads of a warpgroup. A Sink without scales:
 struct Unscaled {
   template <typename Task>
@@ -215,32 +230,25 @@ class Multiplier {
   __device__ __forceinline__ void run() {
 #pragma unroll
     for (int i = 0; i < 64; ++i) totals_[i] = 0.0f;
-    if constexpr (S::sets == 2) {
+    if constexpr (S::sets == 1) {
+#pragma unroll 1
+      while (await_next(0)) {
+        issue_next(sums_[0]);
+        complete<0, 0>(index_ - 1);
+      }
+    } else {
       if (!start<0>()) return;
 #pragma unroll 1
       while (step<1>() && step<0>()) {
-      }
-    } else {
-#pragma unroll 1
-      while (start<0>()) {
-        complete<0, 0>(0);
-#pragma unroll 1
-        while (index_ < stages_) {
-          await_stage();
-          issue_next(sums_[0]);
-          complete<0, 0>(index_ - 1);
-        }
       }
     }
   }
 
  private:
-  // Issues the products of a task's first stage; none of another stage are unfinished. False if there are no more tasks.
+  // Issues the products of a task's first stage, while none are under way. False if there are no more tasks.
   template <int set>
   __device__ __forceinline__ bool start() {
-    await_stage();
-    if (!shared_.entries[written_ % task_slots].exists) return false;
-    index_ = 0;
+    if (!await_next(0)) return false;
     issue_next(sums_[set]);
     return true;
   }
@@ -249,54 +257,48 @@ class Multiplier {
   template <int set>
   __device__ __forceinline__ bool step() {
     constexpr int other = set ^ 1;
-    const bool begins = index_ == stages_;
+    const int before = index_ - 1;
     if constexpr (S::may_block) {
-      if (begins && !is_ready()) {
-        complete<other, 0>(stages_ - 1);
+      if (index_ == stages_ && !is_ready()) {
+        complete<other, 0>(before);
         return start<set>();
       }
     }
-    await_stage();
-    if (begins) {
-      if (!shared_.entries[(written_ + 1) % task_slots].exists) {
-        complete<other, 0>(stages_ - 1);
-        return false;
-      }
-      index_ = 0;
+    if (!await_next(1)) {
+      complete<other, 0>(before);
+      return false;
     }
     issue_next(sums_[set]);
-    complete<other, 1>(begins ? stages_ - 1 : index_ - 2);
+    complete<other, 1>(before);
     return true;
   }
 
-  __device__ __forceinline__ void await_stage() const {
+  // False if there is no next stage. unwritten: tasks begun and not written.
+  __device__ __forceinline__ bool await_next(int unwritten) const {
     hopper::wait_in_place<S::kernel, role_multiply>(shared_address(&shared_.full[slot_.slot]), slot_.parity, report_);
+    return index_ < stages_ || shared_.entries[(written_ + unwritten) % task_slots].exists;
   }
   __device__ __forceinline__ void issue_next(float (&sums)[64]) {
     issue(sums);
-    ++index_;
+    index_ = index_ == stages_ ? 1 : index_ + 1;
     slot_.advance(S::slots);
   }
 
   // Waits for a stage's products, gives its slot back, adds its sums to the totals and, if it is its task's last, writes
-  // them. under_way: products that were issued since.
-  template <int set, int under_way>
+  // them. since: stages issued since.
+  template <int set, int since>
   __device__ __forceinline__ void complete(int index) {
     if (index == 0) sink_.begin(shared_.entries[written_ % task_slots].task, warpgroup_);
     const float factors[2] = {sink_.factor(index, 0), sink_.factor(index, 1)};
-    hopper::wait_for_products<under_way>();
+    hopper::wait_for_products<since>();
     hopper::pin(sums_[set]);
-    const int slot = (slot_.slot + S::slots - 1 - under_way) % S::slots;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const std::uint32_t free = shared_address(&shared_.free[slot]);
     __syncwarp();
-    if (lane == 0) hopper::arrive(free);
+    if (threadIdx.x % 32 == 0) {
+      hopper::arrive(shared_address(&shared_.free[(slot_.slot + S::slots - 1 - since) % S::slots]));
+    }
 #pragma unroll
     for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[set][i], factors[i / 2 % 2], totals_[i]);
-    if (index + 1 < stages_) return;
-    sink_.write(shared_.entries[written_++ % task_slots].task, warpgroup_, totals_);
-#pragma unroll
-    for (int i = 0; i < 64; ++i) totals_[i] = 0.0f;
+    if (index + 1 == stages_) sink_.write(shared_.entries[written_++ % task_slots].task, warpgroup_, totals_);
   }
 
   __device__ __forceinline__ void issue(float (&sums)[64]) const {
@@ -347,7 +349,7 @@ class Multiplier {
   WaitReport* const report_;
   const int stages_, warpgroup_;
   hopper::RingPosition slot_;         // of the next stage
-  int index_ = 0;                     // of the next stage in its task; stages: it begins the next task
+  int index_ = stages_;               // of the next stage in its task; stages_: it begins the next task
   unsigned written_ = 0;              // tasks
   float totals_[64], sums_[S::sets][64];
 };
