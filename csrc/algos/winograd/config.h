@@ -35,10 +35,12 @@ constexpr std::int64_t cpu_workspace_per_thread = std::int64_t{2} << 20;
 constexpr std::int64_t cpu_tile_multiple = 16;
 constexpr std::int64_t cpu_least_tiles = 128;
 
-// Who multiplies: the kernel of products.cuh, on Hopper, or the library. Depends on the weight and the device alone (the
-// rule of packed_weight()).
+// Who multiplies: the kernel of products.cuh, or the library. Split operands on Hopper are ours: two thirds of the bytes of
+// V, a fifth of the error, and as fast or faster at every size that was measured (docs/performance.md). One product stays
+// with the library, which is up to a sixth faster there. The answer depends on the weight and the device alone (the rule
+// of packed_weight()).
 inline bool multiplies_itself(Mode mode, const DeviceInfo& device) {
-  return mode != Mode::fp32 && device.type == DeviceType::cuda && device.compute_capability == 90;
+  return mode == Mode::split && device.type == DeviceType::cuda && device.compute_capability == 90;
 }
 
 struct Config {

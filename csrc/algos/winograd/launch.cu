@@ -91,8 +91,7 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
 void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, const void* v, const void* u, float* m,
               Runtime& runtime) {
   if (config.own_product) {
-    products::run({.mode = config.mode,
-                   .v = v,
+    products::run({.v = v,
                    .u = u,
                    .m = m,
                    .frequencies = config.frequencies(),

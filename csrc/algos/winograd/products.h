@@ -1,4 +1,4 @@
-// Our own batched product for the staged algorithms, on Hopper (products.cuh has its roles).
+// Our own batched product of split operands for the staged algorithms, on Hopper (products.cuh has its roles).
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,8 @@
 namespace fastconv::winograd::products {
 
 struct Arguments {
-  Mode mode;      // not fp32
-  const void* v;  // [frequencies][tiles][parts][C_pad]
-  const void* u;  // [frequencies][filters][parts][C_pad]
+  const void* v;  // float16 [frequencies][tiles][2][C_pad]: lo, hi
+  const void* u;  // float16 [frequencies][filters][2][C_pad]: lo, hi
   float* m;       // [frequencies][tiles][K_pad]
   std::int64_t frequencies, tiles, filters, c_pad, k_pad;
   int processors;
