@@ -57,7 +57,8 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, con
 // does, and spills.
 template <int kernel, int role>
 __device__ __forceinline__ void wait_in_place(std::uint32_t barrier, unsigned parity, WaitReport* report) {
-  static_assert(offsetof(WaitReport, kernel) == 4 && offsetof(WaitReport, role) == 8 && offsetof(WaitReport, block) == 12);
+  static_assert(offsetof(WaitReport, kernel) == 4 && offsetof(WaitReport, role) == 8 &&
+                offsetof(WaitReport, block) == 12);
   asm volatile(
       "{\n.reg .pred p;\n.reg .u32 tries, old;\nmov.u32 tries, 0;\n"
       "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
@@ -116,10 +117,11 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// ---- Copies out of shared memory. Between ordinary stores and them: fence_copies() by the threads that have stored, then
-// a barrier. A thread waits for what it has started itself.
+// ---- Copies out of shared memory. Between ordinary stores and them: fence_copies() by the threads that have stored,
+// then a barrier. A thread waits for what it has started itself.
 
-__device__ __forceinline__ void store_box(const CUtensorMap& map, int x0, int x1, int x2, int x3, std::uint32_t source) {
+__device__ __forceinline__ void store_box(const CUtensorMap& map, int x0, int x1, int x2, int x3,
+                                          std::uint32_t source) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
                "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(source)
                : "memory");
@@ -239,12 +241,11 @@ __device__ __forceinline__ void multiply(float (&d)[count], const std::uint32_t 
 #undef FASTCONV_PRODUCT
 
 // The same with A in shared memory, too, laid out like B: 64 rows; n = 128.
-#define FASTCONV_SHARED_PRODUCT(type)                                                                            \
-  asm volatile(                                                                                                  \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type    \
-      " {" FASTCONV_S64 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                         \
-      : FASTCONV_D64                                                                                             \
-      : "l"(a), "l"(b), "n"(accumulate ? 1 : 0))
+#define FASTCONV_SHARED_PRODUCT(type)                                                                         \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." #type \
+               "." #type " {" FASTCONV_S64 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                   \
+               : FASTCONV_D64                                                                                 \
+               : "l"(a), "l"(b), "n"(accumulate ? 1 : 0))
 
 template <typename Half, bool accumulate>
 __device__ __forceinline__ void multiply_shared(float (&d)[64], std::uint64_t a, std::uint64_t b) {

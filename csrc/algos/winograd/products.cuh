@@ -3,8 +3,8 @@
 // there is to do and how it is loaded comes from a Source, what becomes of the result is the business of a Sink: so the
 // staged algorithms (products.cu) and a kernel with tasks of other kinds use the same roles.
 //
-// A stage is what a block of 128 tiles and 128 filters needs of some channels: two planes of 64 channels of each operand,
-// a row of a plane 128 bytes, its 16-byte pieces swizzled (piece p of row r at p ^ (r & 7)).
+// A stage is what a block of 128 tiles and 128 filters needs of some channels: two planes of 64 channels of each
+// operand, a row of a plane 128 bytes, its 16-byte pieces swizzled (piece p of row r at p ^ (r & 7)).
 //   split       64 channels; the planes are the parts lo and hi, multiplied lo*hi, hi*lo, hi*hi: the small ones first
 //   fp16, bf16  128 channels, a plane for each half of them
 //
@@ -21,9 +21,9 @@
 
 namespace fastconv::winograd::products {
 
-constexpr int tile_rows = 128;     // tiles (rows of V and M) of a block
-constexpr int tile_filters = 128;  // filters (rows of U, columns of M) of a block
-constexpr int row_bytes = 128;     // of a plane
+constexpr int tile_rows = product_tiles;       // tiles (rows of V and M) of a block
+constexpr int tile_filters = product_filters;  // filters (rows of U, columns of M) of a block
+constexpr int row_bytes = 128;                 // of a plane
 constexpr int planes = 2;
 constexpr int plane_bytes = tile_rows * row_bytes;
 constexpr int stage_bytes = 2 * planes * plane_bytes;
@@ -34,7 +34,8 @@ constexpr int task_slots = 8;
 //   sets       2: sets of sums, 64 registers each: a stage's products run while the sums of the one before join the
 //              totals, and the first stage of a task runs while the totals of the task before are written.
 //              1: fewer registers; the warpgroups fill each other's gaps
-//   holds_v    one set: a stage's V goes through registers, from where it is multiplied: shared memory, whose bandwidth is
+//   holds_v    one set: a stage's V goes through registers, from where it is multiplied: shared memory, whose bandwidth
+//   is
 //              the limit, is then read for two planes instead of three products; 32 registers
 //   may_block  Source::next() may wait for other blocks: then a task is written before its successor is waited for
 //   kernel     WaitKernel, for waits that expire
@@ -48,7 +49,7 @@ struct Shape {
   static constexpr int sets = sets_, slots = slots_, kernel = kernel_;
   static_assert(sets == 1 || sets == 2);
   static_assert(slots >= 2 && slots + 1 < task_slots);  // tasks that the loading thread can be ahead
-  static constexpr int stage_channels = split ? 64 : 128;
+  static constexpr int stage_channels = split ? product_channels : 2 * product_channels;
   // What setmaxnreg has to leave to a thread of each role; that is the caller's business.
   static constexpr int multiply_registers = sets == 2 || holds_v ? 232 : 160, load_registers = 40;
 };
@@ -73,8 +74,8 @@ struct alignas(1024) Storage {
   }
 };
 
-// Where a Source brings a stage: plane p of an operand at + p * plane_bytes. The copies report to `full`, stage_bytes in
-// all, zeros for channels, tiles and filters that do not exist.
+// Where a Source brings a stage: plane p of an operand at + p * plane_bytes. The copies report to `full`, stage_bytes
+// in all, zeros for channels, tiles and filters that do not exist.
 struct Stage {
   std::uint32_t v, u;  // shared addresses, [planes][128][128 bytes]
   std::uint32_t full;  // mbarrier
@@ -96,9 +97,10 @@ __device__ __forceinline__ void load_stage(const Stage& stage, int index, const 
 }
 
 // The loading role, for one thread. Source:
-//   bool next(Task&)                             false when there are no more. Where it waits for V that ordinary stores
-//                                                of other blocks have written, it has to acquire, and to fence the copies
-//                                                (fence.proxy.async)
+//   bool next(Task&)                             false when there are no more. Where it waits for V that ordinary
+//   stores
+//                                                of other blocks have written, it has to acquire, and to fence the
+//                                                copies (fence.proxy.async)
 //   void load(const Task&, int index, const Stage&)   starts the copies of a stage
 template <typename S, typename Task, typename Source>
 __device__ __forceinline__ void load_products(Storage<S, Task>& shared, int stages, Source&& source,
@@ -128,15 +130,15 @@ __device__ __forceinline__ void load_products(Storage<S, Task>& shared, int stag
   hopper::arrive(shared_address(&shared.full[ring.slot]));
 }
 
-// Of the block's 128, the first row that the lane of a multiplying warpgroup holds (hopper.cuh): totals[4j], [4j + 1] are
-// its columns 8j + 2 (lane % 4) and the next, totals[4j + 2], [4j + 3] those of the row 8 further.
+// Of the block's 128, the first row that the lane of a multiplying warpgroup holds (hopper.cuh): totals[4j], [4j + 1]
+// are its columns 8j + 2 (lane % 4) and the next, totals[4j + 2], [4j + 3] those of the row 8 further.
 __device__ __forceinline__ int lane_row(int warpgroup) {
   return warpgroup * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
 }
 
-// Registers cannot be indexed, and straight-line code that runs once a task is fetched anew each time, at some 50 clocks
-// for 8 instructions. So the totals are written by a short loop, a quarter at a turn, and the next ones move up; the last
-// turn leaves zeros.
+// Registers cannot be indexed, and straight-line code that runs once a task is fetched anew each time, at some 50
+// clocks for 8 instructions. So the totals are written by a short loop, a quarter at a turn, and the next ones move up;
+// the last turn leaves zeros.
 constexpr int turns = 4, turn_columns = tile_filters / turns, turn_totals = 64 / turns;
 __device__ __forceinline__ void move_up(float (&totals)[64]) {
 #pragma unroll
@@ -171,7 +173,8 @@ __device__ __forceinline__ void write_rows(float (&totals)[64], int warpgroup, f
 // warpgroup, with a named barrier of its own. Map: columns, rows, an index, size 1; boxes {32, 64, 1, 1}, swizzled.
 // Nothing is written outside of the sizes. The caller's first thread at last waits for reading.
 struct alignas(1024) WriteStage {
-  unsigned char boxes[2][64 * turn_columns * 4];  // [row of the warpgroup][128 bytes], one being filled, one being copied
+  unsigned char boxes[2]
+                     [64 * turn_columns * 4];  // [row of the warpgroup][128 bytes], one being filled, one being copied
 };
 __device__ __forceinline__ void write_boxes(float (&totals)[64], std::uint32_t stage, int barrier,
                                             const CUtensorMap& map, int column, int row, int index, int columns) {
@@ -211,7 +214,8 @@ __device__ __forceinline__ void write_boxes(float (&totals)[64], std::uint32_t s
 
 // The Sink of a multiplying thread:
 //   void begin(const Task&, int warpgroup)       before the task's first stage joins the totals
-//   float factor(int index, int i)               of the stage's sums of the lane's row i (0: lane_row(); 1: 8 further), a
+//   float factor(int index, int i)               of the stage's sums of the lane's row i (0: lane_row(); 1: 8 further),
+//   a
 //                                                power of two; called beside the stage's products
 //   void write(const Task&, int warpgroup, float (&totals)[64])   leaves zeros
 // All are called by all threads of a warpgroup. A Sink without scales:
@@ -289,8 +293,8 @@ class Multiplier {
     slot_.advance(S::slots);
   }
 
-  // Waits for a stage's products, gives its slot back, adds its sums to the totals and, if it is its task's last, writes
-  // them. since: stages issued since.
+  // Waits for a stage's products, gives its slot back, adds its sums to the totals and, if it is its task's last,
+  // writes them. since: stages issued since.
   template <int set, int since>
   __device__ __forceinline__ void complete(int index) {
     if (index == 0) sink_.begin(shared_.entries[written_ % task_slots].task, warpgroup_);
@@ -317,7 +321,7 @@ class Multiplier {
 #pragma unroll
         for (int i = 0; i < depth; ++i) load_fragment(rows + plane * plane_bytes, i, v[plane][i]);
       }
-      issue_products(sums, u, [&](int plane, int i) -> const std::uint32_t(&)[4] { return v[plane][i]; });
+      issue_products(sums, u, [&](int plane, int i) -> const std::uint32_t (&)[4] { return v[plane][i]; });
     } else {
       const std::uint64_t v = hopper::matrix_descriptor<row_bytes>(rows);
       issue_products(sums, u,
@@ -355,7 +359,8 @@ class Multiplier {
 
   // 16 channels of the warp's 16 rows, in wgmma's order (hopper.cuh).
   static __device__ __forceinline__ void load_fragment(std::uint32_t rows, int i, std::uint32_t (&v)[4]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane % 16;
+    const int lane = static_cast<int>(threadIdx.x) % 32,
+              row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane % 16;
     hopper::load_matrices(rows + row * row_bytes + (hopper::swizzle_128(row, 2 * i + lane / 16) << 4), v);
   }
 
@@ -375,9 +380,9 @@ class Multiplier {
   Sink& sink_;
   WaitReport* const report_;
   const int stages_, warpgroup_;
-  hopper::RingPosition slot_;         // of the next stage
-  int index_ = stages_;               // of the next stage in its task; stages_: it begins the next task
-  unsigned written_ = 0;              // tasks
+  hopper::RingPosition slot_;  // of the next stage
+  int index_ = stages_;        // of the next stage in its task; stages_: it begins the next task
+  unsigned written_ = 0;       // tasks
   float totals_[64], sums_[S::sets][64];
 };
 

@@ -96,8 +96,8 @@ __device__ __forceinline__ void store_pack(T* target, const Pack<count>& pack) {
 }
 
 // Writes transformed values to a row of V or U (`row` points at channel c of that row, which has `depth` elements); in
-// split mode as config.h says. The small products lo*hi and hi*lo come first in the reduction: the tensor cores truncate
-// their accumulator at every step, and while it is small that costs nothing (docs/numerics.md).
+// split mode as config.h says. The small products lo*hi and hi*lo come first in the reduction: the tensor cores
+// truncate their accumulator at every step, and while it is small that costs nothing (docs/numerics.md).
 template <Mode mode, bool is_filter, int count>
 __device__ __forceinline__ void store_operand(typename Operand<mode>::type* row, int c_pad, int depth,
                                               const Pack<count>& value) {
