@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "device/mma.cuh"
@@ -52,6 +53,24 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, con
   }
 }
 
+// The same in one asm block: around a loop and a call in C++, ptxas 13.0 gives a thread fewer registers than setmaxnreg
+// does, and spills.
+template <int kernel, int role>
+__device__ __forceinline__ void wait_in_place(std::uint32_t barrier, unsigned parity, WaitReport* report) {
+  static_assert(offsetof(WaitReport, kernel) == 4 && offsetof(WaitReport, role) == 8 &&
+                offsetof(WaitReport, block) == 12);
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .u32 tries, old;\nmov.u32 tries, 0;\n"
+      "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
+      "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, %5;\n@p bra again;\n"
+      "setp.eq.u64 p, %2, 0;\n@p bra stop;\n"
+      "atom.sys.cas.b32 old, [%2], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
+      "mov.u32 old, %%ctaid.x;\nst.u32 [%2+4], %3;\nst.u32 [%2+8], %4;\nst.u32 [%2+12], old;\nmembar.sys;\n"
+      "stop:\ntrap;\ndone:\n}" ::"r"(barrier),
+      "r"(parity), "l"(report), "n"(kernel), "n"(role), "n"(WaitSite::limit)
+      : "memory");
+}
+
 // A position in a ring of barriers: the slot, and the parity of its current phase.
 struct RingPosition {
   int slot = 0;
@@ -98,6 +117,29 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// ---- Copies out of shared memory. Between ordinary stores and them: fence_copies() by the threads that have stored,
+// then a barrier. A thread waits for what it has started itself.
+
+__device__ __forceinline__ void store_box(const CUtensorMap& map, int x0, int x1, int x2, int x3,
+                                          std::uint32_t source) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
+               "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(source)
+               : "memory");
+}
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void store_shared(std::uint32_t target, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(target), "f"(first), "f"(second) : "memory");
+}
+// A named barrier of so many threads.
+__device__ __forceinline__ void synchronise(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// Until all but `pending` groups have been read from shared memory.
+template <int pending>
+__device__ __forceinline__ void wait_for_reading() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
 // ---- Registers of a warpgroup's threads (multiples of 8)
 
 template <int registers>
@@ -119,6 +161,14 @@ __device__ __forceinline__ void shrink_registers() {
 // The 16-byte piece in which piece `piece` of row `row` lies.
 constexpr __host__ __device__ int swizzle_128(int row, int piece) { return piece ^ (row & 7); }
 constexpr __host__ __device__ int swizzle_64(int row, int piece) { return piece ^ (row >> 1 & 3); }
+
+// Four matrices of 8 rows of 16 bytes, a lane one row's address: lanes 0-7 those of the first.
+__device__ __forceinline__ void load_matrices(std::uint32_t address, std::uint32_t (&a)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(address)
+               : "memory");
+}
 
 // Of B at an address whose group of 8 rows starts at a multiple of 1024 (512) bytes. A step of 16 along k: 32 bytes.
 template <int row_bytes>
@@ -189,5 +239,25 @@ __device__ __forceinline__ void multiply(float (&d)[count], const std::uint32_t 
 }
 
 #undef FASTCONV_PRODUCT
+
+// The same with A in shared memory, too, laid out like B: 64 rows; n = 128.
+#define FASTCONV_SHARED_PRODUCT(type)                                                                         \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." #type \
+               "." #type " {" FASTCONV_S64 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                   \
+               : FASTCONV_D64                                                                                 \
+               : "l"(a), "l"(b), "n"(accumulate ? 1 : 0))
+
+template <typename Half, bool accumulate>
+__device__ __forceinline__ void multiply_shared(float (&d)[64], std::uint64_t a, std::uint64_t b) {
+#if defined(FASTCONV_HAS_WGMMA)
+  if constexpr (std::is_same_v<Half, bfloat16_t>) {
+    FASTCONV_SHARED_PRODUCT(bf16);
+  } else {
+    FASTCONV_SHARED_PRODUCT(f16);
+  }
+#endif
+}
+
+#undef FASTCONV_SHARED_PRODUCT
 
 }  // namespace fastconv::hopper

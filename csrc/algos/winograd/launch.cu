@@ -1,10 +1,11 @@
-// The stages in order: for each chunk of tiles, input transform, batched GEMM of the library, output transform.
+// The stages in order: for each chunk of tiles, input transform, batched product, output transform.
 #include <algorithm>
 #include <type_traits>
 
 #include "algos/winograd/filter_transform.cuh"
 #include "algos/winograd/input_transform.cuh"
 #include "algos/winograd/output_transform.cuh"
+#include "algos/winograd/products.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/transpose.cuh"
@@ -86,6 +87,34 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
   check_launch("winograd output transform");
 }
 
+// M = V U^T at every frequency.
+void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, const void* v, const void* u, float* m,
+              Runtime& runtime) {
+  if (config.own_product) {
+    products::run({.v = v,
+                   .u = u,
+                   .m = m,
+                   .frequencies = config.frequencies(),
+                   .tiles = tiles,
+                   .filters = filters,
+                   .c_pad = config.c_pad,
+                   .k_pad = config.k_pad,
+                   .processors = runtime.device().processors,
+                   .stream = runtime.stream(),
+                   .report = runtime.wait_report()});
+    return;
+  }
+  GemmArgs gemm;
+  gemm.batch = config.frequencies();
+  gemm.m = tiles, gemm.n = filters, gemm.k = config.depth;
+  gemm.a = v, gemm.lda = config.depth, gemm.stride_a = tiles * config.depth;
+  gemm.b = u, gemm.ldb = config.depth, gemm.stride_b = filters * config.depth;
+  gemm.d = m, gemm.ldd = config.k_pad, gemm.stride_d = tiles * config.k_pad;
+  gemm.in = config.mode == Mode::fp32 ? DType::f32 : config.mode == Mode::bf16 ? DType::bf16 : DType::f16;
+  gemm.out = DType::f32;
+  runtime.gemm(gemm);
+}
+
 template <typename T, int m, Mode mode>
 void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
@@ -109,15 +138,7 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     chunk.first_tile = static_cast<int>(first);
     chunk.tiles = static_cast<int>(std::min(config.chunk_tiles, config.tiles - first));
     transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
-    GemmArgs gemm;
-    gemm.batch = config.frequencies();
-    gemm.m = chunk.tiles, gemm.n = problem.k, gemm.k = config.depth;
-    gemm.a = v, gemm.lda = config.depth, gemm.stride_a = chunk.tiles * config.depth;
-    gemm.b = u, gemm.ldb = config.depth, gemm.stride_b = problem.k * config.depth;
-    gemm.d = products, gemm.ldd = config.k_pad, gemm.stride_d = chunk.tiles * config.k_pad;
-    gemm.in = mode == Mode::fp32 ? DType::f32 : mode == Mode::bf16 ? DType::bf16 : DType::f16;
-    gemm.out = DType::f32;
-    runtime.gemm(gemm);
+    multiply(config, problem.k, chunk.tiles, v, u, products, runtime);
     transform_output<T, m>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, stream);
   }
 }
