@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fastconv import ops
 from fastconv.bench import environment, ours, results
 from fastconv.bench.layers import Layer, select
 from fastconv.bench.timing import L2Flush
@@ -47,12 +48,13 @@ def _copy_us(moved: float, flush: L2Flush, rounds: int) -> float:
     return median(times)
 
 
-def _moved_bytes(layer: Layer, n: int, accuracy: str, m: int) -> dict[str, float]:
+def _moved_bytes(layer: Layer, n: int, accuracy: str, m: int, device: torch.device) -> dict[str, float]:
     """Bytes that each kernel beside the GEMM must move: x in and out; x in and V out; M in and y out."""
     tiles = n * ceil(layer.p / m) * ceil(layer.q / m)
     frequencies = (m + 2) ** 2
     element = 2 if accuracy in ("fp16", "bf16") else 4
-    v_element = {"ieee": 4, "fp32": 6, "tf32": 6}.get(accuracy, 2)  # split: hi, hi, lo
+    split = 4 if ops.device_info(device).compute_capability == 90 else 6  # lo, hi; the library's GEMM needs hi twice
+    v_element = {"ieee": 4, "fp32": split, "tf32": split}.get(accuracy, 2)
     x_bytes = n * layer.c * layer.h * layer.w * element
     return {
         "transpose": 2 * x_bytes,
@@ -108,7 +110,7 @@ def run(
                 for stage, value in sums.items():
                     samples[stage].append(value)
             us = {stage: median(values) for stage, values in samples.items()}
-            moved = _moved_bytes(layer, batch, accuracy, m)
+            moved = _moved_bytes(layer, batch, accuracy, m, device)
             copies = {stage: _copy_us(size, flush, 3) for stage, size in moved.items() if us[stage]}
             row = {**layer.fields(), "n": batch, "class": accuracy, "layout": layout, "algorithm": algorithm}
             row |= {f"{stage}_us": value for stage, value in us.items()}
