@@ -54,29 +54,30 @@ __global__ void __launch_bounds__(256) transpose_fours(const T* __restrict__ sou
 }
 
 template <typename T>
-__global__ void __launch_bounds__(256) transpose_any(const T* __restrict__ source,  // [batch][rows][columns]
-                                                     T* __restrict__ target,        // [batch][columns][rows]
-                                                     std::int64_t batch, std::int64_t rows, std::int64_t columns) {
+__global__ void __launch_bounds__(256, 4) transpose_any(const T* __restrict__ source,  // [batch][rows][columns]
+                                                        T* __restrict__ target,        // [batch][columns][rows]
+                                                        std::int64_t batch, std::int64_t rows, std::int64_t columns) {
+  constexpr int lines = 256 / transpose_tile, steps = transpose_tile / lines;
   __shared__ T tile[transpose_tile][transpose_tile + 1];
   const int lane = threadIdx.x % transpose_tile, first = threadIdx.x / transpose_tile;
-  const int step = blockDim.x / transpose_tile;
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.y) * transpose_tile;
   const std::int64_t column0 = static_cast<std::int64_t>(blockIdx.x) * transpose_tile;
   for (std::int64_t b = blockIdx.z; b < batch; b += gridDim.z) {
     const T* from = source + b * rows * columns;
     T* to = target + b * rows * columns;
-    if (column0 + lane < columns) {
+    T values[steps];  // first all loads, so that they are under way together
 #pragma unroll
-      for (int r = first; r < transpose_tile; r += step) {
-        if (row0 + r < rows) tile[r][lane] = from[(row0 + r) * columns + column0 + lane];
-      }
+    for (int i = 0; i < steps; ++i) {
+      const std::int64_t row = row0 + first + i * lines;
+      if (row < rows && column0 + lane < columns) values[i] = from[row * columns + column0 + lane];
     }
-    __syncthreads();
-    if (row0 + lane < rows) {
 #pragma unroll
-      for (int c = first; c < transpose_tile; c += step) {
-        if (column0 + c < columns) to[(column0 + c) * rows + row0 + lane] = tile[lane][c];
-      }
+    for (int i = 0; i < steps; ++i) tile[first + i * lines][lane] = values[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      const int c = first + i * lines;
+      if (column0 + c < columns && row0 + lane < rows) to[(column0 + c) * rows + row0 + lane] = tile[lane][c];
     }
     __syncthreads();
   }
