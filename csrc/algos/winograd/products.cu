@@ -56,7 +56,7 @@ struct BoxSink : Unscaled {
   std::uint32_t stage;  // a WriteStage
   int barrier;
 
-  __device__ __forceinline__ void write(const Task& task, int warpgroup, float (&totals)[64]) const {
+  [[maybe_unused]] __device__ __forceinline__ void write(const Task& task, int warpgroup, float (&totals)[64]) const {
     write_boxes(totals, stage, barrier, m, task.filter, task.row + 64 * warpgroup, task.frequency, task.columns);
   }
 };
