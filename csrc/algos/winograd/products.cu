@@ -51,12 +51,13 @@ class TaskSource {
   unsigned index_;
 };
 
+template <typename S>
 struct BoxSink : Unscaled {
   const CUtensorMap& m;
   std::uint32_t stage;  // a WriteStage
   int barrier;
 
-  [[maybe_unused]] __device__ __forceinline__ void write(const Task& task, int warpgroup, float (&totals)[64]) const {
+  __device__ __forceinline__ void write(const Task& task, int warpgroup, float (&totals)[64]) const {
     write_boxes(totals, stage, barrier, m, task.filter, task.row + 64 * warpgroup, task.frequency, task.columns);
   }
 };
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   if (warpgroup < multiply_warpgroups) {
     hopper::grow_registers<S::multiply_registers>();
-    BoxSink sink{{}, m, shared_address(&shared.writes[warpgroup]), 1 + warpgroup};
+    BoxSink<S> sink{{}, m, shared_address(&shared.writes[warpgroup]), 1 + warpgroup};
     multiply_products<S, 1>(shared.products, grid.stages, warpgroup, sink, grid.report);
     if (threadIdx.x % 128 == 0) hopper::wait_for_reading<0>();
   } else {
