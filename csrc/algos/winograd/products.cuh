@@ -36,8 +36,7 @@ constexpr int task_slots = 8;
 //              1: fewer registers; the warpgroups fill each other's gaps
 //   may_block  Source::next() may wait for other blocks: then a task is written before its successor is waited for
 //   kernel     WaitKernel, for waits that expire
-template <Mode mode_, int sets_ = 2, bool may_block_ = false, int slots_ = 3,
-          int kernel_ = kernel_winograd_products>
+template <Mode mode_, int sets_ = 2, bool may_block_ = false, int slots_ = 3, int kernel_ = kernel_winograd_products>
 struct Shape {
   static_assert(mode_ != Mode::fp32);
   using Half = typename Operand<mode_>::type;
