@@ -94,12 +94,14 @@ struct Plan {
   std::int64_t stages, splits;  // of the whole reduction; parts into which it is cut
   std::int64_t tiles_n, tiles_p, tiles_q;
 
+  // float32 is split on the way into the multiplying warps' registers, not by a warpgroup of its own.
+  bool raw() const { return stage_taps == 1 && (weights.mode == Mode::split || weights.mode == Mode::single); }
   int pixel_tile() const { return 64 * multiply_warpgroups * row_blocks; }
   std::size_t stage_bytes() const {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * input_row_bytes + 1023) / 1024 * 1024;
   }
   // With the largest value of each of its pixels.
-  std::size_t slot_bytes() const { return stage_bytes() + stage_bytes() / 32; }
+  std::size_t slot_bytes() const { return stage_bytes() + (raw() ? 0 : stage_bytes() / 32); }
   std::size_t shared_bytes() const { return shared_overhead + input_slots * slot_bytes() + weights.ring_bytes(); }
   std::size_t partial_bytes(const ConvProblem& problem) const {
     return splits == 1 ? 0 : Config::align(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));

@@ -2,6 +2,8 @@
 // side.
 #pragma once
 
+#include <atomic>
+
 #include "algos/implicit_gemm/wgmma.h"
 #include "algos/implicit_gemm/wgmma_kernel.cuh"
 #include "algos/implicit_gemm/wgmma_pack.cuh"
@@ -59,6 +61,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
       .dilation_w = as_int(problem.dilation_w),
       .along_filters = problem.layout == Layout::nhwc,
       .copy_bias = reinterpret_cast<std::uintptr_t>(args.bias) % 4 == 0,
+      .vectors = false,
       .quads = false,
       .flat_nchw = product && problem.layout == Layout::nchw,
       .by_image = divide(problem.p() * problem.q()),
@@ -72,22 +75,35 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
       .by_taps = divide(weights.taps),
       .by_s = divide(problem.s)};
   if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.h * problem.w);
-  const auto aligned = [](const void* pointer) {
-    return reinterpret_cast<std::uintptr_t>(pointer) % (4 * sizeof(T)) == 0;
+  const auto aligned = [&](int elements) {
+    const std::size_t bytes = elements * sizeof(T);
+    return reinterpret_cast<std::uintptr_t>(args.y) % bytes == 0 &&
+           reinterpret_cast<std::uintptr_t>(args.residual) % bytes == 0;
   };
-  const bool whole_quads = params.along_filters ? problem.k % 4 == 0
-                           : product            ? problem.h * problem.w % 4 == 0
-                                                : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
-  params.quads = whole_quads && aligned(args.y) && aligned(args.residual);
+  const bool whole_quads = product ? problem.h * problem.w % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
+  params.vectors = params.along_filters && problem.k % chunk_of<T> == 0 && aligned(chunk_of<T>);
+  params.quads = !params.along_filters && whole_quads && aligned(4);
   return params;
+}
+
+// Once for each device: the attribute stays with the kernel. Two threads that meet here both set it.
+template <typename S>
+void allow_shared_memory() {
+  static std::atomic<std::uint64_t> devices{0};
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "implicit_gemm: device");
+  const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
+  if ((devices.load(std::memory_order_relaxed) & bit) != 0) return;
+  check_cuda(
+      cudaFuncSetAttribute(convolve<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_limit)),
+      "implicit_gemm: shared memory");
+  devices.fetch_or(bit, std::memory_order_relaxed);
 }
 
 template <typename S>
 void launch(const Params<typename S::T>& params, const CUtensorMap& map, std::size_t shared_bytes, int processors,
             cudaStream_t stream) {
-  check_cuda(
-      cudaFuncSetAttribute(convolve<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-      "implicit_gemm: shared memory");
+  allow_shared_memory<S>();
   const unsigned blocks = std::min(params.work, static_cast<unsigned>(processors));  // one fits on a multiprocessor
   convolve<S><<<blocks, S::threads, shared_bytes, stream>>>(map, params);
   check_launch("implicit_gemm");
@@ -109,10 +125,15 @@ void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* work
       is_matrix_product(problem)
           ? make_tensor_map(x, problem.dtype, 1, 1, problem.n * problem.h * problem.w, problem.c, box)
           : make_tensor_map(x, problem.dtype, problem.n, problem.h, problem.w, problem.c, box);
+  const auto try_kind = [&](auto filter_tile, auto row_blocks, auto raw) {
+    if (plan.raw() != raw()) return;
+    launch<Shape<T, mode, filter_tile(), row_blocks(), raw()>>(params, map, plan.shared_bytes(),
+                                                               runtime.device().processors, stream);
+  };
   const auto try_tile = [&](auto filter_tile, auto row_blocks) {
     if (plan.weights.filter_tile != filter_tile() || plan.row_blocks != row_blocks()) return;
-    launch<Shape<T, mode, filter_tile(), row_blocks()>>(params, map, plan.shared_bytes(), runtime.device().processors,
-                                                        stream);
+    try_kind(filter_tile, row_blocks, std::false_type{});
+    if constexpr (std::is_same_v<T, float>) try_kind(filter_tile, row_blocks, std::true_type{});
   };
   const auto try_filters = [&](auto filter_tile) {
     try_tile(filter_tile, std::integral_constant<int, 1>{});

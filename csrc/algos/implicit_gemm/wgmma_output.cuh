@@ -25,96 +25,62 @@ __device__ __forceinline__ std::int64_t output_index(const Params<typename S::T>
 // One factor can hold the scales of a pixel and a filter if both exponents are smaller: all but always.
 constexpr int moderate_exponent = 64;
 
-template <typename T>
-struct alignas(4 * sizeof(T)) Quad {
-  T e[4];
+template <typename T, int size>
+struct alignas(size * sizeof(T)) Vector {
+  T e[size];
 };
 
-// Some quads, each of four neighbours in y (or in the partial sums), without scales; index -1: not in y. Everything is
+// Some vectors, each of `size` neighbours in y (or in the partial sums), with bias; index -1: not in y. Everything is
 // done for all of them at once: the warps are too few to hide the latency of one after the other.
-template <typename T, int count>
-__device__ __forceinline__ void store_quads(const Params<T>& params, int split, const std::int64_t (&index)[count],
-                                            float (&value)[count][4], const float (&bias)[count][4]) {
+template <typename T, int count, int size>
+__device__ __forceinline__ void store_vectors(const Params<T>& params, int split, const std::int64_t (&index)[count],
+                                              float (&value)[count][size], const float (&bias)[count][size]) {
   if (params.splits > 1) {
     float* partial = params.partial + split * params.y_numel;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      const Quad<float> quad{value[i][0], value[i][1], value[i][2], value[i][3]};
-      if (index[i] >= 0) *reinterpret_cast<Quad<float>*>(partial + index[i]) = quad;
+#pragma unroll
+      for (int e = 0; e < size; e += 4) {
+        const float4 quad{value[i][e], value[i][e + 1], value[i][e + 2], value[i][e + 3]};
+        if (index[i] >= 0) *reinterpret_cast<float4*>(partial + index[i] + e) = quad;
+      }
     }
     return;
   }
+  const auto for_each = [&](auto&& apply) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+#pragma unroll
+      for (int e = 0; e < size; ++e) value[i][e] = apply(value[i][e], i, e);
+    }
+  };
   const Epilogue<T>& epilogue = params.epilogue;
-#pragma unroll
-  for (int i = 0; i < count; ++i) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) value[i][e] += bias[i][e];
-  }
+  for_each([&](float v, int i, int e) { return v + bias[i][e]; });
   if (epilogue.residual != nullptr) {
-    Quad<T> residual[count];
+    Vector<T, size> residual[count];
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      residual[i] = *reinterpret_cast<const Quad<T>*>(epilogue.residual + (index[i] >= 0 ? index[i] : 0));
+      residual[i] = *reinterpret_cast<const Vector<T, size>*>(epilogue.residual + (index[i] >= 0 ? index[i] : 0));
     }
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) value[i][e] += to_float(residual[i].e[e]);
-    }
+    for_each([&](float v, int i, int e) { return v + to_float(residual[i].e[e]); });
   }
-  if (epilogue.activate.is_silu) {
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) value[i][e] = ActivationFunction::silu(value[i][e]);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) value[i][e] = epilogue.activate.piecewise(value[i][e]);
-    }
+  const ActivationFunction& activate = epilogue.activate;
+  if (activate.is_silu) {
+    for_each([](float v, int, int) { return ActivationFunction::silu(v); });
+  } else if (activate.negative_slope != 1.0f || activate.cap != INFINITY) {
+    for_each([&](float v, int, int) { return activate.piecewise(v); });
   }
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    Quad<T> result;
+    Vector<T, size> result;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) result.e[e] = from_float<T>(value[i][e]);
-    if (index[i] >= 0) *reinterpret_cast<Quad<T>*>(params.y + index[i]) = result;
+    for (int e = 0; e < size; ++e) result.e[e] = from_float<T>(value[i][e]);
+    if (index[i] >= 0) *reinterpret_cast<Vector<T, size>*>(params.y + index[i]) = result;
   }
 }
 
-// The stage's rows, filters [first_k, first_k + width), by quads of filters: NHWC.
-template <typename S, int width>
-__device__ __forceinline__ void store_filter_quads(const Params<typename S::T>& params, int split,
-                                                   const FilterData<S>& filters, const OutputStage& stage, int first,
-                                                   int first_k) {
-  constexpr int groups = width / 4, count = width / 8;
-  const int lane = threadIdx.x % 32, column = lane % groups * 4, k = first_k + column;
-  float factor[4], bias[count][4], value[count][4];
-  std::int64_t index[count];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    factor[e] = S::scaled ? power_of_two(-filters.exponent[first + column + e]) : 1.0f;
-#pragma unroll
-    for (int i = 0; i < count; ++i) bias[i][e] = to_float(filters.bias[first + column + e]);
-  }
-#pragma unroll
-  for (int i = 0; i < count; ++i) {
-    const int row = lane / groups + i * (32 / groups);
-    index[i] = k < params.k && stage.index[row] >= 0 ? stage.index[row] + k : -1;
-    const float4 sums = *reinterpret_cast<const float4*>(&stage.values[row][column]);
-    value[i][0] = sums.x, value[i][1] = sums.y, value[i][2] = sums.z, value[i][3] = sums.w;
-    if constexpr (S::scaled) {
-      const float of_row = power_of_two(-stage.exponent[row]);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) value[i][e] *= of_row * factor[e];
-    }
-  }
-  store_quads(params, split, index, value, bias);
-}
-
-// The same by quads of pixels: NCHW. Four pixels exist and are neighbours, or none of them exists.
+// The stage's rows, filters [first_k, first_k + width), by quads of pixels: NCHW. Four pixels exist and are neighbours,
+// or none of them exists.
 template <typename S, int width>
 __device__ __forceinline__ void store_pixel_quads(const Params<typename S::T>& params, int split,
                                                   const FilterData<S>& filters, const OutputStage& stage, int first,
@@ -137,7 +103,7 @@ __device__ __forceinline__ void store_pixel_quads(const Params<typename S::T>& p
       if constexpr (S::scaled) value[i][e] *= factor[e] * of_filter;
     }
   }
-  store_quads(params, split, index, value, bias);
+  store_vectors(params, split, index, value, bias);
 }
 
 // The same one by one, in any order of y, for any scales.
@@ -162,7 +128,7 @@ __device__ __forceinline__ void store_single(const Params<typename S::T>& params
   }
 }
 
-// For the whole warp.
+// Whether every filter's exponent is moderate, for the whole warp.
 template <typename S>
 __device__ __forceinline__ bool are_moderate(const FilterData<S>& filters) {
   bool moderate = true;
@@ -174,22 +140,77 @@ __device__ __forceinline__ bool are_moderate(const FilterData<S>& filters) {
   return __all_sync(0xffffffffu, moderate);
 }
 
-// The lane's pixels, all filters of the tile. The values pass through the warp's stage, some filters of 16 pixels at a
-// time. Registers cannot be indexed, so the next ones move up after each turn: unrolled instead, the code would run
-// once a tile and never from the instruction cache.
+// The lane's pixels, all filters of the tile, straight from registers to NHWC: a lane has 16 bytes of neighbouring
+// filters, four lanes 64 (column_of). Registers cannot be indexed, so the next ones move up after each turn of the
+// loop: unrolled instead, the code would run once a tile and never from the instruction cache.
 template <typename S, int rows>
-__device__ __forceinline__ void store_tile(const Params<typename S::T>& params, const Work& work,
-                                           const FilterData<S>& filters, OutputStage& stage,
-                                           float (&sums)[S::row_blocks][S::sums], const int (&exponents)[rows]) {
-  constexpr int width = S::filter_tile % 32 == 0 ? 32 : 16;  // filters of a turn
-  constexpr int values = width / 2, turns = S::filter_tile / width;
-  const int lane = threadIdx.x % 32, row = lane / 4, pair = lane % 4 * 2;
-  bool moderate = are_moderate(filters);
-#pragma unroll
-  for (int i = 0; i < rows; ++i) moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
+__device__ __forceinline__ void store_rows(const Params<typename S::T>& params, const Work& work,
+                                           FilterData<S>& filters, float (&sums)[S::row_blocks][S::sums],
+                                           const int (&exponents)[rows]) {
+  using T = typename S::T;
+  constexpr int chunk = chunk_of<T>, width = S::filter_tile % 32 == 0 ? 32 : 16;  // filters of a turn
+  constexpr int groups = width / (4 * chunk), values = width / 2, turns = S::filter_tile / width;
+  const int of_lane = static_cast<int>(threadIdx.x) % 4 * chunk, first_k = work.filter_tile * S::filter_tile + of_lane;
+  if constexpr (S::scaled) {  // exponents become factors
+    __syncwarp();
+    for (int k = static_cast<int>(threadIdx.x) % 32; k < S::filter_tile; k += 32) {
+      filters.exponent[k] = __float_as_int(power_of_two(-filters.exponent[k]));
+    }
+  }
+  __syncwarp();
 #pragma unroll 1
   for (int m = 0; m < S::row_blocks; ++m) {
-    if (pair == 0) {
+    std::int64_t of_row[2];
+    float factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      of_row[i] = output_index<S>(params, work, 2 * m + i);
+      factor[i] = S::scaled ? power_of_two(-(m == 0 ? exponents[i] : exponents[rows - 2 + i])) : 1.0f;
+    }
+#pragma unroll 1
+    for (int turn = 0; turn < turns; ++turn) {
+      std::int64_t index[2 * groups];
+      float value[2 * groups][chunk], bias[2 * groups][chunk];
+#pragma unroll
+      for (int g = 0; g < groups; ++g) {
+        const int column = turn * width + g * 4 * chunk;
+        const auto of_filters = *reinterpret_cast<const Vector<T, chunk>*>(filters.bias + column + of_lane);
+        int4 scales{};
+        if constexpr (S::scaled) scales = *reinterpret_cast<const int4*>(filters.exponent + column + of_lane);
+        const int scale[4] = {scales.x, scales.y, scales.z, scales.w};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          index[2 * g + i] = first_k + column < params.k && of_row[i] >= 0 ? of_row[i] + first_k + column : -1;
+#pragma unroll
+          for (int e = 0; e < chunk; ++e) {
+            value[2 * g + i][e] = sums[0][4 * (g * chunk / 2 + e / 2) + 2 * i + e % 2];
+            if constexpr (S::scaled) value[2 * g + i][e] *= factor[i] * __int_as_float(scale[e % 4]);
+            bias[2 * g + i][e] = to_float(of_filters.e[e]);
+          }
+        }
+      }
+      store_vectors(params, work.split, index, value, bias);
+#pragma unroll
+      for (int i = values; i < S::row_blocks * S::sums; ++i) {
+        sums[(i - values) / S::sums][(i - values) % S::sums] = sums[i / S::sums][i % S::sums];
+      }
+    }
+  }
+}
+
+// The same in any order of y and for any scales: the values pass through the warp's stage of shared memory, some
+// filters of 16 pixels at a time.
+template <typename S, int rows>
+__device__ __forceinline__ void store_staged(const Params<typename S::T>& params, const Work& work,
+                                             const FilterData<S>& filters, OutputStage& stage,
+                                             float (&sums)[S::row_blocks][S::sums], const int (&exponents)[rows],
+                                             bool moderate) {
+  constexpr int chunk = chunk_of<typename S::T>, width = S::filter_tile % 32 == 0 ? 32 : 16;  // filters of a turn
+  constexpr int values = width / 2, turns = S::filter_tile / width;
+  const int lane = threadIdx.x % 32, row = lane / 4;
+#pragma unroll 1
+  for (int m = 0; m < S::row_blocks; ++m) {
+    if (lane % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         stage.index[row + 8 * i] = output_index<S>(params, work, 2 * m + i);
@@ -199,21 +220,21 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
 #pragma unroll 1
     for (int turn = 0; turn < turns; ++turn) {
 #pragma unroll
-      for (int j = 0; j < width / 8; ++j) {
+      for (int j = 0; j < width / 8; j += 2) {  // two columns of each of two groups of 8: four filters
+        const int column = 2 * j / chunk * 4 * chunk + lane % 4 * chunk + 2 * j % chunk;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          *reinterpret_cast<float2*>(&stage.values[row + 8 * i][8 * j + pair]) =
-              make_float2(sums[0][4 * j + 2 * i], sums[0][4 * j + 2 * i + 1]);
+          *reinterpret_cast<float4*>(&stage.values[row + 8 * i][column]) =
+              make_float4(sums[0][4 * j + 2 * i], sums[0][4 * j + 2 * i + 1], sums[0][4 * j + 4 + 2 * i],
+                          sums[0][4 * j + 4 + 2 * i + 1]);
         }
       }
       __syncwarp();
       const int first = turn * width, first_k = work.filter_tile * S::filter_tile + first;
-      if (!params.quads || !moderate) {
-        store_single<S, width>(params, work.split, filters, stage, first, first_k);
-      } else if (params.along_filters) {
-        store_filter_quads<S, width>(params, work.split, filters, stage, first, first_k);
-      } else {
+      if (params.quads && moderate) {
         store_pixel_quads<S, width>(params, work.split, filters, stage, first, first_k);
+      } else {
+        store_single<S, width>(params, work.split, filters, stage, first, first_k);
       }
       __syncwarp();
 #pragma unroll
@@ -221,6 +242,24 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
         sums[(i - values) / S::sums][(i - values) % S::sums] = sums[i / S::sums][i % S::sums];
       }
     }
+  }
+}
+
+template <typename S, int rows>
+__device__ __forceinline__ void store_tile(const Params<typename S::T>& params, const Work& work,
+                                           FilterData<S>& filters, OutputStage& stage,
+                                           float (&sums)[S::row_blocks][S::sums], const int (&exponents)[rows]) {
+  __syncwarp();  // what the lanes have copied is there
+  bool moderate = are_moderate(filters);
+  if constexpr (S::scaled) {
+#pragma unroll
+    for (int i = 0; i < rows; ++i)
+      moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
+  }
+  if (params.vectors && moderate) {
+    store_rows<S>(params, work, filters, sums, exponents);
+  } else {
+    store_staged<S>(params, work, filters, stage, sums, exponents, moderate);
   }
 }
 
