@@ -1,38 +1,43 @@
 // The multiplying warpgroups.
 #pragma once
 
+#include <utility>
+
 #include "algos/implicit_gemm/wgmma_operand.cuh"
 #include "algos/implicit_gemm/wgmma_output.cuh"
 
 namespace fastconv::algos::implicit_gemm::wgmma {
 
-// The products of a step for 64 pixels, issued, not finished. In split mode the sums start from zero, and the small
-// products come first, while truncation of the accumulator costs nothing (docs/numerics.md).
-template <typename S, int count>
-__device__ __forceinline__ void multiply_step(float (&sums)[count], const Operand<S>& operand, std::uint64_t filters) {
+// Products [first, last) of a unit: 64 pixels and some filters of a step; issued, not finished. In split mode the sums
+// start from zero, and the small products come first, while truncation of the accumulator costs nothing
+// (docs/numerics.md).
+template <typename S, int first, int last, int count>
+__device__ __forceinline__ void multiply(float (&sums)[count], const Operand<S>& operand, std::uint64_t filters) {
   using Half = typename S::Half;
-  using hopper::advance_descriptor;
   constexpr int plane = 64;  // bytes from hi to lo
-  if constexpr (S::split) {
-    hopper::multiply<Half, false>(sums, operand.low[0], filters);
 #pragma unroll
-    for (int i = 1; i < S::depth; ++i) {
-      hopper::multiply<Half, true>(sums, operand.low[i], advance_descriptor(filters, 32 * i));
+  for (int i = first; i < last; ++i) {
+    const int kind = S::split ? i / S::depth : 2, at = i % S::depth;  // lo hi, hi lo, hi hi
+    const std::uint32_t offset = (32 * at + (kind == 1 ? plane : 0)) / 16;
+    // Within 32 bits, which cannot overflow: fewer instructions.
+    const std::uint64_t descriptor = (filters & 0xffffffff00000000) | (static_cast<std::uint32_t>(filters) + offset);
+    if (S::split && i == 0) {
+      hopper::multiply<Half, false>(sums, operand.low[at], descriptor);
+    } else if (kind == 0) {
+      hopper::multiply<Half, true>(sums, operand.low[at], descriptor);
+    } else {
+      hopper::multiply<Half, true>(sums, operand.high[at], descriptor);
     }
-#pragma unroll
-    for (int i = 0; i < S::depth; ++i) {
-      hopper::multiply<Half, true>(sums, operand.high[i], advance_descriptor(filters, plane + 32 * i));
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < S::depth; ++i) {
-    hopper::multiply<Half, true>(sums, operand.high[i], advance_descriptor(filters, 32 * i));
   }
 }
 
-// A warpgroup works on a step at a time; the tensor cores pass from one warpgroup to the other while its sums join the
-// totals and the next operand is loaded. The loops are short on purpose: with that of the splitting warpgroup they must
-// fit the instruction cache of a quarter of the multiprocessor.
+// The work of a warpgroup on a tile is cut into units that alternate on the tensor cores. Products block the warp that
+// issues them until they begin; so a unit is issued in two parts, and between them, while the first works, the sums of
+// the unit before join the totals, and the operand of the next is loaded. The loop is short on purpose: with that of
+// the splitting warpgroup it must fit the instruction cache of a quarter of the multiprocessor.
+//   row_blocks     a step's two blocks of 64 pixels
+//   filter_halves  a step's filters, two halves
+//   steps          steps
 template <typename S>
 class Multiplier {
  public:
@@ -84,7 +89,8 @@ class Multiplier {
     wait_for_copies<0>();
     asm volatile("" : "+r"(index));  // so that it is decoded again, and does not occupy registers until now
     const Work output(params_, index);
-    store_tile<S>(params_, output, filters, shared_.output[threadIdx.x / 32], total, exponents_);
+    store_tile<S>(params_, output, filters, shared_.output[threadIdx.x / 32], total, exponents_,
+                  S::transforms && !exact);
     return off;
   }
 
@@ -109,62 +115,83 @@ class Multiplier {
 
  private:
   static constexpr int rows = Input<S>::rows;
+  static constexpr int operands = 2;
+  static constexpr int period = S::units == Units::filter_halves ? 4 : 2;  // the code repeats after so many units
+  static constexpr int products = S::depth * (S::split ? 3 : 1), head = products / 2;  // of a unit; of its first part
 
   using Total = float[S::row_blocks][S::sums];
-  using Operands = Operand<S>[S::row_blocks];
+  using Sums = float[S::split ? 2 : 1][S::unit_sums];
 
-  // Each step starts from zero, and its sums join the totals, rounded: nothing is chained that could be truncated.
   __device__ __forceinline__ void multiply_promoted(Total& total) {
-    Operands operands;
-    Total sums;
-    load(operands);
+    Operand<S> operand[operands];
+    Sums sums;
+    units_left_ = steps_left_ * S::units_per_step;
+    const bool odd = units_left_ % 2 == 1;
+    load<0>(operand[0]);
+    await_filters();
+    multiply_periods(operand, sums, total, std::make_integer_sequence<int, period>{});
+    hopper::wait_for_products<0>();
+    if (odd) {
+      add<0>(sums, total);
+    } else {
+      add<1>(sums, total);
+    }
+    release_filters(1);
+  }
+  template <int... u>
+  __device__ __forceinline__ void multiply_periods(Operand<S> (&operand)[operands], Sums& sums, Total& total,
+                                                   std::integer_sequence<int, u...>) {
+    bool first = true;
 #pragma unroll 1
-    while (true) {
-      await_filters();
-      issue(operands, sums);
-      const bool more = --steps_left_ > 0;
-      [[maybe_unused]] Operands next;
-      if constexpr (S::loads_ahead) {
-        if (more) load(next);
-      }
-      hopper::wait_for_products<0>();
-      keep(operands);
-      release_filters(1);
-      if constexpr (!S::loads_ahead) {
-        if (more) load(operands);
-      }
-      add(sums, total);
-      if (!more) break;
-      if constexpr (S::loads_ahead) copy(next, operands);
+    while ((unit<u>(first, operand, sums, total) && ...)) {
     }
   }
 
-  // Each step's products go on where those of the step before have ended, and the tensor cores need not wait.
+  // One product: each step's products go on where those of the step before have ended, and the tensor cores need not
+  // wait.
   __device__ __forceinline__ void multiply_chained(Total& total) {
-    Operands operands[2];
-    load(operands[0]);
+    Operand<S> operand[operands][S::row_blocks];
+    load_step(operand[0]);
     await_filters();
     bool first = true;
-    const auto step = [&](Operands& now, Operands& next) {
-      issue(now, total);
+    const auto step = [&](Operand<S>(&now)[S::row_blocks], Operand<S>(&next)[S::row_blocks]) {
+      const std::uint64_t filters = filters_of(0);
+      hopper::fence_products();
+#pragma unroll
+      for (int m = 0; m < S::row_blocks; ++m) wgmma::multiply<S, 0, products>(total[m], now[m], filters);
+      hopper::commit_products();
+      ++filters_.count;
       const bool more = --steps_left_ > 0;
       hopper::wait_for_products<1>();  // the step before is complete
-      keep(next);
+#pragma unroll
+      for (int m = 0; m < S::row_blocks; ++m) keep(next[m]);
       if (!first) release_filters(2);
       first = false;
       if (more) {
-        load(next);
+        load_step(next);
         await_filters();
       }
       return more;
     };
 #pragma unroll 1
-    while (step(operands[0], operands[1]) && step(operands[1], operands[0])) {
+    while (step(operand[0], operand[1]) && step(operand[1], operand[0])) {
     }
     hopper::wait_for_products<0>();
 #pragma unroll
     for (int m = 0; m < S::row_blocks; ++m) hopper::pin(total[m]);
     release_filters(1);
+  }
+  __device__ __forceinline__ void load_step(Operand<S> (&operand)[S::row_blocks]) {
+    await_stage();
+#pragma unroll
+    for (int m = 0; m < S::row_blocks; ++m) {
+      if constexpr (S::raw) {
+        input_.load_raw(stage(), m, scale_, largest_, operand[m]);
+      } else {
+        input_.load(stage(), shift_, m, operand[m]);
+      }
+    }
+    next_tap();
   }
 
   // With the scales that measure() has left. Rare, so nothing overlaps.
@@ -173,80 +200,105 @@ class Multiplier {
     for (; steps_left_ > 0; --steps_left_) {
       await_stage();
       await_filters();
-      Operands operands;
-#pragma unroll
-      for (int m = 0; m < S::row_blocks; ++m) input_.load_exact(stage(), shift_, m, exponents_, operands[m]);
-      if constexpr (S::split) {
-        Total sums;
-        issue(operands, sums);
-        hopper::wait_for_products<0>();
-        add(sums, total);
-      } else {
-        issue(operands, total);
-        hopper::wait_for_products<0>();
+      Operand<S> operand;
+      Sums sums;
+      input_.load_exact(stage(), shift_, 0, exponents_, operand);
+      multiply_exact_unit<0>(operand, sums, total);
+      if constexpr (S::units_per_step == 2) {
+        if (S::units == Units::row_blocks) input_.load_exact(stage(), shift_, S::row_blocks - 1, exponents_, operand);
+        multiply_exact_unit<1>(operand, sums, total);
       }
+      ++filters_.count;
       release_filters(1);
       next_tap();
     }
   }
-
-  // The operands of the step to come.
-  __device__ __forceinline__ void load(Operands& operands) {
-    await_stage();
-#pragma unroll
-    for (int m = 0; m < S::row_blocks; ++m) {
-      if constexpr (S::raw) {
-        input_.load_raw(stage(), m, scale_, largest_, operands[m]);
-      } else {
-        input_.load(stage(), shift_, m, operands[m]);
-      }
-    }
-    next_tap();
-  }
-  // Products read registers after they are issued, which the compiler does not know: until here these must not change.
-  static __device__ __forceinline__ void keep(Operands& operands) {
-#pragma unroll
-    for (int m = 0; m < S::row_blocks; ++m) {
-#pragma unroll
-      for (int i = 0; i < S::depth; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          asm volatile("" : "+r"(operands[m].high[i][j]));
-          if constexpr (S::split) asm volatile("" : "+r"(operands[m].low[i][j]));
-        }
-      }
-    }
-  }
-  static __device__ __forceinline__ void copy(const Operands& from, Operands& to) {
-#pragma unroll
-    for (int m = 0; m < S::row_blocks; ++m) {
-#pragma unroll
-      for (int i = 0; i < S::depth; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          to[m].high[i][j] = from[m].high[i][j];
-          if constexpr (S::split) to[m].low[i][j] = from[m].low[i][j];
-        }
-      }
-    }
+  template <int u>
+  __device__ __forceinline__ void multiply_exact_unit(Operand<S>& operand, Sums& sums, Total& total) {
+    issue<u, 0, products>(operand, filters_of(u), sums, total);
+    hopper::wait_for_products<0>();
+    keep(operand);
+    add<u>(sums, total);
   }
 
-  __device__ __forceinline__ void issue(const Operands& operands, Total& sums) {
-    const std::uint64_t filters =
-        hopper::matrix_descriptor<S::row_bytes>(shared_.filters + filters_.slot() * S::filter_bytes);
+  // Of unit `unit` modulo `period`.
+  static constexpr int row_block(int unit) { return S::units == Units::row_blocks ? unit % 2 : 0; }
+  static constexpr int first_sum(int unit) { return S::units == Units::filter_halves ? unit % 2 * S::unit_sums : 0; }
+  static constexpr int operand_of(int unit) { return S::units == Units::filter_halves ? unit / 2 % 2 : unit % 2; }
+  static constexpr bool begins_step(int unit) { return S::units_per_step == 1 || unit % 2 == 0; }
+  static constexpr bool ends_step(int unit) { return S::units_per_step == 1 || unit % 2 == 1; }
+  // Whether its operand is not that of the unit before.
+  static constexpr bool begins_operand(int unit) { return S::units == Units::row_blocks || begins_step(unit); }
+
+  // Issues a unit, and does what can be done beside it. Returns whether there are more.
+  template <int u>
+  __device__ __forceinline__ bool unit(bool& first, Operand<S> (&operand)[operands], Sums& sums, Total& total) {
+    constexpr int next = (u + 1) % period, before = (u + period - 1) % period;
+    const std::uint64_t filters = filters_of(u);
+    issue<u, 0, head>(operand[operand_of(u)], filters, sums, total);
+    const bool more = --units_left_ > 0;
+    hopper::wait_for_products<1>();  // the unit before is complete
+    keep(operand[operand_of(before)]);
+    if (u > 0 || !first) {
+      if constexpr (begins_step(u)) release_filters(1);  // those of its step
+      add<before>(sums, total);
+    }
+    if (u == 0) first = false;
+    if constexpr (begins_operand(next)) {
+      if (more) load<next>(operand[operand_of(next)]);
+    }
+    issue<u, head, products>(operand[operand_of(u)], filters, sums, total);
+    if constexpr (ends_step(u)) {
+      ++filters_.count;
+      if (more) await_filters();
+    }
+    return more;
+  }
+
+  template <int u>
+  __device__ __forceinline__ void load(Operand<S>& operand) {
+    if (begins_step(u)) await_stage();
+    if constexpr (S::raw) {
+      input_.load_raw(stage(), row_block(u), scale_, largest_, operand);
+    } else {
+      input_.load(stage(), shift_, row_block(u), operand);
+    }
+    if (S::units != Units::row_blocks || ends_step(u)) next_tap();
+  }
+
+  __device__ __forceinline__ std::uint64_t filters_of(int unit) const {
+    const int half = S::units == Units::filter_halves ? unit % 2 * S::filter_bytes / 2 : 0;
+    return hopper::matrix_descriptor<S::row_bytes>(shared_.filters + filters_.slot() * S::filter_bytes + half);
+  }
+  template <int u, int first, int last>
+  __device__ __forceinline__ void issue(const Operand<S>& operand, std::uint64_t filters, Sums& sums, Total& total) {
     hopper::fence_products();
-#pragma unroll
-    for (int m = 0; m < S::row_blocks; ++m) multiply_step<S>(sums[m], operands[m], filters);
+    if constexpr (S::split) {
+      wgmma::multiply<S, first, last>(sums[u % 2], operand, filters);
+    } else {
+      wgmma::multiply<S, first, last>(total[row_block(u)], operand, filters);
+    }
     hopper::commit_products();
-    ++filters_.count;
+  }
+  // Products read their operand after they are issued, which the compiler does not know: it must not change until here.
+  static __device__ __forceinline__ void keep(Operand<S>& operand) {
+#pragma unroll
+    for (int i = 0; i < S::depth; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        asm volatile("" : "+r"(operand.high[i][j]));
+        if constexpr (S::split) asm volatile("" : "+r"(operand.low[i][j]));
+      }
+    }
   }
 
-  static __device__ __forceinline__ void add(Total& sums, Total& total) {
+  // The unit's products are there. Its sums join the totals, rounded.
+  template <int u>
+  __device__ __forceinline__ void add(Sums& sums, Total& total) {
+    if constexpr (S::split) {
+      hopper::pin(sums[u % 2]);
 #pragma unroll
-    for (int m = 0; m < S::row_blocks; ++m) {
-      hopper::pin(sums[m]);
-#pragma unroll
-      for (int i = 0; i < S::sums; ++i) total[m][i] += sums[m][i];
+      for (int i = 0; i < S::unit_sums; ++i) total[row_block(u)][first_sum(u) + i] += sums[u % 2][i];
     }
   }
 
@@ -324,7 +376,7 @@ class Multiplier {
   Input<S> input_;
   hopper::RingPosition slot_;  // of input
   hopper::RingCounter<S::slots> filters_;
-  int tap_ = 0, column_ = 0, shift_ = 0, stages_left_ = 0, steps_left_ = 0;
+  int tap_ = 0, column_ = 0, shift_ = 0, stages_left_ = 0, steps_left_ = 0, units_left_ = 0;
   // Of the last work's pixels. raw: the largest of the lane's values, until leave(); the scale, 0 where none is known.
   float largest_[rows] = {}, scale_[rows] = {};
   int exponents_[rows] = {};

@@ -26,9 +26,30 @@ __device__ __forceinline__ std::int64_t output_index(const Params<typename S::T>
 constexpr int moderate_exponent = 64;
 
 template <typename T, int size>
-struct alignas(size * sizeof(T)) Vector {
+struct alignas(size * sizeof(T) < 16 ? size * sizeof(T) : 16) Vector {
   T e[size];
 };
+template <int count>
+__device__ __forceinline__ void store_chunk(float* target, const float (&values)[count]) {
+#pragma unroll
+  for (int e = 0; e < count; e += 4) {
+    *reinterpret_cast<float4*>(target + e) = {values[e], values[e + 1], values[e + 2], values[e + 3]};
+  }
+}
+template <typename T>
+  requires(sizeof(T) == 2)
+__device__ __forceinline__ void store_chunk(T* target, const float (&values)[8]) {
+  const auto pair = [&](int e) {
+    if constexpr (std::is_same_v<T, bfloat16_t>) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(values[e], values[e + 1]);
+      return *reinterpret_cast<const unsigned*>(&pair);
+    } else {
+      const __half2 pair = __floats2half2_rn(values[e], values[e + 1]);
+      return *reinterpret_cast<const unsigned*>(&pair);
+    }
+  };
+  *reinterpret_cast<uint4*>(target) = {pair(0), pair(2), pair(4), pair(6)};
+}
 
 // Some vectors, each of `size` neighbours in y (or in the partial sums), with bias; index -1: not in y. Everything is
 // done for all of them at once: the warps are too few to hide the latency of one after the other.
@@ -145,19 +166,12 @@ __device__ __forceinline__ bool are_moderate(const FilterData<S>& filters) {
 // loop: unrolled instead, the code would run once a tile and never from the instruction cache.
 template <typename S, int rows>
 __device__ __forceinline__ void store_rows(const Params<typename S::T>& params, const Work& work,
-                                           FilterData<S>& filters, float (&sums)[S::row_blocks][S::sums],
-                                           const int (&exponents)[rows]) {
+                                           const FilterData<S>& filters, float (&sums)[S::row_blocks][S::sums],
+                                           const float (&factors)[rows]) {
   using T = typename S::T;
   constexpr int chunk = chunk_of<T>, width = S::filter_tile % 32 == 0 ? 32 : 16;  // filters of a turn
   constexpr int groups = width / (4 * chunk), values = width / 2, turns = S::filter_tile / width;
   const int of_lane = static_cast<int>(threadIdx.x) % 4 * chunk, first_k = work.filter_tile * S::filter_tile + of_lane;
-  if constexpr (S::scaled) {  // exponents become factors
-    __syncwarp();
-    for (int k = static_cast<int>(threadIdx.x) % 32; k < S::filter_tile; k += 32) {
-      filters.exponent[k] = __float_as_int(power_of_two(-filters.exponent[k]));
-    }
-  }
-  __syncwarp();
 #pragma unroll 1
   for (int m = 0; m < S::row_blocks; ++m) {
     std::int64_t of_row[2];
@@ -165,7 +179,7 @@ __device__ __forceinline__ void store_rows(const Params<typename S::T>& params, 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       of_row[i] = output_index<S>(params, work, 2 * m + i);
-      factor[i] = S::scaled ? power_of_two(-(m == 0 ? exponents[i] : exponents[rows - 2 + i])) : 1.0f;
+      factor[i] = m == 0 ? factors[i] : factors[rows - 2 + i];
     }
 #pragma unroll 1
     for (int turn = 0; turn < turns; ++turn) {
@@ -193,6 +207,90 @@ __device__ __forceinline__ void store_rows(const Params<typename S::T>& params, 
 #pragma unroll
       for (int i = values; i < S::row_blocks * S::sums; ++i) {
         sums[(i - values) / S::sums][(i - values) % S::sums] = sums[i / S::sums][i % S::sums];
+      }
+    }
+  }
+}
+
+// How an output is finished.
+enum class Finish {
+  partial,  // not at all: it goes to the partial sums
+  plain,    // bias
+  clamped,  // bias, ReLU or ReLU6
+  general,  // the rest
+};
+template <typename T>
+__device__ __forceinline__ Finish finish_of(const Params<T>& params) {
+  const ActivationFunction& activate = params.epilogue.activate;
+  if (params.splits > 1) return Finish::partial;
+  if (params.epilogue.residual != nullptr || activate.is_silu) return Finish::general;
+  if (activate.negative_slope == 0.0f) return Finish::clamped;
+  return activate.negative_slope == 1.0f && activate.cap == INFINITY ? Finish::plain : Finish::general;
+}
+
+// Within [0, cap]; NaN passes.
+__device__ __forceinline__ float clamp(float value, float cap) {
+  float result;
+  asm("max.NaN.f32 %0, %1, 0f00000000;\n\tmin.NaN.f32 %0, %0, %2;" : "=f"(result) : "f"(value), "f"(cap));
+  return result;
+}
+
+// The lane's pixels, all filters of the tile, which all exist: straight from registers to NHWC, where a lane has 16
+// bytes of neighbouring filters and four lanes have 64 (column_of). Unrolled, since registers cannot be indexed, and so
+// with as few instructions as can be: each runs once a tile, and never from the nearest instruction cache.
+template <typename S, Finish finish, int rows>
+__device__ __forceinline__ void store_straight(const Params<typename S::T>& params, const Work& work,
+                                               const FilterData<S>& filters,
+                                               const float (&sums)[S::row_blocks][S::sums],
+                                               const float (&factor)[rows]) {
+  using T = typename S::T;
+  using Out = std::conditional_t<finish == Finish::partial, float, T>;
+  constexpr int chunk = chunk_of<T>;
+  const int of_lane = static_cast<int>(threadIdx.x) % 4 * chunk;
+  const float cap = params.epilogue.activate.cap;
+#pragma unroll
+  for (int m = 0; m < S::row_blocks; ++m) {
+    Out* target[2];
+    bool exists[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int row = 2 * m + i;
+      asm volatile("" : "+r"(row));  // so that it is not computed for all rows beforehand, in registers
+      const std::int64_t index = output_index<S>(params, work, row);
+      exists[i] = index >= 0;
+      if constexpr (finish == Finish::partial) {
+        target[i] = params.partial + work.split * params.y_numel;
+      } else {
+        target[i] = params.y;
+      }
+      target[i] += index + work.filter_tile * S::filter_tile + of_lane;
+    }
+#pragma unroll
+    for (int column = 0; column < S::filter_tile; column += 4 * chunk) {
+      float scale[chunk], bias[chunk];
+      if constexpr (S::scaled) {
+        const float4 scales = *reinterpret_cast<const float4*>(filters.exponent + column + of_lane);
+        scale[0] = scales.x, scale[1] = scales.y, scale[2] = scales.z, scale[3] = scales.w;
+      }
+      if constexpr (finish != Finish::partial) {
+        const auto of_filters = *reinterpret_cast<const Vector<T, chunk>*>(filters.bias + column + of_lane);
+#pragma unroll
+        for (int e = 0; e < chunk; ++e) bias[e] = to_float(of_filters.e[e]);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float values[chunk];
+#pragma unroll
+        for (int e = 0; e < chunk; ++e) {
+          float value = sums[m][(column / 8 + e / 2) * 4 + 2 * i + e % 2];
+          if constexpr (S::scaled && S::raw) value *= factor[2 * m + i];
+          if constexpr (S::scaled && finish == Finish::partial) value *= scale[e];
+          if constexpr (S::scaled && finish != Finish::partial) value = fmaf(value, scale[e], bias[e]);
+          if constexpr (!S::scaled && finish != Finish::partial) value += bias[e];
+          if constexpr (finish == Finish::clamped) value = clamp(value, cap);
+          values[e] = value;
+        }
+        if (exists[i]) store_chunk(target[i] + column, values);
       }
     }
   }
@@ -245,10 +343,12 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
   }
 }
 
+// uniform: the pixels' exponents are all the same.
 template <typename S, int rows>
 __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, const Work& work,
                                            FilterData<S>& filters, OutputStage& stage,
-                                           float (&sums)[S::row_blocks][S::sums], const int (&exponents)[rows]) {
+                                           float (&sums)[S::row_blocks][S::sums], const int (&exponents)[rows],
+                                           bool uniform) {
   __syncwarp();  // what the lanes have copied is there
   bool moderate = are_moderate(filters);
   if constexpr (S::scaled) {
@@ -256,10 +356,31 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     for (int i = 0; i < rows; ++i)
       moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
   }
-  if (params.vectors && moderate) {
-    store_rows<S>(params, work, filters, sums, exponents);
-  } else {
+  if (!params.vectors || !moderate) {
     store_staged<S>(params, work, filters, stage, sums, exponents, moderate);
+    return;
+  }
+  float factor[rows];
+  if constexpr (S::scaled) {
+    const int of_tile = uniform ? exponents[0] : 0;
+#pragma unroll
+    for (int i = 0; i < rows; ++i) factor[i] = power_of_two(of_tile - exponents[i]);
+    for (int k = static_cast<int>(threadIdx.x) % 32; k < S::filter_tile; k += 32) {
+      filters.exponent[k] = __float_as_int(power_of_two(-of_tile - filters.exponent[k]));
+    }
+    __syncwarp();
+  }
+  const Finish finish = (uniform || S::raw || !S::scaled) && (work.filter_tile + 1) * S::filter_tile <= params.k
+                            ? finish_of(params)
+                            : Finish::general;
+  if (finish == Finish::plain) {
+    store_straight<S, Finish::plain>(params, work, filters, sums, factor);
+  } else if (finish == Finish::clamped) {
+    store_straight<S, Finish::clamped>(params, work, filters, sums, factor);
+  } else if (finish == Finish::partial) {
+    store_straight<S, Finish::partial>(params, work, filters, sums, factor);
+  } else {
+    store_rows<S>(params, work, filters, sums, factor);
   }
 }
 

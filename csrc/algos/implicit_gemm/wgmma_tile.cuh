@@ -36,6 +36,8 @@ struct Params {
   FastDivide by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps, by_s;
 };
 
+enum class Units { row_blocks, filter_halves, steps };
+
 // A kernel instantiation. raw: stages hold one tap each, so each value of x is read once, and the multiplying warps
 // split it on the way into registers; else (float32) a warpgroup of its own splits whole stages, once for all taps.
 template <typename T_, Mode mode_, int filter_tile_, int row_blocks_, bool raw_>
@@ -55,8 +57,12 @@ struct Shape {
   static constexpr int depth = scaled ? 2 : 4;
   static constexpr int slots = filter_slots(filter_bytes);
 
-  // Whether operands of the next step are made beside the products, in registers of their own.
-  static constexpr bool loads_ahead = raw && row_blocks == 1;
+  // How the work of a warpgroup is cut into the units that alternate on the tensor cores (Multiplier).
+  static constexpr Units units = row_blocks == 2              ? Units::row_blocks
+                                 : split && filter_tile >= 96 ? Units::filter_halves
+                                                              : Units::steps;
+  static constexpr int units_per_step = units == Units::steps ? 1 : 2;
+  static constexpr int unit_sums = units == Units::filter_halves ? sums / 2 : sums;
 
   // Warpgroups: the multiplying ones, the splitting one, the loading one; and the registers that a thread of each asks
   // for: 65536 in all, or what the block starts with, 168 a thread.
