@@ -29,12 +29,14 @@ inline bool is_used(const ConvProblem& problem, const DeviceInfo& device) {
 constexpr int multiply_warpgroups = 2;
 constexpr int input_row_bytes = 128;  // channels of a step, of one pixel
 constexpr int filter_ring_bytes = 64 * 1024, most_filter_slots = 8, most_input_slots = 8;
-constexpr int filter_slots(int tile_bytes) {  // a power of two
-  return tile_bytes * 8 <= filter_ring_bytes ? most_filter_slots : most_filter_slots / 2;
+constexpr int filter_slots(int tile_bytes, bool raw) {  // a power of two; raw: input slots are no more
+  return tile_bytes * 8 <= filter_ring_bytes && !raw ? most_filter_slots : most_filter_slots / 2;
 }
 constexpr int most_box_pixels = 640;
 constexpr std::size_t shared_limit = 227 * 1024;
-constexpr std::size_t shared_overhead = 36 * 1024;  // alignment, barriers, marks of tiles to repeat, epilogue
+constexpr std::size_t shared_overhead = 12 * 1024;  // alignment, barriers, marks of tiles to repeat, data of filters
+constexpr std::size_t least_staging = 22 * 1024, most_staging = 64 * 1024;  // sums on their way to y
+constexpr int box_bytes = 128;                                              // of filters, that a copy brings to y
 
 // What depends on the weight and the class alone (the rule of packed_weight()).
 struct Weights {
@@ -45,7 +47,6 @@ struct Weights {
   std::int64_t channel_blocks, filter_tiles, taps;
 
   std::size_t tile_bytes() const { return static_cast<std::size_t>(filter_tile) * row_bytes; }
-  std::size_t ring_bytes() const { return filter_slots(static_cast<int>(tile_bytes())) * tile_bytes(); }
   std::size_t weight_bytes() const {
     return static_cast<std::size_t>(filter_tiles * channel_blocks * taps) * tile_bytes();
   }
@@ -91,6 +92,8 @@ struct Plan {
   int stage_taps;           // steps of a stage
   int box_n, box_h, box_w;  // pixels of a stage
   int input_slots;
+  bool stores_boxes;  // y is written by copies from shared memory, beside the next tile
+  std::size_t staging_bytes;
   std::int64_t stages, splits;  // of the whole reduction; parts into which it is cut
   std::int64_t tiles_n, tiles_p, tiles_q;
 
@@ -102,7 +105,12 @@ struct Plan {
   }
   // With the largest value of each of its pixels.
   std::size_t slot_bytes() const { return stage_bytes() + (raw() ? 0 : stage_bytes() / 32); }
-  std::size_t shared_bytes() const { return shared_overhead + input_slots * slot_bytes() + weights.ring_bytes(); }
+  std::size_t ring_bytes() const {
+    return filter_slots(static_cast<int>(weights.tile_bytes()), raw()) * weights.tile_bytes();
+  }
+  std::size_t shared_bytes() const {
+    return shared_overhead + staging_bytes + input_slots * slot_bytes() + ring_bytes();
+  }
   std::size_t partial_bytes(const ConvProblem& problem) const {
     return splits == 1 ? 0 : Config::align(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));
   }
@@ -132,15 +140,27 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, int r
     return false;  // a box of a tensor copy has at most 256 elements along a dimension
   }
   if (plan.box_n * plan.box_h * plan.box_w > most_box_pixels) return false;
-  const std::size_t slots = (shared_limit - shared_overhead - weights.ring_bytes()) / plan.slot_bytes();
+  plan.stages = weights.channel_blocks * (whole_window ? 1 : weights.taps);
+  const bool many_taps = whole_window && weights.taps > 1;
+  const auto slots_beside = [&](std::size_t staging) {
+    const std::size_t taken = shared_overhead + plan.ring_bytes() + staging;
+    return taken < shared_limit ? (shared_limit - taken) / plan.slot_bytes() : 0;
+  };
+  // Memory takes a tile of y at 16 to 20 bytes a clock. A short reduction does not hide that, copies do. With a long
+  // one they cost more than they gain: shared memory, and that the warpgroups meet for each tile.
+  constexpr std::int64_t short_reduction = 16;  // steps
+  const std::size_t row_bytes = weights.filter_tile * size_of(problem.dtype), boxes = row_bytes * plan.pixel_tile();
+  plan.stores_boxes = problem.layout == Layout::nhwc && row_bytes % box_bytes == 0 &&
+                      problem.k * size_of(problem.dtype) % 16 == 0 && !many_taps && plan.stages <= short_reduction &&
+                      boxes <= most_staging && slots_beside(boxes) >= 3;
+  plan.staging_bytes = plan.stores_boxes ? std::max(boxes, least_staging) : least_staging;
+  const std::size_t slots = slots_beside(plan.staging_bytes);
   if (slots < 2) return false;
-  plan.input_slots =
-      static_cast<int>(std::min<std::size_t>(slots, whole_window && weights.taps > 1 ? 3 : most_input_slots));
+  plan.input_slots = static_cast<int>(std::min<std::size_t>(slots, many_taps ? 3 : most_input_slots));
   const std::int64_t n = is_matrix_product(problem) ? 1 : problem.n, p = is_matrix_product(problem) ? 1 : problem.p();
   const std::int64_t q = is_matrix_product(problem) ? problem.n * problem.h * problem.w : problem.q();
   const auto tiles = [](std::int64_t size, int tile) { return (size + tile - 1) / tile; };
   plan.tiles_n = tiles(n, tile_n), plan.tiles_p = tiles(p, tile_p), plan.tiles_q = tiles(q, tile_q);
-  plan.stages = weights.channel_blocks * (whole_window ? 1 : weights.taps);
   plan.splits = 1;
   return true;
 }

@@ -105,7 +105,8 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
 
 template <typename S>
 __global__ void __launch_bounds__(S::threads, 1)
-    convolve(const __grid_constant__ CUtensorMap map, const __grid_constant__ Params<typename S::T> params) {
+    convolve(const __grid_constant__ CUtensorMap map, const __grid_constant__ CUtensorMap output_map,
+             const __grid_constant__ Params<typename S::T> params) {
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ unsigned char memory[];
   const Shared<S> shared(memory, params);
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   // pixel, and to multiply with a scale for each pixel.
   if (warpgroup < multiply_warpgroups) {
     hopper::grow_registers<S::multiply_registers>();
-    Multiplier<S> multiplier(params, shared);
+    Multiplier<S> multiplier(params, output_map, shared);
     for_each_work<S>(
         params, shared,
         [&](unsigned index, unsigned mark, bool repeated) {
@@ -135,10 +136,11 @@ __global__ void __launch_bounds__(S::threads, 1)
         [&](unsigned parity) {
           hopper::wait(shared_address(&control.marks_read), parity,
                        WaitSite{params.report, kernel_implicit_gemm, role_multiply});
-          multiplier.synchronise();  // the other multiplying warps read marks, too
+          synchronise_multipliers();  // the other multiplying warps read marks, too
           for (int i = threadIdx.x; i < most_marks / 32; i += 128 * multiply_warpgroups) control.marks[i] = 0;
-          multiplier.synchronise();
+          synchronise_multipliers();
         });
+    hopper::wait_for_stores<0, true>();
   } else if (S::transforms && warpgroup == multiply_warpgroups) {
     hopper::shrink_registers<S::transform_registers>();
     if constexpr (S::transforms) {

@@ -63,6 +63,8 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
       .copy_bias = reinterpret_cast<std::uintptr_t>(args.bias) % 4 == 0,
       .vectors = false,
       .quads = false,
+      .stores_boxes = false,
+      .staging_bytes = static_cast<int>(plan.staging_bytes),
       .flat_nchw = product && problem.layout == Layout::nchw,
       .by_image = divide(problem.p() * problem.q()),
       .work = static_cast<unsigned>(plan.tiles() * plan.splits),
@@ -82,6 +84,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
   };
   const bool whole_quads = product ? problem.h * problem.w % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
   params.vectors = params.along_filters && problem.k % chunk_of<T> == 0 && aligned(chunk_of<T>);
+  params.stores_boxes = params.vectors && plan.splits == 1 && plan.stores_boxes;
   params.quads = !params.along_filters && whole_quads && aligned(4);
   return params;
 }
@@ -101,11 +104,11 @@ void allow_shared_memory() {
 }
 
 template <typename S>
-void launch(const Params<typename S::T>& params, const CUtensorMap& map, std::size_t shared_bytes, int processors,
-            cudaStream_t stream) {
+void launch(const Params<typename S::T>& params, const CUtensorMap& x_map, const CUtensorMap& y_map,
+            std::size_t shared_bytes, int processors, cudaStream_t stream) {
   allow_shared_memory<S>();
   const unsigned blocks = std::min(params.work, static_cast<unsigned>(processors));  // one fits on a multiprocessor
-  convolve<S><<<blocks, S::threads, shared_bytes, stream>>>(map, params);
+  convolve<S><<<blocks, S::threads, shared_bytes, stream>>>(x_map, y_map, params);
   check_launch("implicit_gemm");
 }
 
@@ -115,19 +118,25 @@ void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* work
   const ConvProblem& problem = args.problem;
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
   const Params<T> params = make_params<T>(args, plan, workspace, runtime);
-  const Box4 box{.c = plan.weights.step_channels,
-                 .w = plan.box_w,
-                 .h = plan.box_h,
-                 .n = plan.box_n,
-                 .stride_w = static_cast<int>(problem.stride_w),
-                 .stride_h = static_cast<int>(problem.stride_h)};
-  const CUtensorMap map =
-      is_matrix_product(problem)
-          ? make_tensor_map(x, problem.dtype, 1, 1, problem.n * problem.h * problem.w, problem.c, box)
-          : make_tensor_map(x, problem.dtype, problem.n, problem.h, problem.w, problem.c, box);
+  const Box4 x_box{.c = plan.weights.step_channels,
+                   .w = plan.box_w,
+                   .h = plan.box_h,
+                   .n = plan.box_n,
+                   .stride_w = static_cast<int>(problem.stride_w),
+                   .stride_h = static_cast<int>(problem.stride_h)};
+  const Box4 y_box{.c = box_bytes / static_cast<int>(sizeof(T)), .w = plan.tile_q, .h = plan.tile_p, .n = plan.tile_n};
+  const auto make_map = [&](const void* tensor, std::int64_t height, std::int64_t width, std::int64_t channels,
+                            const Box4& box) {
+    return is_matrix_product(problem)
+               ? make_tensor_map(tensor, problem.dtype, 1, 1, problem.n * height * width, channels, box)
+               : make_tensor_map(tensor, problem.dtype, problem.n, height, width, channels, box);
+  };
+  const CUtensorMap x_map = make_map(x, problem.h, problem.w, problem.c, x_box);
+  const CUtensorMap y_map =
+      params.stores_boxes ? make_map(args.y, problem.p(), problem.q(), problem.k, y_box) : CUtensorMap{};
   const auto try_kind = [&](auto filter_tile, auto row_blocks, auto raw) {
     if (plan.raw() != raw()) return;
-    launch<Shape<T, mode, filter_tile(), row_blocks(), raw()>>(params, map, plan.shared_bytes(),
+    launch<Shape<T, mode, filter_tile(), row_blocks(), raw()>>(params, x_map, y_map, plan.shared_bytes(),
                                                                runtime.device().processors, stream);
   };
   const auto try_tile = [&](auto filter_tile, auto row_blocks) {

@@ -43,16 +43,13 @@ class Multiplier {
  public:
   using T = typename S::T;
 
-  __device__ __forceinline__ Multiplier(const Params<T>& params, const Shared<S>& shared)
+  __device__ __forceinline__ Multiplier(const Params<T>& params, const CUtensorMap& output_map, const Shared<S>& shared)
       : params_(params),
+        output_map_(output_map),
         shared_(shared),
         control_(*shared.control),
         site_{params.report, kernel_implicit_gemm, role_multiply},
         input_(params) {}
-
-  __device__ __forceinline__ void synchronise() const {
-    asm volatile("bar.sync 1, %0;" ::"n"(128 * multiply_warpgroups) : "memory");
-  }
 
   // One unit of work. exact: with the scales that measure() has left. Else returns whether a scale does not fit one of
   // the lane's pixels.
@@ -89,8 +86,7 @@ class Multiplier {
     wait_for_copies<0>();
     asm volatile("" : "+r"(index));  // so that it is decoded again, and does not occupy registers until now
     const Work output(params_, index);
-    store_tile<S>(params_, output, filters, shared_.output[threadIdx.x / 32], total, exponents_,
-                  S::transforms && !exact);
+    store_tile<S>(params_, output_map_, output, filters, shared_, total, exponents_, S::transforms && !exact);
     return off;
   }
 
@@ -370,6 +366,7 @@ class Multiplier {
   }
 
   const Params<T>& params_;
+  const CUtensorMap& output_map_;
   const Shared<S>& shared_;
   Control& control_;
   WaitSite site_;

@@ -2,8 +2,7 @@
 // adds.
 #pragma once
 
-#include "algos/implicit_gemm/wgmma_tile.cuh"
-#include "device/power_of_two.h"
+#include "algos/implicit_gemm/wgmma_operand.cuh"
 
 namespace fastconv::algos::implicit_gemm::wgmma {
 
@@ -29,26 +28,35 @@ template <typename T, int size>
 struct alignas(size * sizeof(T) < 16 ? size * sizeof(T) : 16) Vector {
   T e[size];
 };
-template <int count>
-__device__ __forceinline__ void store_chunk(float* target, const float (&values)[count]) {
-#pragma unroll
-  for (int e = 0; e < count; e += 4) {
-    *reinterpret_cast<float4*>(target + e) = {values[e], values[e + 1], values[e + 2], values[e + 3]};
+template <typename T, int count>
+__device__ __forceinline__ uint4 pack_chunk(const float (&values)[count]) {
+  static_assert(count * sizeof(T) == 16);
+  if constexpr (std::is_same_v<T, float>) {
+    return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
+            __float_as_uint(values[3])};
+  } else {
+    const auto pair = [&](int e) {
+      if constexpr (std::is_same_v<T, bfloat16_t>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[e], values[e + 1]);
+        return *reinterpret_cast<const unsigned*>(&pair);
+      } else {
+        const __half2 pair = __floats2half2_rn(values[e], values[e + 1]);
+        return *reinterpret_cast<const unsigned*>(&pair);
+      }
+    };
+    return {pair(0), pair(2), pair(4), pair(6)};
   }
 }
-template <typename T>
-  requires(sizeof(T) == 2)
-__device__ __forceinline__ void store_chunk(T* target, const float (&values)[8]) {
-  const auto pair = [&](int e) {
-    if constexpr (std::is_same_v<T, bfloat16_t>) {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(values[e], values[e + 1]);
-      return *reinterpret_cast<const unsigned*>(&pair);
-    } else {
-      const __half2 pair = __floats2half2_rn(values[e], values[e + 1]);
-      return *reinterpret_cast<const unsigned*>(&pair);
+template <typename T, int count>
+__device__ __forceinline__ void store_chunk(T* target, const float (&values)[count]) {
+  if constexpr (std::is_same_v<T, float>) {  // partial sums of half types are more than 16 bytes
+#pragma unroll
+    for (int e = 0; e < count; e += 4) {
+      *reinterpret_cast<float4*>(target + e) = {values[e], values[e + 1], values[e + 2], values[e + 3]};
     }
-  };
-  *reinterpret_cast<uint4*>(target) = {pair(0), pair(2), pair(4), pair(6)};
+  } else {
+    *reinterpret_cast<uint4*>(target) = pack_chunk<T>(values);
+  }
 }
 
 // Some vectors, each of `size` neighbours in y (or in the partial sums), with bias; index -1: not in y. Everything is
@@ -231,8 +239,43 @@ __device__ __forceinline__ Finish finish_of(const Params<T>& params) {
 // Within [0, cap]; NaN passes.
 __device__ __forceinline__ float clamp(float value, float cap) {
   float result;
-  asm("max.NaN.f32 %0, %1, 0f00000000;\n\tmin.NaN.f32 %0, %0, %2;" : "=f"(result) : "f"(value), "f"(cap));
+  asm("max.NaN.f32 %0, %1, 0f00000000;\n\tmin.NaN.f32 %0, %0, %2;" : "=&f"(result) : "f"(value), "f"(cap));
   return result;
+}
+
+// 16 bytes of filters of a lane, finished, for all of its pixels: store(row, values).
+template <typename S, Finish finish, int rows, typename Store>
+__device__ __forceinline__ void finish_chunk(const Params<typename S::T>& params, const FilterData<S>& filters,
+                                             const float (&sums)[S::row_blocks][S::sums], const float (&factor)[rows],
+                                             int column, int first_row, int last_row, Store&& store) {
+  using T = typename S::T;
+  constexpr int chunk = chunk_of<T>;
+  const int of_lane = static_cast<int>(threadIdx.x) % 4 * chunk;
+  float scale[chunk], bias[chunk];
+  if constexpr (S::scaled) {
+    const float4 scales = *reinterpret_cast<const float4*>(filters.exponent + column + of_lane);
+    scale[0] = scales.x, scale[1] = scales.y, scale[2] = scales.z, scale[3] = scales.w;
+  }
+  if constexpr (finish != Finish::partial) {
+    const auto of_filters = *reinterpret_cast<const Vector<T, chunk>*>(filters.bias + column + of_lane);
+#pragma unroll
+    for (int e = 0; e < chunk; ++e) bias[e] = to_float(of_filters.e[e]);
+  }
+#pragma unroll
+  for (int i = first_row; i < last_row; ++i) {
+    float values[chunk];
+#pragma unroll
+    for (int e = 0; e < chunk; ++e) {
+      float value = sums[i / 2][(column / 8 + e / 2) * 4 + i % 2 * 2 + e % 2];
+      if constexpr (S::scaled && S::raw) value *= factor[i];
+      if constexpr (S::scaled && finish == Finish::partial) value *= scale[e];
+      if constexpr (S::scaled && finish != Finish::partial) value = fmaf(value, scale[e], bias[e]);
+      if constexpr (!S::scaled && finish != Finish::partial) value += bias[e];
+      if constexpr (finish == Finish::clamped) value = clamp(value, params.epilogue.activate.cap);
+      values[e] = value;
+    }
+    store(i, values);
+  }
 }
 
 // The lane's pixels, all filters of the tile, which all exist: straight from registers to NHWC, where a lane has 16
@@ -246,8 +289,6 @@ __device__ __forceinline__ void store_straight(const Params<typename S::T>& para
   using T = typename S::T;
   using Out = std::conditional_t<finish == Finish::partial, float, T>;
   constexpr int chunk = chunk_of<T>;
-  const int of_lane = static_cast<int>(threadIdx.x) % 4 * chunk;
-  const float cap = params.epilogue.activate.cap;
 #pragma unroll
   for (int m = 0; m < S::row_blocks; ++m) {
     Out* target[2];
@@ -263,36 +304,59 @@ __device__ __forceinline__ void store_straight(const Params<typename S::T>& para
       } else {
         target[i] = params.y;
       }
-      target[i] += index + work.filter_tile * S::filter_tile + of_lane;
+      target[i] += index + work.filter_tile * S::filter_tile + static_cast<int>(threadIdx.x) % 4 * chunk;
     }
 #pragma unroll
     for (int column = 0; column < S::filter_tile; column += 4 * chunk) {
-      float scale[chunk], bias[chunk];
-      if constexpr (S::scaled) {
-        const float4 scales = *reinterpret_cast<const float4*>(filters.exponent + column + of_lane);
-        scale[0] = scales.x, scale[1] = scales.y, scale[2] = scales.z, scale[3] = scales.w;
-      }
-      if constexpr (finish != Finish::partial) {
-        const auto of_filters = *reinterpret_cast<const Vector<T, chunk>*>(filters.bias + column + of_lane);
-#pragma unroll
-        for (int e = 0; e < chunk; ++e) bias[e] = to_float(of_filters.e[e]);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float values[chunk];
-#pragma unroll
-        for (int e = 0; e < chunk; ++e) {
-          float value = sums[m][(column / 8 + e / 2) * 4 + 2 * i + e % 2];
-          if constexpr (S::scaled && S::raw) value *= factor[2 * m + i];
-          if constexpr (S::scaled && finish == Finish::partial) value *= scale[e];
-          if constexpr (S::scaled && finish != Finish::partial) value = fmaf(value, scale[e], bias[e]);
-          if constexpr (!S::scaled && finish != Finish::partial) value += bias[e];
-          if constexpr (finish == Finish::clamped) value = clamp(value, cap);
-          values[e] = value;
-        }
-        if (exists[i]) store_chunk(target[i] + column, values);
-      }
+      finish_chunk<S, finish>(params, filters, sums, factor, column, 2 * m, 2 * m + 2,
+                              [&](int i, const float (&values)[chunk]) {
+                                if (exists[i % 2]) store_chunk(target[i % 2] + column, values);
+                              });
     }
+  }
+}
+
+// All warps of both multiplying warpgroups.
+__device__ __forceinline__ void synchronise_multipliers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(128 * multiply_warpgroups) : "memory");
+}
+// The same; returns whether any thread says so.
+__device__ __forceinline__ bool any_of_multipliers(bool condition) {
+  unsigned any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, 1, %2, p;\nselp.u32 %0, 1, 0, q;\n}"
+               : "=r"(any)
+               : "r"(static_cast<unsigned>(condition)), "n"(128 * multiply_warpgroups)
+               : "memory");
+  return any != 0;
+}
+
+// Both warpgroups' tile, through shared memory and by copies, which go on while the next tile is multiplied. What was
+// copied before must have left shared memory.
+template <typename S, Finish finish, int rows>
+__device__ __forceinline__ void store_boxes(const Params<typename S::T>& params, const CUtensorMap& map,
+                                            const Work& work, const FilterData<S>& filters, std::uint32_t staging,
+                                            const float (&sums)[S::row_blocks][S::sums], const float (&factor)[rows]) {
+  using T = typename S::T;
+  constexpr int chunk = chunk_of<T>, filters_of_box = box_bytes / sizeof(T), bytes = S::pixel_tile * box_bytes;
+  const int lane = threadIdx.x % 32;
+  const std::uint32_t of_lane = staging + pixel_of_lane<S>(0) * box_bytes;
+#pragma unroll
+  for (int column = 0; column < S::filter_tile; column += 4 * chunk) {
+    const int box = column / filters_of_box, piece = column % filters_of_box / chunk + lane % 4;
+    const std::uint32_t target = of_lane + box * bytes + hopper::swizzle_128(lane / 4, piece) * 16;
+    finish_chunk<S, finish>(params, filters, sums, factor, column, 0, rows, [&](int i, const float (&values)[chunk]) {
+      store_shared(target + (i / 2 * 64 + i % 2 * 8) * box_bytes, pack_chunk<T>(values));
+    });
+  }
+  hopper::fence_copies();
+  synchronise_multipliers();
+  if (threadIdx.x == 0) {
+#pragma unroll 1
+    for (int box = 0; box < S::filter_tile / filters_of_box; ++box) {
+      hopper::store_box(map, work.filter_tile * S::filter_tile + box * filters_of_box, work.q, work.p, work.n,
+                        staging + box * bytes);
+    }
+    hopper::commit_stores();
   }
 }
 
@@ -345,8 +409,8 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
 
 // uniform: the pixels' exponents are all the same.
 template <typename S, int rows>
-__device__ __forceinline__ void store_tile(const Params<typename S::T>& params, const Work& work,
-                                           FilterData<S>& filters, OutputStage& stage,
+__device__ __forceinline__ void store_tile(const Params<typename S::T>& params, const CUtensorMap& map,
+                                           const Work& work, FilterData<S>& filters, const Shared<S>& shared,
                                            float (&sums)[S::row_blocks][S::sums], const int (&exponents)[rows],
                                            bool uniform) {
   __syncwarp();  // what the lanes have copied is there
@@ -356,8 +420,14 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     for (int i = 0; i < rows; ++i)
       moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
   }
+  Finish finish = uniform || S::raw || !S::scaled ? finish_of(params) : Finish::general;
+  const bool boxes = S::stores_boxes && params.stores_boxes && (finish == Finish::plain || finish == Finish::clamped);
+  if (boxes) {
+    if (threadIdx.x == 0) hopper::wait_for_stores<0>();
+    moderate = !any_of_multipliers(!moderate);  // either all copy, or none
+  }
   if (!params.vectors || !moderate) {
-    store_staged<S>(params, work, filters, stage, sums, exponents, moderate);
+    store_staged<S>(params, work, filters, shared.output[threadIdx.x / 32], sums, exponents, moderate);
     return;
   }
   float factor[rows];
@@ -370,15 +440,23 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     }
     __syncwarp();
   }
-  const Finish finish = (uniform || S::raw || !S::scaled) && (work.filter_tile + 1) * S::filter_tile <= params.k
-                            ? finish_of(params)
-                            : Finish::general;
-  if (finish == Finish::plain) {
-    store_straight<S, Finish::plain>(params, work, filters, sums, factor);
-  } else if (finish == Finish::clamped) {
-    store_straight<S, Finish::clamped>(params, work, filters, sums, factor);
-  } else if (finish == Finish::partial) {
+  if constexpr (S::stores_boxes) {
+    if (boxes) {
+      if (finish == Finish::plain) {
+        store_boxes<S, Finish::plain>(params, map, work, filters, shared.staging, sums, factor);
+      } else {
+        store_boxes<S, Finish::clamped>(params, map, work, filters, shared.staging, sums, factor);
+      }
+      return;
+    }
+  }
+  const bool whole = (work.filter_tile + 1) * S::filter_tile <= params.k;
+  if (whole && finish == Finish::partial) {
     store_straight<S, Finish::partial>(params, work, filters, sums, factor);
+  } else if (whole && finish == Finish::plain) {
+    store_straight<S, Finish::plain>(params, work, filters, sums, factor);
+  } else if (whole && finish == Finish::clamped) {
+    store_straight<S, Finish::clamped>(params, work, filters, sums, factor);
   } else {
     store_rows<S>(params, work, filters, sums, factor);
   }

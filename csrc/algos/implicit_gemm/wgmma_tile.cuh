@@ -30,7 +30,9 @@ struct Params {
   bool copy_bias;      // it is aligned to 4 bytes
   bool vectors;        // NHWC: 16 bytes of filters of y and of the residual are one aligned access
   bool quads;          // NCHW: four neighbouring pixels are
-  bool flat_nchw;      // a matrix product into NCHW: pixels are numbered through all images
+  bool stores_boxes;   // y is written by copies, not by the warps
+  int staging_bytes;
+  bool flat_nchw;  // a matrix product into NCHW: pixels are numbered through all images
   FastDivide by_image;
   unsigned work;  // tiles times splits
   FastDivide by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps, by_s;
@@ -55,7 +57,9 @@ struct Shape {
   static constexpr int sums = filter_tile / 2;  // registers of a thread for 64 pixels
   // Products of 16 along a step's channels.
   static constexpr int depth = scaled ? 2 : 4;
-  static constexpr int slots = filter_slots(filter_bytes);
+  static constexpr int slots = filter_slots(filter_bytes, raw);
+  // Whether copies can bring sums to y (Plan::stores_boxes).
+  static constexpr bool stores_boxes = !transforms && filter_tile * sizeof(T) % box_bytes == 0;
 
   // How the work of a warpgroup is cut into the units that alternate on the tensor cores (Multiplier).
   static constexpr Units units = row_blocks == 2              ? Units::row_blocks
@@ -134,14 +138,15 @@ struct FilterData {
   }
 };
 
-// Dynamic shared memory, from a multiple of 1024: input slots, filter slots, the largest values of the input slots'
-// pixels (with a splitting warpgroup), control, output stages, filter data.
+// Dynamic shared memory, from a multiple of 1024: input slots, filter slots, staging of the output, the largest values
+// of the input slots' pixels (with a splitting warpgroup), control, filter data.
 template <typename S>
 struct Shared {
   std::uint32_t input, filters;
-  float* largest;  // [input slot][stage_bytes / 128]
+  float* largest;         // [input slot][stage_bytes / 128]
+  std::uint32_t staging;  // boxes of y on their way: [box][pixel][128 bytes], swizzled
+  OutputStage* output;    // [warp], in the same place
   Control* control;
-  OutputStage* output;         // [warp]
   FilterData<S>* filter_data;  // [warp]
 
   __device__ __forceinline__ Shared(unsigned char* memory, const Params<typename S::T>& params) {
@@ -150,12 +155,14 @@ struct Shared {
     input = shared_address(base);
     filters = input + inputs;
     unsigned char* rest = base + inputs + S::slots * S::filter_bytes;
+    staging = shared_address(rest);
+    output = reinterpret_cast<OutputStage*>(rest);
+    rest += params.staging_bytes;
     largest = reinterpret_cast<float*>(rest);
     control = reinterpret_cast<Control*>(rest + (S::transforms ? inputs / 32 : 0));
-    output = reinterpret_cast<OutputStage*>(control + 1);
-    filter_data = reinterpret_cast<FilterData<S>*>(output + 4 * multiply_warpgroups);
-    static_assert(1024 + sizeof(Control) + 4 * multiply_warpgroups * (sizeof(OutputStage) + sizeof(FilterData<S>)) <=
-                  shared_overhead);
+    filter_data = reinterpret_cast<FilterData<S>*>(control + 1);
+    static_assert(1024 + sizeof(Control) + 4 * multiply_warpgroups * sizeof(FilterData<S>) <= shared_overhead);
+    static_assert(4 * multiply_warpgroups * sizeof(OutputStage) <= least_staging);
   }
 };
 static_assert(sizeof(Control) % 16 == 0);
