@@ -92,6 +92,7 @@ struct Plan {
   int stage_taps;           // steps of a stage
   int box_n, box_h, box_w;  // pixels of a stage
   int input_slots;
+  int element_bytes;  // of y
   bool stores_boxes;  // y is written by copies from shared memory, beside the next tile
   std::size_t staging_bytes;
   std::int64_t stages, splits;  // of the whole reduction; parts into which it is cut
@@ -130,6 +131,7 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, int r
   plan.row_blocks = row_blocks;
   plan.tile_n = tile_n, plan.tile_p = tile_p, plan.tile_q = tile_q;
   plan.whole_window = whole_window;
+  plan.element_bytes = static_cast<int>(size_of(problem.dtype));
   plan.stage_taps = whole_window ? static_cast<int>(weights.taps) : 1;
   plan.box_n = tile_n;
   plan.box_h = tile_p + (whole_window ? static_cast<int>((problem.r - 1) * problem.dilation_h) : 0);
@@ -175,13 +177,16 @@ inline double step_clocks(const Plan& plan) {
   const double stage = static_cast<double>(plan.stage_bytes()) / plan.stage_taps;  // of input
   const double filters = static_cast<double>(weights.tile_bytes());
   // Shared memory, 128 bytes a clock: A once, B once for 64 pixels and product; copies; splitting in place.
-  const double a = pixels * (single ? 64 : 128), b = pixels / 64 * filters * (split ? 1.5 : 1);
-  const double shared = (a + b + filters + stage * (split ? 3 : single ? 2.5 : 1)) / 128;
+  const double a = pixels * (single && !plan.raw() ? 64 : 128), b = pixels / 64 * filters * (split ? 1.5 : 1);
+  const double shared = (a + b + filters + stage * (plan.raw() ? 1 : split ? 3 : single ? 2.5 : 1)) / 128;
   // From the L2 cache: the input, which each block reads for itself, and the filters, which all blocks read.
   const double copies = stage / 36 + filters / 78;
-  const double transform =
-      split || single ? (300 + stage * plan.stage_taps / input_row_bytes * 5) / plan.stage_taps : 0;
-  return std::max({(split ? 1.33 : 1.06) * tensor, 1.35 * shared, copies, transform}) + 0.05 * copies;
+  // Splitting: a pixel after the other on the way into registers; or stage by stage in shared memory.
+  const double transform = plan.raw()        ? std::max(pixels * (split ? 5.2 : 2.6), 700.0)
+                           : split || single ? (300 + stage * plan.stage_taps / input_row_bytes * 5) / plan.stage_taps
+                                             : 0;
+  const double of_tensor = plan.raw() ? 1.25 : split ? 1.18 : 0.97, of_shared = plan.raw() ? 0.85 : 1.2;
+  return std::max({of_tensor * tensor, of_shared * shared, copies, transform}) + 0.05 * copies;
 }
 
 inline double plan_clocks(const Plan& plan, int processors) {
@@ -190,7 +195,9 @@ inline double plan_clocks(const Plan& plan, int processors) {
     return static_cast<double>(static_cast<std::int64_t>((a + b - 1) / b));
   };
   const double rounds = ceil_div(static_cast<double>(plan.tiles() * plan.splits), processors);
-  const double epilogue = 1500 + 80.0 * plan.row_blocks * plan.weights.filter_tile / 2;
+  // The warps wait for memory to take the tile; beside copies the next tile begins, and its loads wait a little.
+  const double bytes = static_cast<double>(plan.pixel_tile()) * plan.weights.filter_tile * plan.element_bytes;
+  const double epilogue = plan.stores_boxes ? 1500 + bytes / 33 : 1000 + bytes / 20;
   const double sum_of_parts = plan.splits > 1 ? 4000 + 300.0 * static_cast<double>(plan.splits) : 0;
   return 4000 + rounds * (steps / static_cast<double>(plan.splits) * step_clocks(plan) + epilogue) + sum_of_parts;
 }
