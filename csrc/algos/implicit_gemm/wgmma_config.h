@@ -29,12 +29,14 @@ inline bool is_used(const ConvProblem& problem, const DeviceInfo& device) {
 constexpr int multiply_warpgroups = 2;
 constexpr int input_row_bytes = 128;  // channels of a step, of one pixel
 constexpr int filter_ring_bytes = 64 * 1024, most_filter_slots = 8, most_input_slots = 8;
-constexpr int filter_slots(int tile_bytes) {  // a power of two
-  return tile_bytes * 8 <= filter_ring_bytes ? most_filter_slots : most_filter_slots / 2;
+constexpr int filter_slots(int tile_bytes, bool raw) {  // a power of two; raw: input slots are no more
+  return tile_bytes * 8 <= filter_ring_bytes && !raw ? most_filter_slots : most_filter_slots / 2;
 }
 constexpr int most_box_pixels = 640;
 constexpr std::size_t shared_limit = 227 * 1024;
-constexpr std::size_t shared_overhead = 36 * 1024;  // alignment, barriers, marks of tiles to repeat, epilogue
+constexpr std::size_t shared_overhead = 12 * 1024;  // alignment, barriers, marks of tiles to repeat, data of filters
+constexpr std::size_t least_staging = 22 * 1024, most_staging = 64 * 1024;  // sums on their way to y
+constexpr int box_bytes = 128;                                              // of filters, that a copy brings to y
 
 // What depends on the weight and the class alone (the rule of packed_weight()).
 struct Weights {
@@ -45,7 +47,6 @@ struct Weights {
   std::int64_t channel_blocks, filter_tiles, taps;
 
   std::size_t tile_bytes() const { return static_cast<std::size_t>(filter_tile) * row_bytes; }
-  std::size_t ring_bytes() const { return filter_slots(static_cast<int>(tile_bytes())) * tile_bytes(); }
   std::size_t weight_bytes() const {
     return static_cast<std::size_t>(filter_tiles * channel_blocks * taps) * tile_bytes();
   }
@@ -91,16 +92,26 @@ struct Plan {
   int stage_taps;           // steps of a stage
   int box_n, box_h, box_w;  // pixels of a stage
   int input_slots;
+  int element_bytes;  // of y
+  bool stores_boxes;  // y is written by copies from shared memory, beside the next tile
+  std::size_t staging_bytes;
   std::int64_t stages, splits;  // of the whole reduction; parts into which it is cut
   std::int64_t tiles_n, tiles_p, tiles_q;
 
+  // float32 is split on the way into the multiplying warps' registers, not by a warpgroup of its own.
+  bool raw() const { return stage_taps == 1 && (weights.mode == Mode::split || weights.mode == Mode::single); }
   int pixel_tile() const { return 64 * multiply_warpgroups * row_blocks; }
   std::size_t stage_bytes() const {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * input_row_bytes + 1023) / 1024 * 1024;
   }
   // With the largest value of each of its pixels.
-  std::size_t slot_bytes() const { return stage_bytes() + stage_bytes() / 32; }
-  std::size_t shared_bytes() const { return shared_overhead + input_slots * slot_bytes() + weights.ring_bytes(); }
+  std::size_t slot_bytes() const { return stage_bytes() + (raw() ? 0 : stage_bytes() / 32); }
+  std::size_t ring_bytes() const {
+    return filter_slots(static_cast<int>(weights.tile_bytes()), raw()) * weights.tile_bytes();
+  }
+  std::size_t shared_bytes() const {
+    return shared_overhead + staging_bytes + input_slots * slot_bytes() + ring_bytes();
+  }
   std::size_t partial_bytes(const ConvProblem& problem) const {
     return splits == 1 ? 0 : Config::align(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));
   }
@@ -120,6 +131,7 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, int r
   plan.row_blocks = row_blocks;
   plan.tile_n = tile_n, plan.tile_p = tile_p, plan.tile_q = tile_q;
   plan.whole_window = whole_window;
+  plan.element_bytes = static_cast<int>(size_of(problem.dtype));
   plan.stage_taps = whole_window ? static_cast<int>(weights.taps) : 1;
   plan.box_n = tile_n;
   plan.box_h = tile_p + (whole_window ? static_cast<int>((problem.r - 1) * problem.dilation_h) : 0);
@@ -130,15 +142,27 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, int r
     return false;  // a box of a tensor copy has at most 256 elements along a dimension
   }
   if (plan.box_n * plan.box_h * plan.box_w > most_box_pixels) return false;
-  const std::size_t slots = (shared_limit - shared_overhead - weights.ring_bytes()) / plan.slot_bytes();
+  plan.stages = weights.channel_blocks * (whole_window ? 1 : weights.taps);
+  const bool many_taps = whole_window && weights.taps > 1;
+  const auto slots_beside = [&](std::size_t staging) {
+    const std::size_t taken = shared_overhead + plan.ring_bytes() + staging;
+    return taken < shared_limit ? (shared_limit - taken) / plan.slot_bytes() : 0;
+  };
+  // Memory takes a tile of y at 16 to 20 bytes a clock. A short reduction does not hide that, copies do. With a long
+  // one they cost more than they gain: shared memory, and that the warpgroups meet for each tile.
+  constexpr std::int64_t short_reduction = 16;  // steps
+  const std::size_t row_bytes = weights.filter_tile * size_of(problem.dtype), boxes = row_bytes * plan.pixel_tile();
+  plan.stores_boxes = problem.layout == Layout::nhwc && row_bytes % box_bytes == 0 &&
+                      problem.k * size_of(problem.dtype) % 16 == 0 && !many_taps && plan.stages <= short_reduction &&
+                      boxes <= most_staging && slots_beside(boxes) >= 3;
+  plan.staging_bytes = plan.stores_boxes ? std::max(boxes, least_staging) : least_staging;
+  const std::size_t slots = slots_beside(plan.staging_bytes);
   if (slots < 2) return false;
-  plan.input_slots =
-      static_cast<int>(std::min<std::size_t>(slots, whole_window && weights.taps > 1 ? 3 : most_input_slots));
+  plan.input_slots = static_cast<int>(std::min<std::size_t>(slots, many_taps ? 3 : most_input_slots));
   const std::int64_t n = is_matrix_product(problem) ? 1 : problem.n, p = is_matrix_product(problem) ? 1 : problem.p();
   const std::int64_t q = is_matrix_product(problem) ? problem.n * problem.h * problem.w : problem.q();
   const auto tiles = [](std::int64_t size, int tile) { return (size + tile - 1) / tile; };
   plan.tiles_n = tiles(n, tile_n), plan.tiles_p = tiles(p, tile_p), plan.tiles_q = tiles(q, tile_q);
-  plan.stages = weights.channel_blocks * (whole_window ? 1 : weights.taps);
   plan.splits = 1;
   return true;
 }
@@ -153,13 +177,16 @@ inline double step_clocks(const Plan& plan) {
   const double stage = static_cast<double>(plan.stage_bytes()) / plan.stage_taps;  // of input
   const double filters = static_cast<double>(weights.tile_bytes());
   // Shared memory, 128 bytes a clock: A once, B once for 64 pixels and product; copies; splitting in place.
-  const double a = pixels * (single ? 64 : 128), b = pixels / 64 * filters * (split ? 1.5 : 1);
-  const double shared = (a + b + filters + stage * (split ? 3 : single ? 2.5 : 1)) / 128;
+  const double a = pixels * (single && !plan.raw() ? 64 : 128), b = pixels / 64 * filters * (split ? 1.5 : 1);
+  const double shared = (a + b + filters + stage * (plan.raw() ? 1 : split ? 3 : single ? 2.5 : 1)) / 128;
   // From the L2 cache: the input, which each block reads for itself, and the filters, which all blocks read.
   const double copies = stage / 36 + filters / 78;
-  const double transform =
-      split || single ? (300 + stage * plan.stage_taps / input_row_bytes * 5) / plan.stage_taps : 0;
-  return std::max({(split ? 1.33 : 1.06) * tensor, 1.35 * shared, copies, transform}) + 0.05 * copies;
+  // Splitting: a pixel after the other on the way into registers; or stage by stage in shared memory.
+  const double transform = plan.raw()        ? std::max(pixels * (split ? 5.2 : 2.6), 700.0)
+                           : split || single ? (300 + stage * plan.stage_taps / input_row_bytes * 5) / plan.stage_taps
+                                             : 0;
+  const double of_tensor = plan.raw() ? 1.25 : split ? 1.18 : 0.97, of_shared = plan.raw() ? 0.85 : 1.2;
+  return std::max({of_tensor * tensor, of_shared * shared, copies, transform}) + 0.05 * copies;
 }
 
 inline double plan_clocks(const Plan& plan, int processors) {
@@ -168,7 +195,9 @@ inline double plan_clocks(const Plan& plan, int processors) {
     return static_cast<double>(static_cast<std::int64_t>((a + b - 1) / b));
   };
   const double rounds = ceil_div(static_cast<double>(plan.tiles() * plan.splits), processors);
-  const double epilogue = 1500 + 80.0 * plan.row_blocks * plan.weights.filter_tile / 2;
+  // The warps wait for memory to take the tile; beside copies the next tile begins, and its loads wait a little.
+  const double bytes = static_cast<double>(plan.pixel_tile()) * plan.weights.filter_tile * plan.element_bytes;
+  const double epilogue = plan.stores_boxes ? 1500 + bytes / 33 : 1000 + bytes / 20;
   const double sum_of_parts = plan.splits > 1 ? 4000 + 300.0 * static_cast<double>(plan.splits) : 0;
   return 4000 + rounds * (steps / static_cast<double>(plan.splits) * step_clocks(plan) + epilogue) + sum_of_parts;
 }

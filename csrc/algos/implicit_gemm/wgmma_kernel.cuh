@@ -1,5 +1,6 @@
 // The Hopper kernel: persistent blocks whose warpgroups have roles. One thread loads input boxes and filter tiles into
-// two rings of shared memory; a warpgroup splits float32 input in place; two warpgroups multiply and write the output.
+// two rings of shared memory; a warpgroup splits float32 input in place, where more than one tap reads it; two
+// warpgroups multiply and write the output.
 #pragma once
 
 #include "algos/implicit_gemm/wgmma_multiply.cuh"
@@ -26,7 +27,7 @@ class Loader {
       const int s = static_cast<int>(params_.by_s.peel(tap)), r = static_cast<int>(tap);
       const std::uint32_t full = shared_address(&control.input_full[input_.slot]);
       hopper::wait(shared_address(&control.input_free[input_.slot]), input_.parity ^ 1, site_);
-      if constexpr (S::scaled) hopper::fence_copies();  // the splitting warps have written there
+      if constexpr (S::transforms) hopper::fence_copies();  // the splitting warps have written there
       hopper::arrive_expecting(full, params_.box_bytes);
       hopper::copy_box(shared_.input + input_.slot * params_.stage_bytes, map_,
                        static_cast<int>(block) * (input_row_bytes / static_cast<int>(sizeof(T))),
@@ -82,12 +83,12 @@ __device__ __forceinline__ void for_each_work(const Params<typename S::T>& param
 
 template <typename S>
 __device__ __forceinline__ void initialise(const Params<typename S::T>& params, const Shared<S>& shared) {
-  constexpr int multiplying = 4 * multiply_warpgroups, splitting = 4;  // warps
+  constexpr int multiplying = 4 * multiply_warpgroups, splitting = S::transforms ? 4 : 0;  // warps
   Control& control = *shared.control;
   if (threadIdx.x == 0) {
     for (int i = 0; i < params.input_slots; ++i) {
       hopper::barrier_init(shared_address(&control.input_full[i]), 1);
-      hopper::barrier_init(shared_address(&control.input_ready[i]), splitting);
+      hopper::barrier_init(shared_address(&control.input_ready[i]), 4);
       hopper::barrier_init(shared_address(&control.input_free[i]), multiplying);
     }
     for (int i = 0; i < S::slots; ++i) {
@@ -104,7 +105,8 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
 
 template <typename S>
 __global__ void __launch_bounds__(S::threads, 1)
-    convolve(const __grid_constant__ CUtensorMap map, const __grid_constant__ Params<typename S::T> params) {
+    convolve(const __grid_constant__ CUtensorMap map, const __grid_constant__ CUtensorMap output_map,
+             const __grid_constant__ Params<typename S::T> params) {
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ unsigned char memory[];
   const Shared<S> shared(memory, params);
@@ -119,8 +121,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   // pixel, and to multiply with a scale for each pixel.
   if (warpgroup < multiply_warpgroups) {
     hopper::grow_registers<S::multiply_registers>();
-    Multiplier<S> multiplier(params, shared);
-    multiplier.stagger();
+    Multiplier<S> multiplier(params, output_map, shared);
     for_each_work<S>(
         params, shared,
         [&](unsigned index, unsigned mark, bool repeated) {
@@ -135,13 +136,14 @@ __global__ void __launch_bounds__(S::threads, 1)
         [&](unsigned parity) {
           hopper::wait(shared_address(&control.marks_read), parity,
                        WaitSite{params.report, kernel_implicit_gemm, role_multiply});
-          multiplier.synchronise();  // the other multiplying warps read marks, too
+          synchronise_multipliers();  // the other multiplying warps read marks, too
           for (int i = threadIdx.x; i < most_marks / 32; i += 128 * multiply_warpgroups) control.marks[i] = 0;
-          multiplier.synchronise();
+          synchronise_multipliers();
         });
-  } else if (S::scaled && warpgroup == multiply_warpgroups) {
+    hopper::wait_for_stores<0, true>();
+  } else if (S::transforms && warpgroup == multiply_warpgroups) {
     hopper::shrink_registers<S::transform_registers>();
-    if constexpr (S::scaled) {
+    if constexpr (S::transforms) {
       Transformer<S> transformer(params, shared);
       for_each_work<S>(
           params, shared,

@@ -2,6 +2,8 @@
 // side.
 #pragma once
 
+#include <atomic>
+
 #include "algos/implicit_gemm/wgmma.h"
 #include "algos/implicit_gemm/wgmma_kernel.cuh"
 #include "algos/implicit_gemm/wgmma_pack.cuh"
@@ -59,7 +61,10 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
       .dilation_w = as_int(problem.dilation_w),
       .along_filters = problem.layout == Layout::nhwc,
       .copy_bias = reinterpret_cast<std::uintptr_t>(args.bias) % 4 == 0,
+      .vectors = false,
       .quads = false,
+      .stores_boxes = false,
+      .staging_bytes = static_cast<int>(plan.staging_bytes),
       .flat_nchw = product && problem.layout == Layout::nchw,
       .by_image = divide(problem.p() * problem.q()),
       .work = static_cast<unsigned>(plan.tiles() * plan.splits),
@@ -72,24 +77,38 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
       .by_taps = divide(weights.taps),
       .by_s = divide(problem.s)};
   if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.h * problem.w);
-  const auto aligned = [](const void* pointer) {
-    return reinterpret_cast<std::uintptr_t>(pointer) % (4 * sizeof(T)) == 0;
+  const auto aligned = [&](int elements) {
+    const std::size_t bytes = elements * sizeof(T);
+    return reinterpret_cast<std::uintptr_t>(args.y) % bytes == 0 &&
+           reinterpret_cast<std::uintptr_t>(args.residual) % bytes == 0;
   };
-  const bool whole_quads = params.along_filters ? problem.k % 4 == 0
-                           : product            ? problem.h * problem.w % 4 == 0
-                                                : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
-  params.quads = whole_quads && aligned(args.y) && aligned(args.residual);
+  const bool whole_quads = product ? problem.h * problem.w % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
+  params.vectors = params.along_filters && problem.k % chunk_of<T> == 0 && aligned(chunk_of<T>);
+  params.stores_boxes = params.vectors && plan.splits == 1 && plan.stores_boxes;
+  params.quads = !params.along_filters && whole_quads && aligned(4);
   return params;
 }
 
+// Once for each device: the attribute stays with the kernel. Two threads that meet here both set it.
 template <typename S>
-void launch(const Params<typename S::T>& params, const CUtensorMap& map, std::size_t shared_bytes, int processors,
-            cudaStream_t stream) {
+void allow_shared_memory() {
+  static std::atomic<std::uint64_t> devices{0};
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "implicit_gemm: device");
+  const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
+  if ((devices.load(std::memory_order_relaxed) & bit) != 0) return;
   check_cuda(
-      cudaFuncSetAttribute(convolve<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
+      cudaFuncSetAttribute(convolve<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_limit)),
       "implicit_gemm: shared memory");
+  devices.fetch_or(bit, std::memory_order_relaxed);
+}
+
+template <typename S>
+void launch(const Params<typename S::T>& params, const CUtensorMap& x_map, const CUtensorMap& y_map,
+            std::size_t shared_bytes, int processors, cudaStream_t stream) {
+  allow_shared_memory<S>();
   const unsigned blocks = std::min(params.work, static_cast<unsigned>(processors));  // one fits on a multiprocessor
-  convolve<S><<<blocks, S::threads, shared_bytes, stream>>>(map, params);
+  convolve<S><<<blocks, S::threads, shared_bytes, stream>>>(x_map, y_map, params);
   check_launch("implicit_gemm");
 }
 
@@ -99,20 +118,31 @@ void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* work
   const ConvProblem& problem = args.problem;
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
   const Params<T> params = make_params<T>(args, plan, workspace, runtime);
-  const Box4 box{.c = plan.weights.step_channels,
-                 .w = plan.box_w,
-                 .h = plan.box_h,
-                 .n = plan.box_n,
-                 .stride_w = static_cast<int>(problem.stride_w),
-                 .stride_h = static_cast<int>(problem.stride_h)};
-  const CUtensorMap map =
-      is_matrix_product(problem)
-          ? make_tensor_map(x, problem.dtype, 1, 1, problem.n * problem.h * problem.w, problem.c, box)
-          : make_tensor_map(x, problem.dtype, problem.n, problem.h, problem.w, problem.c, box);
+  const Box4 x_box{.c = plan.weights.step_channels,
+                   .w = plan.box_w,
+                   .h = plan.box_h,
+                   .n = plan.box_n,
+                   .stride_w = static_cast<int>(problem.stride_w),
+                   .stride_h = static_cast<int>(problem.stride_h)};
+  const Box4 y_box{.c = box_bytes / static_cast<int>(sizeof(T)), .w = plan.tile_q, .h = plan.tile_p, .n = plan.tile_n};
+  const auto make_map = [&](const void* tensor, std::int64_t height, std::int64_t width, std::int64_t channels,
+                            const Box4& box) {
+    return is_matrix_product(problem)
+               ? make_tensor_map(tensor, problem.dtype, 1, 1, problem.n * height * width, channels, box)
+               : make_tensor_map(tensor, problem.dtype, problem.n, height, width, channels, box);
+  };
+  const CUtensorMap x_map = make_map(x, problem.h, problem.w, problem.c, x_box);
+  const CUtensorMap y_map =
+      params.stores_boxes ? make_map(args.y, problem.p(), problem.q(), problem.k, y_box) : CUtensorMap{};
+  const auto try_kind = [&](auto filter_tile, auto row_blocks, auto raw) {
+    if (plan.raw() != raw()) return;
+    launch<Shape<T, mode, filter_tile(), row_blocks(), raw()>>(params, x_map, y_map, plan.shared_bytes(),
+                                                               runtime.device().processors, stream);
+  };
   const auto try_tile = [&](auto filter_tile, auto row_blocks) {
     if (plan.weights.filter_tile != filter_tile() || plan.row_blocks != row_blocks()) return;
-    launch<Shape<T, mode, filter_tile(), row_blocks()>>(params, map, plan.shared_bytes(), runtime.device().processors,
-                                                        stream);
+    try_kind(filter_tile, row_blocks, std::false_type{});
+    if constexpr (std::is_same_v<T, float>) try_kind(filter_tile, row_blocks, std::true_type{});
   };
   const auto try_filters = [&](auto filter_tile) {
     try_tile(filter_tile, std::integral_constant<int, 1>{});

@@ -19,7 +19,9 @@ constexpr __host__ __device__ int channel_of(int product, int index) {
 // Scales bring values into float16's range; both limits hold for the largest value of each output pixel's window. Below
 // the lower, lo would lose bits to float16's subnormals. The first stage of a tile suggests one scale for the tile,
 // which brings its largest value to [2^8, 2^9); an exact scale, of one pixel, to [2^12, 2^13).
-constexpr int guessed_target = 8, exact_target = 12;
+// Without a splitting warpgroup there is a guess for each pixel, from the first values that are not zero: what follows
+// can only be larger.
+constexpr int guessed_target = 8, exact_target = 12, pixel_guess_target = 4;
 constexpr float least_high = 0.5f, most_high = 65504.0f;
 
 // A for 64 pixels of a warpgroup, all products of a step.
@@ -49,6 +51,11 @@ __device__ __forceinline__ uint4 split_piece(uint4 raw, float scale) {
   const __half2 ab = __floats2half2_rn(a, b), cd = __floats2half2_rn(c, d);
   return {bits(ab), bits(cd), bits(__floats2half2_rn(a - __low2float(ab), b - __high2float(ab))),
           bits(__floats2half2_rn(c - __low2float(cd), d - __high2float(cd)))};
+}
+
+__device__ __forceinline__ float larger(float largest, uint4 raw) {
+  largest = fmaxf(fmaxf(largest, fabsf(__uint_as_float(raw.x))), fabsf(__uint_as_float(raw.y)));
+  return fmaxf(fmaxf(largest, fabsf(__uint_as_float(raw.z))), fabsf(__uint_as_float(raw.w)));
 }
 
 // The lane's pixels: two of each 64.
@@ -94,13 +101,51 @@ class Input {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::uint32_t address = address_of(stage, shift, 2 * m + i);
-      const float scale = power_of_two(exponents[2 * m + i]);
-      place(operand.high[0], operand.low[0], i, split_piece(load_shared(address), scale));
-      place(operand.high[1], operand.low[1], i, split_piece(load_shared(address ^ 16), scale));
+      place_scaled(operand, i, load_shared(address), load_shared(address ^ 16), power_of_two(exponents[2 * m + i]));
     }
   }
 
-  // The largest |x| of each pixel's window, given that of each pixel of the box. Four lanes share a pixel.
+  // The same with one guess for each pixel, made where there is none yet (0); and notes the largest of the lane's
+  // values.
+  __device__ __forceinline__ void load_raw(std::uint32_t stage, int m, float (&scale)[rows], float (&largest)[rows],
+                                           Operand<S>& operand) const {
+    uint4 first[2], second[2];
+    float here[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::uint32_t address = address_of(stage, 0, 2 * m + i);
+      first[i] = load_shared(address), second[i] = load_shared(address ^ 16);
+      here[i] = larger(larger(0.0f, first[i]), second[i]);
+    }
+    if (__any_sync(0xffffffffu, scale[2 * m] == 0.0f || scale[2 * m + 1] == 0.0f)) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float most = of_pixel(here[i]);
+        if (scale[2 * m + i] == 0.0f && most > 0.0f) {
+          scale[2 * m + i] = power_of_two(scale_exponent(most, pixel_guess_target));
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      largest[2 * m + i] = fmaxf(largest[2 * m + i], here[i]);
+      place_scaled(operand, i, first[i], second[i], scale[2 * m + i]);
+    }
+  }
+  __device__ __forceinline__ void measure_raw(std::uint32_t stage, float (&largest)[rows]) const {
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+      const std::uint32_t address = address_of(stage, 0, i);
+      largest[i] = larger(larger(largest[i], load_shared(address)), load_shared(address ^ 16));
+    }
+  }
+  // Four lanes share a pixel.
+  static __device__ __forceinline__ float of_pixel(float largest) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    return fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+  }
+
+  // The largest |x| of each pixel's window, given that of each pixel of the box.
   __device__ __forceinline__ void find_largest(const Params<T>& params, const float* of_box,
                                                float (&largest)[rows]) const {
 #pragma unroll
@@ -114,16 +159,24 @@ class Input {
       for (int i = 0; i < rows; ++i) largest[i] = fmaxf(largest[i], of_tap[row_[i]]);
     }
 #pragma unroll
-    for (int i = 0; i < rows; ++i) {
-      largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
-      largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
-    }
+    for (int i = 0; i < rows; ++i) largest[i] = of_pixel(largest[i]);
   }
 
  private:
   __device__ __forceinline__ std::uint32_t address_of(std::uint32_t stage, int shift, int i) const {
     const unsigned row = row_[i] + shift;
     return stage + row * input_row_bytes + ((threadIdx.x % 4 * 2 ^ (row & 7)) << 4);
+  }
+
+  static __device__ __forceinline__ void place_scaled(Operand<S>& operand, int i, uint4 first, uint4 second,
+                                                      float scale) {
+    if constexpr (S::split) {
+      place(operand.high[0], operand.low[0], i, split_piece(first, scale));
+      place(operand.high[1], operand.low[1], i, split_piece(second, scale));
+    } else {
+      const uint4 a = split_piece(first, scale), b = split_piece(second, scale);
+      place(operand.high[0], operand.high[1], i, {a.x, a.y, b.x, b.y});
+    }
   }
 
   // Registers of a product: row l/4, row l/4 + 8, then both at k + 8.

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(pack_threads)
     const float largest = source == nullptr ? 0.0f : largest_weight<pack_threads>(source, size);
     exponent = scale_exponent(largest, filter_target_exponent);
   }
-  const int row = filter % filter_tile;
+  const int row = column_of<T>(filter % filter_tile);
   unsigned char* target =
       packed + static_cast<std::int64_t>(filter / filter_tile) * channel_blocks * taps * filter_tile * row_bytes +
       row * row_bytes;

@@ -28,8 +28,11 @@ struct Params {
   int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   bool along_filters;  // of y: NHWC, else NCHW
   bool copy_bias;      // it is aligned to 4 bytes
-  bool quads;          // four neighbours of y and of the residual are one aligned access
-  bool flat_nchw;      // a matrix product into NCHW: pixels are numbered through all images
+  bool vectors;        // NHWC: 16 bytes of filters of y and of the residual are one aligned access
+  bool quads;          // NCHW: four neighbouring pixels are
+  bool stores_boxes;   // y is written by copies, not by the warps
+  int staging_bytes;
+  bool flat_nchw;  // a matrix product into NCHW: pixels are numbered through all images
   FastDivide by_image;
   unsigned work;  // tiles times splits
   FastDivide by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps, by_s;
@@ -37,14 +40,16 @@ struct Params {
 
 enum class Units { row_blocks, filter_halves, steps };
 
-// A kernel instantiation.
-template <typename T_, Mode mode_, int filter_tile_, int row_blocks_>
+// A kernel instantiation. raw: stages hold one tap each, so each value of x is read once, and the multiplying warps
+// split it on the way into registers; else (float32) a warpgroup of its own splits whole stages, once for all taps.
+template <typename T_, Mode mode_, int filter_tile_, int row_blocks_, bool raw_>
 struct Shape {
   using T = T_;
   using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_t>;
   static constexpr Mode mode = mode_;
   static constexpr bool split = mode == Mode::split;  // two planes, three products, totals
-  static constexpr bool scaled = std::is_same_v<T, float>;
+  static constexpr bool scaled = std::is_same_v<T, float>, raw = raw_, transforms = scaled && !raw;
+  static_assert(scaled || !raw);
   static constexpr int filter_tile = filter_tile_, row_blocks = row_blocks_;
   static constexpr int pixel_tile = 64 * multiply_warpgroups * row_blocks;
   static constexpr int row_bytes = mode == Mode::single ? 64 : 128;
@@ -52,20 +57,34 @@ struct Shape {
   static constexpr int sums = filter_tile / 2;  // registers of a thread for 64 pixels
   // Products of 16 along a step's channels.
   static constexpr int depth = scaled ? 2 : 4;
-  static constexpr int slots = filter_slots(filter_bytes);
+  static constexpr int slots = filter_slots(filter_bytes, raw);
+  // Whether copies can bring sums to y (Plan::stores_boxes).
+  static constexpr bool stores_boxes = !transforms && filter_tile * sizeof(T) % box_bytes == 0;
 
-  // How the work of a warpgroup is cut into the units that alternate on the tensor cores (Multiplier::run).
+  // How the work of a warpgroup is cut into the units that alternate on the tensor cores (Multiplier).
   static constexpr Units units = row_blocks == 2              ? Units::row_blocks
                                  : split && filter_tile >= 96 ? Units::filter_halves
                                                               : Units::steps;
   static constexpr int units_per_step = units == Units::steps ? 1 : 2;
   static constexpr int unit_sums = units == Units::filter_halves ? sums / 2 : sums;
 
-  // Warpgroups: the multiplying ones, the splitting one (float32 only), the loading one; and the registers that a
-  // thread of each asks for, 65536 in all.
-  static constexpr int warpgroups = multiply_warpgroups + (scaled ? 2 : 1), threads = 128 * warpgroups;
-  static constexpr int multiply_registers = scaled ? 216 : 232, transform_registers = 40, load_registers = 40;
+  // Warpgroups: the multiplying ones, the splitting one, the loading one; and the registers that a thread of each asks
+  // for: 65536 in all, or what the block starts with, 168 a thread.
+  static constexpr int warpgroups = multiply_warpgroups + (transforms ? 2 : 1), threads = 128 * warpgroups;
+  static constexpr int multiply_registers = transforms ? 216 : 232, transform_registers = 40, load_registers = 40;
 };
+
+// Of y, 16 bytes: the filters that a lane stores at once. wgmma gives lane l columns 2t and 2t + 1 (t = l % 4) of each
+// 8; the order of columns is free, so that we let them mean neighbours. This is the column of filter `filter` of a
+// tile.
+template <typename T>
+constexpr int chunk_of = 16 / sizeof(T);
+template <typename T>
+constexpr __host__ __device__ int column_of(int filter) {
+  constexpr int chunk = chunk_of<T>, group = 4 * chunk;
+  const int within = filter % group;
+  return filter / group * group + within % chunk / 2 * 8 + within / chunk * 2 + within % 2;
+}
 
 constexpr int most_marks = 8192;  // tiles that a block can mark for repetition before it must repeat them
 
@@ -92,11 +111,12 @@ struct Control {
 template <typename S>
 struct FilterData {
   using T = typename S::T;
-  int exponent[S::filter_tile];            // of their scales
-  alignas(16) T bias[S::filter_tile + 2];  // zeros if there is none
+  alignas(16) int exponent[S::filter_tile];  // of their scales; or, after make_factors(), float bits
+  alignas(16) T bias[S::filter_tile + 2];    // zeros if there is none
 
   __device__ __forceinline__ void fetch(const Params<T>& params, int filter_tile) {
     const int lane = threadIdx.x % 32, first = filter_tile * S::filter_tile;
+    __syncwarp();  // the tile before has been read
     if constexpr (S::scaled) {
       for (int k = lane; k < S::filter_tile; k += 32) {
         copy_async<4>(shared_address(exponent + k), params.exponents + first + k, 4);
@@ -118,14 +138,15 @@ struct FilterData {
   }
 };
 
-// Dynamic shared memory, from a multiple of 1024: input slots, filter slots, the largest values of the input slots'
-// pixels, control, output stages, filter data.
+// Dynamic shared memory, from a multiple of 1024: input slots, filter slots, staging of the output, the largest values
+// of the input slots' pixels (with a splitting warpgroup), control, filter data.
 template <typename S>
 struct Shared {
   std::uint32_t input, filters;
-  float* largest;  // [input slot][stage_bytes / 128]
+  float* largest;         // [input slot][stage_bytes / 128]
+  std::uint32_t staging;  // boxes of y on their way: [box][pixel][128 bytes], swizzled
+  OutputStage* output;    // [warp], in the same place
   Control* control;
-  OutputStage* output;         // [warp]
   FilterData<S>* filter_data;  // [warp]
 
   __device__ __forceinline__ Shared(unsigned char* memory, const Params<typename S::T>& params) {
@@ -134,12 +155,14 @@ struct Shared {
     input = shared_address(base);
     filters = input + inputs;
     unsigned char* rest = base + inputs + S::slots * S::filter_bytes;
+    staging = shared_address(rest);
+    output = reinterpret_cast<OutputStage*>(rest);
+    rest += params.staging_bytes;
     largest = reinterpret_cast<float*>(rest);
-    control = reinterpret_cast<Control*>(rest + inputs / 32);
-    output = reinterpret_cast<OutputStage*>(control + 1);
-    filter_data = reinterpret_cast<FilterData<S>*>(output + 4 * multiply_warpgroups);
-    static_assert(1024 + sizeof(Control) + 4 * multiply_warpgroups * (sizeof(OutputStage) + sizeof(FilterData<S>)) <=
-                  shared_overhead);
+    control = reinterpret_cast<Control*>(rest + (S::transforms ? inputs / 32 : 0));
+    filter_data = reinterpret_cast<FilterData<S>*>(control + 1);
+    static_assert(1024 + sizeof(Control) + 4 * multiply_warpgroups * sizeof(FilterData<S>) <= shared_overhead);
+    static_assert(4 * multiply_warpgroups * sizeof(OutputStage) <= least_staging);
   }
 };
 static_assert(sizeof(Control) % 16 == 0);

@@ -56,11 +56,6 @@ class Transformer {
   static __device__ __forceinline__ std::uint32_t piece(std::uint32_t input, int pixel, int index) {
     return input + pixel * input_row_bytes + ((index ^ (pixel & 7)) << 4);
   }
-  static __device__ __forceinline__ float larger(float largest, uint4 raw) {
-    largest = fmaxf(fmaxf(largest, fabsf(__uint_as_float(raw.x))), fabsf(__uint_as_float(raw.y)));
-    return fmaxf(fmaxf(largest, fabsf(__uint_as_float(raw.z))), fabsf(__uint_as_float(raw.w)));
-  }
-
   static __device__ __forceinline__ float split(std::uint32_t input, int pixel, float scale, float largest) {
     const std::uint32_t address = piece(input, pixel, 0);  // piece i is at ^ 16 i
     constexpr int group = 4;                               // pieces read before the first is written
