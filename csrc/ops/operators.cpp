@@ -4,20 +4,15 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
-#include <vector>
 
 #include "core/error.h"
+#include "ops/arguments.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
-#include "ops/runtime.h"
-#include "ops/stable.h"
 #include "plan/registry.h"
 
 namespace fastconv::ops {
 namespace {
-
-using IntList = std::vector<std::int64_t>;
 
 // What the most recent call on this thread ran: fastconv.last_call(). The choice outlives the table it comes from.
 struct LastCall {
@@ -28,169 +23,6 @@ thread_local LastCall last;
 
 // Bits of the backend_flags argument: torch.backends.cudnn's switches, which PyTorch's own convolution takes per call.
 constexpr std::int64_t flag_benchmark = 1, flag_deterministic = 2, flag_cudnn_enabled = 4;
-
-DType dtype_of(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float: return DType::f32;
-    case ScalarType::Half: return DType::f16;
-    case ScalarType::BFloat16: return DType::bf16;
-    default: return DType::other;
-  }
-}
-
-std::string to_text(const std::vector<std::int64_t>& values) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < values.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(values[i]);
-  return text + "]";
-}
-
-std::vector<std::int64_t> shape_of(const Tensor& tensor) {
-  const auto sizes = tensor.sizes();
-  return {sizes.begin(), sizes.end()};
-}
-
-// Not a function: the message is put together only when it is needed.
-#define FASTCONV_REQUIRE(condition, message) \
-  if (!(condition)) throw InvalidArgument(std::string("fastconv: ") + (message))
-
-// PyTorch's definition (c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4): size-1 dimensions decide nothing, and
-// a tensor that is both is contiguous.
-bool suggests_channels_last(const Tensor& tensor) {
-  if (tensor.dim() != 4 || tensor.stride(1) == 0) return false;
-  std::int64_t least = 0;
-  for (int d : {1, 3, 2, 0}) {
-    if (tensor.size(d) == 0 || tensor.stride(d) < least) return false;
-    if (d == 0 && least == tensor.stride(1)) return false;
-    least = tensor.stride(d) * (tensor.size(d) > 1 ? tensor.size(d) : 1);
-  }
-  return true;
-}
-
-MemoryFormat memory_format(Layout layout) {
-  return layout == Layout::nhwc ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
-}
-
-bool is_channels_last(const Tensor& tensor) {
-  std::int64_t expected = 1;
-  for (int d : {1, 3, 2, 0}) {
-    if (tensor.size(d) != 1 && tensor.stride(d) != expected) return false;
-    expected *= tensor.size(d);
-  }
-  return true;
-}
-
-// contiguous(), without a call through the dispatcher where there is nothing to do. nhwc: of 4 dimensions.
-Tensor in_layout(const Tensor& tensor, Layout layout) {
-  if (layout == Layout::nhwc ? is_channels_last(tensor) : tensor.is_contiguous()) return tensor;
-  return torch::stable::contiguous(tensor, memory_format(layout));
-}
-
-// The GPU's kernels may load 16 bytes at a time; a view may begin at any element.
-Tensor aligned(const Tensor& tensor) {
-  const bool is_aligned = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
-  return is_aligned || !tensor.is_cuda() ? tensor : torch::stable::clone(tensor);
-}
-
-struct Arguments {
-  std::optional<Tensor> bias, residual;
-  IntList stride, padding, dilation;
-  std::int64_t groups;
-  const std::string& algorithm;
-  const std::string& precision;
-  const std::string& activation;
-  double negative_slope;
-  std::int64_t backend_flags;
-};
-
-ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments) {
-  FASTCONV_REQUIRE(input.dim() == 4,
-                   "input has shape " + to_text(shape_of(input)) + "; expected 4 dimensions [N, C, H, W]");
-  FASTCONV_REQUIRE(weight_shape.size() == 4,
-                   "weight has shape " + to_text(weight_shape) + "; expected 4 dimensions [K, C/groups, R, S]");
-  FASTCONV_REQUIRE(arguments.stride.size() == 2 && arguments.stride[0] > 0 && arguments.stride[1] > 0,
-                   "stride is " + to_text(arguments.stride) + "; expected two positive integers");
-  FASTCONV_REQUIRE(arguments.padding.size() == 2 && arguments.padding[0] >= 0 && arguments.padding[1] >= 0,
-                   "padding is " + to_text(arguments.padding) + "; expected two non-negative integers");
-  FASTCONV_REQUIRE(arguments.dilation.size() == 2 && arguments.dilation[0] > 0 && arguments.dilation[1] > 0,
-                   "dilation is " + to_text(arguments.dilation) + "; expected two positive integers");
-  ConvProblem problem;
-  problem.n = input.size(0), problem.c = input.size(1), problem.h = input.size(2), problem.w = input.size(3);
-  problem.k = weight_shape[0], problem.r = weight_shape[2], problem.s = weight_shape[3];
-  problem.stride_h = arguments.stride[0], problem.stride_w = arguments.stride[1];
-  problem.pad_h = arguments.padding[0], problem.pad_w = arguments.padding[1];
-  problem.dilation_h = arguments.dilation[0], problem.dilation_w = arguments.dilation[1];
-  problem.groups = arguments.groups;
-  problem.dtype = dtype_of(input);
-  problem.accuracy = effective_accuracy(problem.dtype, accuracy_from_name(arguments.precision));
-  problem.layout = layout;
-  problem.has_bias = arguments.bias.has_value();
-  problem.has_residual = arguments.residual.has_value();
-  problem.activation = activation_from_name(arguments.activation);
-  problem.negative_slope = static_cast<float>(arguments.negative_slope);
-
-  // As PyTorch: an empty batch and no input channels are problems, other empty inputs are mistakes.
-  FASTCONV_REQUIRE(problem.n == 0 || problem.c == 0 || (problem.h > 0 && problem.w > 0),
-                   "input has shape " + to_text(shape_of(input)) + "; expected H and W of at least 1");
-  FASTCONV_REQUIRE(problem.k > 0, "weight has K = 0 output channels; expected at least 1");
-  const std::int64_t g = problem.groups;
-  FASTCONV_REQUIRE(g > 0, "groups is " + std::to_string(g) + "; expected a positive integer");
-  FASTCONV_REQUIRE(problem.k % g == 0, "weight has K = " + std::to_string(problem.k) +
-                                           " output channels; expected a multiple of groups = " + std::to_string(g));
-  FASTCONV_REQUIRE(problem.c == weight_shape[1] * g,
-                   "input has C = " + std::to_string(problem.c) +
-                       " channels; expected weight.shape[1] * groups = " + std::to_string(weight_shape[1] * g));
-  const auto effective = [](std::int64_t size, std::int64_t dilation) { return dilation * (size - 1) + 1; };
-  FASTCONV_REQUIRE(problem.h + 2 * problem.pad_h >= effective(problem.r, problem.dilation_h) &&
-                       problem.w + 2 * problem.pad_w >= effective(problem.s, problem.dilation_w),
-                   "padded input is " + std::to_string(problem.h + 2 * problem.pad_h) + " x " +
-                       std::to_string(problem.w + 2 * problem.pad_w) + "; expected at least the kernel's extent " +
-                       std::to_string(effective(problem.r, problem.dilation_h)) + " x " +
-                       std::to_string(effective(problem.s, problem.dilation_w)));
-  if (arguments.bias) {
-    FASTCONV_REQUIRE(
-        shape_of(*arguments.bias) == IntList(1, problem.k),
-        "bias has shape " + to_text(shape_of(*arguments.bias)) + "; expected " + to_text(IntList(1, problem.k)));
-    FASTCONV_REQUIRE(arguments.bias->scalar_type() == input.scalar_type(), "bias and input differ in dtype");
-  }
-  if (arguments.residual) {
-    const std::int64_t k = problem.c == 0 ? 0 : problem.k;  // what PyTorch makes of no input channels
-    const IntList expected{problem.n, k, problem.p(), problem.q()};
-    FASTCONV_REQUIRE(shape_of(*arguments.residual) == expected, "residual has shape " +
-                                                                    to_text(shape_of(*arguments.residual)) +
-                                                                    "; expected the output's " + to_text(expected));
-    FASTCONV_REQUIRE(arguments.residual->scalar_type() == input.scalar_type(), "residual and input differ in dtype");
-  }
-  return problem;
-}
-
-const DeviceInfo& device_of(const Tensor& tensor) {
-  return query_device(tensor.is_cuda() ? DeviceType::cuda : DeviceType::cpu, tensor.get_device_index());
-}
-
-// choose() for a problem seen before is a table lookup; the table is per thread, so no lock.
-std::shared_ptr<const Candidate> choose_cached(const std::string& name, const ConvProblem& problem,
-                                               const DeviceInfo& device) {
-  struct Key {
-    ConvProblem problem;
-    const DeviceInfo* device;
-    std::string name;
-    bool operator==(const Key&) const = default;
-  };
-  struct Hash {
-    std::size_t operator()(const Key& key) const {
-      return hash_value(key.problem) ^ std::hash<std::string>{}(key.name) ^ std::hash<const void*>{}(key.device);
-    }
-  };
-  thread_local std::unordered_map<Key, std::shared_ptr<const Candidate>, Hash> table;
-  Key key{problem, &device, name};
-  auto found = table.find(key);
-  if (found == table.end()) {
-    if (table.size() >= 4096) table.clear();  // shapes without end: forget rather than grow
-    auto choice = std::make_shared<const Candidate>(choose(name, problem, device));
-    found = table.emplace(std::move(key), std::move(choice)).first;
-  }
-  return found->second;
-}
 
 // Only operators without Scalar arguments: the stable ABI's dispatcher cannot pass one.
 Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, -1.0); }
@@ -266,7 +98,7 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
 Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, const ConvProblem& problem,
            const Arguments& arguments) {
   const DeviceInfo& device = device_of(input);
-  const std::shared_ptr<const Candidate> chosen = choose_cached(arguments.algorithm, problem, device);
+  const std::shared_ptr<const Candidate> chosen = choose_cached<choose>(arguments.algorithm, problem, device);
   last = {chosen, problem.accuracy};
   const Candidate& choice = *chosen;
   if (weight != nullptr && (problem.output_numel() == 0 || !is_own(*choice.algorithm))) {
@@ -276,18 +108,6 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
   if (weight == nullptr) return run_own(input, nullptr, packed, choice, problem, arguments, device);
   const Tensor plain = in_layout(*weight, Layout::nchw);
   return run_own(input, &plain, nullptr, choice, problem, arguments, device);
-}
-
-void require_same_device(const Tensor& input, const Tensor& other, const char* name) {
-  FASTCONV_REQUIRE(other.is_cuda() == input.is_cuda() && other.get_device_index() == input.get_device_index(),
-                   std::string(name) + " and input are on different devices");
-}
-
-// Makes the tensor's device current for the scope, so that launches and allocations go there.
-std::optional<torch::stable::accelerator::DeviceGuard> device_guard(const Tensor& tensor) {
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (tensor.is_cuda()) guard.emplace(tensor.get_device_index());
-  return guard;
 }
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,

@@ -17,13 +17,14 @@ using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_
 template <typename T>
 struct Params {
   const T* x;             // [N, C, H, W] by the strides below
-  const Half<T>* weight;  // [steps][planes][K][32]
+  const Half<T>* weight;  // [groups][steps][planes][K/G][32]
   const int* exponents;   // [K]
   T* y;                   // [N, K, P, Q], NCHW or NHWC
   Epilogue<T> epilogue;
   std::int64_t x_image, x_pixel, x_channel;  // strides of x, in elements
-  int c, h, w, k, pixels_per_image;
-  unsigned pixels;  // N P Q
+  int c, h, w, k, pixels_per_image;          // c, k: of a group
+  int all_filters;                           // K
+  unsigned pixels;                           // N P Q
   int reduction, steps;
   int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   bool nchw;   // of y
@@ -42,6 +43,9 @@ struct Shape {
   static constexpr int row_tiles = 2, column_tiles = column_tiles_;  // of 16 pixels and 8 filters: a warp's part
   static constexpr int filter_tile = 8 * column_tiles;
   static_assert(pixel_tile == threads / 32 * 16 * row_tiles);
+
+  // Which group the block works on.
+  static __device__ __forceinline__ unsigned group() { return filter_tile < ungrouped_filter_tile ? blockIdx.y : 0; }
 
   // A lane of the fragments has 4 pixels, and 8 neighbouring elements of each step's reduction.
   static constexpr int rows = 2 * row_tiles, elements = depth_tile / 4;
@@ -72,15 +76,16 @@ __device__ __forceinline__ int row_of_lane(int i) {
   return static_cast<int>(threadIdx.x / 32 * 32 + threadIdx.x % 32 / 4) + i * 8;
 }
 
-template <typename T>
-__device__ __forceinline__ Row find_row(const Params<T>& params, unsigned pixel) {
+template <typename S>
+__device__ __forceinline__ Row find_row(const Params<typename S::T>& params, unsigned pixel) {
   if (pixel >= params.pixels) return {0, -(1 << 30), -(1 << 30)};
   unsigned n = pixel;
   unsigned p = params.by_pixels_per_image.peel(n);
   const unsigned q = params.by_q.peel(p);
   const int h = static_cast<int>(p) * params.stride_h - params.pad_h;
   const int w = static_cast<int>(q) * params.stride_w - params.pad_w;
-  return {n * params.x_image + (static_cast<std::int64_t>(h) * params.w + w) * params.x_pixel, h, w};
+  const std::int64_t group = S::group() * params.c * params.x_channel;
+  return {n * params.x_image + (static_cast<std::int64_t>(h) * params.w + w) * params.x_pixel + group, h, w};
 }
 
 }  // namespace fastconv::algos::implicit_gemm
