@@ -1,0 +1,85 @@
+// ITrans: V = B^T d B of some tiles and 64 channels, scaled by a power of two per tile, split into two halves.
+#pragma once
+
+#include "algos/winograd/tile_math.cuh"
+#include "algos/winograd_megakernel/params.cuh"
+#include "algos/winograd_megakernel/stream_task.h"
+
+namespace fastconv::algos::winograd_megakernel {
+
+// Two neighbouring elements; `vectors`: they may be moved by one instruction, and both are there or none.
+template <bool vectors, typename T>
+__device__ __forceinline__ winograd::Pack<2> load_two(const T* source, bool first, bool second) {
+  winograd::Pack<2> pack{};
+  if constexpr (vectors) {
+    if (first) pack = winograd::load_pack<2>(source);
+  } else {
+    if (first) pack.e[0] = to_float(source[0]);
+    if (second) pack.e[1] = to_float(source[1]);
+  }
+  return pack;
+}
+
+// A warp; a lane has two channels.
+template <typename T, bool vectors>
+__device__ __forceinline__ void transform_input(const Params<T>& params, const StreamTask& task) {
+  const int lane = threadIdx.x % 32, c = task.channel + 2 * lane, chunk = task.channel / chunk_channels;
+  const bool first = c < params.c, second = c + 1 < params.c;
+  const int frequency_stride = unit_tiles * 2 * params.c_pad, row_stride = params.w * params.c;
+  half_t* const place = params.v + task.place * params.v_place() + c;
+#pragma unroll 1
+  for (int i = 0; i < task.tiles; ++i) {
+    unsigned rest = static_cast<unsigned>(task.tile + i);
+    const int w0 = static_cast<int>(params.by_tiles_q.peel(rest)) * 4 - params.pad_w;
+    const int h0 = static_cast<int>(params.by_tiles_p.peel(rest)) * 4 - params.pad_h;
+    const T* corner =
+        params.x + ((static_cast<std::int64_t>(rest) * params.h + h0) * params.w + w0) * params.c + c;
+    winograd::Pack<2> d[6][6];
+#pragma unroll
+    for (int r = 0; r < 6; ++r) {
+      const bool row_inside = static_cast<unsigned>(h0 + r) < static_cast<unsigned>(params.h);
+#pragma unroll
+      for (int s = 0; s < 6; ++s) {
+        const bool inside = row_inside && static_cast<unsigned>(w0 + s) < static_cast<unsigned>(params.w);
+        d[r][s] = load_two<vectors>(corner + r * row_stride + s * params.c, inside && first, inside && second);
+      }
+    }
+    float largest = 0.0f;
+#pragma unroll
+    for (int r = 0; r < 6; ++r) {
+#pragma unroll
+      for (int s = 0; s < 6; ++s) largest = fmaxf(largest, fmaxf(fabsf(d[r][s].e[0]), fabsf(d[r][s].e[1])));
+    }
+    // Bits of floats that are not negative are in the order of the floats.
+    largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
+    const int exponent = scale_exponent(largest, winograd::input_target_exponent<4>);
+    if (lane == 0) {  // may be subnormal, and is exact
+      params.unscale[chunk * params.unscale_pitch() + task.tile + i] =
+          power_of_two(-exponent) * power_of_two(product_exponent);
+    }
+    const float scale = power_of_two(exponent);
+#pragma unroll
+    for (int r = 0; r < 6; ++r) {
+#pragma unroll
+      for (int s = 0; s < 6; ++s) d[r][s] = d[r][s] * scale;
+    }
+    winograd::transform_input_tile<4>(d);
+
+    if (c >= params.c_pad) continue;
+    half_t* const row = place + (task.row + i) * 2 * params.c_pad;
+#pragma unroll
+    for (int r = 0; r < 6; ++r) {
+#pragma unroll
+      for (int s = 0; s < 6; ++s) {
+        const half2 hi = __floats2half2_rn(d[r][s].e[0], d[r][s].e[1]);
+        const float2 back = __half22float2(hi);
+        const half2 lo = __floats2half2_rn(d[r][s].e[0] - back.x, d[r][s].e[1] - back.y);
+        half_t* const target = row + (r * 6 + s) * frequency_stride;
+        *reinterpret_cast<half2*>(target) = lo;
+        *reinterpret_cast<half2*>(target + params.c_pad) = hi;
+      }
+    }
+  }
+}
+
+}  // namespace fastconv::algos::winograd_megakernel
