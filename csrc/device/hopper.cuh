@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "device/mma.cuh"
@@ -50,6 +51,23 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, con
   for (int tries = 0; !try_wait(barrier, parity); ++tries) {
     if (tries == WaitSite::limit) site.expire();
   }
+}
+
+// The same in one asm block: around a loop and a call in C++, ptxas 13.0 gives a thread fewer registers than setmaxnreg
+// does, and spills.
+template <int kernel, int role>
+__device__ __forceinline__ void wait_in_place(std::uint32_t barrier, unsigned parity, WaitReport* report) {
+  static_assert(offsetof(WaitReport, kernel) == 4 && offsetof(WaitReport, role) == 8 && offsetof(WaitReport, block) == 12);
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .u32 tries, old;\nmov.u32 tries, 0;\n"
+      "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
+      "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, %5;\n@p bra again;\n"
+      "setp.eq.u64 p, %2, 0;\n@p bra stop;\n"
+      "atom.sys.cas.b32 old, [%2], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
+      "mov.u32 old, %%ctaid.x;\nst.u32 [%2+4], %3;\nst.u32 [%2+8], %4;\nst.u32 [%2+12], old;\nmembar.sys;\n"
+      "stop:\ntrap;\ndone:\n}" ::"r"(barrier),
+      "r"(parity), "l"(report), "n"(kernel), "n"(role), "n"(WaitSite::limit)
+      : "memory");
 }
 
 // A position in a ring of barriers: the slot, and the parity of its current phase.
