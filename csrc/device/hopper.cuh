@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "device/mma.cuh"
@@ -52,6 +53,23 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, con
   }
 }
 
+// The same in one asm block: around a loop and a call in C++, ptxas 13.0 gives a thread fewer registers than setmaxnreg
+// does, and spills.
+template <int kernel, int role>
+__device__ __forceinline__ void wait_in_place(std::uint32_t barrier, unsigned parity, WaitReport* report) {
+  static_assert(offsetof(WaitReport, kernel) == 4 && offsetof(WaitReport, role) == 8 && offsetof(WaitReport, block) == 12);
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .u32 tries, old;\nmov.u32 tries, 0;\n"
+      "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
+      "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, %5;\n@p bra again;\n"
+      "setp.eq.u64 p, %2, 0;\n@p bra stop;\n"
+      "atom.sys.cas.b32 old, [%2], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
+      "mov.u32 old, %%ctaid.x;\nst.u32 [%2+4], %3;\nst.u32 [%2+8], %4;\nst.u32 [%2+12], old;\nmembar.sys;\n"
+      "stop:\ntrap;\ndone:\n}" ::"r"(barrier),
+      "r"(parity), "l"(report), "n"(kernel), "n"(role), "n"(WaitSite::limit)
+      : "memory");
+}
+
 // A position in a ring of barriers: the slot, and the parity of its current phase.
 struct RingPosition {
   int slot = 0;
@@ -94,8 +112,37 @@ __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap
       "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
       : "memory");
 }
+// The same into all blocks of the cluster in `blocks` (a bit each), at the same address, reporting to the same barrier of
+// each.
+__device__ __forceinline__ void copy_box_to(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2, int x3,
+                                            std::uint32_t barrier, unsigned blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(target),
+      "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier), "h"(static_cast<std::uint16_t>(blocks))
+      : "memory");
+}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// ---- Clusters
+
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// Arrives at the barrier at the same address of another block of the cluster.
+__device__ __forceinline__ void arrive_at(std::uint32_t barrier, unsigned rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+__device__ __forceinline__ void synchronise_cluster() {
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
 // ---- Registers of a warpgroup's threads (multiples of 8)
@@ -189,5 +236,26 @@ __device__ __forceinline__ void multiply(float (&d)[count], const std::uint32_t 
 }
 
 #undef FASTCONV_PRODUCT
+
+// The same with A in shared memory, too, laid out like B: 64 rows; n = 128.
+#define FASTCONV_SHARED_PRODUCT(type)                                                                            \
+  asm volatile(                                                                                                  \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type    \
+      " {" FASTCONV_S64 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                         \
+      : FASTCONV_D64                                                                                             \
+      : "l"(a), "l"(b), "n"(accumulate ? 1 : 0))
+
+template <typename Half, bool accumulate>
+__device__ __forceinline__ void multiply_shared(float (&d)[64], std::uint64_t a, std::uint64_t b) {
+#if defined(FASTCONV_HAS_WGMMA)
+  if constexpr (std::is_same_v<Half, bfloat16_t>) {
+    FASTCONV_SHARED_PRODUCT(bf16);
+  } else {
+    FASTCONV_SHARED_PRODUCT(f16);
+  }
+#endif
+}
+
+#undef FASTCONV_SHARED_PRODUCT
 
 }  // namespace fastconv::hopper

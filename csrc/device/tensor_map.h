@@ -20,9 +20,14 @@ struct Box4 {
   bool swizzled = true;
 };
 
-// Of x [N, H, W, C], dense, 16-byte aligned, rows of C elements multiples of 16 bytes. Outside of the tensor are zeros.
-inline CUtensorMap make_tensor_map(const void* x, DType dtype, std::int64_t n, std::int64_t h, std::int64_t w,
-                                   std::int64_t c, const Box4& box) {
+// Sizes (elements, innermost first), strides (bytes, of dimensions 1 to 3) and box of a 4-dimensional map.
+struct TensorMap4 {
+  cuuint64_t sizes[4], strides[3];
+  cuuint32_t box[4], steps[4] = {1, 1, 1, 1};
+  bool swizzled = true;  // as in Box4
+};
+
+inline CUtensorMap make_tensor_map(const void* x, DType dtype, const TensorMap4& shape) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                               const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -34,26 +39,33 @@ inline CUtensorMap make_tensor_map(const void* x, DType dtype, std::int64_t n, s
     if (function == nullptr) throw DeviceError("the driver has no cuTensorMapEncodeTiled: CUDA 12.0 or later expected");
     return reinterpret_cast<Encode>(function);
   }();
-  const auto size = static_cast<cuuint64_t>(size_of(dtype));
-  const auto at = [](std::int64_t value) { return static_cast<cuuint64_t>(value); };
-  const cuuint64_t sizes[4] = {at(c), at(w), at(h), at(n)};
-  const cuuint64_t strides[3] = {at(c) * size, at(w * c) * size, at(h * w * c) * size};
-  const auto span = [](int elements, int stride) { return static_cast<cuuint32_t>((elements - 1) * stride + 1); };
-  const cuuint32_t spans[4] = {span(box.c, 1), span(box.w, box.stride_w), span(box.h, box.stride_h), span(box.n, 1)};
-  const cuuint32_t steps[4] = {1, static_cast<cuuint32_t>(box.stride_w), static_cast<cuuint32_t>(box.stride_h), 1};
   const CUtensorMapDataType type = dtype == DType::f32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                    : dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                          : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   CUtensorMap map;
   const CUresult status =
-      encode(&map, type, 4, const_cast<void*>(x), sizes, strides, spans, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             box.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-             box.swizzled ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+      encode(&map, type, 4, const_cast<void*>(x), shape.sizes, shape.strides, shape.box, shape.steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, shape.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+             shape.swizzled ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw DeviceError("cuTensorMapEncodeTiled: CUDA error " + std::to_string(static_cast<int>(status)));
   }
   return map;
+}
+
+// Of x [N, H, W, C], dense, 16-byte aligned, rows of C elements multiples of 16 bytes. Outside of the tensor are zeros.
+inline CUtensorMap make_tensor_map(const void* x, DType dtype, std::int64_t n, std::int64_t h, std::int64_t w,
+                                   std::int64_t c, const Box4& box) {
+  const auto size = static_cast<cuuint64_t>(size_of(dtype));
+  const auto at = [](std::int64_t value) { return static_cast<cuuint64_t>(value); };
+  const auto span = [](int elements, int stride) { return static_cast<cuuint32_t>((elements - 1) * stride + 1); };
+  return make_tensor_map(x, dtype,
+                         {.sizes = {at(c), at(w), at(h), at(n)},
+                          .strides = {at(c) * size, at(w * c) * size, at(h * w * c) * size},
+                          .box = {span(box.c, 1), span(box.w, box.stride_w), span(box.h, box.stride_h), span(box.n, 1)},
+                          .steps = {1, static_cast<cuuint32_t>(box.stride_w), static_cast<cuuint32_t>(box.stride_h), 1},
+                          .swizzled = box.swizzled});
 }
 
 }  // namespace fastconv
