@@ -162,13 +162,16 @@ struct TaskMap {
 
   // Counters start at 0. Number 0: filter tasks done; 1 + 3 g + 0, 1, 2: ITrans, GEMM, OTrans tasks done of group g.
   constexpr std::int32_t counters() const { return 1 + 3 * groups; }
+  static constexpr std::int32_t counter_of(TaskKind kind, std::int32_t group) {
+    return kind == TaskKind::filter ? 0 : 3 * group + static_cast<std::int32_t>(kind);
+  }
   constexpr std::int32_t target(std::int32_t counter) const {
     if (counter == 0) return n_f;
     const std::int32_t group = (counter - 1) / 3, stage = (counter - 1) % 3;
     return stage == 0 ? inputs_of(group) : stage == 1 ? s_g : outputs_of(group);
   }
   constexpr Signals signals(const Task& task) const {
-    const std::int32_t g = task.group, input = 1 + 3 * g, gemm = input + 1, output = input + 2;
+    const std::int32_t g = task.group, input = counter_of(TaskKind::input, g), gemm = input + 1, output = input + 2;
     Signals signals{};
     const auto wait = [&signals, this](std::int32_t counter) {
       signals.wait[signals.waits++] = {counter, target(counter)};

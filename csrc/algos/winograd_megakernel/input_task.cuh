@@ -25,8 +25,8 @@ template <typename T, bool vectors>
 __device__ __forceinline__ void transform_input(const Params<T>& params, const StreamTask& task) {
   const int lane = threadIdx.x % 32, c = task.channel + 2 * lane, chunk = task.channel / chunk_channels;
   const bool first = c < params.c, second = c + 1 < params.c;
-  const int frequency_stride = unit_tiles * 2 * params.c_pad, row_stride = params.w * params.c;
-  half_t* const place = params.v + task.place * params.v_place() + c;
+  char* const block = params.v + task.place * params.v_place_bytes() + static_cast<std::int64_t>(chunk) * chunk_bytes;
+  const int frequency_stride = params.chunks * chunk_bytes, row_stride = params.w * params.c;
 #pragma unroll 1
   for (int i = 0; i < task.tiles; ++i) {
     unsigned rest = static_cast<unsigned>(task.tile + i);
@@ -53,10 +53,7 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
     // Bits of floats that are not negative are in the order of the floats.
     largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
     const int exponent = scale_exponent(largest, winograd::input_target_exponent<4>);
-    if (lane == 0) {  // may be subnormal, and is exact
-      params.unscale[chunk * params.unscale_pitch() + task.tile + i] =
-          power_of_two(-exponent) * power_of_two(product_exponent);
-    }
+    if (lane == 0) params.tile_exponents[static_cast<std::int64_t>(task.tile + i) * params.chunks + chunk] = exponent;
     const float scale = power_of_two(exponent);
 #pragma unroll
     for (int r = 0; r < 6; ++r) {
@@ -65,8 +62,8 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
     }
     winograd::transform_input_tile<4>(d);
 
-    if (c >= params.c_pad) continue;
-    half_t* const row = place + (task.row + i) * 2 * params.c_pad;
+    const int row = task.row + i;
+    char* const target = block + row * 128 + hopper::swizzle_128(row, lane / 4) * 16 + lane % 4 * 4;
 #pragma unroll
     for (int r = 0; r < 6; ++r) {
 #pragma unroll
@@ -74,9 +71,9 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
         const half2 hi = __floats2half2_rn(d[r][s].e[0], d[r][s].e[1]);
         const float2 back = __half22float2(hi);
         const half2 lo = __floats2half2_rn(d[r][s].e[0] - back.x, d[r][s].e[1] - back.y);
-        half_t* const target = row + (r * 6 + s) * frequency_stride;
-        *reinterpret_cast<half2*>(target) = lo;
-        *reinterpret_cast<half2*>(target + params.c_pad) = hi;
+        char* const at = target + (r * 6 + s) * frequency_stride;
+        *reinterpret_cast<half2*>(at) = lo;
+        *reinterpret_cast<half2*>(at + part_bytes) = hi;
       }
     }
   }

@@ -13,7 +13,7 @@
 
 namespace fastconv::algos::winograd_megakernel {
 
-constexpr int streaming_warps = 4, multiplying_warps = 8;
+constexpr int multiplying_warps = 8;
 constexpr int threads = 32 * (4 + multiplying_warps + streaming_warps);
 // 64 Ki registers: the products' totals and sums are 128 of a thread's; the helpers need few.
 constexpr int helper_registers = 40, multiply_registers = 168, stream_registers = 136;
@@ -27,8 +27,7 @@ struct Control {
 // Products: the roles of the GEMM tasks (products_role.cuh).
 template <typename T, bool vectors, typename Products>
 __global__ void __launch_bounds__(threads, 1)
-    convolve(const __grid_constant__ Params<T> params, const __grid_constant__ CUtensorMap v,  // V, U: products.cuh
-             const __grid_constant__ CUtensorMap u) {
+    convolve(const __grid_constant__ Params<T> params) {
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ unsigned char dynamic[];
   __shared__ Control control;
@@ -44,20 +43,26 @@ __global__ void __launch_bounds__(threads, 1)
   if (warp < 4) {
     hopper::shrink_registers<helper_registers>();
     if (warp == 0 && lane == 0) {
-      Products::load(storage, params, v, u);
+      Products::load(storage, params);
     } else if (warp == 1) {
-      dispatch(params, control.stream, streaming_warps);
+      dispatch(params, control.stream);
     } else if (warp == 2 && lane == 0) {
       publish(params, control.publish);
     }
   } else if (warp < 4 + multiplying_warps) {
     hopper::grow_registers<multiply_registers>();
+#ifdef DEBUG_WAIT
+    if (lane == 0) printf("warp %d grown\n", warp);
+#endif
     ProductSink<T> sink(params, control.publish);
-    const int warpgroup = warp / 4 - 1;
+    const int warpgroup = __shfl_sync(0xffffffffu, warp / 4 - 1, 0);
     Products::multiply(storage, params, warpgroup, sink);
     sink.finish(warpgroup);
   } else {
     hopper::grow_registers<stream_registers>();
+#ifdef DEBUG_WAIT
+    if (lane == 0) printf("warp %d grown\n", warp);
+#endif
     stream<T, vectors>(params, control.stream);
   }
 #endif

@@ -7,6 +7,16 @@
 
 namespace fastconv::algos::winograd_megakernel {
 
+// The exponent to which a tile's products were brought: that of its largest channels, so the least. All lanes.
+template <typename T>
+__device__ __forceinline__ int tile_exponent(const Params<T>& params, int tile) {
+  const int* exponents = params.tile_exponents + static_cast<std::int64_t>(tile) * params.chunks;
+  int least = 127;
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < params.chunks; i += 32) least = min(least, __ldcg(exponents + i));
+  return __reduce_min_sync(0xffffffffu, least);
+}
+
 // A warp; a lane has two filters.
 template <typename T, bool vectors>
 __device__ __forceinline__ void transform_output(const Params<T>& params, const StreamTask& task) {
@@ -15,8 +25,8 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
   const bool first = k < params.k, second = k + 1 < params.k;
   const int frequency_stride = unit_tiles * params.k_pad;
   const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
-  const Unscale scale0(product_exponent, first ? params.filter_exponents[k] : 0);
-  const Unscale scale1(product_exponent, second ? params.filter_exponents[k + 1] : 0);
+  const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0,
+                                   second ? params.filter_exponents[k + 1] : 0};
 #pragma unroll 1
   for (int i = 0; i < task.tiles; ++i) {
     // Written by other multiprocessors since this place was last read: past the first cache.
@@ -28,6 +38,8 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
       const float2 pair = __ldcg(reinterpret_cast<const float2*>(source + f * frequency_stride));
       m[f] = {pair.x, pair.y};
     }
+    const int exponent = tile_exponent(params, task.tile + i);
+    const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);
     unsigned rest = static_cast<unsigned>(task.tile + i);
     const int q0 = static_cast<int>(params.by_tiles_q.peel(rest)) * 4;
     const int p0 = static_cast<int>(params.by_tiles_p.peel(rest)) * 4;

@@ -10,11 +10,11 @@
 
 namespace fastconv::algos::winograd_megakernel {
 
-// A GEMM task: 128 tiles x 128 filters of one frequency. A tile has a scale for each chunk of channels.
+// A GEMM task: 128 tiles x 128 filters of one frequency. Its operands lie in global memory as they will in shared memory
+// (winograd/products.cuh): for each 64 channels, a *chunk*, 128 rows of 64 lo halves, then of 64 hi halves, swizzled. So
+// a stage of an operand is one bulk copy, and no tensor map is needed. A tile has a scale for each chunk.
 constexpr int unit_tiles = 128, unit_filters = 128, chunk_channels = 64;
-// Products are multiplied by 2^-(e + 14), e the chunk's exponent: together with the filters' scale (their largest
-// |U| lies in [2^13, 2^14)) M has the magnitude of B^T d B, and FP32's range is enough for any weight.
-constexpr int product_exponent = -14;
+constexpr int part_bytes = unit_tiles * chunk_channels * 2, chunk_bytes = 2 * part_bytes;
 
 // One task's times, for fastconv trace: %globaltimer in ns.
 struct TraceRecord {
@@ -27,9 +27,10 @@ struct Params {
   TaskMap map;
   const T* x;                   // [N, H, W, C]
   T* y;                         // [N, P, Q, K]
+  const char* u;                // [36][filter blocks][chunks][lo, hi][128 filters][64]
   const int* filter_exponents;  // [K]
-  half_t* v;                    // [v_groups][36][128 tiles][lo, hi][C_pad]
-  float* unscale;               // [chunks][groups * 128]: what a tile's products of a chunk are multiplied by
+  char* v;                      // [v_groups][36][chunks][lo, hi][128 tiles][64]
+  int* tile_exponents;          // [groups * 128][chunks]: of the scales of V
   float* products;              // M [m_groups][36][128 tiles][K_pad]
   int* tickets;                 // two, 128 bytes apart: of the GEMM tasks, and of all others
   int* counters;                // the map's
@@ -38,14 +39,12 @@ struct Params {
   WaitReport* report;
   int n, c, h, w, k, p, q, pad_h, pad_w;
   int tiles_p, tiles_q;
-  int c_pad, k_pad;
+  int chunks, filter_blocks, k_pad;
   FastDivide by_tiles_q, by_tiles_p;
   int delay;  // tests: each task is delayed by up to so many ns
 
-  __host__ __device__ int chunks() const { return (c_pad + chunk_channels - 1) / chunk_channels; }
-  __host__ __device__ std::int64_t unscale_pitch() const { return std::int64_t{map.groups} * unit_tiles; }
-  __host__ __device__ std::int64_t v_place() const { return std::int64_t{36} * unit_tiles * 2 * c_pad; }  // elements
-  __host__ __device__ std::int64_t m_place() const { return std::int64_t{36} * unit_tiles * k_pad; }
+  __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * chunks * chunk_bytes; }
+  __host__ __device__ std::int64_t m_place() const { return std::int64_t{36} * unit_tiles * k_pad; }  // elements
 };
 constexpr int ticket_stride = 32;  // ints
 
@@ -60,17 +59,35 @@ __device__ __forceinline__ int load_acquire(const int* counter) {
 __device__ __forceinline__ void raise(int* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
-__device__ __forceinline__ bool is_ready(const Signals& signals, const int* counters) {
-  bool ready = true;
-  for (int i = 0; i < signals.waits; ++i) ready = ready && load_acquire(counters + signals.wait[i].counter) >= signals.wait[i].value;
-  return ready;
-}
-// Bounded, like every wait.
-__device__ __forceinline__ void await(const Signals& signals, const int* counters, const WaitSite& site) {
-#pragma unroll 1
-  for (int tries = 0; !is_ready(signals, counters); ++tries) {
-    if (tries == WaitSite::limit) site.expire();
+// That a counter has reached a value; counter null: nothing to wait for. (TaskMap::signals() without arrays.)
+struct CounterWait {
+  const int* counter;
+  int value;
+
+  __device__ __forceinline__ bool is_over() const { return counter == nullptr || load_acquire(counter) >= value; }
+  // Bounded, like every wait, and in one asm block for the reason given at hopper::wait_in_place().
+  template <int role>
+  __device__ __forceinline__ void wait(WaitReport* report) const {
+    if (counter == nullptr) return;
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .u32 tries, old;\nmov.u32 tries, 0;\n"
+        "again:\nld.acquire.gpu.global.s32 old, [%0];\nsetp.ge.s32 p, old, %1;\n@p bra done;\n"
+        "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, %5;\n@p bra again;\n"
+        "setp.eq.u64 p, %2, 0;\n@p bra stop;\n"
+        "atom.sys.cas.b32 old, [%2], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
+        "mov.u32 old, %%ctaid.x;\nst.u32 [%2+4], %3;\nst.u32 [%2+8], %4;\nst.u32 [%2+12], old;\nmembar.sys;\n"
+        "stop:\ntrap;\ndone:\n}" ::"l"(counter),
+        "r"(value), "l"(report), "n"(static_cast<int>(kernel_winograd_megakernel)), "n"(role), "n"(WaitSite::limit)
+        : "memory");
   }
+};
+template <int role>
+__device__ __forceinline__ void wait_in_place(std::uint64_t& barrier, unsigned parity, WaitReport* report) {
+  hopper::wait_in_place<kernel_winograd_megakernel, role>(shared_address(&barrier), parity, report);
+}
+template <typename T>
+__device__ __forceinline__ CounterWait wait_for(const Params<T>& params, TaskKind kind, int group, int value) {
+  return {group < 0 ? nullptr : params.counters + TaskMap::counter_of(kind, group), value};
 }
 // Orders ordinary accesses to global memory that are known here before copies that this thread starts later.
 __device__ __forceinline__ void fence_global_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }

@@ -10,8 +10,12 @@
 
 namespace fastconv::algos::winograd_megakernel {
 
-constexpr int grab = 2;        // tickets taken at once
-constexpr int task_slots = 2;  // of the ring: tasks that are ready beyond those under way
+constexpr int streaming_warps = 4;
+constexpr int grab = 2;  // tickets taken at once
+// Of the ring: tasks that are ready beyond those under way. Not fewer than the warps: two that wait for the same slot
+// could not tell whose turn its parity means.
+constexpr int task_slots = 4;
+static_assert(task_slots >= streaming_warps);
 
 struct StreamControl {
   std::uint64_t full[task_slots], free[task_slots];
@@ -28,12 +32,13 @@ struct StreamControl {
 };
 
 template <typename T>
-__device__ __forceinline__ StreamTask describe(const Params<T>& params, int number) {
+__device__ __forceinline__ StreamTask describe(const Params<T>& params, int number, CounterWait& wait) {
   const TaskMap& map = params.map;
   const Task task = map.stream_task(number);
   const Extent extent = map.extent(task);
-  const Signals signals = map.signals(task);
   const bool input = task.kind == TaskKind::input;
+  // An input task waits until the products have read what had its place in V, an output task for its products.
+  wait = wait_for(params, TaskKind::gemm, input ? task.group - map.v_groups : task.group, map.s_g);
   StreamTask result;
   result.kind = static_cast<int>(task.kind);
   result.row = extent.first_tile;
@@ -41,20 +46,19 @@ __device__ __forceinline__ StreamTask describe(const Params<T>& params, int numb
   result.tiles = extent.tiles;
   result.channel = extent.first_channel;
   result.place = task.group % (input ? map.v_groups : map.m_groups);
-  result.counter = signals.raises;
+  result.counter = TaskMap::counter_of(task.kind, task.group);
   result.number = number;
   return result;
 }
 
-// All lanes of one warp. `streaming_warps`: how many to tell of the end.
+// All lanes of one warp.
 template <typename T>
-__device__ __forceinline__ void dispatch(const Params<T>& params, StreamControl& control, int streaming_warps) {
-  const WaitSite site{params.report, kernel_winograd_megakernel, role_dispatch};
+__device__ __forceinline__ void dispatch(const Params<T>& params, StreamControl& control) {
   const int lane = threadIdx.x % 32, streams = params.map.streams();
   int* ticket = params.tickets + ticket_stride;
   hopper::RingPosition slot;
   const auto put = [&](const StreamTask& task) {
-    hopper::wait(shared_address(&control.free[slot.slot]), slot.parity ^ 1, site);
+    wait_in_place<role_dispatch>(control.free[slot.slot], slot.parity ^ 1, params.report);
     control.tasks[slot.slot] = task;
     hopper::arrive(shared_address(&control.full[slot.slot]));
   };
@@ -68,18 +72,17 @@ __device__ __forceinline__ void dispatch(const Params<T>& params, StreamControl&
     const int number = first + lane;
     const bool mine = lane < grab && number < streams;
     StreamTask task{};
-    Signals signals{};
+    CounterWait wait{};
     bool ready = false;
     if (mine) {
-      task = describe(params, number);
-      signals = params.map.signals(params.map.stream_task(number));
-      ready = is_ready(signals, params.counters);
+      task = describe(params, number, wait);
+      ready = wait.is_over();
     }
     // In order: a later task may wait for what an earlier one brings.
 #pragma unroll 1
     for (int i = 0; i < grab; ++i) {
       if (mine && lane == i) {
-        if (!ready) await(signals, params.counters, site);
+        if (!ready) wait.template wait<role_dispatch>(params.report);
         put(task);
       }
       __syncwarp();
@@ -100,7 +103,6 @@ __device__ __forceinline__ void dispatch(const Params<T>& params, StreamControl&
 // A streaming warp, all lanes.
 template <typename T, bool vectors>
 __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& control) {
-  const WaitSite site{params.report, kernel_winograd_megakernel, role_stream};
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   while (true) {
@@ -108,10 +110,13 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
     if (lane == 0) entry = atomicAdd(&control.next, 1);
     entry = __shfl_sync(0xffffffffu, entry, 0);
     const int slot = entry % task_slots;
-    hopper::wait(shared_address(&control.full[slot]), entry / task_slots & 1, site);
+    wait_in_place<role_stream>(control.full[slot], entry / task_slots & 1, params.report);
     const StreamTask task = control.tasks[slot];
     __syncwarp();
     if (lane == 0) hopper::arrive(shared_address(&control.free[slot]));
+#ifdef DEBUG_WAIT
+    if (lane == 0) printf("warp %d entry %d kind %d tile %d tiles %d channel %d\n", threadIdx.x / 32, entry, task.kind, task.tile, task.tiles, task.channel);
+#endif
     if (task.kind < 0) break;
     const unsigned long long begin = params.trace != nullptr ? global_time() : 0;
     delay_randomly(params.delay);
