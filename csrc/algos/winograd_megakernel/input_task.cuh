@@ -26,7 +26,6 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
   const int lane = threadIdx.x % 32, c = task.channel + 2 * lane, chunk = task.channel / chunk_channels;
   const bool first = c < params.c, second = c + 1 < params.c;
   char* const block = params.v + task.place * params.v_place_bytes() + static_cast<std::int64_t>(chunk) * chunk_bytes;
-  const int frequency_stride = params.chunks * chunk_bytes, row_stride = params.w * params.c;
 #pragma unroll 1
   for (int i = 0; i < task.tiles; ++i) {
     unsigned rest = static_cast<unsigned>(task.tile + i);
@@ -34,6 +33,8 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
     const int h0 = static_cast<int>(params.by_tiles_p.peel(rest)) * 4 - params.pad_h;
     const T* corner =
         params.x + ((static_cast<std::int64_t>(rest) * params.h + h0) * params.w + w0) * params.c + c;
+    int pixel = params.c, frequency = params.chunks * chunk_bytes;  // strides
+    asm volatile("" : "+r"(pixel), "+r"(frequency));  // their multiples are not to be kept in registers over the loop
     winograd::Pack<2> d[6][6];
 #pragma unroll
     for (int r = 0; r < 6; ++r) {
@@ -41,8 +42,9 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
 #pragma unroll
       for (int s = 0; s < 6; ++s) {
         const bool inside = row_inside && static_cast<unsigned>(w0 + s) < static_cast<unsigned>(params.w);
-        d[r][s] = load_two<vectors>(corner + r * row_stride + s * params.c, inside && first, inside && second);
+        d[r][s] = load_two<vectors>(corner + s * pixel, inside && first, inside && second);
       }
+      corner += pixel * params.w;
     }
     float largest = 0.0f;
 #pragma unroll
@@ -63,7 +65,7 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
     winograd::transform_input_tile<4>(d);
 
     const int row = task.row + i;
-    char* const target = block + row * 128 + hopper::swizzle_128(row, lane / 4) * 16 + lane % 4 * 4;
+    char* target = block + row * 128 + hopper::swizzle_128(row, lane / 4) * 16 + lane % 4 * 4;
 #pragma unroll
     for (int r = 0; r < 6; ++r) {
 #pragma unroll
@@ -71,9 +73,9 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
         const half2 hi = __floats2half2_rn(d[r][s].e[0], d[r][s].e[1]);
         const float2 back = __half22float2(hi);
         const half2 lo = __floats2half2_rn(d[r][s].e[0] - back.x, d[r][s].e[1] - back.y);
-        char* const at = target + (r * 6 + s) * frequency_stride;
-        *reinterpret_cast<half2*>(at) = lo;
-        *reinterpret_cast<half2*>(at + part_bytes) = hi;
+        *reinterpret_cast<half2*>(target) = lo;
+        *reinterpret_cast<half2*>(target + part_bytes) = hi;
+        target += frequency;
       }
     }
   }

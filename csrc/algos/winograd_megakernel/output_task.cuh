@@ -23,7 +23,6 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
   using winograd::Pack;
   const int lane = threadIdx.x % 32, k = task.channel + 2 * lane;
   const bool first = k < params.k, second = k + 1 < params.k;
-  const int frequency_stride = unit_tiles * params.k_pad;
   const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
   const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0,
                                    second ? params.filter_exponents[k + 1] : 0};
@@ -32,11 +31,14 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
     // Written by other multiprocessors since this place was last read: past the first cache.
     const float* source = params.products + task.place * params.m_place() +
                           static_cast<std::int64_t>(task.row + i) * params.k_pad + k;
+    int frequency = unit_tiles * params.k_pad, pixel = params.k;  // strides
+    asm volatile("" : "+r"(frequency), "+r"(pixel));  // their multiples are not to be kept in registers over the loop
     Pack<2> m[36];
 #pragma unroll
     for (int f = 0; f < 36; ++f) {
-      const float2 pair = __ldcg(reinterpret_cast<const float2*>(source + f * frequency_stride));
+      const float2 pair = __ldcg(reinterpret_cast<const float2*>(source));
       m[f] = {pair.x, pair.y};
+      source += frequency;
     }
     const int exponent = tile_exponent(params, task.tile + i);
     const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);
@@ -48,11 +50,11 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
         [&](int f) { return m[f]; },
         [&](int r, const Pack<2>(&row)[4]) {
           if (p0 + r >= params.p) return;
-          const std::int64_t index = corner + static_cast<std::int64_t>(r) * params.q * params.k;
+          const std::int64_t index = corner + static_cast<std::int64_t>(r * params.q) * pixel;
 #pragma unroll
           for (int s = 0; s < 4; ++s) {
             if (q0 + s >= params.q || !first) continue;
-            const std::int64_t at = index + s * params.k;
+            const std::int64_t at = index + s * pixel;
             winograd::Aligned<T, 2> result;
             result.e[0] = params.epilogue.finish(scale0(row[s].e[0]) + bias[0], at);
             if constexpr (vectors) {

@@ -41,7 +41,7 @@ struct Params {
   int tiles_p, tiles_q;
   int chunks, filter_blocks, k_pad;
   FastDivide by_tiles_q, by_tiles_p;
-  int delay;  // tests: each task is delayed by up to so many ns
+  unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
 
   __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * chunks * chunk_bytes; }
   __host__ __device__ std::int64_t m_place() const { return std::int64_t{36} * unit_tiles * k_pad; }  // elements
@@ -102,11 +102,13 @@ __device__ __forceinline__ int processor() {
   asm volatile("mov.u32 %0, %smid;" : "=r"(id));
   return id;
 }
-// For tests: a delay that depends on who asks when.
-__device__ __forceinline__ void delay_randomly(int most) {
-  if (most == 0) return;
-  const unsigned random = (static_cast<unsigned>(clock64()) ^ blockIdx.x * 0x9E3779B9u) * 0x85EBCA6Bu;
-  if (random >> 30 == 0) __nanosleep((random >> 8) % static_cast<unsigned>(most));
+// For tests: a delay of up to `mask` ns, now and then, that depends on who asks when.
+__device__ __forceinline__ void delay_randomly(unsigned mask) {
+  if (mask == 0) return;
+  unsigned clock;
+  asm volatile("mov.u32 %0, %clock;" : "=r"(clock));
+  const unsigned random = (clock ^ blockIdx.x * 0x9E3779B9u) * 0x85EBCA6Bu;
+  if (random >> 30 == 0) asm volatile("nanosleep.u32 %0;" ::"r"(random >> 8 & mask));
 }
 
 }  // namespace fastconv::algos::winograd_megakernel
