@@ -28,6 +28,7 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
   char* const block = params.v + task.place * params.v_place_bytes() + static_cast<std::int64_t>(chunk) * chunk_bytes;
 #pragma unroll 1
   for (int i = 0; i < task.tiles; ++i) {
+    PROF_BEGIN;
     unsigned rest = static_cast<unsigned>(task.tile + i);
     const int w0 = static_cast<int>(params.by_tiles_q.peel(rest)) * 4 - params.pad_w;
     const int h0 = static_cast<int>(params.by_tiles_p.peel(rest)) * 4 - params.pad_h;
@@ -56,6 +57,7 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
     largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
     const int exponent = scale_exponent(largest, winograd::input_target_exponent<4>);
     if (lane == 0) params.tile_exponents[static_cast<std::int64_t>(task.tile + i) * params.chunks + chunk] = exponent;
+    PROF(0);
     const float scale = power_of_two(exponent);
 #pragma unroll
     for (int r = 0; r < 6; ++r) {
@@ -78,6 +80,7 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
         target += frequency;
       }
     }
+    PROF(1);
   }
 }
 

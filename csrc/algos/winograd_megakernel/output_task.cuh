@@ -28,6 +28,7 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
                                    second ? params.filter_exponents[k + 1] : 0};
 #pragma unroll 1
   for (int i = 0; i < task.tiles; ++i) {
+    PROF_BEGIN;
     // Written by other multiprocessors since this place was last read: past the first cache.
     const float* source = params.products + task.place * params.m_place() +
                           static_cast<std::int64_t>(task.row + i) * params.k_pad + k;
@@ -40,6 +41,10 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
       m[f] = {pair.x, pair.y};
       source += frequency;
     }
+#ifdef PROFILE
+    { float all = 0; for (int f = 0; f < 36; ++f) all += m[f].e[0]; if (all == 1.2345e20f) params.y[0] = all; }
+#endif
+    PROF(4);
     const int exponent = tile_exponent(params, task.tile + i);
     const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);
     unsigned rest = static_cast<unsigned>(task.tile + i);
@@ -66,6 +71,7 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
             }
           }
         });
+    PROF(5);
   }
 }
 

@@ -8,6 +8,14 @@
 #include "device/hopper.cuh"
 #include "plan/task_map.h"
 
+#ifdef PROFILE
+__device__ unsigned long long profile[32];
+#define PROF(i) do { __syncwarp(); const long long prof_now = clock64(); if (threadIdx.x % 32 == 0) atomicAdd(&profile[i], static_cast<unsigned long long>(prof_now - prof_last)); __syncwarp(); prof_last = clock64(); } while (0)
+#define PROF_BEGIN long long prof_last = clock64()
+#else
+#define PROF(i)
+#define PROF_BEGIN
+#endif
 namespace fastconv::algos::winograd_megakernel {
 
 // A GEMM task: 128 tiles x 128 filters of one frequency. Its operands lie in global memory as they will in shared memory

@@ -70,6 +70,7 @@ __device__ __forceinline__ void dispatch(const Params<T>& params, StreamControl&
     if (first >= streams) break;
     if (lane == 0) next = atomicAdd(ticket, grab);  // nobody needs it before the turn after this one
     const int number = first + lane;
+    PROF_BEGIN;
     const bool mine = lane < grab && number < streams;
     StreamTask task{};
     CounterWait wait{};
@@ -78,6 +79,7 @@ __device__ __forceinline__ void dispatch(const Params<T>& params, StreamControl&
       task = describe(params, number, wait);
       ready = wait.is_over();
     }
+    PROF(12);
     // In order: a later task may wait for what an earlier one brings.
 #pragma unroll 1
     for (int i = 0; i < grab; ++i) {
@@ -88,6 +90,7 @@ __device__ __forceinline__ void dispatch(const Params<T>& params, StreamControl&
       __syncwarp();
       if (first + i < streams) slot.advance(task_slots);
     }
+    PROF(13);
   }
   if (lane == 0) {
 #pragma unroll 1
@@ -106,6 +109,7 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   while (true) {
+    PROF_BEGIN;
     int entry = 0;
     if (lane == 0) entry = atomicAdd(&control.next, 1);
     entry = __shfl_sync(0xffffffffu, entry, 0);
@@ -118,6 +122,7 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
     if (lane == 0) printf("warp %d entry %d kind %d tile %d tiles %d channel %d\n", threadIdx.x / 32, entry, task.kind, task.tile, task.tiles, task.channel);
 #endif
     if (task.kind < 0) break;
+    PROF(8);
     const unsigned long long begin = params.trace != nullptr ? global_time() : 0;
     delay_randomly(params.delay);
     if (task.kind == static_cast<int>(TaskKind::input)) {
@@ -126,6 +131,7 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
       transform_output<T, vectors>(params, task);
     }
     delay_randomly(params.delay);
+    PROF(9);
     __syncwarp();  // all lanes' stores happen before the raise
     if (lane == 0) {
       raise(params.counters + task.counter);
@@ -134,6 +140,7 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
                                                           task.number, processor()};
       }
     }
+    PROF(10);
   }
 }
 
