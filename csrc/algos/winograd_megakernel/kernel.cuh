@@ -1,69 +1,62 @@
 // The kernel: one persistent block per multiprocessor, whose warps have roles.
 //
-//   warpgroup 0     warp 0 loads operands of the products (one thread), warp 1 hands out transform tasks, warp 2 raises
-//                   the counters of finished products
-//   warpgroups 1, 2 multiply: 128 tiles x 128 filters of one frequency at a time
-//   warpgroup 3     four warps that transform inputs and outputs, a task each
+//   warp 0         one thread loads the operands of the products
+//   warp 1         hands out transforms and starts the copies of their input
+//   warp 2         one thread raises the counters of what is finished
+//   warps 4 to 11  two warpgroups that multiply: 128 tiles x 128 filters of one frequency at a time
+//   the others     transform inputs and outputs, a tile and 64 channels or filters each
 //
 // So the transforms, which wait for memory, run beside the products, which keep the tensor cores busy.
 #pragma once
 
-#include "algos/winograd_megakernel/multiply.cuh"
-#include "algos/winograd_megakernel/stream.cuh"
+#include "algos/winograd_megakernel/publish.cuh"
 
 namespace fastconv::algos::winograd_megakernel {
 
-constexpr int multiplying_warps = 8;
-constexpr int threads = 32 * (4 + multiplying_warps + streaming_warps);
-// 64 Ki registers: the products' totals and sums are 128 of a thread's; the helpers need few.
-constexpr int helper_registers = 40, multiply_registers = 168, stream_registers = 136;
-static_assert(128 * (helper_registers + 2 * multiply_registers) + 32 * streaming_warps * stream_registers <= 65536);
+constexpr int helper_warps = 3;
+constexpr int threads = 32 * (helper_warps + multiplying_warps + streaming_warps);
+// Of the 128 registers that a thread starts with, so many are left to those who do not multiply. (More threads would start
+// with fewer, and ptxas gives the products no more than that, whatever setmaxnreg says.)
+constexpr int multiply_registers = 152, other_registers = 104;
+static_assert(threads == 512 && multiply_registers + other_registers == 2 * 128);
 
-struct Control {
+struct Shared {
+  ProductStorage products;
+  Patches patches;
   StreamControl stream;
-  PublishControl publish;
 };
+constexpr int shared_bytes = sizeof(Shared) + 1024;  // room to align
+static_assert(shared_bytes <= 227 * 1024);
 
-// Products: the roles of the GEMM tasks (products_role.cuh).
-template <typename T, bool vectors, typename Products>
+// vectors: C is a multiple of 4 and K of 2, so that x can be copied as a tensor and y written by pairs.
+template <typename T, bool vectors>
 __global__ void __launch_bounds__(threads, 1)
-    convolve(const __grid_constant__ Params<T> params) {
+    convolve(const __grid_constant__ Params<T> params, const __grid_constant__ StreamMaps maps) {
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ unsigned char dynamic[];
-  __shared__ Control control;
-  auto& storage = *reinterpret_cast<typename Products::Storage*>(dynamic + (1024 - shared_address(dynamic) % 1024) % 1024);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic + (-shared_address(dynamic) & 1023));
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  const bool leads = threadIdx.x % 32 == 0;
   if (threadIdx.x == 0) {
-    control.stream.init();
-    control.publish.init(multiplying_warps);
-    Products::init(storage);
+    shared.products.init();
+    shared.stream.init();
     hopper::barrier_init_fence();
   }
   __syncthreads();
-  if (warp < 4) {
-    hopper::shrink_registers<helper_registers>();
-    if (warp == 0 && lane == 0) {
-      Products::load(storage, params);
-    } else if (warp == 1) {
-      dispatch(params, control.stream);
-    } else if (warp == 2 && lane == 0) {
-      publish(params, control.publish);
-    }
-  } else if (warp < 4 + multiplying_warps) {
+  if (warp >= 4 && warp < 4 + multiplying_warps) {
     hopper::grow_registers<multiply_registers>();
-#ifdef DEBUG_WAIT
-    if (lane == 0) printf("warp %d grown\n", warp);
-#endif
-    ProductSink<T> sink(params, control.publish);
-    const int warpgroup = __shfl_sync(0xffffffffu, warp / 4 - 1, 0);
-    Products::multiply(storage, params, warpgroup, sink);
-    sink.finish(warpgroup);
+    Multiplier<T>(params, shared.products, warp / 4 - 1).run();
+    return;
+  }
+  hopper::shrink_registers<other_registers>();
+  if (warp == 0) {
+    if (leads) load_products(params, shared.products);
+  } else if (warp == 1) {
+    Dispatcher<T, vectors>(params, maps, shared.stream, shared.patches).run();
+  } else if (warp == 2) {
+    if (leads) publish(params, shared.products, shared.stream);
   } else {
-    hopper::grow_registers<stream_registers>();
-#ifdef DEBUG_WAIT
-    if (lane == 0) printf("warp %d grown\n", warp);
-#endif
-    stream<T, vectors>(params, control.stream);
+    stream<T, vectors>(params, shared.stream, shared.patches);
   }
 #endif
 }

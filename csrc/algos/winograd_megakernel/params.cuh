@@ -18,11 +18,11 @@ __device__ unsigned long long profile[32];
 #endif
 namespace fastconv::algos::winograd_megakernel {
 
-// A GEMM task: 128 tiles x 128 filters of one frequency. Its operands lie in global memory as they will in shared memory
-// (winograd/products.cuh): for each 64 channels, a *chunk*, 128 rows of 64 lo halves, then of 64 hi halves, swizzled. So
-// a stage of an operand is one bulk copy, and no tensor map is needed. A tile has a scale for each chunk.
-constexpr int unit_tiles = 128, unit_filters = 128, chunk_channels = 64;
-constexpr int part_bytes = unit_tiles * chunk_channels * 2, chunk_bytes = 2 * part_bytes;
+// A GEMM task: 128 tiles x 128 filters of one frequency. Its operands lie in global memory as they will in shared memory:
+// for each 32 channels, a *stage*, 128 rows of 32 lo halves and 32 hi halves, in the 128-byte swizzle. So a stage of an
+// operand is one bulk copy, and no tensor map is needed. A tile has a scale for each 64 channels, a *chunk*.
+constexpr int unit_tiles = 128, unit_filters = 128, chunk_channels = 64, stage_channels = 32;
+constexpr int operand_bytes = unit_tiles * stage_channels * 2 * 2;  // of a stage
 
 // One task's times, for fastconv trace: %globaltimer in ns.
 struct TraceRecord {
@@ -35,9 +35,9 @@ struct Params {
   TaskMap map;
   const T* x;                   // [N, H, W, C]
   T* y;                         // [N, P, Q, K]
-  const char* u;                // [36][filter blocks][chunks][lo, hi][128 filters][64]
+  const char* u;                // [36][filter blocks][2 chunks][128 filters][lo, hi][32]
   const int* filter_exponents;  // [K]
-  char* v;                      // [v_groups][36][chunks][lo, hi][128 tiles][64]
+  char* v;                      // [v_groups][36][2 chunks][128 tiles][lo, hi][32]
   int* tile_exponents;          // [groups * 128][chunks]: of the scales of V
   float* products;              // M [m_groups][36][128 tiles][K_pad]
   int* tickets;                 // two, 128 bytes apart: of the GEMM tasks, and of all others
@@ -51,7 +51,7 @@ struct Params {
   FastDivide by_tiles_q, by_tiles_p;
   unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
 
-  __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * chunks * chunk_bytes; }
+  __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * chunks * 2 * operand_bytes; }
   __host__ __device__ std::int64_t m_place() const { return std::int64_t{36} * unit_tiles * k_pad; }  // elements
 };
 constexpr int ticket_stride = 32;  // ints

@@ -1,146 +1,209 @@
-// The streaming side of a block: one warp hands out transform tasks, four (or more) run them.
+// The streaming side of a block: one warp hands out transforms, eight run them, one raises the counters.
 //
-// The dispatching warp takes tickets, finds their tasks, waits for what they read and puts them into a ring in shared
-// memory, in order; so the streaming warps never wait for the ticket, the map or a counter one after the other.
+// The dispatching warp takes tickets, finds their tasks, waits for what they read and starts the copies of each tile
+// into a ring of buffers in shared memory, in order. So the streaming warps wait neither for the ticket, the map, a
+// counter nor for memory, one after the other; and what is under way does not depend on how many they are.
 #pragma once
 
-#include "algos/winograd_megakernel/input_task.cuh"
 #include "algos/winograd_megakernel/output_task.cuh"
-#include "algos/winograd_megakernel/params.cuh"
 
 namespace fastconv::algos::winograd_megakernel {
 
-constexpr int streaming_warps = 4;
-constexpr int grab = 2;  // tickets taken at once
-// Of the ring: tasks that are ready beyond those under way. Not fewer than the warps: two that wait for the same slot
-// could not tell whose turn its parity means.
-constexpr int task_slots = 4;
-static_assert(task_slots >= streaming_warps);
+constexpr int streaming_warps = 5;
+constexpr int grab = 4;     // tickets taken at once
+constexpr int buffers = 8;  // tiles in shared memory
+// Two warps that wait for the same buffer could not tell whose turn its parity means.
+static_assert(buffers >= streaming_warps);
+constexpr int stream_task_slots = 8;
+constexpr int most_task_tiles = 8;  // of a task
+constexpr int patch_elements = 36 * chunk_channels, patch_bytes = patch_elements * 4;
 
 struct StreamControl {
-  std::uint64_t full[task_slots], free[task_slots];
-  StreamTask tasks[task_slots];
-  int next;  // entry of the ring to be taken next
+  std::uint64_t full[buffers], free[buffers];
+  std::uint64_t done[stream_task_slots], reusable[stream_task_slots];
+  StreamItem items[buffers];
+  int counter[stream_task_slots], number[stream_task_slots];  // of a task: to raise (-1: there are no more), its ticket
+  int next;                                                   // item to be taken next
 
   __device__ __forceinline__ void init() {
-    for (int i = 0; i < task_slots; ++i) {
+    for (int i = 0; i < buffers; ++i) {
       hopper::barrier_init(shared_address(&full[i]), 1);
       hopper::barrier_init(shared_address(&free[i]), 1);
+    }
+    for (int i = 0; i < stream_task_slots; ++i) {
+      hopper::barrier_init(shared_address(&done[i]), most_task_tiles);
+      hopper::barrier_init(shared_address(&reusable[i]), 1);
     }
     next = 0;
   }
 };
 
-template <typename T>
-__device__ __forceinline__ StreamTask describe(const Params<T>& params, int number, CounterWait& wait) {
-  const TaskMap& map = params.map;
-  const Task task = map.stream_task(number);
-  const Extent extent = map.extent(task);
-  const bool input = task.kind == TaskKind::input;
-  // An input task waits until the products have read what had its place in V, an output task for its products.
-  wait = wait_for(params, TaskKind::gemm, input ? task.group - map.v_groups : task.group, map.s_g);
-  StreamTask result;
-  result.kind = static_cast<int>(task.kind);
-  result.row = extent.first_tile;
-  result.tile = task.group * unit_tiles + extent.first_tile;
-  result.tiles = extent.tiles;
-  result.channel = extent.first_channel;
-  result.place = task.group % (input ? map.v_groups : map.m_groups);
-  result.counter = TaskMap::counter_of(task.kind, task.group);
-  result.number = number;
-  return result;
-}
+struct Patches {
+  alignas(128) float patch[buffers][patch_elements];
+};
 
-// All lanes of one warp.
-template <typename T>
-__device__ __forceinline__ void dispatch(const Params<T>& params, StreamControl& control) {
-  const int lane = threadIdx.x % 32, streams = params.map.streams();
-  int* ticket = params.tickets + ticket_stride;
-  hopper::RingPosition slot;
-  const auto put = [&](const StreamTask& task) {
-    wait_in_place<role_dispatch>(control.free[slot.slot], slot.parity ^ 1, params.report);
-    control.tasks[slot.slot] = task;
-    hopper::arrive(shared_address(&control.full[slot.slot]));
-  };
-  int next = 0;
-  if (lane == 0) next = atomicAdd(ticket, grab);
+// Tensor copies: x in boxes of {64 channels, 6, 6, 1}; M [v_groups * 36][128 tiles][K_pad] in {64 filters, 1, 36, 1}.
+struct StreamMaps {
+  CUtensorMap x, m;
+};
+
+// All lanes of one warp; lane i of `grab` works on the ticket's i-th task.
+template <typename T, bool vectors>
+class Dispatcher {
+ public:
+  __device__ __forceinline__ Dispatcher(const Params<T>& params, const StreamMaps& maps, StreamControl& control,
+                                        Patches& patches)
+      : params_(params), maps_(maps), control_(control), patches_(patches) {}
+
+  __device__ __forceinline__ void run() {
+    const TaskMap& map = params_.map;
+    const int lane = threadIdx.x % 32, streams = map.streams();
+    int* ticket = params_.tickets + ticket_stride;
+    int next = 0;
+    if (lane == 0) next = atomicAdd(ticket, grab);
 #pragma unroll 1
-  while (true) {
-    const int first = __shfl_sync(0xffffffffu, next, 0);
-    if (first >= streams) break;
-    if (lane == 0) next = atomicAdd(ticket, grab);  // nobody needs it before the turn after this one
-    const int number = first + lane;
-    PROF_BEGIN;
-    const bool mine = lane < grab && number < streams;
-    StreamTask task{};
-    CounterWait wait{};
-    bool ready = false;
-    if (mine) {
-      task = describe(params, number, wait);
-      ready = wait.is_over();
-    }
-    PROF(12);
-    // In order: a later task may wait for what an earlier one brings.
-#pragma unroll 1
-    for (int i = 0; i < grab; ++i) {
-      if (mine && lane == i) {
-        if (!ready) wait.template wait<role_dispatch>(params.report);
-        put(task);
+    while (true) {
+      const int first = __shfl_sync(0xffffffffu, next, 0);
+      if (first >= streams) break;
+      if (lane == 0) next = atomicAdd(ticket, grab);  // nobody needs it before the next turn
+      const int number = first + lane;
+      PROF_BEGIN;
+      const bool mine = lane < grab && number < streams;
+      Task task{};
+      Extent extent{};
+      CounterWait wait{};
+      bool ready = false;
+      if (mine) {
+        task = map.stream_task(number);
+        extent = map.extent(task);
+        // An input task waits until the products have read what had its place in V, an output task for its products.
+        const bool input = task.kind == TaskKind::input;
+        wait = wait_for(params_, TaskKind::gemm, input ? task.group - map.v_groups : task.group, map.s_g);
+        ready = wait.is_over();
       }
-      __syncwarp();
-      if (first + i < streams) slot.advance(task_slots);
-    }
-    PROF(13);
-  }
-  if (lane == 0) {
+      PROF(12);
+      // In order: a later task may wait for what an earlier one brings.
 #pragma unroll 1
-    for (int i = 0; i < streaming_warps; ++i) {
-      StreamTask end{};
-      end.kind = -1;
-      put(end);
-      slot.advance(task_slots);
+      for (int i = 0; i < grab && first + i < streams; ++i) {
+        if (lane == i) {
+          if (!ready) wait.template wait<role_dispatch>(params_.report);
+          start(task, extent, number);
+        }
+        items_ += __shfl_sync(0xffffffffu, extent.tiles, i);
+        ++tasks_;
+      }
+      PROF(13);
+    }
+    if (lane == 0) finish();
+  }
+
+ private:
+  __device__ __forceinline__ void start(const Task& task, const Extent& extent, int number) {
+    const TaskMap& map = params_.map;
+    const bool input = task.kind == TaskKind::input;
+    const int slot = begin_task(TaskMap::counter_of(task.kind, task.group), number);
+    if (params_.trace != nullptr) {
+      params_.trace[map.gemms() + number] = {global_time(), 0, static_cast<int>(task.kind), task.group, task.index,
+                                             processor()};
+    }
+    if (!input) fence_global_copies();  // M was written by ordinary stores
+    StreamItem item;
+    item.kind = static_cast<int>(task.kind);
+    item.tile = task.group * unit_tiles + extent.first_tile;
+    item.row = extent.first_tile;
+    item.channel = extent.first_channel;
+    item.place = task.group % (input ? map.v_groups : map.m_groups);
+    item.slot = slot;
+    unsigned rest = static_cast<unsigned>(item.tile);
+    int tq = static_cast<int>(params_.by_tiles_q.peel(rest)), tp = static_cast<int>(params_.by_tiles_p.peel(rest));
+    item.n = static_cast<int>(rest);
+#pragma unroll 1
+    for (int i = 0; i < extent.tiles; ++i) {
+      const unsigned number_of_item = items_ + static_cast<unsigned>(i);
+      const int buffer = static_cast<int>(number_of_item % buffers);
+      item.p = 4 * tp, item.q = 4 * tq;
+      wait_in_place<role_dispatch>(control_.free[buffer], number_of_item / buffers & 1 ^ 1, params_.report);
+      control_.items[buffer] = item;
+      const std::uint32_t full = shared_address(&control_.full[buffer]);
+      const std::uint32_t target = shared_address(patches_.patch[buffer]);
+      if (!input) {
+        hopper::arrive_expecting(full, patch_bytes);
+        hopper::copy_box(target, maps_.m, item.channel, item.row, item.place * 36, 0, full);
+      } else if constexpr (vectors) {
+        hopper::arrive_expecting(full, patch_bytes);
+        hopper::copy_box(target, maps_.x, item.channel, item.q - params_.pad_w, item.p - params_.pad_h, item.n, full);
+      } else {
+        hopper::arrive(full);
+      }
+      ++item.tile, ++item.row;
+      if (++tq == params_.tiles_q) {
+        tq = 0;
+        if (++tp == params_.tiles_p) tp = 0, ++item.n;
+      }
+    }
+    // The barrier counts the most tiles that a task has.
+#pragma unroll 1
+    for (int i = extent.tiles; i < most_task_tiles; ++i) hopper::arrive(shared_address(&control_.done[slot]));
+  }
+
+  __device__ __forceinline__ int begin_task(int counter, int number) {
+    const int slot = static_cast<int>(tasks_ % stream_task_slots);
+    wait_in_place<role_dispatch>(control_.reusable[slot], tasks_ / stream_task_slots & 1 ^ 1, params_.report);
+    control_.counter[slot] = counter, control_.number[slot] = number;
+    return slot;
+  }
+
+  __device__ __forceinline__ void finish() {
+    const int slot = begin_task(-1, 0);
+    for (int i = 0; i < most_task_tiles; ++i) hopper::arrive(shared_address(&control_.done[slot]));
+#pragma unroll 1
+    for (int i = 0; i < streaming_warps; ++i, ++items_) {
+      const int buffer = static_cast<int>(items_ % buffers);
+      wait_in_place<role_dispatch>(control_.free[buffer], items_ / buffers & 1 ^ 1, params_.report);
+      control_.items[buffer].kind = -1;
+      hopper::arrive(shared_address(&control_.full[buffer]));
     }
   }
-}
+
+  const Params<T>& params_;
+  const StreamMaps& maps_;
+  StreamControl& control_;
+  Patches& patches_;
+  unsigned items_ = 0, tasks_ = 0;  // so far
+};
 
 // A streaming warp, all lanes.
 template <typename T, bool vectors>
-__device__ __forceinline__ void stream(const Params<T>& params, StreamControl& control) {
+__device__ __forceinline__ void stream(const Params<T>& params, StreamControl& control, Patches& patches) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   while (true) {
     PROF_BEGIN;
-    int entry = 0;
-    if (lane == 0) entry = atomicAdd(&control.next, 1);
-    entry = __shfl_sync(0xffffffffu, entry, 0);
-    const int slot = entry % task_slots;
-    wait_in_place<role_stream>(control.full[slot], entry / task_slots & 1, params.report);
-    const StreamTask task = control.tasks[slot];
-    __syncwarp();
-    if (lane == 0) hopper::arrive(shared_address(&control.free[slot]));
-#ifdef DEBUG_WAIT
-    if (lane == 0) printf("warp %d entry %d kind %d tile %d tiles %d channel %d\n", threadIdx.x / 32, entry, task.kind, task.tile, task.tiles, task.channel);
-#endif
-    if (task.kind < 0) break;
+    unsigned number = 0;
+    if (lane == 0) number = atomicAdd(reinterpret_cast<unsigned*>(&control.next), 1u);
+    number = __shfl_sync(0xffffffffu, number, 0);
+    const int buffer = static_cast<int>(number % buffers);
+    wait_in_place<role_stream>(control.full[buffer], number / buffers & 1, params.report);
     PROF(8);
-    const unsigned long long begin = params.trace != nullptr ? global_time() : 0;
+    const StreamItem item = control.items[buffer];
+    if (item.kind < 0) break;
+    float* patch = patches.patch[buffer] + 2 * lane;
     delay_randomly(params.delay);
-    if (task.kind == static_cast<int>(TaskKind::input)) {
-      transform_input<T, vectors>(params, task);
+    if (item.kind == static_cast<int>(TaskKind::input)) {
+      if constexpr (!vectors) load_patch(params, item, patch, 1.0f);
+      transform_input(params, item, patch);
+      PROF(1);
     } else {
-      transform_output<T, vectors>(params, task);
+      transform_output<T, vectors>(params, item, patch);
+      PROF(5);
     }
     delay_randomly(params.delay);
-    PROF(9);
-    __syncwarp();  // all lanes' stores happen before the raise
+    hopper::fence_copies();  // the next one comes by a copy
+    __syncwarp();            // all lanes' stores happen before the arrivals
     if (lane == 0) {
-      raise(params.counters + task.counter);
-      if (params.trace != nullptr) {
-        params.trace[params.map.gemms() + task.number] = {begin, global_time(), task.kind, task.counter / 3,
-                                                          task.number, processor()};
-      }
+      hopper::arrive(shared_address(&control.free[buffer]));
+      hopper::arrive(shared_address(&control.done[item.slot]));
     }
-    PROF(10);
   }
 }
 
