@@ -1,6 +1,6 @@
 // The kernel: one persistent block per multiprocessor, whose warps have roles.
 //
-//   warp 0         one thread loads the operands of the products
+//   warp 0         loads the operands of the products
 //   warp 1         hands out transforms and starts the copies of their input
 //   warp 2         one thread raises the counters of what is finished
 //   warps 4 to 11  two warpgroups that multiply: 128 tiles x 128 filters of one frequency at a time
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(threads, 1)
   }
   hopper::shrink_registers<other_registers>();
   if (warp == 0) {
-    if (leads) load_products(params, shared.products);
+    Loader<T>(params, shared.products).run();
   } else if (warp == 1) {
     Dispatcher<T, vectors>(params, maps, shared.stream, shared.patches).run();
   } else if (warp == 2) {

@@ -19,8 +19,8 @@ struct ProductTask {
   const char* v;         // [2 chunks][128 tiles][lo, hi][32]
   const char* u;         // [2 chunks][128 filters][lo, hi][32]
   const int* exponents;  // [128][chunks]
-  float* m;              // [128][k_pad], at the first filter
-  int rows, columns;     // that exist, columns a multiple of 8; rows 0: there are no more tasks
+  float* m;              // M of 128 tiles x 128 filters, in the order of m_segment()
+  int rows, columns;     // that exist; rows 0: there are no more tasks
   int number;            // of the GEMM task
 };
 
@@ -59,48 +59,110 @@ __device__ __forceinline__ ProductTask describe_product(const Params<T>& params,
   product.u = params.u + (frequency * params.filter_blocks + filter / unit_filters) * bytes;
   product.exponents = params.tile_exponents + static_cast<std::int64_t>(task.group) * unit_tiles * params.chunks;
   product.m = params.products + task.group % map.m_groups * params.m_place() +
-              static_cast<std::int64_t>(frequency) * unit_tiles * params.k_pad + filter;
+              (static_cast<std::int64_t>(frequency) * params.filter_blocks + filter / unit_filters) *
+                  (unit_tiles * unit_filters);
   product.rows = extent.tiles;
-  product.columns = min(unit_filters, params.k_pad - filter);
+  product.columns = extent.channels;
   product.number = number;
   return product;
 }
 
-// One thread: GEMM tasks in the order of the map.
+// The loading warp: GEMM tasks in the order of the map. Lane i works on the i-th of the tickets that are taken at once;
+// the next ones are looked up, and their counters read, while the last of these is being loaded.
 template <typename T>
-__device__ __forceinline__ void load_products(const Params<T>& params, ProductStorage& shared) {
-  const TaskMap& map = params.map;
-  hopper::RingPosition ring;
-  unsigned tasks = 0;
-  const auto await_slot = [&] { wait_in_place<role_load>(shared.free[ring.slot], ring.parity ^ 1, params.report); };
-  int ticket = atomicAdd(params.tickets, 1);
+class Loader {
+ public:
+  __device__ __forceinline__ Loader(const Params<T>& params, ProductStorage& shared)
+      : params_(params), shared_(shared) {}
+
+  __device__ __forceinline__ void run() {
+    const int lane = threadIdx.x % 32, grab = params_.product_grab, gemms = params_.map.gemms();
+    int ticket = 0;
+    const auto take = [&] {
+      if (lane == 0) ticket = atomicAdd(params_.tickets, grab);
+    };
+    take();
+    int first = __shfl_sync(0xffffffffu, ticket, 0);
+    take();
+    Pending now = look_up(first, grab);
 #pragma unroll 1
-  while (ticket < map.gemms()) {
-    const int number = ticket;
-    ticket = atomicAdd(params.tickets, 1);  // nobody needs it before the next turn
-    const ProductTask product = describe_product(params, number);
-    // All that it reads must have been written, and all that it overwrites been read.
-    const int group = map.gemm_task(number).group, before = group - map.m_groups;
-    wait_for(params, TaskKind::input, group, map.inputs_of(group)).template wait<role_load>(params.report);
-    wait_for(params, TaskKind::output, before, map.outputs_of(before)).template wait<role_load>(params.report);
-    fence_global_copies();
-    if (params.trace != nullptr) params.trace[number] = {global_time(), 0, 2, group, number, processor()};
+    while (first < gemms) {
+      const int count = min(grab, gemms - first);
+      Pending next{};
 #pragma unroll 1
-    for (int stage = 0; stage < 2 * params.chunks; ++stage) {
-      await_slot();
-      if (stage == 0) shared.tasks[tasks++ % product_task_slots] = product;
-      const std::uint32_t full = shared_address(&shared.full[ring.slot]);
-      const std::int64_t offset = static_cast<std::int64_t>(stage) * operand_bytes;
-      hopper::arrive_expecting(full, 2 * operand_bytes);
-      hopper::copy_bulk(shared_address(shared.v[ring.slot]), product.v + offset, operand_bytes, full);
-      hopper::copy_bulk(shared_address(shared.u[ring.slot]), product.u + offset, operand_bytes, full);
-      ring.advance(product_slots);
+      for (int i = 0; i < count; ++i) {
+        if (i == count - 1) {
+          first = __shfl_sync(0xffffffffu, ticket, 0);
+          take();
+          next = look_up(first, grab);
+        }
+        if (lane == i) load(now);
+        __syncwarp();
+        stages_ += static_cast<unsigned>(2 * params_.chunks);
+        ++tasks_;
+      }
+      now = next;
+    }
+    if (lane == 0) {
+      await_slot(stages_);
+      shared_.tasks[tasks_ % product_task_slots].rows = 0;
+      hopper::arrive(shared_address(&shared_.full[stages_ % product_slots]));
     }
   }
-  await_slot();
-  shared.tasks[tasks % product_task_slots].rows = 0;
-  hopper::arrive(shared_address(&shared.full[ring.slot]));
-}
+
+ private:
+  struct Pending {
+    ProductTask product;
+    CounterWait input, output;  // all that it reads has been written, all that it overwrites been read
+    bool ready;
+  };
+
+  __device__ __forceinline__ Pending look_up(int first, int grab) const {
+    const TaskMap& map = params_.map;
+    const int lane = threadIdx.x % 32, number = first + lane;
+    Pending pending{};
+    if (lane >= grab || number >= map.gemms()) return pending;
+    pending.product = describe_product(params_, number);
+    const int group = map.gemm_task(number).group, before = group - map.m_groups;
+    pending.input = wait_for(params_, TaskKind::input, group, map.inputs_of(group));
+    pending.output = wait_for(params_, TaskKind::output, before, map.outputs_of(before));
+    const bool input = pending.input.is_over(), output = pending.output.is_over();
+    pending.ready = input && output;
+    return pending;
+  }
+
+  // One lane.
+  __device__ __forceinline__ void load(const Pending& pending) {
+    const ProductTask& product = pending.product;
+    if (!pending.ready) {
+      pending.input.template wait<role_load>(params_.report);
+      pending.output.template wait<role_load>(params_.report);
+    }
+    fence_global_copies();
+    if (params_.trace != nullptr) {
+      const Task task = params_.map.gemm_task(product.number);
+      params_.trace[product.number] = {global_time(), 0, 2, task.group, task.index, processor()};
+    }
+#pragma unroll 1
+    for (int i = 0; i < 2 * params_.chunks; ++i) {
+      const unsigned stage = stages_ + static_cast<unsigned>(i), slot = stage % product_slots;
+      await_slot(stage);
+      if (i == 0) shared_.tasks[tasks_ % product_task_slots] = product;
+      const std::uint32_t full = shared_address(&shared_.full[slot]);
+      const std::int64_t offset = static_cast<std::int64_t>(i) * operand_bytes;
+      hopper::arrive_expecting(full, 2 * operand_bytes);
+      hopper::copy_bulk(shared_address(shared_.v[slot]), product.v + offset, operand_bytes, full);
+      hopper::copy_bulk(shared_address(shared_.u[slot]), product.u + offset, operand_bytes, full);
+    }
+  }
+  __device__ __forceinline__ void await_slot(unsigned stage) const {
+    wait_in_place<role_load>(shared_.free[stage % product_slots], stage / product_slots & 1 ^ 1, params_.report);
+  }
+
+  const Params<T>& params_;
+  ProductStorage& shared_;
+  unsigned stages_ = 0, tasks_ = 0;  // so far
+};
 
 // All threads of a warpgroup, 0 or 1: rows [64 warpgroup, 64 warpgroup + 64) of each task.
 template <typename T>
@@ -118,13 +180,14 @@ class Multiplier {
         hand_over(task, -1);
         break;
       }
-      begin(product);
+      exponents_ = product.exponents + products::lane_row(warpgroup_) * params_.chunks;
 #pragma unroll
       for (int i = 0; i < 64; ++i) totals_[i] = 0.0f;
 #pragma unroll 1
       for (int chunk = 0; chunk < params_.chunks; ++chunk, stage_ += 2) {
         if (chunk > 0) await_stage(stage_);
         issue<true>(stage_);
+        if (chunk == 0) find_least();
         await_stage(stage_ + 1);
         issue<false>(stage_ + 1);
         const float factors[2] = {factor(chunk, 0), factor(chunk, 1)};
@@ -137,21 +200,22 @@ class Multiplier {
         for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[i], factors[i / 2 % 2], totals_[i]);
       }
       delay_randomly(params_.delay);
-      products::write_rows(totals_, warpgroup_, product.m, params_.k_pad, product.rows, product.columns);
+      write(product);
       hand_over(task, product.number);
     }
   }
 
  private:
   // The sums of a chunk are brought to the scale of the tile's largest one before they are added up: exact, and neither
-  // too large nor, relative to the result, too small for FP32.
-  __device__ __forceinline__ void begin(const ProductTask& product) {
-    exponents_ = product.exponents + products::lane_row(warpgroup_) * params_.chunks;
-    least_[0] = least_[1] = 127;
-#pragma unroll 1
-    for (int chunk = 0; chunk < params_.chunks; ++chunk) {
-      least_[0] = min(least_[0], exponent(chunk, 0));
-      least_[1] = min(least_[1], exponent(chunk, 1));
+  // too large nor, relative to the result, too small for FP32. Four lanes share a row.
+  __device__ __forceinline__ void find_least() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int least = 127;
+#pragma unroll 2
+      for (int chunk = threadIdx.x % 4; chunk < params_.chunks; chunk += 4) least = min(least, exponent(chunk, i));
+      least = min(least, __shfl_xor_sync(0xffffffffu, least, 1));
+      least_[i] = min(least, __shfl_xor_sync(0xffffffffu, least, 2));
     }
   }
   __device__ __forceinline__ float factor(int chunk, int i) const {
@@ -187,6 +251,25 @@ class Multiplier {
     multiply(add, hi, 0), multiply(add, hi + 32, 32);
     multiply(add, hi, hi), multiply(add, hi + 32, hi + 32);
     hopper::commit_products();
+  }
+
+  // In the order of the registers: a warp writes 256 bytes side by side, where rows would be pieces of 32 bytes.
+  __device__ __forceinline__ void write(const ProductTask& product) {
+    const int row = products::lane_row(warpgroup_) - static_cast<int>(threadIdx.x) % 32 / 4;  // the warp's first
+    float* target = product.m + m_segment(row, 0) * 64 + threadIdx.x % 32 * 2;
+    asm volatile("" : "+l"(target));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int width = row + 8 * h < product.rows ? product.columns : 0;
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        asm volatile(  // predicated, not branched around; and the compiler may not see that this is global memory
+            "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v2.f32 [%0], {%3, %4};\n}" ::"l"(
+                target + (2 * j + h) * 64),
+            "r"(width), "r"(8 * j), "f"(totals_[4 * j + 2 * h]), "f"(totals_[4 * j + 2 * h + 1])
+            : "memory");
+      }
+    }
   }
 
   __device__ __forceinline__ void hand_over(unsigned task, int number) {

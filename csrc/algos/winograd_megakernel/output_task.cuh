@@ -1,20 +1,22 @@
-// OTrans: Y = A^T M A of a tile and 64 filters, the scales undone, then the epilogue. In shared memory, like ITrans.
+// OTrans: Y = A^T M A of 8 tiles x 8 filters, the scales undone, then the epilogue. In shared memory, like ITrans.
 #pragma once
 
 #include "algos/winograd_megakernel/input_task.cuh"
 
 namespace fastconv::algos::winograd_megakernel {
 
-// A warp. patch: M of the tile, [36][64], from the lane's first filter.
+// A warp: lane l has tile l / 4, filters 2 (l % 4) and the next. patch: M, [36][64], from the lane's values.
 template <typename T, bool vectors>
 __device__ __forceinline__ void transform_output(const Params<T>& params, const StreamItem& item, float* patch) {
-  const int lane = threadIdx.x % 32, k = item.channel + 2 * lane;
-  const bool first = k < params.k, second = k + 1 < params.k;
+  const int lane = threadIdx.x % 32, k = item.channel + 2 * (lane % 4), tile = item.tile + lane / 4;
+  const bool first = lane / 4 < item.tiles && k < params.k, second = first && k + 1 < params.k;
   // The exponent to which the tile's products were brought: that of its largest channels, so the least.
-  const int* exponents = params.tile_exponents + static_cast<std::int64_t>(item.tile) * params.chunks;
   int exponent = 127;
-#pragma unroll 1
-  for (int i = lane; i < params.chunks; i += 32) exponent = min(exponent, __ldcg(exponents + i));
+  if (lane / 4 < item.tiles) {
+    const int* exponents = params.tile_exponents + static_cast<std::int64_t>(tile) * params.chunks;
+#pragma unroll 2
+    for (int i = lane % 4; i < params.chunks; i += 4) exponent = min(exponent, __ldcg(exponents + i));
+  }
   const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
   const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0,
                                    second ? params.filter_exponents[k + 1] : 0};
@@ -27,32 +29,60 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
 #pragma unroll
     for (int i = 0; i < 4; ++i) store_values(patch, i * 6 + j, result[i]);
   }
-  exponent = __reduce_min_sync(0xffffffffu, exponent);
+  exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, 1));
+  exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, 2));
   const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);
-  std::int64_t index =
-      ((static_cast<std::int64_t>(item.n) * params.p + item.p) * params.q + item.q) * params.k + k;
-  const int rows = min(4, params.p - item.p), columns = first ? params.q - item.q : 0;
+  unsigned rest = static_cast<unsigned>(tile);
+  const int q = static_cast<int>(params.by_tiles_q.peel(rest)) * 4;
+  const int p = static_cast<int>(params.by_tiles_p.peel(rest)) * 4;
+  std::int64_t index = ((static_cast<std::int64_t>(rest) * params.p + p) * params.q + q) * params.k + k;
+  const int rows = first ? params.p - p : 0, columns = params.q - q, pixel = params.k;
+  const ActivationFunction& activate = params.epilogue.activate;
 #pragma unroll 1
-  for (int i = 0; i < rows; ++i) {
+  for (int i = 0; i < 4; ++i) {
     Values row[6], result[4];
 #pragma unroll
     for (int j = 0; j < 6; ++j) row[j] = load_values(patch, i * 6 + j);
     winograd::Transform<4>::output(row, result);
+    T* const y = params.y + index;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (j >= columns) continue;
-      const std::int64_t at = index + j * params.k;
-      winograd::Aligned<T, 2> y;
-      y.e[0] = params.epilogue.finish(scale0(result[j].e[0]) + bias[0], at);
-      if constexpr (vectors) {
-        y.e[1] = params.epilogue.finish(scale1(result[j].e[1]) + bias[1], at + 1);
-        *reinterpret_cast<winograd::Aligned<T, 2>*>(params.y + at) = y;
-      } else {
-        params.y[at] = y.e[0];
-        if (second) params.y[at + 1] = params.epilogue.finish(scale1(result[j].e[1]) + bias[1], at + 1);
+      result[j].e[0] = scale0(result[j].e[0]) + bias[0], result[j].e[1] = scale1(result[j].e[1]) + bias[1];
+    }
+    if (params.epilogue.residual != nullptr) {
+      const T* const residual = params.epilogue.residual + index;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (i < rows && j < columns) {
+          result[j].e[0] += to_float(residual[j * pixel]);
+          if (second) result[j].e[1] += to_float(residual[j * pixel + 1]);
+        }
       }
     }
-    index += static_cast<std::int64_t>(params.q) * params.k;
+    if (activate.is_silu) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        result[j].e[0] = ActivationFunction::silu(result[j].e[0]);
+        result[j].e[1] = ActivationFunction::silu(result[j].e[1]);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        result[j].e[0] = activate.piecewise(result[j].e[0]), result[j].e[1] = activate.piecewise(result[j].e[1]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (i < rows && j < columns) {
+        if constexpr (vectors) {
+          winograd::store_pack(y + j * pixel, result[j]);
+        } else {
+          y[j * pixel] = from_float<T>(result[j].e[0]);
+          if (second) y[j * pixel + 1] = from_float<T>(result[j].e[1]);
+        }
+      }
+    }
+    index += static_cast<std::int64_t>(params.q) * pixel;
   }
 }
 

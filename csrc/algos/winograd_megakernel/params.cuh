@@ -24,6 +24,12 @@ namespace fastconv::algos::winograd_megakernel {
 constexpr int unit_tiles = 128, unit_filters = 128, chunk_channels = 64, stage_channels = 32;
 constexpr int operand_bytes = unit_tiles * stage_channels * 2 * 2;  // of a stage
 
+// M of 128 tiles x 128 filters consists of segments of 8 tiles x 8 filters, as a warp holds them after wgmma: lane l has
+// tile l / 4, filters 2 (l % 4) and the next. The segment of a tile and filter of the 128:
+constexpr __host__ __device__ int m_segment(int tile, int filter) {
+  return (tile / 16 * 16 + filter / 8) * 2 + tile / 8 % 2;
+}
+
 // One task's times, for fastconv trace: %globaltimer in ns.
 struct TraceRecord {
   unsigned long long begin, end;
@@ -39,7 +45,7 @@ struct Params {
   const int* filter_exponents;  // [K]
   char* v;                      // [v_groups][36][2 chunks][128 tiles][lo, hi][32]
   int* tile_exponents;          // [groups * 128][chunks]: of the scales of V
-  float* products;              // M [m_groups][36][128 tiles][K_pad]
+  float* products;              // M [m_groups][36][filter blocks][m_segment()][64]
   int* tickets;                 // two, 128 bytes apart: of the GEMM tasks, and of all others
   int* counters;                // the map's
   TraceRecord* trace;           // [map.size()], GEMM tasks first; or null
@@ -47,12 +53,13 @@ struct Params {
   WaitReport* report;
   int n, c, h, w, k, p, q, pad_h, pad_w;
   int tiles_p, tiles_q;
-  int chunks, filter_blocks, k_pad;
+  int chunks, filter_blocks;
+  int product_grab;  // GEMM tasks that a block takes at once: 1 to 4
   FastDivide by_tiles_q, by_tiles_p;
   unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
 
   __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * chunks * 2 * operand_bytes; }
-  __host__ __device__ std::int64_t m_place() const { return std::int64_t{36} * unit_tiles * k_pad; }  // elements
+  __host__ __device__ std::int64_t m_place() const { return std::int64_t{36} * filter_blocks * unit_tiles * unit_filters; }  // elements
 };
 constexpr int ticket_stride = 32;  // ints
 

@@ -15,7 +15,7 @@ constexpr int buffers = 8;  // tiles in shared memory
 // Two warps that wait for the same buffer could not tell whose turn its parity means.
 static_assert(buffers >= streaming_warps);
 constexpr int stream_task_slots = 8;
-constexpr int most_task_tiles = 8;  // of a task
+constexpr int most_items = 8;  // of a task
 constexpr int patch_elements = 36 * chunk_channels, patch_bytes = patch_elements * 4;
 
 struct StreamControl {
@@ -31,7 +31,7 @@ struct StreamControl {
       hopper::barrier_init(shared_address(&free[i]), 1);
     }
     for (int i = 0; i < stream_task_slots; ++i) {
-      hopper::barrier_init(shared_address(&done[i]), most_task_tiles);
+      hopper::barrier_init(shared_address(&done[i]), most_items);
       hopper::barrier_init(shared_address(&reusable[i]), 1);
     }
     next = 0;
@@ -42,7 +42,7 @@ struct Patches {
   alignas(128) float patch[buffers][patch_elements];
 };
 
-// Tensor copies: x in boxes of {64 channels, 6, 6, 1}; M [v_groups * 36][128 tiles][K_pad] in {64 filters, 1, 36, 1}.
+// Tensor copies: x in boxes of {64 channels, 6, 6, 1}; M in segments of 64, {64, 1, 36 frequencies, 1}.
 struct StreamMaps {
   CUtensorMap x, m;
 };
@@ -89,7 +89,7 @@ class Dispatcher {
           if (!ready) wait.template wait<role_dispatch>(params_.report);
           start(task, extent, number);
         }
-        items_ += __shfl_sync(0xffffffffu, extent.tiles, i);
+        items_ += static_cast<unsigned>(__shfl_sync(0xffffffffu, items_of(task, extent), i));
         ++tasks_;
       }
       PROF(13);
@@ -98,6 +98,11 @@ class Dispatcher {
   }
 
  private:
+  // An output task has 8 tiles.
+  static __device__ __forceinline__ int items_of(const Task& task, const Extent& extent) {
+    return task.kind == TaskKind::input ? extent.tiles : (extent.channels + 7) / 8;
+  }
+
   __device__ __forceinline__ void start(const Task& task, const Extent& extent, int number) {
     const TaskMap& map = params_.map;
     const bool input = task.kind == TaskKind::input;
@@ -110,15 +115,19 @@ class Dispatcher {
     StreamItem item;
     item.kind = static_cast<int>(task.kind);
     item.tile = task.group * unit_tiles + extent.first_tile;
+    item.tiles = extent.tiles;
     item.row = extent.first_tile;
     item.channel = extent.first_channel;
+    const int items = items_of(task, extent);
+    int segment = extent.first_channel / unit_filters * (unit_tiles * unit_filters / 64) +
+                  m_segment(extent.first_tile, extent.first_channel % unit_filters);
     item.place = task.group % (input ? map.v_groups : map.m_groups);
     item.slot = slot;
     unsigned rest = static_cast<unsigned>(item.tile);
     int tq = static_cast<int>(params_.by_tiles_q.peel(rest)), tp = static_cast<int>(params_.by_tiles_p.peel(rest));
     item.n = static_cast<int>(rest);
 #pragma unroll 1
-    for (int i = 0; i < extent.tiles; ++i) {
+    for (int i = 0; i < items; ++i) {
       const unsigned number_of_item = items_ + static_cast<unsigned>(i);
       const int buffer = static_cast<int>(number_of_item % buffers);
       item.p = 4 * tp, item.q = 4 * tq;
@@ -128,7 +137,9 @@ class Dispatcher {
       const std::uint32_t target = shared_address(patches_.patch[buffer]);
       if (!input) {
         hopper::arrive_expecting(full, patch_bytes);
-        hopper::copy_box(target, maps_.m, item.channel, item.row, item.place * 36, 0, full);
+        hopper::copy_box(target, maps_.m, 0, segment, item.place * 36, 0, full);
+        segment += 2, item.channel += 8;
+        continue;
       } else if constexpr (vectors) {
         hopper::arrive_expecting(full, patch_bytes);
         hopper::copy_box(target, maps_.x, item.channel, item.q - params_.pad_w, item.p - params_.pad_h, item.n, full);
@@ -141,9 +152,9 @@ class Dispatcher {
         if (++tp == params_.tiles_p) tp = 0, ++item.n;
       }
     }
-    // The barrier counts the most tiles that a task has.
+    // The barrier counts the most items that a task has.
 #pragma unroll 1
-    for (int i = extent.tiles; i < most_task_tiles; ++i) hopper::arrive(shared_address(&control_.done[slot]));
+    for (int i = items; i < most_items; ++i) hopper::arrive(shared_address(&control_.done[slot]));
   }
 
   __device__ __forceinline__ int begin_task(int counter, int number) {
@@ -155,7 +166,7 @@ class Dispatcher {
 
   __device__ __forceinline__ void finish() {
     const int slot = begin_task(-1, 0);
-    for (int i = 0; i < most_task_tiles; ++i) hopper::arrive(shared_address(&control_.done[slot]));
+    for (int i = 0; i < most_items; ++i) hopper::arrive(shared_address(&control_.done[slot]));
 #pragma unroll 1
     for (int i = 0; i < streaming_warps; ++i, ++items_) {
       const int buffer = static_cast<int>(items_ % buffers);
