@@ -62,6 +62,9 @@ __device__ __forceinline__ void wait_in_place(std::uint32_t barrier, unsigned pa
       "{\n.reg .pred p;\n.reg .u32 tries, old;\nmov.u32 tries, 0;\n"
       "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
       "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, %5;\n@p bra again;\n"
+#ifdef DEBUG_HANG
+      "atom.sys.add.u32 old, [%2], 1;\nmul.lo.u32 tries, old, 16;\n.reg .u64 at, wide;\ncvt.u64.u32 wide, tries;\nadd.u64 at, %2, wide;\nst.u32 [at+16], %4;\nmov.u32 old, %%ctaid.x;\nst.u32 [at+20], old;\nst.u32 [at+24], %0;\nst.u32 [at+28], %1;\nmembar.sys;\nmov.u32 tries, 0;\nbra again;\n"
+#endif
       "setp.eq.u64 p, %2, 0;\n@p bra stop;\n"
       "atom.sys.cas.b32 old, [%2], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
       "mov.u32 old, %%ctaid.x;\nst.u32 [%2+4], %3;\nst.u32 [%2+8], %4;\nst.u32 [%2+12], old;\nmembar.sys;\n"

@@ -28,8 +28,7 @@ struct Shared {
 constexpr int shared_bytes = sizeof(Shared) + 1024;  // room to align
 static_assert(shared_bytes <= 227 * 1024);
 
-// vectors: C is a multiple of 4 and K of 2, so that x can be copied as a tensor and y written by pairs.
-template <typename T, bool vectors>
+template <typename T, Output output>
 __global__ void __launch_bounds__(threads, 1)
     convolve(const __grid_constant__ Params<T> params, const __grid_constant__ StreamMaps maps) {
 #if defined(FASTCONV_HAS_WGMMA)
@@ -52,11 +51,11 @@ __global__ void __launch_bounds__(threads, 1)
   if (warp == 0) {
     Loader<T>(params, shared.products).run();
   } else if (warp == 1) {
-    Dispatcher<T, vectors>(params, maps, shared.stream, shared.patches).run();
+    Dispatcher<T>(params, maps, shared.stream, shared.patches).run();
   } else if (warp == 2) {
     if (leads) publish(params, shared.products, shared.stream);
   } else {
-    stream<T, vectors>(params, shared.stream, shared.patches);
+    stream<T, output>(params, shared.stream, shared.patches);
   }
 #endif
 }

@@ -174,7 +174,9 @@ class Multiplier {
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     for (unsigned task = 0;; ++task) {
+      PROF_BEGIN;
       await_stage(stage_);
+      PROF(16);
       const ProductTask& product = shared_.tasks[task % product_task_slots];
       if (product.rows == 0) {
         hand_over(task, -1);
@@ -186,22 +188,30 @@ class Multiplier {
 #pragma unroll 1
       for (int chunk = 0; chunk < params_.chunks; ++chunk, stage_ += 2) {
         if (chunk > 0) await_stage(stage_);
+        PROF(17);
         issue<true>(stage_);
         if (chunk == 0) find_least();
+        PROF(18);
         await_stage(stage_ + 1);
+        PROF(19);
         issue<false>(stage_ + 1);
         const float factors[2] = {factor(chunk, 0), factor(chunk, 1)};
+        PROF(20);
         hopper::wait_for_products<1>();
         release(stage_);
         hopper::wait_for_products<0>();
         release(stage_ + 1);
+        PROF(21);
         hopper::pin(sums_);
 #pragma unroll
         for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[i], factors[i / 2 % 2], totals_[i]);
       }
       delay_randomly(params_.delay);
+      PROF(22);
       write(product);
+      PROF(23);
       hand_over(task, product.number);
+      PROF(24);
     }
   }
 
@@ -253,20 +263,21 @@ class Multiplier {
     hopper::commit_products();
   }
 
-  // In the order of the registers: a warp writes 256 bytes side by side, where rows would be pieces of 32 bytes.
+  // In the order of the registers: rows would be pieces of 32 bytes.
   __device__ __forceinline__ void write(const ProductTask& product) {
-    const int row = products::lane_row(warpgroup_) - static_cast<int>(threadIdx.x) % 32 / 4;  // the warp's first
-    float* target = product.m + m_segment(row, 0) * 64 + threadIdx.x % 32 * 2;
+    const int lane = threadIdx.x % 32, row = products::lane_row(warpgroup_) - lane / 4;  // the warp's first
+    float* target = product.m + m_segment(row, 0) * 64 + lane * 4;
     asm volatile("" : "+l"(target));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int width = row + 8 * h < product.rows ? product.columns : 0;
 #pragma unroll
-      for (int j = 0; j < 16; ++j) {
+      for (int j = 0; j < 8; ++j) {
+        const float* t = totals_ + 8 * j + 2 * h;
         asm volatile(  // predicated, not branched around; and the compiler may not see that this is global memory
-            "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v2.f32 [%0], {%3, %4};\n}" ::"l"(
-                target + (2 * j + h) * 64),
-            "r"(width), "r"(8 * j), "f"(totals_[4 * j + 2 * h]), "f"(totals_[4 * j + 2 * h + 1])
+            "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v4.f32 [%0], {%3, %4, %5, %6};\n}" ::"l"(
+                target + (4 * j + 2 * h) * 64),
+            "r"(width), "r"(16 * j), "f"(t[0]), "f"(t[1]), "f"(t[4]), "f"(t[5])
             : "memory");
       }
     }

@@ -1,21 +1,25 @@
-// OTrans: Y = A^T M A of 8 tiles x 8 filters, the scales undone, then the epilogue. In shared memory, like ITrans.
+// OTrans: Y = A^T M A of a segment of M, 4 tiles x 16 filters, the scales undone, then the epilogue. In shared memory, like ITrans.
 #pragma once
 
 #include "algos/winograd_megakernel/input_task.cuh"
 
 namespace fastconv::algos::winograd_megakernel {
 
-// A warp: lane l has tile l / 4, filters 2 (l % 4) and the next. patch: M, [36][64], from the lane's values.
-template <typename T, bool vectors>
+// How y is written: two neighbouring filters (NHWC), four neighbouring columns (NCHW), or one by one.
+enum class Output { pairs, quads, elements };
+
+// A warp: lane l has tile l / 8, two neighbouring filters. patch: M, [36][64], from the lane's values.
+template <typename T, Output output>
 __device__ __forceinline__ void transform_output(const Params<T>& params, const StreamItem& item, float* patch) {
-  const int lane = threadIdx.x % 32, k = item.channel + 2 * (lane % 4), tile = item.tile + lane / 4;
-  const bool first = lane / 4 < item.tiles && k < params.k, second = first && k + 1 < params.k;
+  const int lane = threadIdx.x % 32, tile = item.tile + lane / 8;
+  const int k = item.channel + lane % 2 * 8 + lane / 2 % 4 * 2;
+  const bool first = lane / 8 < item.tiles && k < params.k, second = first && k + 1 < params.k;
   // The exponent to which the tile's products were brought: that of its largest channels, so the least.
   int exponent = 127;
-  if (lane / 4 < item.tiles) {
+  if (lane / 8 < item.tiles) {
     const int* exponents = params.tile_exponents + static_cast<std::int64_t>(tile) * params.chunks;
 #pragma unroll 2
-    for (int i = lane % 4; i < params.chunks; i += 4) exponent = min(exponent, __ldcg(exponents + i));
+    for (int i = lane % 8; i < params.chunks; i += 8) exponent = min(exponent, __ldcg(exponents + i));
   }
   const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
   const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0,
@@ -29,14 +33,15 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
 #pragma unroll
     for (int i = 0; i < 4; ++i) store_values(patch, i * 6 + j, result[i]);
   }
-  exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, 1));
-  exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, 2));
+#pragma unroll
+  for (int other = 1; other < 8; other *= 2) exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, other));
   const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);
   unsigned rest = static_cast<unsigned>(tile);
   const int q = static_cast<int>(params.by_tiles_q.peel(rest)) * 4;
   const int p = static_cast<int>(params.by_tiles_p.peel(rest)) * 4;
-  std::int64_t index = ((static_cast<std::int64_t>(rest) * params.p + p) * params.q + q) * params.k + k;
-  const int rows = first ? params.p - p : 0, columns = params.q - q, pixel = params.k;
+  std::int64_t index = rest * params.y_image + k * params.y_filter + p * params.y_row + q * params.y_pixel;
+  const int rows = first ? params.p - p : 0, columns = params.q - q;
+  const std::int64_t pixel = params.y_pixel, filter = params.y_filter;
   const ActivationFunction& activate = params.epilogue.activate;
 #pragma unroll 1
   for (int i = 0; i < 4; ++i) {
@@ -55,7 +60,7 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
       for (int j = 0; j < 4; ++j) {
         if (i < rows && j < columns) {
           result[j].e[0] += to_float(residual[j * pixel]);
-          if (second) result[j].e[1] += to_float(residual[j * pixel + 1]);
+          if (second) result[j].e[1] += to_float(residual[j * pixel + filter]);
         }
       }
     }
@@ -71,18 +76,27 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
         result[j].e[0] = activate.piecewise(result[j].e[0]), result[j].e[1] = activate.piecewise(result[j].e[1]);
       }
     }
+    if constexpr (output == Output::quads) {  // the number of columns is a multiple of 4
+      if (i < rows) {
+        winograd::store_pack(y, winograd::Pack<4>{{result[0].e[0], result[1].e[0], result[2].e[0], result[3].e[0]}});
+        if (second) {
+          winograd::store_pack(y + filter,
+                               winograd::Pack<4>{{result[0].e[1], result[1].e[1], result[2].e[1], result[3].e[1]}});
+        }
+      }
+    } else {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (i < rows && j < columns) {
-        if constexpr (vectors) {
+      for (int j = 0; j < 4; ++j) {
+        if (i >= rows || j >= columns) continue;
+        if constexpr (output == Output::pairs) {
           winograd::store_pack(y + j * pixel, result[j]);
         } else {
           y[j * pixel] = from_float<T>(result[j].e[0]);
-          if (second) y[j * pixel + 1] = from_float<T>(result[j].e[1]);
+          if (second) y[j * pixel + filter] = from_float<T>(result[j].e[1]);
         }
       }
     }
-    index += static_cast<std::int64_t>(params.q) * pixel;
+    index += params.y_row;
   }
 }
 

@@ -24,10 +24,12 @@ namespace fastconv::algos::winograd_megakernel {
 constexpr int unit_tiles = 128, unit_filters = 128, chunk_channels = 64, stage_channels = 32;
 constexpr int operand_bytes = unit_tiles * stage_channels * 2 * 2;  // of a stage
 
-// M of 128 tiles x 128 filters consists of segments of 8 tiles x 8 filters, as a warp holds them after wgmma: lane l has
-// tile l / 4, filters 2 (l % 4) and the next. The segment of a tile and filter of the 128:
+// M of 128 tiles x 128 filters consists of segments of 4 tiles x 16 filters, as half a warp holds them after wgmma: 64
+// floats, of which the lanes l = 0 .. 15 write four each: tile l / 4, filters 2 (l % 4), the next, and both + 8. So a
+// warp writes 512 bytes side by side. The segment of a tile and a filter of the 128:
+constexpr int segment_tiles = 4, segment_filters = 16;
 constexpr __host__ __device__ int m_segment(int tile, int filter) {
-  return (tile / 16 * 16 + filter / 8) * 2 + tile / 8 % 2;
+  return (tile / 16 * 8 + filter / 16) * 4 + tile / 4 % 4;
 }
 
 // One task's times, for fastconv trace: %globaltimer in ns.
@@ -40,7 +42,7 @@ template <typename T>
 struct Params {
   TaskMap map;
   const T* x;                   // [N, H, W, C]
-  T* y;                         // [N, P, Q, K]
+  T* y;                         // [N, K, P, Q], either layout
   const char* u;                // [36][filter blocks][2 chunks][128 filters][lo, hi][32]
   const int* filter_exponents;  // [K]
   char* v;                      // [v_groups][36][2 chunks][128 tiles][lo, hi][32]
@@ -52,6 +54,8 @@ struct Params {
   Epilogue<T> epilogue;
   WaitReport* report;
   int n, c, h, w, k, p, q, pad_h, pad_w;
+  std::int64_t y_image, y_filter, y_row, y_pixel;  // strides of y and residual, in elements
+  bool boxes;                                      // x can be copied as a tensor
   int tiles_p, tiles_q;
   int chunks, filter_blocks;
   int product_grab;  // GEMM tasks that a block takes at once: 1 to 4
@@ -88,6 +92,9 @@ struct CounterWait {
         "{\n.reg .pred p;\n.reg .u32 tries, old;\nmov.u32 tries, 0;\n"
         "again:\nld.acquire.gpu.global.s32 old, [%0];\nsetp.ge.s32 p, old, %1;\n@p bra done;\n"
         "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, %5;\n@p bra again;\n"
+#ifdef DEBUG_HANG
+      ".reg .u64 at, wide;\n.reg .u32 lo, hi, seen;\nmov.u32 seen, old;\natom.sys.add.u32 old, [%2], 1;\nmul.lo.u32 tries, old, 16;\ncvt.u64.u32 wide, tries;\nadd.u64 at, %2, wide;\nmov.u32 lo, %4;\nadd.u32 lo, lo, 100;\nst.u32 [at+16], lo;\nmov.u32 old, %%ctaid.x;\nst.u32 [at+20], old;\nmov.b64 {lo, hi}, %0;\nst.u32 [at+24], lo;\nshl.b32 hi, seen, 16;\nadd.u32 hi, hi, %1;\nst.u32 [at+28], hi;\nmembar.sys;\nmov.u32 tries, 0;\nbra again;\n"
+#endif
         "setp.eq.u64 p, %2, 0;\n@p bra stop;\n"
         "atom.sys.cas.b32 old, [%2], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
         "mov.u32 old, %%ctaid.x;\nst.u32 [%2+4], %3;\nst.u32 [%2+8], %4;\nst.u32 [%2+12], old;\nmembar.sys;\n"

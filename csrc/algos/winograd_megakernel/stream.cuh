@@ -12,8 +12,6 @@ namespace fastconv::algos::winograd_megakernel {
 constexpr int streaming_warps = 5;
 constexpr int grab = 4;     // tickets taken at once
 constexpr int buffers = 8;  // tiles in shared memory
-// Two warps that wait for the same buffer could not tell whose turn its parity means.
-static_assert(buffers >= streaming_warps);
 constexpr int stream_task_slots = 8;
 constexpr int most_items = 8;  // of a task
 constexpr int patch_elements = 36 * chunk_channels, patch_bytes = patch_elements * 4;
@@ -48,7 +46,7 @@ struct StreamMaps {
 };
 
 // All lanes of one warp; lane i of `grab` works on the ticket's i-th task.
-template <typename T, bool vectors>
+template <typename T>
 class Dispatcher {
  public:
   __device__ __forceinline__ Dispatcher(const Params<T>& params, const StreamMaps& maps, StreamControl& control,
@@ -98,9 +96,10 @@ class Dispatcher {
   }
 
  private:
-  // An output task has 8 tiles.
+  // An output task has at most 8 tiles.
   static __device__ __forceinline__ int items_of(const Task& task, const Extent& extent) {
-    return task.kind == TaskKind::input ? extent.tiles : (extent.channels + 7) / 8;
+    if (task.kind == TaskKind::input) return extent.tiles;
+    return (extent.channels + segment_filters - 1) / segment_filters * ((extent.tiles + segment_tiles - 1) / segment_tiles);
   }
 
   __device__ __forceinline__ void start(const Task& task, const Extent& extent, int number) {
@@ -118,7 +117,7 @@ class Dispatcher {
     item.tiles = extent.tiles;
     item.row = extent.first_tile;
     item.channel = extent.first_channel;
-    const int items = items_of(task, extent);
+    const int items = items_of(task, extent), halves = (extent.tiles + segment_tiles - 1) / segment_tiles;
     int segment = extent.first_channel / unit_filters * (unit_tiles * unit_filters / 64) +
                   m_segment(extent.first_tile, extent.first_channel % unit_filters);
     item.place = task.group % (input ? map.v_groups : map.m_groups);
@@ -138,9 +137,14 @@ class Dispatcher {
       if (!input) {
         hopper::arrive_expecting(full, patch_bytes);
         hopper::copy_box(target, maps_.m, 0, segment, item.place * 36, 0, full);
-        segment += 2, item.channel += 8;
+        if (i % halves < halves - 1) {  // the other 4 tiles
+          ++segment, item.tile += segment_tiles, item.tiles -= segment_tiles;
+        } else {
+          segment += 5 - halves, item.channel += segment_filters;
+          item.tile -= (halves - 1) * segment_tiles, item.tiles += (halves - 1) * segment_tiles;
+        }
         continue;
-      } else if constexpr (vectors) {
+      } else if (params_.boxes) {
         hopper::arrive_expecting(full, patch_bytes);
         hopper::copy_box(target, maps_.x, item.channel, item.q - params_.pad_w, item.p - params_.pad_h, item.n, full);
       } else {
@@ -184,7 +188,7 @@ class Dispatcher {
 };
 
 // A streaming warp, all lanes.
-template <typename T, bool vectors>
+template <typename T, Output output>
 __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& control, Patches& patches) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -194,6 +198,9 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
     if (lane == 0) number = atomicAdd(reinterpret_cast<unsigned*>(&control.next), 1u);
     number = __shfl_sync(0xffffffffu, number, 0);
     const int buffer = static_cast<int>(number % buffers);
+    // Copies arrive in any order, so another warp may still wait for this buffer's item before; and a barrier's parity
+    // tells two turns apart, not three.
+    wait_in_place<role_stream>(control.free[buffer], number / buffers & 1 ^ 1, params.report);
     wait_in_place<role_stream>(control.full[buffer], number / buffers & 1, params.report);
     PROF(8);
     const StreamItem item = control.items[buffer];
@@ -201,11 +208,11 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
     float* patch = patches.patch[buffer] + 2 * lane;
     delay_randomly(params.delay);
     if (item.kind == static_cast<int>(TaskKind::input)) {
-      if constexpr (!vectors) load_patch(params, item, patch, 1.0f);
+      if (!params.boxes) load_patch(params, item, patch, 1.0f);
       transform_input(params, item, patch);
       PROF(1);
     } else {
-      transform_output<T, vectors>(params, item, patch);
+      transform_output<T, output>(params, item, patch);
       PROF(5);
     }
     delay_randomly(params.delay);
