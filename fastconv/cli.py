@@ -419,6 +419,39 @@ def bench_networks(
         raise fail(f"not measured: {', '.join(missing) or 'anything'}")
 
 
+@bench_app.command("soak")
+def bench_soak(
+    algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
+    classes: Annotated[str, typer.Option(help="Accuracy classes; default all.")] = "",
+    launches: Annotated[int, typer.Option(min=1, help="Of each algorithm in each class.")] = 100_000,
+    layers: Annotated[int, typer.Option(min=1, help="Random layers among which they are divided.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of the random layers.")] = 0,
+    json_path: JsonOption = None,
+) -> None:
+    """Launch each algorithm very often on two streams beside a third: the same bits every time (GPU)."""
+    import torch
+
+    import fastconv
+    from fastconv.bench import soak
+    from fastconv.models.compare import CLASS_DTYPE
+
+    if not torch.cuda.is_available():
+        raise fail("no CUDA GPU on this machine: nothing was launched")
+    own = [algorithm.name for algorithm in fastconv.algorithms() if algorithm.family != "library"]
+    document = soak.run(
+        split(algorithms, "algorithms", own) if algorithms else own,
+        split(classes, "classes", list(CLASS_DTYPE)) if classes else list(CLASS_DTYPE),
+        launches=launches,
+        layers=layers,
+        seed=seed,
+        out=json_path,
+        report=lambda line: console.print(line, markup=False, highlight=False),
+    )
+    wrong = sum(row["mismatches"] for row in document["rows"])
+    if wrong or not document["rows"]:
+        raise fail(f"{wrong} launches gave other bits" if wrong else "nothing was launched")
+
+
 @bench_app.command("report")
 def bench_report(
     root: Annotated[Path, typer.Argument(help="The checkout.")] = Path("."),

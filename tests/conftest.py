@@ -6,6 +6,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from fastconv import _C
+
+DEVICES_OF = {row["name"]: row["devices"] for row in _C.algorithms()}
 settings.register_profile("fastconv", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("fastconv")
 
@@ -16,6 +19,15 @@ def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip(f"{request.node.name}: no CUDA GPU on this machine")
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def _kernel_exists(request: pytest.FixtureRequest) -> None:
+    """Skips what is parametrised with an algorithm and a device that it has no kernel for."""
+    params = getattr(getattr(request.node, "callspec", None), "params", {})
+    algorithm, device = params.get("algorithm"), params.get("device")
+    if algorithm in DEVICES_OF and device in ("cpu", "cuda") and device not in DEVICES_OF[algorithm]:
+        pytest.skip(f"{algorithm} has no {device} kernel")
 
 
 @pytest.fixture(autouse=True)

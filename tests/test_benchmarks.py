@@ -1,5 +1,6 @@
 """The bench: structure and honesty of what it writes and draws. Nothing here asserts a time."""
 
+import itertools
 import json
 import math
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastconv.bench import cudnn, environment, layer_group, layer_suite, ours, peers, report, results, timing
+from fastconv.bench import cudnn, environment, layer_group, layer_suite, ours, peers, report, results, soak, timing
 from fastconv.bench.layers import LAYERS, SETS, Layer, select
 from fastconv.bench.supervise import supervise
 
@@ -405,3 +406,27 @@ def test_result_folder_is_named_after_the_device():
     head = {"gpu": "NVIDIA GeForce RTX 4090", "cuda": "13.0", "suite": "layers"}
     assert results.default_path(head).as_posix() == "benchmarks/results/geforce-rtx-4090/layers.json"
     assert results.default_path(head | {"cuda": "", "suite": "layers_cpu"}).parts[-2:] == ("cpu", "layers_cpu.json")
+
+
+def test_soak_layers_are_convolutions_and_the_same_for_a_seed():
+    for (layer, n), again in zip(itertools.islice(soak.random_layers(3), 200), soak.random_layers(3), strict=False):
+        assert (layer, n) == again
+        assert n > 0
+        assert layer.p > 0
+        assert layer.q > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_soak_counts_launches_and_sees_other_bits(tmp_path, monkeypatch):
+    document = soak.run(["winograd_f4"], ["fp32"], launches=100, layers=2, out=tmp_path / "soak.json")
+    assert results.read(tmp_path / "soak.json")["rows"]
+    assert [(row["launches"], row["mismatches"]) for row in document["rows"]] == [(50, 0), (50, 0)]
+    contender = ours.contender
+
+    def random_bits(*arguments):
+        call = contender(*arguments)
+        return lambda: call() * torch.rand((), device="cuda").add(1.0)
+
+    monkeypatch.setattr(ours, "contender", random_bits)
+    (row,) = soak.run(["direct"], ["fp32"], launches=50, layers=1, out=tmp_path / "soak.json")["rows"]
+    assert row["mismatches"] == 50

@@ -57,14 +57,12 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, con
 // does, and spills.
 template <int kernel, int role>
 __device__ __forceinline__ void wait_in_place(std::uint32_t barrier, unsigned parity, WaitReport* report) {
-  static_assert(offsetof(WaitReport, kernel) == 4 && offsetof(WaitReport, role) == 8 && offsetof(WaitReport, block) == 12);
+  static_assert(offsetof(WaitReport, kernel) == 4 && offsetof(WaitReport, role) == 8 &&
+                offsetof(WaitReport, block) == 12);
   asm volatile(
       "{\n.reg .pred p;\n.reg .u32 tries, old;\nmov.u32 tries, 0;\n"
       "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
       "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, %5;\n@p bra again;\n"
-#ifdef DEBUG_HANG
-      "atom.sys.add.u32 old, [%2], 1;\nmul.lo.u32 tries, old, 16;\n.reg .u64 at, wide;\ncvt.u64.u32 wide, tries;\nadd.u64 at, %2, wide;\nst.u32 [at+16], %4;\nmov.u32 old, %%ctaid.x;\nst.u32 [at+20], old;\nst.u32 [at+24], %0;\nst.u32 [at+28], %1;\nmembar.sys;\nmov.u32 tries, 0;\nbra again;\n"
-#endif
       "setp.eq.u64 p, %2, 0;\n@p bra stop;\n"
       "atom.sys.cas.b32 old, [%2], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
       "mov.u32 old, %%ctaid.x;\nst.u32 [%2+4], %3;\nst.u32 [%2+8], %4;\nst.u32 [%2+12], old;\nmembar.sys;\n"
@@ -115,37 +113,31 @@ __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap
       "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
       : "memory");
 }
-// The same into all blocks of the cluster in `blocks` (a bit each), at the same address, reporting to the same barrier of
-// each.
-__device__ __forceinline__ void copy_box_to(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2, int x3,
-                                            std::uint32_t barrier, unsigned blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(target),
-      "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier), "h"(static_cast<std::uint16_t>(blocks))
-      : "memory");
-}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// ---- Clusters
+// ---- Copies out of shared memory. Between ordinary stores and them: fence_copies() by the threads that have stored,
+// then a barrier. A thread waits for what it has started itself.
 
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
+__device__ __forceinline__ void store_box(const CUtensorMap& map, int x0, int x1, int x2, int x3,
+                                          std::uint32_t source) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
+               "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(source)
+               : "memory");
 }
-// Arrives at the barrier at the same address of another block of the cluster.
-__device__ __forceinline__ void arrive_at(std::uint32_t barrier, unsigned rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void store_shared(std::uint32_t target, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(target), "f"(first), "f"(second) : "memory");
 }
-__device__ __forceinline__ void synchronise_cluster() {
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+// A named barrier of so many threads.
+__device__ __forceinline__ void synchronise(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// Until all but `pending` groups have been read from shared memory.
+template <int pending>
+__device__ __forceinline__ void wait_for_reading() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
 // ---- Registers of a warpgroup's threads (multiples of 8)
@@ -169,6 +161,14 @@ __device__ __forceinline__ void shrink_registers() {
 // The 16-byte piece in which piece `piece` of row `row` lies.
 constexpr __host__ __device__ int swizzle_128(int row, int piece) { return piece ^ (row & 7); }
 constexpr __host__ __device__ int swizzle_64(int row, int piece) { return piece ^ (row >> 1 & 3); }
+
+// Four matrices of 8 rows of 16 bytes, a lane one row's address: lanes 0-7 those of the first.
+__device__ __forceinline__ void load_matrices(std::uint32_t address, std::uint32_t (&a)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(address)
+               : "memory");
+}
 
 // Of B at an address whose group of 8 rows starts at a multiple of 1024 (512) bytes. A step of 16 along k: 32 bytes.
 template <int row_bytes>
@@ -241,12 +241,11 @@ __device__ __forceinline__ void multiply(float (&d)[count], const std::uint32_t 
 #undef FASTCONV_PRODUCT
 
 // The same with A in shared memory, too, laid out like B: 64 rows; n = 128.
-#define FASTCONV_SHARED_PRODUCT(type)                                                                            \
-  asm volatile(                                                                                                  \
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type    \
-      " {" FASTCONV_S64 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                         \
-      : FASTCONV_D64                                                                                             \
-      : "l"(a), "l"(b), "n"(accumulate ? 1 : 0))
+#define FASTCONV_SHARED_PRODUCT(type)                                                                         \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." #type \
+               "." #type " {" FASTCONV_S64 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                   \
+               : FASTCONV_D64                                                                                 \
+               : "l"(a), "l"(b), "n"(accumulate ? 1 : 0))
 
 template <typename Half, bool accumulate>
 __device__ __forceinline__ void multiply_shared(float (&d)[64], std::uint64_t a, std::uint64_t b) {

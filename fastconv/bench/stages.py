@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fastconv import ops
 from fastconv.bench import environment, ours, results
 from fastconv.bench.layers import Layer, select
 from fastconv.bench.timing import L2Flush
 
-STAGES = {"input_transform": "input", "transpose_kernel": "input", "output_transform": "output"}
-FLUSH = ("elementwise_kernel", "reduce_kernel", "Memset")  # what L2Flush launches
+STAGES = {"transpose": "transpose", "input_transform": "input", "output_transform": "output"}  # kernel -> stage
+COPY = "Memcpy DtoD"
+FLUSH = ("elementwise_kernel", "reduce_kernel", "Memset", COPY)  # what L2Flush launches, and what is no stage
 
 
 def _stage_of(kernel: str) -> str | None:
@@ -25,14 +29,36 @@ def _stage_of(kernel: str) -> str | None:
     return None if any(name in kernel for name in FLUSH) else "gemm"
 
 
-def _moved_bytes(layer: Layer, n: int, accuracy: str, m: int) -> dict[str, float]:
-    """Bytes that each transform must move: x in and V out; M in and y out."""
+def _profiled(call: Callable[[], object], flush: L2Flush) -> list[tuple[str, float]]:
+    """(kernel, microseconds) of all that a call runs on the GPU, with a cold L2."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        flush()
+        call()
+        torch.cuda.synchronize()
+    cuda = torch.autograd.DeviceType.CUDA
+    return [(event.name, event.device_time) for event in profiler.events() if event.device_type == cuda]
+
+
+def _copy_us(moved: float, flush: L2Flush, rounds: int) -> float:
+    """A plain copy that reads and writes `moved` bytes in all: what memory gives to a kernel of that size."""
+    source, target = (torch.empty(int(moved) // 32 * 16, dtype=torch.uint8, device="cuda").zero_() for _ in range(2))
+    times = [
+        sum(us for name, us in _profiled(lambda: target.copy_(source), flush) if COPY in name) for _ in range(rounds)
+    ]
+    return median(times)
+
+
+def _moved_bytes(layer: Layer, n: int, accuracy: str, m: int, device: torch.device) -> dict[str, float]:
+    """Bytes that each kernel beside the GEMM must move: x in and out; x in and V out; M in and y out."""
     tiles = n * ceil(layer.p / m) * ceil(layer.q / m)
     frequencies = (m + 2) ** 2
     element = 2 if accuracy in ("fp16", "bf16") else 4
-    v_element = {"ieee": 4, "fp32": 6, "tf32": 6}.get(accuracy, 2)  # split: hi, hi, lo
+    split = 4 if ops.device_info(device).compute_capability == 90 else 6  # lo, hi; the library's GEMM needs hi twice
+    v_element = {"ieee": 4, "fp32": split, "tf32": split}.get(accuracy, 2)
+    x_bytes = n * layer.c * layer.h * layer.w * element
     return {
-        "input": n * layer.c * layer.h * layer.w * element + frequencies * tiles * layer.c * v_element,
+        "transpose": 2 * x_bytes,
+        "input": x_bytes + frequencies * tiles * layer.c * v_element,
         "output": frequencies * tiles * layer.k * 4 + n * layer.k * layer.p * layer.q * element,
     }
 
@@ -56,8 +82,9 @@ def run(
 ) -> dict[str, Any]:
     """Profiles `algorithm` on the layer set (cold L2) and writes a result file, suite `winograd_stages`.
 
-    Each row: layer, layout, class, us of the input, gemm and output stage (medians over `rounds`), bytes of the
-    transforms, and their TB/s. Needs a CUDA device.
+    Each row: layer, layout, class, us of the transposition of NCHW input (0 without), the input, gemm and output stage
+    (medians over `rounds`), and the TB/s of all but the GEMM, each beside that of a plain copy of the same number of
+    bytes. Needs a CUDA device.
     """
     device = torch.device("cuda")
     m = int(algorithm[-1])
@@ -74,29 +101,35 @@ def run(
             call = ours.contender(algorithm, x, weight, layer, accuracy)
             call()
             torch.cuda.synchronize()
-            samples: dict[str, list[float]] = {"input": [], "gemm": [], "output": []}
+            samples: dict[str, list[float]] = {"transpose": [], "input": [], "gemm": [], "output": []}
             for _ in range(rounds):
-                with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-                    flush()
-                    call()
-                    torch.cuda.synchronize()
                 sums = dict.fromkeys(samples, 0.0)
-                for event in profiler.events():
-                    stage = _stage_of(event.name)
-                    if event.device_type == torch.autograd.DeviceType.CUDA and stage is not None:
-                        sums[stage] += event.device_time
+                for name, time in _profiled(call, flush):
+                    if (stage := _stage_of(name)) is not None:
+                        sums[stage] += time
                 for stage, value in sums.items():
                     samples[stage].append(value)
-            us = {stage: float(torch.tensor(values).median()) for stage, values in samples.items()}
-            moved = _moved_bytes(layer, batch, accuracy, m)
+            us = {stage: median(values) for stage, values in samples.items()}
+            moved = _moved_bytes(layer, batch, accuracy, m, device)
+            copies = {stage: _copy_us(size, flush, 3) for stage, size in moved.items() if us[stage]}
             row = {**layer.fields(), "n": batch, "class": accuracy, "layout": layout, "algorithm": algorithm}
             row |= {f"{stage}_us": value for stage, value in us.items()}
             row |= _unmeasured(sum(us.values()), layer.floor_us(batch, accuracy))
-            row |= {f"{stage}_tb_per_s": moved[stage] / max(us[stage], 1e-3) / 1e6 for stage in moved}
+            row |= {f"{stage}_tb_per_s": moved[stage] / us[stage] / 1e6 for stage in copies}
+            row |= {f"{stage}_copy_tb_per_s": moved[stage] / copy / 1e6 for stage, copy in copies.items()}
             document["rows"].append(row)
             print(
-                f"{layer.layer:8} {layout} input {us['input']:8.1f} us {row['input_tb_per_s']:5.2f} TB/s   "
-                f"gemm {us['gemm']:8.1f} us   output {us['output']:8.1f} us {row['output_tb_per_s']:5.2f} TB/s",
+                f"{layer.layer:8} {layout}  "
+                + "   ".join(
+                    f"{stage} {time:8.1f} us"
+                    + (
+                        f" {row[f'{stage}_tb_per_s']:5.2f} TB/s ({row[f'{stage}_copy_tb_per_s']:.2f})"
+                        if stage in copies
+                        else ""
+                    )
+                    for stage, time in us.items()
+                    if time
+                ),
                 flush=True,
             )
             del x, weight, call

@@ -1,5 +1,6 @@
-// F(2x2,3x3) and F(4x4,3x3), staged: input transform, batched GEMM of the library, output transform.
+// F(2x2,3x3) and F(4x4,3x3), staged: input transform, batched GEMM, output transform.
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "algos/winograd/config.h"
@@ -25,10 +26,27 @@ struct Work {
 
 Work work(const ConvProblem& problem, const Config& config) {
   const double elements = static_cast<double>(config.frequencies()) * static_cast<double>(config.tiles);
-  const double depth = static_cast<double>(config.depth);
-  return {elements * depth * static_cast<double>(config.element_bytes),
+  const double products = config.mode == Mode::split ? 3.0 : 1.0;
+  return {elements * static_cast<double>(config.depth) * static_cast<double>(config.element_bytes),
           elements * static_cast<double>(config.k_pad) * sizeof(float),
-          2.0 * elements * depth * static_cast<double>(problem.k)};
+          2.0 * elements * products * static_cast<double>(config.c_pad) * static_cast<double>(problem.k)};
+}
+
+// Of our own product: blocks in rounds on all multiprocessors, a stage at 1.08 times the tensor cores' sustained rate
+// (more than that, because the card's power is shared with the memory in longer runs), 1 us for a block's output, 6 us
+// for the first and the last block; or the memory's time. Within 7 % of what an H200 needs from C = 128
+// (docs/performance.md).
+double own_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device, double bytes) {
+  const auto blocks = [](std::int64_t size, std::int64_t block) {
+    return static_cast<double>((size + block - 1) / block);
+  };
+  const double tasks = static_cast<double>(config.frequencies()) * blocks(config.tiles, product_tiles) *
+                       blocks(problem.k, product_filters);
+  const double stage = 6.0 * product_tiles * product_filters * product_channels /
+                       (1.08 * device.fp16_tensor_flops_per_s / device.processors);
+  const double rounds = std::ceil(tasks / device.processors);
+  const double multiply = rounds * (blocks(problem.c, product_channels) * stage + 1e-6) + 6e-6;
+  return std::max(multiply, bytes / (0.82 * device.bandwidth_bytes_per_s));
 }
 
 // Each stage at the rate it was measured to reach on an H200 (docs/performance.md); they do not overlap. The GEMM is
@@ -42,10 +60,12 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / (0.85 * bandwidth);
   const double rate = config.mode == Mode::fp32 ? device.fp32_flops_per_s : 0.95 * device.fp16_tensor_flops_per_s;
   const double u_bytes = static_cast<double>(config.u_bytes(problem.k));
-  const double gemm = std::max((u_bytes + w.v_bytes + w.m_bytes) / (0.92 * bandwidth), w.flops / rate);
+  const double gemm_bytes = u_bytes + w.v_bytes + w.m_bytes;
+  const double gemm = config.own_product ? own_product_seconds(problem, config, device, gemm_bytes)
+                                         : std::max(gemm_bytes / (0.92 * bandwidth), w.flops / rate);
   const double output = (w.m_bytes + y_bytes) / ((turned ? 0.5 : 0.9) * bandwidth);
-  // Three launches; the larger tile's transforms take longer to walk.
-  return 11.0 + 1.2 * config.m + (turned ? 3.0 : 0.0) + 1e6 * (input + gemm + output);
+  // Three launches (our product counts its own); the larger tile's transforms take longer to walk.
+  return (config.own_product ? 5.0 : 11.0) + 1.2 * config.m + (turned ? 3.0 : 0.0) + 1e6 * (input + gemm + output);
 }
 
 // V and M stay in the caches, U comes from memory once per chunk. Constants: fitted to the 3x3 layers of VGG, ResNet,
@@ -72,7 +92,8 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
                  : config.mode == Mode::split ? "3 x float16"
                                               : "half") +
                 " GEMM " + std::to_string(config.frequencies()) + " x " + std::to_string(config.chunk_tiles) + "x" +
-                std::to_string(config.depth) + "x" + std::to_string(problem.k) + ", chunks " + std::to_string(chunks);
+                std::to_string(config.depth) + "x" + std::to_string(problem.k) +
+                (config.own_product ? " by wgmma" : "") + ", chunks " + std::to_string(chunks);
   plan.cost_us = device.type == DeviceType::cpu ? cpu_cost_us(problem, config, chunks, device)
                                                 : cuda_cost_us(problem, config, device);
   return plan;

@@ -4,8 +4,9 @@
 //   U [alpha^2][K][depth]   transformed filters, in the packed weight, then K int32 exponents
 //   M [alpha^2][T][K_pad]   float32 products, in the workspace
 //
-// depth is C_pad, or 3 C_pad in split mode: V holds [lo | hi | hi] and U [hi | lo | hi], so that one GEMM sums the
-// three products lo*hi + hi*lo + hi*hi, the small ones first.
+// depth is C_pad; in split mode 2 C_pad, rows [lo | hi], for our own product, which reads hi twice from shared memory;
+// or 3 C_pad for the library's: V holds [lo | hi | hi] and U [hi | lo | hi], so that one GEMM sums the three products
+// lo*hi + hi*lo + hi*hi, the small ones first.
 #pragma once
 
 #include <algorithm>
@@ -34,10 +35,22 @@ constexpr std::int64_t cpu_workspace_per_thread = std::int64_t{2} << 20;
 constexpr std::int64_t cpu_tile_multiple = 16;
 constexpr std::int64_t cpu_least_tiles = 128;
 
+// Who multiplies: the kernel of products.cuh, or the library. Split operands on Hopper are ours: two thirds of the
+// bytes of V, a fifth of the error, and as fast or faster at every size that was measured (docs/performance.md). One
+// product stays with the library, which is up to a sixth faster there. The answer depends on the weight and the device
+// alone (the rule of packed_weight()).
+inline bool multiplies_itself(Mode mode, const DeviceInfo& device) {
+  return mode == Mode::split && device.type == DeviceType::cuda && device.compute_capability == 90;
+}
+
+// What a block of it multiplies at a time: tiles by filters, and channels of a stage.
+constexpr int product_tiles = 128, product_filters = 128, product_channels = 64;
+
 struct Config {
   int m;      // outputs per tile and dimension: 2 or 4
   int alpha;  // inputs per tile and dimension: m + 2
   Mode mode;
+  bool own_product;               // multiplies_itself()
   std::int64_t tiles_p, tiles_q;  // tiles per image
   std::int64_t tiles;             // N * tiles_p * tiles_q, numbered in that order
   std::int64_t c_pad, k_pad, depth;
@@ -80,7 +93,8 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   config.tiles = problem.n * config.tiles_p * config.tiles_q;
   config.c_pad = round_up(problem.c, channel_multiple);
   config.k_pad = round_up(problem.k, channel_multiple);
-  config.depth = config.mode == Mode::split ? 3 * config.c_pad : config.c_pad;
+  config.own_product = multiplies_itself(config.mode, device);
+  config.depth = config.mode != Mode::split ? config.c_pad : (config.own_product ? 2 : 3) * config.c_pad;
   config.element_bytes = config.mode == Mode::fp32 ? 4 : 2;
   const std::int64_t bytes_per_tile =
       config.frequencies() * (config.depth * config.element_bytes + config.k_pad * sizeof(float));

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(filter_threads)
 #pragma unroll
       for (int j = 0; j < alpha; ++j) {
         const std::int64_t row = static_cast<std::int64_t>(i * alpha + j) * filters + k;
-        store_operand<mode, true>(u + row * depth + channel, c_pad, Pack<1>{{value[i][j] * scale}});
+        store_operand<mode, true>(u + row * depth + channel, c_pad, depth, Pack<1>{{value[i][j] * scale}});
       }
     }
   }

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(512)
 #pragma unroll
       for (int j = 0; j < alpha; ++j) {
         const std::int64_t row = static_cast<std::int64_t>(i * alpha + j) * chunk.tiles + tile;
-        store_operand<mode, false>(v + row * chunk.depth + c, chunk.c_pad, d[i][j]);
+        store_operand<mode, false>(v + row * chunk.depth + c, chunk.c_pad, chunk.depth, d[i][j]);
       }
     }
   }

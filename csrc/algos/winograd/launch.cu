@@ -1,10 +1,11 @@
-// The stages in order: for each chunk of tiles, input transform, batched GEMM of the library, output transform.
+// The stages in order: for each chunk of tiles, input transform, batched product, output transform.
 #include <algorithm>
 #include <type_traits>
 
 #include "algos/winograd/filter_transform.cuh"
 #include "algos/winograd/input_transform.cuh"
 #include "algos/winograd/output_transform.cuh"
+#include "algos/winograd/products.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/transpose.cuh"
@@ -55,11 +56,6 @@ Chunk make_chunk(const ConvProblem& problem, const Config& config) {
   return chunk;
 }
 
-// Tile rows that a chunk touches: the NCHW output kernel works on strips of a row.
-int tile_rows(const Chunk& chunk) {
-  return (chunk.first_tile + chunk.tiles - 1) / chunk.tiles_q - chunk.first_tile / chunk.tiles_q + 1;
-}
-
 template <typename T, int m, Mode mode>
 void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cudaStream_t stream) {
   // The caller's tensor may start at any element.
@@ -84,12 +80,39 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
     const auto kernel = even ? output_transform_nhwc<T, m, 2> : output_transform_nhwc<T, m, 1>;
     kernel<<<grid, block, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
   } else {
-    const int strips = ceil_div(chunk.tiles_q, output_strip_tiles);
-    const dim3 grid(static_cast<unsigned>(tile_rows(chunk)) * strips, ceil_div(chunk.k, output_strip_filters));
+    const dim3 grid(ceil_div(chunk.tiles, output_block_tiles), ceil_div(chunk.k, output_block_filters));
     output_transform_nchw<T, m>
-        <<<grid, 256, 0, stream>>>(chunk, strips, products, tile_exponents, filter_exponents, y, epilogue);
+        <<<grid, output_block_threads, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
   }
   check_launch("winograd output transform");
+}
+
+// M = V U^T at every frequency.
+void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, const void* v, const void* u, float* m,
+              Runtime& runtime) {
+  if (config.own_product) {
+    products::run({.v = v,
+                   .u = u,
+                   .m = m,
+                   .frequencies = config.frequencies(),
+                   .tiles = tiles,
+                   .filters = filters,
+                   .c_pad = config.c_pad,
+                   .k_pad = config.k_pad,
+                   .processors = runtime.device().processors,
+                   .stream = runtime.stream(),
+                   .report = runtime.wait_report()});
+    return;
+  }
+  GemmArgs gemm;
+  gemm.batch = config.frequencies();
+  gemm.m = tiles, gemm.n = filters, gemm.k = config.depth;
+  gemm.a = v, gemm.lda = config.depth, gemm.stride_a = tiles * config.depth;
+  gemm.b = u, gemm.ldb = config.depth, gemm.stride_b = filters * config.depth;
+  gemm.d = m, gemm.ldd = config.k_pad, gemm.stride_d = tiles * config.k_pad;
+  gemm.in = config.mode == Mode::fp32 ? DType::f32 : config.mode == Mode::bf16 ? DType::bf16 : DType::f16;
+  gemm.out = DType::f32;
+  runtime.gemm(gemm);
 }
 
 template <typename T, int m, Mode mode>
@@ -115,15 +138,7 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     chunk.first_tile = static_cast<int>(first);
     chunk.tiles = static_cast<int>(std::min(config.chunk_tiles, config.tiles - first));
     transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
-    GemmArgs gemm;
-    gemm.batch = config.frequencies();
-    gemm.m = chunk.tiles, gemm.n = problem.k, gemm.k = config.depth;
-    gemm.a = v, gemm.lda = config.depth, gemm.stride_a = chunk.tiles * config.depth;
-    gemm.b = u, gemm.ldb = config.depth, gemm.stride_b = problem.k * config.depth;
-    gemm.d = products, gemm.ldd = config.k_pad, gemm.stride_d = chunk.tiles * config.k_pad;
-    gemm.in = mode == Mode::fp32 ? DType::f32 : mode == Mode::bf16 ? DType::bf16 : DType::f16;
-    gemm.out = DType::f32;
-    runtime.gemm(gemm);
+    multiply(config, problem.k, chunk.tiles, v, u, products, runtime);
     transform_output<T, m>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, stream);
   }
 }

@@ -31,7 +31,7 @@ __device__ __forceinline__ void transform_output_tile(const Load& load, const Em
 // NHWC. A row of the block takes a tile, a lane `vec` filters; the grid's second dimension takes further filters, so
 // that small maps fill the device.
 template <typename T, int m, int vec>
-__global__ void __launch_bounds__(128, 3)
+__global__ void __launch_bounds__(128, 4)
     output_transform_nhwc(const Chunk chunk, const float* __restrict__ products,  // M [alpha^2][T][k_pad]
                           const int* __restrict__ tile_exponents,                 // [T], or null: nothing was scaled
                           const int* __restrict__ filter_exponents,               // [K]
@@ -72,51 +72,79 @@ __global__ void __launch_bounds__(128, 3)
   });
 }
 
-// NCHW. A block takes a strip of tiles of one tile row and 32 filters: M is read along K, the results are turned in
+// NCHW. A block takes 8 tiles, whatever rows they lie in, and 32 filters: M is read along K, the results are turned in
 // shared memory and written along Q.
-constexpr int output_strip_tiles = 8;
-constexpr int output_strip_filters = 32;
+constexpr int output_block_tiles = 8;
+constexpr int output_block_filters = 32;
+constexpr int output_block_threads = 32 * output_block_tiles;
+
+// The results of a block: [filters][m][tiles] rows of m. A filter has a row more than it needs: no bank conflicts.
+template <int m>
+struct TurnedTiles {
+  static constexpr int rows = m * output_block_tiles;
+  Aligned<float, m> row[output_block_filters][rows + 1];
+
+  __device__ __forceinline__ Aligned<float, m>& at(int filter, int i, int tile) {
+    return row[filter][i * output_block_tiles + tile];
+  }
+};
+
+// Writes them, `vec` neighbours of Q by one instruction: Q is a multiple of vec.
+template <int vec, typename T, int m>
+__device__ __forceinline__ void write_turned(TurnedTiles<m>& turned, const Chunk& chunk, int tile0, int k0,
+                                             T* __restrict__ y, const Epilogue<T>& epilogue) {
+  constexpr int pieces = m / vec, row_pieces = output_block_tiles * pieces, filter_pieces = m * row_pieces;
+  static_assert(output_block_threads % filter_pieces == 0);
+  const int i = threadIdx.x / row_pieces % m;
+  const int tile = threadIdx.x % row_pieces / pieces, piece = threadIdx.x % pieces;
+  if (tile0 + tile >= chunk.tiles) return;
+  const TilePosition position = tile_position(chunk, tile0 + tile);
+  const int p = position.tp * m + i, q = position.tq * m + piece * vec;
+  if (p >= chunk.p || q >= chunk.q) return;
+  constexpr int step = output_block_threads / filter_pieces;
+  const int first = threadIdx.x / filter_pieces, filters = min(output_block_filters, chunk.k - k0);
+  std::int64_t index = chunk.out(position.n, k0 + first, p, q);
+  for (int k = first; k < filters; k += step, index += step * chunk.out.c) {
+    const auto sums = reinterpret_cast<const Aligned<float, vec>*>(&turned.at(k, i, tile))[piece];
+    Aligned<T, vec> result;
+#pragma unroll
+    for (int e = 0; e < vec; ++e) result.e[e] = epilogue.finish(sums.e[e], index + e);
+    *reinterpret_cast<Aligned<T, vec>*>(y + index) = result;
+  }
+}
 
 template <typename T, int m>
-__global__ void __launch_bounds__(256)
-    output_transform_nchw(const Chunk chunk, int strips_per_row,
-                          const float* __restrict__ products,        // M [alpha^2][T][k_pad]
-                          const int* __restrict__ tile_exponents,    // [T] or null
-                          const int* __restrict__ filter_exponents,  // [K]
-                          T* __restrict__ y,                         // [N, K, P, Q]
+__global__ void __launch_bounds__(output_block_threads)
+    output_transform_nchw(const Chunk chunk, const float* __restrict__ products,  // M [alpha^2][T][k_pad]
+                          const int* __restrict__ tile_exponents,                 // [T] or null
+                          const int* __restrict__ filter_exponents,               // [K]
+                          T* __restrict__ y,                                      // [N, K, P, Q]
                           Epilogue<T> epilogue) {
-  constexpr int width = output_strip_tiles * m, pitch = m * width + 1;  // odd: no bank conflicts over filters
-  __shared__ float turned[output_strip_filters * pitch];                // [filters][m][width]
-  const int tile_row = chunk.first_tile / chunk.tiles_q + blockIdx.x / strips_per_row;  // n * tiles_p + tp
-  const int tq0 = blockIdx.x % strips_per_row * output_strip_tiles, k0 = blockIdx.y * output_strip_filters;
-  const int n = tile_row / chunk.tiles_p, tp = tile_row % chunk.tiles_p;
-  const auto tile_of = [&](int slot) { return tile_row * chunk.tiles_q + tq0 + slot - chunk.first_tile; };
-  const auto is_active = [&](int slot) {
-    return tq0 + slot < chunk.tiles_q && tile_of(slot) >= 0 && tile_of(slot) < chunk.tiles;
-  };
-
-  const int lane = threadIdx.x % 32, slot = threadIdx.x / 32;
-  if (is_active(slot) && k0 + lane < chunk.k) {
-    const int tile = tile_of(slot), k = k0 + lane;
+  __shared__ TurnedTiles<m> turned;
+  const int tile0 = blockIdx.x * output_block_tiles, k0 = blockIdx.y * output_block_filters;
+  if (const int slot = threadIdx.x / 32, lane = threadIdx.x % 32; tile0 + slot < chunk.tiles && k0 + lane < chunk.k) {
+    const int tile = tile0 + slot, k = k0 + lane;
     const bool scaled = tile_exponents != nullptr;
     const Unscale unscale(scaled ? tile_exponents[tile] : 0, scaled ? filter_exponents[k] : 0);
+    const float bias = epilogue.bias_of(k);
     const auto load = [&](int frequency) {
       const std::int64_t row = static_cast<std::int64_t>(frequency) * chunk.tiles + tile;
       return load_pack<1>(products + row * chunk.k_pad + k);
     };
     transform_output_tile<m, Pack<1>>(load, [&](int i, const Pack<1>(&row)[m]) {
+      Aligned<float, m> result;
 #pragma unroll
-      for (int j = 0; j < m; ++j) turned[lane * pitch + i * width + slot * m + j] = unscale(row[j].e[0]);
+      for (int j = 0; j < m; ++j) result.e[j] = unscale(row[j].e[0]) + bias;
+      turned.at(lane, i, slot) = result;
     });
   }
   __syncthreads();
-
-  for (int index = threadIdx.x; index < output_strip_filters * m * width; index += blockDim.x) {
-    const int j = index % width, i = index / width % m, k = k0 + index / (width * m);
-    const int p = tp * m + i, q = tq0 * m + j;
-    if (k >= chunk.k || p >= chunk.p || q >= chunk.q || !is_active(j / m)) continue;
-    const std::int64_t target = chunk.out(n, k, p, q);
-    y[target] = epilogue.finish(turned[(k - k0) * pitch + i * width + j] + epilogue.bias_of(k), target);
+  if (chunk.q % m == 0) {
+    write_turned<m>(turned, chunk, tile0, k0, y, epilogue);
+  } else if (chunk.q % 2 == 0) {
+    write_turned<2>(turned, chunk, tile0, k0, y, epilogue);
+  } else {
+    write_turned<1>(turned, chunk, tile0, k0, y, epilogue);
   }
 }
 

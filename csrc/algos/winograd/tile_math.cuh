@@ -95,20 +95,22 @@ __device__ __forceinline__ void store_pack(T* target, const Pack<count>& pack) {
   *reinterpret_cast<Aligned<T, count>*>(target) = raw;
 }
 
-// Writes transformed values to a row of V or U (`row` points at channel c of that row): in split mode as
-// [lo | hi | hi] (V) or [hi | lo | hi] (U). The small products lo*hi and hi*lo come first in the reduction: the tensor
-// cores truncate their accumulator at every step, and while it is small that costs nothing (docs/numerics.md).
+// Writes transformed values to a row of V or U (`row` points at channel c of that row, which has `depth` elements); in
+// split mode as config.h says. The small products lo*hi and hi*lo come first in the reduction: the tensor cores
+// truncate their accumulator at every step, and while it is small that costs nothing (docs/numerics.md).
 template <Mode mode, bool is_filter, int count>
-__device__ __forceinline__ void store_operand(typename Operand<mode>::type* row, int c_pad, const Pack<count>& value) {
+__device__ __forceinline__ void store_operand(typename Operand<mode>::type* row, int c_pad, int depth,
+                                              const Pack<count>& value) {
   if constexpr (mode != Mode::split) {
     store_pack(row, value);
   } else {
     Pack<count> low;
 #pragma unroll
     for (int i = 0; i < count; ++i) low.e[i] = value.e[i] - to_float(from_float<half_t>(value.e[i]));
-    store_pack(row, is_filter ? value : low);
-    store_pack(row + c_pad, is_filter ? low : value);
-    store_pack(row + 2 * c_pad, value);
+    const bool repeats = depth > 2 * c_pad, high_first = is_filter && repeats;
+    store_pack(row + (high_first ? c_pad : 0), low);
+    store_pack(row + (high_first ? 0 : c_pad), value);
+    if (repeats) store_pack(row + 2 * c_pad, value);
   }
 }
 

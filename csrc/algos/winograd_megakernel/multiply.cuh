@@ -5,12 +5,9 @@
 // products run.
 #pragma once
 
-#include "algos/winograd/products.cuh"
 #include "algos/winograd_megakernel/params.cuh"
 
 namespace fastconv::algos::winograd_megakernel {
-
-namespace products = winograd::products;
 
 constexpr int product_slots = 4, product_task_slots = 8, multiplying_warps = 8;
 static_assert(product_slots + 1 < product_task_slots);  // tasks that the loading thread can be ahead
@@ -182,7 +179,7 @@ class Multiplier {
         hand_over(task, -1);
         break;
       }
-      exponents_ = product.exponents + products::lane_row(warpgroup_) * params_.chunks;
+      exponents_ = product.exponents + (warp_row() + static_cast<int>(threadIdx.x) % 32 / 4) * params_.chunks;
 #pragma unroll
       for (int i = 0; i < 64; ++i) totals_[i] = 0.0f;
 #pragma unroll 1
@@ -216,6 +213,11 @@ class Multiplier {
   }
 
  private:
+  // The warp's first row: lane l has its rows l / 4 and 8 further (hopper.cuh).
+  __device__ __forceinline__ int warp_row() const {
+    return warpgroup_ * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+  }
+
   // The sums of a chunk are brought to the scale of the tile's largest one before they are added up: exact, and neither
   // too large nor, relative to the result, too small for FP32. Four lanes share a row.
   __device__ __forceinline__ void find_least() {
@@ -265,7 +267,7 @@ class Multiplier {
 
   // In the order of the registers: rows would be pieces of 32 bytes.
   __device__ __forceinline__ void write(const ProductTask& product) {
-    const int lane = threadIdx.x % 32, row = products::lane_row(warpgroup_) - lane / 4;  // the warp's first
+    const int lane = threadIdx.x % 32, row = warp_row();
     float* target = product.m + m_segment(row, 0) * 64 + lane * 4;
     asm volatile("" : "+l"(target));
 #pragma unroll

@@ -1,0 +1,147 @@
+// The staged algorithms' product: persistent blocks of the roles of products.cuh, one per multiprocessor.
+#include "algos/winograd/products.cuh"
+
+#include <algorithm>
+
+#include "algos/winograd/products.h"
+#include "device/cuda_check.h"
+#include "device/fast_divide.h"
+#include "device/tensor_map.h"
+
+namespace fastconv::winograd::products {
+namespace {
+
+struct Task {
+  int row, filter, frequency;
+  int columns;  // of M, from that filter on
+};
+
+struct Grid {
+  int k_pad, stages;
+  unsigned tasks;
+  FastDivide by_filters, by_tiles;  // blocks of filters, blocks of tiles
+  WaitReport* report;
+};
+
+// Filters turn fastest, then tiles: blocks that run at the same time share a frequency's U and read V once from memory.
+template <typename S>
+class TaskSource {
+ public:
+  __device__ __forceinline__ TaskSource(const Grid& grid, const CUtensorMap& v, const CUtensorMap& u)
+      : grid_(grid), v_(v), u_(u), index_(blockIdx.x) {}
+
+  __device__ __forceinline__ bool next(Task& task) {
+    if (index_ >= grid_.tasks) return false;
+    unsigned index = index_;
+    index_ += gridDim.x;
+    task.filter = static_cast<int>(grid_.by_filters.peel(index)) * tile_filters;
+    task.row = static_cast<int>(grid_.by_tiles.peel(index)) * tile_rows;
+    task.frequency = static_cast<int>(index);
+    task.columns = min(tile_filters, grid_.k_pad - task.filter);
+    return true;
+  }
+  __device__ __forceinline__ void load(const Task& task, int index, const Stage& stage) const {
+    load_stage<S>(stage, index, v_, task.row, task.frequency, u_, task.filter, task.frequency);
+  }
+
+ private:
+  const Grid& grid_;
+  const CUtensorMap& v_;
+  const CUtensorMap& u_;
+  unsigned index_;
+};
+
+struct BoxSink : Unscaled {
+  const CUtensorMap& m;
+  std::uint32_t stage;  // a WriteStage
+  int barrier;
+
+  __device__ __forceinline__ void write(const Task& task, int warpgroup, float (&totals)[64]) const {
+    write_boxes(totals, stage, barrier, m, task.filter, task.row + 64 * warpgroup, task.frequency, task.columns);
+  }
+};
+
+template <typename S>
+struct SharedMemory {
+  Storage<S, Task> products;
+  WriteStage writes[multiply_warpgroups];
+};
+
+constexpr int threads = 128 * (multiply_warpgroups + 1);
+template <typename S>
+constexpr int shared_bytes = sizeof(SharedMemory<S>) + 1024;  // room to align
+
+template <typename S>
+__global__ void __launch_bounds__(threads, 1)
+    multiply(const Grid grid, const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap u,
+             const __grid_constant__ CUtensorMap m) {
+#if defined(FASTCONV_HAS_WGMMA)
+  static_assert(shared_bytes<S> <= 227 * 1024);
+  extern __shared__ unsigned char memory[];
+  auto& shared = *reinterpret_cast<SharedMemory<S>*>(memory + (-shared_address(memory) & 1023));
+  const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+  if (threadIdx.x == 0) shared.products.initialise();
+  __syncthreads();
+  if (warpgroup < multiply_warpgroups) {
+    hopper::grow_registers<S::multiply_registers>();
+    BoxSink sink{{}, m, shared_address(&shared.writes[warpgroup]), 1 + warpgroup};
+    multiply_products<S, 1>(shared.products, grid.stages, warpgroup, sink, grid.report);
+    if (threadIdx.x % 128 == 0) hopper::wait_for_reading<0>();
+  } else {
+    hopper::shrink_registers<S::load_registers>();
+    if (threadIdx.x % 128 == 0) {
+      hopper::prefetch_map(v), hopper::prefetch_map(u), hopper::prefetch_map(m);
+      load_products(shared.products, grid.stages, TaskSource<S>(grid, v, u), grid.report);
+    }
+  }
+#endif
+}
+
+cuuint64_t at(std::int64_t value) { return static_cast<cuuint64_t>(value); }
+
+// V or U [frequencies][rows][parts][c_pad], in boxes of 64 channels of a block's rows.
+template <typename S>
+CUtensorMap make_operand_map(const Arguments& args, const void* x, std::int64_t rows) {
+  const std::int64_t parts = S::split ? 2 : 1, part = 2 * args.c_pad, row = parts * part;
+  return make_tensor_map(x, S::mode == Mode::bf16 ? DType::bf16 : DType::f16,
+                         {.sizes = {at(args.c_pad), at(rows), at(args.frequencies), at(parts)},
+                          .strides = {at(row), at(rows * row), at(part)},
+                          .box = {64, tile_rows, 1, box_parts<S>}});
+}
+
+// M [frequencies][tiles][k_pad], in boxes of 32 filters of a warpgroup's rows.
+CUtensorMap make_product_map(const Arguments& args) {
+  const std::int64_t row = 4 * args.k_pad, all = args.tiles * row;
+  return make_tensor_map(args.m, DType::f32,
+                         {.sizes = {at(args.k_pad), at(args.tiles), at(args.frequencies), 1},
+                          .strides = {at(row), at(all), at(all)},
+                          .box = {turn_columns, tile_rows / multiply_warpgroups, 1, 1}});
+}
+
+template <typename S>
+void launch(const Arguments& args) {
+  const auto blocks = [](std::int64_t size, int block) { return (size + block - 1) / block; };
+  const std::int64_t filter_blocks = blocks(args.k_pad, tile_filters), tile_blocks = blocks(args.tiles, tile_rows);
+  const std::int64_t tasks = args.frequencies * tile_blocks * filter_blocks;
+  const Grid grid{static_cast<int>(args.k_pad),
+                  static_cast<int>(blocks(args.c_pad, S::stage_channels)),
+                  static_cast<unsigned>(tasks),
+                  FastDivide(static_cast<std::uint32_t>(filter_blocks)),
+                  FastDivide(static_cast<std::uint32_t>(tile_blocks)),
+                  args.report};
+  check_cuda(cudaFuncSetAttribute(multiply<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes<S>),
+             "winograd products: shared memory");
+  multiply<S><<<static_cast<unsigned>(std::min<std::int64_t>(args.processors, tasks)), threads, shared_bytes<S>,
+                static_cast<cudaStream_t>(args.stream)>>>(grid, make_operand_map<S>(args, args.v, args.tiles),
+                                                          make_operand_map<S>(args, args.u, args.filters),
+                                                          make_product_map(args));
+  check_launch("winograd products");
+}
+
+}  // namespace
+
+// One set of sums: two would hide more of each warpgroup's own pauses, but what limits the kernel is shared memory's
+// bandwidth, and the shorter loop stays in the instruction cache.
+void run(const Arguments& args) { launch<Shape<Mode::split, 1>>(args); }
+
+}  // namespace fastconv::winograd::products

@@ -1,0 +1,135 @@
+"""Many launches of each algorithm, side by side with others: the same bits every time, and no wait that never ends."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastconv import reference, testing
+from fastconv.bench import environment, ours, results
+from fastconv.bench.layers import Layer
+
+PER_GRAPH = 25  # launches of each of two streams in a graph
+
+
+def random_layers(seed: int) -> Iterator[tuple[Layer, int]]:
+    """Endless small layers with their batch: any size, channels in eights half of the time, kernels 3x3 mostly."""
+    draw = random.Random(seed)
+    while True:
+        step = draw.choice((1, 8))
+        c, k = (step * draw.randint(1, 160 // step) for _ in range(2))
+        r = draw.choice((3, 3, 3, 1, 5))
+        stride = 1 if r == 3 else draw.choice((1, 2))
+        h, w = draw.randint(r, 40), draw.randint(r, 40)
+        yield Layer(f"random_{r}x{r}", c, h, w, k, r, r, stride, r // 2), draw.randint(1, 9)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
+
+
+def _capture(calls: Sequence[Callable[[], torch.Tensor]], expected: Sequence[torch.Tensor], wrong: torch.Tensor):
+    """A graph in which each call runs PER_GRAPH times on a stream of its own, beside matrix products on another.
+
+    Each output is compared with the expected bits, counted in `wrong`, and overwritten with NaN: its memory is the next
+    launch's.
+    """
+    streams = [torch.cuda.Stream() for _ in range(len(calls) + 1)]
+    noise = torch.randn(1024, 1024, device=wrong.device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        root = torch.cuda.current_stream()
+        for stream in streams:
+            stream.wait_stream(root)
+        for index, (call, bits) in enumerate(zip(calls, expected, strict=True)):
+            with torch.cuda.stream(streams[index]):
+                for _ in range(PER_GRAPH):
+                    output = call()
+                    wrong[index] += (_bits(output) != bits).any()
+                    output.fill_(float("nan"))
+                    del output
+        with torch.cuda.stream(streams[-1]):
+            for _ in range(PER_GRAPH):
+                noise = (noise @ noise).tanh_()
+        for stream in streams:
+            root.wait_stream(stream)
+    return graph
+
+
+def _one(algorithm: str, layer: Layer, n: int, accuracy: str, layout: str, launches: int, device: torch.device):
+    """The row of one layer: two inputs, one of them with magnitudes spread over many powers of two."""
+    order = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    dtype = ours.dtype_of(accuracy)
+    shape = (n, layer.c, layer.h, layer.w)
+    inputs = [torch.randn(shape, device=device), torch.randn(shape, device=device)]
+    inputs[1] *= torch.exp2(torch.randint(-6, 7, shape, device=device).float())
+    inputs = [x.to(dtype).contiguous(memory_format=order) for x in inputs]
+    weight = (torch.randn(layer.k, layer.c, layer.r, layer.s, device=device) / (layer.c * layer.r) ** 0.5).to(dtype)
+    calls = [ours.contender(algorithm, x, weight, layer, accuracy) for x in inputs]
+    first = [call() for call in calls]
+    exact = reference.conv2d(inputs[0].cpu(), weight.cpu(), stride=layer.stride, padding=layer.padding)
+    expected = [_bits(y.clone(memory_format=torch.preserve_format)) for y in first]
+    wrong = torch.zeros(len(calls), dtype=torch.int64, device=device)
+    graph = _capture(calls, expected, wrong)
+    replays = ceil(launches / (PER_GRAPH * len(calls)))
+    start = time.perf_counter()
+    for _ in range(replays):
+        graph.replay()
+    torch.cuda.synchronize(device)
+    found = testing.errors(first[0].cpu(), exact)
+    row: dict[str, Any] = dict.fromkeys(
+        ("us", "us_q25", "us_q75", "best_peer", "best_peer_us", "peer_error", "floor_us")
+    )
+    row |= {**layer.fields(), "n": n, "class": accuracy, "layout": layout, "pass": "forward", "algorithm": algorithm}
+    row |= {"algorithms": {}, "peers": {}, "error": found.relative_l2, "max_error": found.maximum}
+    return row | {
+        "launches": replays * PER_GRAPH * len(calls),
+        "mismatches": int(wrong.sum()),
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def run(
+    algorithms: Sequence[str],
+    classes: Sequence[str],
+    *,
+    launches: int = 100_000,
+    layers: int = 10,
+    seed: int = 0,
+    out: Path | str | None = None,
+    report: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Launches each algorithm `launches` times in each class, over `layers` random layers, and writes a result file.
+
+    Launches overlap on two streams, beside matrix products on a third, in CUDA graphs; every output is compared bit by
+    bit with that of a lone call, whose error against float64 is in the row. Needs a CUDA device. Returns the document,
+    suite `soak`: a row per layer with `launches` and `mismatches`; algorithms that do not offer a class have no row.
+    """
+    device = torch.device("cuda")
+    head = environment.describe("soak", device)
+    document = {**head, "rows": []}
+    for algorithm in algorithms:
+        for accuracy in classes:
+            done = 0
+            for index, (layer, n) in enumerate(random_layers(seed)):
+                if done == layers or index == 100 * layers:
+                    break
+                layout = ("nhwc", "nchw")[index % 2]
+                candidates = ours.candidates(layer, n, accuracy, layout, device)
+                if not any(row["ok"] for row in candidates if row["algorithm"] == algorithm):
+                    continue
+                document["rows"].append(_one(algorithm, layer, n, accuracy, layout, ceil(launches / layers), device))
+                done += 1
+            rows = [row for row in document["rows"] if (row["algorithm"], row["class"]) == (algorithm, accuracy)]
+            if rows:
+                count, wrong = (sum(row[name] for row in rows) for name in ("launches", "mismatches"))
+                seconds = sum(row["seconds"] for row in rows)
+                report(f"{algorithm:20} {accuracy:5} {count} launches, {wrong} differ, {seconds:.1f} s")
+                results.write(out or results.default_path(head), document)
+    return document
