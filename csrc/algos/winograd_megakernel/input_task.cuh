@@ -23,7 +23,8 @@ __device__ __forceinline__ void store_values(float* patch, int position, const V
 
 // Brings the patch by ordinary loads, times `factor`: where no tensor copy can, or its values are too large.
 template <typename T>
-__device__ __forceinline__ void load_patch(const Params<T>& params, const StreamItem& item, float* patch, float factor) {
+__device__ __forceinline__ void load_patch(const Params<T>& params, const StreamItem& item, float* patch,
+                                           float factor) {
   const int c = item.channel + 2 * static_cast<int>(threadIdx.x % 32);
   const int h0 = item.p - params.pad_h, w0 = item.q - params.pad_w;
 #pragma unroll 1

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "algos/winograd_megakernel/params.cuh"
+#include "device/power_of_two.h"
 
 namespace fastconv::algos::winograd_megakernel {
 
@@ -171,9 +172,7 @@ class Multiplier {
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     for (unsigned task = 0;; ++task) {
-      PROF_BEGIN;
       await_stage(stage_);
-      PROF(16);
       const ProductTask& product = shared_.tasks[task % product_task_slots];
       if (product.rows == 0) {
         hand_over(task, -1);
@@ -185,30 +184,22 @@ class Multiplier {
 #pragma unroll 1
       for (int chunk = 0; chunk < params_.chunks; ++chunk, stage_ += 2) {
         if (chunk > 0) await_stage(stage_);
-        PROF(17);
         issue<true>(stage_);
         if (chunk == 0) find_least();
-        PROF(18);
         await_stage(stage_ + 1);
-        PROF(19);
         issue<false>(stage_ + 1);
         const float factors[2] = {factor(chunk, 0), factor(chunk, 1)};
-        PROF(20);
         hopper::wait_for_products<1>();
         release(stage_);
         hopper::wait_for_products<0>();
         release(stage_ + 1);
-        PROF(21);
         hopper::pin(sums_);
 #pragma unroll
         for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[i], factors[i / 2 % 2], totals_[i]);
       }
       delay_randomly(params_.delay);
-      PROF(22);
       write(product);
-      PROF(23);
       hand_over(task, product.number);
-      PROF(24);
     }
   }
 

@@ -1,4 +1,5 @@
-// OTrans: Y = A^T M A of a segment of M, 4 tiles x 16 filters, the scales undone, then the epilogue. In shared memory, like ITrans.
+// OTrans: Y = A^T M A of a segment of M, 4 tiles x 16 filters, the scales undone, then the epilogue. In shared memory,
+// like ITrans.
 #pragma once
 
 #include "algos/winograd_megakernel/input_task.cuh"
@@ -22,8 +23,7 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
     for (int i = lane % 8; i < params.chunks; i += 8) exponent = min(exponent, __ldcg(exponents + i));
   }
   const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
-  const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0,
-                                   second ? params.filter_exponents[k + 1] : 0};
+  const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0, second ? params.filter_exponents[k + 1] : 0};
 #pragma unroll 2
   for (int j = 0; j < 6; ++j) {
     Values column[6], result[4];

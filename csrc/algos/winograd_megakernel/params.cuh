@@ -1,33 +1,25 @@
 // What the kernel's roles share: parameters, shared memory, counters in device memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
+#include "algos/winograd_megakernel/cuda_config.h"
 #include "device/epilogue.h"
 #include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "plan/task_map.h"
 
-#ifdef PROFILE
-__device__ unsigned long long profile[32];
-#define PROF(i) do { __syncwarp(); const long long prof_now = clock64(); if (threadIdx.x % 32 == 0) atomicAdd(&profile[i], static_cast<unsigned long long>(prof_now - prof_last)); __syncwarp(); prof_last = clock64(); } while (0)
-#define PROF_BEGIN long long prof_last = clock64()
-#else
-#define PROF(i)
-#define PROF_BEGIN
-#endif
 namespace fastconv::algos::winograd_megakernel {
 
-// A GEMM task: 128 tiles x 128 filters of one frequency. Its operands lie in global memory as they will in shared memory:
-// for each 32 channels, a *stage*, 128 rows of 32 lo halves and 32 hi halves, in the 128-byte swizzle. So a stage of an
-// operand is one bulk copy, and no tensor map is needed. A tile has a scale for each 64 channels, a *chunk*.
-constexpr int unit_tiles = 128, unit_filters = 128, chunk_channels = 64, stage_channels = 32;
-constexpr int operand_bytes = unit_tiles * stage_channels * 2 * 2;  // of a stage
+// A GEMM task has 128 tiles and 128 filters of one frequency. Its operands lie in global memory as they will in shared
+// memory: for each 32 channels, a *stage*, 128 rows of 32 lo halves and 32 hi halves, in the 128-byte swizzle. So a
+// stage of an operand is one bulk copy, and no tensor map is needed. A tile has a scale for each 64 channels, a
+// *chunk*.
 
 // M of 128 tiles x 128 filters consists of segments of 4 tiles x 16 filters, as half a warp holds them after wgmma: 64
 // floats, of which the lanes l = 0 .. 15 write four each: tile l / 4, filters 2 (l % 4), the next, and both + 8. So a
 // warp writes 512 bytes side by side. The segment of a tile and a filter of the 128:
-constexpr int segment_tiles = 4, segment_filters = 16;
 constexpr __host__ __device__ int m_segment(int tile, int filter) {
   return (tile / 16 * 8 + filter / 16) * 4 + tile / 4 % 4;
 }
@@ -63,9 +55,10 @@ struct Params {
   unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
 
   __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * chunks * 2 * operand_bytes; }
-  __host__ __device__ std::int64_t m_place() const { return std::int64_t{36} * filter_blocks * unit_tiles * unit_filters; }  // elements
+  __host__ __device__ std::int64_t m_place() const {
+    return std::int64_t{36} * filter_blocks * unit_tiles * unit_filters;
+  }  // elements
 };
-constexpr int ticket_stride = 32;  // ints
 
 // ---- Counters of the task map, in device memory
 
@@ -78,6 +71,21 @@ __device__ __forceinline__ int load_acquire(const int* counter) {
 __device__ __forceinline__ void raise(int* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
+// A wait has expired: says so and stops the kernel. (expire_wait() as a call would cost the kernel its registers: the
+// products' accumulators and a call do not go together, ptxas 13.0 says C7600.)
+template <int role>
+__device__ __forceinline__ void expire_in_place(WaitReport* report) {
+  static_assert(offsetof(WaitReport, kernel) == 4 && offsetof(WaitReport, role) == 8 &&
+                offsetof(WaitReport, block) == 12);
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .u32 old;\nsetp.eq.u64 p, %0, 0;\n@p bra stop;\n"
+      "atom.sys.cas.b32 old, [%0], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
+      "mov.u32 old, %%ctaid.x;\nst.u32 [%0+4], %1;\nst.u32 [%0+8], %2;\nst.u32 [%0+12], old;\nmembar.sys;\n"
+      "stop:\ntrap;\n}" ::"l"(report),
+      "n"(static_cast<int>(kernel_winograd_megakernel)), "n"(role)
+      : "memory");
+}
+
 // That a counter has reached a value; counter null: nothing to wait for. (TaskMap::signals() without arrays.)
 struct CounterWait {
   const int* counter;
@@ -88,19 +96,16 @@ struct CounterWait {
   template <int role>
   __device__ __forceinline__ void wait(WaitReport* report) const {
     if (counter == nullptr) return;
+    unsigned over;
     asm volatile(
-        "{\n.reg .pred p;\n.reg .u32 tries, old;\nmov.u32 tries, 0;\n"
-        "again:\nld.acquire.gpu.global.s32 old, [%0];\nsetp.ge.s32 p, old, %1;\n@p bra done;\n"
-        "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, %5;\n@p bra again;\n"
-#ifdef DEBUG_HANG
-      ".reg .u64 at, wide;\n.reg .u32 lo, hi, seen;\nmov.u32 seen, old;\natom.sys.add.u32 old, [%2], 1;\nmul.lo.u32 tries, old, 16;\ncvt.u64.u32 wide, tries;\nadd.u64 at, %2, wide;\nmov.u32 lo, %4;\nadd.u32 lo, lo, 100;\nst.u32 [at+16], lo;\nmov.u32 old, %%ctaid.x;\nst.u32 [at+20], old;\nmov.b64 {lo, hi}, %0;\nst.u32 [at+24], lo;\nshl.b32 hi, seen, 16;\nadd.u32 hi, hi, %1;\nst.u32 [at+28], hi;\nmembar.sys;\nmov.u32 tries, 0;\nbra again;\n"
-#endif
-        "setp.eq.u64 p, %2, 0;\n@p bra stop;\n"
-        "atom.sys.cas.b32 old, [%2], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
-        "mov.u32 old, %%ctaid.x;\nst.u32 [%2+4], %3;\nst.u32 [%2+8], %4;\nst.u32 [%2+12], old;\nmembar.sys;\n"
-        "stop:\ntrap;\ndone:\n}" ::"l"(counter),
-        "r"(value), "l"(report), "n"(static_cast<int>(kernel_winograd_megakernel)), "n"(role), "n"(WaitSite::limit)
+        "{\n.reg .pred p;\n.reg .s32 seen;\n.reg .u32 tries;\nmov.u32 tries, 0;\n"
+        "again:\nld.acquire.gpu.global.s32 seen, [%1];\nsetp.ge.s32 p, seen, %2;\n@p bra done;\n"
+        "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, %3;\n@p bra again;\n"
+        "setp.ne.u32 p, tries, tries;\ndone:\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(over)
+        : "l"(counter), "r"(value), "n"(WaitSite::limit)
         : "memory");
+    if (over == 0) expire_in_place<role>(report);
   }
 };
 template <int role>

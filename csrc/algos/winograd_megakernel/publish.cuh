@@ -1,5 +1,5 @@
-// One thread of a block raises the counters of what the block has finished. A raise takes as long as the stores before it;
-// so those who have stored go on, and this thread waits.
+// One thread of a block raises the counters of what the block has finished. A raise takes as long as the stores before
+// it; so those who have stored go on, and this thread waits.
 #pragma once
 
 #include "algos/winograd_megakernel/multiply.cuh"
@@ -8,7 +8,8 @@
 namespace fastconv::algos::winograd_megakernel {
 
 template <typename T>
-__device__ __forceinline__ void publish(const Params<T>& params, ProductStorage& shared_products, StreamControl& streams) {
+__device__ __forceinline__ void publish(const Params<T>& params, ProductStorage& shared_products,
+                                        StreamControl& streams) {
   const auto finish = [&params](int counter, int record) {
     delay_randomly(params.delay);
     raise(params.counters + counter);
@@ -18,6 +19,7 @@ __device__ __forceinline__ void publish(const Params<T>& params, ProductStorage&
   unsigned product = 0, task = 0;
 #pragma unroll 1
   for (int idle = 0; more_products || more_streams; ++idle) {
+    if (idle == WaitSite::limit) expire_in_place<role_publish>(params.report);
     constexpr unsigned slots = ProductStorage::publish_slots;
     if (more_products &&
         hopper::try_wait(shared_address(&shared_products.stored[product % slots]), product / slots & 1)) {

@@ -13,7 +13,6 @@ constexpr int streaming_warps = 5;
 constexpr int grab = 4;     // tickets taken at once
 constexpr int buffers = 8;  // tiles in shared memory
 constexpr int stream_task_slots = 8;
-constexpr int most_items = 8;  // of a task
 constexpr int patch_elements = 36 * chunk_channels, patch_bytes = patch_elements * 4;
 
 struct StreamControl {
@@ -65,7 +64,6 @@ class Dispatcher {
       if (first >= streams) break;
       if (lane == 0) next = atomicAdd(ticket, grab);  // nobody needs it before the next turn
       const int number = first + lane;
-      PROF_BEGIN;
       const bool mine = lane < grab && number < streams;
       Task task{};
       Extent extent{};
@@ -79,7 +77,6 @@ class Dispatcher {
         wait = wait_for(params_, TaskKind::gemm, input ? task.group - map.v_groups : task.group, map.s_g);
         ready = wait.is_over();
       }
-      PROF(12);
       // In order: a later task may wait for what an earlier one brings.
 #pragma unroll 1
       for (int i = 0; i < grab && first + i < streams; ++i) {
@@ -90,7 +87,6 @@ class Dispatcher {
         items_ += static_cast<unsigned>(__shfl_sync(0xffffffffu, items_of(task, extent), i));
         ++tasks_;
       }
-      PROF(13);
     }
     if (lane == 0) finish();
   }
@@ -99,7 +95,8 @@ class Dispatcher {
   // An output task has at most 8 tiles.
   static __device__ __forceinline__ int items_of(const Task& task, const Extent& extent) {
     if (task.kind == TaskKind::input) return extent.tiles;
-    return (extent.channels + segment_filters - 1) / segment_filters * ((extent.tiles + segment_tiles - 1) / segment_tiles);
+    return (extent.channels + segment_filters - 1) / segment_filters *
+           ((extent.tiles + segment_tiles - 1) / segment_tiles);
   }
 
   __device__ __forceinline__ void start(const Task& task, const Extent& extent, int number) {
@@ -107,8 +104,8 @@ class Dispatcher {
     const bool input = task.kind == TaskKind::input;
     const int slot = begin_task(TaskMap::counter_of(task.kind, task.group), number);
     if (params_.trace != nullptr) {
-      params_.trace[map.gemms() + number] = {global_time(), 0, static_cast<int>(task.kind), task.group, task.index,
-                                             processor()};
+      params_.trace[map.gemms() + number] = {global_time(), 0,          static_cast<int>(task.kind),
+                                             task.group,    task.index, processor()};
     }
     if (!input) fence_global_copies();  // M was written by ordinary stores
     StreamItem item;
@@ -193,7 +190,6 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   while (true) {
-    PROF_BEGIN;
     unsigned number = 0;
     if (lane == 0) number = atomicAdd(reinterpret_cast<unsigned*>(&control.next), 1u);
     number = __shfl_sync(0xffffffffu, number, 0);
@@ -202,7 +198,6 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
     // tells two turns apart, not three.
     wait_in_place<role_stream>(control.free[buffer], number / buffers & 1 ^ 1, params.report);
     wait_in_place<role_stream>(control.full[buffer], number / buffers & 1, params.report);
-    PROF(8);
     const StreamItem item = control.items[buffer];
     if (item.kind < 0) break;
     float* patch = patches.patch[buffer] + 2 * lane;
@@ -210,10 +205,8 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
     if (item.kind == static_cast<int>(TaskKind::input)) {
       if (!params.boxes) load_patch(params, item, patch, 1.0f);
       transform_input(params, item, patch);
-      PROF(1);
     } else {
       transform_output<T, output>(params, item, patch);
-      PROF(5);
     }
     delay_randomly(params.delay);
     hopper::fence_copies();  // the next one comes by a copy

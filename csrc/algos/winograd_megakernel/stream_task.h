@@ -1,5 +1,5 @@
-// A transform as the dispatching warp describes it to a streaming warp: ITrans of one tile and 64 channels, or OTrans of
-// a segment of M, 4 tiles and 16 filters.
+// A transform as the dispatching warp describes it to a streaming warp: ITrans of one tile and 64 channels, or OTrans
+// of a segment of M, 4 tiles and 16 filters.
 #pragma once
 
 namespace fastconv::algos::winograd_megakernel {
