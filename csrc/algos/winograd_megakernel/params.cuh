@@ -50,7 +50,7 @@ struct Params {
   bool boxes;                                      // x can be copied as a tensor
   int tiles_p, tiles_q;
   int chunks, filter_blocks;
-  int product_grab;  // GEMM tasks that a block takes at once: 1 to 4
+  int product_grab, stream_grab;  // tickets that a block takes at once, up to 32: GEMM tasks, others
   FastDivide by_tiles_q, by_tiles_p;
   unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
 

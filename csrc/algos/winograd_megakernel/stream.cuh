@@ -10,8 +10,8 @@
 namespace fastconv::algos::winograd_megakernel {
 
 constexpr int streaming_warps = 5;
-constexpr int grab = 4;     // tickets taken at once
 constexpr int buffers = 8;  // tiles in shared memory
+static_assert(streaming_warps <= buffers);  // each is told of the end in a buffer of its own
 constexpr int stream_task_slots = 8;
 constexpr int patch_elements = 36 * chunk_channels, patch_bytes = patch_elements * 4;
 
@@ -44,7 +44,7 @@ struct StreamMaps {
   CUtensorMap x, m;
 };
 
-// All lanes of one warp; lane i of `grab` works on the ticket's i-th task.
+// All lanes of one warp; lane i works on the i-th of the tickets that are taken at once.
 template <typename T>
 class Dispatcher {
  public:
@@ -54,7 +54,7 @@ class Dispatcher {
 
   __device__ __forceinline__ void run() {
     const TaskMap& map = params_.map;
-    const int lane = threadIdx.x % 32, streams = map.streams();
+    const int lane = threadIdx.x % 32, streams = map.streams(), grab = params_.stream_grab;
     int* ticket = params_.tickets + ticket_stride;
     int next = 0;
     if (lane == 0) next = atomicAdd(ticket, grab);
