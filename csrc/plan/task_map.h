@@ -133,15 +133,45 @@ struct TaskMap {
     return output_task(outputs_before(batch, block) + rest - groups_of(batch));
   }
 
+  // ---- The map as two sequences, for a kernel whose workers are of two kinds: the GEMM tasks, and all others, each in
+  // the order of the map. Each sequence has a ticket of its own.
+
+  constexpr Task gemm_task(std::int32_t number) const {  // 0 <= number < gemms()
+    const std::int32_t batch = number / (m * s_g), rest = number - batch * m * s_g, row = groups_of(batch);
+    return {TaskKind::gemm, batch * m + rest % row, rest / row};
+  }
+  constexpr std::int32_t streams() const { return size() - gemms(); }
+  constexpr std::int32_t stream_start(std::int32_t batch, std::int32_t block) const {
+    return n_f + inputs_before(batch, block) + outputs_before(batch, block);
+  }
+  constexpr Task stream_task(std::int32_t number) const {  // 0 <= number < streams()
+    if (number < n_f) return {TaskKind::filter, 0, number};
+    if (number < stream_start(0, 0)) return input_task(number - n_f);
+    if (const std::int32_t end = stream_start(batches(), 0); number >= end) {
+      return output_task(outputs_before(batches(), 0) + number - end);
+    }
+    const std::int32_t batch =
+        last_before(batches(), [this, number](std::int32_t b) { return stream_start(b, 0) <= number; });
+    const std::int32_t block =
+        last_before(s_g, [this, batch, number](std::int32_t j) { return stream_start(batch, j) <= number; });
+    const std::int32_t rest = number - stream_start(batch, block), first_input = inputs_before(batch, block);
+    const std::int32_t new_inputs = inputs_before(batch, block + 1) - first_input;
+    if (rest < new_inputs) return input_task(first_input + rest);
+    return output_task(outputs_before(batch, block) + rest - new_inputs);
+  }
+
   // Counters start at 0. Number 0: filter tasks done; 1 + 3 g + 0, 1, 2: ITrans, GEMM, OTrans tasks done of group g.
   constexpr std::int32_t counters() const { return 1 + 3 * groups; }
+  static constexpr std::int32_t counter_of(TaskKind kind, std::int32_t group) {
+    return kind == TaskKind::filter ? 0 : 3 * group + static_cast<std::int32_t>(kind);
+  }
   constexpr std::int32_t target(std::int32_t counter) const {
     if (counter == 0) return n_f;
     const std::int32_t group = (counter - 1) / 3, stage = (counter - 1) % 3;
     return stage == 0 ? inputs_of(group) : stage == 1 ? s_g : outputs_of(group);
   }
   constexpr Signals signals(const Task& task) const {
-    const std::int32_t g = task.group, input = 1 + 3 * g, gemm = input + 1, output = input + 2;
+    const std::int32_t g = task.group, input = counter_of(TaskKind::input, g), gemm = input + 1, output = input + 2;
     Signals signals{};
     const auto wait = [&signals, this](std::int32_t counter) {
       signals.wait[signals.waits++] = {counter, target(counter)};

@@ -1,9 +1,11 @@
 // F(4x4,3x3) in one kernel: tasks of four kinds, in the order of a task map, joined by counters.
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 
 #include "algos/winograd_megakernel/config.h"
+#include "algos/winograd_megakernel/cuda_config.h"
 #include "core/error.h"
 #include "plan/winograd_limits.h"
 
@@ -12,9 +14,32 @@ namespace {
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (Support support = supports_winograd(problem, "winograd_megakernel"); !support.ok) return support;
+  const bool cuda = device.type == DeviceType::cuda;
+  if (cuda && problem.accuracy != AccuracyClass::fp32 && problem.accuracy != AccuracyClass::tf32) {
+    return Support::no("precision", std::string("the class is ") + name_of(problem.accuracy) +
+                                        "; on CUDA winograd_megakernel has fp32 and tf32");
+  }
+  if (cuda && device.compute_capability != 90) {
+    return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
+                                     "; winograd_megakernel needs 90 (wgmma)");
+  }
   if (problem.output_numel() == 0) return Support::yes();
+  // Coordinates have 31 bits, a tensor copy's strides 40.
+  constexpr double limit = 2147483648.0 - 64;
+  const double image = 4.0 * static_cast<double>(problem.c) * static_cast<double>(problem.h * problem.w);
+  if (cuda &&
+      (image >= 1099511627776.0 ||
+       static_cast<double>(std::max({problem.n, problem.h, problem.w, 512 * problem.c, 512 * problem.k})) >= limit)) {
+    return Support::no("size", "an image has " + std::to_string(image) + " bytes, C is " + std::to_string(problem.c) +
+                                   ", K is " + std::to_string(problem.k) +
+                                   "; winograd_megakernel needs below 2^40 and 2^22");
+  }
   try {
-    make_map(problem, device);
+    if (cuda) {
+      make_cuda_plan(problem, device);
+    } else {
+      make_map(problem, device);
+    }
   } catch (const InvalidArgument& error) {
     return Support::no("size", std::string(error.what()) + " (the task map of winograd_megakernel)");
   }
@@ -38,22 +63,53 @@ double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceI
   return 20.0 + tasks + 1e6 * (transforms + filters + 2.0 * elements * c * k / rate);
 }
 
+// Fitted to an H200 (docs/performance.md): the products, the transforms by their bytes, of which the larger one hides
+// most of the smaller, and the map's beginning and end, where nothing overlaps.
+double cuda_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const DeviceInfo& device) {
+  const TaskMap& map = cuda.map;
+  const double waves = std::ceil(static_cast<double>(map.gemms()) / device.processors);
+  const double gemm = waves * (1.6 * static_cast<double>(cuda.weights.chunks) + 2.0);
+  const double items = static_cast<double>(map.inputs() + map.outputs()) * most_items;
+  const double streams = items / device.processors * 0.75;
+  const double turned = 2.0 * static_cast<double>(turned_input_bytes(problem)) / (0.5 * device.bandwidth_bytes_per_s);
+  return 30.0 + std::max(gemm, streams) + 0.5 * std::min(gemm, streams) + 1e6 * turned;
+}
+
+std::string describe(const TaskMap& map) {
+  return std::to_string(map.groups) + " groups of " + std::to_string(map.shapes.group_tiles) +
+         " tiles, tasks per group " + std::to_string(map.s_i) + " + " + std::to_string(map.s_g) + " + " +
+         std::to_string(map.s_o) + ", D_IG " + std::to_string(map.mapping.d_ig) + ", D_GO " +
+         std::to_string(map.mapping.d_go) + ", M " + std::to_string(map.m);
+}
+
+ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device) {
+  const auto detail = std::make_shared<const CudaPlan>(make_cuda_plan(problem, device));
+  ConvPlan plan;
+  plan.workspace_bytes = detail->v_bytes() + detail->m_bytes() + detail->exponent_bytes() + detail->counter_bytes() +
+                         turned_input_bytes(problem);
+  plan.config = describe(detail->map);
+  plan.cost_us = cuda_cost_us(problem, *detail, device);
+  plan.detail = detail;
+  return plan;
+}
+
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  if (device.type == DeviceType::cuda) return plan_cuda(problem, device);
   const auto map = std::make_shared<const TaskMap>(make_map(problem, device));
   ConvPlan plan;
   plan.workspace_bytes = static_cast<std::size_t>(map->v_groups * v_place(*map, padded_channels(problem)) +
                                                   map->m_groups * m_place(*map, padded_filters(problem))) *
                          sizeof(float);
-  plan.config = std::to_string(map->groups) + " groups of " + std::to_string(map->shapes.group_tiles) +
-                " tiles, tasks per group " + std::to_string(map->s_i) + " + " + std::to_string(map->s_g) + " + " +
-                std::to_string(map->s_o) + ", D_IG " + std::to_string(map->mapping.d_ig) + ", D_GO " +
-                std::to_string(map->mapping.d_go) + ", M " + std::to_string(map->m);
+  plan.config = describe(*map);
   plan.cost_us = cpu_cost_us(problem, *map, device);
   plan.detail = map;
   return plan;
 }
 
-PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo&) { return {u_bytes(problem)}; }
+PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu) return {u_bytes(problem)};
+  return {make_cuda_weights(problem).u_bytes() + align_bytes(problem.k * 4)};
+}
 
 }  // namespace
 

@@ -1,0 +1,78 @@
+// Sizes, task map and workspace of the CUDA kernel, shared by the planner and launch.cu. Layouts: params.cuh.
+//
+// Workspace: V | M | exponents of the tiles | tickets and counters | x in NHWC, if it is NCHW
+// Packed weight: U | exponents of the filters
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/algorithm.h"
+#include "plan/task_map.h"
+
+namespace fastconv::algos::winograd_megakernel {
+
+constexpr int unit_tiles = 128, unit_filters = 128;  // of a GEMM task
+constexpr int chunk_channels = 64;                   // that share a tile's scale, and of a transform task
+constexpr int stage_channels = 32;                   // that a product loads at once
+constexpr int operand_bytes = unit_tiles * stage_channels * 2 * 2;  // of a stage: two halves of each value
+constexpr int most_items = 8;  // of a transform task: tiles, or segments of M (4 tiles x 16 filters)
+constexpr int segment_tiles = 4, segment_filters = 16;
+constexpr int ticket_stride = 32;  // ints: a ticket has a cache line of its own
+
+inline std::size_t align_bytes(std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); }
+
+// What depends on the weight alone (the rule of packed_weight()).
+struct CudaWeights {
+  std::int64_t chunks, filter_blocks;
+
+  std::size_t u_bytes() const { return align_bytes(36 * filter_blocks * chunks * 2 * operand_bytes); }
+};
+inline CudaWeights make_cuda_weights(const ConvProblem& problem) {
+  return {(problem.c + chunk_channels - 1) / chunk_channels, (problem.k + unit_filters - 1) / unit_filters};
+}
+
+struct CudaPlan {
+  TaskMap map;  // first: fastconv._C.task_map() reads any plan's detail as a map
+  CudaWeights weights;
+
+  std::int64_t v_place_bytes() const { return 36 * weights.chunks * 2 * operand_bytes; }
+  std::int64_t m_place_bytes() const { return 36 * weights.filter_blocks * unit_tiles * unit_filters * 4; }
+  std::size_t v_bytes() const { return align_bytes(map.v_groups * v_place_bytes()); }
+  std::size_t m_bytes() const { return align_bytes(map.m_groups * m_place_bytes()); }
+  std::size_t exponent_bytes() const { return align_bytes(std::int64_t{map.groups} * unit_tiles * weights.chunks * 4); }
+  std::size_t counter_bytes() const { return align_bytes((2 * ticket_stride + map.counters()) * std::int64_t{4}); }
+};
+
+inline std::size_t turned_input_bytes(const ConvProblem& problem) {
+  return problem.layout == Layout::nhwc ? 0 : align_bytes(problem.n * problem.h * problem.w * problem.c * 4);
+}
+
+// Throws InvalidArgument if the map has too many tasks.
+inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& device) {
+  const std::int64_t tiles = problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4);
+  const TaskShapes shapes{.group_tiles = unit_tiles,
+                          .filter_filters = 0,  // pack_weight() transforms them
+                          .filter_channels = 0,
+                          .input_tiles = most_items,
+                          .input_channels = chunk_channels,
+                          .gemm_frequencies = 1,
+                          .gemm_filters = unit_filters,
+                          .output_tiles = 2 * segment_tiles,
+                          .output_filters = most_items / 2 * segment_filters};
+  // Distances: about what is under way in all blocks. M: U is read once per batch, so several groups, but not so many
+  // that a short map has no middle. (Measured: docs/performance.md.)
+  const auto processors = static_cast<std::int32_t>(device.processors);
+  const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
+  const Mapping mapping{.d_ig = processors * 9 / 8,
+                        .d_go = processors * 9 / 4,
+                        .m = groups > 16  ? 4
+                             : groups > 4 ? 2
+                                          : 1,
+                        .bounded = true};
+  return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes, mapping),
+          .weights = make_cuda_weights(problem)};
+}
+
+}  // namespace fastconv::algos::winograd_megakernel

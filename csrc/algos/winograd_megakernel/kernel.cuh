@@ -1,0 +1,63 @@
+// The kernel: one persistent block per multiprocessor, whose warps have roles.
+//
+//   warp 0         loads the operands of the products
+//   warp 1         hands out transforms and starts the copies of their input
+//   warp 2         one thread raises the counters of what is finished
+//   warps 4 to 11  two warpgroups that multiply: 128 tiles x 128 filters of one frequency at a time
+//   the others     transform inputs and outputs, a tile and 64 channels or filters each
+//
+// So the transforms, which wait for memory, run beside the products, which keep the tensor cores busy.
+#pragma once
+
+#include "algos/winograd_megakernel/publish.cuh"
+
+namespace fastconv::algos::winograd_megakernel {
+
+constexpr int helper_warps = 3;
+constexpr int threads = 32 * (helper_warps + multiplying_warps + streaming_warps);
+// Of the 128 registers that a thread starts with, so many are left to those who do not multiply. (More threads would
+// start with fewer, and ptxas gives the products no more than that, whatever setmaxnreg says.)
+constexpr int multiply_registers = 152, other_registers = 104;
+static_assert(threads == 512 && multiply_registers + other_registers == 2 * 128);
+
+struct Shared {
+  ProductStorage products;
+  Patches patches;
+  StreamControl stream;
+};
+constexpr int shared_bytes = sizeof(Shared) + 1024;  // room to align
+static_assert(shared_bytes <= 227 * 1024);
+
+template <typename T, Output output>
+__global__ void __launch_bounds__(threads, 1)
+    convolve(const __grid_constant__ Params<T> params, const __grid_constant__ StreamMaps maps) {
+#if defined(FASTCONV_HAS_WGMMA)
+  extern __shared__ unsigned char dynamic[];
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic + (-shared_address(dynamic) & 1023));
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  const bool leads = threadIdx.x % 32 == 0;
+  if (threadIdx.x == 0) {
+    shared.products.init();
+    shared.stream.init();
+    hopper::barrier_init_fence();
+  }
+  __syncthreads();
+  if (warp >= 4 && warp < 4 + multiplying_warps) {
+    hopper::grow_registers<multiply_registers>();
+    Multiplier<T>(params, shared.products, warp / 4 - 1).run();
+    return;
+  }
+  hopper::shrink_registers<other_registers>();
+  if (warp == 0) {
+    Loader<T>(params, shared.products).run();
+  } else if (warp == 1) {
+    Dispatcher<T>(params, maps, shared.stream, shared.patches).run();
+  } else if (warp == 2) {
+    if (leads) publish(params, shared.products, shared.stream);
+  } else {
+    stream<T, output>(params, shared.stream, shared.patches);
+  }
+#endif
+}
+
+}  // namespace fastconv::algos::winograd_megakernel

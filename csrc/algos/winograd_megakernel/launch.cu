@@ -1,0 +1,139 @@
+// From a plan to a launch.
+#include <algorithm>
+
+#include "algos/winograd_megakernel/kernel.cuh"
+#include "algos/winograd_megakernel/pack.cuh"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+#include "device/indexing.h"
+#include "device/tensor_map.h"
+#include "device/transpose.cuh"
+
+namespace fastconv::algos::winograd_megakernel {
+namespace {
+
+cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
+bool is_aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+// x: [N, H, W, C].
+Params<float> make_params(const ConvArgs& args, const CudaPlan& plan, const float* x, const Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
+  const std::int64_t tiles_p = (problem.p() + 3) / 4, tiles_q = (problem.q() + 3) / 4;
+  const Strides4 out = output_strides(problem);
+  const auto* u = static_cast<const char*>(args.weight);
+  auto* v = static_cast<char*>(args.workspace);
+  char* products = v + plan.v_bytes();
+  char* exponents = products + plan.m_bytes();
+  auto* tickets = reinterpret_cast<int*>(exponents + plan.exponent_bytes());
+  return {.map = plan.map,
+          .x = x,
+          .y = static_cast<float*>(args.y),
+          .u = u,
+          .filter_exponents = reinterpret_cast<const int*>(u + plan.weights.u_bytes()),
+          .v = v,
+          .tile_exponents = reinterpret_cast<int*>(exponents),
+          .products = reinterpret_cast<float*>(products),
+          .tickets = tickets,
+          .counters = tickets + 2 * ticket_stride,
+          .trace = nullptr,
+          .epilogue = make_epilogue<float>(args),
+          .report = runtime.wait_report(),
+          .n = as_int(problem.n),
+          .c = as_int(problem.c),
+          .h = as_int(problem.h),
+          .w = as_int(problem.w),
+          .k = as_int(problem.k),
+          .p = as_int(problem.p()),
+          .q = as_int(problem.q()),
+          .pad_h = as_int(problem.pad_h),
+          .pad_w = as_int(problem.pad_w),
+          .y_image = out.n,
+          .y_filter = out.c,
+          .y_row = out.h,
+          .y_pixel = out.w,
+          .boxes = problem.c % 4 == 0 && is_aligned(x, 16),
+          .tiles_p = as_int(tiles_p),
+          .tiles_q = as_int(tiles_q),
+          .chunks = as_int(plan.weights.chunks),
+          .filter_blocks = as_int(plan.weights.filter_blocks),
+          .product_grab = plan.weights.chunks <= 2 ? 4 : plan.weights.chunks <= 4 ? 2 : 1,
+          .stream_grab = 4,
+          .by_tiles_q = FastDivide(static_cast<std::uint32_t>(tiles_q)),
+          .by_tiles_p = FastDivide(static_cast<std::uint32_t>(tiles_p)),
+          .delay = 0};
+}
+
+StreamMaps make_maps(const ConvProblem& problem, const CudaPlan& plan, const Params<float>& params) {
+  StreamMaps maps{};
+  if (params.boxes) {
+    maps.x = make_tensor_map(params.x, problem.dtype, problem.n, problem.h, problem.w, problem.c,
+                             Box4{.c = chunk_channels, .w = 6, .h = 6, .n = 1, .swizzled = false});
+  }
+  const auto segments = static_cast<cuuint64_t>(plan.weights.filter_blocks * (unit_tiles * unit_filters / 64));
+  const auto rows = static_cast<cuuint64_t>(plan.map.m_groups) * 36;
+  maps.m = make_tensor_map(params.products, DType::f32,
+                           TensorMap4{.sizes = {64, segments, rows, 1},
+                                      .strides = {256, segments * 256, segments * 256 * rows},
+                                      .box = {64, 1, 36, 1},
+                                      .swizzled = false});
+  return maps;
+}
+
+template <Output output>
+void launch(const Params<float>& params, const StreamMaps& maps, int processors, cudaStream_t stream) {
+  const auto kernel = convolve<float, output>;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+             "winograd_megakernel: shared memory");
+  int blocks = 0;  // of a multiprocessor
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
+             "winograd_megakernel: occupancy");
+  // Any number of blocks comes to an end (docs/megakernel.md): more than fit would only find nothing left to do.
+  kernel<<<static_cast<unsigned>(std::max(1, blocks) * processors), threads, shared_bytes, stream>>>(params, maps);
+  check_launch("winograd_megakernel");
+}
+
+}  // namespace
+
+void run_cuda(const ConvArgs& args, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const CudaPlan& plan = *static_cast<const CudaPlan*>(args.detail);
+  const cudaStream_t stream = stream_of(runtime);
+  const auto* x = static_cast<const float*>(args.x);
+  if (turned_input_bytes(problem) != 0) {
+    auto* turned = reinterpret_cast<float*>(static_cast<char*>(args.workspace) + plan.v_bytes() + plan.m_bytes() +
+                                            plan.exponent_bytes() + plan.counter_bytes());
+    transpose(x, turned, problem.n, problem.c, problem.h * problem.w, stream);
+    x = turned;
+  }
+  const Params<float> params = make_params(args, plan, x, runtime);
+  const StreamMaps maps = make_maps(problem, plan, params);
+  check_cuda(cudaMemsetAsync(params.tickets, 0, plan.counter_bytes(), stream), "winograd_megakernel: counters");
+  const bool nchw = problem.layout == Layout::nchw;
+  const std::size_t bytes = nchw ? 16 : 8;
+  const bool vectors = (nchw ? problem.q() % 4 == 0 : problem.k % 2 == 0) && is_aligned(args.y, bytes);
+  const int processors = runtime.device().processors;
+  if (!vectors) {
+    launch<Output::elements>(params, maps, processors, stream);
+  } else if (nchw) {
+    launch<Output::quads>(params, maps, processors, stream);
+  } else {
+    launch<Output::pairs>(params, maps, processors, stream);
+  }
+}
+
+void pack_cuda(const PackArgs& args, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const CudaWeights weights = make_cuda_weights(problem);
+  auto* packed = static_cast<char*>(args.packed);
+  pack_filters<float>
+      <<<static_cast<unsigned>(weights.filter_blocks * unit_filters), pack_threads, 0, stream_of(runtime)>>>(
+          static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.chunks),
+          static_cast<const float*>(args.weight), packed, reinterpret_cast<int*>(packed + weights.u_bytes()),
+          static_cast<float*>(args.snapshot));
+  check_launch("winograd_megakernel: packing");
+}
+
+}  // namespace fastconv::algos::winograd_megakernel

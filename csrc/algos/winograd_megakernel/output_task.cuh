@@ -1,0 +1,103 @@
+// OTrans: Y = A^T M A of a segment of M, 4 tiles x 16 filters, the scales undone, then the epilogue. In shared memory,
+// like ITrans.
+#pragma once
+
+#include "algos/winograd_megakernel/input_task.cuh"
+
+namespace fastconv::algos::winograd_megakernel {
+
+// How y is written: two neighbouring filters (NHWC), four neighbouring columns (NCHW), or one by one.
+enum class Output { pairs, quads, elements };
+
+// A warp: lane l has tile l / 8, two neighbouring filters. patch: M, [36][64], from the lane's values.
+template <typename T, Output output>
+__device__ __forceinline__ void transform_output(const Params<T>& params, const StreamItem& item, float* patch) {
+  const int lane = threadIdx.x % 32, tile = item.tile + lane / 8;
+  const int k = item.channel + lane % 2 * 8 + lane / 2 % 4 * 2;
+  const bool first = lane / 8 < item.tiles && k < params.k, second = first && k + 1 < params.k;
+  // The exponent to which the tile's products were brought: that of its largest channels, so the least.
+  int exponent = 127;
+  if (lane / 8 < item.tiles) {
+    const int* exponents = params.tile_exponents + static_cast<std::int64_t>(tile) * params.chunks;
+#pragma unroll 2
+    for (int i = lane % 8; i < params.chunks; i += 8) exponent = min(exponent, __ldcg(exponents + i));
+  }
+  const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
+  const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0, second ? params.filter_exponents[k + 1] : 0};
+#pragma unroll 2
+  for (int j = 0; j < 6; ++j) {
+    Values column[6], result[4];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) column[i] = load_values(patch, i * 6 + j);
+    winograd::Transform<4>::output(column, result);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store_values(patch, i * 6 + j, result[i]);
+  }
+#pragma unroll
+  for (int other = 1; other < 8; other *= 2) exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, other));
+  const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);
+  unsigned rest = static_cast<unsigned>(tile);
+  const int q = static_cast<int>(params.by_tiles_q.peel(rest)) * 4;
+  const int p = static_cast<int>(params.by_tiles_p.peel(rest)) * 4;
+  std::int64_t index = rest * params.y_image + k * params.y_filter + p * params.y_row + q * params.y_pixel;
+  const int rows = first ? params.p - p : 0, columns = params.q - q;
+  const std::int64_t pixel = params.y_pixel, filter = params.y_filter;
+  const ActivationFunction& activate = params.epilogue.activate;
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    Values row[6], result[4];
+#pragma unroll
+    for (int j = 0; j < 6; ++j) row[j] = load_values(patch, i * 6 + j);
+    winograd::Transform<4>::output(row, result);
+    T* const y = params.y + index;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      result[j].e[0] = scale0(result[j].e[0]) + bias[0], result[j].e[1] = scale1(result[j].e[1]) + bias[1];
+    }
+    if (params.epilogue.residual != nullptr) {
+      const T* const residual = params.epilogue.residual + index;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (i < rows && j < columns) {
+          result[j].e[0] += to_float(residual[j * pixel]);
+          if (second) result[j].e[1] += to_float(residual[j * pixel + filter]);
+        }
+      }
+    }
+    if (activate.is_silu) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        result[j].e[0] = ActivationFunction::silu(result[j].e[0]);
+        result[j].e[1] = ActivationFunction::silu(result[j].e[1]);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        result[j].e[0] = activate.piecewise(result[j].e[0]), result[j].e[1] = activate.piecewise(result[j].e[1]);
+      }
+    }
+    if constexpr (output == Output::quads) {  // the number of columns is a multiple of 4
+      if (i < rows) {
+        winograd::store_pack(y, winograd::Pack<4>{{result[0].e[0], result[1].e[0], result[2].e[0], result[3].e[0]}});
+        if (second) {
+          winograd::store_pack(y + filter,
+                               winograd::Pack<4>{{result[0].e[1], result[1].e[1], result[2].e[1], result[3].e[1]}});
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (i >= rows || j >= columns) continue;
+        if constexpr (output == Output::pairs) {
+          winograd::store_pack(y + j * pixel, result[j]);
+        } else {
+          y[j * pixel] = from_float<T>(result[j].e[0]);
+          if (second) y[j * pixel + filter] = from_float<T>(result[j].e[1]);
+        }
+      }
+    }
+    index += params.y_row;
+  }
+}
+
+}  // namespace fastconv::algos::winograd_megakernel

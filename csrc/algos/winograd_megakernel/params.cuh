@@ -1,0 +1,141 @@
+// What the kernel's roles share: parameters, shared memory, counters in device memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "algos/winograd_megakernel/cuda_config.h"
+#include "device/epilogue.h"
+#include "device/fast_divide.h"
+#include "device/hopper.cuh"
+#include "plan/task_map.h"
+
+namespace fastconv::algos::winograd_megakernel {
+
+// A GEMM task has 128 tiles and 128 filters of one frequency. Its operands lie in global memory as they will in shared
+// memory: for each 32 channels, a *stage*, 128 rows of 32 lo halves and 32 hi halves, in the 128-byte swizzle. So a
+// stage of an operand is one bulk copy, and no tensor map is needed. A tile has a scale for each 64 channels, a
+// *chunk*.
+
+// M of 128 tiles x 128 filters consists of segments of 4 tiles x 16 filters, as half a warp holds them after wgmma: 64
+// floats, of which the lanes l = 0 .. 15 write four each: tile l / 4, filters 2 (l % 4), the next, and both + 8. So a
+// warp writes 512 bytes side by side. The segment of a tile and a filter of the 128:
+constexpr __host__ __device__ int m_segment(int tile, int filter) {
+  return (tile / 16 * 8 + filter / 16) * 4 + tile / 4 % 4;
+}
+
+// One task's times, for fastconv trace: %globaltimer in ns.
+struct TraceRecord {
+  unsigned long long begin, end;
+  int kind, group, index, processor;
+};
+
+template <typename T>
+struct Params {
+  TaskMap map;
+  const T* x;                   // [N, H, W, C]
+  T* y;                         // [N, K, P, Q], either layout
+  const char* u;                // [36][filter blocks][2 chunks][128 filters][lo, hi][32]
+  const int* filter_exponents;  // [K]
+  char* v;                      // [v_groups][36][2 chunks][128 tiles][lo, hi][32]
+  int* tile_exponents;          // [groups * 128][chunks]: of the scales of V
+  float* products;              // M [m_groups][36][filter blocks][m_segment()][64]
+  int* tickets;                 // two, 128 bytes apart: of the GEMM tasks, and of all others
+  int* counters;                // the map's
+  TraceRecord* trace;           // [map.size()], GEMM tasks first; or null
+  Epilogue<T> epilogue;
+  WaitReport* report;
+  int n, c, h, w, k, p, q, pad_h, pad_w;
+  std::int64_t y_image, y_filter, y_row, y_pixel;  // strides of y and residual, in elements
+  bool boxes;                                      // x can be copied as a tensor
+  int tiles_p, tiles_q;
+  int chunks, filter_blocks;
+  int product_grab, stream_grab;  // tickets that a block takes at once, up to 32: GEMM tasks, others
+  FastDivide by_tiles_q, by_tiles_p;
+  unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
+
+  __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * chunks * 2 * operand_bytes; }
+  __host__ __device__ std::int64_t m_place() const {
+    return std::int64_t{36} * filter_blocks * unit_tiles * unit_filters;
+  }  // elements
+};
+
+// ---- Counters of the task map, in device memory
+
+__device__ __forceinline__ int load_acquire(const int* counter) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+// What this thread has done or seen happens before the raise.
+__device__ __forceinline__ void raise(int* counter) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+// A wait has expired: says so and stops the kernel. (expire_wait() as a call would cost the kernel its registers: the
+// products' accumulators and a call do not go together, ptxas 13.0 says C7600.)
+template <int role>
+__device__ __forceinline__ void expire_in_place(WaitReport* report) {
+  static_assert(offsetof(WaitReport, kernel) == 4 && offsetof(WaitReport, role) == 8 &&
+                offsetof(WaitReport, block) == 12);
+  asm volatile(
+      "{\n.reg .pred p;\n.reg .u32 old;\nsetp.eq.u64 p, %0, 0;\n@p bra stop;\n"
+      "atom.sys.cas.b32 old, [%0], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
+      "mov.u32 old, %%ctaid.x;\nst.u32 [%0+4], %1;\nst.u32 [%0+8], %2;\nst.u32 [%0+12], old;\nmembar.sys;\n"
+      "stop:\ntrap;\n}" ::"l"(report),
+      "n"(static_cast<int>(kernel_winograd_megakernel)), "n"(role)
+      : "memory");
+}
+
+// That a counter has reached a value; counter null: nothing to wait for. (TaskMap::signals() without arrays.)
+struct CounterWait {
+  const int* counter;
+  int value;
+
+  __device__ __forceinline__ bool is_over() const { return counter == nullptr || load_acquire(counter) >= value; }
+  // Bounded, like every wait, and in one asm block for the reason given at hopper::wait_in_place().
+  template <int role>
+  __device__ __forceinline__ void wait(WaitReport* report) const {
+    if (counter == nullptr) return;
+    unsigned over;
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .s32 seen;\n.reg .u32 tries;\nmov.u32 tries, 0;\n"
+        "again:\nld.acquire.gpu.global.s32 seen, [%1];\nsetp.ge.s32 p, seen, %2;\n@p bra done;\n"
+        "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, %3;\n@p bra again;\n"
+        "setp.ne.u32 p, tries, tries;\ndone:\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(over)
+        : "l"(counter), "r"(value), "n"(WaitSite::limit)
+        : "memory");
+    if (over == 0) expire_in_place<role>(report);
+  }
+};
+template <int role>
+__device__ __forceinline__ void wait_in_place(std::uint64_t& barrier, unsigned parity, WaitReport* report) {
+  hopper::wait_in_place<kernel_winograd_megakernel, role>(shared_address(&barrier), parity, report);
+}
+template <typename T>
+__device__ __forceinline__ CounterWait wait_for(const Params<T>& params, TaskKind kind, int group, int value) {
+  return {group < 0 ? nullptr : params.counters + TaskMap::counter_of(kind, group), value};
+}
+// Orders ordinary accesses to global memory that are known here before copies that this thread starts later.
+__device__ __forceinline__ void fence_global_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+__device__ __forceinline__ unsigned long long global_time() {
+  unsigned long long time;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+  return time;
+}
+__device__ __forceinline__ int processor() {
+  int id;
+  asm volatile("mov.u32 %0, %smid;" : "=r"(id));
+  return id;
+}
+// For tests: a delay of up to `mask` ns, now and then, that depends on who asks when.
+__device__ __forceinline__ void delay_randomly(unsigned mask) {
+  if (mask == 0) return;
+  unsigned clock;
+  asm volatile("mov.u32 %0, %clock;" : "=r"(clock));
+  const unsigned random = (clock ^ blockIdx.x * 0x9E3779B9u) * 0x85EBCA6Bu;
+  if (random >> 30 == 0) asm volatile("nanosleep.u32 %0;" ::"r"(random >> 8 & mask));
+}
+
+}  // namespace fastconv::algos::winograd_megakernel
