@@ -113,8 +113,14 @@ __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap
       "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
       : "memory");
 }
-// The other way: a box of shared memory into a tensor, where it lies within. The thread that stores also commits and
-// waits, until at most `pending` of its groups still read shared memory (or, written: are under way at all).
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// ---- Copies out of shared memory. Between ordinary stores and them: fence_copies() by the threads that have stored,
+// then a barrier. A thread waits for what it has started itself.
+
+// A box of shared memory into a 4-dimensional tensor, where it lies within.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, int x0, int x1, int x2, int x3,
                                           std::uint32_t source) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
@@ -122,6 +128,7 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, int x0, int x1
                : "memory");
 }
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but `pending` groups have been read from shared memory (or, written: are complete).
 template <int pending, bool written = false>
 __device__ __forceinline__ void wait_for_stores() {
   if constexpr (written) {
@@ -130,31 +137,15 @@ __device__ __forceinline__ void wait_for_stores() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
   }
 }
-__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
 
-// ---- Copies out of shared memory. Between ordinary stores and them: fence_copies() by the threads that have stored,
-// then a barrier. A thread waits for what it has started itself.
+// ---- Ordinary stores to shared memory, and named barriers
 
-__device__ __forceinline__ void store_box(const CUtensorMap& map, int x0, int x1, int x2, int x3,
-                                          std::uint32_t source) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
-               "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(source)
-               : "memory");
-}
-__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void store_shared(std::uint32_t target, float first, float second) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(target), "f"(first), "f"(second) : "memory");
 }
 // A named barrier of so many threads.
 __device__ __forceinline__ void synchronise(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-// Until all but `pending` groups have been read from shared memory.
-template <int pending>
-__device__ __forceinline__ void wait_for_reading() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
 // ---- Registers of a warpgroup's threads (multiples of 8)
