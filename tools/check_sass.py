@@ -30,6 +30,10 @@ ALLOWED: dict[str, str] = {
     r"implicit_gemm::convolve<fastconv::algos::implicit_gemm::Shape<float, 3, 8, false>": (
         "the portable kernel where channels are no vectors: four to eight values parked, beside element-wise loads"
     ),
+    r"implicit_gemm::wgmma::convolve<fastconv::algos::implicit_gemm::wgmma::Shape<float, "
+    r"\(fastconv::algos::implicit_gemm::Mode\)1, 128, 2, false>": (
+        "class tf32 with 128 sums a thread: counters of the loop over tiles parked, none within the loop over steps"
+    ),
 }
 
 
