@@ -113,23 +113,6 @@ __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap
       "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
       : "memory");
 }
-// The other way: a box of shared memory into a tensor, where it lies within. The thread that stores also commits and
-// waits, until at most `pending` of its groups still read shared memory (or, written: are under way at all).
-__device__ __forceinline__ void store_box(const CUtensorMap& map, int x0, int x1, int x2, int x3,
-                                          std::uint32_t source) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
-               "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(source)
-               : "memory");
-}
-__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-template <int pending, bool written = false>
-__device__ __forceinline__ void wait_for_stores() {
-  if constexpr (written) {
-    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
-  } else {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
-  }
-}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -155,6 +138,11 @@ __device__ __forceinline__ void synchronise(int barrier, int threads) {
 template <int pending>
 __device__ __forceinline__ void wait_for_reading() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+// Until all but `pending` groups have been written.
+template <int pending>
+__device__ __forceinline__ void wait_for_writing() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 // ---- Registers of a warpgroup's threads (multiples of 8)
