@@ -128,14 +128,15 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, int x0, int x1
                : "memory");
 }
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until all but `pending` groups have been read from shared memory (or, written: are complete).
-template <int pending, bool written = false>
-__device__ __forceinline__ void wait_for_stores() {
-  if constexpr (written) {
-    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
-  } else {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
-  }
+// Until all but `pending` groups have been read from shared memory.
+template <int pending>
+__device__ __forceinline__ void wait_for_reading() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+// Until all but `pending` groups have been written.
+template <int pending>
+__device__ __forceinline__ void wait_for_writing() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
 
 // ---- Ordinary stores to shared memory, and named barriers

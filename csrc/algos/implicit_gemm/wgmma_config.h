@@ -199,7 +199,7 @@ inline double plan_clocks(const Plan& plan, int processors) {
   // The warps wait for memory to take the tile; beside copies the next tile begins, and its loads wait a little.
   const double bytes = static_cast<double>(plan.pixel_tile()) * plan.weights.filter_tile * plan.element_bytes;
   const double epilogue = plan.stores_boxes ? 1500 + bytes / 33 : 1000 + bytes / 20;
-  const double sum_of_parts = plan.splits > 1 ? 4000 + 300.0 * static_cast<double>(plan.splits) : 0;
+  const double sum_of_parts = plan.splits > 1 ? 4500 + 300.0 * static_cast<double>(plan.splits) : 0;
   return 4000 + rounds * (steps / static_cast<double>(plan.splits) * step_clocks(plan) + epilogue) + sum_of_parts;
 }
 

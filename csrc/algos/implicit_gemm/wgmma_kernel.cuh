@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(S::threads, 1)
           for (int i = threadIdx.x; i < most_marks / 32; i += 128 * multiply_warpgroups) control.marks[i] = 0;
           synchronise_multipliers();
         });
-    hopper::wait_for_stores<0, true>();
+    hopper::wait_for_writing<0>();
   } else if (S::transforms && warpgroup == multiply_warpgroups) {
     hopper::shrink_registers<S::transform_registers>();
     if constexpr (S::transforms) {

@@ -143,8 +143,8 @@ class Multiplier {
     }
   }
 
-  // One product: each step's products go on where those of the step before have ended, and the tensor cores need not
-  // wait.
+  // One product (no promotion, no splitting of units): each step's products go on where those of the step before have
+  // ended, and the tensor cores need not wait.
   __device__ __forceinline__ void multiply_chained(Total& total) {
     Operand<S> operand[operands][S::row_blocks];
     load_step(operand[0]);
@@ -208,6 +208,8 @@ class Multiplier {
       release_filters(1);
       next_tap();
     }
+#pragma unroll
+    for (int m = 0; m < S::row_blocks; ++m) hopper::pin(total[m]);
   }
   template <int u>
   __device__ __forceinline__ void multiply_exact_unit(Operand<S>& operand, Sums& sums, Total& total) {

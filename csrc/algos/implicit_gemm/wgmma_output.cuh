@@ -423,7 +423,7 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
   Finish finish = uniform || S::raw || !S::scaled ? finish_of(params) : Finish::general;
   const bool boxes = S::stores_boxes && params.stores_boxes && (finish == Finish::plain || finish == Finish::clamped);
   if (boxes) {
-    if (threadIdx.x == 0) hopper::wait_for_stores<0>();
+    if (threadIdx.x == 0) hopper::wait_for_reading<0>();
     moderate = !any_of_multipliers(!moderate);  // either all copy, or none
   }
   if (!params.vectors || !moderate) {

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(threads, 1)
     hopper::grow_registers<S::multiply_registers>();
     BoxSink<S> sink{{}, m, shared_address(&shared.writes[warpgroup]), 1 + warpgroup};
     multiply_products<S, 1>(shared.products, grid.stages, warpgroup, sink, grid.report);
-    if (threadIdx.x % 128 == 0) hopper::wait_for_stores<0>();
+    if (threadIdx.x % 128 == 0) hopper::wait_for_reading<0>();
   } else {
     hopper::shrink_registers<S::load_registers>();
     if (threadIdx.x % 128 == 0) {

@@ -184,7 +184,7 @@ __device__ __forceinline__ void write_boxes(float (&totals)[64], std::uint32_t s
 #pragma unroll 1
   for (int turn = 0; turn < turns; ++turn) {
     const std::uint32_t box = stage + turn % 2 * sizeof(WriteStage::boxes[0]);
-    if (leads) hopper::wait_for_stores<1>();
+    if (leads) hopper::wait_for_reading<1>();
     hopper::synchronise(barrier, 128);
 #pragma unroll
     for (int group = 0; group < 4; ++group) {
