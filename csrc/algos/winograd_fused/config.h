@@ -3,8 +3,8 @@
 //   M[f][k][p, tile] = sum over c, r of U[f][k][c, r] * V[f][c][p + r, tile],   Y = A^T M: 4 outputs along W
 //
 // Packed weight on CUDA: U as [K/64][C/16][f][r][hi, lo][thread][4][2] halves, the registers that wgmma reads, zeros
-// behind the last filter and channel; then [K] int32 exponents of the filters' scales. On the CPU: [r][f][C][K]
-// float32.
+// behind the last filter and channel; then [K] int32 exponents of the filters' scales. In the one-product classes there
+// is no lo. On the CPU: [r][f][C][K] float32.
 #pragma once
 
 #include <cstddef>
@@ -31,11 +31,24 @@ constexpr int u_fragment_bytes = 128 * 16;
 constexpr int u_frequency_bytes = taps * 2 * u_fragment_bytes;
 constexpr int u_stage_bytes = frequencies * u_frequency_bytes;
 
+// The one-product classes have a third of the products and half of U, so that U's way from the L2 cache and the
+// transform would bound them: a block takes 64 filters x 14 output rows x 7 tiles.
+namespace single {
+constexpr int tile_rows = 14, tile_columns = 7, positions = tile_rows * tile_columns;
+constexpr int tile_width = tile_columns * tile_outputs, input_rows = tile_rows + taps - 1;
+// 64 bytes of a pixel are a stage.
+constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32; }
+}  // namespace single
+
 struct Config {
-  std::int64_t stages;  // of 16 channels
+  bool split;           // three products of halves, else one
+  std::int64_t stages;  // of 16 channels, or 64 bytes
+  std::int64_t u_steps;  // 16 channels of U
   std::int64_t filter_tiles, column_tiles, row_tiles, items;
 
-  std::size_t u_bytes() const { return static_cast<std::size_t>(filter_tiles * stages) * u_stage_bytes; }
+  std::size_t u_bytes() const {
+    return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
+  }
   static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 };
 
@@ -43,20 +56,25 @@ constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b
 
 inline Config make_config(const ConvProblem& problem) {
   Config config{};
-  config.stages = divide_up(problem.c, channels);
+  config.split = problem.accuracy == AccuracyClass::fp32;
+  const int stage_channels = config.split ? channels : single::stage_channels(problem.dtype);
+  config.stages = divide_up(problem.c, stage_channels);
+  config.u_steps = config.stages * (stage_channels / channels);
   config.filter_tiles = divide_up(problem.k, filter_tile);
-  config.column_tiles = divide_up(problem.q(), tile_width);
-  config.row_tiles = divide_up(problem.p(), tile_rows);
+  config.column_tiles = divide_up(problem.q(), config.split ? tile_width : single::tile_width);
+  config.row_tiles = divide_up(problem.p(), config.split ? tile_rows : single::tile_rows);
   config.items = problem.n * config.row_tiles * config.column_tiles * config.filter_tiles;
   return config;
 }
 
 // Whether x is read by tensor copies: from NHWC with rows of 16 bytes, so NCHW input is turned into the workspace
 // first. Any other C is read element by element, from either layout.
-inline bool loads_boxes(const ConvProblem& problem) { return problem.c % 4 == 0; }
+inline bool loads_boxes(const ConvProblem& problem) {
+  return problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
+}
 inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
   if (problem.layout == Layout::nhwc || !loads_boxes(problem)) return 0;
-  return Config::align(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * sizeof(float));
+  return Config::align(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype));
 }
 
 }  // namespace fastconv::algos::winograd_fused

@@ -2,6 +2,7 @@
 
 #include "algos/winograd_fused/kernel.cuh"
 #include "algos/winograd_fused/pack.cuh"
+#include "algos/winograd_fused/single.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
@@ -23,7 +24,8 @@ CUtensorMap make_map(const ConvProblem& problem, const float* x) {
   return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
 }
 
-Params make_params(const ConvArgs& args, const Config& config, const float* x, Layout layout) {
+Params make_params(const ConvArgs& args, const Config& config, const float* x, Layout layout,
+                   WaitReport* report) {
   const ConvProblem& problem = args.problem;
   const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
   const auto divide = [](std::int64_t value) { return FastDivide(static_cast<std::uint32_t>(value)); };
@@ -34,6 +36,7 @@ Params make_params(const ConvArgs& args, const Config& config, const float* x, L
           reinterpret_cast<const int*>(packed + config.u_bytes()),
           static_cast<float*>(args.y),
           make_epilogue<float>(args),
+          report,
           in.n,
           in.h,
           in.w,
@@ -86,21 +89,11 @@ void launch(Params params, const Config& config, const CUtensorMap& map, int pro
   }
 }
 
-}  // namespace
-
-void run_cuda(const ConvArgs& args, Runtime& runtime) {
+void run_split(const ConvArgs& args, const Config& config, const float* x, Layout layout, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const Config config = make_config(problem);
   const int processors = runtime.device().processors;
   const cudaStream_t stream = stream_of(runtime);
-  const auto* x = static_cast<const float*>(args.x);
-  Layout layout = problem.layout;
-  if (transposed_input_bytes(problem) != 0) {
-    auto* turned = static_cast<float*>(args.workspace);
-    transpose(x, turned, problem.n, problem.c, problem.h * problem.w, stream);
-    x = turned, layout = Layout::nhwc;
-  }
-  const Params params = make_params(args, config, x, layout);
+  const Params params = make_params(args, config, x, layout, runtime.wait_report());
   const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
   const CUtensorMap map = boxes ? make_map(problem, x) : CUtensorMap{};
   switch (select_output(args)) {
@@ -119,15 +112,31 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
   }
 }
 
-void pack_cuda(const PackArgs& args, Runtime& runtime) {
+}  // namespace
+
+void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Config config = make_config(problem);
-  auto* packed = static_cast<char*>(args.packed);
-  pack_filters<<<static_cast<unsigned>(config.filter_tiles * filter_tile), pack_threads, 0, stream_of(runtime)>>>(
-      static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(config.stages),
-      static_cast<const float*>(args.weight), reinterpret_cast<half_t*>(packed),
-      reinterpret_cast<int*>(packed + config.u_bytes()), static_cast<float*>(args.snapshot));
-  check_launch("winograd_fused: packing");
+  dispatch_dtype(problem.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const auto* x = static_cast<const T*>(args.x);
+    Layout layout = problem.layout;
+    if (transposed_input_bytes(problem) != 0) {
+      auto* turned = static_cast<T*>(args.workspace);
+      transpose(x, turned, problem.n, problem.c, problem.h * problem.w, stream_of(runtime));
+      x = turned, layout = Layout::nhwc;
+    }
+    if constexpr (std::is_same_v<T, float>) {
+      if (config.split) return run_split(args, config, x, layout, runtime);
+    }
+    single::run(args, config, x, layout, runtime);
+  });
+}
+
+void pack_cuda(const PackArgs& args, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  if (problem.accuracy == AccuracyClass::fp32) return pack<float, 2>(args, stream_of(runtime));
+  dispatch_dtype(problem.dtype, [&](auto zero) { pack<decltype(zero), 1>(args, stream_of(runtime)); });
 }
 
 }  // namespace fastconv::algos::winograd_fused

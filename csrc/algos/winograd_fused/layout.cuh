@@ -65,6 +65,7 @@ struct Params {
   const int* exponents;  // [K]
   float* y;              // [N, K, P, Q], NCHW or NHWC
   Epilogue<float> epilogue;
+  WaitReport* report;
   std::int64_t x_image, x_row, x_column, x_channel;  // strides of x, in elements
   std::int64_t y_image, y_row, y_column, y_channel;  // of y and residual
   int c, h, w, k, p, q, pad_h, pad_w;
@@ -90,6 +91,7 @@ __device__ __forceinline__ Item find_item(const Params& params, unsigned item) {
 
 // The items of a block, in two passes: all of them with guessed scales, then those that need exact ones. Every role
 // walks the same way.
+template <typename Params>
 struct Walk {
   const Params& params;
   const unsigned* repeat;  // null: the first pass
@@ -107,14 +109,21 @@ struct Walk {
   __device__ __forceinline__ unsigned number() const { return params.first_item + blockIdx.x + ordinal * gridDim.x; }
 };
 
-// Until the phase of that parity has ended; bounded. One asm block: with the loop and the trap in C++, ptxas 13.0 gives
-// the consumers 180 registers instead of those of setmaxnreg, and spills.
-__device__ __forceinline__ void wait_bounded(std::uint32_t barrier, unsigned parity) {
+// Until the phase of that parity has ended. Bounded: a wait that expires reports itself (device/wait_report.h) and stops
+// the kernel. One asm block: with the loop and the trap in C++, ptxas 13.0 gives the consumers 180 registers instead of
+// those of setmaxnreg, and spills.
+__device__ __forceinline__ void wait_bounded(std::uint32_t barrier, unsigned parity, WaitReport* report, int role) {
+  static_assert(sizeof(WaitReport) == 16);
   asm volatile(
-      "{\n.reg .pred p;\n.reg .u32 tries;\nmov.u32 tries, 0;\n"
+      "{\n.reg .pred p;\n.reg .u32 tries, block;\nmov.u32 tries, 0;\n"
       "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
-      "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, 1048576;\n@p bra again;\ntrap;\ndone:\n}" ::"r"(barrier),
-      "r"(parity)
+      "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, 1048576;\n@p bra again;\n"
+      "setp.eq.u64 p, %2, 0;\n@p bra stop;\n"
+      "atom.sys.cas.b32 tries, [%2], 0, 1;\nsetp.ne.u32 p, tries, 0;\n@p bra stop;\n"
+      "mov.u32 block, %%ctaid.x;\nst.volatile.u32 [%2 + 4], %4;\nst.volatile.u32 [%2 + 8], %3;\n"
+      "st.volatile.u32 [%2 + 12], block;\nmembar.sys;\n"
+      "stop:\ntrap;\ndone:\n}" ::"r"(barrier),
+      "r"(parity), "l"(report), "r"(role), "n"(static_cast<int>(kernel_winograd_fused))
       : "memory");
 }
 

@@ -96,7 +96,7 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared& shared,
   };
 #pragma unroll 1
   for (int i = 0; i < params.stages; ++i) {
-    wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity);
+    wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report, role_multiply);
     const std::uint64_t stage = core_descriptor(shared_address(shared.v[0]) + state.v.slot * v_stage_bytes);
     multiply_frequency<group, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage);
     if (i > 0) release();  // the stage before has been read

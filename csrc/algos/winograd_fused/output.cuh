@@ -187,7 +187,7 @@ __device__ __forceinline__ void consume(const Params& params, Shared& shared, bo
     return params.u + static_cast<std::int64_t>(item.filter_block) * params.stages * (u_stage_bytes / 16) +
            group * group_frequencies * (u_frequency_bytes / 16) + threadIdx.x % 128;
   };
-  Walk walk{params, repeated ? shared.repeat : nullptr};
+  Walk<Params> walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
   Filters u[group_frequencies];
   Item item = find_item(params, walk.number());

@@ -19,7 +19,7 @@ struct ProducerState {
 
 // Issues tensor copies ahead of the stage that is transformed. One thread.
 struct Loader {
-  Walk walk;
+  Walk<Params> walk;
   Item item{};
   int stage = 0;
   bool more = false;
@@ -33,7 +33,7 @@ struct Loader {
                                         hopper::RingPosition& position) {
     if (!more) return;
     const std::uint32_t full = shared_address(&shared.raw_full[position.slot]);
-    wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1);
+    wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
     hopper::arrive_expecting(full, raw_stage_bytes);
     hopper::copy_box(shared_address(shared.raw[position.slot]), map, stage * channels, item.q0 - params.pad_w,
                      item.p0 - params.pad_h, item.n, full);
@@ -167,7 +167,7 @@ __device__ __forceinline__ void produce(const Params& params, const CUtensorMap&
     loader.next_item(params);
     for (int i = 0; i < raw_stages - 2; ++i) loader.issue(params, map, shared, state.issue);
   }
-  Walk walk{params, repeat};
+  Walk<Params> walk{params, repeat};
   while (walk.next()) {
     const Item item = find_item(params, walk.number());
     int exponent = 0;
@@ -187,7 +187,7 @@ __device__ __forceinline__ void produce(const Params& params, const CUtensorMap&
         // A stage ahead: the slot was last read two stages ago, so no warp waits for the others here.
         if (thread == 0) loader.issue(params, map, shared, state.issue);
         __syncwarp();
-        wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity);
+        wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
       } else {
         load_elements(params, raw, item, stage, thread);
         synchronise<producer_barrier, producer_threads>();
@@ -196,7 +196,7 @@ __device__ __forceinline__ void produce(const Params& params, const CUtensorMap&
         exponent = guess_exponent(raw, lane);
         scale = power_of_two(exponent);
       }
-      wait_bounded(shared_address(&shared.v_empty[state.v.slot]), state.v.parity ^ 1);
+      wait_bounded(shared_address(&shared.v_empty[state.v.slot]), state.v.parity ^ 1, params.report, role_transform);
       if (stage == 0 && warp < 2 && (thread & 7) == 0) shared.exponents[state.item_slot][lane.column] = exponent;
       unsigned char* v = shared.v[state.v.slot];
 #pragma unroll 1

@@ -1,0 +1,62 @@
+// The kernel of the one-product classes: three warpgroups in two roles, two passes over the items.
+#pragma once
+
+#include "algos/winograd_fused/single_output.cuh"
+#include "algos/winograd_fused/single_transform.cuh"
+
+namespace fastconv::algos::winograd_fused::single {
+
+template <typename T>
+__device__ __forceinline__ void initialise(Shared<T>& shared) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Stage<T>::raw_stages; ++i) {
+      hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
+      hopper::barrier_init(shared_address(&shared.raw_empty[i]), producer_warps);
+    }
+    for (int i = 0; i < Stage<T>::v_stages; ++i) {
+      hopper::barrier_init(shared_address(&shared.v_full[i]), producer_warps);
+      hopper::barrier_init(shared_address(&shared.v_empty[i]), consumer_threads / 32);
+    }
+    hopper::barrier_init(shared_address(&shared.pass_done), block_threads);
+    hopper::barrier_init_fence();
+  }
+  for (int i = threadIdx.x; i < most_items / 32; i += block_threads) shared.repeat[i] = 0;
+  __syncthreads();
+}
+
+// Between the passes every thread has said all that it knows of items to be repeated.
+template <typename T>
+__device__ __forceinline__ void end_pass(const Params<T>& params, Shared<T>& shared, int role) {
+  hopper::arrive(shared_address(&shared.pass_done));
+  wait_bounded(shared_address(&shared.pass_done), 0, params.report, role);
+}
+
+// boxes: x is loaded by tensor copies, through `map`; else by element.
+template <typename T, bool boxes, Output output>
+__global__ void __launch_bounds__(block_threads, 1)
+    convolve(const __grid_constant__ Params<T> params, const __grid_constant__ CUtensorMap map) {
+#if defined(FASTCONV_HAS_WGMMA)
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<T>*>(memory);
+  initialise(shared);
+  if (static_cast<int>(threadIdx.x) >= consumer_threads) {
+    hopper::shrink_registers<producer_registers>();
+    ProducerState state;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+      produce<T, boxes>(params, map, shared, pass == 1, state);
+      if (pass == 0) end_pass(params, shared, role_transform);
+    }
+  } else {
+    hopper::grow_registers<consumer_registers>();
+    ConsumerState state;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+      consume<T, output>(params, shared, pass == 1, state);
+      if (pass == 0) end_pass(params, shared, role_multiply);
+    }
+  }
+#endif
+}
+
+}  // namespace fastconv::algos::winograd_fused::single

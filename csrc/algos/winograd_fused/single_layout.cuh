@@ -1,0 +1,91 @@
+// The kernel of the one-product classes: parameters, a block's shared memory, its barriers, its work.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "algos/winograd_fused/layout.cuh"
+
+namespace fastconv::algos::winograd_fused::single {
+
+#ifndef CREG
+#define CREG 224
+#define PREG 56
+#endif
+constexpr int consumer_registers = CREG, producer_registers = PREG;
+constexpr int group_frequencies = frequencies / consumer_groups;
+// The columns of a product are positions: tile columns fastest, then rows. A filter row further is tile_columns
+// positions further, wherever a row ends: a constant in wgmma's descriptor, since its core matrices lie one behind the
+// other. The last positions are none.
+constexpr int products = (positions + 7) / 8 * 8, position_groups = products / 8;
+constexpr int stored_positions = input_rows * tile_columns;
+constexpr int last_position = products + (taps - 1) * tile_columns;  // that is read
+
+// What differs between input types: a stage's columns are 64 bytes in shared memory, 16 channels of float32 or 32 of
+// half types.
+template <typename T>
+struct Stage {
+  static constexpr int channels = 64 / sizeof(T), steps = channels / winograd_fused::channels;
+  // V, a stage: [f][step][channel half] planes of one position after the other, 8 channels (16 bytes) each. A plane's
+  // pitch is an odd multiple of 64 bytes, that of steps is 32 more: the producers' stores of 8 rows (7 positions apart)
+  // by all channels then meet every bank equally often.
+  static constexpr int plane_bytes = 1984, step_bytes = 2 * plane_bytes + (steps - 1) * 32;
+  static constexpr int frequency_bytes = steps * step_bytes;
+  static constexpr int v_stage_bytes = frequencies * frequency_bytes;
+  static constexpr int raw_stages = steps == 1 ? 3 : 2, v_stages = 2;
+  static_assert(plane_bytes % 128 == 64 && plane_bytes / 16 >= last_position && v_stage_bytes % 128 == 0);
+};
+
+// Raw input, a stage: [row][column][64 bytes]. The row's pitch is an odd multiple of 64 bytes: 8 rows by 64 bytes are
+// read without a bank conflict; hence one column more than needed.
+constexpr int raw_columns = tile_width + 3, raw_column_bytes = 64, raw_row_bytes = raw_columns * raw_column_bytes;
+constexpr int raw_stage_bytes = input_rows * raw_row_bytes;
+static_assert(raw_row_bytes % 128 == 64 && raw_stage_bytes % 128 == 0);
+
+// Sums of 8 positions and all frequencies on their way from wgmma's registers to the threads that finish them:
+// [f][position][64 filters], padded by 16 bytes so that neither side meets a bank conflict.
+constexpr int exchange_pitch = filter_tile + 4;
+
+template <typename T>
+struct Shared {
+  static constexpr int item_slots = Stage<T>::v_stages + 1;  // the producers are never further ahead
+
+  alignas(128) unsigned char raw[Stage<T>::raw_stages][raw_stage_bytes];
+  alignas(128) unsigned char v[Stage<T>::v_stages][Stage<T>::v_stage_bytes];
+  alignas(128) float exchange[2][frequencies][8][exchange_pitch];
+  alignas(8) std::uint64_t raw_full[Stage<T>::raw_stages], raw_empty[Stage<T>::raw_stages];
+  std::uint64_t v_full[Stage<T>::v_stages], v_empty[Stage<T>::v_stages], pass_done;
+  int exponents[item_slots];        // of the items' scales
+  unsigned largest;                 // bits of the largest |x| of an item that is repeated
+  unsigned repeat[most_items / 32];  // items whose scale did not fit
+};
+static_assert(sizeof(Shared<float>) <= 195 * 1024 && sizeof(Shared<half_t>) <= 195 * 1024);  // the rest is L1 cache
+
+template <typename T>
+struct Params {
+  const T* x;            // [N, C, H, W] by the strides below
+  const uint4* u;        // config.h
+  const int* exponents;  // [K]
+  T* y;                  // [N, K, P, Q], NCHW or NHWC
+  Epilogue<T> epilogue;
+  WaitReport* report;
+  std::int64_t x_image, x_row, x_column, x_channel;  // strides of x, in elements
+  std::int64_t y_image, y_row, y_column, y_channel;  // of y and residual
+  int c, h, w, k, p, q, pad_h, pad_w;
+  int stages;
+  unsigned first_item, end_item;  // of this launch
+  FastDivide by_filters, by_columns, by_rows;
+};
+
+// 64 filters x 14 rows x 28 columns of an image, filters fastest.
+template <typename T>
+__device__ __forceinline__ Item find_item(const Params<T>& params, unsigned item) {
+  Item result;
+  result.filter_block = static_cast<int>(params.by_filters.peel(item));
+  result.q0 = static_cast<int>(params.by_columns.peel(item)) * tile_width;
+  result.p0 = static_cast<int>(params.by_rows.peel(item)) * tile_rows;
+  result.n = static_cast<int>(item);
+  return result;
+}
+
+}  // namespace fastconv::algos::winograd_fused::single

@@ -1,0 +1,279 @@
+// The producers of the one-product classes: raw input by tensor copies (or by element), V = B^T d along W in FP16.
+#pragma once
+
+#include "algos/winograd_fused/single_layout.cuh"
+#include "device/winograd_matrices.h"
+
+namespace fastconv::algos::winograd_fused::single {
+
+// A scale for an item. The guess brings the largest of a sample to [2^6, 2^7): the rest may be 2^6 times as large, and
+// what is 2^20 times smaller is still a normal float16. FP16 input is left as it is if the sample allows that.
+constexpr int guessed_target = 6, exact_target = 12, unknown_exponent = 126;
+constexpr float least_unscaled = 0x1p-6f, most_unscaled = 0x1p10f;
+static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0f);
+
+struct ProducerState {
+  hopper::RingPosition issue, raw, v;
+  int item_slot = 0;
+};
+
+// Issues tensor copies ahead of the stage that is transformed. One thread. It works its item out again for each stage:
+// registers are short.
+template <typename T>
+struct Loader {
+  Walk<Params<T>> walk;
+  int stage = 0;
+  bool more = false;
+
+  __device__ __forceinline__ void issue(const Params<T>& params, const CUtensorMap& map, Shared<T>& shared,
+                                        hopper::RingPosition& position) {
+    if (!more) return;
+    const Item item = find_item(params, walk.number());
+    const std::uint32_t full = shared_address(&shared.raw_full[position.slot]);
+    wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
+    hopper::arrive_expecting(full, raw_stage_bytes);
+    hopper::copy_box(shared_address(shared.raw[position.slot]), map, stage * Stage<T>::channels, item.q0 - params.pad_w,
+                     item.p0 - params.pad_h, item.n, full);
+    position.advance(Stage<T>::raw_stages);
+    if (++stage == params.stages) more = walk.next(), stage = 0;
+  }
+};
+
+// The same by all producers, element by element, from any layout and alignment.
+template <typename T>
+__device__ __forceinline__ void load_elements(const Params<T>& params, unsigned char* raw, const Item& item, int stage,
+                                              int thread) {
+  constexpr int channels = Stage<T>::channels;
+  const T* image = params.x + item.n * params.x_image;
+#pragma unroll 1
+  for (int i = thread; i < input_rows * raw_columns * channels; i += producer_threads) {
+    const int c = stage * channels + i % channels, pixel = i / channels;
+    const int h = item.p0 - params.pad_h + pixel / raw_columns, w = item.q0 - params.pad_w + pixel % raw_columns;
+    const bool inside = c < params.c && static_cast<unsigned>(h) < static_cast<unsigned>(params.h) &&
+                        static_cast<unsigned>(w) < static_cast<unsigned>(params.w);
+    reinterpret_cast<T*>(raw)[i] =
+        inside ? image[h * params.x_row + w * params.x_column + c * params.x_channel] : from_float<T>(0.0f);
+  }
+}
+
+// Bits of the largest absolute value of 16 bytes, as float32. NaN counts as very large.
+template <typename T>
+__device__ __forceinline__ unsigned largest_bits(const uint4& d) {
+  if constexpr (std::is_same_v<T, float>) {
+    constexpr unsigned mask = 0x7fffffff;
+    return max(max(d.x & mask, d.y & mask), max(d.z & mask, d.w & mask));
+  } else {
+    constexpr unsigned mask = 0x7fff7fff;
+    const unsigned two = __vmaxu2(__vmaxu2(d.x & mask, d.y & mask), __vmaxu2(d.z & mask, d.w & mask));
+    const auto one = static_cast<unsigned short>(max(two & 0xffff, two >> 16));
+    return __float_as_uint(to_float(*reinterpret_cast<const T*>(&one)));
+  }
+}
+
+// The scale's exponent from a sample of an item's first stage: 128 times 16 bytes. All warps find the same.
+template <typename T>
+__device__ __forceinline__ int guess_exponent(const unsigned char* raw, int lane) {
+  unsigned largest = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    largest = max(largest, largest_bits<T>(*reinterpret_cast<const uint4*>(raw + (lane >> 2) * 2 * raw_row_bytes +
+                                                                           (i * 7 + 3) * raw_column_bytes +
+                                                                           (lane & 3) * 16)));
+  }
+  const float value = __uint_as_float(__reduce_max_sync(~0u, largest));
+  if (std::is_same_v<T, half_t> && value >= least_unscaled && value < most_unscaled) return 0;
+  // Nothing but zeros seen: a scale at which anything else overflows, and is noticed.
+  return value == 0.0f ? unknown_exponent : scale_exponent(value, guessed_target);
+}
+
+// The exponent from the whole input of an item, infinities and NaN left out.
+template <typename T>
+__device__ __forceinline__ int find_exact_exponent(const Params<T>& params, Shared<T>& shared, const Item& item,
+                                                   int thread) {
+  if (thread == 0) shared.largest = 0;
+  synchronise<producer_barrier, producer_threads>();
+  const T* image = params.x + item.n * params.x_image;
+  unsigned largest = 0;
+#pragma unroll 1
+  for (int pixel = thread / 32; pixel < input_rows * (tile_width + 2); pixel += producer_warps) {
+    const int h = item.p0 - params.pad_h + pixel / (tile_width + 2);
+    const int w = item.q0 - params.pad_w + pixel % (tile_width + 2);
+    if (static_cast<unsigned>(h) >= static_cast<unsigned>(params.h) ||
+        static_cast<unsigned>(w) >= static_cast<unsigned>(params.w)) {
+      continue;
+    }
+    for (int c = thread % 32; c < params.c; c += 32) {
+      const unsigned bits =
+          __float_as_uint(to_float(image[h * params.x_row + w * params.x_column + c * params.x_channel])) & 0x7fffffff;
+      largest = max(largest, bits < 0x7f800000 ? bits : 0);
+    }
+  }
+  atomicMax(&shared.largest, largest);
+  synchronise<producer_barrier, producer_threads>();
+  const float value = __uint_as_float(shared.largest);
+  synchronise<producer_barrier, producer_threads>();
+  return value > 0.0f ? scale_exponent(value, exact_target) : 0;
+}
+
+__device__ __forceinline__ __half2 as_halves(unsigned bits) { return *reinterpret_cast<const __half2*>(&bits); }
+__device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<const unsigned*>(&value); }
+template <typename T>
+__device__ __forceinline__ float2 as_floats(unsigned bits) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    return __half22float2(as_halves(bits));
+  } else {
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000));
+  }
+}
+
+// B^T d of two channels in FP16 arithmetic: two roundings of V more, of its parts (docs/numerics.md).
+__device__ __forceinline__ void transform_halves(const __half2 (&d)[frequencies], __half2 (&v)[frequencies]) {
+  using Transform = winograd::Transform<4>;
+  const auto constant = [](float value) { return __float2half2_rn(value); };
+  const __half2 even_a = __hfma2(d[2], constant(-2.0f), d[4]), odd_a = __hfma2(d[1], constant(-2.0f), d[3]);
+  const __half2 even_b = __hfma2(d[2], constant(-0.5f), d[4]), odd_b = __hfma2(d[1], constant(-0.5f), d[3]);
+  v[0] = __hfma2(d[2], constant(-2.5f), __hadd2(d[0], d[4]));
+  v[1] = __hfma2(odd_a, constant(Transform::a), even_a);
+  v[2] = __hfma2(odd_a, constant(-Transform::a), even_a);
+  v[3] = __hfma2(odd_b, constant(Transform::b), even_b);
+  v[4] = __hfma2(odd_b, constant(-Transform::b), even_b);
+  v[5] = __hfma2(d[3], constant(-2.5f), __hadd2(d[1], d[5]));
+}
+
+// The same of two channels with float32 input and arithmetic: V is rounded once.
+__device__ __forceinline__ void transform_floats(const float2 (&d)[frequencies], __half2 (&v)[frequencies]) {
+  float x[frequencies], y[frequencies], vx[frequencies], vy[frequencies];
+#pragma unroll
+  for (int j = 0; j < frequencies; ++j) x[j] = d[j].x, y[j] = d[j].y;
+  winograd::Transform<4>::input(x, vx);
+  winograd::Transform<4>::input(y, vy);
+#pragma unroll
+  for (int f = 0; f < frequencies; ++f) v[f] = __floats2half2_rn(vx[f], vy[f]);
+}
+
+#ifndef FP16_FLOATS
+#define FP16_FLOATS 0
+#endif
+// One position, 16 bytes of its channels: six columns to six frequencies. scaled: multiply by scale.
+template <typename T, bool scaled>
+__device__ __forceinline__ void transform_position(const unsigned char* raw, unsigned char* v, float scale) {
+  unsigned d[frequencies][4];
+#pragma unroll
+  for (int j = 0; j < frequencies; ++j) {
+    const uint4 four = *reinterpret_cast<const uint4*>(raw + j * raw_column_bytes);
+    d[j][0] = four.x, d[j][1] = four.y, d[j][2] = four.z, d[j][3] = four.w;
+  }
+  constexpr bool is_float = std::is_same_v<T, float>;
+  constexpr int pairs = is_float ? 2 : 4;
+#pragma unroll
+  for (int i = 0; i < pairs; ++i) {
+    __half2 result[frequencies];
+    if constexpr (is_float || (std::is_same_v<T, half_t> && FP16_FLOATS)) {
+      float2 two[frequencies];
+#pragma unroll
+      for (int j = 0; j < frequencies; ++j) {
+        if constexpr (is_float) {
+          two[j] = make_float2(__uint_as_float(d[j][2 * i]) * scale, __uint_as_float(d[j][2 * i + 1]) * scale);
+        } else {
+          two[j] = as_floats<T>(d[j][i]);
+          if constexpr (scaled) two[j].x *= scale, two[j].y *= scale;
+        }
+      }
+      transform_floats(two, result);
+    } else {
+      __half2 two[frequencies];
+#pragma unroll
+      for (int j = 0; j < frequencies; ++j) {
+        if constexpr (scaled) {
+          const float2 value = as_floats<T>(d[j][i]);
+          two[j] = __floats2half2_rn(value.x * scale, value.y * scale);
+        } else {
+          two[j] = as_halves(d[j][i]);
+        }
+      }
+      transform_halves(two, result);
+    }
+#pragma unroll
+    for (int f = 0; f < frequencies; ++f) d[f][i] = as_bits(result[f]);
+  }
+#pragma unroll
+  for (int f = 0; f < frequencies; ++f) {
+    unsigned char* target = v + f * Stage<T>::frequency_bytes;
+    if constexpr (is_float) {
+      *reinterpret_cast<uint2*>(target) = make_uint2(d[f][0], d[f][1]);
+    } else {
+      *reinterpret_cast<uint4*>(target) = make_uint4(d[f][0], d[f][1], d[f][2], d[f][3]);
+    }
+  }
+}
+
+// A warp's part of a stage: 8 rows of a tile column by 64 bytes of channels at a time, 14 of them.
+template <typename T, bool scaled>
+__device__ __forceinline__ void transform_stage(const unsigned char* raw, unsigned char* v, int first, int lane,
+                                                float scale) {
+  const int quad = lane & 3, row = lane >> 2;
+  raw += row * raw_row_bytes + quad * 16;
+  v += row * tile_columns * 16;
+  if constexpr (Stage<T>::steps == 1) {
+    v += (quad >> 1) * Stage<T>::plane_bytes + (quad & 1) * 8;
+  } else {
+    v += (quad >> 1) * Stage<T>::step_bytes + (quad & 1) * Stage<T>::plane_bytes;
+  }
+#pragma unroll 1
+  for (int i = first; i < 2 * tile_columns; i += producer_warps) {
+    const int column = i >> 1, rows = (i & 1) * 8;
+    transform_position<T, scaled>(raw + rows * raw_row_bytes + column * tile_outputs * raw_column_bytes,
+                                  v + (rows * tile_columns + column) * 16, scale);
+  }
+}
+
+// One pass over the items. boxes: x is loaded by tensor copies.
+template <typename T, bool boxes>
+__device__ __forceinline__ void produce(const Params<T>& params, const CUtensorMap& map, Shared<T>& shared,
+                                        bool repeated, ProducerState& state) {
+  constexpr int raw_stages = Stage<T>::raw_stages, v_stages = Stage<T>::v_stages;
+  const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
+  const unsigned* repeat = repeated ? shared.repeat : nullptr;
+  Loader<T> loader{{params, repeat}};
+  if (boxes && thread == 0) {
+    loader.more = loader.walk.next();
+    for (int i = 0; i < raw_stages - 1; ++i) loader.issue(params, map, shared, state.issue);
+  }
+  Walk<Params<T>> walk{params, repeat};
+  while (walk.next()) {
+    int exponent = repeated ? find_exact_exponent(params, shared, find_item(params, walk.number()), thread) : 0;
+#pragma unroll 1
+    for (int stage = 0; stage < params.stages; ++stage) {
+      unsigned char* raw = shared.raw[state.raw.slot];
+      if constexpr (boxes) {
+        if (thread == 0) loader.issue(params, map, shared, state.issue);
+        __syncwarp();
+        wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
+      } else {
+        load_elements(params, raw, find_item(params, walk.number()), stage, thread);
+        synchronise<producer_barrier, producer_threads>();
+      }
+      if (stage == 0 && !repeated) exponent = guess_exponent<T>(raw, lane);
+      wait_bounded(shared_address(&shared.v_empty[state.v.slot]), state.v.parity ^ 1, params.report, role_transform);
+      if (stage == 0 && thread == 0) shared.exponents[state.item_slot] = exponent;
+      unsigned char* v = shared.v[state.v.slot];
+      const int first = (warp + 2 * stage) % producer_warps;  // 14 parts: three or four of a warp, in turn
+      if (std::is_same_v<T, half_t> && exponent == 0) {
+        transform_stage<T, false>(raw, v, first, lane, 1.0f);
+      } else {
+        transform_stage<T, true>(raw, v, first, lane, power_of_two(exponent));
+      }
+      hopper::fence_copies();  // of V before the products that read it
+      __syncwarp();
+      if (lane == 0) {
+        hopper::arrive(shared_address(&shared.v_full[state.v.slot]));
+        if (boxes) hopper::arrive(shared_address(&shared.raw_empty[state.raw.slot]));
+      }
+      state.raw.advance(raw_stages);
+      state.v.advance(v_stages);
+    }
+    state.item_slot = (state.item_slot + 1) % Shared<T>::item_slots;
+  }
+}
+
+}  // namespace fastconv::algos::winograd_fused::single
