@@ -16,7 +16,8 @@ using Transform = winograd::Transform<4>;
 constexpr std::int64_t filter_block = 32, channel_block = 64;
 
 // V of one tile: [r][f][C], zeros outside the image.
-void transform_input(const ConvProblem& problem, const Strides4& in, const float* x, std::int64_t n, std::int64_t p,
+template <typename T>
+void transform_input(const ConvProblem& problem, const Strides4& in, const T* x, std::int64_t n, std::int64_t p,
                      std::int64_t q0, float* v) {
   for (std::int64_t r = 0; r < taps; ++r) {
     const std::int64_t h = p + r - problem.pad_h;
@@ -24,7 +25,7 @@ void transform_input(const ConvProblem& problem, const Strides4& in, const float
       float d[frequencies] = {}, result[frequencies];
       for (std::int64_t j = 0; j < frequencies; ++j) {
         const std::int64_t w = q0 + j - problem.pad_w;
-        if (h >= 0 && h < problem.h && w >= 0 && w < problem.w) d[j] = x[in(n, c, h, w)];
+        if (h >= 0 && h < problem.h && w >= 0 && w < problem.w) d[j] = to_float(x[in(n, c, h, w)]);
       }
       Transform::input(d, result);
       for (std::int64_t f = 0; f < frequencies; ++f) v[(r * frequencies + f) * problem.c + c] = result[f];
@@ -51,16 +52,15 @@ void multiply(const ConvProblem& problem, const float* u, const float* v, std::i
   }
 }
 
-}  // namespace
-
-void run_cpu(const ConvArgs& args, Runtime& runtime) {
+template <typename T>
+void run(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const std::int64_t p = problem.p(), q = problem.q(), tiles = divide_up(q, tile_outputs);
   const Strides4 in = input_strides(problem), out = output_strides(problem);
-  const auto* x = static_cast<const float*>(args.x);
+  const auto* x = static_cast<const T*>(args.x);
   const auto* u = static_cast<const float*>(args.weight);  // [r][f][C][K]
-  auto* y = static_cast<float*>(args.y);
-  const Epilogue<float> epilogue = make_epilogue<float>(args);
+  auto* y = static_cast<T*>(args.y);
+  const Epilogue<T> epilogue = make_epilogue<T>(args);
   runtime.parallel_for(0, problem.n * p, 1, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> v(static_cast<std::size_t>(taps * frequencies * problem.c));
     for (std::int64_t tile = begin * tiles; tile < end * tiles; ++tile) {
@@ -84,21 +84,22 @@ void run_cpu(const ConvArgs& args, Runtime& runtime) {
   });
 }
 
-void pack_cpu(const PackArgs& args, Runtime& runtime) {
+template <typename T>
+void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const std::int64_t size = problem.c * taps * taps;
-  const auto* weight = static_cast<const float*>(args.weight);  // [K, C, 3, 3]
-  auto* snapshot = static_cast<float*>(args.snapshot);          // the same, or null
+  const auto* weight = static_cast<const T*>(args.weight);  // [K, C, 3, 3]
+  auto* snapshot = static_cast<T*>(args.snapshot);          // the same, or null
   auto* u = static_cast<float*>(args.packed);                   // [r][f][C][K]
   runtime.parallel_for(0, problem.k, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
-      const float* filter = weight + k * size;
-      const std::size_t bytes = static_cast<std::size_t>(size) * sizeof(float);
+      const T* filter = weight + k * size;
+      const std::size_t bytes = static_cast<std::size_t>(size) * sizeof(T);
       if (snapshot != nullptr && std::memcmp(filter, snapshot + k * size, bytes) == 0) continue;
       for (std::int64_t c = 0; c < problem.c; ++c) {
         for (std::int64_t r = 0; r < taps; ++r) {
-          const float* row = filter + (c * taps + r) * taps;
-          const float g[taps] = {row[0], row[1], row[2]};
+          const T* row = filter + (c * taps + r) * taps;
+          const float g[taps] = {to_float(row[0]), to_float(row[1]), to_float(row[2])};
           float result[frequencies];
           Transform::filter(g, result);
           for (std::int64_t f = 0; f < frequencies; ++f) {
@@ -109,6 +110,16 @@ void pack_cpu(const PackArgs& args, Runtime& runtime) {
       if (snapshot != nullptr) std::memcpy(snapshot + k * size, filter, bytes);
     }
   });
+}
+
+}  // namespace
+
+void run_cpu(const ConvArgs& args, Runtime& runtime) {
+  dispatch_dtype(args.problem.dtype, [&](auto zero) { run<decltype(zero)>(args, runtime); });
+}
+
+void pack_cpu(const PackArgs& args, Runtime& runtime) {
+  dispatch_dtype(args.problem.dtype, [&](auto zero) { pack<decltype(zero)>(args, runtime); });
 }
 
 }  // namespace fastconv::algos::winograd_fused
