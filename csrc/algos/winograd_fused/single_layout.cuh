@@ -42,9 +42,10 @@ constexpr int raw_columns = tile_width + 3, raw_column_bytes = 64, raw_row_bytes
 constexpr int raw_stage_bytes = input_rows * raw_row_bytes;
 static_assert(raw_row_bytes % 128 == 64 && raw_stage_bytes % 128 == 0);
 
-// Sums of 8 positions and all frequencies on their way from wgmma's registers to the threads that finish them:
+// Sums of 16 positions and all frequencies on their way from wgmma's registers to the threads that finish them:
 // [f][position][64 filters], padded by 16 bytes so that neither side meets a bank conflict.
-constexpr int exchange_pitch = filter_tile + 4;
+constexpr int exchanged_groups = 2, exchange_pitch = filter_tile + 4;
+using Exchange = float[frequencies][8 * exchanged_groups][exchange_pitch];
 
 template <typename T>
 struct Shared {
@@ -52,7 +53,7 @@ struct Shared {
 
   alignas(128) unsigned char raw[Stage<T>::raw_stages][raw_stage_bytes];
   alignas(128) unsigned char v[Stage<T>::v_stages][Stage<T>::v_stage_bytes];
-  alignas(128) float exchange[2][frequencies][8][exchange_pitch];
+  alignas(128) Exchange exchange;
   alignas(8) std::uint64_t raw_full[Stage<T>::raw_stages], raw_empty[Stage<T>::raw_stages];
   std::uint64_t v_full[Stage<T>::v_stages], v_empty[Stage<T>::v_stages], pass_done;
   int exponents[item_slots];        // of the items' scales

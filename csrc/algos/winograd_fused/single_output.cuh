@@ -1,8 +1,10 @@
 // The end of an item of the one-product classes: Y = A^T M, the scales undone, the epilogue, y.
 #pragma once
 
-#include "algos/winograd_fused/output.cuh"
+#include <cstring>
+
 #include "algos/winograd_fused/single_multiply.cuh"
+#include "device/winograd_matrices.h"
 
 namespace fastconv::algos::winograd_fused::single {
 
@@ -13,94 +15,130 @@ enum class Output : int {
   elements,  // either, where alignment forbids both
 };
 
-template <typename T>
-struct alignas(4 * sizeof(T)) Four {
-  T value[4];
-};
-template <typename T>
-struct alignas(2 * sizeof(T)) Two {
-  T value[2];
-};
-
 // What a thread knows of its two filters of an item.
 template <typename T>
 struct Finisher {
-  int lane_position, filter;  // of the eight positions that are exchanged at a time; of the 64 filters, the first of two
-  int p0, q0, k;
-  std::int64_t image;
+  int lane_position, filter;  // of the eight positions of a group; of the 64 filters, the first of two
+  int p0, q0, filters;        // filters: how many of the two exist
+  bool two_factors;           // whether the scales' exponents exceed what one float can hold
   float bias[2], first[2], second[2];
+  std::int64_t base;  // element of y at the item's first output and filter k
 
   __device__ __forceinline__ Finisher(const Params<T>& params, const Item& item, int exponent, bool along_filters)
-      : p0(item.p0), q0(item.q0), image(item.n * params.y_image) {
+      : p0(item.p0), q0(item.q0) {
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     // A warp reads one position, or eight: without a bank conflict either way.
     lane_position = along_filters ? warp : lane >> 1 & 7;
     filter = 2 * (along_filters ? lane : (lane & 1) + (lane >> 4) * 2 + warp * 4);
-    k = item.filter_block * filter_tile + filter;
+    const int k = item.filter_block * filter_tile + filter;
+    filters = params.k - k;
+    two_factors = false;
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      const bool inside = k + b < params.k;
-      bias[b] = inside ? params.epilogue.bias_of(k + b) : 0.0f;
-      const Unscale unscale(exponent, inside ? __ldg(params.exponents + k + b) : 0);
-      first[b] = unscale.first, second[b] = unscale.second;
+      bias[b] = b < filters ? params.epilogue.bias_of(k + b) : 0.0f;
+      const int sum = exponent + (b < filters ? __ldg(params.exponents + k + b) : 0);
+      const int kept = max(-126, min(sum, 126));
+      first[b] = power_of_two(-kept), second[b] = power_of_two(kept - sum);
+      two_factors |= kept != sum;
     }
+    base = item.n * params.y_image + p0 * params.y_row + q0 * params.y_column + k * params.y_channel;
   }
 };
 
 // Eight positions' sums of one warpgroup to shared memory. A thread's two rows of a fragment are neighbouring filters
 // (pack.cuh).
-template <int group8>
-__device__ __forceinline__ void hand_over(float (&exchange)[frequencies][8][exchange_pitch], const Sums& sum,
-                                          int group) {
+template <int position_group>
+__device__ __forceinline__ void hand_over(Exchange& exchange, const Sums& sum, int group) {
   const int thread = threadIdx.x % 128, filter = thread / 32 * 16 + thread % 32 / 4 * 2, position = thread % 4 * 2;
-  float* target = &exchange[group * group_frequencies][position][filter];
+  float* target =
+      &exchange[group * group_frequencies][position_group % exchanged_groups * 8 + position][filter];
 #pragma unroll
   for (int f = 0; f < group_frequencies; ++f) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      *reinterpret_cast<float2*>(target + (f * 8 + e) * exchange_pitch) =
-          make_float2(sum[f][4 * group8 + e], sum[f][4 * group8 + 2 + e]);
+      *reinterpret_cast<float2*>(target + (f * 8 * exchanged_groups + e) * exchange_pitch) =
+          make_float2(sum[f][4 * position_group + e], sum[f][4 * position_group + 2 + e]);
     }
   }
 }
 
-// The position numbered `number` of an item, for two filters. Returns NaN if a sum was not finite, else 0.
-template <typename T, Output output>
-__device__ __forceinline__ float finish_position(const Params<T>& params, const Finisher<T>& mine,
-                                                 const float (&exchange)[frequencies][8][exchange_pitch], int number) {
-  const int row = number * 147 >> 10, column = number - row * tile_columns;  // number / 7
-  static_assert(tile_columns == 7 && products <= 104);
-  const int p = mine.p0 + row, q = mine.q0 + column * tile_outputs;
-  if (row >= tile_rows || p >= params.p || q >= params.q) return 0.0f;
-  float value[2][tile_outputs];
-  {
-    float2 m[frequencies];
+using Outputs = float[2][tile_outputs];  // [filter][output] of a position
+
+// Y = A^T M, without the scales. Returns NaN if a sum is not finite, else 0.
+template <typename T>
+__device__ __forceinline__ float transform_sums(const Finisher<T>& mine, const float2 (&m)[frequencies],
+                                                Outputs& value) {
+  float a[frequencies], b[frequencies];
 #pragma unroll
-    for (int f = 0; f < frequencies; ++f) {
-      m[f] = *reinterpret_cast<const float2*>(&exchange[f][mine.lane_position][mine.filter]);
-    }
-    float a[frequencies], b[frequencies];
-#pragma unroll
-    for (int f = 0; f < frequencies; ++f) a[f] = m[f].x, b[f] = m[f].y;
-    winograd::Transform<4>::output(a, value[0]);
-    winograd::Transform<4>::output(b, value[1]);
-  }
-  float bad = 0.0f;
+  for (int f = 0; f < frequencies; ++f) a[f] = m[f].x, b[f] = m[f].y;
+  winograd::Transform<4>::output(a, value[0]);
+  winograd::Transform<4>::output(b, value[1]);
+  // The first and the last output hold all six sums.
+  const float bad = fmaf(value[0][0] + value[0][3], 0.0f, fmaf(value[1][0] + value[1][3], 0.0f, 0.0f));
 #pragma unroll
   for (int b = 0; b < 2; ++b) {
-    bad = fmaf(value[b][0] + value[b][3], 0.0f, bad);  // these two hold all six sums
 #pragma unroll
-    for (int i = 0; i < tile_outputs; ++i) value[b][i] = value[b][i] * mine.first[b] * mine.second[b] + mine.bias[b];
+    for (int i = 0; i < tile_outputs; ++i) {
+      if (mine.two_factors) value[b][i] *= mine.second[b];
+      value[b][i] = fmaf(value[b][i], mine.first[b], mine.bias[b]);
+    }
   }
-  if (mine.k >= params.k) return 0.0f;
-  const std::int64_t base = mine.image + p * params.y_row + q * params.y_column + mine.k * params.y_channel;
-  const int columns = min(tile_outputs, params.q - q), filters = min(2, params.k - mine.k);
+  return bad;
+}
+
+__device__ __forceinline__ float clamp_keeping_nan(float value, float least, float most) {
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(least));
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(most));
+  return value;
+}
+
+template <bool silu>
+__device__ __forceinline__ void activate(const ActivationFunction& activation, Outputs& value) {
+#pragma unroll
+  for (int j = 0; j < 2 * tile_outputs; ++j) {
+    float& v = value[j / tile_outputs][j % tile_outputs];
+    if constexpr (silu) {
+      v = activation.silu(v);
+    } else if (activation.negative_slope == 0.0f) {
+      v = clamp_keeping_nan(v, 0.0f, activation.cap);
+    } else if (activation.negative_slope != 1.0f) {
+      v = activation.piecewise(v);
+    }
+  }
+}
+
+// Elements that are read and written as one.
+template <typename T, int count>
+struct alignas(count * sizeof(T)) Vector {
+  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t> bits[count];
+};
+template <typename T, int count>
+__device__ __forceinline__ Vector<T, count> pack_vector(const float (&value)[count]) {
+  Vector<T, count> result;
+  T typed[count];
+#pragma unroll
+  for (int i = 0; i < count; ++i) typed[i] = from_float<T>(value[i]);
+  static_assert(sizeof typed == sizeof result);
+  memcpy(&result, typed, sizeof result);
+  return result;
+}
+
+// The position numbered `number` of an item, for two filters: residual, activation, store.
+template <typename T, Output output, bool silu>
+__device__ __forceinline__ void store_position(const Params<T>& params, const Finisher<T>& mine, int number,
+                                               Outputs& value) {
+  asm volatile("" : "+r"(number));  // all positions' addresses worked out beforehand would fill the registers
+  const int row = number * 147 >> 10, column = (number - row * tile_columns) * tile_outputs;  // number / 7
+  static_assert(tile_columns == 7 && products <= 104);
+  const int columns = params.q - mine.q0 - column;  // that exist
+  if (row >= tile_rows || row >= params.p - mine.p0 || columns <= 0 || mine.filters <= 0) return;
+  const std::int64_t base = mine.base + row * params.y_row + column * params.y_column;
   // visit(offset, filter, output) for what exists.
   const auto for_each = [&](const auto& visit) {
     if constexpr (output == Output::columns) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        if (b < filters) visit(base + b * params.y_channel, b, 0);
+        if (b < mine.filters) visit(base + b * params.y_channel, b, 0);
       }
     } else {
 #pragma unroll
@@ -111,7 +149,7 @@ __device__ __forceinline__ float finish_position(const Params<T>& params, const 
         } else {
 #pragma unroll
           for (int b = 0; b < 2; ++b) {
-            if (b < filters) visit(base + i * params.y_column + b * params.y_channel, b, i);
+            if (b < mine.filters) visit(base + i * params.y_column + b * params.y_channel, b, i);
           }
         }
       }
@@ -121,71 +159,76 @@ __device__ __forceinline__ float finish_position(const Params<T>& params, const 
     for_each([&](std::int64_t index, int b, int i) {
       const T* residual = params.epilogue.residual + index;
       if constexpr (output == Output::filters) {
-        const auto two = *reinterpret_cast<const Two<T>*>(residual);
-        value[0][i] += to_float(two.value[0]), value[1][i] += to_float(two.value[1]);
+        T two[2];
+        memcpy(two, __builtin_assume_aligned(residual, 2 * sizeof(T)), sizeof two);
+        value[0][i] += to_float(two[0]), value[1][i] += to_float(two[1]);
       } else if constexpr (output == Output::columns) {
-        const auto four = *reinterpret_cast<const Four<T>*>(residual);
+        T four[4];
+        memcpy(four, __builtin_assume_aligned(residual, 4 * sizeof(T)), sizeof four);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) value[b][j] += to_float(four.value[j]);
+        for (int j = 0; j < 4; ++j) value[b][j] += to_float(four[j]);
       } else {
         value[b][i] += to_float(*residual);
       }
     });
   }
-  const ActivationFunction& activate = params.epilogue.activate;
-  if (activate.is_silu || activate.negative_slope != 1.0f || activate.cap != INFINITY) {
-#pragma unroll
-    for (int j = 0; j < 2 * tile_outputs; ++j) {
-      float& v = value[j / tile_outputs][j % tile_outputs];
-      v = activate(v);
-    }
-  }
+  activate<silu>(params.epilogue.activate, value);
   for_each([&](std::int64_t index, int b, int i) {
     if constexpr (output == Output::filters) {
-      *reinterpret_cast<Two<T>*>(params.y + index) = {from_float<T>(value[0][i]), from_float<T>(value[1][i])};
+      *reinterpret_cast<Vector<T, 2>*>(params.y + index) = pack_vector<T, 2>({value[0][i], value[1][i]});
     } else if constexpr (output == Output::columns) {
-      *reinterpret_cast<Four<T>*>(params.y + index) = {from_float<T>(value[b][0]), from_float<T>(value[b][1]),
-                                                       from_float<T>(value[b][2]), from_float<T>(value[b][3])};
+      *reinterpret_cast<Vector<T, 4>*>(params.y + index) = pack_vector<T, 4>(value[b]);
     } else {
       params.y[index] = from_float<T>(value[b][i]);
     }
   });
+}
+
+// Groups of positions first and first + 1, or the last one alone. Returns NaN if a sum of an output is not finite.
+template <typename T, Output output, bool silu, int first>
+__device__ __forceinline__ float finish_groups(const Params<T>& params, Shared<T>& shared, const Sums& sum,
+                                               const Finisher<T>& mine, int group) {
+  constexpr int count = first + 1 < position_groups ? exchanged_groups : 1;
+  hand_over<first>(shared.exchange, sum, group);
+  if constexpr (count == 2) hand_over<first + 1>(shared.exchange, sum, group);
+  synchronise<consumer_barrier, consumer_threads>();
+  float2 m[count][frequencies];
+#pragma unroll
+  for (int e = 0; e < count; ++e) {
+#pragma unroll
+    for (int f = 0; f < frequencies; ++f) {
+      m[e][f] = *reinterpret_cast<const float2*>(&shared.exchange[f][e * 8 + mine.lane_position][mine.filter]);
+    }
+  }
+  synchronise<consumer_barrier, consumer_threads>();  // before the next ones are handed over
+  Outputs value[count];
+  float bad = 0.0f;
+#pragma unroll
+  for (int e = 0; e < count; ++e) {
+    const float seen = transform_sums(mine, m[e], value[e]);
+    // Positions behind the last row are sums of whatever shared memory held.
+    if ((first + e) * 8 + mine.lane_position < positions) bad += seen;
+  }
+#pragma unroll
+  for (int e = 0; e < count; ++e) {
+    store_position<T, output, silu>(params, mine, (first + e) * 8 + mine.lane_position, value[e]);
+  }
   return bad;
 }
 
-// Groups of eight positions first .. last - 1. A loop with a jump to the registers of its turn: unrolled, the code would
-// not stay in the instruction cache.
-template <typename T, Output output, int first, int last>
-__device__ __forceinline__ float finish_groups(const Params<T>& params, Shared<T>& shared, const Sums& sum,
-                                               const Finisher<T>& mine, int group, unsigned turn) {
-  float bad = 0.0f;
-#pragma unroll 1
-  for (int i = first; i < last; ++i) {
-    auto& exchange = shared.exchange[(turn + i) & 1];  // the other one is still read
-#define FASTCONV_CASE(j) \
-  case j:                \
-    if constexpr (j >= first && j < last) hand_over<j>(exchange, sum, group); \
-    break;
-    switch (i) {
-      FASTCONV_CASE(0)
-      FASTCONV_CASE(1)
-      FASTCONV_CASE(2)
-      FASTCONV_CASE(3)
-      FASTCONV_CASE(4)
-      FASTCONV_CASE(5)
-      FASTCONV_CASE(6)
-      FASTCONV_CASE(7)
-      FASTCONV_CASE(8)
-      FASTCONV_CASE(9)
-      FASTCONV_CASE(10)
-      FASTCONV_CASE(11)
-      FASTCONV_CASE(12)
-    }
-#undef FASTCONV_CASE
-    static_assert(position_groups == 13);
-    synchronise<consumer_barrier, consumer_threads>();
-    bad += finish_position<T, output>(params, mine, exchange, i * 8 + mine.lane_position);
-  }
+// prefetch() is called in between, when registers are free.
+template <typename T, Output output, bool silu, typename Prefetch>
+__device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>& shared, const Sums& sum,
+                                             const Finisher<T>& mine, int group, const Prefetch& prefetch) {
+  float bad = finish_groups<T, output, silu, 0>(params, shared, sum, mine, group);
+  bad += finish_groups<T, output, silu, 2>(params, shared, sum, mine, group);
+  bad += finish_groups<T, output, silu, 4>(params, shared, sum, mine, group);
+  prefetch();
+  bad += finish_groups<T, output, silu, 6>(params, shared, sum, mine, group);
+  bad += finish_groups<T, output, silu, 8>(params, shared, sum, mine, group);
+  bad += finish_groups<T, output, silu, 10>(params, shared, sum, mine, group);
+  bad += finish_groups<T, output, silu, 12>(params, shared, sum, mine, group);
+  static_assert(position_groups == 13);
   return bad;
 }
 
@@ -212,19 +255,17 @@ __device__ __forceinline__ void consume(const Params<T>& params, Shared<T>& shar
     accumulate(params, shared, sum, u, source, group, state);
     const Finisher<T> mine(params, find_item(params, walk.number()), shared.exponents[state.item_slot],
                            output == Output::filters || (output == Output::elements && params.y_channel == 1));
-    // The first group by itself: its registers are free for what follows.
-    constexpr int half = position_groups / 2;
-    float bad = finish_groups<T, output, 0, 1>(params, shared, sum, mine, group, state.turn);
-    bad += finish_groups<T, output, 1, half>(params, shared, sum, mine, group, state.turn);
     const unsigned ordinal = walk.ordinal;
-    more = walk.next();
-    if (more) {  // the next item's, into the registers of sums that have been handed over
+    const auto prefetch = [&] {  // the next item's, into the registers of sums that have been handed over
+      more = walk.next();
+      if (!more) return;
       source = filters();
       load_filters(u[0], source);
       load_filters(u[1], source + u_frequency);
-    }
-    bad += finish_groups<T, output, half, position_groups>(params, shared, sum, mine, group, state.turn);
-    state.turn += position_groups;
+    };
+    const float bad = params.epilogue.activate.is_silu
+                          ? finish_item<T, output, true>(params, shared, sum, mine, group, prefetch)
+                          : finish_item<T, output, false>(params, shared, sum, mine, group, prefetch);
     if (!repeated && bad != 0.0f) atomicOr(&shared.repeat[ordinal / 32], 1u << ordinal % 32);
     state.item_slot = (state.item_slot + 1) % Shared<T>::item_slots;
   }

@@ -7,7 +7,7 @@
 namespace fastconv::algos::winograd_fused::single {
 
 // A scale for an item. The guess brings the largest of a sample to [2^6, 2^7): the rest may be 2^6 times as large, and
-// what is 2^20 times smaller is still a normal float16. FP16 input is left as it is if the sample allows that.
+// what is 2^20 times smaller is still a normal float16. Input is left as it is if the sample allows that.
 constexpr int guessed_target = 6, exact_target = 12, unknown_exponent = 126;
 constexpr float least_unscaled = 0x1p-6f, most_unscaled = 0x1p10f;
 static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0f);
@@ -81,7 +81,7 @@ __device__ __forceinline__ int guess_exponent(const unsigned char* raw, int lane
                                                                            (lane & 3) * 16)));
   }
   const float value = __uint_as_float(__reduce_max_sync(~0u, largest));
-  if (std::is_same_v<T, half_t> && value >= least_unscaled && value < most_unscaled) return 0;
+  if (value >= least_unscaled && value < most_unscaled) return 0;
   // Nothing but zeros seen: a scale at which anything else overflows, and is noticed.
   return value == 0.0f ? unknown_exponent : scale_exponent(value, guessed_target);
 }
@@ -140,61 +140,36 @@ __device__ __forceinline__ void transform_halves(const __half2 (&d)[frequencies]
   v[5] = __hfma2(d[3], constant(-2.5f), __hadd2(d[1], d[5]));
 }
 
-// The same of two channels with float32 input and arithmetic: V is rounded once.
-__device__ __forceinline__ void transform_floats(const float2 (&d)[frequencies], __half2 (&v)[frequencies]) {
-  float x[frequencies], y[frequencies], vx[frequencies], vy[frequencies];
-#pragma unroll
-  for (int j = 0; j < frequencies; ++j) x[j] = d[j].x, y[j] = d[j].y;
-  winograd::Transform<4>::input(x, vx);
-  winograd::Transform<4>::input(y, vy);
-#pragma unroll
-  for (int f = 0; f < frequencies; ++f) v[f] = __floats2half2_rn(vx[f], vy[f]);
-}
-
-#ifndef FP16_FLOATS
-#define FP16_FLOATS 0
-#endif
 // One position, 16 bytes of its channels: six columns to six frequencies. scaled: multiply by scale.
 template <typename T, bool scaled>
 __device__ __forceinline__ void transform_position(const unsigned char* raw, unsigned char* v, float scale) {
-  unsigned d[frequencies][4];
+  constexpr bool is_float = std::is_same_v<T, float>;
+  constexpr int pairs = is_float ? 2 : 4;
+  unsigned d[frequencies][pairs];  // of two halves
 #pragma unroll
   for (int j = 0; j < frequencies; ++j) {
     const uint4 four = *reinterpret_cast<const uint4*>(raw + j * raw_column_bytes);
-    d[j][0] = four.x, d[j][1] = four.y, d[j][2] = four.z, d[j][3] = four.w;
+    const unsigned bits[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int i = 0; i < pairs; ++i) {
+      if constexpr (std::is_same_v<T, half_t> && !scaled) {
+        d[j][i] = bits[i];
+      } else {
+        float2 two = is_float ? make_float2(__uint_as_float(bits[2 * i % 4]), __uint_as_float(bits[(2 * i + 1) % 4]))
+                              : as_floats<T>(bits[i]);
+        if constexpr (scaled) two.x *= scale, two.y *= scale;
+        d[j][i] = as_bits(__floats2half2_rn(two.x, two.y));
+      }
+    }
   }
-  constexpr bool is_float = std::is_same_v<T, float>;
-  constexpr int pairs = is_float ? 2 : 4;
 #pragma unroll
   for (int i = 0; i < pairs; ++i) {
-    __half2 result[frequencies];
-    if constexpr (is_float || (std::is_same_v<T, half_t> && FP16_FLOATS)) {
-      float2 two[frequencies];
+    __half2 in[frequencies], out[frequencies];
 #pragma unroll
-      for (int j = 0; j < frequencies; ++j) {
-        if constexpr (is_float) {
-          two[j] = make_float2(__uint_as_float(d[j][2 * i]) * scale, __uint_as_float(d[j][2 * i + 1]) * scale);
-        } else {
-          two[j] = as_floats<T>(d[j][i]);
-          if constexpr (scaled) two[j].x *= scale, two[j].y *= scale;
-        }
-      }
-      transform_floats(two, result);
-    } else {
-      __half2 two[frequencies];
+    for (int j = 0; j < frequencies; ++j) in[j] = as_halves(d[j][i]);
+    transform_halves(in, out);
 #pragma unroll
-      for (int j = 0; j < frequencies; ++j) {
-        if constexpr (scaled) {
-          const float2 value = as_floats<T>(d[j][i]);
-          two[j] = __floats2half2_rn(value.x * scale, value.y * scale);
-        } else {
-          two[j] = as_halves(d[j][i]);
-        }
-      }
-      transform_halves(two, result);
-    }
-#pragma unroll
-    for (int f = 0; f < frequencies; ++f) d[f][i] = as_bits(result[f]);
+    for (int f = 0; f < frequencies; ++f) d[f][i] = as_bits(out[f]);
   }
 #pragma unroll
   for (int f = 0; f < frequencies; ++f) {
@@ -258,7 +233,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       if (stage == 0 && thread == 0) shared.exponents[state.item_slot] = exponent;
       unsigned char* v = shared.v[state.v.slot];
       const int first = (warp + 2 * stage) % producer_warps;  // 14 parts: three or four of a warp, in turn
-      if (std::is_same_v<T, half_t> && exponent == 0) {
+      if (exponent == 0) {
         transform_stage<T, false>(raw, v, first, lane, 1.0f);
       } else {
         transform_stage<T, true>(raw, v, first, lane, power_of_two(exponent));
