@@ -19,6 +19,7 @@ __device__ __forceinline__ void initialise(Shared<T>& shared) {
     }
     hopper::barrier_init(shared_address(&shared.pass_done), block_threads);
     hopper::barrier_init_fence();
+    shared.loader.raw = {};
   }
   for (int i = threadIdx.x; i < most_items / 32; i += block_threads) shared.repeat[i] = 0;
   __syncthreads();

@@ -90,6 +90,10 @@ void run_class(const ConvArgs& args, const Config& config, const T* x, Layout la
   const Box4 box{.c = Stage<T>::channels, .w = raw_columns, .h = input_rows, .n = 1, .swizzled = false};
   const CUtensorMap map =
       boxes ? make_tensor_map(x, problem.dtype, problem.n, problem.h, problem.w, problem.c, box) : CUtensorMap{};
+#ifdef FEW
+  launch<T, true, Output::filters>(params, config, map, runtime.device().processors, static_cast<cudaStream_t>(runtime.stream()));
+  return;
+#else
   const auto launch_as = [&]<Output output>() {
     const int processors = runtime.device().processors;
     const auto stream = static_cast<cudaStream_t>(runtime.stream());
@@ -101,6 +105,7 @@ void run_class(const ConvArgs& args, const Config& config, const T* x, Layout la
     case Output::columns: launch_as.template operator()<Output::columns>(); break;
     case Output::elements: launch_as.template operator()<Output::elements>(); break;
   }
+#endif
 }
 
 }  // namespace fastconv::algos::winograd_fused::single

@@ -47,6 +47,13 @@ static_assert(raw_row_bytes % 128 == 64 && raw_stage_bytes % 128 == 0);
 constexpr int exchanged_groups = 2, exchange_pitch = filter_tile + 4;
 using Exchange = float[frequencies][8 * exchanged_groups][exchange_pitch];
 
+// Where the thread that issues tensor copies is. In shared memory: registers are short.
+struct LoaderState {
+  unsigned ordinal;
+  int stage;
+  hopper::RingPosition raw;
+};
+
 template <typename T>
 struct Shared {
   static constexpr int item_slots = Stage<T>::v_stages + 1;  // the producers are never further ahead
@@ -56,7 +63,8 @@ struct Shared {
   alignas(128) Exchange exchange;
   alignas(8) std::uint64_t raw_full[Stage<T>::raw_stages], raw_empty[Stage<T>::raw_stages];
   std::uint64_t v_full[Stage<T>::v_stages], v_empty[Stage<T>::v_stages], pass_done;
-  int exponents[item_slots];        // of the items' scales
+  LoaderState loader;
+  int exponents[item_slots];         // of the items' scales
   unsigned largest;                 // bits of the largest |x| of an item that is repeated
   unsigned repeat[most_items / 32];  // items whose scale did not fit
 };

@@ -12,6 +12,10 @@ constexpr int u_step = frequencies * taps * u_fragment_bytes / 16, u_frequency =
 
 // Volatile: issued here, not where it is used.
 __device__ __forceinline__ void load_filters(Filters& u, const uint4* source) {
+#ifdef KO_U
+  for (int r = 0; r < taps; ++r) for (int i = 0; i < 4; ++i) asm volatile("mov.u32 %0, 0;" : "=r"(u[r][i]));
+  return;
+#endif
 #pragma unroll
   for (int r = 0; r < taps; ++r) {
     asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -19,13 +19,13 @@ enum class Output : int {
 template <typename T>
 struct Finisher {
   int lane_position, filter;  // of the eight positions of a group; of the 64 filters, the first of two
-  int p0, q0, filters;        // filters: how many of the two exist
+  int q0, rows, filters;      // how many rows of the item, and filters of the two, exist
   bool two_factors;           // whether the scales' exponents exceed what one float can hold
   float bias[2], first[2], second[2];
   std::int64_t base;  // element of y at the item's first output and filter k
 
   __device__ __forceinline__ Finisher(const Params<T>& params, const Item& item, int exponent, bool along_filters)
-      : p0(item.p0), q0(item.q0) {
+      : q0(item.q0), rows(min(tile_rows, params.p - item.p0)) {
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     // A warp reads one position, or eight: without a bank conflict either way.
     lane_position = along_filters ? warp : lane >> 1 & 7;
@@ -41,7 +41,7 @@ struct Finisher {
       first[b] = power_of_two(-kept), second[b] = power_of_two(kept - sum);
       two_factors |= kept != sum;
     }
-    base = item.n * params.y_image + p0 * params.y_row + q0 * params.y_column + k * params.y_channel;
+    base = item.n * params.y_image + item.p0 * params.y_row + q0 * params.y_column + k * params.y_channel;
   }
 };
 
@@ -92,18 +92,20 @@ __device__ __forceinline__ float clamp_keeping_nan(float value, float least, flo
   return value;
 }
 
-template <bool silu>
 __device__ __forceinline__ void activate(const ActivationFunction& activation, Outputs& value) {
+  const auto for_each = [&](const auto& function) {
 #pragma unroll
-  for (int j = 0; j < 2 * tile_outputs; ++j) {
-    float& v = value[j / tile_outputs][j % tile_outputs];
-    if constexpr (silu) {
-      v = activation.silu(v);
-    } else if (activation.negative_slope == 0.0f) {
-      v = clamp_keeping_nan(v, 0.0f, activation.cap);
-    } else if (activation.negative_slope != 1.0f) {
-      v = activation.piecewise(v);
+    for (int j = 0; j < 2 * tile_outputs; ++j) {
+      float& v = value[j / tile_outputs][j % tile_outputs];
+      v = function(v);
     }
+  };
+  if (__builtin_expect(activation.is_silu, 0)) {
+    for_each([&](float v) { return activation.silu(v); });
+  } else if (activation.negative_slope == 0.0f) {
+    for_each([&](float v) { return clamp_keeping_nan(v, 0.0f, activation.cap); });
+  } else if (activation.negative_slope != 1.0f) {
+    for_each([&](float v) { return activation.piecewise(v); });
   }
 }
 
@@ -124,38 +126,39 @@ __device__ __forceinline__ Vector<T, count> pack_vector(const float (&value)[cou
 }
 
 // The position numbered `number` of an item, for two filters: residual, activation, store.
-template <typename T, Output output, bool silu>
+template <typename T, Output output>
 __device__ __forceinline__ void store_position(const Params<T>& params, const Finisher<T>& mine, int number,
                                                Outputs& value) {
-  asm volatile("" : "+r"(number));  // all positions' addresses worked out beforehand would fill the registers
   const int row = number * 147 >> 10, column = (number - row * tile_columns) * tile_outputs;  // number / 7
   static_assert(tile_columns == 7 && products <= 104);
   const int columns = params.q - mine.q0 - column;  // that exist
-  if (row >= tile_rows || row >= params.p - mine.p0 || columns <= 0 || mine.filters <= 0) return;
-  const std::int64_t base = mine.base + row * params.y_row + column * params.y_column;
+  if (row >= mine.rows || columns <= 0 || mine.filters <= 0) return;
+  // Within an item 32 bits suffice (launch).
+  const int y_column = static_cast<int>(params.y_column), y_filter = static_cast<int>(params.y_channel);
+  const std::int64_t base = mine.base + (row * static_cast<int>(params.y_row) + column * y_column);
   // visit(offset, filter, output) for what exists.
   const auto for_each = [&](const auto& visit) {
     if constexpr (output == Output::columns) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        if (b < mine.filters) visit(base + b * params.y_channel, b, 0);
+        if (b < mine.filters) visit(base + b * y_filter, b, 0);
       }
     } else {
 #pragma unroll
       for (int i = 0; i < tile_outputs; ++i) {
         if (i >= columns) continue;
         if constexpr (output == Output::filters) {
-          visit(base + i * params.y_column, 0, i);
+          visit(base + i * y_column, 0, i);
         } else {
 #pragma unroll
           for (int b = 0; b < 2; ++b) {
-            if (b < mine.filters) visit(base + i * params.y_column + b * params.y_channel, b, i);
+            if (b < mine.filters) visit(base + i * y_column + b * y_filter, b, i);
           }
         }
       }
     }
   };
-  if (params.epilogue.residual != nullptr) {
+  if (__builtin_expect(params.epilogue.residual != nullptr, 0)) {
     for_each([&](std::int64_t index, int b, int i) {
       const T* residual = params.epilogue.residual + index;
       if constexpr (output == Output::filters) {
@@ -172,7 +175,7 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
       }
     });
   }
-  activate<silu>(params.epilogue.activate, value);
+  activate(params.epilogue.activate, value);
   for_each([&](std::int64_t index, int b, int i) {
     if constexpr (output == Output::filters) {
       *reinterpret_cast<Vector<T, 2>*>(params.y + index) = pack_vector<T, 2>({value[0][i], value[1][i]});
@@ -184,51 +187,72 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   });
 }
 
-// Groups of positions first and first + 1, or the last one alone. Returns NaN if a sum of an output is not finite.
-template <typename T, Output output, bool silu, int first>
-__device__ __forceinline__ float finish_groups(const Params<T>& params, Shared<T>& shared, const Sums& sum,
-                                               const Finisher<T>& mine, int group) {
-  constexpr int count = first + 1 < position_groups ? exchanged_groups : 1;
-  hand_over<first>(shared.exchange, sum, group);
-  if constexpr (count == 2) hand_over<first + 1>(shared.exchange, sum, group);
-  synchronise<consumer_barrier, consumer_threads>();
-  float2 m[count][frequencies];
+// U of a frequency into registers of sums that have been handed over, and from there.
+__device__ __forceinline__ void load_filters(float* registers, const uint4* source) {
 #pragma unroll
-  for (int e = 0; e < count; ++e) {
-#pragma unroll
-    for (int f = 0; f < frequencies; ++f) {
-      m[e][f] = *reinterpret_cast<const float2*>(&shared.exchange[f][e * 8 + mine.lane_position][mine.filter]);
-    }
+  for (int r = 0; r < taps; ++r) {
+    asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(registers[4 * r]), "=f"(registers[4 * r + 1]), "=f"(registers[4 * r + 2]),
+                   "=f"(registers[4 * r + 3])
+                 : "l"(source + r * (u_fragment_bytes / 16)));
   }
-  synchronise<consumer_barrier, consumer_threads>();  // before the next ones are handed over
-  Outputs value[count];
-  float bad = 0.0f;
+}
+__device__ __forceinline__ void take_filters(Filters& u, const float* registers) {
 #pragma unroll
-  for (int e = 0; e < count; ++e) {
-    const float seen = transform_sums(mine, m[e], value[e]);
-    // Positions behind the last row are sums of whatever shared memory held.
-    if ((first + e) * 8 + mine.lane_position < positions) bad += seen;
-  }
-#pragma unroll
-  for (int e = 0; e < count; ++e) {
-    store_position<T, output, silu>(params, mine, (first + e) * 8 + mine.lane_position, value[e]);
-  }
-  return bad;
+  for (int i = 0; i < 4 * taps; ++i) u[i / 4][i % 4] = __float_as_uint(registers[i]);
 }
 
-// prefetch() is called in between, when registers are free.
-template <typename T, Output output, bool silu, typename Prefetch>
-__device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>& shared, const Sums& sum,
-                                             const Finisher<T>& mine, int group, const Prefetch& prefetch) {
-  float bad = finish_groups<T, output, silu, 0>(params, shared, sum, mine, group);
-  bad += finish_groups<T, output, silu, 2>(params, shared, sum, mine, group);
-  bad += finish_groups<T, output, silu, 4>(params, shared, sum, mine, group);
-  prefetch();
-  bad += finish_groups<T, output, silu, 6>(params, shared, sum, mine, group);
-  bad += finish_groups<T, output, silu, 8>(params, shared, sum, mine, group);
-  bad += finish_groups<T, output, silu, 10>(params, shared, sum, mine, group);
-  bad += finish_groups<T, output, silu, 12>(params, shared, sum, mine, group);
-  static_assert(position_groups == 13);
+// Two groups of positions at a time. A loop with a jump to the registers of its turn: straight-line code, run once an
+// item, waits for the instruction cache at every step (docs/performance.md). Returns NaN if a sum of an output is not
+// finite. next: U of the next item; its first two frequencies are in u at the end.
+template <typename T, Output output>
+__device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>& shared, Sums& sum,
+                                             const Finisher<T>& mine, int group, Filters (&u)[group_frequencies],
+                                             const uint4* next) {
+  float bad = 0.0f;
+#pragma unroll 1
+  for (int turn = 0; turn < (position_groups + 1) / 2; ++turn) {
+    switch (turn) {
+#define FASTCONV_TURN(i)                                                                        \
+  case i:                                                                                       \
+    hand_over<2 * i>(shared.exchange, sum, group);                                              \
+    if constexpr (2 * i + 1 < position_groups) hand_over<2 * i + 1>(shared.exchange, sum, group); \
+    break;
+      FASTCONV_TURN(0)
+      FASTCONV_TURN(1)
+      FASTCONV_TURN(2)
+      FASTCONV_TURN(3)
+      FASTCONV_TURN(4)
+      FASTCONV_TURN(5)
+      FASTCONV_TURN(6)
+#undef FASTCONV_TURN
+    }
+    static_assert(position_groups == 13);
+    if (turn == 3) {  // of frequency 0, groups 0 to 5 are gone: 24 registers
+      load_filters(&sum[0][0], next);
+      load_filters(&sum[0][12], next + u_frequency);
+    }
+    synchronise<consumer_barrier, consumer_threads>();
+    Outputs value[exchanged_groups];
+#pragma unroll
+    for (int e = 0; e < exchanged_groups; ++e) {
+      float2 m[frequencies];
+#pragma unroll
+      for (int f = 0; f < frequencies; ++f) {
+        m[f] = *reinterpret_cast<const float2*>(&shared.exchange[f][e * 8 + mine.lane_position][mine.filter]);
+      }
+      const float seen = transform_sums(mine, m, value[e]);
+      // Positions behind the last row are sums of whatever shared memory held.
+      if ((turn * exchanged_groups + e) * 8 + mine.lane_position < positions) bad += seen;
+    }
+    synchronise<consumer_barrier, consumer_threads>();  // before the next ones are handed over
+#pragma unroll
+    for (int e = 0; e < exchanged_groups; ++e) {
+      store_position<T, output>(params, mine, (turn * exchanged_groups + e) * 8 + mine.lane_position, value[e]);
+    }
+  }
+  take_filters(u[0], &sum[0][0]);
+  take_filters(u[1], &sum[0][12]);
   return bad;
 }
 
@@ -256,16 +280,9 @@ __device__ __forceinline__ void consume(const Params<T>& params, Shared<T>& shar
     const Finisher<T> mine(params, find_item(params, walk.number()), shared.exponents[state.item_slot],
                            output == Output::filters || (output == Output::elements && params.y_channel == 1));
     const unsigned ordinal = walk.ordinal;
-    const auto prefetch = [&] {  // the next item's, into the registers of sums that have been handed over
-      more = walk.next();
-      if (!more) return;
-      source = filters();
-      load_filters(u[0], source);
-      load_filters(u[1], source + u_frequency);
-    };
-    const float bad = params.epilogue.activate.is_silu
-                          ? finish_item<T, output, true>(params, shared, sum, mine, group, prefetch)
-                          : finish_item<T, output, false>(params, shared, sum, mine, group, prefetch);
+    more = walk.next();
+    source = more ? filters() : params.u + threadIdx.x % 128;  // any, if there is no next item
+    const float bad = finish_item<T, output>(params, shared, sum, mine, group, u, source);
     if (!repeated && bad != 0.0f) atomicOr(&shared.repeat[ordinal / 32], 1u << ordinal % 32);
     state.item_slot = (state.item_slot + 1) % Shared<T>::item_slots;
   }

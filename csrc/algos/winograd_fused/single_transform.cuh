@@ -13,31 +13,27 @@ constexpr float least_unscaled = 0x1p-6f, most_unscaled = 0x1p10f;
 static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0f);
 
 struct ProducerState {
-  hopper::RingPosition issue, raw, v;
+  hopper::RingPosition raw, v;
   int item_slot = 0;
 };
 
-// Issues tensor copies ahead of the stage that is transformed. One thread. It works its item out again for each stage:
-// registers are short.
+// The next tensor copy, ahead of the stage that is transformed. One thread.
 template <typename T>
-struct Loader {
-  Walk<Params<T>> walk;
-  int stage = 0;
-  bool more = false;
-
-  __device__ __forceinline__ void issue(const Params<T>& params, const CUtensorMap& map, Shared<T>& shared,
-                                        hopper::RingPosition& position) {
-    if (!more) return;
-    const Item item = find_item(params, walk.number());
-    const std::uint32_t full = shared_address(&shared.raw_full[position.slot]);
-    wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
-    hopper::arrive_expecting(full, raw_stage_bytes);
-    hopper::copy_box(shared_address(shared.raw[position.slot]), map, stage * Stage<T>::channels, item.q0 - params.pad_w,
-                     item.p0 - params.pad_h, item.n, full);
-    position.advance(Stage<T>::raw_stages);
-    if (++stage == params.stages) more = walk.next(), stage = 0;
-  }
-};
+__device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtensorMap& map, Shared<T>& shared,
+                                           const unsigned* repeat) {
+  LoaderState state = shared.loader;
+  Walk<Params<T>> walk{params, repeat, state.ordinal};
+  if (walk.number() >= params.end_item) return;
+  const Item item = find_item(params, walk.number());
+  const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot]);
+  wait_bounded(shared_address(&shared.raw_empty[state.raw.slot]), state.raw.parity ^ 1, params.report, role_load);
+  hopper::arrive_expecting(full, raw_stage_bytes);
+  hopper::copy_box(shared_address(shared.raw[state.raw.slot]), map, state.stage * Stage<T>::channels,
+                   item.q0 - params.pad_w, item.p0 - params.pad_h, item.n, full);
+  state.raw.advance(Stage<T>::raw_stages);
+  if (++state.stage == params.stages) walk.next(), state.stage = 0, state.ordinal = walk.ordinal;
+  shared.loader = state;
+}
 
 // The same by all producers, element by element, from any layout and alignment.
 template <typename T>
@@ -197,6 +193,9 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
 #pragma unroll 1
   for (int i = first; i < 2 * tile_columns; i += producer_warps) {
     const int column = i >> 1, rows = (i & 1) * 8;
+#ifdef KO_T
+    continue;
+#endif
     transform_position<T, scaled>(raw + rows * raw_row_bytes + column * tile_outputs * raw_column_bytes,
                                   v + (rows * tile_columns + column) * 16, scale);
   }
@@ -209,10 +208,11 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
   constexpr int raw_stages = Stage<T>::raw_stages, v_stages = Stage<T>::v_stages;
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
   const unsigned* repeat = repeated ? shared.repeat : nullptr;
-  Loader<T> loader{{params, repeat}};
   if (boxes && thread == 0) {
-    loader.more = loader.walk.next();
-    for (int i = 0; i < raw_stages - 1; ++i) loader.issue(params, map, shared, state.issue);
+    Walk<Params<T>> first{params, repeat};
+    first.next();
+    shared.loader.ordinal = first.ordinal, shared.loader.stage = 0;
+    for (int i = 0; i < raw_stages - 1; ++i) issue_copy(params, map, shared, repeat);
   }
   Walk<Params<T>> walk{params, repeat};
   while (walk.next()) {
@@ -221,7 +221,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
     for (int stage = 0; stage < params.stages; ++stage) {
       unsigned char* raw = shared.raw[state.raw.slot];
       if constexpr (boxes) {
-        if (thread == 0) loader.issue(params, map, shared, state.issue);
+        if (thread == 0) issue_copy(params, map, shared, repeat);
         __syncwarp();
         wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
       } else {
