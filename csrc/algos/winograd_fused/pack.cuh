@@ -13,13 +13,14 @@ namespace fastconv::algos::winograd_fused {
 
 constexpr int pack_threads = 128, filter_target_exponent = 13;
 
-// Where U[f][k][c, r] lies, in halves. A thread's two rows of a fragment are neighbouring filters, so that it can store
-// their outputs together.
+// Where U[f][k][c, r] lies, in halves. With hi and lo a thread's two rows of a fragment are neighbouring filters, so that
+// it can store their outputs together; one half alone has the rows in order.
 template <int parts>
 __device__ __forceinline__ std::int64_t packed_index(int k, int c, int steps, int f, int r) {
   const int filter = k % filter_tile, channel = c % channels;
-  const int lane = filter % 16 / 2 * 4 + channel % 8 / 2, thread = filter / 16 * 32 + lane;
-  const int element = (filter % 2 + channel / 8 * 2) * 2 + channel % 2;
+  const int row = parts == 2 ? filter % 16 / 2 : filter % 8, second = parts == 2 ? filter % 2 : filter / 8 % 2;
+  const int lane = row * 4 + channel % 8 / 2, thread = filter / 16 * 32 + lane;
+  const int element = (second + channel / 8 * 2) * 2 + channel % 2;
   const std::int64_t step = static_cast<std::int64_t>(k / filter_tile) * steps + c / channels;
   return ((step * frequencies + f) * taps + r) * (parts * u_fragment_bytes / 2) + thread * 8 + element;
 }

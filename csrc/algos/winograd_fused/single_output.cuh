@@ -26,7 +26,7 @@ struct Finisher {
 
   __device__ __forceinline__ Finisher(const Params<T>& params, const Item& item, int exponent, bool along_filters)
       : q0(item.q0), rows(min(tile_rows, params.p - item.p0)) {
-    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // uniform
     // A warp reads one position, or eight: without a bank conflict either way.
     lane_position = along_filters ? warp : lane >> 1 & 7;
     filter = 2 * (along_filters ? lane : (lane & 1) + (lane >> 4) * 2 + warp * 4);
@@ -41,23 +41,20 @@ struct Finisher {
       first[b] = power_of_two(-kept), second[b] = power_of_two(kept - sum);
       two_factors |= kept != sum;
     }
+    two_factors = __any_sync(~0u, two_factors);
     base = item.n * params.y_image + item.p0 * params.y_row + q0 * params.y_column + k * params.y_channel;
   }
 };
 
-// Eight positions' sums of one warpgroup to shared memory. A thread's two rows of a fragment are neighbouring filters
-// (pack.cuh).
+// Eight positions' sums of one warpgroup to shared memory: without a bank conflict, and from the registers as they are.
 template <int position_group>
-__device__ __forceinline__ void hand_over(Exchange& exchange, const Sums& sum, int group) {
-  const int thread = threadIdx.x % 128, filter = thread / 32 * 16 + thread % 32 / 4 * 2, position = thread % 4 * 2;
-  float* target =
-      &exchange[group * group_frequencies][position_group % exchanged_groups * 8 + position][filter];
+__device__ __forceinline__ void hand_over(float* target, const Sums& sum) {
 #pragma unroll
   for (int f = 0; f < group_frequencies; ++f) {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      *reinterpret_cast<float2*>(target + (f * 8 * exchanged_groups + e) * exchange_pitch) =
-          make_float2(sum[f][4 * position_group + e], sum[f][4 * position_group + 2 + e]);
+    for (int i = 0; i < 4; ++i) {
+      const int position = f * 8 * exchanged_groups + position_group % exchanged_groups * 8 + i % 2;
+      target[position * exchange_pitch + i / 2 * 8] = sum[f][4 * position_group + i];
     }
   }
 }
@@ -77,11 +74,12 @@ __device__ __forceinline__ float transform_sums(const Finisher<T>& mine, const f
   const float bad = fmaf(value[0][0] + value[0][3], 0.0f, fmaf(value[1][0] + value[1][3], 0.0f, 0.0f));
 #pragma unroll
   for (int b = 0; b < 2; ++b) {
+    if (__builtin_expect(mine.two_factors, 0)) {
 #pragma unroll
-    for (int i = 0; i < tile_outputs; ++i) {
-      if (mine.two_factors) value[b][i] *= mine.second[b];
-      value[b][i] = fmaf(value[b][i], mine.first[b], mine.bias[b]);
+      for (int i = 0; i < tile_outputs; ++i) value[b][i] *= mine.second[b];
     }
+#pragma unroll
+    for (int i = 0; i < tile_outputs; ++i) value[b][i] = fmaf(value[b][i], mine.first[b], mine.bias[b]);
   }
   return bad;
 }
@@ -132,6 +130,9 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   const int row = number * 147 >> 10, column = (number - row * tile_columns) * tile_outputs;  // number / 7
   static_assert(tile_columns == 7 && products <= 104);
   const int columns = params.q - mine.q0 - column;  // that exist
+#ifdef KO_S
+  if (value[0][0] != 123.456f) return;
+#endif
   if (row >= mine.rows || columns <= 0 || mine.filters <= 0) return;
   // Within an item 32 bits suffice (launch).
   const int y_column = static_cast<int>(params.y_column), y_filter = static_cast<int>(params.y_channel);
@@ -208,15 +209,19 @@ __device__ __forceinline__ void take_filters(Filters& u, const float* registers)
 template <typename T, Output output>
 __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>& shared, Sums& sum,
                                              const Finisher<T>& mine, int group, Filters (&u)[group_frequencies],
-                                             const uint4* next) {
+                                             const uint4* next, ConsumerState& state) {
+  const int fragment = threadIdx.x % 128, first_filter = fragment / 32 * 16 + fragment % 32 / 4;
   float bad = 0.0f;
+  constexpr int turns = (position_groups + exchanged_groups - 1) / exchanged_groups;
 #pragma unroll 1
-  for (int turn = 0; turn < (position_groups + 1) / 2; ++turn) {
+  for (int turn = 0; turn < turns; ++turn, ++state.turn) {
+    const int buffer = exchange_buffers == 2 ? state.turn & 1 : 0;
+    float* target = &shared.exchange[buffer][group * group_frequencies][fragment % 4 * 2][first_filter];
     switch (turn) {
 #define FASTCONV_TURN(i)                                                                        \
   case i:                                                                                       \
-    hand_over<2 * i>(shared.exchange, sum, group);                                              \
-    if constexpr (2 * i + 1 < position_groups) hand_over<2 * i + 1>(shared.exchange, sum, group); \
+    if constexpr (exchanged_groups * i < position_groups) hand_over<exchanged_groups * i>(target, sum);                                              \
+    if constexpr (exchanged_groups == 2 && 2 * i + 1 < position_groups) hand_over<2 * i + 1>(target, sum); \
     break;
       FASTCONV_TURN(0)
       FASTCONV_TURN(1)
@@ -225,27 +230,40 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>&
       FASTCONV_TURN(4)
       FASTCONV_TURN(5)
       FASTCONV_TURN(6)
+#if EG == 1
+      FASTCONV_TURN(7)
+      FASTCONV_TURN(8)
+      FASTCONV_TURN(9)
+      FASTCONV_TURN(10)
+      FASTCONV_TURN(11)
+      FASTCONV_TURN(12)
+#endif
 #undef FASTCONV_TURN
     }
     static_assert(position_groups == 13);
-    if (turn == 3) {  // of frequency 0, groups 0 to 5 are gone: 24 registers
+    if (turn == 6 / exchanged_groups) {  // of frequency 0, groups 0 to 5 are gone: 24 registers
       load_filters(&sum[0][0], next);
       load_filters(&sum[0][12], next + u_frequency);
     }
+#ifdef KO_B
+    __syncwarp();
+#else
     synchronise<consumer_barrier, consumer_threads>();
+#endif
     Outputs value[exchanged_groups];
 #pragma unroll
     for (int e = 0; e < exchanged_groups; ++e) {
       float2 m[frequencies];
 #pragma unroll
       for (int f = 0; f < frequencies; ++f) {
-        m[f] = *reinterpret_cast<const float2*>(&shared.exchange[f][e * 8 + mine.lane_position][mine.filter]);
+        m[f] = *reinterpret_cast<const float2*>(&shared.exchange[buffer][f][e * 8 + mine.lane_position][mine.filter]);
       }
       const float seen = transform_sums(mine, m, value[e]);
       // Positions behind the last row are sums of whatever shared memory held.
       if ((turn * exchanged_groups + e) * 8 + mine.lane_position < positions) bad += seen;
     }
-    synchronise<consumer_barrier, consumer_threads>();  // before the next ones are handed over
+    if (exchange_buffers == 1) synchronise<consumer_barrier, consumer_threads>();
+    // before the next ones are handed over
 #pragma unroll
     for (int e = 0; e < exchanged_groups; ++e) {
       store_position<T, output>(params, mine, (turn * exchanged_groups + e) * 8 + mine.lane_position, value[e]);
@@ -282,7 +300,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, Shared<T>& shar
     const unsigned ordinal = walk.ordinal;
     more = walk.next();
     source = more ? filters() : params.u + threadIdx.x % 128;  // any, if there is no next item
-    const float bad = finish_item<T, output>(params, shared, sum, mine, group, u, source);
+    const float bad = finish_item<T, output>(params, shared, sum, mine, group, u, source, state);
     if (!repeated && bad != 0.0f) atomicOr(&shared.repeat[ordinal / 32], 1u << ordinal % 32);
     state.item_slot = (state.item_slot + 1) % Shared<T>::item_slots;
   }
