@@ -56,8 +56,8 @@ template <typename T>
 Output select_output(const ConvArgs& args) {
   const ConvProblem& problem = args.problem;
   const bool nchw = problem.layout == Layout::nchw;
-  const std::size_t bytes = (nchw ? 4 : 2) * sizeof(T);
-  const bool vectors = (nchw ? problem.q() % 4 == 0 : problem.k % 2 == 0) && is_aligned(args.y, bytes) &&
+  const std::size_t bytes = 4 * sizeof(T);
+  const bool vectors = (nchw ? problem.q() : problem.k) % 4 == 0 && is_aligned(args.y, bytes) &&
                        is_aligned(args.residual, bytes);
   return !vectors ? Output::elements : nchw ? Output::columns : Output::filters;
 }

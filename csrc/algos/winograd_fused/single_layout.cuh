@@ -44,11 +44,8 @@ static_assert(raw_row_bytes % 128 == 64 && raw_stage_bytes % 128 == 0);
 
 // Sums of 16 positions and all frequencies on their way from wgmma's registers to the threads that finish them:
 // [f][position][64 filters], padded by 16 bytes so that neither side meets a bank conflict.
-#ifndef EG
-#define EG 2
-#define EB 1
-#endif
-constexpr int exchanged_groups = EG, exchange_buffers = EB, exchange_pitch = filter_tile + 4;
+constexpr int exchanged_groups = 2, exchange_pitch = filter_tile + 4;
+constexpr int exchanged_positions = 8 * exchanged_groups;
 using Exchange = float[frequencies][8 * exchanged_groups][exchange_pitch];
 
 // Where the thread that issues tensor copies is. In shared memory: registers are short.
@@ -58,21 +55,28 @@ struct LoaderState {
   hopper::RingPosition raw;
 };
 
+// What undoes the scales of an item, by filter. Two factors where the exponents exceed what one float can hold.
+struct alignas(16) FilterEnds {
+  float scale[filter_tile], second_scale[filter_tile], bias[filter_tile];
+  int two_factors[filter_tile / 32];
+};
+
 template <typename T>
 struct Shared {
   static constexpr int item_slots = Stage<T>::v_stages + 1;  // the producers are never further ahead
 
   alignas(128) unsigned char raw[Stage<T>::raw_stages][raw_stage_bytes];
   alignas(128) unsigned char v[Stage<T>::v_stages][Stage<T>::v_stage_bytes];
-  alignas(128) Exchange exchange[exchange_buffers];
+  alignas(128) Exchange exchange;
   alignas(8) std::uint64_t raw_full[Stage<T>::raw_stages], raw_empty[Stage<T>::raw_stages];
   std::uint64_t v_full[Stage<T>::v_stages], v_empty[Stage<T>::v_stages], pass_done;
+  FilterEnds ends[2];  // of the item that ends, and the next one
   LoaderState loader;
   int exponents[item_slots];         // of the items' scales
   unsigned largest;                 // bits of the largest |x| of an item that is repeated
   unsigned repeat[most_items / 32];  // items whose scale did not fit
 };
-//static_assert(sizeof(Shared<float>) <= 195 * 1024 && sizeof(Shared<half_t>) <= 195 * 1024);  // the rest is L1 cache
+static_assert(sizeof(Shared<float>) <= 195 * 1024 && sizeof(Shared<half_t>) <= 195 * 1024);  // the rest is L1 cache
 
 template <typename T>
 struct Params {

@@ -33,8 +33,7 @@ __device__ __forceinline__ std::uint64_t core_descriptor(std::uint32_t address) 
 
 struct ConsumerState {
   hopper::RingPosition v;
-  int item_slot = 0;
-  unsigned turn = 0;  // of the buffers of the exchange
+  unsigned item = 0;
 };
 
 // One frequency of 16 channels. On exit its products are under way, those before are done.

@@ -10,41 +10,48 @@ namespace fastconv::algos::winograd_fused::single {
 
 // How y is written.
 enum class Output : int {
-  filters,   // NHWC, by two neighbouring filters; a warp writes whole pixels
+  filters,   // NHWC, by four neighbouring filters; a warp writes two whole positions
   columns,   // NCHW, by four neighbouring outputs
   elements,  // either, where alignment forbids both
 };
 
-// What a thread knows of its two filters of an item.
-template <typename T>
-struct Finisher {
-  int lane_position, filter;  // of the eight positions of a group; of the 64 filters, the first of two
-  int q0, rows, filters;      // how many rows of the item, and filters of the two, exist
-  bool two_factors;           // whether the scales' exponents exceed what one float can hold
-  float bias[2], first[2], second[2];
-  std::int64_t base;  // element of y at the item's first output and filter k
+// A thread finishes four filters of one of the positions that are exchanged at a time.
+constexpr int thread_filters = 4;
+static_assert(consumer_threads * thread_filters == filter_tile * exchanged_positions);
+static_assert(thread_filters == tile_outputs);  // of one size as vectors
 
-  __device__ __forceinline__ Finisher(const Params<T>& params, const Item& item, int exponent, bool along_filters)
+// A thread's part of an item.
+struct Finisher {
+  int position, filter;   // of those that are exchanged; of the 64, the thread's first
+  int q0, rows, filters;  // how many rows of the item, and filters of the four, exist
+  std::int64_t base;      // element of y at the item's first output and the thread's first filter
+
+  template <typename T>
+  __device__ __forceinline__ Finisher(const Params<T>& params, const Item& item, bool along_filters)
       : q0(item.q0), rows(min(tile_rows, params.p - item.p0)) {
-    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // uniform
-    // A warp reads one position, or eight: without a bank conflict either way.
-    lane_position = along_filters ? warp : lane >> 1 & 7;
-    filter = 2 * (along_filters ? lane : (lane & 1) + (lane >> 4) * 2 + warp * 4);
+    // Filters or positions along the lanes, as y lies; without a bank conflict either way.
+    const int low = threadIdx.x % 16, high = threadIdx.x / 16;
+    position = along_filters ? high : low;
+    filter = (along_filters ? low : high) * thread_filters;
     const int k = item.filter_block * filter_tile + filter;
     filters = params.k - k;
-    two_factors = false;
-#pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      bias[b] = b < filters ? params.epilogue.bias_of(k + b) : 0.0f;
-      const int sum = exponent + (b < filters ? __ldg(params.exponents + k + b) : 0);
-      const int kept = max(-126, min(sum, 126));
-      first[b] = power_of_two(-kept), second[b] = power_of_two(kept - sum);
-      two_factors |= kept != sum;
-    }
-    two_factors = __any_sync(~0u, two_factors);
     base = item.n * params.y_image + item.p0 * params.y_row + q0 * params.y_column + k * params.y_channel;
   }
 };
+
+// By the first 64 threads; the others see it after the next barrier.
+template <typename T>
+__device__ __forceinline__ void prepare_ends(const Params<T>& params, FilterEnds& ends, const Item& item,
+                                             int item_exponent) {
+  const int thread = threadIdx.x, k = item.filter_block * filter_tile + thread;
+  if (thread >= filter_tile) return;
+  const int sum = item_exponent + (k < params.k ? __ldg(params.exponents + k) : 0), kept = max(-126, min(sum, 126));
+  ends.scale[thread] = power_of_two(-kept);
+  ends.second_scale[thread] = power_of_two(kept - sum);
+  ends.bias[thread] = k < params.k ? params.epilogue.bias_of(k) : 0.0f;
+  const bool two = __any_sync(~0u, kept != sum);
+  if (thread % 32 == 0) ends.two_factors[thread / 32] = two;
+}
 
 // Eight positions' sums of one warpgroup to shared memory: without a bank conflict, and from the registers as they are.
 template <int position_group>
@@ -59,27 +66,18 @@ __device__ __forceinline__ void hand_over(float* target, const Sums& sum) {
   }
 }
 
-using Outputs = float[2][tile_outputs];  // [filter][output] of a position
+using Outputs = float[thread_filters][tile_outputs];  // of a position
 
 // Y = A^T M, without the scales. Returns NaN if a sum is not finite, else 0.
-template <typename T>
-__device__ __forceinline__ float transform_sums(const Finisher<T>& mine, const float2 (&m)[frequencies],
-                                                Outputs& value) {
-  float a[frequencies], b[frequencies];
+__device__ __forceinline__ float transform_sums(const float (&m)[frequencies][thread_filters], Outputs& value) {
+  float bad = 0.0f;
 #pragma unroll
-  for (int f = 0; f < frequencies; ++f) a[f] = m[f].x, b[f] = m[f].y;
-  winograd::Transform<4>::output(a, value[0]);
-  winograd::Transform<4>::output(b, value[1]);
-  // The first and the last output hold all six sums.
-  const float bad = fmaf(value[0][0] + value[0][3], 0.0f, fmaf(value[1][0] + value[1][3], 0.0f, 0.0f));
+  for (int b = 0; b < thread_filters; ++b) {
+    float sums[frequencies];
 #pragma unroll
-  for (int b = 0; b < 2; ++b) {
-    if (__builtin_expect(mine.two_factors, 0)) {
-#pragma unroll
-      for (int i = 0; i < tile_outputs; ++i) value[b][i] *= mine.second[b];
-    }
-#pragma unroll
-    for (int i = 0; i < tile_outputs; ++i) value[b][i] = fmaf(value[b][i], mine.first[b], mine.bias[b]);
+    for (int f = 0; f < frequencies; ++f) sums[f] = m[f][b];
+    winograd::Transform<4>::output(sums, value[b]);
+    bad = fmaf(value[b][0] + value[b][3], 0.0f, bad);  // the first and the last output hold all six sums
   }
   return bad;
 }
@@ -93,7 +91,7 @@ __device__ __forceinline__ float clamp_keeping_nan(float value, float least, flo
 __device__ __forceinline__ void activate(const ActivationFunction& activation, Outputs& value) {
   const auto for_each = [&](const auto& function) {
 #pragma unroll
-    for (int j = 0; j < 2 * tile_outputs; ++j) {
+    for (int j = 0; j < thread_filters * tile_outputs; ++j) {
       float& v = value[j / tile_outputs][j % tile_outputs];
       v = function(v);
     }
@@ -123,10 +121,10 @@ __device__ __forceinline__ Vector<T, count> pack_vector(const float (&value)[cou
   return result;
 }
 
-// The position numbered `number` of an item, for two filters: residual, activation, store.
+// The position numbered `number` of an item: scales, bias, residual, activation, store.
 template <typename T, Output output>
-__device__ __forceinline__ void store_position(const Params<T>& params, const Finisher<T>& mine, int number,
-                                               Outputs& value) {
+__device__ __forceinline__ void store_position(const Params<T>& params, const FilterEnds& ends, const Finisher& mine,
+                                               int number, Outputs& value) {
   const int row = number * 147 >> 10, column = (number - row * tile_columns) * tile_outputs;  // number / 7
   static_assert(tile_columns == 7 && products <= 104);
   const int columns = params.q - mine.q0 - column;  // that exist
@@ -134,6 +132,25 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   if (value[0][0] != 123.456f) return;
 #endif
   if (row >= mine.rows || columns <= 0 || mine.filters <= 0) return;
+  const auto of_filters = [&](const float(&values)[filter_tile]) {
+    return *reinterpret_cast<const Vector<float, thread_filters>*>(&values[mine.filter]);
+  };
+  if (__builtin_expect(ends.two_factors[0] | ends.two_factors[1], 0)) {
+    const auto second = of_filters(ends.second_scale);
+#pragma unroll
+    for (int b = 0; b < thread_filters; ++b) {
+#pragma unroll
+      for (int i = 0; i < tile_outputs; ++i) value[b][i] *= __uint_as_float(second.bits[b]);
+    }
+  }
+  const auto scale = of_filters(ends.scale), bias = of_filters(ends.bias);
+#pragma unroll
+  for (int b = 0; b < thread_filters; ++b) {
+#pragma unroll
+    for (int i = 0; i < tile_outputs; ++i) {
+      value[b][i] = fmaf(value[b][i], __uint_as_float(scale.bits[b]), __uint_as_float(bias.bits[b]));
+    }
+  }
   // Within an item 32 bits suffice (launch).
   const int y_column = static_cast<int>(params.y_column), y_filter = static_cast<int>(params.y_channel);
   const std::int64_t base = mine.base + (row * static_cast<int>(params.y_row) + column * y_column);
@@ -141,7 +158,7 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   const auto for_each = [&](const auto& visit) {
     if constexpr (output == Output::columns) {
 #pragma unroll
-      for (int b = 0; b < 2; ++b) {
+      for (int b = 0; b < thread_filters; ++b) {
         if (b < mine.filters) visit(base + b * y_filter, b, 0);
       }
     } else {
@@ -152,7 +169,7 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
           visit(base + i * y_column, 0, i);
         } else {
 #pragma unroll
-          for (int b = 0; b < 2; ++b) {
+          for (int b = 0; b < thread_filters; ++b) {
             if (b < mine.filters) visit(base + i * y_column + b * y_filter, b, i);
           }
         }
@@ -162,15 +179,13 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   if (__builtin_expect(params.epilogue.residual != nullptr, 0)) {
     for_each([&](std::int64_t index, int b, int i) {
       const T* residual = params.epilogue.residual + index;
-      if constexpr (output == Output::filters) {
-        T two[2];
-        memcpy(two, __builtin_assume_aligned(residual, 2 * sizeof(T)), sizeof two);
-        value[0][i] += to_float(two[0]), value[1][i] += to_float(two[1]);
-      } else if constexpr (output == Output::columns) {
+      if constexpr (output != Output::elements) {
         T four[4];
-        memcpy(four, __builtin_assume_aligned(residual, 4 * sizeof(T)), sizeof four);
+        memcpy(four, __builtin_assume_aligned(residual, sizeof four), sizeof four);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) value[b][j] += to_float(four[j]);
+        for (int j = 0; j < 4; ++j) {
+          (output == Output::filters ? value[j][i] : value[b][j]) += to_float(four[j]);
+        }
       } else {
         value[b][i] += to_float(*residual);
       }
@@ -179,7 +194,8 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   activate(params.epilogue.activate, value);
   for_each([&](std::int64_t index, int b, int i) {
     if constexpr (output == Output::filters) {
-      *reinterpret_cast<Vector<T, 2>*>(params.y + index) = pack_vector<T, 2>({value[0][i], value[1][i]});
+      *reinterpret_cast<Vector<T, 4>*>(params.y + index) =
+          pack_vector<T, 4>({value[0][i], value[1][i], value[2][i], value[3][i]});
     } else if constexpr (output == Output::columns) {
       *reinterpret_cast<Vector<T, 4>*>(params.y + index) = pack_vector<T, 4>(value[b]);
     } else {
@@ -208,20 +224,20 @@ __device__ __forceinline__ void take_filters(Filters& u, const float* registers)
 // finite. next: U of the next item; its first two frequencies are in u at the end.
 template <typename T, Output output>
 __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>& shared, Sums& sum,
-                                             const Finisher<T>& mine, int group, Filters (&u)[group_frequencies],
-                                             const uint4* next, ConsumerState& state) {
+                                             const FilterEnds& ends, const Finisher& mine, int group,
+                                             Filters (&u)[group_frequencies],
+                                             const uint4* next) {
   const int fragment = threadIdx.x % 128, first_filter = fragment / 32 * 16 + fragment % 32 / 4;
   float bad = 0.0f;
   constexpr int turns = (position_groups + exchanged_groups - 1) / exchanged_groups;
 #pragma unroll 1
-  for (int turn = 0; turn < turns; ++turn, ++state.turn) {
-    const int buffer = exchange_buffers == 2 ? state.turn & 1 : 0;
-    float* target = &shared.exchange[buffer][group * group_frequencies][fragment % 4 * 2][first_filter];
+  for (int turn = 0; turn < turns; ++turn) {
+    float* target = &shared.exchange[group * group_frequencies][fragment % 4 * 2][first_filter];
     switch (turn) {
 #define FASTCONV_TURN(i)                                                                        \
   case i:                                                                                       \
-    if constexpr (exchanged_groups * i < position_groups) hand_over<exchanged_groups * i>(target, sum);                                              \
-    if constexpr (exchanged_groups == 2 && 2 * i + 1 < position_groups) hand_over<2 * i + 1>(target, sum); \
+    hand_over<2 * i>(target, sum);                                              \
+    if constexpr (2 * i + 1 < position_groups) hand_over<2 * i + 1>(target, sum); \
     break;
       FASTCONV_TURN(0)
       FASTCONV_TURN(1)
@@ -230,44 +246,27 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>&
       FASTCONV_TURN(4)
       FASTCONV_TURN(5)
       FASTCONV_TURN(6)
-#if EG == 1
-      FASTCONV_TURN(7)
-      FASTCONV_TURN(8)
-      FASTCONV_TURN(9)
-      FASTCONV_TURN(10)
-      FASTCONV_TURN(11)
-      FASTCONV_TURN(12)
-#endif
 #undef FASTCONV_TURN
     }
     static_assert(position_groups == 13);
-    if (turn == 6 / exchanged_groups) {  // of frequency 0, groups 0 to 5 are gone: 24 registers
+    if (turn == 3) {  // of frequency 0, groups 0 to 5 are gone: 24 registers
       load_filters(&sum[0][0], next);
       load_filters(&sum[0][12], next + u_frequency);
     }
-#ifdef KO_B
-    __syncwarp();
-#else
     synchronise<consumer_barrier, consumer_threads>();
-#endif
-    Outputs value[exchanged_groups];
+    float m[frequencies][thread_filters];
 #pragma unroll
-    for (int e = 0; e < exchanged_groups; ++e) {
-      float2 m[frequencies];
-#pragma unroll
-      for (int f = 0; f < frequencies; ++f) {
-        m[f] = *reinterpret_cast<const float2*>(&shared.exchange[buffer][f][e * 8 + mine.lane_position][mine.filter]);
-      }
-      const float seen = transform_sums(mine, m, value[e]);
-      // Positions behind the last row are sums of whatever shared memory held.
-      if ((turn * exchanged_groups + e) * 8 + mine.lane_position < positions) bad += seen;
+    for (int f = 0; f < frequencies; ++f) {
+      const float4 four = *reinterpret_cast<const float4*>(&shared.exchange[f][mine.position][mine.filter]);
+      m[f][0] = four.x, m[f][1] = four.y, m[f][2] = four.z, m[f][3] = four.w;
     }
-    if (exchange_buffers == 1) synchronise<consumer_barrier, consumer_threads>();
-    // before the next ones are handed over
-#pragma unroll
-    for (int e = 0; e < exchanged_groups; ++e) {
-      store_position<T, output>(params, mine, (turn * exchanged_groups + e) * 8 + mine.lane_position, value[e]);
-    }
+    synchronise<consumer_barrier, consumer_threads>();  // before the next ones
+    Outputs value;
+    const float seen = transform_sums(m, value);
+    // Positions behind the last row are sums of whatever shared memory held.
+    const int number = turn * exchanged_positions + mine.position;
+    if (number < positions) bad += seen;
+    store_position<T, output>(params, ends, mine, number, value);
   }
   take_filters(u[0], &sum[0][0]);
   take_filters(u[1], &sum[0][12]);
@@ -295,14 +294,17 @@ __device__ __forceinline__ void consume(const Params<T>& params, Shared<T>& shar
   for (bool more = true; more;) {
     Sums sum;
     accumulate(params, shared, sum, u, source, group, state);
-    const Finisher<T> mine(params, find_item(params, walk.number()), shared.exponents[state.item_slot],
-                           output == Output::filters || (output == Output::elements && params.y_channel == 1));
+    const Item item = find_item(params, walk.number());
+    FilterEnds& ends = shared.ends[state.item & 1];
+    prepare_ends(params, ends, item, shared.exponents[state.item % Shared<T>::item_slots]);
+    const Finisher mine(params, item,
+                        output == Output::filters || (output == Output::elements && params.y_channel == 1));
     const unsigned ordinal = walk.ordinal;
     more = walk.next();
     source = more ? filters() : params.u + threadIdx.x % 128;  // any, if there is no next item
-    const float bad = finish_item<T, output>(params, shared, sum, mine, group, u, source, state);
+    const float bad = finish_item<T, output>(params, shared, sum, ends, mine, group, u, source);
     if (!repeated && bad != 0.0f) atomicOr(&shared.repeat[ordinal / 32], 1u << ordinal % 32);
-    state.item_slot = (state.item_slot + 1) % Shared<T>::item_slots;
+    ++state.item;
   }
 }
 
