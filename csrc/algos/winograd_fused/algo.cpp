@@ -10,8 +10,16 @@ namespace fastconv::algos::winograd_fused {
 namespace {
 
 double error_multiple(AccuracyClass accuracy) {
-  // Three products of halves are not IEEE float32 arithmetic; one product of halves is not offered yet.
-  return accuracy == AccuracyClass::fp32 || accuracy == AccuracyClass::tf32 ? 4.0 : 0.0;
+  switch (accuracy) {
+    // One product of halves in tf32 and fp16: 2.24 times the rounding of U and V (docs/numerics.md).
+    case AccuracyClass::fp32:
+    case AccuracyClass::tf32:
+    case AccuracyClass::fp16: return 4.0;
+    case AccuracyClass::bf16: return 2.0;  // products of float16, which is finer
+    case AccuracyClass::ieee:              // products of halves are not IEEE float32 arithmetic
+    case AccuracyClass::other: return 0.0;
+  }
+  return 0.0;
 }
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
@@ -24,24 +32,34 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   // Items are numbered with 31 bits, sizes and coordinates too; a tensor copy's strides have 40.
   const double items = static_cast<double>(make_config(problem).items);
   const double image = 4.0 * static_cast<double>(problem.c) * static_cast<double>(problem.h * problem.w);
+  // Within an item, outputs are reached by 32 bits.
+  const double rows = 16.0 * static_cast<double>(problem.q()) * static_cast<double>(problem.k);
+  const double filters = 64.0 * static_cast<double>(problem.p()) * static_cast<double>(problem.q());
   constexpr double limit = 2147483648.0 - 64;
-  if (items >= limit || image >= 1099511627776.0 ||
+  if (items >= limit || image >= 1099511627776.0 || std::max(rows, filters) >= limit ||
       static_cast<double>(std::max({problem.n, problem.c, problem.h, problem.w, problem.k})) >= limit) {
     return Support::no("size", "the output has " + std::to_string(items) + " tiles, an image " + std::to_string(image) +
-                                   " bytes; winograd_fused needs below 2^31 and 2^40");
+                                   " bytes, 16 of its rows " + std::to_string(std::max(rows, filters)) +
+                                   " elements; winograd_fused needs below 2^31, 2^40 and 2^31");
   }
   return Support::yes();
 }
 
-// Whole waves of items at the rates seen on an H200 (docs/performance.md): a stage of 16 channels, and the end of an
-// item, when the tensor cores wait for the outputs.
+// Whole waves of items at the rates seen on an H200 (docs/performance.md): 16 channels, and the end of an item, when
+// the tensor cores wait for the outputs.
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
-  constexpr double stage_us = 1.8, item_us = 2.7, element_stage_us = 12.0;
+  struct Rates {
+    double step_us, item_us, element_step_us;
+  };
+  const Rates rates = config.split                   ? Rates{1.8, 2.7, 12.0}
+                      : problem.dtype == DType::f32  ? Rates{1.3, 5.6, 20.0}
+                      : problem.dtype == DType::bf16 ? Rates{1.1, 4.9, 20.0}
+                                                     : Rates{0.95, 4.9, 20.0};
   const double waves = std::ceil(static_cast<double>(config.items) / device.processors);
   const double turned =
       2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.5 * device.bandwidth_bytes_per_s);
-  const double stage = loads_boxes(problem) ? stage_us : element_stage_us;
-  return 8.0 + waves * (static_cast<double>(config.stages) * stage + item_us) + 1e6 * turned;
+  const double step = loads_boxes(problem) ? rates.step_us : rates.element_step_us;
+  return 8.0 + waves * (static_cast<double>(config.u_steps) * step + rates.item_us) + 1e6 * turned;
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
@@ -52,9 +70,13 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     plan.cost_us = 20.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
     return plan;
   }
-  plan.config = "3 x float16, items of " + std::to_string(filter_tile) + " filters, " + std::to_string(tile_rows) +
-                "x" + std::to_string(tile_width) + " outputs, " + std::to_string(config.stages) + " stages of " +
-                std::to_string(channels) + ", " + (loads_boxes(problem) ? "boxes" : "elements");
+  const int rows = config.split ? tile_rows : single::tile_rows;
+  const int width = config.split ? tile_width : single::tile_width;
+  plan.config = std::string(config.split ? "3 x" : "1 x") + " float16, items of " + std::to_string(filter_tile) +
+                " filters, " + std::to_string(rows) + "x" + std::to_string(width) + " outputs, " +
+                std::to_string(config.stages) + " stages of " +
+                std::to_string(config.u_steps / config.stages * channels) + ", " +
+                (loads_boxes(problem) ? "boxes" : "elements");
   plan.workspace_bytes = transposed_input_bytes(problem);
   plan.cost_us = cuda_cost_us(problem, config, device);
   return plan;
@@ -72,7 +94,7 @@ PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device)
 extern const Algorithm algorithm;
 const Algorithm algorithm{"winograd_fused",
                           "winograd",
-                          "F(4,3) along W in one kernel, nothing stored in between, FP32 as split FP16",
+                          "F(4,3) along W in one kernel, nothing stored in between, on FP16 tensor cores",
                           0,
                           true,
                           true,

@@ -41,8 +41,8 @@ constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32
 }  // namespace single
 
 struct Config {
-  bool split;           // three products of halves, else one
-  std::int64_t stages;  // of 16 channels, or 64 bytes
+  bool split;            // three products of halves, else one
+  std::int64_t stages;   // of 16 channels, or 64 bytes
   std::int64_t u_steps;  // 16 channels of U
   std::int64_t filter_tiles, column_tiles, row_tiles, items;
 
@@ -74,7 +74,8 @@ inline bool loads_boxes(const ConvProblem& problem) {
 }
 inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
   if (problem.layout == Layout::nhwc || !loads_boxes(problem)) return 0;
-  return Config::align(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype));
+  return Config::align(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) *
+                       size_of(problem.dtype));
 }
 
 }  // namespace fastconv::algos::winograd_fused

@@ -90,7 +90,7 @@ void pack(const PackArgs& args, Runtime& runtime) {
   const std::int64_t size = problem.c * taps * taps;
   const auto* weight = static_cast<const T*>(args.weight);  // [K, C, 3, 3]
   auto* snapshot = static_cast<T*>(args.snapshot);          // the same, or null
-  auto* u = static_cast<float*>(args.packed);                   // [r][f][C][K]
+  auto* u = static_cast<float*>(args.packed);               // [r][f][C][K]
   runtime.parallel_for(0, problem.k, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const T* filter = weight + k * size;

@@ -24,8 +24,7 @@ CUtensorMap make_map(const ConvProblem& problem, const float* x) {
   return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
 }
 
-Params make_params(const ConvArgs& args, const Config& config, const float* x, Layout layout,
-                   WaitReport* report) {
+Params make_params(const ConvArgs& args, const Config& config, const float* x, Layout layout, WaitReport* report) {
   const ConvProblem& problem = args.problem;
   const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
   const auto divide = [](std::int64_t value) { return FastDivide(static_cast<std::uint32_t>(value)); };

@@ -109,9 +109,9 @@ struct Walk {
   __device__ __forceinline__ unsigned number() const { return params.first_item + blockIdx.x + ordinal * gridDim.x; }
 };
 
-// Until the phase of that parity has ended. Bounded: a wait that expires reports itself (device/wait_report.h) and stops
-// the kernel. One asm block: with the loop and the trap in C++, ptxas 13.0 gives the consumers 180 registers instead of
-// those of setmaxnreg, and spills.
+// Until the phase of that parity has ended. Bounded: a wait that expires reports itself (device/wait_report.h) and
+// stops the kernel. One asm block: with the loop and the trap in C++, ptxas 13.0 gives the consumers 180 registers
+// instead of those of setmaxnreg, and spills.
 __device__ __forceinline__ void wait_bounded(std::uint32_t barrier, unsigned parity, WaitReport* report, int role) {
   static_assert(sizeof(WaitReport) == 16);
   asm volatile(

@@ -13,8 +13,8 @@ namespace fastconv::algos::winograd_fused {
 
 constexpr int pack_threads = 128, filter_target_exponent = 13;
 
-// Where U[f][k][c, r] lies, in halves. With hi and lo a thread's two rows of a fragment are neighbouring filters, so that
-// it can store their outputs together; one half alone has the rows in order.
+// Where U[f][k][c, r] lies, in halves. With hi and lo a thread's two rows of a fragment are neighbouring filters, so
+// that it can store their outputs together; one half alone has the rows in order.
 template <int parts>
 __device__ __forceinline__ std::int64_t packed_index(int k, int c, int steps, int f, int r) {
   const int filter = k % filter_tile, channel = c % channels;

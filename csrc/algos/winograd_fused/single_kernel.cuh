@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(block_threads, 1)
   initialise(shared);
   if (static_cast<int>(threadIdx.x) >= consumer_threads) {
     hopper::shrink_registers<producer_registers>();
-    ProducerState state;
+    ProducerState<T> state;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
       produce<T, boxes>(params, map, shared, pass == 1, state);

@@ -57,8 +57,8 @@ Output select_output(const ConvArgs& args) {
   const ConvProblem& problem = args.problem;
   const bool nchw = problem.layout == Layout::nchw;
   const std::size_t bytes = 4 * sizeof(T);
-  const bool vectors = (nchw ? problem.q() : problem.k) % 4 == 0 && is_aligned(args.y, bytes) &&
-                       is_aligned(args.residual, bytes);
+  const bool vectors =
+      (nchw ? problem.q() : problem.k) % 4 == 0 && is_aligned(args.y, bytes) && is_aligned(args.residual, bytes);
   return !vectors ? Output::elements : nchw ? Output::columns : Output::filters;
 }
 
@@ -90,10 +90,6 @@ void run_class(const ConvArgs& args, const Config& config, const T* x, Layout la
   const Box4 box{.c = Stage<T>::channels, .w = raw_columns, .h = input_rows, .n = 1, .swizzled = false};
   const CUtensorMap map =
       boxes ? make_tensor_map(x, problem.dtype, problem.n, problem.h, problem.w, problem.c, box) : CUtensorMap{};
-#ifdef FEW
-  launch<T, true, Output::filters>(params, config, map, runtime.device().processors, static_cast<cudaStream_t>(runtime.stream()));
-  return;
-#else
   const auto launch_as = [&]<Output output>() {
     const int processors = runtime.device().processors;
     const auto stream = static_cast<cudaStream_t>(runtime.stream());
@@ -105,7 +101,6 @@ void run_class(const ConvArgs& args, const Config& config, const T* x, Layout la
     case Output::columns: launch_as.template operator()<Output::columns>(); break;
     case Output::elements: launch_as.template operator()<Output::elements>(); break;
   }
-#endif
 }
 
 }  // namespace fastconv::algos::winograd_fused::single

@@ -8,11 +8,11 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-#ifndef CREG
-#define CREG 224
-#define PREG 56
-#endif
-constexpr int consumer_registers = CREG, producer_registers = PREG;
+// What setmaxnreg shares out: with 216 registers ptxas 13.0 serialises the products.
+constexpr int consumer_registers = 224, producer_registers = 56;
+static_assert(consumer_threads * consumer_registers + producer_threads * producer_registers <=
+              launch_registers * block_threads);
+
 constexpr int group_frequencies = frequencies / consumer_groups;
 // The columns of a product are positions: tile columns fastest, then rows. A filter row further is tile_columns
 // positions further, wherever a row ends: a constant in wgmma's descriptor, since its core matrices lie one behind the
@@ -73,7 +73,7 @@ struct Shared {
   FilterEnds ends[2];  // of the item that ends, and the next one
   LoaderState loader;
   int exponents[item_slots];         // of the items' scales
-  unsigned largest;                 // bits of the largest |x| of an item that is repeated
+  unsigned largest;                  // bits of the largest |x| of an item that is repeated
   unsigned repeat[most_items / 32];  // items whose scale did not fit
 };
 static_assert(sizeof(Shared<float>) <= 195 * 1024 && sizeof(Shared<half_t>) <= 195 * 1024);  // the rest is L1 cache

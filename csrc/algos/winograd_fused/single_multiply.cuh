@@ -12,10 +12,6 @@ constexpr int u_step = frequencies * taps * u_fragment_bytes / 16, u_frequency =
 
 // Volatile: issued here, not where it is used.
 __device__ __forceinline__ void load_filters(Filters& u, const uint4* source) {
-#ifdef KO_U
-  for (int r = 0; r < taps; ++r) for (int i = 0; i < 4; ++i) asm volatile("mov.u32 %0, 0;" : "=r"(u[r][i]));
-  return;
-#endif
 #pragma unroll
   for (int r = 0; r < taps; ++r) {
     asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -65,8 +61,9 @@ __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T>& s
 #pragma unroll 1
   for (int i = 0; i < params.stages; ++i) {
     wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report, role_multiply);
-    const std::uint64_t stage = core_descriptor<T>(shared_address(shared.v[0]) + state.v.slot * Stage<T>::v_stage_bytes +
-                                                   group * group_frequencies * Stage<T>::frequency_bytes);
+    const std::uint64_t stage =
+        core_descriptor<T>(shared_address(shared.v[0]) + state.v.slot * Stage<T>::v_stage_bytes +
+                           group * group_frequencies * Stage<T>::frequency_bytes);
 #pragma unroll
     for (int step = 0; step < Stage<T>::steps; ++step) {
       const std::uint64_t v = hopper::advance_descriptor(stage, step * Stage<T>::step_bytes);

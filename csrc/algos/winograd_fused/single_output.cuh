@@ -15,24 +15,41 @@ enum class Output : int {
   elements,  // either, where alignment forbids both
 };
 
-// A thread finishes four filters of one of the positions that are exchanged at a time.
-constexpr int thread_filters = 4;
-static_assert(consumer_threads * thread_filters == filter_tile * exchanged_positions);
-static_assert(thread_filters == tile_outputs);  // of one size as vectors
+// A thread finishes two filters of two of the positions that are exchanged at a time. More filters in fewer threads
+// would store more bytes at once, but a warp of one position keeps what belongs to it in uniform registers.
+constexpr int thread_filters = 2, pairs = filter_tile / thread_filters;
+constexpr int position_step = consumer_threads / pairs;  // to a thread's next one
+static_assert(pairs == 32);
+
+// Elements that are read and written as one.
+template <typename T, int count>
+struct alignas(count * sizeof(T)) Vector {
+  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t> bits[count];
+};
+template <typename T, int count>
+__device__ __forceinline__ Vector<T, count> pack_vector(const float (&value)[count]) {
+  Vector<T, count> result;
+  T typed[count];
+#pragma unroll
+  for (int i = 0; i < count; ++i) typed[i] = from_float<T>(value[i]);
+  static_assert(sizeof typed == sizeof result);
+  memcpy(&result, typed, sizeof result);
+  return result;
+}
 
 // A thread's part of an item.
+template <typename T>
 struct Finisher {
-  int position, filter;   // of those that are exchanged; of the 64, the thread's first
-  int q0, rows, filters;  // how many rows of the item, and filters of the four, exist
+  int position, filter;   // of those that are exchanged; of the 64; the thread's first
+  int q0, rows, filters;  // how many rows of the item, and filters of the thread's, exist
   std::int64_t base;      // element of y at the item's first output and the thread's first filter
 
-  template <typename T>
   __device__ __forceinline__ Finisher(const Params<T>& params, const Item& item, bool along_filters)
       : q0(item.q0), rows(min(tile_rows, params.p - item.p0)) {
     // Filters or positions along the lanes, as y lies; without a bank conflict either way.
-    const int low = threadIdx.x % 16, high = threadIdx.x / 16;
-    position = along_filters ? high : low;
-    filter = (along_filters ? low : high) * thread_filters;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+    position = along_filters ? warp : lane / 2 % 8;
+    filter = (along_filters ? lane : lane % 2 + lane / 16 * 2 + warp * 4) * thread_filters;
     const int k = item.filter_block * filter_tile + filter;
     filters = params.k - k;
     base = item.n * params.y_image + item.p0 * params.y_row + q0 * params.y_column + k * params.y_channel;
@@ -66,10 +83,12 @@ __device__ __forceinline__ void hand_over(float* target, const Sums& sum) {
   }
 }
 
+template <typename T>
 using Outputs = float[thread_filters][tile_outputs];  // of a position
 
 // Y = A^T M, without the scales. Returns NaN if a sum is not finite, else 0.
-__device__ __forceinline__ float transform_sums(const float (&m)[frequencies][thread_filters], Outputs& value) {
+template <typename T>
+__device__ __forceinline__ float transform_sums(const float (&m)[frequencies][thread_filters], Outputs<T>& value) {
   float bad = 0.0f;
 #pragma unroll
   for (int b = 0; b < thread_filters; ++b) {
@@ -88,7 +107,8 @@ __device__ __forceinline__ float clamp_keeping_nan(float value, float least, flo
   return value;
 }
 
-__device__ __forceinline__ void activate(const ActivationFunction& activation, Outputs& value) {
+template <typename T>
+__device__ __forceinline__ void activate(const ActivationFunction& activation, Outputs<T>& value) {
   const auto for_each = [&](const auto& function) {
 #pragma unroll
     for (int j = 0; j < thread_filters * tile_outputs; ++j) {
@@ -105,34 +125,15 @@ __device__ __forceinline__ void activate(const ActivationFunction& activation, O
   }
 }
 
-// Elements that are read and written as one.
-template <typename T, int count>
-struct alignas(count * sizeof(T)) Vector {
-  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t> bits[count];
-};
-template <typename T, int count>
-__device__ __forceinline__ Vector<T, count> pack_vector(const float (&value)[count]) {
-  Vector<T, count> result;
-  T typed[count];
-#pragma unroll
-  for (int i = 0; i < count; ++i) typed[i] = from_float<T>(value[i]);
-  static_assert(sizeof typed == sizeof result);
-  memcpy(&result, typed, sizeof result);
-  return result;
-}
-
 // The position numbered `number` of an item: scales, bias, residual, activation, store.
 template <typename T, Output output>
-__device__ __forceinline__ void store_position(const Params<T>& params, const FilterEnds& ends, const Finisher& mine,
-                                               int number, Outputs& value) {
+__device__ __forceinline__ void store_position(const Params<T>& params, const FilterEnds& ends, const Finisher<T>& mine,
+                                               int number, Outputs<T>& value) {
   const int row = number * 147 >> 10, column = (number - row * tile_columns) * tile_outputs;  // number / 7
   static_assert(tile_columns == 7 && products <= 104);
   const int columns = params.q - mine.q0 - column;  // that exist
-#ifdef KO_S
-  if (value[0][0] != 123.456f) return;
-#endif
   if (row >= mine.rows || columns <= 0 || mine.filters <= 0) return;
-  const auto of_filters = [&](const float(&values)[filter_tile]) {
+  const auto of_filters = [&](const float (&values)[filter_tile]) {
     return *reinterpret_cast<const Vector<float, thread_filters>*>(&values[mine.filter]);
   };
   if (__builtin_expect(ends.two_factors[0] | ends.two_factors[1], 0)) {
@@ -154,6 +155,7 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   // Within an item 32 bits suffice (launch).
   const int y_column = static_cast<int>(params.y_column), y_filter = static_cast<int>(params.y_channel);
   const std::int64_t base = mine.base + (row * static_cast<int>(params.y_row) + column * y_column);
+  constexpr int width = output == Output::filters ? thread_filters : tile_outputs;  // of a vector
   // visit(offset, filter, output) for what exists.
   const auto for_each = [&](const auto& visit) {
     if constexpr (output == Output::columns) {
@@ -180,24 +182,24 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
     for_each([&](std::int64_t index, int b, int i) {
       const T* residual = params.epilogue.residual + index;
       if constexpr (output != Output::elements) {
-        T four[4];
-        memcpy(four, __builtin_assume_aligned(residual, sizeof four), sizeof four);
+        T others[width];
+        memcpy(others, __builtin_assume_aligned(residual, sizeof others), sizeof others);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          (output == Output::filters ? value[j][i] : value[b][j]) += to_float(four[j]);
+        for (int j = 0; j < width; ++j) {
+          (output == Output::filters ? value[j][i] : value[b][j]) += to_float(others[j]);
         }
       } else {
         value[b][i] += to_float(*residual);
       }
     });
   }
-  activate(params.epilogue.activate, value);
+  activate<T>(params.epilogue.activate, value);
   for_each([&](std::int64_t index, int b, int i) {
-    if constexpr (output == Output::filters) {
-      *reinterpret_cast<Vector<T, 4>*>(params.y + index) =
-          pack_vector<T, 4>({value[0][i], value[1][i], value[2][i], value[3][i]});
-    } else if constexpr (output == Output::columns) {
-      *reinterpret_cast<Vector<T, 4>*>(params.y + index) = pack_vector<T, 4>(value[b]);
+    if constexpr (output != Output::elements) {
+      float values[width];
+#pragma unroll
+      for (int j = 0; j < width; ++j) values[j] = output == Output::filters ? value[j][i] : value[b][j];
+      *reinterpret_cast<Vector<T, width>*>(params.y + index) = pack_vector<T, width>(values);
     } else {
       params.y[index] = from_float<T>(value[b][i]);
     }
@@ -224,9 +226,8 @@ __device__ __forceinline__ void take_filters(Filters& u, const float* registers)
 // finite. next: U of the next item; its first two frequencies are in u at the end.
 template <typename T, Output output>
 __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>& shared, Sums& sum,
-                                             const FilterEnds& ends, const Finisher& mine, int group,
-                                             Filters (&u)[group_frequencies],
-                                             const uint4* next) {
+                                             const FilterEnds& ends, const Finisher<T>& mine, int group,
+                                             Filters (&u)[group_frequencies], const uint4* next) {
   const int fragment = threadIdx.x % 128, first_filter = fragment / 32 * 16 + fragment % 32 / 4;
   float bad = 0.0f;
   constexpr int turns = (position_groups + exchanged_groups - 1) / exchanged_groups;
@@ -234,9 +235,9 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>&
   for (int turn = 0; turn < turns; ++turn) {
     float* target = &shared.exchange[group * group_frequencies][fragment % 4 * 2][first_filter];
     switch (turn) {
-#define FASTCONV_TURN(i)                                                                        \
-  case i:                                                                                       \
-    hand_over<2 * i>(target, sum);                                              \
+#define FASTCONV_TURN(i)                                                          \
+  case i:                                                                         \
+    hand_over<2 * i>(target, sum);                                                \
     if constexpr (2 * i + 1 < position_groups) hand_over<2 * i + 1>(target, sum); \
     break;
       FASTCONV_TURN(0)
@@ -254,19 +255,26 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>&
       load_filters(&sum[0][12], next + u_frequency);
     }
     synchronise<consumer_barrier, consumer_threads>();
-    float m[frequencies][thread_filters];
+    constexpr int step = position_step;
 #pragma unroll
-    for (int f = 0; f < frequencies; ++f) {
-      const float4 four = *reinterpret_cast<const float4*>(&shared.exchange[f][mine.position][mine.filter]);
-      m[f][0] = four.x, m[f][1] = four.y, m[f][2] = four.z, m[f][3] = four.w;
+    for (int position = 0; position < exchanged_positions; position += step) {
+      float m[frequencies][thread_filters];
+#pragma unroll
+      for (int f = 0; f < frequencies; ++f) {
+        const auto sums = *reinterpret_cast<const Vector<float, thread_filters>*>(
+            &shared.exchange[f][position + mine.position][mine.filter]);
+#pragma unroll
+        for (int b = 0; b < thread_filters; ++b) m[f][b] = __uint_as_float(sums.bits[b]);
+      }
+      // The next sums may be handed over.
+      if (position + step >= exchanged_positions) synchronise<consumer_barrier, consumer_threads>();
+      Outputs<T> value;
+      const float seen = transform_sums<T>(m, value);
+      // Positions behind the last row are sums of whatever shared memory held.
+      const int number = turn * exchanged_positions + position + mine.position;
+      if (number < positions) bad += seen;
+      store_position<T, output>(params, ends, mine, number, value);
     }
-    synchronise<consumer_barrier, consumer_threads>();  // before the next ones
-    Outputs value;
-    const float seen = transform_sums(m, value);
-    // Positions behind the last row are sums of whatever shared memory held.
-    const int number = turn * exchanged_positions + mine.position;
-    if (number < positions) bad += seen;
-    store_position<T, output>(params, ends, mine, number, value);
   }
   take_filters(u[0], &sum[0][0]);
   take_filters(u[1], &sum[0][12]);
@@ -297,8 +305,8 @@ __device__ __forceinline__ void consume(const Params<T>& params, Shared<T>& shar
     const Item item = find_item(params, walk.number());
     FilterEnds& ends = shared.ends[state.item & 1];
     prepare_ends(params, ends, item, shared.exponents[state.item % Shared<T>::item_slots]);
-    const Finisher mine(params, item,
-                        output == Output::filters || (output == Output::elements && params.y_channel == 1));
+    const Finisher<T> mine(params, item,
+                           output == Output::filters || (output == Output::elements && params.y_channel == 1));
     const unsigned ordinal = walk.ordinal;
     more = walk.next();
     source = more ? filters() : params.u + threadIdx.x % 128;  // any, if there is no next item

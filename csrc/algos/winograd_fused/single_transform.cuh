@@ -12,9 +12,23 @@ constexpr int guessed_target = 6, exact_target = 12, unknown_exponent = 126;
 constexpr float least_unscaled = 0x1p-6f, most_unscaled = 0x1p10f;
 static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0f);
 
+template <typename T>
 struct ProducerState {
-  hopper::RingPosition raw, v;
+  unsigned stage = 0;              // all of them so far; says where V is in its two slots
+  hopper::RingPosition three_raw;  // where raw input is, if it has more than two
   int item_slot = 0;
+
+  static_assert(Stage<T>::v_stages == 2);
+  __device__ __forceinline__ int v_slot() const { return stage & 1; }
+  __device__ __forceinline__ unsigned v_parity() const { return stage >> 1 & 1; }
+  __device__ __forceinline__ int raw_slot() const { return Stage<T>::raw_stages == 2 ? v_slot() : three_raw.slot; }
+  __device__ __forceinline__ unsigned raw_parity() const {
+    return Stage<T>::raw_stages == 2 ? v_parity() : three_raw.parity;
+  }
+  __device__ __forceinline__ void advance() {
+    ++stage;
+    if constexpr (Stage<T>::raw_stages != 2) three_raw.advance(Stage<T>::raw_stages);
+  }
 };
 
 // The next tensor copy, ahead of the stage that is transformed. One thread.
@@ -72,9 +86,9 @@ __device__ __forceinline__ int guess_exponent(const unsigned char* raw, int lane
   unsigned largest = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    largest = max(largest, largest_bits<T>(*reinterpret_cast<const uint4*>(raw + (lane >> 2) * 2 * raw_row_bytes +
-                                                                           (i * 7 + 3) * raw_column_bytes +
-                                                                           (lane & 3) * 16)));
+    largest =
+        max(largest, largest_bits<T>(*reinterpret_cast<const uint4*>(
+                         raw + (lane >> 2) * 2 * raw_row_bytes + (i * 7 + 3) * raw_column_bytes + (lane & 3) * 16)));
   }
   const float value = __uint_as_float(__reduce_max_sync(~0u, largest));
   if (value >= least_unscaled && value < most_unscaled) return 0;
@@ -193,9 +207,6 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
 #pragma unroll 1
   for (int i = first; i < 2 * tile_columns; i += producer_warps) {
     const int column = i >> 1, rows = (i & 1) * 8;
-#ifdef KO_T
-    continue;
-#endif
     transform_position<T, scaled>(raw + rows * raw_row_bytes + column * tile_outputs * raw_column_bytes,
                                   v + (rows * tile_columns + column) * 16, scale);
   }
@@ -204,34 +215,35 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
 // One pass over the items. boxes: x is loaded by tensor copies.
 template <typename T, bool boxes>
 __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorMap& map, Shared<T>& shared,
-                                        bool repeated, ProducerState& state) {
-  constexpr int raw_stages = Stage<T>::raw_stages, v_stages = Stage<T>::v_stages;
+                                        bool repeated, ProducerState<T>& state) {
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
   const unsigned* repeat = repeated ? shared.repeat : nullptr;
   if (boxes && thread == 0) {
     Walk<Params<T>> first{params, repeat};
     first.next();
     shared.loader.ordinal = first.ordinal, shared.loader.stage = 0;
-    for (int i = 0; i < raw_stages - 1; ++i) issue_copy(params, map, shared, repeat);
+    for (int i = 0; i < Stage<T>::raw_stages - 1; ++i) issue_copy(params, map, shared, repeat);
   }
   Walk<Params<T>> walk{params, repeat};
   while (walk.next()) {
     int exponent = repeated ? find_exact_exponent(params, shared, find_item(params, walk.number()), thread) : 0;
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage) {
-      unsigned char* raw = shared.raw[state.raw.slot];
+      unsigned char* raw = shared.raw[state.raw_slot()];
       if constexpr (boxes) {
         if (thread == 0) issue_copy(params, map, shared, repeat);
         __syncwarp();
-        wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
+        wait_bounded(shared_address(&shared.raw_full[state.raw_slot()]), state.raw_parity(), params.report,
+                     role_transform);
       } else {
         load_elements(params, raw, find_item(params, walk.number()), stage, thread);
         synchronise<producer_barrier, producer_threads>();
       }
       if (stage == 0 && !repeated) exponent = guess_exponent<T>(raw, lane);
-      wait_bounded(shared_address(&shared.v_empty[state.v.slot]), state.v.parity ^ 1, params.report, role_transform);
+      wait_bounded(shared_address(&shared.v_empty[state.v_slot()]), state.v_parity() ^ 1, params.report,
+                   role_transform);
       if (stage == 0 && thread == 0) shared.exponents[state.item_slot] = exponent;
-      unsigned char* v = shared.v[state.v.slot];
+      unsigned char* v = shared.v[state.v_slot()];
       const int first = (warp + 2 * stage) % producer_warps;  // 14 parts: three or four of a warp, in turn
       if (exponent == 0) {
         transform_stage<T, false>(raw, v, first, lane, 1.0f);
@@ -241,11 +253,10 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
       if (lane == 0) {
-        hopper::arrive(shared_address(&shared.v_full[state.v.slot]));
-        if (boxes) hopper::arrive(shared_address(&shared.raw_empty[state.raw.slot]));
+        hopper::arrive(shared_address(&shared.v_full[state.v_slot()]));
+        if (boxes) hopper::arrive(shared_address(&shared.raw_empty[state.raw_slot()]));
       }
-      state.raw.advance(raw_stages);
-      state.v.advance(v_stages);
+      state.advance();
     }
     state.item_slot = (state.item_slot + 1) % Shared<T>::item_slots;
   }
