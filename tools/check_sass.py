@@ -30,11 +30,15 @@ ALLOWED: dict[str, str] = {
     r"implicit_gemm::convolve<fastconv::algos::implicit_gemm::Shape<float, 3, 8, false>": (
         "the portable kernel where channels are no vectors: four to eight values parked, beside element-wise loads"
     ),
+    r"winograd_fused::single::convolve<": (
+        "the producers have 56 registers, what the consumers leave; values of the loop over stages are parked, none of "
+        "the loops inside it"
+    ),
 }
 
 
 # Kernels that are written for wgmma, as a regular expression on the demangled name.
-WGMMA = r"(implicit_gemm::wgmma|winograd_fused)::convolve<|winograd::products::.*multiply<"
+WGMMA = r"(implicit_gemm::wgmma|winograd_fused(::single)?)::convolve<|winograd::products::.*multiply<"
 
 
 @dataclass(frozen=True)
