@@ -52,8 +52,8 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
     double step_us, item_us, element_step_us;
   };
   const Rates rates = config.split                   ? Rates{1.8, 2.7, 12.0}
-                      : problem.dtype == DType::f32  ? Rates{1.37, 5.3, 20.0}
-                      : problem.dtype == DType::bf16 ? Rates{1.13, 4.8, 20.0}
+                      : problem.dtype == DType::f32  ? Rates{1.38, 5.7, 20.0}
+                      : problem.dtype == DType::bf16 ? Rates{1.1, 4.4, 20.0}
                                                      : Rates{0.97, 4.8, 20.0};
   const double waves = std::ceil(static_cast<double>(config.items) / device.processors);
   const double turned =
