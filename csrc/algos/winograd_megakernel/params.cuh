@@ -119,11 +119,10 @@ __device__ __forceinline__ CounterWait wait_for(const Params<T>& params, TaskKin
 // Whether the phase of that parity has ended; does not wait.
 __device__ __forceinline__ bool test_wait(std::uint64_t& barrier, unsigned parity) {
   unsigned done;
-  asm volatile(
-      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(shared_address(&barrier)), "r"(parity)
-      : "memory");
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(shared_address(&barrier)), "r"(parity)
+               : "memory");
   return done != 0;
 }
 
