@@ -288,7 +288,7 @@ def test_the_roles_have_the_order_of_the_map(made):
 
 
 def simulate_roles(task_map, blocks, held, pick):
-    """Plays the CUDA kernel. A block has two roles, each of which takes its next tickets, up to `held` of them at a time,
+    """Plays the CUDA kernel. A block has two roles, each of which takes its next tickets, up to `held` at a time,
     and goes through them in order: a task passes its waits only after those taken before it. It may finish later."""
     tasks, waits, raises = (table.tolist() for table in (task_map.tasks(), task_map.waits(), task_map.raises()))
     counters = [0] * (max(raises) + 1)
