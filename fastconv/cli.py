@@ -383,6 +383,7 @@ def bench_networks(
     modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph.")] = "eager",
     peers: Annotated[str, typer.Option(help="How PyTorch runs: eager, compile, graph.")] = "eager,compile",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nchw,nhwc",
+    compiled_layouts: Annotated[str, typer.Option(help="Of compiled networks; default all of --layouts.")] = "",
     algorithm: Annotated[str, typer.Option(help="Ask for this one in every layer.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Forward passes of each contender.")] = 20,
     batch: BatchOption = None,
@@ -407,6 +408,9 @@ def bench_networks(
         out,
         peers=split(peers, "peers", list(networks.FORMS)),
         layouts=split(layouts, "layouts", list(networks.LAYOUTS)),
+        compiled_layouts=split(compiled_layouts, "compiled_layouts", list(networks.LAYOUTS))
+        if compiled_layouts
+        else None,
         algorithm=algorithm,
         batch=batch,
         image=image,

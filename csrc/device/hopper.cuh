@@ -162,14 +162,6 @@ __device__ __forceinline__ void shrink_registers() {
 constexpr __host__ __device__ int swizzle_128(int row, int piece) { return piece ^ (row & 7); }
 constexpr __host__ __device__ int swizzle_64(int row, int piece) { return piece ^ (row >> 1 & 3); }
 
-// Four matrices of 8 rows of 16 bytes, a lane one row's address: lanes 0-7 those of the first.
-__device__ __forceinline__ void load_matrices(std::uint32_t address, std::uint32_t (&a)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-               : "r"(address)
-               : "memory");
-}
-
 // Of B at an address whose group of 8 rows starts at a multiple of 1024 (512) bytes. A step of 16 along k: 32 bytes.
 template <int row_bytes>
 __device__ __forceinline__ std::uint64_t matrix_descriptor(std::uint32_t address) {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import itertools
 import statistics
 import time
 import warnings
@@ -177,19 +176,28 @@ def suite_name(device: torch.device) -> str:
     return "networks" if device.type == "cuda" else "networks_cpu"
 
 
-def contenders_of(modes: Sequence[str], peers: Sequence[str], layouts: Sequence[str]) -> list[Contender]:
+def contenders_of(
+    modes: Sequence[str], peers: Sequence[str], layouts: Sequence[str], compiled_layouts: Sequence[str]
+) -> list[Contender]:
     """Ours in every mode, PyTorch's in every form of `peers`, each in every layout; compiled ones last.
 
     Raises ValueError for an unknown mode, form or layout.
     """
-    for kind, values, known in (("mode", modes, FORMS), ("peer", peers, FORMS), ("layout", layouts, tuple(LAYOUTS))):
+    layouts_of = {form: layouts for form in FORMS} | {"compile": compiled_layouts}
+    every_layout = [*layouts, *compiled_layouts]
+    for kind, values, known in (
+        ("mode", modes, FORMS),
+        ("peer", peers, FORMS),
+        ("layout", every_layout, tuple(LAYOUTS)),
+    ):
         for value in values:
             if value not in known:
                 raise ValueError(f"{kind} is {value!r}; expected one of {', '.join(known)}")
     found = [
         Contender(ours, form, layout)
         for ours, forms in ((True, modes), (False, peers))
-        for form, layout in itertools.product(forms, layouts)
+        for form in forms
+        for layout in layouts_of[form]
     ]
     return sorted(found, key=lambda contender: contender.form == "compile")
 
@@ -204,6 +212,7 @@ def run(
     *,
     peers: Sequence[str] = ("eager", "compile"),
     layouts: Sequence[str] = tuple(LAYOUTS),
+    compiled_layouts: Sequence[str] | None = None,
     algorithm: str = "auto",
     batch: int | None = None,
     image: int | None = None,
@@ -214,6 +223,7 @@ def run(
     """Times networks and compares their outputs with float64; returns the result file's content.
 
     networks, classes: names, see `fastconv.models.NETWORKS` and `CLASS_DTYPE`.
+    compiled_layouts: those of compiled networks, if not all: the compiler lays convolutions out as it likes.
     modes: how ours runs, one row each: "eager", "compile", "graph". peers: how PyTorch runs; every row has all of them.
     batch, image: instead of the network's own. reference_pictures: pictures of the batch that are compared.
     out: the result file, written after every network and class; rows of the same machine and commit are kept.
@@ -224,7 +234,7 @@ def run(
         network(name)
     for cls in classes:
         precision_of(cls)
-    contenders = contenders_of(modes, peers, layouts)
+    contenders = contenders_of(modes, peers, layouts, layouts if compiled_layouts is None else compiled_layouts)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     head = environment.describe(suite_name(target), target)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(filter_threads)
         for (int j = 0; j < alpha; ++j) largest = fmaxf(largest, fabsf(value[i][j]));
       }
     }
-    exponent = scale_exponent(row_max(largest, blockDim.x, scratch), filter_target_exponent);
+    exponent = scale_exponent(row_max(lanes_max(largest, blockDim.x), blockDim.x, scratch), filter_target_exponent);
     scale = power_of_two(exponent);
   }
   for (int channel = threadIdx.x; channel < c_pad; channel += blockDim.x) {

@@ -6,7 +6,7 @@
 namespace fastconv::winograd {
 
 // NHWC. A row of the block (blockDim.x lanes) takes a tile, a lane `vec` channels: loads and stores coalesce over C.
-// While a tile's channels fit the row's registers, x is read once: the values wait there for the tile's maximum.
+// While a tile's channels fit the row's registers, x is read once.
 template <typename T, int m, Mode mode, int vec>
 __global__ void __launch_bounds__(512)
     input_transform_nhwc(const Chunk chunk, const T* __restrict__ x,    // [N, H, W, C]
@@ -36,6 +36,28 @@ __global__ void __launch_bounds__(512)
     }
   };
 
+  const auto scale_and_transform = [&](float scale) {
+    if constexpr (mode != Mode::fp32) {
+#pragma unroll
+      for (int i = 0; i < alpha; ++i) {
+#pragma unroll
+        for (int j = 0; j < alpha; ++j) d[i][j] = d[i][j] * scale;
+      }
+    }
+    transform_input_tile<m>(d);
+  };
+  const auto store = [&](int c, float factor) {
+    typename Operand<mode>::type* row = v + static_cast<std::int64_t>(tile) * chunk.depth + c;
+    const std::int64_t pitch = static_cast<std::int64_t>(chunk.tiles) * chunk.depth;
+#pragma unroll
+    for (int i = 0; i < alpha; ++i) {
+#pragma unroll
+      for (int j = 0; j < alpha; ++j, row += pitch) {
+        store_operand<mode, false>(row, chunk.c_pad, chunk.depth, d[i][j] * factor);
+      }
+    }
+  };
+
   float scale = 1.0f;
   if constexpr (mode != Mode::fp32) {
     float largest = 0.0f;
@@ -50,32 +72,25 @@ __global__ void __launch_bounds__(512)
         }
       }
     }
-    largest = row_max(largest, blockDim.x, scratch);
-    const int exponent = scale_exponent(largest, input_target_exponent<m>);
+    largest = lanes_max(largest, blockDim.x);
+    if (chunk.c_pad <= step) {
+      // The warp transforms with its own scale before it knows the row's, to which an exact factor leads.
+      const int own = scale_exponent(largest, input_target_exponent<m>);
+      scale_and_transform(power_of_two(own));
+      const int exponent = scale_exponent(row_max(largest, blockDim.x, scratch), input_target_exponent<m>);
+      if (active && threadIdx.x == 0) exponents[tile] = exponent;
+      if (active && threadIdx.x * vec < chunk.c_pad) store(threadIdx.x * vec, power_of_two(max(exponent - own, -126)));
+      return;
+    }
+    const int exponent = scale_exponent(row_max(largest, blockDim.x, scratch), input_target_exponent<m>);
     scale = power_of_two(exponent);
     if (active && threadIdx.x == 0) exponents[tile] = exponent;
   }
   if (!active) return;
-
-  const bool loaded = mode != Mode::fp32 && chunk.c_pad <= step;
   for (int c = threadIdx.x * vec; c < chunk.c_pad; c += step) {
-    if (!loaded) load(c);
-    if constexpr (mode != Mode::fp32) {
-#pragma unroll
-      for (int i = 0; i < alpha; ++i) {
-#pragma unroll
-        for (int j = 0; j < alpha; ++j) d[i][j] = d[i][j] * scale;
-      }
-    }
-    transform_input_tile<m>(d);
-#pragma unroll
-    for (int i = 0; i < alpha; ++i) {
-#pragma unroll
-      for (int j = 0; j < alpha; ++j) {
-        const std::int64_t row = static_cast<std::int64_t>(i * alpha + j) * chunk.tiles + tile;
-        store_operand<mode, false>(v + row * chunk.depth + c, chunk.c_pad, chunk.depth, d[i][j]);
-      }
-    }
+    load(c);
+    scale_and_transform(scale);
+    store(c, 1.0f);
   }
 }
 

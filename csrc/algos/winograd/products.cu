@@ -51,6 +51,7 @@ class TaskSource {
   unsigned index_;
 };
 
+template <typename S>
 struct BoxSink : Unscaled {
   const CUtensorMap& m;
   std::uint32_t stage;  // a WriteStage
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   if (warpgroup < multiply_warpgroups) {
     hopper::grow_registers<S::multiply_registers>();
-    BoxSink sink{{}, m, shared_address(&shared.writes[warpgroup]), 1 + warpgroup};
+    BoxSink<S> sink{{}, m, shared_address(&shared.writes[warpgroup]), 1 + warpgroup};
     multiply_products<S, 1>(shared.products, grid.stages, warpgroup, sink, grid.report);
     if (threadIdx.x % 128 == 0) hopper::wait_for_reading<0>();
   } else {

@@ -34,24 +34,20 @@ constexpr int task_slots = 8;
 //   sets       2: sets of sums, 64 registers each: a stage's products run while the sums of the one before join the
 //              totals, and the first stage of a task runs while the totals of the task before are written.
 //              1: fewer registers; the warpgroups fill each other's gaps
-//   holds_v    one set: a stage's V goes through registers, from where it is multiplied: shared memory, whose bandwidth
-//   is
-//              the limit, is then read for two planes instead of three products; 32 registers
 //   may_block  Source::next() may wait for other blocks: then a task is written before its successor is waited for
 //   kernel     WaitKernel, for waits that expire
-template <Mode mode_, int sets_ = 2, bool holds_v_ = false, bool may_block_ = false, int slots_ = 3,
-          int kernel_ = kernel_winograd_products>
+template <Mode mode_, int sets_ = 2, bool may_block_ = false, int slots_ = 3, int kernel_ = kernel_winograd_products>
 struct Shape {
   static_assert(mode_ != Mode::fp32);
   using Half = typename Operand<mode_>::type;
   static constexpr Mode mode = mode_;
-  static constexpr bool split = mode == Mode::split, holds_v = holds_v_, may_block = may_block_;
+  static constexpr bool split = mode == Mode::split, may_block = may_block_;
   static constexpr int sets = sets_, slots = slots_, kernel = kernel_;
   static_assert(sets == 1 || sets == 2);
   static_assert(slots >= 2 && slots + 1 < task_slots);  // tasks that the loading thread can be ahead
   static constexpr int stage_channels = split ? product_channels : 2 * product_channels;
   // What setmaxnreg has to leave to a thread of each role; that is the caller's business.
-  static constexpr int multiply_registers = sets == 2 || holds_v ? 232 : 160, load_registers = 40;
+  static constexpr int multiply_registers = sets == 2 ? 232 : 160, load_registers = 40;
 };
 
 // In shared memory at a multiple of 1024 bytes; sizeof is all that the roles need. Task: trivially copyable.
@@ -314,54 +310,25 @@ class Multiplier {
   __device__ __forceinline__ void issue(float (&sums)[64]) const {
     const std::uint32_t rows = shared_address(shared_.v[slot_.slot]) + warpgroup_ * 64 * row_bytes;
     const std::uint64_t u = hopper::matrix_descriptor<row_bytes>(shared_address(shared_.u[slot_.slot]));
-    if constexpr (S::holds_v) {
-      std::uint32_t v[planes][depth][4];
-#pragma unroll
-      for (int plane = 0; plane < planes; ++plane) {
-#pragma unroll
-        for (int i = 0; i < depth; ++i) load_fragment(rows + plane * plane_bytes, i, v[plane][i]);
-      }
-      issue_products(sums, u, [&](int plane, int i) -> const std::uint32_t (&)[4] { return v[plane][i]; });
-    } else {
-      const std::uint64_t v = hopper::matrix_descriptor<row_bytes>(rows);
-      issue_products(sums, u,
-                     [&](int plane, int i) { return hopper::advance_descriptor(v, plane * plane_bytes + 32 * i); });
-    }
-  }
-
-  // v(plane, i): the operand of 16 channels.
-  template <typename Operands>
-  __device__ __forceinline__ void issue_products(float (&sums)[64], std::uint64_t u, const Operands& v) const {
+    const std::uint64_t v = hopper::matrix_descriptor<row_bytes>(rows);
+    const auto multiply = [&](auto accumulate, int v_plane, int u_plane, int i) {
+      hopper::multiply_shared<typename S::Half, accumulate()>(
+          sums, hopper::advance_descriptor(v, v_plane * plane_bytes + 32 * i),
+          hopper::advance_descriptor(u, u_plane * plane_bytes + 32 * i));
+    };
     const auto add = [&](int v_plane, int u_plane, int first) {
 #pragma unroll
-      for (int i = first; i < depth; ++i) {
-        multiply<true>(sums, v(v_plane, i), hopper::advance_descriptor(u, u_plane * plane_bytes + 32 * i));
-      }
+      for (int i = first; i < depth; ++i) multiply(std::true_type{}, v_plane, u_plane, i);
     };
     hopper::fence_products();
     if constexpr (S::split) {
-      multiply<false>(sums, v(0, 0), hopper::advance_descriptor(u, plane_bytes));
+      multiply(std::false_type{}, 0, 1, 0);
       add(0, 1, 1), add(1, 0, 0), add(1, 1, 0);
     } else {
-      multiply<false>(sums, v(0, 0), u);
+      multiply(std::false_type{}, 0, 0, 0);
       add(0, 0, 1), add(1, 1, 0);
     }
     hopper::commit_products();
-  }
-  template <bool accumulate>
-  static __device__ __forceinline__ void multiply(float (&sums)[64], std::uint64_t v, std::uint64_t u) {
-    hopper::multiply_shared<typename S::Half, accumulate>(sums, v, u);
-  }
-  template <bool accumulate>
-  static __device__ __forceinline__ void multiply(float (&sums)[64], const std::uint32_t (&v)[4], std::uint64_t u) {
-    hopper::multiply<typename S::Half, accumulate>(sums, v, u);
-  }
-
-  // 16 channels of the warp's 16 rows, in wgmma's order (hopper.cuh).
-  static __device__ __forceinline__ void load_fragment(std::uint32_t rows, int i, std::uint32_t (&v)[4]) {
-    const int lane = static_cast<int>(threadIdx.x) % 32,
-              row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane % 16;
-    hopper::load_matrices(rows + row * row_bytes + (hopper::swizzle_128(row, 2 * i + lane / 16) << 4), v);
   }
 
   // Whether the next stage is loaded; the same answer for the whole warpgroup.

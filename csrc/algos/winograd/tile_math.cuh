@@ -146,12 +146,17 @@ template <int m>
 constexpr float largest_input = Transform<m>::input_gain * Transform<m>::input_gain * (2 << input_target_exponent<m>);
 static_assert(largest_input<2> < 65504.0f && largest_input<4> < 65504.0f);
 
-// Maximum over `lanes` neighbouring threads: a power of two up to 32, or a multiple of 32 threads of one row of the
-// block; then `scratch` holds a value per warp, and every thread of the block must take part.
-__device__ __forceinline__ float row_max(float value, int lanes, float* scratch) {
+// Maximum over `lanes` neighbouring threads, a power of two, or of a warp if there are more.
+__device__ __forceinline__ float lanes_max(float value, int lanes) {
   for (int offset = min(lanes, 32) / 2; offset > 0; offset /= 2) {
     value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
   }
+  return value;
+}
+
+// Maximum over `lanes` threads of one row of the block, given those of its warps (lanes_max): a power of two up to 32,
+// or a multiple of 32; then `scratch` holds a value per warp, and every thread of the block must take part.
+__device__ __forceinline__ float row_max(float value, int lanes, float* scratch) {
   if (lanes <= 32) return value;
   const int warps = lanes / 32;
   float* row = scratch + threadIdx.y * warps;
