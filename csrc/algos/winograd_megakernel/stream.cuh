@@ -1,4 +1,4 @@
-// The streaming side of a block: one warp hands out transforms, eight run them, one raises the counters.
+// The streaming side of a block: one warp hands out transforms, five run them.
 //
 // The dispatching warp takes tickets, finds their tasks, waits for what they read and starts the copies of each tile
 // into a ring of buffers in shared memory, in order. So the streaming warps wait neither for the ticket, the map, a
