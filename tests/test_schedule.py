@@ -275,6 +275,60 @@ def test_no_deadlock_with_any_number_of_workers_and_any_delays(made, workers, se
         assert simulate(tasks, waits, raises, workers, pick) == task_map.targets()
 
 
+@many
+@given(maps())
+def test_the_roles_have_the_order_of_the_map(made):
+    """The CUDA kernel's two tickets: GEMM tasks, and all others, each a part of the map in its order."""
+    _, task_map = made
+    tasks = task_map.tasks()
+    is_gemm = tasks[:, 0] == GEMM
+    assert (task_map.gemm_tasks() == tasks[is_gemm]).all()
+    assert (task_map.stream_tasks() == tasks[~is_gemm]).all()
+    assert len(task_map.gemm_tasks()) + len(task_map.stream_tasks()) == len(task_map)
+
+
+def simulate_roles(task_map, blocks, held, pick):
+    """Plays the CUDA kernel. A block has two roles, each of which takes its next tickets, up to `held` at a time,
+    and goes through them in order: a task passes its waits only after those taken before it. It may finish later."""
+    tasks, waits, raises = (table.tolist() for table in (task_map.tasks(), task_map.waits(), task_map.raises()))
+    counters = [0] * (max(raises) + 1)
+    orders = [[i for i, task in enumerate(tasks) if (task[0] == GEMM) == gemm] for gemm in (False, True)]
+    taken, left = [0, 0], len(tasks)
+    queues = [([], []) for _ in range(2 * blocks)]  # of a block's role: waiting (in order), running
+    while left:
+        able = []  # (position, worker, whether it runs)
+        for worker, (waiting, running) in enumerate(queues):
+            order, ticket = orders[worker % 2], taken[worker % 2]
+            if ticket < len(order) and len(waiting) + len(running) < held:
+                able.append((order[ticket] + 0.5, worker, None))
+            able += [(position, worker, True) for position in running]
+            if waiting and all(c < 0 or counters[c] >= value for c, value in waits[waiting[0]]):
+                able.append((waiting[0], worker, False))
+        if not able:
+            raise Deadlock(f"{left} tasks are left")
+        position, worker, running = pick(able)
+        role = worker % 2
+        if running is None:
+            queues[worker][0].append(orders[role][taken[role]])
+            taken[role] += 1
+        elif running:
+            counters[raises[position]] += 1
+            queues[worker][1].remove(position)
+            left -= 1
+        else:
+            queues[worker][1].append(queues[worker][0].pop(0))
+    return counters
+
+
+@settings(max_examples=60)
+@given(maps(most_tiles=80, most_tasks=120), st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**32))
+def test_no_deadlock_with_a_ticket_per_role(made, blocks, held, seed):
+    _, task_map = made
+    generator = random.Random(seed)
+    for pick in (max, min, generator.choice):
+        assert simulate_roles(task_map, blocks, held, lambda able, pick=pick: pick(able)) == task_map.targets()
+
+
 def test_the_simulation_notices_a_deadlock():
     """A child before its parent hangs one worker, and not two: the order of the map is what the proof stands on."""
     task_map = _C.TaskMap(4, 1, 1, 4, input=(4, 1), gemm=(36, 1), output=(4, 1))

@@ -43,8 +43,8 @@ ALLOWED: dict[str, str] = {
 
 # Kernels that are written for wgmma, as a regular expression on the demangled name.
 WGMMA = (
-    r"(implicit_gemm::wgmma|winograd_fused(::single)?)::convolve<|wgrad::multiply_pixels<"
-    r"|winograd::products::.*multiply<|winograd_megakernel::.*run_tasks<"
+    r"(implicit_gemm::wgmma|winograd_fused(::single)?|winograd_megakernel)::convolve<|wgrad::multiply_pixels<"
+    r"|winograd::products::.*multiply<"
 )
 
 

@@ -118,6 +118,17 @@ py::array_t<std::int32_t> table_of(const TaskMap& map, std::vector<py::ssize_t> 
   return table;
 }
 
+template <typename TaskOf>
+py::array_t<std::int32_t> sequence_of(std::int32_t count, TaskOf&& task_of) {
+  py::array_t<std::int32_t> table(std::vector<py::ssize_t>{count, 3});
+  std::int32_t* row = table.mutable_data();
+  for (std::int32_t i = 0; i < count; ++i, row += 3) {
+    const Task task = task_of(i);
+    row[0] = static_cast<std::int32_t>(task.kind), row[1] = task.group, row[2] = task.index;
+  }
+  return table;
+}
+
 void bind_task_map(py::module_& module) {
   py::class_<TaskMap>(module, "TaskMap")
       .def(py::init(&make_map), py::arg("tiles"), py::arg("c"), py::arg("k"), py::arg("group_tiles"), py::arg("input"),
@@ -155,6 +166,18 @@ void bind_task_map(py::module_& module) {
              const Task task = map.task_at(position);
              return std::make_tuple(static_cast<std::int32_t>(task.kind), task.group, task.index);
            })
+      .def(
+          "gemm_tasks",
+          [](const TaskMap& map) {
+            return sequence_of(map.gemms(), [&map](std::int32_t i) { return map.gemm_task(i); });
+          },
+          "The GEMM tasks alone, in the order of the map: [tasks, (kind, group, index)].")
+      .def(
+          "stream_tasks",
+          [](const TaskMap& map) {
+            return sequence_of(map.streams(), [&map](std::int32_t i) { return map.stream_task(i); });
+          },
+          "All other tasks, in the order of the map.")
       .def("tasks",
            [](const TaskMap& map) {
              return table_of(map, {3}, [](const Task& task, std::int32_t* row) {

@@ -5,13 +5,13 @@
 // a multiprocessor waits for every instruction that its small cache has lost (docs/performance.md).
 #pragma once
 
-#include "algos/winograd/tile_math.cuh"
 #include "algos/winograd_megakernel/params.cuh"
 #include "algos/winograd_megakernel/stream_task.h"
+#include "algos/winograd_megakernel/values.cuh"
+#include "device/power_of_two.h"
+#include "device/winograd_matrices.h"
 
 namespace fastconv::algos::winograd_megakernel {
-
-using Values = winograd::Pack<2>;
 
 __device__ __forceinline__ Values load_values(const float* patch, int position) {
   const float2 pair = *reinterpret_cast<const float2*>(patch + position * chunk_channels);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void transform_input(const Params<T>& params, const S
     load_patch(params, item, patch, power_of_two(prescale));
     largest = transform_columns(patch);
   }
-  const int exponent = scale_exponent(largest, winograd::input_target_exponent<4>);
+  const int exponent = scale_exponent(largest, input_target_exponent);
   const float scale = power_of_two(exponent);
   const int chunk = item.channel / chunk_channels;
   if (lane == 0) {

@@ -15,8 +15,8 @@ namespace fastconv::algos::winograd_megakernel {
 
 constexpr int helper_warps = 3;
 constexpr int threads = 32 * (helper_warps + multiplying_warps + streaming_warps);
-// Of the 128 registers that a thread starts with, so many are left to those who do not multiply. (More threads would
-// start with fewer, and ptxas gives the products no more than that, whatever setmaxnreg says.)
+// Of the 128 registers that a thread starts with, some of those who do not multiply go to those who do. No call may
+// stand anywhere in this kernel: with one, even on a rare path, ptxas 13.0 finds no registers for the products (C7600).
 constexpr int multiply_registers = 152, other_registers = 104;
 static_assert(threads == 512 && multiply_registers + other_registers == 2 * 128);
 

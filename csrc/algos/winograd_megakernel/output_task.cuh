@@ -77,11 +77,14 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
       }
     }
     if constexpr (output == Output::quads) {  // the number of columns is a multiple of 4
+      const auto quad = [&result](int e) {
+        return Aligned<T, 4>{from_float<T>(result[0].e[e]), from_float<T>(result[1].e[e]),
+                             from_float<T>(result[2].e[e]), from_float<T>(result[3].e[e])};
+      };
       if (i < rows) {
-        winograd::store_pack(y, winograd::Pack<4>{{result[0].e[0], result[1].e[0], result[2].e[0], result[3].e[0]}});
+        *reinterpret_cast<Aligned<T, 4>*>(y) = quad(0);
         if (second) {
-          winograd::store_pack(y + filter,
-                               winograd::Pack<4>{{result[0].e[1], result[1].e[1], result[2].e[1], result[3].e[1]}});
+          *reinterpret_cast<Aligned<T, 4>*>(y + filter) = quad(1);
         }
       }
     } else {
@@ -89,7 +92,8 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
       for (int j = 0; j < 4; ++j) {
         if (i >= rows || j >= columns) continue;
         if constexpr (output == Output::pairs) {
-          winograd::store_pack(y + j * pixel, result[j]);
+          *reinterpret_cast<Aligned<T, 2>*>(y + j * pixel) = {from_float<T>(result[j].e[0]),
+                                                              from_float<T>(result[j].e[1])};
         } else {
           y[j * pixel] = from_float<T>(result[j].e[0]);
           if (second) y[j * pixel + filter] = from_float<T>(result[j].e[1]);

@@ -1,12 +1,29 @@
 // U = G g G^T, offline, with the filter's scale, in two halves, in the order in which the kernel loads it.
 #pragma once
 
-#include "algos/winograd/filter_transform.cuh"
 #include "algos/winograd_megakernel/params.cuh"
+#include "algos/winograd_megakernel/values.cuh"
+#include "device/filter_snapshot.cuh"
+#include "device/power_of_two.h"
+#include "device/winograd_matrices.h"
 
 namespace fastconv::algos::winograd_megakernel {
 
 constexpr int pack_threads = 128;
+
+__device__ __forceinline__ void transform_filter(const float (&g)[3][3], float (&u)[6][6]) {
+  float half[6][3];
+#pragma unroll
+  for (int s = 0; s < 3; ++s) {
+    const float column[3] = {g[0][s], g[1][s], g[2][s]};
+    float result[6];
+    winograd::Transform<4>::filter(column, result);
+#pragma unroll
+    for (int i = 0; i < 6; ++i) half[i][s] = result[i];
+  }
+#pragma unroll
+  for (int i = 0; i < 6; ++i) winograd::Transform<4>::filter(half[i], u[i]);
+}
 
 // A block per filter of whole filter blocks; zeros beyond K and C. With a snapshot: a filter that equals it bit for bit
 // is left alone (PackArgs::snapshot).
@@ -16,7 +33,8 @@ __global__ void __launch_bounds__(pack_threads)
                  char* __restrict__ u,         // [36][filter blocks][2 chunks][128 filters][lo, hi][32]
                  int* __restrict__ exponents,  // [K]
                  T* __restrict__ snapshot) {   // [K, C, 3, 3] or null
-  __shared__ float scratch[pack_threads / 32];
+  __shared__ int largest_bits;                 // of a float that is not negative
+  if (threadIdx.x == 0) largest_bits = 0;
   const std::int64_t index = blockIdx.x, blocks = gridDim.x / unit_filters;
   const bool exists = index < k;
   const T* filter = exists ? weight + index * c * 9 : nullptr;
@@ -25,7 +43,7 @@ __global__ void __launch_bounds__(pack_threads)
     float g[3][3];
 #pragma unroll
     for (int i = 0; i < 9; ++i) g[i / 3][i % 3] = exists && channel < c ? to_float(filter[channel * 9 + i]) : 0.0f;
-    winograd::transform_filter<4>(g, result);
+    transform_filter(g, result);
   };
   float largest = 0.0f;
   for (int channel = threadIdx.x; channel < c; channel += pack_threads) {
@@ -34,8 +52,10 @@ __global__ void __launch_bounds__(pack_threads)
 #pragma unroll
     for (int i = 0; i < 36; ++i) largest = fmaxf(largest, fabsf(value[i / 6][i % 6]));
   }
-  largest = winograd::row_max(largest, pack_threads, scratch);
-  const int exponent = scale_exponent(largest, winograd::filter_target_exponent);
+  __syncthreads();
+  atomicMax(&largest_bits, __float_as_int(largest));
+  __syncthreads();
+  const int exponent = scale_exponent(__int_as_float(largest_bits), filter_target_exponent);
   const float scale = power_of_two(exponent);
   const int row = static_cast<int>(index % unit_filters);
   for (int channel = threadIdx.x; channel < chunks * chunk_channels; channel += pack_threads) {
