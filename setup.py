@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT / "tools" / "build"))
 from toolchain import DEFAULT_ARCHITECTURES, architecture_flags, cudart_static, find_nvcc, wants_cuda  # noqa: E402
 
-PLANNER = [*ROOT.glob("csrc/core/*.cpp"), *ROOT.glob("csrc/plan/*.cpp"), *ROOT.glob("csrc/algos/*/algo.cpp")]
+PLANNER = [*ROOT.glob("csrc/core/*.cpp"), *ROOT.glob("csrc/plan/*.cpp"), *ROOT.glob("csrc/algos/*/*algo.cpp")]
 CXX = os.environ.get("CXX", "g++")
 CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unknown-pragmas"
 NVCC_FLAGS = "-std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden --expt-relaxed-constexpr --threads=1 -lineinfo"

@@ -45,6 +45,9 @@ input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
 
 
+weight_gradient_kernel_op: OpOverload = torch.ops.fastconv.weight_gradient.default
+
+
 class UnsupportedError(RuntimeError):
     """A named algorithm cannot serve the problem; the message says why not."""
 
@@ -123,6 +126,19 @@ def conv2d_packed(
         transforms.conv2d_packed, input, packed, weight_shape, bias, residual, stride, padding, dilation, groups,
         channels_last, algorithm, precision, activation, negative_slope,
     )  # fmt: skip
+
+
+def weight_gradient_reason(
+    input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, channels_last: bool, algorithm: str, precision: str,
+) -> str:  # fmt: skip
+    """Why PyTorch computes the weight gradient of a convolution asked for as `algorithm`: "code: reason"; empty if an
+    algorithm of ours does. `channels_last`: whether input and grad [N, K, P, Q] are read in that format."""
+    return str(
+        torch.ops.fastconv.weight_gradient_reason(
+            input, grad, weight_size, stride, padding, dilation, groups, channels_last, algorithm, precision
+        )
+    )
 
 
 def last_call() -> dict[str, Any] | None:
@@ -264,6 +280,12 @@ def _(input, grad, weight_size, *_):  # type: ignore[no-untyped-def]
     return torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=format_of(input, grad))
 
 
+@torch.library.register_fake(weight_gradient_kernel_op, lib=_library)
+def _(input, grad, weight_size, stride, padding, dilation, groups, channels_last, *_):  # type: ignore[no-untyped-def]
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
+
+
 # --- Kernels of the two gradients: functions of the forward operator where that serves, else PyTorch's own.
 
 
@@ -321,6 +343,15 @@ def _weight_gradient(
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, backend_flags: int,
 ) -> Tensor:  # fmt: skip
     memory_format = format_of(input, grad)
+    target = (
+        input, grad, weight_size, stride, padding, dilation, groups, memory_format == torch.channels_last, algorithm,
+        precision,
+    )  # fmt: skip
+    reason = weight_gradient_reason(*target)
+    if settings.log_calls:
+        settings.logger.debug("weight gradient %s: %s", list(weight_size), "PyTorch, " + reason if reason else "own")
+    if not reason:
+        return weight_gradient_kernel_op(*target)
     if _torch_agrees(grad, precision) or math.prod(input.shape) == 0 or math.prod(grad.shape) == 0:
         like = torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(

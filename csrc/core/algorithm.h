@@ -52,6 +52,13 @@ struct Algorithm {
   PackedWeight (*packed_weight)(const ConvProblem& problem, const DeviceInfo& device);
 };
 
+// An algorithm's weight gradient. `problem` is that of the forward convolution, without epilogue.
+struct WeightGradient {
+  const char* name;  // of the algorithm
+  Support (*supports)(const ConvProblem& problem, const DeviceInfo& device);
+  ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);  // requires supports().ok
+};
+
 // `auto` takes an algorithm only if its error is at most this multiple of PyTorch's own error in the class.
 inline constexpr double auto_error_limit = 4.0;
 

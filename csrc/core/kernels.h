@@ -31,6 +31,17 @@ struct PackArgs {
   void* snapshot;
 };
 
+// dw[k,c,r,s] = sum_{n,p,q} grad[n,k,p,q] * x[n, g*C/G + c, p*stride_h + r*dilation_h - pad_h, ...]
+struct WeightGradientArgs {
+  const ConvProblem& problem;  // of the forward convolution; its epilogue is not meaningful
+  const void* x;               // [N, C, H, W] in problem.layout, dense; on CUDA 16-byte aligned
+  const void* grad;            // [N, K, P, Q], as x
+  void* dw;                    // [K, C/groups, R, S], uninitialised
+  bool channels_last;          // dw lies in memory as [K, R, S, C/groups], else [K, C/groups, R, S]
+  void* workspace;             // plan().workspace_bytes, 256-byte aligned, uninitialised
+  const void* detail;          // plan().detail
+};
+
 // Strided batched D[b] = A[b] * B[b]^T, all row-major: A is m x k, B is n x k, D is m x n, FP32
 // accumulation.
 struct GemmArgs {
@@ -62,6 +73,7 @@ class Runtime {
 };
 
 using RunFunction = void (*)(const ConvArgs& args, Runtime& runtime);
+using WeightGradientFunction = void (*)(const WeightGradientArgs& args, Runtime& runtime);
 using PackFunction = void (*)(const PackArgs& args, Runtime& runtime);
 
 }  // namespace fastconv

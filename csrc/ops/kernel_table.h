@@ -11,6 +11,8 @@ struct Kernels {
   PackFunction pack = nullptr;  // null: reads the plain weight
 };
 
+WeightGradientFunction find_weight_gradient(const WeightGradient& algorithm, DeviceType device);
+
 Kernels find_kernels(const Algorithm& algorithm, DeviceType device);
 
 }  // namespace fastconv::ops

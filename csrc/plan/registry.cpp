@@ -41,6 +41,13 @@ const std::vector<const Algorithm*>& algorithms() {
   return list;
 }
 
+#define FASTCONV_WEIGHT_GRADIENT(NAME)        \
+  namespace algos::NAME {                     \
+  extern const WeightGradient weight_gradient; \
+  }
+#include "plan/weight_gradients.def"
+#undef FASTCONV_WEIGHT_GRADIENT
+
 const Algorithm& find_algorithm(const std::string& name) {
   std::string known = "auto";
   for (const Algorithm* algorithm : algorithms()) {
@@ -96,6 +103,28 @@ std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& 
   all.reserve(algorithms().size());
   for (const Algorithm* algorithm : algorithms()) all.push_back(evaluate(*algorithm, problem, device));
   return all;
+}
+
+WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvProblem& problem,
+                                            const DeviceInfo& device) {
+#define FASTCONV_WEIGHT_GRADIENT(NAME) &algos::NAME::weight_gradient,
+  static const WeightGradient* const list[] = {
+#include "plan/weight_gradients.def"
+  };
+#undef FASTCONV_WEIGHT_GRADIENT
+  if (name == "torch") return {nullptr, Support::no("algorithm", "PyTorch's own convolution was asked for"), {}};
+  WeightGradientChoice choice;
+  for (const WeightGradient* candidate : list) {
+    choice.support = supports_common(find_algorithm(candidate->name), problem, device);
+    if (choice.support.ok) choice.support = candidate->supports(problem, device);
+    if (!choice.support.ok) continue;
+    ConvPlan plan = candidate->plan(problem, device);
+    // PyTorch's takes about as long as its forward convolution: the same products.
+    const double other_us = evaluate(find_algorithm("torch"), problem, device).plan.cost_us;
+    if (name == candidate->name || plan.cost_us < other_us) return {candidate, Support::yes(), std::move(plan)};
+    choice.support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
+  }
+  return choice;
 }
 
 Candidate choose(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {

@@ -28,4 +28,16 @@ std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& 
 // registry name, which throws Unsupported with the reason if it does not fit.
 Candidate choose(const std::string& name, const ConvProblem& problem, const DeviceInfo& device);
 
+// What computes a weight gradient. `algorithm` is null if PyTorch does, for the reason in `support`.
+struct WeightGradientChoice {
+  const WeightGradient* algorithm = nullptr;
+  Support support;
+  ConvPlan plan;  // meaningful if support.ok
+};
+
+// `name` is what the forward convolution was asked for: "torch" asks for PyTorch's gradient, an algorithm that has one
+// for its own where that fits; anything else takes what is estimated to be faster.
+WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvProblem& problem,
+                                            const DeviceInfo& device);
+
 }  // namespace fastconv

@@ -1,0 +1,86 @@
+// The weight gradient as a matrix product on tensor cores, whose reduction runs over the pixels.
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "algos/implicit_gemm/wgrad_config.h"
+#include "core/algorithm.h"
+
+namespace fastconv::algos::implicit_gemm {
+namespace {
+
+Support supports(const ConvProblem& problem, const DeviceInfo& device) {
+  const auto pair = [](std::int64_t a, std::int64_t b) { return std::to_string(a) + "x" + std::to_string(b); };
+  if (problem.output_numel() == 0) return Support::no("empty", "there is nothing to sum");
+  if (problem.groups != 1) {
+    return Support::no("groups", "groups is " + std::to_string(problem.groups) + "; the weight gradient needs 1");
+  }
+  if (device.type == DeviceType::cpu) return Support::yes();
+  if (device.compute_capability != 90) {
+    return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
+                                     "; the weight gradient needs 90");
+  }
+  if (std::max(problem.stride_h, problem.stride_w) > wgrad::most_stride) {
+    return Support::no("stride", "stride is " + pair(problem.stride_h, problem.stride_w) +
+                                     "; the weight gradient needs at most " + std::to_string(wgrad::most_stride));
+  }
+  // Images are a dimension of the grid; pixels of an image, taps and weights are numbered with 31 bits.
+  constexpr double limit = 2147483648.0 - 1024;
+  const double padded =
+      static_cast<double>(problem.h + 2 * problem.pad_h) * static_cast<double>(problem.w + 2 * problem.pad_w);
+  const double taps = static_cast<double>(problem.r * problem.s);
+  const double image = padded * static_cast<double>(std::max(problem.c + 8, problem.k + 8));
+  const double unrolled = problem.c <= wgrad::unrolled_channels ? image * taps : image;
+  const double weights = static_cast<double>(problem.k) * static_cast<double>(problem.c + 8) * taps;
+  if (problem.n > 65535 || std::max({unrolled, weights, padded * static_cast<double>(problem.n)}) >= limit) {
+    return Support::no("size", "the batch has " + std::to_string(problem.n) + " images of " + std::to_string(image) +
+                                   " values; the weight gradient needs below 2^16 of below 2^31");
+  }
+  return Support::yes();
+}
+
+const char* describe(Mode mode) {
+  switch (mode) {
+    case Mode::split: return "3 x float16";
+    case Mode::single: return "1 x float16";
+    case Mode::fp16: return "float16";
+    case Mode::bf16: return "bfloat16";
+  }
+  return "?";
+}
+
+ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {  // for the tests: never the fastest
+  ConvPlan plan;
+  plan.config = "float32, a row of pixels at a time";
+  plan.cost_us = 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
+  return plan;
+}
+
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu) return cpu_plan(problem, device);
+  const auto detail = std::make_shared<const wgrad::Plan>(wgrad::make_plan(problem, device.processors));
+  const wgrad::Plan& plan = *detail;
+  const auto text = [](std::int64_t value) { return std::to_string(value); };
+  const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
+  const double product_us = 1e6 * wgrad::detail::plan_clocks(plan, problem, device.processors) / clocks_per_s;
+  const double elements = static_cast<double>(problem.n * problem.c * problem.h * problem.w);
+  const double read = static_cast<double>(size_of(problem.dtype)) *
+                      ((plan.convert_x == wgrad::Conversion::none ? 0.0 : elements) +
+                       (plan.convert_grad == wgrad::Conversion::none ? 0.0
+                                                                     : static_cast<double>(problem.output_numel())));
+  const double converted = read + static_cast<double>(plan.x_bytes(problem) + plan.grad_bytes(problem));
+  const double conversion_us = converted == 0 ? 0 : 10.0 + 1e6 * converted / (0.85 * device.bandwidth_bytes_per_s);
+  return {"wgmma, " + std::string(describe(plan.mode)) + ", chunk " + text(plan.tile_n) + "x" + text(plan.tile_p) + "x" +
+              text(plan.tile_q) + " pixels, " + text(plan.blocks_m() * wgrad::block_channels) + " filters, " +
+              text(plan.blocks_n) + " x " + text(wgrad::block_channels) +
+              (plan.window ? " taps x channels" : plan.unrolled ? " unrolled channels" : " channels") + ", " +
+              text(plan.parts()) + " parts",
+          plan.workspace_bytes(problem), 6.0 + conversion_us + product_us, detail};
+}
+
+}  // namespace
+
+extern const WeightGradient weight_gradient;
+const WeightGradient weight_gradient{"implicit_gemm", supports, plan};
+
+}  // namespace fastconv::algos::implicit_gemm
