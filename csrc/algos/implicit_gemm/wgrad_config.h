@@ -96,12 +96,14 @@ namespace detail {
 
 inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Clocks of a multiprocessor for a chunk: the tensor cores, or the copies from the L2 cache.
+// Clocks of a multiprocessor for a chunk: the tensor cores, or the copies, whose rows of 128 bytes come at 24 bytes a
+// clock as measured (docs/performance.md).
 inline double chunk_clocks(const Plan& plan) {
   const double tensor = 16.0 * plan.steps * plan.blocks_m() * 64 * plan.blocks_n * 64 * plan.products / 2048;
-  const double copies = plan.chunk_bytes() / 36.0;
-  const double promotion = 150.0 + 40.0 * plan.blocks_n;  // half of it, or so, is not hidden
-  return std::max(1.1 * tensor, copies) + 0.15 * copies + (plan.rows_by_warps ? 0.3 : 0.15) * promotion;
+  const double copies = plan.chunk_bytes() / 24.0;
+  const double promotion = 250.0 + 40.0 * plan.blocks_n;  // and waiting; a part of it is not hidden
+  return std::max(1.04 * tensor, copies) + 0.03 * copies + (plan.rows_by_warps ? 0.3 : 0.15) * promotion +
+         0.3 * plan.tile_n * plan.tile_p;  // rows lie far apart in memory
 }
 
 inline double plan_clocks(const Plan& plan, const ConvProblem& problem, int processors) {
@@ -127,7 +129,10 @@ inline bool shape_chunk(const ConvProblem& problem, bool window, int blocks_n, b
   if (span(p, problem.stride_h) > 256 || span(plan.box_w, problem.stride_w) > 256 || n > 256) return false;
   plan.slots = static_cast<int>(
       std::min<std::size_t>((shared_limit - shared_overhead) / static_cast<std::size_t>(plan.slot_bytes()), most_slots));
-  if (plan.slots < 3) return false;
+  // With every other chunk to each warpgroup, a slot must always be the same one's: a warpgroup that is ahead by a round
+  // of the ring could not tell the parity of the phase that it waits for from that of the one before the last.
+  if (!rows_by_warps) plan.slots -= plan.slots % 2;
+  if (plan.slots < (rows_by_warps ? 3 : 4)) return false;
   plan.row_tiles = divide_up(problem.k, plan.blocks_m() * block_channels);
   plan.column_tiles = window ? plan.taps_r * plan.taps_groups() * plan.channel_blocks()
                              : divide_up(plan.taps() * plan.channel_blocks(), blocks_n);
