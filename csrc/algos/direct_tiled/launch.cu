@@ -66,6 +66,7 @@ void run_tiled(const ConvArgs& args, Runtime& runtime, const Config& config) {
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const Choice choice = choose(args.problem, runtime.device());
+  if (choice.depthwise) return depthwise::run_cuda(args, runtime, *choice.depthwise);
   if (choice.resident) return resident::run_cuda(args, runtime, *choice.resident);
   run_tiled(args, runtime, choice.tiled.value());
 }

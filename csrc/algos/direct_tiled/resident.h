@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "algos/direct_tiled/config.h"
+#include "algos/direct_tiled/depthwise.h"
 
 namespace fastconv {
 struct ConvArgs;
@@ -190,14 +191,16 @@ void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config);
 
 namespace fastconv::algos::direct_tiled {
 
-// What serves a problem on CUDA: one of the two, or neither where not even a channel fits shared memory.
+// What serves a problem on CUDA: one of the three, or none where not even a channel fits shared memory.
 struct Choice {
   std::optional<Config> tiled;
   std::optional<resident::Config> resident;
+  std::optional<depthwise::Config> depthwise;
 };
 
 inline Choice choose(const ConvProblem& problem, const DeviceInfo& device) {
-  Choice choice{choose_config(problem, device), resident::choose(problem, device)};
+  if (const auto config = depthwise::choose(problem, device)) return {{}, {}, config};
+  Choice choice{choose_config(problem, device), resident::choose(problem, device), {}};
   if (!choice.tiled || !choice.resident) return choice;
   // With few channels the tiles' cost leaves out what their chunks cannot hide: they have lost every comparison there.
   if (problem.c <= 4 || choice.resident->cost_us <= choice.tiled->cost_us) {

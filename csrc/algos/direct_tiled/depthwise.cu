@@ -1,0 +1,233 @@
+#include "algos/direct_tiled/depthwise.h"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+#include "device/epilogue.h"
+#include "device/fast_divide.h"
+
+namespace fastconv::algos::direct_tiled::depthwise {
+namespace {
+
+template <typename T>
+struct Params {
+  const T* x;       // [N, C, H, W] in the layout of the kernel
+  const T* weight;  // [C, 1, R, S]
+  T* y;             // [N, C, P, Q], as x
+  Epilogue<T> epilogue;
+  std::int64_t x_image, y_image;  // strides, in elements
+  int c, h, w, p, q, pad_h, pad_w, strip, channel_tiles;
+  unsigned tasks;  // of a channel (NHWC) or of all
+  FastDivide by_channel_tiles, by_columns, by_strips, by_c;
+};
+
+// `count` neighbouring values.
+template <typename T, int count>
+__device__ __forceinline__ void load(const T* source, float (&values)[count]) {
+  struct alignas(count * sizeof(T)) Elements {
+    T e[count];
+  };
+  const Elements elements = *reinterpret_cast<const Elements*>(source);
+#pragma unroll
+  for (int i = 0; i < count; ++i) values[i] = to_float(elements.e[i]);
+}
+
+// The sums of the output rows whose windows are open, for `columns` neighbouring outputs and `vector` channels. Turn i
+// brings the input rows i * stride .. i * stride + stride - 1 of the strip; then output row i - open + 1 is complete.
+template <int r_, int stride_, int columns_, int vector_>
+struct Shape {
+  static constexpr int r = r_, stride = stride_, columns = columns_, vector = vector_;
+  static constexpr int inputs = (columns - 1) * stride + r;
+  static constexpr int open = (r + stride - 1) / stride;
+};
+
+template <typename S>
+struct Window {
+  float filter[S::r * S::r][S::vector];
+  float sum[S::open][S::columns][S::vector] = {};
+
+  // Row `row` (0 .. stride - 1) of a turn.
+  __device__ __forceinline__ void add(int row, const float (&input)[S::inputs][S::vector]) {
+#pragma unroll
+    for (int a = 0; a < S::open; ++a) {
+      const int r = row + (S::open - 1 - a) * S::stride;
+      if (r >= S::r) continue;
+#pragma unroll
+      for (int s = 0; s < S::r; ++s) {
+#pragma unroll
+        for (int j = 0; j < S::columns; ++j) {
+#pragma unroll
+          for (int v = 0; v < S::vector; ++v) {
+            sum[a][j][v] = fmaf(input[j * S::stride + s][v], filter[r * S::r + s][v], sum[a][j][v]);
+          }
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void turn() {
+#pragma unroll
+    for (int a = 0; a < S::open; ++a) {
+#pragma unroll
+      for (int j = 0; j < S::columns; ++j) {
+#pragma unroll
+        for (int v = 0; v < S::vector; ++v) sum[a][j][v] = a + 1 < S::open ? sum[a + 1][j][v] : 0.0f;
+      }
+    }
+  }
+};
+
+// Walks down a strip: first_p, columns from q0 on. channel_stride: from a column to the next.
+template <typename S, typename T>
+__device__ __forceinline__ void walk(const Params<T>& params, Window<S>& window, const T* x, T* y, std::int64_t y_index,
+                                     int channel, int first_p, int q0, int pixel_stride) {
+  const int rows = min(params.strip, params.p - first_p);
+  const int h0 = first_p * S::stride - params.pad_h, w0 = q0 * S::stride - params.pad_w;
+  unsigned inside = 0;  // a bit for each input column
+#pragma unroll
+  for (int i = 0; i < S::inputs; ++i) {
+    inside |= static_cast<unsigned>(static_cast<unsigned>(w0 + i) < static_cast<unsigned>(params.w)) << i;
+  }
+  float bias[S::vector];
+#pragma unroll
+  for (int v = 0; v < S::vector; ++v) bias[v] = params.epilogue.bias_of(channel + v);
+#pragma unroll 1
+  for (int i = 0; i < rows + S::open - 1; ++i) {
+#pragma unroll
+    for (int row = 0; row < S::stride; ++row) {
+      const int h = h0 + i * S::stride + row;
+      const bool row_inside = static_cast<unsigned>(h) < static_cast<unsigned>(params.h);
+      const T* source = x + (static_cast<std::int64_t>(h) * params.w + w0) * pixel_stride;
+      float input[S::inputs][S::vector] = {};
+#pragma unroll
+      for (int j = 0; j < S::inputs; ++j) {
+        if (row_inside && (inside >> j & 1)) load(source + j * pixel_stride, input[j]);
+      }
+      window.add(row, input);
+    }
+    const int done = i - S::open + 1;
+    if (done >= 0) {
+      const std::int64_t at = y_index + (static_cast<std::int64_t>(first_p + done) * params.q + q0) * pixel_stride;
+#pragma unroll
+      for (int j = 0; j < S::columns; ++j) {
+        if (q0 + j >= params.q) break;
+        struct alignas(S::vector * sizeof(T)) Elements {
+          T e[S::vector];
+        } result;
+#pragma unroll
+        for (int v = 0; v < S::vector; ++v) {
+          result.e[v] = params.epilogue.finish(window.sum[0][j][v] + bias[v], at + j * pixel_stride + v);
+        }
+        *reinterpret_cast<Elements*>(y + at + j * pixel_stride) = result;
+      }
+    }
+    window.turn();
+  }
+}
+
+// NHWC: a warp has 32 (times vector) neighbouring channels.
+template <typename S, typename T>
+__global__ void __launch_bounds__(warps * 32) convolve_nhwc(const __grid_constant__ Params<T> params) {
+  constexpr int taps = S::r * S::r, block_channels = 32 * S::vector;
+  __shared__ float filters[block_channels * taps];  // [channel][tap]
+  unsigned block = blockIdx.x;
+  const int first_channel = static_cast<int>(params.by_channel_tiles.peel(block)) * block_channels;
+  const int count = min(block_channels, params.c - first_channel) * taps;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += warps * 32) {
+    filters[i] = to_float(params.weight[static_cast<std::int64_t>(first_channel) * taps + i]);
+  }
+  __syncthreads();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  unsigned task = block * warps + threadIdx.x / 32;
+  const int channel = first_channel + lane * S::vector;
+  if (task >= params.tasks || channel >= params.c) return;
+  const int q0 = static_cast<int>(params.by_columns.peel(task)) * S::columns;
+  const int first_p = static_cast<int>(params.by_strips.peel(task)) * params.strip;
+  Window<S> window;
+#pragma unroll
+  for (int t = 0; t < taps; ++t) {
+#pragma unroll
+    for (int v = 0; v < S::vector; ++v) window.filter[t][v] = filters[(lane * S::vector + v) * taps + t];
+  }
+  const std::int64_t y_index = task * params.y_image + channel;  // what is left of the task is the image
+  walk<S>(params, window, params.x + task * params.x_image + channel, params.y, y_index, channel, first_p, q0,
+          params.c);
+}
+
+// NCHW: neighbouring threads have neighbouring columns, of one plane or of two.
+template <typename S, typename T>
+__global__ void __launch_bounds__(warps * 32) convolve_nchw(const __grid_constant__ Params<T> params) {
+  constexpr int taps = S::r * S::r;
+  unsigned task = blockIdx.x * (warps * 32) + threadIdx.x;
+  if (task >= params.tasks) return;
+  const int q0 = static_cast<int>(params.by_columns.peel(task));
+  const int first_p = static_cast<int>(params.by_strips.peel(task)) * params.strip;
+  const int channel = static_cast<int>(params.by_c.peel(task));
+  Window<S> window;
+#pragma unroll
+  for (int t = 0; t < taps; ++t) window.filter[t][0] = to_float(__ldg(params.weight + channel * taps + t));
+  const std::int64_t x_plane = static_cast<std::int64_t>(channel) * params.h * params.w;
+  const std::int64_t y_plane = static_cast<std::int64_t>(channel) * params.p * params.q;
+  walk<S>(params, window, params.x + task * params.x_image + x_plane, params.y, task * params.y_image + y_plane,
+          channel, first_p, q0, 1);
+}
+
+template <typename T>
+Params<T> make_params(const ConvArgs& args, const Config& config) {
+  const ConvProblem& problem = args.problem;
+  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
+  const auto divide = [](std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); };
+  const std::int64_t tasks = problem.n * config.strips * config.column_tiles;
+  return {.x = static_cast<const T*>(args.x),
+          .weight = static_cast<const T*>(args.weight),
+          .y = static_cast<T*>(args.y),
+          .epilogue = make_epilogue<T>(args),
+          .x_image = problem.c * problem.h * problem.w,
+          .y_image = problem.k * problem.p() * problem.q(),
+          .c = as_int(problem.c),
+          .h = as_int(problem.h),
+          .w = as_int(problem.w),
+          .p = as_int(problem.p()),
+          .q = as_int(problem.q()),
+          .pad_h = as_int(problem.pad_h),
+          .pad_w = as_int(problem.pad_w),
+          .strip = config.strip,
+          .channel_tiles = as_int(config.channel_tiles),
+          .tasks = static_cast<unsigned>(problem.layout == Layout::nhwc ? tasks : tasks * problem.c),
+          .by_channel_tiles = divide(config.channel_tiles),
+          .by_columns = divide(config.column_tiles),
+          .by_strips = divide(config.strips),
+          .by_c = divide(problem.c)};
+}
+
+template <typename T, int r, int stride>
+void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  const Params<T> params = make_params<T>(args, config);
+  const auto blocks = static_cast<unsigned>(config.blocks);
+  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  if (args.problem.layout == Layout::nchw) {
+    convolve_nchw<Shape<r, stride, 1, 1>><<<blocks, warps * 32, 0, stream>>>(params);
+  } else if (config.vector == 1) {
+    convolve_nhwc<Shape<r, stride, columns, 1>><<<blocks, warps * 32, 0, stream>>>(params);
+  } else if constexpr (r == 3 && sizeof(T) == 2) {
+    convolve_nhwc<Shape<r, stride, columns, vector_of_halves>><<<blocks, warps * 32, 0, stream>>>(params);
+  }
+  check_launch("direct_tiled: depthwise");
+}
+
+template <typename T, int r>
+void launch_stride(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  args.problem.stride_h == 1 ? launch<T, r, 1>(args, runtime, config) : launch<T, r, 2>(args, runtime, config);
+}
+
+}  // namespace
+
+void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  dispatch_dtype(args.problem.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    switch (args.problem.r) {
+      case 3: return launch_stride<T, 3>(args, runtime, config);
+      case 5: return launch_stride<T, 5>(args, runtime, config);
+      default: return launch_stride<T, 7>(args, runtime, config);
+    }
+  });
+}
+
+}  // namespace fastconv::algos::direct_tiled::depthwise

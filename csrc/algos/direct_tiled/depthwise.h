@@ -1,0 +1,72 @@
+// The third kernel of direct_tiled: depthwise convolution (one channel and one filter a group) with square kernels of 3,
+// 5, 7 and stride 1 or 2. A thread walks down a strip of columns and keeps everything in registers: the filter, and the
+// sums of the output rows whose windows are open. Shared by the planner, the kernel and its launch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+#include "algos/direct_tiled/config.h"
+
+namespace fastconv {
+struct ConvArgs;
+class Runtime;
+}  // namespace fastconv
+
+namespace fastconv::algos::direct_tiled::depthwise {
+
+inline constexpr int warps = 8;      // of a block
+inline constexpr int columns = 7;    // outputs of a thread along W in NHWC: 7 divides 7, 14, 28, 56, 112
+inline constexpr int vector_of_halves = 2;  // channels of a thread in NHWC, in 3x3 kernels on half types
+
+struct Config {
+  int vector = 1;       // channels of a thread
+  int strip = 1;        // output rows of a thread
+  std::int64_t strips = 1, column_tiles = 1, channel_tiles = 1;
+  std::int64_t blocks = 1;
+  double cost_us = 0.0;
+};
+
+inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool size = problem.r == problem.s && (problem.r == 3 || problem.r == 5 || problem.r == 7);
+  const bool stride = problem.stride_h == problem.stride_w && problem.stride_h <= 2;
+  if (problem.c_per_group() != 1 || problem.k_per_group() != 1 || !size || !stride || problem.dilation_h != 1 ||
+      problem.dilation_w != 1) {
+    return std::nullopt;
+  }
+  // The kernel numbers rows, columns and the elements of an image with 31 bits.
+  constexpr double limit = 1073741824.0;
+  const double image = static_cast<double>(problem.c) * static_cast<double>(problem.h + 2 * problem.pad_h) *
+                       static_cast<double>(problem.w + 2 * problem.pad_w);
+  if (image >= limit) return std::nullopt;
+
+  Config config;
+  const bool nhwc = problem.layout == Layout::nhwc;
+  if (nhwc && problem.dtype != DType::f32 && problem.r == 3 && problem.c % vector_of_halves == 0) {
+    config.vector = vector_of_halves;
+  }
+  config.channel_tiles = nhwc ? ceil_div<std::int64_t>(problem.c, 32 * config.vector) : 1;
+  config.column_tiles = nhwc ? ceil_div<std::int64_t>(problem.q(), columns) : problem.q();
+  // Long strips read few rows twice; short ones fill the device.
+  const std::int64_t lanes = nhwc ? config.channel_tiles * 32 : problem.c;
+  const std::int64_t wanted = 2 * 1024 * static_cast<std::int64_t>(device.processors);
+  const std::int64_t strips =
+      std::clamp<std::int64_t>(ceil_div(wanted, problem.n * lanes * config.column_tiles), 1, problem.p());
+  config.strip = static_cast<int>(std::min<std::int64_t>(std::max<std::int64_t>(problem.p() / strips, 1), 32));
+  config.strips = ceil_div<std::int64_t>(problem.p(), config.strip);
+  const std::int64_t tasks = problem.n * config.strips * config.column_tiles;  // of a channel
+  config.blocks = nhwc ? config.channel_tiles * ceil_div<std::int64_t>(tasks, warps)
+                       : ceil_div<std::int64_t>(tasks * problem.c, warps * 32);
+  if (static_cast<double>(config.blocks) * warps * 32 >= 2.0 * limit) return std::nullopt;
+
+  const double idle = nhwc ? static_cast<double>(config.channel_tiles * 32 * config.vector) / static_cast<double>(problem.c) : 1.0;
+  const double fill = std::max(1.0, static_cast<double>(device.processors * 4) / static_cast<double>(config.blocks));
+  config.cost_us = 4.0 + 1e6 * std::max(problem.direct_flops() * idle * fill / (0.6 * device.fp32_flops_per_s),
+                                        problem.compulsory_bytes() / (0.8 * device.bandwidth_bytes_per_s));
+  return config;
+}
+
+void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config);
+
+}  // namespace fastconv::algos::direct_tiled::depthwise
