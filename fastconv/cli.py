@@ -342,6 +342,9 @@ def bench_layers(
         str, typer.Option("--set", help="layers (3x3), pointwise, strided, stems, groups, lenet5.")
     ] = "layers",
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64,1",
+    direction: Annotated[
+        str, typer.Option("--pass", help="forward, or a gradient: backward_weight, backward_input.")
+    ] = "forward",
     classes: Annotated[str, typer.Option(help="Accuracy classes; default all, on the CPU fp32.")] = "",
     algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
     layouts: Annotated[str, typer.Option(help="Of ours: nchw, nhwc; default nhwc, on the CPU both.")] = "",
@@ -362,6 +365,7 @@ def bench_layers(
         classes=split(classes, "classes", list(CLASS_DTYPE)) if classes else None,
         layers=layers.split(",") if layers else None,
         layer_set=layer_set,
+        direction=direction,
         algorithms=split(algorithms, "algorithms", known) if algorithms else None,
         rounds=rounds,
         budget_s=budget,

@@ -1,4 +1,4 @@
-"""Every legacy forward algorithm of cuDNN, called directly in the library that torch has loaded.
+"""Every legacy algorithm of cuDNN, forward and backward, called directly in the library that torch has loaded.
 
 PyTorch's own search tries only what cuDNN's heuristics propose, and misses some of the fastest FP32 algorithms.
 """
@@ -17,17 +17,22 @@ import torch
 
 from fastconv.bench.layers import Layer
 
-# In the order of cudnnConvolutionFwdAlgo_t, which starts at 0 (cudnn_ops.h).
-ALGORITHMS = (
-    "implicit_gemm",
-    "implicit_precomp_gemm",
-    "gemm",
-    "direct",
-    "fft",
-    "fft_tiling",
-    "winograd",
-    "winograd_nonfused",
-)
+# In the order of cudnnConvolution{Fwd,BwdFilter,BwdData}Algo_t, which start at 0 (cudnn_ops.h).
+ALGORITHMS = {
+    "forward": (
+        "implicit_gemm",
+        "implicit_precomp_gemm",
+        "gemm",
+        "direct",
+        "fft",
+        "fft_tiling",
+        "winograd",
+        "winograd_nonfused",
+    ),
+    "backward_weight": ("algo_0", "algo_1", "fft", "algo_3", "winograd", "winograd_nonfused", "fft_tiling"),
+    "backward_input": ("algo_0", "algo_1", "fft", "fft_tiling", "winograd", "winograd_nonfused"),
+}
+_FUNCTIONS = {"forward": "Forward", "backward_weight": "BackwardFilter", "backward_input": "BackwardData"}
 # cudnn_graph.h: cudnnDataType_t, cudnnTensorFormat_t, cudnnMathType_t, cudnnConvolutionMode_t.
 DATA_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 9}
 FORMATS = {"nchw": 0, "nhwc": 1}
@@ -51,12 +56,15 @@ _PROTOTYPES: dict[str, list] = {
     "cudnnSetConvolution2dDescriptor": [c_void_p] + [c_int] * 8,
     "cudnnSetConvolutionMathType": [c_void_p, c_int],
     "cudnnSetConvolutionGroupCount": [c_void_p, c_int],
-    "cudnnGetConvolutionForwardWorkspaceSize": [c_void_p] * 5 + [c_int, POINTER(c_size_t)],
-    "cudnnConvolutionForward": [c_void_p] * 2  # handle, alpha
-    + [c_void_p] * 5  # x descriptor, x, w descriptor, w, convolution
-    + [c_int, c_void_p, c_size_t]  # algorithm, workspace
-    + [c_void_p] * 3,  # beta, y descriptor, y
 }
+for _function in _FUNCTIONS.values():
+    _PROTOTYPES[f"cudnnGetConvolution{_function}WorkspaceSize"] = [c_void_p] * 5 + [c_int, POINTER(c_size_t)]
+    _PROTOTYPES[f"cudnnConvolution{_function}"] = (
+        [c_void_p] * 2  # handle, alpha
+        + [c_void_p] * 5  # descriptor and data of both operands, convolution
+        + [c_int, c_void_p, c_size_t]  # algorithm, workspace
+        + [c_void_p] * 3  # beta, descriptor and data of the result
+    )
 
 
 class CudnnError(RuntimeError):
@@ -130,19 +138,30 @@ def math_type(dtype: torch.dtype, tf32: bool) -> int:
 
 
 class Problem:
-    """One convolution in one layout: descriptors, output; the algorithms share one workspace.
+    """One convolution in one layout, or one of its gradients: descriptors, result; the algorithms share one workspace.
 
-    x: [N, C, H, W], weight: [K, C/groups, R, S], CUDA, dense in `layout` (nchw or nhwc).
+    x: [N, C, H, W], weight: [K, C/groups, R, S], grad (unless direction is "forward"): [N, K, P, Q]; CUDA, dense in
+    `layout` (nchw or nhwc).
     """
 
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, layer: Layer, layout: str, tf32: bool) -> None:
+    def __init__(
+        self, x: torch.Tensor, weight: torch.Tensor, layer: Layer, layout: str, tf32: bool,
+        direction: str = "forward", grad: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         order = torch.channels_last if layout == "nhwc" else torch.contiguous_format
         assert x.is_contiguous(memory_format=order)
         assert weight.is_contiguous(memory_format=order)
+        self.direction = direction
+        self.y = grad
+        if grad is None:
+            shape = (x.shape[0], layer.k, layer.p, layer.q)
+            self.y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=order)
+        assert self.y is not None
+        if direction == "backward_weight":
+            weight = torch.empty_like(weight)
+        elif direction == "backward_input":
+            x = torch.empty_like(x)
         self.x, self.weight = x, weight
-        self.y = torch.empty(
-            (x.shape[0], layer.k, layer.p, layer.q), dtype=x.dtype, device=x.device, memory_format=order
-        )
         self._handle = _handle(x.get_device())
         self._x, self._y = Descriptor("Tensor"), Descriptor("Tensor")
         self._weight, self._convolution = Descriptor("Filter"), Descriptor("Convolution")
@@ -154,43 +173,50 @@ class Problem:
         call("cudnnSetConvolution2dDescriptor", self._convolution.pointer, *geometry, CROSS_CORRELATION, FLOAT)
         call("cudnnSetConvolutionMathType", self._convolution.pointer, math_type(x.dtype, tf32))
         call("cudnnSetConvolutionGroupCount", self._convolution.pointer, layer.groups)
+        image, filters, output = (self._x, self.x), (self._weight, self.weight), (self._y, self.y)
+        self._first, self._second, self._result = {
+            "forward": (image, filters, output),
+            "backward_weight": (image, output, filters),
+            "backward_input": (filters, output, image),
+        }[direction]
 
     def workspace_bytes(self, algorithm: int) -> int:
         """Raises CudnnError where the algorithm does not serve the problem."""
         size = c_size_t()
         call(
-            "cudnnGetConvolutionForwardWorkspaceSize",
+            f"cudnnGetConvolution{_FUNCTIONS[self.direction]}WorkspaceSize",
             self._handle,
-            self._x.pointer,
-            self._weight.pointer,
+            self._first[0].pointer,
+            self._second[0].pointer,
             self._convolution.pointer,
-            self._y.pointer,
+            self._result[0].pointer,
             algorithm,
             byref(size),
         )
         return size.value
 
-    def forward(self, algorithm: int, workspace: torch.Tensor) -> torch.Tensor:
-        """Runs on the current stream into `y`, which it returns."""
+    def run(self, algorithm: int, workspace: torch.Tensor) -> torch.Tensor:
+        """Runs on the current stream into the result (output or gradient), which it returns."""
         one, zero = c_float(1.0), c_float(0.0)
         call("cudnnSetStream", self._handle, c_void_p(torch.cuda.current_stream(self.x.device).cuda_stream))
+        (first, first_data), (second, second_data), (result, result_data) = self._first, self._second, self._result
         call(
-            "cudnnConvolutionForward",
+            f"cudnnConvolution{_FUNCTIONS[self.direction]}",
             self._handle,
             byref(one),
-            self._x.pointer,
-            self.x.data_ptr(),
-            self._weight.pointer,
-            self.weight.data_ptr(),
+            first.pointer,
+            first_data.data_ptr(),
+            second.pointer,
+            second_data.data_ptr(),
             self._convolution.pointer,
             algorithm,
             workspace.data_ptr(),
             workspace.numel(),
             byref(zero),
-            self._y.pointer,
-            self.y.data_ptr(),
+            result.pointer,
+            result_data.data_ptr(),
         )
-        return self.y
+        return result_data
 
 
 def contenders(
@@ -203,7 +229,7 @@ def contenders(
     sizes: dict[str, tuple[Problem, int, int]] = {}
     refused: dict[str, str] = {}
     for layout, problem in problems.items():
-        for index, algorithm in enumerate(ALGORITHMS):
+        for index, algorithm in enumerate(ALGORITHMS[problem.direction]):
             name = f"cudnn_{algorithm}" + ("_nhwc" if layout == "nhwc" else "")
             try:
                 size = problem.workspace_bytes(index)
@@ -219,7 +245,6 @@ def contenders(
     device = next(iter(problems.values())).x.device
     workspace = torch.empty(max(size for _, _, size in sizes.values()), dtype=torch.uint8, device=device)
     calls: dict[str, Callable[[], torch.Tensor]] = {
-        name: functools.partial(problem.forward, index, workspace[:size])
-        for name, (problem, index, size) in sizes.items()
+        name: functools.partial(problem.run, index, workspace[:size]) for name, (problem, index, size) in sizes.items()
     }
     return calls, refused

@@ -30,14 +30,35 @@ Call = Callable[[], torch.Tensor]
 class Reference:
     """The layer in float64 for the first and the last image of the batch, and the error of an output against it."""
 
+    _images: Sequence[int] | slice
+
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, layer: Layer) -> None:
-        self._images = sorted({0, x.shape[0] - 1})
+        images = self._images = sorted({0, x.shape[0] - 1})
         geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2
         # Without cuDNN: unrolled and multiplied, no search for an algorithm.
         self._y = torch.ops.aten._convolution.default(
-            x[self._images].double().contiguous(), weight.double().contiguous(), None, *geometry, False, [0, 0],
+            x[images].double().contiguous(), weight.double().contiguous(), None, *geometry, False, [0, 0],
             layer.groups, False, False, False, False,
         )  # fmt: skip
+
+    @staticmethod
+    def of_gradient(
+        x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, layer: Layer, direction: str
+    ) -> Reference:
+        """The same for a gradient: of the filter (the whole of it, a sum over all images), or of the input."""
+        self = Reference.__new__(Reference)
+        geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2, False, [0, 0], layer.groups
+        mask = [direction == "backward_input", direction == "backward_weight", False]
+        images = sorted({0, x.shape[0] - 1}) if mask[0] else list(range(x.shape[0]))
+        self._images = images if mask[0] else slice(None)
+        parts = []
+        with torch.backends.cudnn.flags(enabled=False):
+            for i in images:  # one by one: float64 takes room
+                operands = (t.double().contiguous() for t in (grad[i : i + 1], x[i : i + 1], weight))
+                gradients = torch.ops.aten.convolution_backward.default(*operands, None, *geometry, mask)
+                parts.append(gradients[mask.index(True)])
+        self._y = torch.cat(parts) if mask[0] else torch.stack(parts).sum(0)
+        return self
 
     def error(self, y: torch.Tensor) -> dict[str, float]:
         """`fastconv.testing.errors` as l2, max and bias."""
@@ -69,6 +90,8 @@ class Group:
     device: torch.device
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    direction: str = "forward"  # of layers.PASSES
+    grads: dict[str, torch.Tensor] = field(default_factory=dict)
     entrants: dict[str, _Entrant] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)  # contender -> why it has no time
     banned: Mapping[str, str] = field(default_factory=dict)  # contender -> what it did to an earlier process
@@ -126,12 +149,16 @@ def _prepare_data(group: Group, seed: int) -> Reference:
     orders = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
     group.inputs = {layout: x.contiguous(memory_format=order) for layout, order in orders.items()}
     group.weights = {layout: weight.contiguous(memory_format=order) for layout, order in orders.items()}
-    return Reference(x, weight, layer)
+    if group.direction == "forward":
+        return Reference(x, weight, layer)
+    grad = torch.randn((group.n, layer.k, layer.p, layer.q), **options).to(group.dtype)
+    group.grads = {layout: grad.contiguous(memory_format=order) for layout, order in orders.items()}
+    return Reference.of_gradient(x, weight, grad, layer, group.direction)
 
 
 def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | None) -> dict[tuple[str, str], str]:
     """Peers first, then ours; returns (class, layout) -> auto's choice."""
-    calls, refused = peers.peers(group.inputs, group.weights, group.layer, group.tf32)
+    calls, refused = peers.peers(group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads)
     group.notes |= refused
     for name, call in calls.items():
         if name in group.banned:
@@ -145,12 +172,29 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
     choices = {}
     for accuracy in group.classes:
         for layout in group.layouts:
+            if group.direction != "forward":
+                choices[accuracy, layout] = _enter_gradient(group, accuracy, layout, reference)
+                continue
             choice = ours.auto_choice(group.layer, group.n, accuracy, layout, group.device)
             choices[accuracy, layout] = choice
             rows = ours.candidates(group.layer, group.n, accuracy, layout, group.device)
             for row in sorted(rows, key=lambda row: (row["algorithm"] != choice, row["cost_us"])):
                 _enter_ours(group, row, row["algorithm"] == choice, accuracy, layout, reference, algorithms)
     return choices
+
+
+def _enter_gradient(group: Group, accuracy: str, layout: str, reference: Reference) -> str:
+    """Ours, and auto's choice if that is PyTorch's; returns the choice."""
+    tensors = group.inputs[layout], group.weights[layout], group.grads[layout]
+    choice, reason = ours.gradient_choice(*tensors, group.layer, accuracy, group.direction)
+    prefix = f"{accuracy}/{layout}/"
+    if reason:
+        group.notes[prefix + "auto"] = reason
+    for algorithm in dict.fromkeys((choice, "auto" if group.direction == "backward_input" else "implicit_gemm")):
+        if not reason or reason.startswith("cost") or algorithm == choice:
+            call = ours.gradient_contender(algorithm, *tensors, group.layer, accuracy, group.direction)
+            _enter(group, prefix + algorithm, call, reference, math.inf if algorithm == choice else HOPELESS_OURS)
+    return choice
 
 
 def _enter_ours(
@@ -214,7 +258,7 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
             "n": group.n,
             "class": accuracy,
             "layout": layout,
-            "pass": "forward",
+            "pass": group.direction,
             "algorithm": shown,
             "auto": choice,
             "us": time_of.us if time_of else None,

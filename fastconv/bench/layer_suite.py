@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastconv.bench import environment, layer_group, results, timing
-from fastconv.bench.layers import Layer, select, suite_of
+from fastconv.bench.layers import PASSES, Layer, select, suite_of
 from fastconv.bench.supervise import Marker, supervise
 
 ROW_KEY = ("layer", "n", "class", "layout", "pass")
@@ -49,6 +49,7 @@ class _Plan:
     device: str
     layouts: list[str]
     out: str
+    direction: str = "forward"
 
     def work(self) -> list[tuple[int, Layer, tuple[torch.dtype, bool, list[str]]]]:
         layers, groups = select(self.layers, self.layer_set), groups_of(self.classes)
@@ -75,6 +76,7 @@ def run(
     console: Console | None = None,
     isolate: bool | None = None,
     layer_set: str = "layers",
+    direction: str = "forward",
 ) -> results.Document:
     """Times a layer set and writes the result file, after every layer; returns its content.
 
@@ -84,8 +86,11 @@ def run(
     of the same machine, versions and commit that it already holds are kept. device: default cuda if there is one.
     layouts: ours; default NHWC, on the CPU both. isolate: measure in a second process, which is started again without
     the contender that made it crash or hang (`banned` in the file); default on CUDA. layer_set: of bench.layers.SETS.
+    direction: the pass, of bench.layers.PASSES; a gradient's suite carries its name.
     Raises ValueError for unknown names and, not isolated, timing.DeviceLost if the GPU fails.
     """
+    if direction not in PASSES:
+        raise ValueError(f"direction is {direction!r}; expected one of {', '.join(PASSES)}")
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -94,7 +99,7 @@ def run(
     unknown = [name for name in classes if name not in results.CLASSES]
     if unknown:
         raise ValueError(f"classes: {unknown} are not among {results.CLASSES}")
-    head = environment.describe(suite_of(layer_set, device), device)
+    head = environment.describe(suite_of(layer_set, device, direction), device)
     path = Path(out) if out is not None else results.default_path(head)
     plan = _Plan(
         batch_sizes=list(batch_sizes),
@@ -107,6 +112,7 @@ def run(
         device=str(device),
         layouts=list(layouts or (("nhwc",) if on_gpu else ("nchw", "nhwc"))),
         out=str(path),
+        direction=direction,
     )
     console = console or _console()
     console.print(f"{head['gpu']}, torch {head['torch']}, cuDNN {head['cudnn'] or '-'}, commit {head['commit'][:12]}")
@@ -159,7 +165,9 @@ def _worker(job: dict[str, Any]) -> int:
 def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Mapping[str, str]) -> results.Document:
     """Measures the plan's work from item `first` on, and writes the file after each."""
     device, path = torch.device(plan.device), Path(plan.out)
-    document = results.merge(path, environment.describe(suite_of(plan.layer_set, device), device), ROW_KEY)
+    document = results.merge(
+        path, environment.describe(suite_of(plan.layer_set, device, plan.direction), device), ROW_KEY
+    )
     if first > 0:
         document["failed"] = json.loads(path.read_text()).get("failed", []) if path.exists() else []
     begin, work = time.perf_counter(), plan.work()
@@ -171,6 +179,7 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
             ahead = 0.0 if plan.budget_s is None else (plan.budget_s - (started - begin)) / (len(work) - index)
             marker.set(index, "")
             group = layer_group.Group(layer, n, dtype, tf32, members, plan.layouts, device, banned=banned)
+            group.direction = plan.direction
             group.announce = lambda name, index=index: marker.set(index, name)  # type: ignore[misc]
             rows: list[results.Row] = []
             try:

@@ -92,6 +92,8 @@ def _square(layer: str, c: int, size: int, k: int, kernel: int, stride: int = 1,
     return Layer(layer, c, size, size, k, kernel, kernel, stride, kernel // 2, 1, groups)
 
 
+PASSES = ("forward", "backward_weight", "backward_input")
+
 SETS: dict[str, list[Layer]] = {
     "layers": LAYERS,  # 3x3 with stride 1: what every published comparison times
     "pointwise": [  # 1x1: ResNet-50's bottlenecks in and out, DenseNet-161's layers and transitions
@@ -147,9 +149,10 @@ SETS: dict[str, list[Layer]] = {
 }
 
 
-def suite_of(layer_set: str, device: torch.device) -> str:
-    """The suite under whose name a set's results on that device are kept."""
+def suite_of(layer_set: str, device: torch.device, direction: str = "forward") -> str:
+    """The suite under whose name a set's results for a pass (of PASSES) on that device are kept."""
     name = "layers" if layer_set == "layers" else f"layers_{layer_set}"
+    name = name if direction == "forward" else f"{name}_{direction}"
     return name if device.type == "cuda" else f"{name}_cpu"
 
 

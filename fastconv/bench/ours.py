@@ -72,3 +72,33 @@ def contender(
     return functools.partial(
         ops.conv2d_packed, x, packed, shape, None, None, *geometry, algorithm, precision, *epilogue
     )
+
+
+def gradient_choice(
+    x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, layer: Layer, accuracy: str, direction: str
+) -> tuple[str, str]:
+    """(what `algorithm="auto"` runs for a gradient, why it is PyTorch's). The input gradient is made of forward
+    convolutions, each with a choice of its own: `auto`."""
+    if direction == "backward_input":
+        return "auto", ""
+    stride, padding, dilation = ([value] * 2 for value in (layer.stride, layer.padding, layer.dilation))
+    reason = ops.weight_gradient_reason(
+        x, grad, list(weight.shape), stride, padding, dilation, layer.groups, not x.is_contiguous(), "auto",
+        _PRECISIONS[accuracy],
+    )  # fmt: skip
+    return ("torch", reason) if reason else ("implicit_gemm", "")
+
+
+def gradient_contender(
+    algorithm: str, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, layer: Layer, accuracy: str,
+    direction: str,
+) -> Callable[[], torch.Tensor]:  # fmt: skip
+    """A callable that runs a gradient as autograd would; everything, the packing of the filter too, is timed.
+
+    x: [N, C, H, W], weight: [K, C/groups, R, S], grad: [N, K, P, Q], all in the layout to be measured.
+    """
+    stride, padding, dilation = ([value] * 2 for value in (layer.stride, layer.padding, layer.dilation))
+    rest = (stride, padding, dilation, layer.groups, algorithm, _PRECISIONS[accuracy], _BENCHMARK | _CUDNN_ENABLED)
+    if direction == "backward_weight":
+        return functools.partial(ops.weight_gradient_op, x, grad, list(weight.shape), *rest)
+    return functools.partial(ops.input_gradient_op, grad, weight, list(x.shape), *rest)
