@@ -19,16 +19,10 @@ struct Params {
   FastDivide by_channel_tiles, by_columns, by_strips, by_c;
 };
 
-// `count` neighbouring values.
 template <typename T, int count>
-__device__ __forceinline__ void load(const T* source, float (&values)[count]) {
-  struct alignas(count * sizeof(T)) Elements {
-    T e[count];
-  };
-  const Elements elements = *reinterpret_cast<const Elements*>(source);
-#pragma unroll
-  for (int i = 0; i < count; ++i) values[i] = to_float(elements.e[i]);
-}
+struct alignas(count * sizeof(T)) Elements {
+  T e[count];
+};
 
 // The sums of the output rows whose windows are open, for `columns` neighbouring outputs and `vector` channels. Turn i
 // brings the input rows i * stride .. i * stride + stride - 1 of the strip; then output row i - open + 1 is complete.
@@ -45,7 +39,8 @@ struct Window {
   float sum[S::open][S::columns][S::vector] = {};
 
   // Row `row` (0 .. stride - 1) of a turn.
-  __device__ __forceinline__ void add(int row, const float (&input)[S::inputs][S::vector]) {
+  template <typename T>
+  __device__ __forceinline__ void add(int row, const Elements<T, S::vector> (&input)[S::inputs]) {
 #pragma unroll
     for (int a = 0; a < S::open; ++a) {
       const int r = row + (S::open - 1 - a) * S::stride;
@@ -56,7 +51,7 @@ struct Window {
         for (int j = 0; j < S::columns; ++j) {
 #pragma unroll
           for (int v = 0; v < S::vector; ++v) {
-            sum[a][j][v] = fmaf(input[j * S::stride + s][v], filter[r * S::r + s][v], sum[a][j][v]);
+            sum[a][j][v] = fmaf(to_float(input[j * S::stride + s].e[v]), filter[r * S::r + s][v], sum[a][j][v]);
           }
         }
       }
@@ -74,7 +69,8 @@ struct Window {
   }
 };
 
-// Walks down a strip: first_p, columns from q0 on. channel_stride: from a column to the next.
+// Walks down a strip: first_p, columns from q0 on. The rows of the next turn are on their way while this one's are
+// multiplied.
 template <typename S, typename T>
 __device__ __forceinline__ void walk(const Params<T>& params, Window<S>& window, const T* x, T* y, std::int64_t y_index,
                                      int channel, int first_p, int q0, int pixel_stride) {
@@ -88,34 +84,46 @@ __device__ __forceinline__ void walk(const Params<T>& params, Window<S>& window,
   float bias[S::vector];
 #pragma unroll
   for (int v = 0; v < S::vector; ++v) bias[v] = params.epilogue.bias_of(channel + v);
-#pragma unroll 1
-  for (int i = 0; i < rows + S::open - 1; ++i) {
+  using Input = Elements<T, S::vector>;
+  Input next[S::stride][S::inputs];
+  const auto fetch = [&](int i) {
 #pragma unroll
     for (int row = 0; row < S::stride; ++row) {
       const int h = h0 + i * S::stride + row;
-      const bool row_inside = static_cast<unsigned>(h) < static_cast<unsigned>(params.h);
+      const unsigned columns = static_cast<unsigned>(h) < static_cast<unsigned>(params.h) ? inside : 0;
       const T* source = x + (static_cast<std::int64_t>(h) * params.w + w0) * pixel_stride;
-      float input[S::inputs][S::vector] = {};
 #pragma unroll
       for (int j = 0; j < S::inputs; ++j) {
-        if (row_inside && (inside >> j & 1)) load(source + j * pixel_stride, input[j]);
+        next[row][j] = {};
+        if (columns >> j & 1) next[row][j] = *reinterpret_cast<const Input*>(source + j * pixel_stride);
       }
-      window.add(row, input);
     }
+  };
+  const int turns = rows + S::open - 1;
+  fetch(0);
+#pragma unroll 1
+  for (int i = 0; i < turns; ++i) {
+    Input input[S::stride][S::inputs];
+#pragma unroll
+    for (int row = 0; row < S::stride; ++row) {
+#pragma unroll
+      for (int j = 0; j < S::inputs; ++j) input[row][j] = next[row][j];
+    }
+    if (i + 1 < turns) fetch(i + 1);
+#pragma unroll
+    for (int row = 0; row < S::stride; ++row) window.add(row, input[row]);
     const int done = i - S::open + 1;
     if (done >= 0) {
       const std::int64_t at = y_index + (static_cast<std::int64_t>(first_p + done) * params.q + q0) * pixel_stride;
 #pragma unroll
       for (int j = 0; j < S::columns; ++j) {
         if (q0 + j >= params.q) break;
-        struct alignas(S::vector * sizeof(T)) Elements {
-          T e[S::vector];
-        } result;
+        Input result;
 #pragma unroll
         for (int v = 0; v < S::vector; ++v) {
           result.e[v] = params.epilogue.finish(window.sum[0][j][v] + bias[v], at + j * pixel_stride + v);
         }
-        *reinterpret_cast<Elements*>(y + at + j * pixel_stride) = result;
+        *reinterpret_cast<Input*>(y + at + j * pixel_stride) = result;
       }
     }
     window.turn();

@@ -49,15 +49,22 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   config.channel_tiles = nhwc ? ceil_div<std::int64_t>(problem.c, 32 * config.vector) : 1;
   config.column_tiles = nhwc ? ceil_div<std::int64_t>(problem.q(), columns) : problem.q();
   // Long strips read few rows twice; short ones fill the device.
-  const std::int64_t lanes = nhwc ? config.channel_tiles * 32 : problem.c;
-  const std::int64_t wanted = 2 * 1024 * static_cast<std::int64_t>(device.processors);
-  const std::int64_t strips =
-      std::clamp<std::int64_t>(ceil_div(wanted, problem.n * lanes * config.column_tiles), 1, problem.p());
-  config.strip = static_cast<int>(std::min<std::int64_t>(std::max<std::int64_t>(problem.p() / strips, 1), 32));
-  config.strips = ceil_div<std::int64_t>(problem.p(), config.strip);
-  const std::int64_t tasks = problem.n * config.strips * config.column_tiles;  // of a channel
-  config.blocks = nhwc ? config.channel_tiles * ceil_div<std::int64_t>(tasks, warps)
-                       : ceil_div<std::int64_t>(tasks * problem.c, warps * 32);
+  const std::int64_t per_processor = nhwc ? (problem.r == 3 ? 2 : 1) : (problem.r == 3 ? 5 : problem.r == 5 ? 3 : 2);
+  const std::int64_t slots = per_processor * device.processors;
+  const std::int64_t more_rows = ceil_div(problem.r, problem.stride_h) - 1;
+  std::int64_t least = INT64_MAX;
+  for (std::int64_t strips = 1; strips <= problem.p(); ++strips) {
+    const std::int64_t strip = ceil_div<std::int64_t>(problem.p(), strips);
+    const std::int64_t tasks = problem.n * ceil_div<std::int64_t>(problem.p(), strip) * config.column_tiles;
+    const std::int64_t blocks = nhwc ? config.channel_tiles * ceil_div<std::int64_t>(tasks, warps)
+                                     : ceil_div<std::int64_t>(tasks * problem.c, warps * 32);
+    const std::int64_t turns = ceil_div<std::int64_t>(blocks, slots) * (strip + more_rows + 2);  // 2: to start and end
+    if (turns >= least) continue;
+    least = turns;
+    config.strip = static_cast<int>(strip);
+    config.strips = ceil_div<std::int64_t>(problem.p(), strip);
+    config.blocks = blocks;
+  }
   if (static_cast<double>(config.blocks) * warps * 32 >= 2.0 * limit) return std::nullopt;
 
   const double idle = nhwc ? static_cast<double>(config.channel_tiles * 32 * config.vector) / static_cast<double>(problem.c) : 1.0;

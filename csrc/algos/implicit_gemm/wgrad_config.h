@@ -72,7 +72,9 @@ struct Plan {
   bool scaled() const { return mode == Mode::split || mode == Mode::single; }
 
   // ---- The workspace: exponents and maxima, converted x, converted dY, partial sums.
-  std::size_t scale_bytes() const { return Config::align(static_cast<std::size_t>(4 * chunks_n) * sizeof(int)); }
+  std::size_t scale_bytes(const ConvProblem& problem) const {
+    return Config::align(static_cast<std::size_t>(4 * problem.n + chunks_n) * sizeof(int));
+  }
   std::size_t x_bytes(const ConvProblem& problem) const {
     const std::int64_t pixels = problem.n * (unrolled ? problem.p() * problem.q() : problem.h * problem.w);
     return convert_x == Conversion::none ? 0 : Config::align(static_cast<std::size_t>(pixels * planes * pitch_x) * 2);
@@ -88,7 +90,7 @@ struct Plan {
     return Config::align(static_cast<std::size_t>(parts() * part_numel(problem)) * sizeof(float));
   }
   std::size_t workspace_bytes(const ConvProblem& problem) const {
-    return scale_bytes() + x_bytes(problem) + grad_bytes(problem) + partial_bytes(problem);
+    return scale_bytes(problem) + x_bytes(problem) + grad_bytes(problem) + partial_bytes(problem);
   }
 };
 

@@ -24,10 +24,11 @@ template <typename T>
 struct Operand {
   const T* source;      // [N, C, H, W] by `strides`
   Half<T>* target;      // [N][pixels][planes][pitch]
-  GroupScale* scales;   // [groups], float32 only
+  Scales scales;        // float32 only
+  bool is_x;            // or dY
   Strides4 strides;
   std::int64_t image_numel;  // of the source
-  int images, group_images;
+  int images;
   int channels, target_channels, pitch, pixels;  // C; C or R S C; that rounded up to 8; of the target, per image
   Unroll unroll;
   FastDivide by_vectors, by_channels;  // pitch / 8; C
@@ -38,15 +39,14 @@ struct Operands {
   Operand<T> operand[2];  // x, dY; for launches with one grid plane for each
 };
 
-// Block (group, operand): a sample over the whole of the group's images.
+// Block (image, operand): a sample over the whole of the image.
 template <typename T>
 __global__ void __launch_bounds__(convert_threads) guess_scales(const __grid_constant__ Operands<T> operands) {
   constexpr int samples = 16 * convert_threads;
   const Operand<T>& operand = operands.operand[blockIdx.y];
-  const int group = static_cast<int>(blockIdx.x), first = group * operand.group_images;
-  const int images = min(operand.group_images, operand.images - first);
-  const std::int64_t numel = images * operand.image_numel, part = max(numel / samples, std::int64_t{1});
-  const T* source = operand.source + first * operand.image_numel;
+  const int image = static_cast<int>(blockIdx.x);
+  const std::int64_t numel = operand.image_numel, part = max(numel / samples, std::int64_t{1});
+  const T* source = operand.source + image * numel;
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < samples / convert_threads; ++i) {
@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(convert_threads) guess_scales(const __grid_con
   atomicMax(&largest_bits, __float_as_int(largest));
   __syncthreads();
   if (threadIdx.x == 0) {
-    const int guess = largest_bits == 0 ? guessed_target : scale_exponent(__int_as_float(largest_bits), guessed_target);
-    operand.scales[group] = {guess, 0};
+    const int guess = largest_bits == 0 ? no_exponent : scale_exponent(__int_as_float(largest_bits), guessed_target);
+    (operand.is_x ? operand.scales.x : operand.scales.grad)[image] = {guess, 0};
   }
 }
 
@@ -74,9 +74,13 @@ class Converter {
  public:
   __device__ __forceinline__ Converter(const Operand<T>& operand, bool repeat) : operand_(operand) {
     if constexpr (std::is_same_v<T, float>) {
-      const GroupScale scale = operand.scales[group()];
-      needed_ = !repeat || !scale.fits();
-      factor_ = power_of_two(repeat ? scale.exponent() : scale.guess);
+      const int index = image() / operand.scales.group_images;
+      const Scales::Group group = operand.scales.group(index, repeat);
+      needed_ = !repeat || group.exact;
+      factor_ = ldexpf(1.0f, operand.scales.exponent(operand.is_x, image(), group));
+      if (repeat && image() % operand.scales.group_images == 0 && blockIdx.x == 0 && threadIdx.x == 0) {
+        operand.scales.sums[index] = group.sum;
+      }
     } else {
       needed_ = !repeat;
     }
@@ -112,12 +116,12 @@ class Converter {
   __device__ __forceinline__ void note_largest() const {
     if constexpr (std::is_same_v<T, float>) {
       const int largest = __reduce_max_sync(0xffffffffu, __float_as_int(largest_));
-      if (threadIdx.x % 32 == 0 && largest > 0) atomicMax(&operand_.scales[group()].largest, largest);
+      ImageScale& scale = (operand_.is_x ? operand_.scales.x : operand_.scales.grad)[image()];
+      if (threadIdx.x % 32 == 0 && largest > 0) atomicMax(&scale.largest, largest);
     }
   }
 
  private:
-  __device__ __forceinline__ int group() const { return image() / operand_.group_images; }
   static __device__ __forceinline__ std::uint32_t bits(__half2 value) {
     return *reinterpret_cast<const std::uint32_t*>(&value);
   }

@@ -53,7 +53,7 @@ inline FastDivide divide(std::int64_t divisor) { return FastDivide(static_cast<s
 // tensor: [N, channels, H, W] of the input, or the same of dY
 template <typename T>
 Operand<T> make_operand(const ConvProblem& problem, const Plan& plan, bool is_x, const void* source, void* target,
-                        GroupScale* scales) {
+                        const Scales& scales) {
   const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
   const std::int64_t channels = is_x ? problem.c : problem.k;
   const std::int64_t h = is_x ? problem.h : problem.p(), w = is_x ? problem.w : problem.q();
@@ -62,10 +62,10 @@ Operand<T> make_operand(const ConvProblem& problem, const Plan& plan, bool is_x,
   return {.source = static_cast<const T*>(source),
           .target = static_cast<Half<T>*>(target),
           .scales = scales,
+          .is_x = is_x,
           .strides = dense_strides(problem.layout, channels, h, w),
           .image_numel = channels * h * w,
           .images = as_int(problem.n),
-          .group_images = plan.tile_n,
           .channels = as_int(channels),
           .target_channels = as_int(is_x ? plan.c : problem.k),
           .pitch = as_int(pitch),
@@ -171,17 +171,21 @@ void run_class(const WeightGradientArgs& args, Runtime& runtime) {
   const auto& plan = *static_cast<const Plan*>(args.detail);
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
   const int processors = runtime.device().processors;
-  auto* scale_memory = static_cast<GroupScale*>(args.workspace);
-  auto* x_memory = static_cast<char*>(args.workspace) + plan.scale_bytes();
+  auto* scale_memory = static_cast<ImageScale*>(args.workspace);
+  auto* x_memory = static_cast<char*>(args.workspace) + plan.scale_bytes(problem);
   char* grad_memory = x_memory + plan.x_bytes(problem);
   auto* partial = reinterpret_cast<float*>(grad_memory + plan.grad_bytes(problem));
 
-  const Scales scales = plan.scaled() ? Scales{scale_memory, scale_memory + plan.chunks_n} : Scales{nullptr, nullptr};
-  const Operand<T> x = make_operand<T>(problem, plan, true, args.x, x_memory, scales.x);
-  const Operand<T> grad = make_operand<T>(problem, plan, false, args.grad, grad_memory, scales.grad);
+  Scales scales{};
+  if (plan.scaled()) {
+    scales = {scale_memory, scale_memory + problem.n, reinterpret_cast<int*>(scale_memory + 2 * problem.n),
+              static_cast<int>(problem.n), plan.tile_n};
+  }
+  const Operand<T> x = make_operand<T>(problem, plan, true, args.x, x_memory, scales);
+  const Operand<T> grad = make_operand<T>(problem, plan, false, args.grad, grad_memory, scales);
   const bool nchw = problem.layout == Layout::nchw;
   if constexpr (std::is_same_v<T, float>) {
-    const dim3 grid(static_cast<unsigned>(plan.chunks_n), 2);
+    const dim3 grid(static_cast<unsigned>(problem.n), 2);
     guess_scales<T><<<grid, convert_threads, 0, stream>>>(Operands<T>{x, grad});
     check_launch("implicit_gemm: scales of the weight gradient");
   }
