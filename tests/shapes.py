@@ -90,6 +90,9 @@ DEPTHWISE = [
     _square(2, 5, 13, 5, 3, groups=5, padding=1),
     _square(1, 3, 7, 6, 3, groups=3, padding=1),  # two filters a channel
     _square(1, 8, 14, 8, 5, groups=8, padding=2, stride=2),
+    _square(2, 33, 15, 33, 3, groups=33, padding=1, stride=2),  # more channels than a warp has lanes
+    Shape(1, 34, 9, 16, 34, 3, 3, groups=34, padding=(0, 1)),
+    _square(1, 34, 16, 34, 7, groups=34, padding=3),
 ]
 
 GENERAL = [

@@ -15,6 +15,7 @@ struct Params {
   Epilogue<T> epilogue;
   std::int64_t x_image, y_image;  // strides, in elements
   int c, h, w, p, q, pad_h, pad_w, strip, channel_tiles;
+  bool plain;      // neither residual nor SiLU
   unsigned tasks;  // of a channel (NHWC) or of all
   FastDivide by_channel_tiles, by_columns, by_strips, by_c;
 };
@@ -92,6 +93,11 @@ __device__ __forceinline__ void walk(const Params<T>& params, Window<S>& window,
       const int h = h0 + i * S::stride + row;
       const unsigned columns = static_cast<unsigned>(h) < static_cast<unsigned>(params.h) ? inside : 0;
       const T* source = x + (static_cast<std::int64_t>(h) * params.w + w0) * pixel_stride;
+      if (S::columns > 1 && columns == (1u << S::inputs) - 1) {  // mostly, and then for the whole warp
+#pragma unroll
+        for (int j = 0; j < S::inputs; ++j) next[row][j] = *reinterpret_cast<const Input*>(source + j * pixel_stride);
+        continue;
+      }
 #pragma unroll
       for (int j = 0; j < S::inputs; ++j) {
         next[row][j] = {};
@@ -101,7 +107,9 @@ __device__ __forceinline__ void walk(const Params<T>& params, Window<S>& window,
   };
   const int turns = rows + S::open - 1;
   fetch(0);
-#pragma unroll 1
+  // Unrolled, so that the window's rows change places by name; larger windows would not fit the instruction cache.
+  constexpr int turns_at_once = S::r == 3 ? S::open : 1;
+#pragma unroll turns_at_once
   for (int i = 0; i < turns; ++i) {
     Input input[S::stride][S::inputs];
 #pragma unroll
@@ -121,7 +129,9 @@ __device__ __forceinline__ void walk(const Params<T>& params, Window<S>& window,
         Input result;
 #pragma unroll
         for (int v = 0; v < S::vector; ++v) {
-          result.e[v] = params.epilogue.finish(window.sum[0][j][v] + bias[v], at + j * pixel_stride + v);
+          const float sum = window.sum[0][j][v] + bias[v];
+          result.e[v] = params.plain ? from_float<T>(params.epilogue.activate.piecewise(sum))
+                                     : params.epilogue.finish(sum, at + j * pixel_stride + v);
         }
         *reinterpret_cast<Input*>(y + at + j * pixel_stride) = result;
       }
@@ -198,6 +208,7 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
           .pad_w = as_int(problem.pad_w),
           .strip = config.strip,
           .channel_tiles = as_int(config.channel_tiles),
+          .plain = args.residual == nullptr && problem.activation != Activation::silu,
           .tasks = static_cast<unsigned>(problem.layout == Layout::nhwc ? tasks : tasks * problem.c),
           .by_channel_tiles = divide(config.channel_tiles),
           .by_columns = divide(config.column_tiles),

@@ -67,7 +67,8 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   }
   if (static_cast<double>(config.blocks) * warps * 32 >= 2.0 * limit) return std::nullopt;
 
-  const double idle = nhwc ? static_cast<double>(config.channel_tiles * 32 * config.vector) / static_cast<double>(problem.c) : 1.0;
+  const double lanes = static_cast<double>(config.channel_tiles * 32 * config.vector);
+  const double idle = nhwc ? lanes / static_cast<double>(problem.c) : 1.0;
   const double fill = std::max(1.0, static_cast<double>(device.processors * 4) / static_cast<double>(config.blocks));
   config.cost_us = 4.0 + 1e6 * std::max(problem.direct_flops() * idle * fill / (0.6 * device.fp32_flops_per_s),
                                         problem.compulsory_bytes() / (0.8 * device.bandwidth_bytes_per_s));

@@ -1,0 +1,200 @@
+"""The gradients that are not a plain forward convolution: the weight gradient as a matrix product over the pixels, and
+the input gradient with a stride, in turns. Against float64, like everything else."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import fastconv
+from fastconv import ops, testing
+
+NAME = "implicit_gemm"  # the algorithm of the registry that has a weight gradient
+FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+# Of sums of many independent products (docs/numerics.md, "The weight gradient"); half types end with one rounding.
+LIMIT = {"fp32": 2e-6, "tf32": 1e-3, "fp16": 1e-3, "bf16": 8e-3}
+DTYPE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Case:
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+
+    @property
+    def geometry(self) -> tuple[list[int], list[int], list[int], int]:
+        return [self.stride] * 2, [self.padding] * 2, [self.dilation] * 2, 1
+
+    @property
+    def weight_size(self) -> list[int]:
+        return [self.k, self.c, self.r, self.s]
+
+    def __str__(self) -> str:
+        return "{}x{}x{}x{}-{}-{}x{}-s{}p{}d{}".format(*vars(self).values())
+
+
+CASES = [
+    Case(1, 1, 1, 1, 1, 1, 1),
+    Case(2, 3, 13, 13, 7, 3, 3, padding=1),  # few channels: taps become channels
+    Case(2, 64, 16, 16, 72, 3, 3, padding=1),  # neighbouring taps share their pixels
+    Case(3, 32, 7, 7, 48, 3, 3, padding=1),  # images share a chunk
+    Case(19, 40, 1, 1, 33, 1, 1),
+    Case(1, 65, 9, 33, 130, 1, 3, padding=1),
+    Case(1, 32, 12, 13, 64, 3, 3, stride=2, padding=1),
+    Case(2, 30, 14, 14, 8, 5, 5, stride=3, padding=2),
+    Case(1, 32, 20, 17, 32, 3, 3, padding=2, dilation=2),
+    Case(1, 32, 9, 40, 16, 2, 7, padding=3),
+    Case(1, 26, 9, 9, 1, 4, 1, dilation=2),
+]
+
+
+def operands(
+    case: Case, dtype: torch.dtype, layout: str, device: str, grad_scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [N, C, H, W] as behind a ReLU, and dY [N, K, P, Q]."""
+    p, q = ops.output_size((case.h, case.w), (case.r, case.s), *case.geometry[:3])
+    x = torch.randn(case.n, case.c, case.h, case.w, device=device).relu()
+    grad = torch.randn(case.n, case.k, p, q, device=device) * grad_scale
+    return tuple(t.to(dtype).contiguous(memory_format=FORMATS[layout]) for t in (x, grad))  # type: ignore[return-value]
+
+
+def exact(x: torch.Tensor, grad: torch.Tensor, case: Case) -> torch.Tensor:
+    like = torch.empty(case.weight_size, dtype=torch.float64)
+    return torch.ops.aten.convolution_backward(
+        grad.double().cpu(), x.double().cpu(), like, None, *case.geometry[:3], False, [0, 0], 1, [False, True, False]
+    )[1]
+
+
+def own(x: torch.Tensor, grad: torch.Tensor, case: Case, cls: str, layout: str) -> torch.Tensor:
+    """Our weight gradient; skips, naming the reason, where the device has none."""
+    precision = cls if cls in ("fp32", "tf32") else "fp32"
+    arguments = (x, grad, case.weight_size, *case.geometry, layout == "nhwc", NAME, precision)
+    reason = ops.weight_gradient_reason(*arguments)
+    if reason:
+        assert reason.startswith("device"), reason
+        pytest.skip(reason)
+    return ops.weight_gradient_kernel_op(*arguments)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("cls", LIMIT)
+@pytest.mark.parametrize("layout", FORMATS)
+def test_weight_gradient(case, cls, layout, device):
+    x, grad = operands(case, DTYPE[cls], layout, device)
+    x, grad = testing.nan_surrounded(x), testing.nan_surrounded(grad)
+    with testing.poisoned_memory():
+        dw = own(x, grad, case, cls, layout)
+    assert dw.is_contiguous(memory_format=FORMATS[layout])
+    errors = testing.errors(dw.cpu(), exact(x, grad, case))
+    assert errors.relative_l2 <= LIMIT[cls], errors
+
+
+@pytest.mark.parametrize("case", [CASES[2], CASES[3]], ids=str)
+def test_weight_gradient_is_the_same_every_time(case, device):
+    x, grad = operands(case, torch.float32, "nhwc", device)
+    results = [own(x, grad, case, "fp32", "nhwc") for _ in range(3)]
+    assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[6]], ids=str)
+@pytest.mark.parametrize(("of_x", "of_grad"), [(1e-30, 1e25), (1e30, 1e-30), (1e-15, 1e-15), (1e18, 1e18)])
+@pytest.mark.parametrize("layout", FORMATS)
+def test_weight_gradient_at_any_magnitude(case, of_x, of_grad, layout, device):
+    x, grad = operands(case, torch.float32, layout, device)
+    x, grad = x * of_x, grad * of_grad
+    errors = testing.errors(own(x, grad, case, "fp32", layout).cpu(), exact(x, grad, case))
+    assert errors.relative_l2 <= LIMIT["fp32"], errors
+
+
+@pytest.mark.parametrize("case", [CASES[2], CASES[3], CASES[6]], ids=str)
+def test_weight_gradient_of_images_of_unlike_magnitude(case, device):
+    """Images whose x and dY differ by many powers of ten, but whose products do not: each has its own scales. One is
+    zero, and one has a value that no sample may find."""
+    case = Case(5, *list(vars(case).values())[1:])
+    x, grad = operands(case, torch.float32, "nhwc", device)
+    factors = torch.tensor([1.0, 1e12, 1e-18, 1e20, 1e-3], device=device)[:, None, None, None]
+    x, grad = x * factors, grad / factors
+    x[3] = 0.0
+    x[0, 1, 2, 3] = 1e5
+    x, grad = (t.contiguous(memory_format=torch.channels_last) for t in (x, grad))
+    errors = testing.errors(own(x, grad, case, "fp32", "nhwc").cpu(), exact(x, grad, case))
+    assert errors.relative_l2 <= LIMIT["fp32"], errors
+
+
+def test_weight_gradient_says_why_not(device):
+    case = Case(1, 4, 5, 5, 6, 3, 3)
+    x, grad = operands(case, torch.float32, "nchw", device)
+    rest = ([1, 1], [0, 0], [1, 1])
+
+    def reason(algorithm="auto", precision="fp32", groups=1, x=x, grad=grad):
+        size = [6, 4 // groups, 3, 3]
+        return ops.weight_gradient_reason(x, grad, size, *rest, groups, False, algorithm, precision)
+
+    assert reason("torch").startswith("algorithm: ")
+    assert reason(NAME, "ieee").startswith("precision: ")
+    assert reason(NAME, x=x.double(), grad=grad.double()).startswith("dtype: ")
+    assert reason(NAME, groups=2).startswith("groups: ")
+    with pytest.raises(RuntimeError, match=r"groups is 2"):
+        ops.weight_gradient_kernel_op(x, grad, [6, 2, 3, 3], *rest, 2, False, NAME, "fp32")
+    with pytest.raises(RuntimeError, match=r"grad has shape \[1, 6, 2, 3\]"):
+        reason(grad=grad[:, :, :2])
+
+
+def test_opcheck_of_the_kernel(device):
+    case = CASES[6]
+    for layout in FORMATS:
+        x, grad = operands(case, torch.float32, layout, device)
+        own(x, grad, case, "fp32", layout)
+        arguments = (x, grad, case.weight_size, *case.geometry, layout == "nhwc", NAME, "fp32")
+        torch.library.opcheck(ops.weight_gradient_kernel_op, arguments)
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=str)
+def test_training_by_name(case, device):
+    """First and second derivatives of a convolution that was asked for by name."""
+    x = torch.randn(case.n, case.c, case.h, case.w, device=device, requires_grad=True)
+    w = torch.randn(case.weight_size, device=device, requires_grad=True)
+    doubles = [t.detach().double().cpu().requires_grad_() for t in (x, w)]
+    stride, padding, dilation, groups = case.geometry
+    y = fastconv.conv2d(x, w, None, stride, padding, dilation, groups, algorithm=NAME, precision="fp32")
+    z = torch.nn.functional.conv2d(*doubles, None, stride, padding, dilation, groups)
+    cotangent = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, w), cotangent, create_graph=True)
+    wanted = torch.autograd.grad(z, doubles, cotangent.double().cpu(), create_graph=True)
+    directions = [torch.randn_like(t) for t in found]
+    second = torch.autograd.grad(found, (x, w), directions)
+    expected = torch.autograd.grad(wanted, doubles, [t.double().cpu() for t in directions])
+    for a, b in zip((*found, *second), (*wanted, *expected), strict=True):
+        assert testing.errors(a.detach().cpu(), b.detach()).relative_l2 < 5e-6
+
+
+def test_input_gradient_with_any_stride(device):
+    """Every residue of padding and size: rows without taps, rows beyond the last window, padding beyond the kernel."""
+    options = itertools.product((1, 5, 8), (1, 2, 3, 5), (1, 2, 3), (0, 1, 3, 6), (1, 2, 3), (1, 2))
+    tried = 0
+    for size, kernel, stride, padding, dilation, groups in options:
+        if size + 2 * padding < dilation * (kernel - 1) + 1:
+            continue
+        geometry = ([stride, 2], [padding, 1], [dilation, 1], groups)
+        x = torch.randn(2, 4, size, size + 1, device=device, dtype=torch.float64, requires_grad=True)
+        w = torch.randn(6, 4 // groups, kernel, 2, device=device, dtype=torch.float64)
+        y = torch.nn.functional.conv2d(x, w, None, *geometry)
+        grad = torch.randn_like(y)
+        (expected,) = torch.autograd.grad(y, x, grad)
+        # float64, so that nothing rounds: the convolutions inside are PyTorch's
+        found = ops.input_gradient_op(grad, w, list(x.shape), *geometry, "direct", "fp32", 4)
+        assert torch.allclose(found, expected), (size, kernel, geometry)
+        tried += 1
+    assert tried > 300
