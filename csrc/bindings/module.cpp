@@ -252,6 +252,21 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("algorithm"), py::arg("problem"), py::arg("device"));
   module.def(
+      "choose_weight_gradient",
+      [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
+        const WeightGradientChoice choice = choose_weight_gradient(name, problem, device);
+        py::dict row;
+        row["algorithm"] = choice.algorithm != nullptr ? choice.algorithm->name : "torch";
+        row["code"] = choice.support.code;
+        row["reason"] = choice.support.reason;
+        row["config"] = choice.plan.config;
+        row["workspace_bytes"] = choice.plan.workspace_bytes;
+        row["cost_us"] = choice.plan.cost_us;
+        return row;
+      },
+      py::arg("algorithm"), py::arg("problem"), py::arg("device"),
+      "What computes the weight gradient of a convolution asked for as `algorithm`; code and reason if PyTorch does.");
+  module.def(
       "packed_weight_bytes",
       [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
         const std::size_t bytes = find_algorithm(name).packed_weight(problem, device).bytes;

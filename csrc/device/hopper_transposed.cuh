@@ -6,25 +6,26 @@
 
 namespace fastconv::hopper {
 
-// Rows of 128 bytes (64 elements) in the swizzle of that width, one for each index of the reduction. group_stride: bytes
-// from 8 rows to the next 8; block_stride: from 64 columns to the next 64. The swizzle is one of absolute addresses, so
-// rows may start anywhere a multiple of 128 bytes.
+// Rows of 128 bytes (64 elements) in the swizzle of that width, one for each index of the reduction. group_stride:
+// bytes from 8 rows to the next 8; block_stride: from 64 columns to the next 64. The swizzle is one of absolute
+// addresses, so rows may start anywhere a multiple of 128 bytes.
 __device__ __forceinline__ std::uint64_t transposed_descriptor(std::uint32_t address, int block_stride,
                                                                int group_stride) {
   return std::uint64_t{1} << 62 | static_cast<std::uint64_t>(group_stride / 16) << 32 |
          static_cast<std::uint64_t>(block_stride / 16) << 16 | (address & 0x3ffff) >> 4;
 }
 
-#define FASTCONV_S96                                                                                                 \
-  FASTCONV_S64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88," \
-               "%89,%90,%91,%92,%93,%94,%95"
+#define FASTCONV_S96                                                                                          \
+  FASTCONV_S64                                                                                                \
+      ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88," \
+      "%89,%90,%91,%92,%93,%94,%95"
 #define FASTCONV_D96 FASTCONV_D64, FASTCONV_D8(64), FASTCONV_D8(72), FASTCONV_D8(80), FASTCONV_D8(88)
 
 // a, b, p: numbers of the operands behind the accumulators
-#define FASTCONV_PRODUCT(n, type, count, a, b, p)                                                                  \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n                \
-               "k16.f32." #type "." #type " {" FASTCONV_S##count "}, %" #a ", %" #b ", p, 1, 1, 1, 1;\n}"          \
-               : FASTCONV_D##count                                                                                 \
+#define FASTCONV_PRODUCT(n, type, count, a, b, p)                                                                    \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type \
+               "." #type " {" FASTCONV_S##count "}, %" #a ", %" #b ", p, 1, 1, 1, 1;\n}"                             \
+               : FASTCONV_D##count                                                                                   \
                : "l"(descriptor_a), "l"(descriptor_b), "r"(accumulate))
 
 // accumulate: 0 replaces D.

@@ -23,8 +23,8 @@ namespace fastconv {
 #undef FASTCONV_CPU
 #undef FASTCONV_LIBRARY
 
-#define FASTCONV_WEIGHT_GRADIENT(NAME)                          \
-  namespace algos::NAME {                                       \
+#define FASTCONV_WEIGHT_GRADIENT(NAME)                            \
+  namespace algos::NAME {                                         \
   void weight_gradient_cpu(const WeightGradientArgs&, Runtime&);  \
   void weight_gradient_cuda(const WeightGradientArgs&, Runtime&); \
   }
@@ -66,10 +66,10 @@ Kernels find_kernels(const Algorithm& algorithm, DeviceType device) {
 }
 
 WeightGradientFunction find_weight_gradient(const WeightGradient& algorithm, DeviceType device) {
-#define FASTCONV_WEIGHT_GRADIENT(NAME)                                                           \
-  if (std::strcmp(#NAME, algorithm.name) == 0) {                                                 \
+#define FASTCONV_WEIGHT_GRADIENT(NAME)                                                            \
+  if (std::strcmp(#NAME, algorithm.name) == 0) {                                                  \
     return device == DeviceType::cuda ? FASTCONV_CUDA_FUNCTION(algos::NAME::weight_gradient_cuda) \
-                                      : algos::NAME::weight_gradient_cpu;                        \
+                                      : algos::NAME::weight_gradient_cpu;                         \
   }
 #include "plan/weight_gradients.def"
 #undef FASTCONV_WEIGHT_GRADIENT

@@ -4,20 +4,15 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
-#include <vector>
 
 #include "core/error.h"
+#include "ops/arguments.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
-#include "ops/runtime.h"
-#include "ops/stable.h"
 #include "plan/registry.h"
 
 namespace fastconv::ops {
 namespace {
-
-using IntList = std::vector<std::int64_t>;
 
 // What the most recent call on this thread ran: fastconv.last_call(). The choice outlives the table it comes from.
 struct LastCall {
@@ -28,170 +23,6 @@ thread_local LastCall last;
 
 // Bits of the backend_flags argument: torch.backends.cudnn's switches, which PyTorch's own convolution takes per call.
 constexpr std::int64_t flag_benchmark = 1, flag_deterministic = 2, flag_cudnn_enabled = 4;
-
-DType dtype_of(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float: return DType::f32;
-    case ScalarType::Half: return DType::f16;
-    case ScalarType::BFloat16: return DType::bf16;
-    default: return DType::other;
-  }
-}
-
-std::string to_text(const std::vector<std::int64_t>& values) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < values.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(values[i]);
-  return text + "]";
-}
-
-std::vector<std::int64_t> shape_of(const Tensor& tensor) {
-  const auto sizes = tensor.sizes();
-  return {sizes.begin(), sizes.end()};
-}
-
-// Not a function: the message is put together only when it is needed.
-#define FASTCONV_REQUIRE(condition, message) \
-  if (!(condition)) throw InvalidArgument(std::string("fastconv: ") + (message))
-
-// PyTorch's definition (c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4): size-1 dimensions decide nothing, and
-// a tensor that is both is contiguous.
-bool suggests_channels_last(const Tensor& tensor) {
-  if (tensor.dim() != 4 || tensor.stride(1) == 0) return false;
-  std::int64_t least = 0;
-  for (int d : {1, 3, 2, 0}) {
-    if (tensor.size(d) == 0 || tensor.stride(d) < least) return false;
-    if (d == 0 && least == tensor.stride(1)) return false;
-    least = tensor.stride(d) * (tensor.size(d) > 1 ? tensor.size(d) : 1);
-  }
-  return true;
-}
-
-MemoryFormat memory_format(Layout layout) {
-  return layout == Layout::nhwc ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
-}
-
-bool is_channels_last(const Tensor& tensor) {
-  std::int64_t expected = 1;
-  for (int d : {1, 3, 2, 0}) {
-    if (tensor.size(d) != 1 && tensor.stride(d) != expected) return false;
-    expected *= tensor.size(d);
-  }
-  return true;
-}
-
-// contiguous(), without a call through the dispatcher where there is nothing to do. nhwc: of 4 dimensions.
-Tensor in_layout(const Tensor& tensor, Layout layout) {
-  if (layout == Layout::nhwc ? is_channels_last(tensor) : tensor.is_contiguous()) return tensor;
-  return torch::stable::contiguous(tensor, memory_format(layout));
-}
-
-// The GPU's kernels may load 16 bytes at a time; a view may begin at any element.
-Tensor aligned(const Tensor& tensor) {
-  const bool is_aligned = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
-  return is_aligned || !tensor.is_cuda() ? tensor : torch::stable::clone(tensor);
-}
-
-struct Arguments {
-  std::optional<Tensor> bias, residual;
-  IntList stride, padding, dilation;
-  std::int64_t groups;
-  const std::string& algorithm;
-  const std::string& precision;
-  const std::string& activation;
-  double negative_slope;
-  std::int64_t backend_flags;
-};
-
-ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments) {
-  FASTCONV_REQUIRE(input.dim() == 4,
-                   "input has shape " + to_text(shape_of(input)) + "; expected 4 dimensions [N, C, H, W]");
-  FASTCONV_REQUIRE(weight_shape.size() == 4,
-                   "weight has shape " + to_text(weight_shape) + "; expected 4 dimensions [K, C/groups, R, S]");
-  FASTCONV_REQUIRE(arguments.stride.size() == 2 && arguments.stride[0] > 0 && arguments.stride[1] > 0,
-                   "stride is " + to_text(arguments.stride) + "; expected two positive integers");
-  FASTCONV_REQUIRE(arguments.padding.size() == 2 && arguments.padding[0] >= 0 && arguments.padding[1] >= 0,
-                   "padding is " + to_text(arguments.padding) + "; expected two non-negative integers");
-  FASTCONV_REQUIRE(arguments.dilation.size() == 2 && arguments.dilation[0] > 0 && arguments.dilation[1] > 0,
-                   "dilation is " + to_text(arguments.dilation) + "; expected two positive integers");
-  ConvProblem problem;
-  problem.n = input.size(0), problem.c = input.size(1), problem.h = input.size(2), problem.w = input.size(3);
-  problem.k = weight_shape[0], problem.r = weight_shape[2], problem.s = weight_shape[3];
-  problem.stride_h = arguments.stride[0], problem.stride_w = arguments.stride[1];
-  problem.pad_h = arguments.padding[0], problem.pad_w = arguments.padding[1];
-  problem.dilation_h = arguments.dilation[0], problem.dilation_w = arguments.dilation[1];
-  problem.groups = arguments.groups;
-  problem.dtype = dtype_of(input);
-  problem.accuracy = effective_accuracy(problem.dtype, accuracy_from_name(arguments.precision));
-  problem.layout = layout;
-  problem.has_bias = arguments.bias.has_value();
-  problem.has_residual = arguments.residual.has_value();
-  problem.activation = activation_from_name(arguments.activation);
-  problem.negative_slope = static_cast<float>(arguments.negative_slope);
-
-  // As PyTorch: an empty batch and no input channels are problems, other empty inputs are mistakes.
-  FASTCONV_REQUIRE(problem.n == 0 || problem.c == 0 || (problem.h > 0 && problem.w > 0),
-                   "input has shape " + to_text(shape_of(input)) + "; expected H and W of at least 1");
-  FASTCONV_REQUIRE(problem.k > 0, "weight has K = 0 output channels; expected at least 1");
-  const std::int64_t g = problem.groups;
-  FASTCONV_REQUIRE(g > 0, "groups is " + std::to_string(g) + "; expected a positive integer");
-  FASTCONV_REQUIRE(problem.k % g == 0, "weight has K = " + std::to_string(problem.k) +
-                                           " output channels; expected a multiple of groups = " + std::to_string(g));
-  FASTCONV_REQUIRE(problem.c == weight_shape[1] * g,
-                   "input has C = " + std::to_string(problem.c) +
-                       " channels; expected weight.shape[1] * groups = " + std::to_string(weight_shape[1] * g));
-  const auto effective = [](std::int64_t size, std::int64_t dilation) { return dilation * (size - 1) + 1; };
-  FASTCONV_REQUIRE(problem.h + 2 * problem.pad_h >= effective(problem.r, problem.dilation_h) &&
-                       problem.w + 2 * problem.pad_w >= effective(problem.s, problem.dilation_w),
-                   "padded input is " + std::to_string(problem.h + 2 * problem.pad_h) + " x " +
-                       std::to_string(problem.w + 2 * problem.pad_w) + "; expected at least the kernel's extent " +
-                       std::to_string(effective(problem.r, problem.dilation_h)) + " x " +
-                       std::to_string(effective(problem.s, problem.dilation_w)));
-  if (arguments.bias) {
-    FASTCONV_REQUIRE(
-        shape_of(*arguments.bias) == IntList(1, problem.k),
-        "bias has shape " + to_text(shape_of(*arguments.bias)) + "; expected " + to_text(IntList(1, problem.k)));
-    FASTCONV_REQUIRE(arguments.bias->scalar_type() == input.scalar_type(), "bias and input differ in dtype");
-  }
-  if (arguments.residual) {
-    const std::int64_t k = problem.c == 0 ? 0 : problem.k;  // what PyTorch makes of no input channels
-    const IntList expected{problem.n, k, problem.p(), problem.q()};
-    FASTCONV_REQUIRE(shape_of(*arguments.residual) == expected, "residual has shape " +
-                                                                    to_text(shape_of(*arguments.residual)) +
-                                                                    "; expected the output's " + to_text(expected));
-    FASTCONV_REQUIRE(arguments.residual->scalar_type() == input.scalar_type(), "residual and input differ in dtype");
-  }
-  return problem;
-}
-
-const DeviceInfo& device_of(const Tensor& tensor) {
-  return query_device(tensor.is_cuda() ? DeviceType::cuda : DeviceType::cpu, tensor.get_device_index());
-}
-
-// A choice for a problem seen before is a table lookup; the table is per thread, so no lock.
-template <auto choose>
-auto choose_cached(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
-  using Choice = std::shared_ptr<const decltype(choose(name, problem, device))>;
-  struct Key {
-    ConvProblem problem;
-    const DeviceInfo* device;
-    std::string name;
-    bool operator==(const Key&) const = default;
-  };
-  struct Hash {
-    std::size_t operator()(const Key& key) const {
-      return hash_value(key.problem) ^ std::hash<std::string>{}(key.name) ^ std::hash<const void*>{}(key.device);
-    }
-  };
-  thread_local std::unordered_map<Key, Choice, Hash> table;
-  Key key{problem, &device, name};
-  auto found = table.find(key);
-  if (found == table.end()) {
-    if (table.size() >= 4096) table.clear();  // shapes without end: forget rather than grow
-    auto choice = std::make_shared<typename Choice::element_type>(choose(name, problem, device));
-    found = table.emplace(std::move(key), std::move(choice)).first;
-  }
-  return found->second;
-}
 
 // Only operators without Scalar arguments: the stable ABI's dispatcher cannot pass one.
 Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, -1.0); }
@@ -277,18 +108,6 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
   if (weight == nullptr) return run_own(input, nullptr, packed, choice, problem, arguments, device);
   const Tensor plain = in_layout(*weight, Layout::nchw);
   return run_own(input, &plain, nullptr, choice, problem, arguments, device);
-}
-
-void require_same_device(const Tensor& input, const Tensor& other, const char* name) {
-  FASTCONV_REQUIRE(other.is_cuda() == input.is_cuda() && other.get_device_index() == input.get_device_index(),
-                   std::string(name) + " and input are on different devices");
-}
-
-// Makes the tensor's device current for the scope, so that launches and allocations go there.
-std::optional<torch::stable::accelerator::DeviceGuard> device_guard(const Tensor& tensor) {
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (tensor.is_cuda()) guard.emplace(tensor.get_device_index());
-  return guard;
 }
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
@@ -406,69 +225,6 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
   return run(input, nullptr, &packed, problem, arguments);
 }
 
-// ---- The weight gradient
-
-// What conv2d's arguments are to the forward convolution, these are to its weight gradient.
-struct GradientProblem {
-  ConvProblem problem;
-  std::shared_ptr<const WeightGradientChoice> choice;
-};
-
-GradientProblem gradient_problem(const Tensor& input, const Tensor& grad, const IntList& weight_size,
-                                 const IntList& stride, const IntList& padding, const IntList& dilation,
-                                 std::int64_t groups, Layout layout, const std::string& algorithm,
-                                 const std::string& precision) {
-  const std::string none = "none";
-  const Arguments arguments{std::nullopt, std::nullopt, stride, padding, dilation, groups,
-                            algorithm,    precision,    none,   0.0,     0};
-  GradientProblem result{make_problem(input, weight_size, layout, arguments), {}};
-  const ConvProblem& problem = result.problem;
-  const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
-  FASTCONV_REQUIRE(shape_of(grad) == expected, "grad has shape " + to_text(shape_of(grad)) +
-                                                   "; expected the output's " + to_text(expected));
-  FASTCONV_REQUIRE(grad.scalar_type() == input.scalar_type(), "grad and input differ in dtype");
-  require_same_device(input, grad, "grad");
-  result.choice = choose_cached<choose_weight_gradient>(algorithm, problem, device_of(input));
-  return result;
-}
-
-Layout gradient_layout(bool channels_last) { return channels_last ? Layout::nhwc : Layout::nchw; }
-
-// Why PyTorch computes this gradient; empty if an algorithm of ours does.
-std::string weight_gradient_reason(const Tensor& input, const Tensor& grad, IntList weight_size, IntList stride,
-                                   IntList padding, IntList dilation, std::int64_t groups, bool channels_last,
-                                   std::string algorithm, std::string precision) {
-  const GradientProblem target = gradient_problem(input, grad, weight_size, stride, padding, dilation, groups,
-                                                  gradient_layout(channels_last), algorithm, precision);
-  return target.choice->algorithm != nullptr ? "" : target.choice->support.code + ": " + target.choice->support.reason;
-}
-
-// dw [K, C/groups, R, S]; channels_last: its memory format, and that in which input and grad are read.
-Tensor weight_gradient(const Tensor& input, const Tensor& grad, IntList weight_size, IntList stride, IntList padding,
-                       IntList dilation, std::int64_t groups, bool channels_last, std::string algorithm,
-                       std::string precision) {
-  const GradientProblem target = gradient_problem(input, grad, weight_size, stride, padding, dilation, groups,
-                                                  gradient_layout(channels_last), algorithm, precision);
-  if (target.choice->algorithm == nullptr) throw Unsupported("weight gradient: " + target.choice->support.reason);
-  const ConvProblem& problem = target.problem;
-  const WeightGradient& chosen = *target.choice->algorithm;
-  const auto guard = device_guard(input);
-  const std::unique_ptr<Runtime> runtime = make_runtime(device_of(input));
-  const Tensor x = aligned(in_layout(input, problem.layout)), dy = aligned(in_layout(grad, problem.layout));
-  ConvProblem like_output;  // whose output has the filter's shape
-  like_output.n = problem.k, like_output.k = problem.c_per_group(), like_output.r = like_output.s = 1;
-  like_output.h = problem.r, like_output.w = problem.s;
-  like_output.dtype = problem.dtype, like_output.layout = problem.layout;
-  GuardedBytes workspace(target.choice->plan.workspace_bytes, input);
-  GuardedOutput output(input, like_output);
-  const WeightGradientArgs args{problem,       x.const_data_ptr(), dy.const_data_ptr(),
-                                output.data(), channels_last,      workspace.data(),
-                                target.choice->plan.detail.get()};
-  find_weight_gradient(chosen, runtime->device().type)(args, *runtime);
-  workspace.check("workspace", chosen.name);
-  return output.finish(chosen.name);
-}
-
 // JSON by hand: four fields, none of which needs escaping. Empty before the first call.
 std::string last_call() {
   if (last.choice == nullptr) return "{}";
@@ -508,25 +264,17 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def(
       "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
       "str precision) -> ()");
-  library.def(
-      "weight_gradient(Tensor input, Tensor grad, SymInt[] weight_size, SymInt[] stride, SymInt[] padding, "
-      "SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, str precision) -> Tensor");
-  library.def(
-      "weight_gradient_reason(Tensor input, Tensor grad, SymInt[] weight_size, SymInt[] stride, SymInt[] padding, "
-      "SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, str precision) -> str");
   library.def("last_call() -> str");
   library.def("device_info(int index) -> str");
   library.def("set_debug(bool enabled) -> ()");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                             \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                       \
-    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                                 \
-    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));                       \
-    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));                   \
-    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed));                 \
-    library.impl("weight_gradient", TORCH_BOX(&fastconv::ops::weight_gradient));               \
-    library.impl("weight_gradient_reason", TORCH_BOX(&fastconv::ops::weight_gradient_reason)); \
+#define FASTCONV_IMPLEMENT(DEVICE)                                             \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                       \
+    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                 \
+    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));       \
+    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));   \
+    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed)); \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)

@@ -41,8 +41,8 @@ const std::vector<const Algorithm*>& algorithms() {
   return list;
 }
 
-#define FASTCONV_WEIGHT_GRADIENT(NAME)        \
-  namespace algos::NAME {                     \
+#define FASTCONV_WEIGHT_GRADIENT(NAME)         \
+  namespace algos::NAME {                      \
   extern const WeightGradient weight_gradient; \
   }
 #include "plan/weight_gradients.def"

@@ -107,9 +107,7 @@ __device__ __forceinline__ void walk(const Params<T>& params, Window<S>& window,
   };
   const int turns = rows + S::open - 1;
   fetch(0);
-  // Unrolled, so that the window's rows change places by name; larger windows would not fit the instruction cache.
-  constexpr int turns_at_once = S::r == 3 ? S::open : 1;
-#pragma unroll turns_at_once
+#pragma unroll 1  // more would not fit the instruction cache
   for (int i = 0; i < turns; ++i) {
     Input input[S::stride][S::inputs];
 #pragma unroll

@@ -1,6 +1,6 @@
-// The third kernel of direct_tiled: depthwise convolution (one channel and one filter a group) with square kernels of 3,
-// 5, 7 and stride 1 or 2. A thread walks down a strip of columns and keeps everything in registers: the filter, and the
-// sums of the output rows whose windows are open. Shared by the planner, the kernel and its launch.
+// The third kernel of direct_tiled: depthwise convolution (one channel and one filter a group) with square kernels of
+// 3, 5, 7 and stride 1 or 2. A thread walks down a strip of columns and keeps everything in registers: the filter, and
+// the sums of the output rows whose windows are open. Shared by the planner, the kernel and its launch.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@ class Runtime;
 
 namespace fastconv::algos::direct_tiled::depthwise {
 
-inline constexpr int warps = 8;      // of a block
-inline constexpr int columns = 7;    // outputs of a thread along W in NHWC: 7 divides 7, 14, 28, 56, 112
+inline constexpr int warps = 8;             // of a block
+inline constexpr int columns = 7;           // outputs of a thread along W in NHWC: 7 divides 7, 14, 28, 56, 112
 inline constexpr int vector_of_halves = 2;  // channels of a thread in NHWC, in 3x3 kernels on half types
 
 struct Config {
-  int vector = 1;       // channels of a thread
-  int strip = 1;        // output rows of a thread
+  int vector = 1;  // channels of a thread
+  int strip = 1;   // output rows of a thread
   std::int64_t strips = 1, column_tiles = 1, channel_tiles = 1;
   std::int64_t blocks = 1;
   double cost_us = 0.0;
@@ -49,7 +49,7 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   config.channel_tiles = nhwc ? ceil_div<std::int64_t>(problem.c, 32 * config.vector) : 1;
   config.column_tiles = nhwc ? ceil_div<std::int64_t>(problem.q(), columns) : problem.q();
   // Long strips read few rows twice; short ones fill the device.
-  const std::int64_t per_processor = nhwc ? (problem.r == 3 ? 2 : 1) : (problem.r == 3 ? 5 : problem.r == 5 ? 3 : 2);
+  const std::int64_t per_processor = nhwc ? (problem.r != 3 ? 1 : config.vector == 1 ? 3 : 2) : (problem.r == 3 ? 5 : problem.r == 5 ? 3 : 2);
   const std::int64_t slots = per_processor * device.processors;
   const std::int64_t more_rows = ceil_div(problem.r, problem.stride_h) - 1;
   std::int64_t least = INT64_MAX;

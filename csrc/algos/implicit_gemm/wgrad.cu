@@ -1,5 +1,5 @@
-#include "core/kernels.h"
 #include "algos/implicit_gemm/wgrad_config.h"
+#include "core/kernels.h"
 
 namespace fastconv::algos::implicit_gemm {
 namespace wgrad {

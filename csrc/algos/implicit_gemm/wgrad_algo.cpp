@@ -64,17 +64,19 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
   const double product_us = 1e6 * wgrad::detail::plan_clocks(plan, problem, device.processors) / clocks_per_s;
   const double elements = static_cast<double>(problem.n * problem.c * problem.h * problem.w);
-  const double read = static_cast<double>(size_of(problem.dtype)) *
-                      ((plan.convert_x == wgrad::Conversion::none ? 0.0 : elements) +
-                       (plan.convert_grad == wgrad::Conversion::none ? 0.0
-                                                                     : static_cast<double>(problem.output_numel())));
+  const double read =
+      static_cast<double>(size_of(problem.dtype)) *
+      ((plan.convert_x == wgrad::Conversion::none ? 0.0 : elements) +
+       (plan.convert_grad == wgrad::Conversion::none ? 0.0 : static_cast<double>(problem.output_numel())));
   const double converted = read + static_cast<double>(plan.x_bytes(problem) + plan.grad_bytes(problem));
   const double conversion_us = converted == 0 ? 0 : 10.0 + 1e6 * converted / (0.85 * device.bandwidth_bytes_per_s);
-  return {"wgmma, " + std::string(describe(plan.mode)) + ", chunk " + text(plan.tile_n) + "x" + text(plan.tile_p) + "x" +
-              text(plan.tile_q) + " pixels, " + text(plan.blocks_m() * wgrad::block_channels) + " filters, " +
+  return {"wgmma, " + std::string(describe(plan.mode)) + ", chunk " + text(plan.tile_n) + "x" + text(plan.tile_p) +
+              "x" + text(plan.tile_q) + " pixels, " + text(plan.blocks_m() * wgrad::block_channels) + " filters, " +
               text(plan.blocks_n) + " x " + text(wgrad::block_channels) +
-              (plan.window ? " taps x channels" : plan.unrolled ? " unrolled channels" : " channels") + ", " +
-              text(plan.parts()) + " parts",
+              (plan.window     ? " taps x channels"
+               : plan.unrolled ? " unrolled channels"
+                               : " channels") +
+              ", " + text(plan.parts()) + " parts",
           plan.workspace_bytes(problem), 6.0 + conversion_us + product_us, detail};
 }
 

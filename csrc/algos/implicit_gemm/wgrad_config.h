@@ -4,8 +4,9 @@
 //
 // is a matrix product whose two operands have their channels fast and the reduction slow. float32 operands are first
 // converted to scaled halves ("planes": hi, and lo in class fp32) in the workspace; half types in NHWC are read as they
-// are. Then a block of the main kernel takes 64 or 128 filters, a few blocks of 64 columns (tap, 64 channels), and a part
-// of the pixels, which come in chunks: boxes of images, rows and columns. The parts' sums are added by a third kernel.
+// are. Then a block of the main kernel takes 64 or 128 filters, a few blocks of 64 columns (tap, 64 channels), and a
+// part of the pixels, which come in chunks: boxes of images, rows and columns. The parts' sums are added by a third
+// kernel.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +20,14 @@ namespace fastconv::algos::implicit_gemm::wgrad {
 constexpr int multiply_warpgroups = 2;
 constexpr int block_channels = 64;  // of a block of filters or columns: 128 bytes of halves
 constexpr int row_bytes = 128;
-constexpr int most_blocks_n = 3;    // column blocks of a warpgroup: with 96 sums and 96 totals a thread is full
+constexpr int most_blocks_n = 3;  // column blocks of a warpgroup: with 96 sums and 96 totals a thread is full
 constexpr int most_chunk_pixels = 128;
 constexpr int most_stride = 8;  // of a tensor copy
 constexpr int most_slots = 8;
 constexpr std::size_t shared_limit = 227 * 1024;
 constexpr std::size_t shared_overhead = 2 * 1024;  // alignment, barriers
-constexpr int unrolled_channels = 24;  // with fewer channels the taps become channels: blocks of 64 would be mostly empty
+constexpr int unrolled_channels =
+    24;  // with fewer channels the taps become channels: blocks of 64 would be mostly empty
 
 // How an operand comes into the form that the main kernel reads.
 enum class Conversion : std::uint8_t {
@@ -38,15 +40,15 @@ struct Plan {
   Mode mode;
   int planes, products;
   Conversion convert_x, convert_grad;
-  bool unrolled;        // x is converted to [N, P, Q, R S C], and the filter is 1x1
-  bool window;          // the blocks of columns are neighbouring taps of a filter row, which share one box of x
-  bool rows_by_warps;   // the two warpgroups take 64 filters each; else every other chunk each
-  int blocks_n;         // column blocks of a warpgroup
+  bool unrolled;               // x is converted to [N, P, Q, R S C], and the filter is 1x1
+  bool window;                 // the blocks of columns are neighbouring taps of a filter row, which share one box of x
+  bool rows_by_warps;          // the two warpgroups take 64 filters each; else every other chunk each
+  int blocks_n;                // column blocks of a warpgroup
   int tile_n, tile_p, tile_q;  // pixels of a chunk
-  int box_w;            // columns of the box of x
-  int steps;            // of 16 pixels
-  int slots;            // of the ring of chunks
-  std::int64_t c;       // channels of the product: C, or R S C
+  int box_w;                   // columns of the box of x
+  int steps;                   // of 16 pixels
+  int slots;                   // of the ring of chunks
+  std::int64_t c;              // channels of the product: C, or R S C
   std::int64_t pitch_x, pitch_grad;  // channels of a plane in the operands
   std::int64_t taps_r, taps_s;       // of the product
   std::int64_t row_tiles, column_tiles;
@@ -129,10 +131,10 @@ inline bool shape_chunk(const ConvProblem& problem, bool window, int blocks_n, b
   plan.steps = (n * p * q + 15) / 16;
   const auto span = [&](int box, std::int64_t stride) { return (box - 1) * (plan.unrolled ? 1 : stride) + 1; };
   if (span(p, problem.stride_h) > 256 || span(plan.box_w, problem.stride_w) > 256 || n > 256) return false;
-  plan.slots = static_cast<int>(
-      std::min<std::size_t>((shared_limit - shared_overhead) / static_cast<std::size_t>(plan.slot_bytes()), most_slots));
-  // With every other chunk to each warpgroup, a slot must always be the same one's: a warpgroup that is ahead by a round
-  // of the ring could not tell the parity of the phase that it waits for from that of the one before the last.
+  plan.slots = static_cast<int>(std::min<std::size_t>(
+      (shared_limit - shared_overhead) / static_cast<std::size_t>(plan.slot_bytes()), most_slots));
+  // With every other chunk to each warpgroup, a slot must always be the same one's: a warpgroup that is ahead by a
+  // round of the ring could not tell the parity of the phase that it waits for from that of the one before the last.
   if (!rows_by_warps) plan.slots -= plan.slots % 2;
   if (plan.slots < (rows_by_warps ? 3 : 4)) return false;
   plan.row_tiles = divide_up(problem.k, plan.blocks_m() * block_channels);

@@ -1,5 +1,5 @@
-// The operands of the weight gradient as the main kernel reads them: [image][pixel][plane][pitch] halves, float32 scaled
-// and split. Three ways to read; one way to convert and to find the maxima.
+// The operands of the weight gradient as the main kernel reads them: [image][pixel][plane][pitch] halves, float32
+// scaled and split. Three ways to read; one way to convert and to find the maxima.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,10 @@ struct Unroll {
 
 template <typename T>
 struct Operand {
-  const T* source;      // [N, C, H, W] by `strides`
-  Half<T>* target;      // [N][pixels][planes][pitch]
-  Scales scales;        // float32 only
-  bool is_x;            // or dY
+  const T* source;  // [N, C, H, W] by `strides`
+  Half<T>* target;  // [N][pixels][planes][pitch]
+  Scales scales;    // float32 only
+  bool is_x;        // or dY
   Strides4 strides;
   std::int64_t image_numel;  // of the source
   int images;
@@ -90,9 +90,9 @@ class Converter {
   __device__ __forceinline__ int image() const { return static_cast<int>(blockIdx.y); }
 
   __device__ __forceinline__ void store(int pixel, int channel, const T (&values)[8]) {
-    Half<T>* target =
-        operand_.target +
-        (static_cast<std::int64_t>(image()) * operand_.pixels + pixel) * planes * operand_.pitch + channel;
+    Half<T>* target = operand_.target +
+                      (static_cast<std::int64_t>(image()) * operand_.pixels + pixel) * planes * operand_.pitch +
+                      channel;
     if constexpr (std::is_same_v<T, float>) {
       uint4 high, low;
       auto* highs = reinterpret_cast<std::uint32_t*>(&high);
@@ -137,8 +137,8 @@ class Converter {
 
 // NHWC, C a multiple of 8.
 template <typename T, int planes>
-__global__ void __launch_bounds__(convert_threads) convert_vectors(const __grid_constant__ Operand<T> operand,
-                                                                   bool repeat) {
+__global__ void __launch_bounds__(convert_threads)
+    convert_vectors(const __grid_constant__ Operand<T> operand, bool repeat) {
   Converter<T, planes> converter(operand, repeat);
   if (!converter.needed()) return;
   const T* source = operand.source + converter.image() * operand.image_numel;
@@ -159,8 +159,8 @@ __global__ void __launch_bounds__(convert_threads) convert_vectors(const __grid_
 
 // NCHW: tiles of 64 pixels and 64 channels, turned in shared memory.
 template <typename T, int planes>
-__global__ void __launch_bounds__(convert_threads) convert_tiles(const __grid_constant__ Operand<T> operand,
-                                                                 bool repeat) {
+__global__ void __launch_bounds__(convert_threads)
+    convert_tiles(const __grid_constant__ Operand<T> operand, bool repeat) {
   constexpr int tile = 64;
   __shared__ T turned[tile][tile + 1];  // [channel][pixel]
   Converter<T, planes> converter(operand, repeat);
@@ -173,8 +173,8 @@ __global__ void __launch_bounds__(convert_threads) convert_tiles(const __grid_co
 #pragma unroll
     for (int c = first; c < tile; c += convert_threads / tile) {
       const bool inside = c0 + c < operand.channels && pixel0 + column < operand.pixels;
-      turned[c][column] = inside ? source[static_cast<std::int64_t>(c0 + c) * operand.pixels + pixel0 + column]
-                                 : from_float<T>(0.0f);
+      turned[c][column] =
+          inside ? source[static_cast<std::int64_t>(c0 + c) * operand.pixels + pixel0 + column] : from_float<T>(0.0f);
     }
     __syncthreads();
 #pragma unroll
@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(convert_threads) convert_tiles(const __grid_co
 
 // Element by element: any layout and number of channels, taps as channels.
 template <typename T, int planes, bool unrolled>
-__global__ void __launch_bounds__(convert_threads) convert_elements(const __grid_constant__ Operand<T> operand,
-                                                                    bool repeat) {
+__global__ void __launch_bounds__(convert_threads)
+    convert_elements(const __grid_constant__ Operand<T> operand, bool repeat) {
   Converter<T, planes> converter(operand, repeat);
   if (!converter.needed()) return;
   const T* source = operand.source + converter.image() * operand.image_numel;

@@ -19,7 +19,8 @@ struct Params {
   int tile_n, tile_p, tile_q, chunks, chunks_per_split, chunks_p, chunks_q;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int slots, steps, chunk_bytes, slot_bytes, grad_region, x_region;
-  // Of x in shared memory: from a group of 8 pixels to the next, from a step to the next, from a column block to the next
+  // Of x in shared memory: from a group of 8 pixels to the next, from a step to the next, from a column block to the
+  // next
   int x_group_stride, x_step_stride, x_block_stride;
   FastDivide by_tiles, by_column_tiles, by_channel_blocks, by_taps_groups, by_taps_s, by_chunks_p, by_chunks_q;
 };

@@ -1,9 +1,9 @@
 // From a plan to the launches of the weight gradient: conversions, products, sum of the parts.
 #pragma once
 
-#include "core/kernels.h"
 #include "algos/implicit_gemm/wgrad_convert.cuh"
 #include "algos/implicit_gemm/wgrad_kernel.cuh"
+#include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/tensor_map.h"
 
@@ -11,12 +11,13 @@ namespace fastconv::algos::implicit_gemm::wgrad {
 
 // In order, so the result never depends on which block was first.
 template <typename T>
-__global__ void __launch_bounds__(256) add_parts(const float* __restrict__ partial,  // [parts][K][columns]
-                                                 T* __restrict__ dw, int parts, std::int64_t part_numel, int channels,
-                                                 int taps, std::int64_t stride_k, std::int64_t stride_tap,
-                                                 std::int64_t stride_c, bool unrolled, FastDivide by_pitch,
-                                                 FastDivide by_columns, FastDivide by_channels) {
-  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < part_numel; i += gridDim.x * std::int64_t{256}) {
+__global__ void __launch_bounds__(256)
+    add_parts(const float* __restrict__ partial,  // [parts][K][columns]
+              T* __restrict__ dw, int parts, std::int64_t part_numel, int channels, int taps, std::int64_t stride_k,
+              std::int64_t stride_tap, std::int64_t stride_c, bool unrolled, FastDivide by_pitch, FastDivide by_columns,
+              FastDivide by_channels) {
+  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < part_numel;
+       i += gridDim.x * std::int64_t{256}) {
     unsigned k = static_cast<unsigned>(i);
     unsigned column = by_columns.peel(k);
     unsigned tap = column;
@@ -211,17 +212,17 @@ void run_class(const WeightGradientArgs& args, Runtime& runtime) {
                    .stride_h = static_cast<int>(stride_h)};
     return make_tensor_map(data, half, problem.n, h, w, static_cast<std::int64_t>(planes) * operand.pitch, box);
   };
-  const CUtensorMap x_map =
-      plan.unrolled ? map(x, true, problem.p(), problem.q(), plan.box_w, 1, 1)
-                    : map(x, plan.convert_x != Conversion::none, problem.h, problem.w, plan.box_w, problem.stride_h,
-                          problem.stride_w);
+  const CUtensorMap x_map = plan.unrolled ? map(x, true, problem.p(), problem.q(), plan.box_w, 1, 1)
+                                          : map(x, plan.convert_x != Conversion::none, problem.h, problem.w, plan.box_w,
+                                                problem.stride_h, problem.stride_w);
   const CUtensorMap grad_map =
       map(grad, plan.convert_grad != Conversion::none, problem.p(), problem.q(), plan.tile_q, 1, 1);
   const Params params = make_params(problem, plan, partial, scales, runtime.wait_report());
   launch_products<Half<T>, products>(plan, x_map, grad_map, params, stream);
 
   const std::int64_t numel = plan.part_numel(problem), taps = problem.r * problem.s;
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div<std::int64_t>(numel, 256), processors * 16));
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::int64_t>(ceil_div<std::int64_t>(numel, 256), processors * 16));
   add_parts<T><<<blocks, 256, 0, stream>>>(
       partial, static_cast<T*>(args.dw), static_cast<int>(plan.parts()), numel, static_cast<int>(problem.c),
       static_cast<int>(taps), problem.c * taps, args.channels_last ? problem.c : 1, args.channels_last ? 1 : taps,

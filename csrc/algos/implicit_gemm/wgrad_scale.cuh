@@ -2,9 +2,9 @@
 // conversion finds the true maxima on its way, and where a guess does not fit, repeats itself with exact scales.
 // Everything derives from (guess, maximum), so no kernel has to write the decision down.
 //
-// The images of a group may lie in one chunk, so the product of an image's two scales must be the group's: the least that
-// one of its images needs. The x of an image with smaller products is scaled down to that: it loses bits that the sum
-// over the group would not keep, and no others.
+// The images of a group may lie in one chunk, so the product of an image's two scales must be the group's: the least
+// that one of its images needs. The x of an image with smaller products is scaled down to that: it loses bits that the
+// sum over the group would not keep, and no others.
 #pragma once
 
 #include <climits>
@@ -13,8 +13,8 @@
 
 namespace fastconv::algos::implicit_gemm::wgrad {
 
-// A guess brings the largest sampled value to [2^10, 2^11), an exact scale the largest to [2^14, 2^15). A guess stands if
-// the largest is then within [2^4, 2^15): below, hi and lo would lose bits to float16's subnormals.
+// A guess brings the largest sampled value to [2^10, 2^11), an exact scale the largest to [2^14, 2^15). A guess stands
+// if the largest is then within [2^4, 2^15): below, hi and lo would lose bits to float16's subnormals.
 constexpr int guessed_target = 10, exact_target = 14, least_target = 4;
 constexpr int no_exponent = INT_MIN;  // of an image that is zero, as far as is known
 

@@ -1,0 +1,139 @@
+#include "ops/arguments.h"
+
+#include <cstdint>
+
+namespace fastconv::ops {
+
+DType dtype_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float: return DType::f32;
+    case ScalarType::Half: return DType::f16;
+    case ScalarType::BFloat16: return DType::bf16;
+    default: return DType::other;
+  }
+}
+
+std::string to_text(const std::vector<std::int64_t>& values) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < values.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(values[i]);
+  return text + "]";
+}
+
+std::vector<std::int64_t> shape_of(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return {sizes.begin(), sizes.end()};
+}
+
+// PyTorch's definition (c10/core/MemoryFormat.h, is_channels_last_strides_2d_s4): size-1 dimensions decide nothing, and
+// a tensor that is both is contiguous.
+bool suggests_channels_last(const Tensor& tensor) {
+  if (tensor.dim() != 4 || tensor.stride(1) == 0) return false;
+  std::int64_t least = 0;
+  for (int d : {1, 3, 2, 0}) {
+    if (tensor.size(d) == 0 || tensor.stride(d) < least) return false;
+    if (d == 0 && least == tensor.stride(1)) return false;
+    least = tensor.stride(d) * (tensor.size(d) > 1 ? tensor.size(d) : 1);
+  }
+  return true;
+}
+
+MemoryFormat memory_format(Layout layout) {
+  return layout == Layout::nhwc ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
+}
+
+bool is_channels_last(const Tensor& tensor) {
+  std::int64_t expected = 1;
+  for (int d : {1, 3, 2, 0}) {
+    if (tensor.size(d) != 1 && tensor.stride(d) != expected) return false;
+    expected *= tensor.size(d);
+  }
+  return true;
+}
+
+Tensor in_layout(const Tensor& tensor, Layout layout) {
+  if (layout == Layout::nhwc ? is_channels_last(tensor) : tensor.is_contiguous()) return tensor;
+  return torch::stable::contiguous(tensor, memory_format(layout));
+}
+
+Tensor aligned(const Tensor& tensor) {
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+  return is_aligned || !tensor.is_cuda() ? tensor : torch::stable::clone(tensor);
+}
+
+ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments) {
+  FASTCONV_REQUIRE(input.dim() == 4,
+                   "input has shape " + to_text(shape_of(input)) + "; expected 4 dimensions [N, C, H, W]");
+  FASTCONV_REQUIRE(weight_shape.size() == 4,
+                   "weight has shape " + to_text(weight_shape) + "; expected 4 dimensions [K, C/groups, R, S]");
+  FASTCONV_REQUIRE(arguments.stride.size() == 2 && arguments.stride[0] > 0 && arguments.stride[1] > 0,
+                   "stride is " + to_text(arguments.stride) + "; expected two positive integers");
+  FASTCONV_REQUIRE(arguments.padding.size() == 2 && arguments.padding[0] >= 0 && arguments.padding[1] >= 0,
+                   "padding is " + to_text(arguments.padding) + "; expected two non-negative integers");
+  FASTCONV_REQUIRE(arguments.dilation.size() == 2 && arguments.dilation[0] > 0 && arguments.dilation[1] > 0,
+                   "dilation is " + to_text(arguments.dilation) + "; expected two positive integers");
+  ConvProblem problem;
+  problem.n = input.size(0), problem.c = input.size(1), problem.h = input.size(2), problem.w = input.size(3);
+  problem.k = weight_shape[0], problem.r = weight_shape[2], problem.s = weight_shape[3];
+  problem.stride_h = arguments.stride[0], problem.stride_w = arguments.stride[1];
+  problem.pad_h = arguments.padding[0], problem.pad_w = arguments.padding[1];
+  problem.dilation_h = arguments.dilation[0], problem.dilation_w = arguments.dilation[1];
+  problem.groups = arguments.groups;
+  problem.dtype = dtype_of(input);
+  problem.accuracy = effective_accuracy(problem.dtype, accuracy_from_name(arguments.precision));
+  problem.layout = layout;
+  problem.has_bias = arguments.bias.has_value();
+  problem.has_residual = arguments.residual.has_value();
+  problem.activation = activation_from_name(arguments.activation);
+  problem.negative_slope = static_cast<float>(arguments.negative_slope);
+
+  // As PyTorch: an empty batch and no input channels are problems, other empty inputs are mistakes.
+  FASTCONV_REQUIRE(problem.n == 0 || problem.c == 0 || (problem.h > 0 && problem.w > 0),
+                   "input has shape " + to_text(shape_of(input)) + "; expected H and W of at least 1");
+  FASTCONV_REQUIRE(problem.k > 0, "weight has K = 0 output channels; expected at least 1");
+  const std::int64_t g = problem.groups;
+  FASTCONV_REQUIRE(g > 0, "groups is " + std::to_string(g) + "; expected a positive integer");
+  FASTCONV_REQUIRE(problem.k % g == 0, "weight has K = " + std::to_string(problem.k) +
+                                           " output channels; expected a multiple of groups = " + std::to_string(g));
+  FASTCONV_REQUIRE(problem.c == weight_shape[1] * g,
+                   "input has C = " + std::to_string(problem.c) +
+                       " channels; expected weight.shape[1] * groups = " + std::to_string(weight_shape[1] * g));
+  const auto effective = [](std::int64_t size, std::int64_t dilation) { return dilation * (size - 1) + 1; };
+  FASTCONV_REQUIRE(problem.h + 2 * problem.pad_h >= effective(problem.r, problem.dilation_h) &&
+                       problem.w + 2 * problem.pad_w >= effective(problem.s, problem.dilation_w),
+                   "padded input is " + std::to_string(problem.h + 2 * problem.pad_h) + " x " +
+                       std::to_string(problem.w + 2 * problem.pad_w) + "; expected at least the kernel's extent " +
+                       std::to_string(effective(problem.r, problem.dilation_h)) + " x " +
+                       std::to_string(effective(problem.s, problem.dilation_w)));
+  if (arguments.bias) {
+    FASTCONV_REQUIRE(
+        shape_of(*arguments.bias) == IntList(1, problem.k),
+        "bias has shape " + to_text(shape_of(*arguments.bias)) + "; expected " + to_text(IntList(1, problem.k)));
+    FASTCONV_REQUIRE(arguments.bias->scalar_type() == input.scalar_type(), "bias and input differ in dtype");
+  }
+  if (arguments.residual) {
+    const std::int64_t k = problem.c == 0 ? 0 : problem.k;  // what PyTorch makes of no input channels
+    const IntList expected{problem.n, k, problem.p(), problem.q()};
+    FASTCONV_REQUIRE(shape_of(*arguments.residual) == expected, "residual has shape " +
+                                                                    to_text(shape_of(*arguments.residual)) +
+                                                                    "; expected the output's " + to_text(expected));
+    FASTCONV_REQUIRE(arguments.residual->scalar_type() == input.scalar_type(), "residual and input differ in dtype");
+  }
+  return problem;
+}
+
+const DeviceInfo& device_of(const Tensor& tensor) {
+  return query_device(tensor.is_cuda() ? DeviceType::cuda : DeviceType::cpu, tensor.get_device_index());
+}
+
+void require_same_device(const Tensor& input, const Tensor& other, const char* name) {
+  FASTCONV_REQUIRE(other.is_cuda() == input.is_cuda() && other.get_device_index() == input.get_device_index(),
+                   std::string(name) + " and input are on different devices");
+}
+
+std::optional<torch::stable::accelerator::DeviceGuard> device_guard(const Tensor& tensor) {
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (tensor.is_cuda()) guard.emplace(tensor.get_device_index());
+  return guard;
+}
+
+}  // namespace fastconv::ops

@@ -1,0 +1,85 @@
+// From the operators' arguments to a ConvProblem, and to tensors as the kernels want them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/problem.h"
+#include "ops/runtime.h"
+#include "ops/stable.h"
+
+namespace fastconv::ops {
+
+using IntList = std::vector<std::int64_t>;
+
+// Not a function: the message is put together only when it is needed.
+#define FASTCONV_REQUIRE(condition, message) \
+  if (!(condition)) throw InvalidArgument(std::string("fastconv: ") + (message))
+
+std::string to_text(const std::vector<std::int64_t>& values);
+DType dtype_of(const Tensor& tensor);
+std::vector<std::int64_t> shape_of(const Tensor& tensor);
+MemoryFormat memory_format(Layout layout);
+
+// PyTorch's definition: whether the tensor's strides ask for channels_last.
+bool suggests_channels_last(const Tensor& tensor);
+
+// contiguous(), without a call through the dispatcher where there is nothing to do. nhwc: of 4 dimensions.
+Tensor in_layout(const Tensor& tensor, Layout layout);
+
+// The GPU's kernels may load 16 bytes at a time; a view may begin at any element.
+Tensor aligned(const Tensor& tensor);
+
+struct Arguments {
+  std::optional<Tensor> bias, residual;
+  IntList stride, padding, dilation;
+  std::int64_t groups;
+  const std::string& algorithm;
+  const std::string& precision;
+  const std::string& activation;
+  double negative_slope;
+  std::int64_t backend_flags;
+};
+
+// Throws InvalidArgument naming the argument, its value and what was expected.
+ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments);
+
+const DeviceInfo& device_of(const Tensor& tensor);
+void require_same_device(const Tensor& input, const Tensor& other, const char* name);
+
+// Makes the tensor's device current for the scope, so that launches and allocations go there.
+std::optional<torch::stable::accelerator::DeviceGuard> device_guard(const Tensor& tensor);
+
+// A choice for a problem seen before is a table lookup; the table is per thread, so no lock.
+template <auto choose>
+auto choose_cached(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
+  using Choice = std::shared_ptr<const decltype(choose(name, problem, device))>;
+  struct Key {
+    ConvProblem problem;
+    const DeviceInfo* device;
+    std::string name;
+    bool operator==(const Key&) const = default;
+  };
+  struct Hash {
+    std::size_t operator()(const Key& key) const {
+      return hash_value(key.problem) ^ std::hash<std::string>{}(key.name) ^ std::hash<const void*>{}(key.device);
+    }
+  };
+  thread_local std::unordered_map<Key, Choice, Hash> table;
+  Key key{problem, &device, name};
+  auto found = table.find(key);
+  if (found == table.end()) {
+    if (table.size() >= 4096) table.clear();  // shapes without end: forget rather than grow
+    auto choice = std::make_shared<typename Choice::element_type>(choose(name, problem, device));
+    found = table.emplace(std::move(key), std::move(choice)).first;
+  }
+  return found->second;
+}
+
+}  // namespace fastconv::ops
