@@ -14,7 +14,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const bool cpu = device.type == DeviceType::cpu;
   const std::int64_t most = cpu ? cpu_most_scratch_bytes : most_bytes(device);
   const Choice choice = cpu ? Choice{} : choose(problem, device);
-  const bool fits = cpu ? choose_cpu_config(problem).scratch_bytes() <= most : choice.tiled || choice.resident || choice.depthwise;
+  const bool fits =
+      cpu ? choose_cpu_config(problem).scratch_bytes() <= most : choice.tiled || choice.resident || choice.depthwise;
   if (fits) return Support::yes();
   const std::int64_t needed =
       cpu ? choose_cpu_config(problem).scratch_bytes() : channel_bytes(problem, tiles[tile_count - 1], 1);
@@ -43,8 +44,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (choice.depthwise) {
     const depthwise::Config& config = *choice.depthwise;
     plan.config = "depthwise, strips of " + std::to_string(config.strip) + " rows, " +
-                  std::to_string(problem.layout == Layout::nhwc ? depthwise::columns : 1) + " columns, " +
-                  std::to_string(config.vector) + " channels a thread";
+                  std::to_string(problem.layout == Layout::nhwc ? depthwise::columns : 1) + " columns a thread";
     plan.cost_us = config.cost_us;
     return plan;
   }

@@ -20,28 +20,24 @@ struct Params {
   FastDivide by_channel_tiles, by_columns, by_strips, by_c;
 };
 
-template <typename T, int count>
-struct alignas(count * sizeof(T)) Elements {
-  T e[count];
-};
-
-// The sums of the output rows whose windows are open, for `columns` neighbouring outputs and `vector` channels. Turn i
-// brings the input rows i * stride .. i * stride + stride - 1 of the strip; then output row i - open + 1 is complete.
-template <int r_, int stride_, int columns_, int vector_>
+// The sums of the output rows whose windows are open, for `columns` neighbouring outputs of a channel.
+// Turn i brings the input rows i * stride .. i * stride + stride - 1 of the strip; then output row i - open +
+// 1 is complete.
+template <int r_, int stride_, int columns_>
 struct Shape {
-  static constexpr int r = r_, stride = stride_, columns = columns_, vector = vector_;
+  static constexpr int r = r_, stride = stride_, columns = columns_;
   static constexpr int inputs = (columns - 1) * stride + r;
   static constexpr int open = (r + stride - 1) / stride;
 };
 
 template <typename S>
 struct Window {
-  float filter[S::r * S::r][S::vector];
-  float sum[S::open][S::columns][S::vector] = {};
+  float filter[S::r * S::r];
+  float sum[S::open][S::columns] = {};
 
   // Row `row` (0 .. stride - 1) of a turn.
   template <typename T>
-  __device__ __forceinline__ void add(int row, const Elements<T, S::vector> (&input)[S::inputs]) {
+  __device__ __forceinline__ void add(int row, const T (&input)[S::inputs]) {
 #pragma unroll
     for (int a = 0; a < S::open; ++a) {
       const int r = row + (S::open - 1 - a) * S::stride;
@@ -50,10 +46,7 @@ struct Window {
       for (int s = 0; s < S::r; ++s) {
 #pragma unroll
         for (int j = 0; j < S::columns; ++j) {
-#pragma unroll
-          for (int v = 0; v < S::vector; ++v) {
-            sum[a][j][v] = fmaf(to_float(input[j * S::stride + s].e[v]), filter[r * S::r + s][v], sum[a][j][v]);
-          }
+          sum[a][j] = fmaf(to_float(input[j * S::stride + s]), filter[r * S::r + s], sum[a][j]);
         }
       }
     }
@@ -63,8 +56,7 @@ struct Window {
     for (int a = 0; a < S::open; ++a) {
 #pragma unroll
       for (int j = 0; j < S::columns; ++j) {
-#pragma unroll
-        for (int v = 0; v < S::vector; ++v) sum[a][j][v] = a + 1 < S::open ? sum[a + 1][j][v] : 0.0f;
+        sum[a][j] = a + 1 < S::open ? sum[a + 1][j] : 0.0f;
       }
     }
   }
@@ -82,26 +74,23 @@ __device__ __forceinline__ void walk(const Params<T>& params, Window<S>& window,
   for (int i = 0; i < S::inputs; ++i) {
     inside |= static_cast<unsigned>(static_cast<unsigned>(w0 + i) < static_cast<unsigned>(params.w)) << i;
   }
-  float bias[S::vector];
-#pragma unroll
-  for (int v = 0; v < S::vector; ++v) bias[v] = params.epilogue.bias_of(channel + v);
-  using Input = Elements<T, S::vector>;
-  Input next[S::stride][S::inputs];
+  const float bias = params.epilogue.bias_of(channel);
+  T next[S::stride][S::inputs];
   const auto fetch = [&](int i) {
 #pragma unroll
     for (int row = 0; row < S::stride; ++row) {
       const int h = h0 + i * S::stride + row;
       const unsigned columns = static_cast<unsigned>(h) < static_cast<unsigned>(params.h) ? inside : 0;
       const T* source = x + (static_cast<std::int64_t>(h) * params.w + w0) * pixel_stride;
-      if (S::columns > 1 && columns == (1u << S::inputs) - 1) {  // mostly, and then for the whole warp
+      if (S::r > 3 && S::columns > 1 && columns == (1u << S::inputs) - 1) {  // mostly, and then for the whole warp
 #pragma unroll
-        for (int j = 0; j < S::inputs; ++j) next[row][j] = *reinterpret_cast<const Input*>(source + j * pixel_stride);
+        for (int j = 0; j < S::inputs; ++j) next[row][j] = source[j * pixel_stride];
         continue;
       }
 #pragma unroll
       for (int j = 0; j < S::inputs; ++j) {
-        next[row][j] = {};
-        if (columns >> j & 1) next[row][j] = *reinterpret_cast<const Input*>(source + j * pixel_stride);
+        next[row][j] = from_float<T>(0.0f);
+        if (columns >> j & 1) next[row][j] = source[j * pixel_stride];
       }
     }
   };
@@ -109,7 +98,7 @@ __device__ __forceinline__ void walk(const Params<T>& params, Window<S>& window,
   fetch(0);
 #pragma unroll 1  // more would not fit the instruction cache
   for (int i = 0; i < turns; ++i) {
-    Input input[S::stride][S::inputs];
+    T input[S::stride][S::inputs];
 #pragma unroll
     for (int row = 0; row < S::stride; ++row) {
 #pragma unroll
@@ -124,24 +113,21 @@ __device__ __forceinline__ void walk(const Params<T>& params, Window<S>& window,
 #pragma unroll
       for (int j = 0; j < S::columns; ++j) {
         if (q0 + j >= params.q) break;
-        Input result;
-#pragma unroll
-        for (int v = 0; v < S::vector; ++v) {
-          const float sum = window.sum[0][j][v] + bias[v];
-          result.e[v] = params.plain ? from_float<T>(params.epilogue.activate.piecewise(sum))
-                                     : params.epilogue.finish(sum, at + j * pixel_stride + v);
-        }
-        *reinterpret_cast<Input*>(y + at + j * pixel_stride) = result;
+        const float sum = window.sum[0][j] + bias;
+        const std::int64_t index = at + j * pixel_stride;
+        y[index] =
+            params.plain ? from_float<T>(params.epilogue.activate.piecewise(sum)) : params.epilogue.finish(sum, index);
       }
     }
     window.turn();
   }
 }
 
-// NHWC: a warp has 32 (times vector) neighbouring channels.
+// NHWC: a warp has 32 neighbouring channels.
 template <typename S, typename T>
-__global__ void __launch_bounds__(warps * 32) convolve_nhwc(const __grid_constant__ Params<T> params) {
-  constexpr int taps = S::r * S::r, block_channels = 32 * S::vector;
+__global__ void __launch_bounds__(warps * 32, blocks_per_processor(S::r, S::stride))
+    convolve_nhwc(const __grid_constant__ Params<T> params) {
+  constexpr int taps = S::r * S::r, block_channels = 32;
   __shared__ float filters[block_channels * taps];  // [channel][tap]
   unsigned block = blockIdx.x;
   const int first_channel = static_cast<int>(params.by_channel_tiles.peel(block)) * block_channels;
@@ -152,16 +138,13 @@ __global__ void __launch_bounds__(warps * 32) convolve_nhwc(const __grid_constan
   __syncthreads();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   unsigned task = block * warps + threadIdx.x / 32;
-  const int channel = first_channel + lane * S::vector;
+  const int channel = first_channel + lane;
   if (task >= params.tasks || channel >= params.c) return;
   const int q0 = static_cast<int>(params.by_columns.peel(task)) * S::columns;
   const int first_p = static_cast<int>(params.by_strips.peel(task)) * params.strip;
   Window<S> window;
 #pragma unroll
-  for (int t = 0; t < taps; ++t) {
-#pragma unroll
-    for (int v = 0; v < S::vector; ++v) window.filter[t][v] = filters[(lane * S::vector + v) * taps + t];
-  }
+  for (int t = 0; t < taps; ++t) window.filter[t] = filters[lane * taps + t];
   const std::int64_t y_index = task * params.y_image + channel;  // what is left of the task is the image
   walk<S>(params, window, params.x + task * params.x_image + channel, params.y, y_index, channel, first_p, q0,
           params.c);
@@ -178,7 +161,7 @@ __global__ void __launch_bounds__(warps * 32) convolve_nchw(const __grid_constan
   const int channel = static_cast<int>(params.by_c.peel(task));
   Window<S> window;
 #pragma unroll
-  for (int t = 0; t < taps; ++t) window.filter[t][0] = to_float(__ldg(params.weight + channel * taps + t));
+  for (int t = 0; t < taps; ++t) window.filter[t] = to_float(__ldg(params.weight + channel * taps + t));
   const std::int64_t x_plane = static_cast<std::int64_t>(channel) * params.h * params.w;
   const std::int64_t y_plane = static_cast<std::int64_t>(channel) * params.p * params.q;
   walk<S>(params, window, params.x + task * params.x_image + x_plane, params.y, task * params.y_image + y_plane,
@@ -220,11 +203,9 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   const auto blocks = static_cast<unsigned>(config.blocks);
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
   if (args.problem.layout == Layout::nchw) {
-    convolve_nchw<Shape<r, stride, 1, 1>><<<blocks, warps * 32, 0, stream>>>(params);
-  } else if (config.vector == 1) {
-    convolve_nhwc<Shape<r, stride, columns, 1>><<<blocks, warps * 32, 0, stream>>>(params);
-  } else if constexpr (r == 3 && sizeof(T) == 2) {
-    convolve_nhwc<Shape<r, stride, columns, vector_of_halves>><<<blocks, warps * 32, 0, stream>>>(params);
+    convolve_nchw<Shape<r, stride, 1>><<<blocks, warps * 32, 0, stream>>>(params);
+  } else {
+    convolve_nhwc<Shape<r, stride, columns>><<<blocks, warps * 32, 0, stream>>>(params);
   }
   check_launch("direct_tiled: depthwise");
 }

@@ -16,13 +16,16 @@ class Runtime;
 
 namespace fastconv::algos::direct_tiled::depthwise {
 
-inline constexpr int warps = 8;             // of a block
-inline constexpr int columns = 7;           // outputs of a thread along W in NHWC: 7 divides 7, 14, 28, 56, 112
-inline constexpr int vector_of_halves = 2;  // channels of a thread in NHWC, in 3x3 kernels on half types
+inline constexpr int warps = 8;    // of a block
+inline constexpr int columns = 7;  // outputs of a thread along W in NHWC: 7 divides 7, 14, 28, 56, 112
+
+// In NHWC, by registers.
+constexpr int blocks_per_processor(std::int64_t r, std::int64_t stride) {
+  return r == 3 ? 4 - stride : r == 5 && stride == 1 ? 2 : 1;
+}
 
 struct Config {
-  int vector = 1;  // channels of a thread
-  int strip = 1;   // output rows of a thread
+  int strip = 1;  // output rows of a thread
   std::int64_t strips = 1, column_tiles = 1, channel_tiles = 1;
   std::int64_t blocks = 1;
   double cost_us = 0.0;
@@ -43,13 +46,13 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
 
   Config config;
   const bool nhwc = problem.layout == Layout::nhwc;
-  if (nhwc && problem.dtype != DType::f32 && problem.r == 3 && problem.c % vector_of_halves == 0) {
-    config.vector = vector_of_halves;
-  }
-  config.channel_tiles = nhwc ? ceil_div<std::int64_t>(problem.c, 32 * config.vector) : 1;
+  config.channel_tiles = nhwc ? ceil_div<std::int64_t>(problem.c, 32) : 1;
   config.column_tiles = nhwc ? ceil_div<std::int64_t>(problem.q(), columns) : problem.q();
   // Long strips read few rows twice; short ones fill the device.
-  const std::int64_t per_processor = nhwc ? (problem.r != 3 ? 1 : config.vector == 1 ? 3 : 2) : (problem.r == 3 ? 5 : problem.r == 5 ? 3 : 2);
+  const std::int64_t per_processor = nhwc ? blocks_per_processor(problem.r, problem.stride_h)
+                                          : (problem.r == 3   ? 5
+                                             : problem.r == 5 ? 3
+                                                              : 2);
   const std::int64_t slots = per_processor * device.processors;
   const std::int64_t more_rows = ceil_div(problem.r, problem.stride_h) - 1;
   std::int64_t least = INT64_MAX;
@@ -67,7 +70,7 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   }
   if (static_cast<double>(config.blocks) * warps * 32 >= 2.0 * limit) return std::nullopt;
 
-  const double lanes = static_cast<double>(config.channel_tiles * 32 * config.vector);
+  const double lanes = static_cast<double>(config.channel_tiles * 32);
   const double idle = nhwc ? lanes / static_cast<double>(problem.c) : 1.0;
   const double fill = std::max(1.0, static_cast<double>(device.processors * 4) / static_cast<double>(config.blocks));
   config.cost_us = 4.0 + 1e6 * std::max(problem.direct_flops() * idle * fill / (0.6 * device.fp32_flops_per_s),

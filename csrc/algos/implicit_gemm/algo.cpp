@@ -24,8 +24,9 @@ double error_multiple(AccuracyClass accuracy) {
 }
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
-  if (problem.groups != 1) {
-    return Support::no("groups", "groups is " + std::to_string(problem.groups) + "; implicit_gemm needs 1");
+  if (problem.groups > most_groups) {
+    return Support::no("groups", "groups is " + std::to_string(problem.groups) + "; implicit_gemm needs at most " +
+                                     std::to_string(most_groups));
   }
   if (device.type == DeviceType::cuda && device.compute_capability < 80) {
     return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
@@ -51,7 +52,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 
 // Tensor time of whole tiles in whole waves, at the rate seen on an H200; loads and stores hide only partly behind it.
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
-  const double blocks = static_cast<double>(config.pixel_tiles) * static_cast<double>(config.filter_tiles);
+  const double blocks =
+      static_cast<double>(config.pixel_tiles) * static_cast<double>(config.filter_tiles * problem.groups);
   const double slots = static_cast<double>(device.processors) * blocks_per_processor;
   const double steps = static_cast<double>(config.steps);
   const double rounded = std::ceil(blocks / slots) * slots;

@@ -2,8 +2,9 @@
 //
 //   D[pixel][filter] = sum over j of A[pixel][j] * B[filter][j],   j = (r, s, c), c fastest, in steps of 32
 //
-// Packed weight on CUDA: B as [step][plane][K][32] halves (planes hi and lo in split mode, else one; zeros behind the
-// last j), then [K] int32 exponents of the filters' scales. On the CPU: [R * S * C][K] float32.
+// of each group, with the C/G channels and K/G filters of that. Packed weight on CUDA: B as
+// [group][step][plane][K/G][32] halves (planes hi and lo in split mode, else one; zeros behind the last j), then [K]
+// int32 exponents of the filters' scales. On the CPU: [R * S * C/G][K] float32.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,7 @@ constexpr int pixel_tile = 128;  // output pixels of a block
 constexpr int depth_tile = 32;   // reduction of a step: 64 bytes a row, two m16n8k16 instructions
 constexpr int threads = 128;     // 4 warps, each with 32 pixels and all filters of the block
 constexpr int blocks_per_processor = 2;
+constexpr std::int64_t most_groups = 65535;  // a dimension of the grid
 
 // What the tensor cores multiply.
 enum class Mode : std::uint8_t {
@@ -32,7 +34,7 @@ struct Config {
   int planes, products;
   int filter_tile;  // filters of a block
   std::int64_t reduction, steps;
-  std::int64_t pixels, pixel_tiles, filter_tiles;
+  std::int64_t pixels, pixel_tiles, filter_tiles;  // filter_tiles: of a group
 
   std::size_t weight_bytes(std::int64_t k) const {
     return align(static_cast<std::size_t>(steps * planes * k) * depth_tile * 2);
@@ -48,12 +50,13 @@ inline Mode select_mode(AccuracyClass accuracy) {
   }
 }
 
-// A block's time is that of its filters, and of the pixels' loading and splitting: worth about 24 filters.
+// Of k filters, those of a block. Its time is that of its filters, and of the pixels' loading and splitting: worth
+// about 24 filters.
 inline int select_filter_tile(Mode mode, std::int64_t k) {
-  if (mode != Mode::split) return 64;
+  if (mode != Mode::split) return k <= 32 ? 32 : 64;
   int best = 64;
   std::int64_t least = INT64_MAX;
-  for (int tile : {64, 48, 32}) {
+  for (int tile : {64, 48, 32, 16}) {
     const std::int64_t cost = (k + tile - 1) / tile * (tile + 24);
     if (cost < least) least = cost, best = tile;
   }
@@ -65,19 +68,19 @@ inline Config make_config(const ConvProblem& problem) {
   config.mode = select_mode(problem.accuracy);
   config.planes = config.mode == Mode::split ? 2 : 1;
   config.products = config.mode == Mode::split ? 3 : 1;
-  config.filter_tile = select_filter_tile(config.mode, problem.k);
-  config.reduction = problem.r * problem.s * problem.c;
+  config.filter_tile = select_filter_tile(config.mode, problem.k_per_group());
+  config.reduction = problem.r * problem.s * problem.c_per_group();
   config.steps = (config.reduction + depth_tile - 1) / depth_tile;
   config.pixels = problem.n * problem.p() * problem.q();
   config.pixel_tiles = (config.pixels + pixel_tile - 1) / pixel_tile;
-  config.filter_tiles = (problem.k + config.filter_tile - 1) / config.filter_tile;
+  config.filter_tiles = (problem.k_per_group() + config.filter_tile - 1) / config.filter_tile;
   return config;
 }
 
 // Whether the kernel loads 16 bytes of channels at a time: from NHWC, so NCHW input is turned into the workspace first.
 // With any other C it reads element by element, in either layout.
 inline bool loads_vectors(const ConvProblem& problem) {
-  return problem.c % static_cast<std::int64_t>(16 / size_of(problem.dtype)) == 0;
+  return problem.c_per_group() % static_cast<std::int64_t>(16 / size_of(problem.dtype)) == 0;
 }
 inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
   if (problem.layout == Layout::nhwc || !loads_vectors(problem)) return 0;

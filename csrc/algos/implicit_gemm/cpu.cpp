@@ -18,22 +18,23 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
   const std::int64_t p = problem.p(), q = problem.q();
   const Strides4 in = input_strides(problem), out = output_strides(problem);
   const auto* x = static_cast<const T*>(args.x);
-  const auto* weight = static_cast<const float*>(args.weight);  // [R, S, C, K]
+  const auto* weight = static_cast<const float*>(args.weight);  // [R, S, C/G, K]
   auto* y = static_cast<T*>(args.y);
   const Epilogue<T> epilogue = make_epilogue<T>(args);
 
-  const auto pixel = [&](std::int64_t n, std::int64_t op, std::int64_t oq, std::int64_t k0) {
-    const std::int64_t count = std::min(filter_block, problem.k - k0);
+  const std::int64_t channels = problem.c_per_group(), filters = problem.k_per_group();
+  const auto pixel = [&](std::int64_t n, std::int64_t op, std::int64_t oq, std::int64_t group, std::int64_t first) {
+    const std::int64_t count = std::min(filter_block, filters - first), k0 = group * filters + first;
     float total[filter_block] = {};
     for (std::int64_t tap = 0; tap < problem.r * problem.s; ++tap) {
       const std::int64_t h = op * problem.stride_h - problem.pad_h + tap / problem.s * problem.dilation_h;
       const std::int64_t w = oq * problem.stride_w - problem.pad_w + tap % problem.s * problem.dilation_w;
       if (h < 0 || h >= problem.h || w < 0 || w >= problem.w) continue;
-      for (std::int64_t c0 = 0; c0 < problem.c; c0 += channel_block) {
+      for (std::int64_t c0 = 0; c0 < channels; c0 += channel_block) {
         float sum[filter_block] = {};  // sums of sums round less than one long chain
-        for (std::int64_t c = c0; c < std::min(c0 + channel_block, problem.c); ++c) {
-          const float value = to_float(x[in(n, c, h, w)]);
-          const float* row = weight + (tap * problem.c + c) * problem.k + k0;
+        for (std::int64_t c = c0; c < std::min(c0 + channel_block, channels); ++c) {
+          const float value = to_float(x[in(n, group * channels + c, h, w)]);
+          const float* row = weight + (tap * channels + c) * problem.k + k0;
           for (std::int64_t k = 0; k < count; ++k) sum[k] += value * row[k];
         }
         for (std::int64_t k = 0; k < count; ++k) total[k] += sum[k];
@@ -46,7 +47,9 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
   };
   runtime.parallel_for(0, problem.n * p * q, 8, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t m = begin; m < end; ++m) {
-      for (std::int64_t k0 = 0; k0 < problem.k; k0 += filter_block) pixel(m / q / p, m / q % p, m % q, k0);
+      for (std::int64_t group = 0; group < problem.groups; ++group) {
+        for (std::int64_t k0 = 0; k0 < filters; k0 += filter_block) pixel(m / q / p, m / q % p, m % q, group, k0);
+      }
     }
   });
 }
@@ -54,18 +57,18 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
 template <typename T>
 void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const std::int64_t taps = problem.r * problem.s, size = problem.c * taps;
-  const auto* weight = static_cast<const T*>(args.weight);  // [K, C, R, S]
+  const std::int64_t taps = problem.r * problem.s, channels = problem.c_per_group(), size = channels * taps;
+  const auto* weight = static_cast<const T*>(args.weight);  // [K, C/G, R, S]
   auto* snapshot = static_cast<T*>(args.snapshot);          // the same, or null
-  auto* packed = static_cast<float*>(args.packed);          // [R, S, C, K]
+  auto* packed = static_cast<float*>(args.packed);          // [R, S, C/G, K]
   runtime.parallel_for(0, problem.k, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const T* filter = weight + k * size;
       const std::size_t bytes = static_cast<std::size_t>(size) * sizeof(T);
       if (snapshot != nullptr && std::memcmp(filter, snapshot + k * size, bytes) == 0) continue;
-      for (std::int64_t c = 0; c < problem.c; ++c) {
+      for (std::int64_t c = 0; c < channels; ++c) {
         for (std::int64_t tap = 0; tap < taps; ++tap) {
-          packed[(tap * problem.c + c) * problem.k + k] = to_float(filter[c * taps + tap]);
+          packed[(tap * channels + c) * problem.k + k] = to_float(filter[c * taps + tap]);
         }
       }
       if (snapshot != nullptr) std::memcpy(snapshot + k * size, filter, bytes);

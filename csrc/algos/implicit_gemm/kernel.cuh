@@ -20,7 +20,8 @@ __device__ __forceinline__ void fetch_filters(const Params<typename S::T>& param
       const int plane = piece / (S::filter_tile * 4), row = piece / 4 % S::filter_tile;
       const bool valid = first_filter + row < params.k;
       const std::int64_t line =
-          static_cast<std::int64_t>(step * S::planes + plane) * params.k + (valid ? first_filter + row : 0);
+          (static_cast<std::int64_t>(blockIdx.y * params.steps + step) * S::planes + plane) * params.k +
+          (valid ? first_filter + row : 0);
       copy_async(target + piece * 16, params.weight + line * depth_tile + piece % 4 * 8, valid);
     }
   }

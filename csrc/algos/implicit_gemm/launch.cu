@@ -23,7 +23,7 @@ Params<T> make_params(const ConvArgs& args, const Config& config, const T* x, La
   const Strides4 in = dense_strides(x_layout, problem.c, problem.h, problem.w);
   const std::int64_t plane = problem.p() * problem.q();
   const bool nchw = problem.layout == Layout::nchw;
-  const bool quads = (nchw ? plane : problem.k) % 4 == 0 && is_aligned(args.y, 4 * sizeof(T)) &&
+  const bool quads = (nchw ? plane : problem.k_per_group()) % 4 == 0 && is_aligned(args.y, 4 * sizeof(T)) &&
                      is_aligned(args.residual, 4 * sizeof(T));
   const auto* packed = static_cast<const char*>(args.weight);
   return {x,
@@ -34,11 +34,12 @@ Params<T> make_params(const ConvArgs& args, const Config& config, const T* x, La
           in.n,
           in.w,
           in.c,
-          as_int(problem.c),
+          as_int(problem.c_per_group()),
           as_int(problem.h),
           as_int(problem.w),
-          as_int(problem.k),
+          as_int(problem.k_per_group()),
           as_int(plane),
+          as_int(problem.k),
           static_cast<unsigned>(config.pixels),
           as_int(config.reduction),
           as_int(config.steps),
@@ -54,7 +55,7 @@ Params<T> make_params(const ConvArgs& args, const Config& config, const T* x, La
           divide(config.filter_tiles),
           divide(plane),
           divide(problem.q()),
-          divide(problem.c),
+          divide(problem.c_per_group()),
           divide(problem.s)};
 }
 
@@ -64,7 +65,9 @@ void launch(const Params<T>& params, const Config& config, cudaStream_t stream) 
   constexpr int bytes = sizeof(SharedTile<S>);
   check_cuda(cudaFuncSetAttribute(convolve<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "implicit_gemm: shared memory");
-  convolve<S><<<static_cast<unsigned>(config.pixel_tiles * config.filter_tiles), threads, bytes, stream>>>(params);
+  const dim3 grid(static_cast<unsigned>(config.pixel_tiles * config.filter_tiles),
+                  static_cast<unsigned>(params.all_filters / params.k));
+  convolve<S><<<grid, threads, bytes, stream>>>(params);
   check_launch("implicit_gemm");
 }
 
@@ -121,9 +124,13 @@ void run(const ConvArgs& args, Runtime& runtime) {
       vector ? launch<T, 3, 8, true>(params, config, stream) : launch<T, 3, 8, false>(params, config, stream);
     } else if (config.filter_tile == 48) {
       vector ? launch<T, 3, 6, true>(params, config, stream) : launch<T, 3, 6, false>(params, config, stream);
-    } else {
+    } else if (config.filter_tile == 32) {
       vector ? launch<T, 3, 4, true>(params, config, stream) : launch<T, 3, 4, false>(params, config, stream);
+    } else {
+      vector ? launch<T, 3, 2, true>(params, config, stream) : launch<T, 3, 2, false>(params, config, stream);
     }
+  } else if (config.filter_tile == 32) {
+    vector ? launch<T, 1, 4, true>(params, config, stream) : launch<T, 1, 4, false>(params, config, stream);
   } else {
     vector ? launch<T, 1, 8, true>(params, config, stream) : launch<T, 1, 8, false>(params, config, stream);
   }
@@ -135,8 +142,8 @@ void pack(const PackArgs& args, Runtime& runtime) {
   const Config config = make_config(problem);
   auto* packed = static_cast<char*>(args.packed);
   pack_filters<T, planes><<<static_cast<unsigned>(problem.k), threads, 0, stream_of(runtime)>>>(
-      static_cast<int>(problem.c), static_cast<int>(problem.r * problem.s), static_cast<int>(config.steps),
-      static_cast<const T*>(args.weight), reinterpret_cast<Half<T>*>(packed),
+      static_cast<int>(problem.c_per_group()), static_cast<int>(problem.r * problem.s), static_cast<int>(config.steps),
+      static_cast<int>(problem.k_per_group()), static_cast<const T*>(args.weight), reinterpret_cast<Half<T>*>(packed),
       reinterpret_cast<int*>(packed + config.weight_bytes(problem.k)), static_cast<T*>(args.snapshot));
   check_launch("implicit_gemm: packing");
 }

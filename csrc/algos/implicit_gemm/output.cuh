@@ -20,7 +20,7 @@ __device__ __forceinline__ void stage_output(const Params<typename S::T>& params
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int k = first_filter + column + j;
-        if (k < params.k) exponent[j] = __ldg(params.exponents + k);
+        if (k < params.k) exponent[j] = __ldg(params.exponents + blockIdx.y * params.k + k);
       }
     }
 #pragma unroll
@@ -71,8 +71,9 @@ __device__ __forceinline__ void store_nhwc(const Params<typename S::T>& params, 
     const int row = i / groups, column = i % groups * count, k = first_filter + column;
     const unsigned pixel = first_pixel + row;
     if (pixel >= params.pixels || k >= params.k) continue;
-    finish<count, false>(params, tile + row * S::pitch_nhwc + column, static_cast<std::int64_t>(pixel) * params.k + k,
-                         k);
+    const int filter = static_cast<int>(blockIdx.y) * params.k + k;
+    finish<count, false>(params, tile + row * S::pitch_nhwc + column,
+                         static_cast<std::int64_t>(pixel) * params.all_filters + filter, filter);
   }
 }
 
@@ -84,13 +85,14 @@ __device__ __forceinline__ void store_nchw(const Params<typename S::T>& params, 
   if (first_pixel + row >= params.pixels) return;
   unsigned image = first_pixel + row;
   const unsigned pixel = params.by_pixels_per_image.peel(image);
-  const std::int64_t base = static_cast<std::int64_t>(image) * params.k * params.pixels_per_image + pixel;
+  const std::int64_t base = static_cast<std::int64_t>(image) * params.all_filters * params.pixels_per_image + pixel;
 #pragma unroll 4
   for (int column = threadIdx.x / groups; column < S::filter_tile; column += threads / groups) {
     const int k = first_filter + column;
     if (k >= params.k) break;
+    const int filter = static_cast<int>(blockIdx.y) * params.k + k;
     finish<count, true>(params, tile + column * S::pitch_nchw + row,
-                        base + static_cast<std::int64_t>(k) * params.pixels_per_image, k);
+                        base + static_cast<std::int64_t>(filter) * params.pixels_per_image, filter);
   }
 }
 

@@ -17,13 +17,14 @@ using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_
 template <typename T>
 struct Params {
   const T* x;             // [N, C, H, W] by the strides below
-  const Half<T>* weight;  // [steps][planes][K][32]
+  const Half<T>* weight;  // [groups][steps][planes][K/G][32]
   const int* exponents;   // [K]
   T* y;                   // [N, K, P, Q], NCHW or NHWC
   Epilogue<T> epilogue;
   std::int64_t x_image, x_pixel, x_channel;  // strides of x, in elements
-  int c, h, w, k, pixels_per_image;
-  unsigned pixels;  // N P Q
+  int c, h, w, k, pixels_per_image;          // c, k: of a group; blockIdx.y is the group
+  int all_filters;                           // K
+  unsigned pixels;                           // N P Q
   int reduction, steps;
   int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   bool nchw;   // of y
@@ -80,7 +81,8 @@ __device__ __forceinline__ Row find_row(const Params<T>& params, unsigned pixel)
   const unsigned q = params.by_q.peel(p);
   const int h = static_cast<int>(p) * params.stride_h - params.pad_h;
   const int w = static_cast<int>(q) * params.stride_w - params.pad_w;
-  return {n * params.x_image + (static_cast<std::int64_t>(h) * params.w + w) * params.x_pixel, h, w};
+  const std::int64_t group = blockIdx.y * params.c * params.x_channel;
+  return {n * params.x_image + (static_cast<std::int64_t>(h) * params.w + w) * params.x_pixel + group, h, w};
 }
 
 }  // namespace fastconv::algos::implicit_gemm

@@ -23,7 +23,8 @@ namespace fastconv::algos::implicit_gemm::wgmma {
 // and skip at most 7 pixels. The answer depends on the weight and the device alone (the rule of packed_weight()).
 constexpr int most_stride = 8;
 inline bool is_used(const ConvProblem& problem, const DeviceInfo& device) {
-  return device.type == DeviceType::cuda && device.compute_capability == 90 && loads_vectors(problem);
+  return device.type == DeviceType::cuda && device.compute_capability == 90 && problem.groups == 1 &&
+         loads_vectors(problem);
 }
 
 constexpr int multiply_warpgroups = 2;
