@@ -34,7 +34,7 @@ ALLOWED: dict[str, str] = {
 
 
 # Kernels that are written for wgmma, as a regular expression on the demangled name.
-WGMMA = r"(implicit_gemm::wgmma|winograd_fused)::convolve<|winograd::products::.*multiply<"
+WGMMA = r"(implicit_gemm::wgmma|winograd_fused)::convolve<|wgrad::multiply_pixels<|winograd::products::.*multiply<"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ constexpr int pixel_tile = 128;  // output pixels of a block
 constexpr int depth_tile = 32;   // reduction of a step: 64 bytes a row, two m16n8k16 instructions
 constexpr int threads = 128;     // 4 warps, each with 32 pixels and all filters of the block
 constexpr int blocks_per_processor = 2;
+constexpr int ungrouped_filter_tile = 64;    // so wide a tile leaves no register for the group
 constexpr std::int64_t most_groups = 65535;  // a dimension of the grid
 
 // What the tensor cores multiply.
@@ -52,11 +53,12 @@ inline Mode select_mode(AccuracyClass accuracy) {
 
 // Of k filters, those of a block. Its time is that of its filters, and of the pixels' loading and splitting: worth
 // about 24 filters.
-inline int select_filter_tile(Mode mode, std::int64_t k) {
-  if (mode != Mode::split) return k <= 32 ? 32 : 64;
-  int best = 64;
+inline int select_filter_tile(Mode mode, std::int64_t k, std::int64_t groups) {
+  if (mode != Mode::split) return k <= 32 || groups > 1 ? 32 : 64;
+  int best = 48;
   std::int64_t least = INT64_MAX;
-  for (int tile : {64, 48, 32, 16}) {
+  for (int tile : {ungrouped_filter_tile, 48, 32, 16}) {
+    if (tile == ungrouped_filter_tile && groups > 1) continue;
     const std::int64_t cost = (k + tile - 1) / tile * (tile + 24);
     if (cost < least) least = cost, best = tile;
   }
@@ -68,7 +70,7 @@ inline Config make_config(const ConvProblem& problem) {
   config.mode = select_mode(problem.accuracy);
   config.planes = config.mode == Mode::split ? 2 : 1;
   config.products = config.mode == Mode::split ? 3 : 1;
-  config.filter_tile = select_filter_tile(config.mode, problem.k_per_group());
+  config.filter_tile = select_filter_tile(config.mode, problem.k_per_group(), problem.groups);
   config.reduction = problem.r * problem.s * problem.c_per_group();
   config.steps = (config.reduction + depth_tile - 1) / depth_tile;
   config.pixels = problem.n * problem.p() * problem.q();

@@ -20,7 +20,7 @@ __device__ __forceinline__ void stage_output(const Params<typename S::T>& params
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int k = first_filter + column + j;
-        if (k < params.k) exponent[j] = __ldg(params.exponents + blockIdx.y * params.k + k);
+        if (k < params.k) exponent[j] = __ldg(params.exponents + S::group() * params.k + k);
       }
     }
 #pragma unroll
@@ -71,7 +71,7 @@ __device__ __forceinline__ void store_nhwc(const Params<typename S::T>& params, 
     const int row = i / groups, column = i % groups * count, k = first_filter + column;
     const unsigned pixel = first_pixel + row;
     if (pixel >= params.pixels || k >= params.k) continue;
-    const int filter = static_cast<int>(blockIdx.y) * params.k + k;
+    const int filter = static_cast<int>(S::group()) * params.k + k;
     finish<count, false>(params, tile + row * S::pitch_nhwc + column,
                          static_cast<std::int64_t>(pixel) * params.all_filters + filter, filter);
   }
@@ -90,7 +90,7 @@ __device__ __forceinline__ void store_nchw(const Params<typename S::T>& params, 
   for (int column = threadIdx.x / groups; column < S::filter_tile; column += threads / groups) {
     const int k = first_filter + column;
     if (k >= params.k) break;
-    const int filter = static_cast<int>(blockIdx.y) * params.k + k;
+    const int filter = static_cast<int>(S::group()) * params.k + k;
     finish<count, true>(params, tile + column * S::pitch_nchw + row,
                         base + static_cast<std::int64_t>(filter) * params.pixels_per_image, filter);
   }

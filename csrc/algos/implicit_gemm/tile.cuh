@@ -22,7 +22,7 @@ struct Params {
   T* y;                   // [N, K, P, Q], NCHW or NHWC
   Epilogue<T> epilogue;
   std::int64_t x_image, x_pixel, x_channel;  // strides of x, in elements
-  int c, h, w, k, pixels_per_image;          // c, k: of a group; blockIdx.y is the group
+  int c, h, w, k, pixels_per_image;          // c, k: of a group
   int all_filters;                           // K
   unsigned pixels;                           // N P Q
   int reduction, steps;
@@ -43,6 +43,9 @@ struct Shape {
   static constexpr int row_tiles = 2, column_tiles = column_tiles_;  // of 16 pixels and 8 filters: a warp's part
   static constexpr int filter_tile = 8 * column_tiles;
   static_assert(pixel_tile == threads / 32 * 16 * row_tiles);
+
+  // Which group the block works on.
+  static __device__ __forceinline__ unsigned group() { return filter_tile < ungrouped_filter_tile ? blockIdx.y : 0; }
 
   // A lane of the fragments has 4 pixels, and 8 neighbouring elements of each step's reduction.
   static constexpr int rows = 2 * row_tiles, elements = depth_tile / 4;
@@ -73,15 +76,15 @@ __device__ __forceinline__ int row_of_lane(int i) {
   return static_cast<int>(threadIdx.x / 32 * 32 + threadIdx.x % 32 / 4) + i * 8;
 }
 
-template <typename T>
-__device__ __forceinline__ Row find_row(const Params<T>& params, unsigned pixel) {
+template <typename S>
+__device__ __forceinline__ Row find_row(const Params<typename S::T>& params, unsigned pixel) {
   if (pixel >= params.pixels) return {0, -(1 << 30), -(1 << 30)};
   unsigned n = pixel;
   unsigned p = params.by_pixels_per_image.peel(n);
   const unsigned q = params.by_q.peel(p);
   const int h = static_cast<int>(p) * params.stride_h - params.pad_h;
   const int w = static_cast<int>(q) * params.stride_w - params.pad_w;
-  const std::int64_t group = blockIdx.y * params.c * params.x_channel;
+  const std::int64_t group = S::group() * params.c * params.x_channel;
   return {n * params.x_image + (static_cast<std::int64_t>(h) * params.w + w) * params.x_pixel + group, h, w};
 }
 
