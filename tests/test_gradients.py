@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fastconv
-from fastconv import ops, testing
+from fastconv import _C, ops, testing
 
 NAME = "implicit_gemm"  # the algorithm of the registry that has a weight gradient
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -150,6 +150,43 @@ def test_weight_gradient_says_why_not(device):
         ops.weight_gradient_kernel_op(x, grad, [6, 2, 3, 3], *rest, 2, False, NAME, "fp32")
     with pytest.raises(RuntimeError, match=r"grad has shape \[1, 6, 2, 3\]"):
         reason(grad=grad[:, :, :2])
+
+
+def test_choice_for_a_gpu_that_is_not_there():
+    def choose(algorithm="auto", device=None, **changes):
+        arguments = {
+            "n": 64,
+            "c": 256,
+            "h": 56,
+            "w": 56,
+            "k": 256,
+            "r": 3,
+            "s": 3,
+            "padding": (1, 1),
+            "precision": "fp32",
+        }
+        problem = _C.ConvProblem(**({"precision": "fp32"} | arguments | changes))
+        return _C.choose_weight_gradient(algorithm, problem, device or _C.h200_device())
+
+    row = choose()
+    assert (row["algorithm"], row["reason"]) == (NAME, "")
+    assert row["workspace_bytes"] > 2 * 64 * 256 * 56 * 56 * 4  # both operands as two halves a value
+    assert choose(layout="nhwc", dtype="float16", algorithm=NAME)["workspace_bytes"] < 100 << 20  # read where they lie
+    ampere = _C.h200_device()
+    ampere.compute_capability = 80
+    for changes, code in (
+        ({"algorithm": "torch"}, "algorithm"),
+        ({"groups": 2}, "groups"),
+        ({"stride": (9, 1)}, "stride"),
+        ({"n": 70000, "h": 3, "w": 3}, "size"),
+        ({"precision": "ieee"}, "precision"),
+        ({"device": ampere}, "device"),
+        ({"c": 3, "h": 224, "w": 224, "k": 64}, "cost"),  # first layers: cuDNN is faster
+        ({"device": _C.cpu_device(8)}, "cost"),
+    ):
+        row = choose(**changes)
+        assert (row["algorithm"], row["code"]) == ("torch", code)
+        assert row["reason"]
 
 
 def test_opcheck_of_the_kernel(device):
