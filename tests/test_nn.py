@@ -107,7 +107,7 @@ class TestLayer:
     def test_a_named_algorithm_that_does_not_fit_raises(self) -> None:
         for name in PACKED:
             with pytest.raises(fastconv.UnsupportedError, match=name), torch.no_grad():
-                fastconv.Conv2d(4, 6, 3, stride=3, groups=2, algorithm=name)(torch.randn(1, 4, 9, 9))
+                fastconv.Conv2d(4, 6, 3, algorithm=name).double()(torch.randn(1, 4, 9, 9, dtype=torch.float64))
 
     def test_attributes_may_be_changed_after_construction(self) -> None:
         layer = fastconv.Conv2d(4, 6, 3)

@@ -70,11 +70,24 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   }
   if (static_cast<double>(config.blocks) * warps * 32 >= 2.0 * limit) return std::nullopt;
 
-  const double lanes = static_cast<double>(config.channel_tiles * 32);
-  const double idle = nhwc ? lanes / static_cast<double>(problem.c) : 1.0;
-  const double fill = std::max(1.0, static_cast<double>(device.processors * 4) / static_cast<double>(config.blocks));
-  config.cost_us = 4.0 + 1e6 * std::max(problem.direct_flops() * idle * fill / (0.6 * device.fp32_flops_per_s),
-                                        problem.compulsory_bytes() / (0.8 * device.bandwidth_bytes_per_s));
+  // The issue of instructions decides, whatever the type: rates of multiply-adds, and of elements where these are few,
+  // as measured on an H200 (docs/performance.md).
+  const double share_of_rate = nhwc ? (problem.r == 3   ? 0.14
+                                       : problem.r == 5 ? 0.20
+                                                        : 0.34)
+                                    : (problem.r == 3   ? 0.10
+                                       : problem.r == 5 ? 0.18
+                                                        : 0.27);
+  const double rate = share_of_rate * device.fp32_flops_per_s;
+  const double bytes =
+      4.0 * static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
+  // Of the slots of all rounds, those that are taken; the many small blocks of 3x3 kernels do not wait for the last
+  // round.
+  const double filled =
+      static_cast<double>(config.blocks) / static_cast<double>(ceil_div(config.blocks, slots) * slots);
+  const double share = problem.r == 3 ? std::min(1.0, 4.0 * filled) : filled;
+  config.cost_us =
+      5.0 + 1e6 * std::max(problem.direct_flops() / (rate * share), bytes / (0.8 * device.bandwidth_bytes_per_s));
   return config;
 }
 

@@ -59,7 +59,8 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double rounded = std::ceil(blocks / slots) * slots;
   const double flops = 2.0 * config.products * rounded * pixel_tile * config.filter_tile * steps * depth_tile;
   const double tensor_us = 1e6 * flops / (0.30 * device.fp16_tensor_flops_per_s);
-  const double latency_us = 0.8 * steps;  // what a block needs for its reduction, however few blocks there are
+  // What a block needs for its reduction, however few blocks there are; the short ones of groups stand in line.
+  const double latency_us = problem.groups == 1 ? 0.8 * steps : (2.0 + 0.5 * steps) * rounded / slots;
   // Element by element the gathering decides, not the tensor cores.
   const double gathered = blocks * pixel_tile * steps * depth_tile;
   const double gather_rate = (config.mode == Mode::split ? 0.0045 : 0.007) * device.fp32_flops_per_s;

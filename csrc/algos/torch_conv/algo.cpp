@@ -24,6 +24,12 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double bandwidth = device.bandwidth_bytes_per_s;
   const bool few_channels = problem.groups == 1 && problem.c <= 4;
   if (problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32) {
+    if (problem.groups > 1) {  // from two layers: depthwise by memory, grouped by arithmetic; each prefers one layout
+      const bool nhwc = problem.layout == Layout::nhwc, depthwise = problem.c_per_group() == 1;
+      const double rate = (depthwise ? 0.17 : nhwc ? 0.11 : 0.21) * device.fp32_flops_per_s;
+      const double share = !depthwise ? 1.0 : nhwc ? 0.66 : 0.19;
+      return 5.0 + 1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / (share * bandwidth));
+    }
     // 28 to 50 TFLOP/s; where its search finds Winograd, for 3x3 kernels on small maps, 65 to 115.
     const bool winograd = problem.r == 3 && problem.s == 3 && problem.stride_h == 1 && problem.h <= 28;
     // First layers of networks: 12 to 22 TFLOP/s.
