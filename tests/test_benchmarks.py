@@ -408,6 +408,22 @@ def test_result_folder_is_named_after_the_device():
     assert results.default_path(head | {"cuda": "", "suite": "layers_cpu"}).parts[-2:] == ("cpu", "layers_cpu.json")
 
 
+def test_rows_of_an_earlier_commit_are_named_below_their_table():
+    row = {
+        "network": "vgg16",
+        "batch": 64,
+        "class": "fp16",
+        "mode": "eager",
+        "us": 2000.0,
+        "peers": {"torch_nhwc": 1000.0},
+    }
+    row |= {"swapped": 13, "total": 13, "logits_error": 1e-3, "top1_agreement": 1.0}
+    document = {**HEAD, "suite": "networks", "commit": "a" * 40, "rows": [row]}
+    assert "commit" not in report.network_table(document, "fp16")
+    document["rows"] = [row | {"commit": "b" * 40}]
+    assert report.network_table(document, "fp16").endswith("Measured at commit bbbbbbbbbbbb.")
+
+
 def test_soak_layers_are_convolutions_and_the_same_for_a_seed():
     for (layer, n), again in zip(itertools.islice(soak.random_layers(3), 200), soak.random_layers(3), strict=False):
         assert (layer, n) == again

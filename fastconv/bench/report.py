@@ -170,7 +170,10 @@ def algorithm_table(document: Document, accuracy: str, n: int) -> str:
 
 
 def network_table(document: Document, accuracy: str) -> str:
-    """Whole networks: ours and every peer in milliseconds, the ratio to the fastest, agreement with float64."""
+    """Whole networks: ours and every peer in milliseconds, the ratio to the fastest, agreement with float64.
+
+    A row with a `commit` of its own was kept from an earlier run; the line below the table says so.
+    """
     rows = [row for row in document["rows"] if row["class"] == accuracy]
     names = list(dict.fromkeys(name for row in rows for name in row["peers"]))
     header = ["network", "batch", "mode", "swapped", "ours ms", *(f"{name} ms" for name in names), "speedup"]
@@ -185,7 +188,8 @@ def network_table(document: Document, accuracy: str) -> str:
             + [_ms(row["peers"].get(name)) for name in names]
             + [_times(speedup), _scientific(row["logits_error"]), "-" if agreement is None else f"{agreement:.1%}"]
         )
-    return markdown_table(header, lines)
+    older = sorted({row["commit"][:12] for row in rows if row.get("commit", document["commit"]) != document["commit"]})
+    return markdown_table(header, lines) + (f"\n\nMeasured at commit {', '.join(older)}." if older else "")
 
 
 def _ms(us: float | None) -> str:

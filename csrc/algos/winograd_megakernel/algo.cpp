@@ -119,7 +119,7 @@ const Algorithm algorithm{"winograd_megakernel",
                           "F(4x4,3x3) in one kernel: tasks in the order of a map, joined by counters",
                           1,
                           true,
-                          false,  // on CUDA: the kernel has run in a program of its own alone (README.md)
+                          true,
                           winograd_f4_error_multiple,  // the same sums in another order
                           supports,
                           plan,
