@@ -148,7 +148,7 @@ def test_weight_gradient_says_why_not(device):
     assert reason(NAME, groups=2).startswith("groups: ")
     with pytest.raises(RuntimeError, match=r"groups is 2"):
         ops.weight_gradient_kernel_op(x, grad, [6, 2, 3, 3], *rest, 2, False, NAME, "fp32")
-    with pytest.raises(RuntimeError, match=r"grad has shape \[1, 6, 2, 3\]"):
+    with pytest.raises((RuntimeError, ValueError), match=r"grad has shape \[1, 6, 2, 3\]"):
         reason(grad=grad[:, :, :2])
 
 

@@ -42,6 +42,8 @@ def _capture(calls: Sequence[Callable[[], torch.Tensor]], expected: Sequence[tor
     """
     streams = [torch.cuda.Stream() for _ in range(len(calls) + 1)]
     noise = torch.randn(1024, 1024, device=wrong.device)
+    noise = noise @ noise  # the library is initialised before the capture, which does not allow it
+    torch.cuda.synchronize(wrong.device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         root = torch.cuda.current_stream()
