@@ -188,8 +188,12 @@ def network_table(document: Document, accuracy: str) -> str:
             + [_ms(row["peers"].get(name)) for name in names]
             + [_times(speedup), _scientific(row["logits_error"]), "-" if agreement is None else f"{agreement:.1%}"]
         )
-    older = sorted({row["commit"][:12] for row in rows if row.get("commit", document["commit"]) != document["commit"]})
-    return markdown_table(header, lines) + (f"\n\nMeasured at commit {', '.join(older)}." if older else "")
+    older: dict[str, list[str]] = {}
+    for row in rows:
+        if (commit := row.get("commit", document["commit"])) != document["commit"]:
+            older.setdefault(commit[:12], []).append(row["network"])
+    notes = [f"Kept from commit {commit}: {', '.join(dict.fromkeys(names))}." for commit, names in older.items()]
+    return "\n\n".join([markdown_table(header, lines), *notes])
 
 
 def _ms(us: float | None) -> str:

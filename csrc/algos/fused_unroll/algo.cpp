@@ -31,7 +31,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 
   // Whole tiles in whole waves of blocks; no more than this share of the FFMA rate, because the shared memory's
   // bandwidth bounds 4x4 outputs per thread, and a tile is loaded before it is multiplied.
-  const double share = device.type == DeviceType::cuda ? 0.4 : 0.3;
+  const double share = device.type == DeviceType::cuda ? 0.16 : 0.3;
   const double depth = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   const double tile_flops = 2.0 * tile.k * tile.pixels * depth;
   const std::int64_t waves = (grid.count() + device.processors - 1) / device.processors;

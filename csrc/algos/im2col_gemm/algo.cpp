@@ -31,7 +31,10 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double pixels = static_cast<double>(problem.n * problem.p() * problem.q());
   const double outputs = static_cast<double>(problem.output_numel()), depth = problem.c * problem.r * problem.s;
   double bytes = problem.compulsory_bytes();
-  if (chunk.unrolls) bytes += 2.0 * pixels * depth * static_cast<double>(size_of(chunk.gemm_type));
+  if (chunk.unrolls) {  // on an H200 at a quarter of the memory's rate
+    const double slowness = device.type == DeviceType::cuda ? 4.0 : 1.0;
+    bytes += slowness * 2.0 * pixels * depth * static_cast<double>(size_of(chunk.gemm_type));
+  }
   if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
   const bool tensor_cores = device.type == DeviceType::cuda && problem.dtype != DType::f32;
   const double share = device.type == DeviceType::cuda ? 0.9 : 0.7;  // of FP32; the CPU's GEMMs are small

@@ -88,14 +88,15 @@ ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
   const double kernel_us = std::max(1e6 * wgmma::plan_clocks(plan, device.processors) / clocks_per_s,
                                     1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));
+  const double launch_us = plan.weights.mode == Mode::single ? 6.0 : 3.0;
   const double transposition_us =
-      transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.55 * device.bandwidth_bytes_per_s);
+      transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.9 * device.bandwidth_bytes_per_s);
   return {"wgmma, " + std::string(describe(plan.weights.mode)) + ", tile " + text(plan.tile_n) + "x" +
               text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs, " + text(plan.weights.filter_tile) +
               " filters, " + text(plan.stages * plan.stage_taps) + " steps of " + text(plan.weights.step_channels) +
               (plan.whole_window ? ", whole windows" : ", single taps") +
               (plan.splits > 1 ? ", " + text(plan.splits) + " parts" : ""),
-          transposed + plan.partial_bytes(problem), 3.0 + kernel_us + transposition_us, detail};
+          transposed + plan.partial_bytes(problem), launch_us + kernel_us + transposition_us, detail};
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {

@@ -38,16 +38,19 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
     return 4.0 + (few_channels ? 0.04 : 0.022) * terms +
            1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / bandwidth);
   }
-  // Tensor cores: tiles of 128 filters, NHWC inside; NCHW tensors are converted before and after.
-  const double peak = (problem.accuracy == AccuracyClass::tf32 ? 0.63 : 1.15) * device.fp16_tensor_flops_per_s;
+  // Tensor cores: tiles of 128 filters, NHWC inside; NCHW tensors are converted before and after. TF32 kernels need
+  // long reductions.
+  const bool tf32 = problem.accuracy == AccuracyClass::tf32;
+  const double peak = (tf32 ? 0.66 : 1.15) * device.fp16_tensor_flops_per_s;
   const double filling = std::min(1.0, (static_cast<double>(problem.k_per_group()) + 16.0) / 128.0);
+  const double depth = tf32 ? terms / (terms + 110.0) : 1.0;
   const double conversions = problem.layout == Layout::nchw ? 2.0 * problem.compulsory_bytes() : 0.0;
-  // First layers in TF32: the number of outputs decides, one in the time of 8.6 bytes.
+  // First layers: the number of outputs decides, one in the time of 8.6 bytes.
   const double bytes =
-      std::max(problem.compulsory_bytes(),
-               few_channels && problem.dtype == DType::f32 ? 8.6 * static_cast<double>(problem.output_numel()) : 0.0);
-  return 5.0 + 0.002 * terms +
-         1e6 * (std::max(problem.direct_flops() / (peak * filling), bytes / bandwidth) + conversions / bandwidth);
+      std::max(problem.compulsory_bytes(), few_channels ? 8.6 * static_cast<double>(problem.output_numel()) : 0.0);
+  return (tf32 ? 11.0 + 0.002 * terms : 8.5 + 0.0014 * terms) +
+         1e6 *
+             (std::max(problem.direct_flops() / (peak * filling * depth), bytes / bandwidth) + conversions / bandwidth);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {

@@ -63,7 +63,7 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double gemm_bytes = u_bytes + w.v_bytes + w.m_bytes;
   const double gemm = config.own_product ? own_product_seconds(problem, config, device, gemm_bytes)
                                          : std::max(gemm_bytes / (0.92 * bandwidth), w.flops / rate);
-  const double output = (w.m_bytes + y_bytes) / ((turned ? 0.5 : 0.9) * bandwidth);
+  const double output = (w.m_bytes + y_bytes) / ((turned ? 0.8 : 0.9) * bandwidth);
   // Three launches (our product counts its own); the larger tile's transforms take longer to walk.
   return (config.own_product ? 5.0 : 11.0) + 1.2 * config.m + (turned ? 3.0 : 0.0) + 1e6 * (input + gemm + output);
 }

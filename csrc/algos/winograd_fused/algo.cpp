@@ -57,7 +57,7 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
                                                      : Rates{0.97, 4.8, 20.0};
   const double waves = std::ceil(static_cast<double>(config.items) / device.processors);
   const double turned =
-      2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.5 * device.bandwidth_bytes_per_s);
+      2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
   const double step = loads_boxes(problem) ? rates.step_us : rates.element_step_us;
   return 8.0 + waves * (static_cast<double>(config.u_steps) * step + rates.item_us) + 1e6 * turned;
 }
