@@ -15,10 +15,10 @@ __device__ __forceinline__ std::uint64_t transposed_descriptor(std::uint32_t add
          static_cast<std::uint64_t>(block_stride / 16) << 16 | (address & 0x3ffff) >> 4;
 }
 
-#define FASTCONV_S96                                                                                          \
-  FASTCONV_S64                                                                                                \
-      ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88," \
-      "%89,%90,%91,%92,%93,%94,%95"
+#define FASTCONV_S96                                                                                      \
+  FASTCONV_S64                                                                                            \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88," \
+  "%89,%90,%91,%92,%93,%94,%95"
 #define FASTCONV_D96 FASTCONV_D64, FASTCONV_D8(64), FASTCONV_D8(72), FASTCONV_D8(80), FASTCONV_D8(88)
 
 // a, b, p: numbers of the operands behind the accumulators
