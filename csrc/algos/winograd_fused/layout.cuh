@@ -59,12 +59,14 @@ struct Shared {
 constexpr int most_shared_bytes = 163 * 1024;
 static_assert(sizeof(Shared) <= most_shared_bytes);
 
-struct Params {
-  const float* x;        // [N, C, H, W] by the strides below
+// What both kernels of this folder are told. T: of x and y.
+template <typename T>
+struct ParamsOf {
+  const T* x;            // [N, C, H, W] by the strides below
   const uint4* u;        // config.h
   const int* exponents;  // [K]
-  float* y;              // [N, K, P, Q], NCHW or NHWC
-  Epilogue<float> epilogue;
+  T* y;                  // [N, K, P, Q], NCHW or NHWC
+  Epilogue<T> epilogue;
   WaitReport* report;
   std::int64_t x_image, x_row, x_column, x_channel;  // strides of x, in elements
   std::int64_t y_image, y_row, y_column, y_channel;  // of y and residual
@@ -73,18 +75,20 @@ struct Params {
   unsigned first_item, end_item;  // of this launch
   FastDivide by_filters, by_columns, by_rows;
 };
+using Params = ParamsOf<float>;
 
-// A piece of the output: 64 filters x 8 rows x 32 columns of an image. Filters run fastest, so that neighbours share
-// their input in the L2 cache.
+// A piece of the output: 64 filters x `rows` x `width` of an image. Filters run fastest, so that neighbours share their
+// input in the L2 cache.
 struct Item {
   int n, p0, q0, filter_block;
 };
 
-__device__ __forceinline__ Item find_item(const Params& params, unsigned item) {
+template <int rows, int width, typename T>
+__device__ __forceinline__ Item find_item(const ParamsOf<T>& params, unsigned item) {
   Item result;
   result.filter_block = static_cast<int>(params.by_filters.peel(item));
-  result.q0 = static_cast<int>(params.by_columns.peel(item)) * tile_width;
-  result.p0 = static_cast<int>(params.by_rows.peel(item)) * tile_rows;
+  result.q0 = static_cast<int>(params.by_columns.peel(item)) * width;
+  result.p0 = static_cast<int>(params.by_rows.peel(item)) * rows;
   result.n = static_cast<int>(item);
   return result;
 }

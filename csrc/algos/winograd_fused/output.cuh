@@ -190,7 +190,7 @@ __device__ __forceinline__ void consume(const Params& params, Shared& shared, bo
   Walk<Params> walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
   Filters u[group_frequencies];
-  Item item = find_item(params, walk.number());
+  Item item = find_item<tile_rows, tile_width>(params, walk.number());
   const uint4* source = filters_of(item);
   load_filters(u[0], source);
   load_filters(u[1], source + u_frequency_bytes / 16);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void consume(const Params& params, Shared& shared, bo
   for (bool more = true; more;) {
     const unsigned ordinal = walk.ordinal;
     more = walk.next();
-    const Item next = more ? find_item(params, walk.number()) : item;
+    const Item next = more ? find_item<tile_rows, tile_width>(params, walk.number()) : item;
     const uint4* next_source = filters_of(next);
     Totals total;
     accumulate<group>(params, shared, total, u, source, next_source, state);

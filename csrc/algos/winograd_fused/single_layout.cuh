@@ -79,30 +79,6 @@ struct Shared {
 static_assert(sizeof(Shared<float>) <= 195 * 1024 && sizeof(Shared<half_t>) <= 195 * 1024);  // the rest is L1 cache
 
 template <typename T>
-struct Params {
-  const T* x;            // [N, C, H, W] by the strides below
-  const uint4* u;        // config.h
-  const int* exponents;  // [K]
-  T* y;                  // [N, K, P, Q], NCHW or NHWC
-  Epilogue<T> epilogue;
-  WaitReport* report;
-  std::int64_t x_image, x_row, x_column, x_channel;  // strides of x, in elements
-  std::int64_t y_image, y_row, y_column, y_channel;  // of y and residual
-  int c, h, w, k, p, q, pad_h, pad_w;
-  int stages;
-  unsigned first_item, end_item;  // of this launch
-  FastDivide by_filters, by_columns, by_rows;
-};
-
-// 64 filters x 14 rows x 28 columns of an image, filters fastest.
-template <typename T>
-__device__ __forceinline__ Item find_item(const Params<T>& params, unsigned item) {
-  Item result;
-  result.filter_block = static_cast<int>(params.by_filters.peel(item));
-  result.q0 = static_cast<int>(params.by_columns.peel(item)) * tile_width;
-  result.p0 = static_cast<int>(params.by_rows.peel(item)) * tile_rows;
-  result.n = static_cast<int>(item);
-  return result;
-}
+using Params = ParamsOf<T>;
 
 }  // namespace fastconv::algos::winograd_fused::single

@@ -289,7 +289,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, Shared<T>& shar
   // Of the walk's item; it is worked out again where it is needed, to keep registers free for the products.
   Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
   const auto filters = [&] {
-    const std::int64_t block = find_item(params, walk.number()).filter_block;
+    const std::int64_t block = find_item<tile_rows, tile_width>(params, walk.number()).filter_block;
     return params.u + block * params.stages * (Stage<T>::steps * u_step) + group * group_frequencies * u_frequency +
            threadIdx.x % 128;
   };
@@ -302,7 +302,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, Shared<T>& shar
   for (bool more = true; more;) {
     Sums sum;
     accumulate(params, shared, sum, u, source, group, state);
-    const Item item = find_item(params, walk.number());
+    const Item item = find_item<tile_rows, tile_width>(params, walk.number());
     FilterEnds& ends = shared.ends[state.item & 1];
     prepare_ends(params, ends, item, shared.exponents[state.item % Shared<T>::item_slots]);
     const Finisher<T> mine(params, item,

@@ -38,7 +38,7 @@ __device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtens
   LoaderState state = shared.loader;
   Walk<Params<T>> walk{params, repeat, state.ordinal};
   if (walk.number() >= params.end_item) return;
-  const Item item = find_item(params, walk.number());
+  const Item item = find_item<tile_rows, tile_width>(params, walk.number());
   const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot]);
   wait_bounded(shared_address(&shared.raw_empty[state.raw.slot]), state.raw.parity ^ 1, params.report, role_load);
   hopper::arrive_expecting(full, raw_stage_bytes);
@@ -226,7 +226,9 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
   }
   Walk<Params<T>> walk{params, repeat};
   while (walk.next()) {
-    int exponent = repeated ? find_exact_exponent(params, shared, find_item(params, walk.number()), thread) : 0;
+    int exponent =
+        repeated ? find_exact_exponent(params, shared, find_item<tile_rows, tile_width>(params, walk.number()), thread)
+                 : 0;
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage) {
       unsigned char* raw = shared.raw[state.raw_slot()];
@@ -236,7 +238,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
         wait_bounded(shared_address(&shared.raw_full[state.raw_slot()]), state.raw_parity(), params.report,
                      role_transform);
       } else {
-        load_elements(params, raw, find_item(params, walk.number()), stage, thread);
+        load_elements(params, raw, find_item<tile_rows, tile_width>(params, walk.number()), stage, thread);
         synchronise<producer_barrier, producer_threads>();
       }
       if (stage == 0 && !repeated) exponent = guess_exponent<T>(raw, lane);

@@ -26,7 +26,7 @@ struct Loader {
 
   __device__ __forceinline__ void next_item(const Params& params) {
     more = walk.next();
-    if (more) item = find_item(params, walk.number());
+    if (more) item = find_item<tile_rows, tile_width>(params, walk.number());
     stage = 0;
   }
   __device__ __forceinline__ void issue(const Params& params, const CUtensorMap& map, Shared& shared,
@@ -169,7 +169,7 @@ __device__ __forceinline__ void produce(const Params& params, const CUtensorMap&
   }
   Walk<Params> walk{params, repeat};
   while (walk.next()) {
-    const Item item = find_item(params, walk.number());
+    const Item item = find_item<tile_rows, tile_width>(params, walk.number());
     int exponent = 0;
     if (repeated) {
       find_exact_largest(params, shared, item, warp);
