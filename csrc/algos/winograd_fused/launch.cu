@@ -1,12 +1,8 @@
-#include <algorithm>
-
 #include "algos/winograd_fused/kernel.cuh"
+#include "algos/winograd_fused/launch.cuh"
 #include "algos/winograd_fused/pack.cuh"
 #include "algos/winograd_fused/single.h"
 #include "core/kernels.h"
-#include "device/cuda_check.h"
-#include "device/indexing.h"
-#include "device/tensor_map.h"
 #include "device/transpose.cuh"
 
 namespace fastconv::algos::winograd_fused {
@@ -14,50 +10,10 @@ namespace {
 
 cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
-bool is_aligned(const void* pointer, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
-}
-
 // x [N, H, W, C] in boxes of one raw stage, zeros outside.
 CUtensorMap make_map(const ConvProblem& problem, const float* x) {
   const Box4 box{.c = channels, .w = raw_columns, .h = input_rows, .n = 1, .swizzled = false};
   return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
-}
-
-Params make_params(const ConvArgs& args, const Config& config, const float* x, Layout layout, WaitReport* report) {
-  const ConvProblem& problem = args.problem;
-  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
-  const auto divide = [](std::int64_t value) { return FastDivide(static_cast<std::uint32_t>(value)); };
-  const Strides4 in = dense_strides(layout, problem.c, problem.h, problem.w), out = output_strides(problem);
-  const auto* packed = static_cast<const char*>(args.weight);
-  return {x,
-          reinterpret_cast<const uint4*>(packed),
-          reinterpret_cast<const int*>(packed + config.u_bytes()),
-          static_cast<float*>(args.y),
-          make_epilogue<float>(args),
-          report,
-          in.n,
-          in.h,
-          in.w,
-          in.c,
-          out.n,
-          out.h,
-          out.w,
-          out.c,
-          as_int(problem.c),
-          as_int(problem.h),
-          as_int(problem.w),
-          as_int(problem.k),
-          as_int(problem.p()),
-          as_int(problem.q()),
-          as_int(problem.pad_h),
-          as_int(problem.pad_w),
-          as_int(config.stages),
-          0,
-          0,
-          divide(config.filter_tiles),
-          divide(config.column_tiles),
-          divide(config.row_tiles)};
 }
 
 Output select_output(const ConvArgs& args) {
@@ -70,22 +26,9 @@ Output select_output(const ConvArgs& args) {
 }
 
 template <bool boxes, Output output>
-void launch(Params params, const Config& config, const CUtensorMap& map, int processors, cudaStream_t stream) {
-  constexpr int bytes = sizeof(Shared);
-  check_cuda(cudaFuncSetAttribute(convolve<boxes, output>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-             "winograd_fused: shared memory");
-  constexpr int carveout = (bytes + 1024) * 100 / (228 * 1024) + 1;  // per cent; the rest is L1 cache
-  check_cuda(cudaFuncSetAttribute(convolve<boxes, output>, cudaFuncAttributePreferredSharedMemoryCarveout, carveout),
-             "winograd_fused: shared memory");
-  const std::int64_t most = static_cast<std::int64_t>(processors) * most_items;
-  for (std::int64_t first = 0; first < config.items; first += most) {
-    const std::int64_t items = std::min(most, config.items - first);
-    params.first_item = static_cast<unsigned>(first);
-    params.end_item = static_cast<unsigned>(first + items);
-    const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(processors, items));
-    convolve<boxes, output><<<blocks, block_threads, bytes, stream>>>(params, map);
-    check_launch("winograd_fused");
-  }
+void launch(const Params& params, const Config& config, const CUtensorMap& map, int processors, cudaStream_t stream) {
+  launch_items(convolve<boxes, output>, params, config, map, static_cast<int>(sizeof(Shared)), block_threads,
+               most_items, processors, stream);
 }
 
 void run_split(const ConvArgs& args, const Config& config, const float* x, Layout layout, Runtime& runtime) {

@@ -1,0 +1,77 @@
+// From a plan to a launch, for both kernels of this folder.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "algos/winograd_fused/layout.cuh"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+#include "device/indexing.h"
+#include "device/tensor_map.h"
+
+namespace fastconv::algos::winograd_fused {
+
+inline bool is_aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+// layout: of x, which may have been turned.
+template <typename T>
+ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, Layout layout, WaitReport* report) {
+  const ConvProblem& problem = args.problem;
+  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
+  const auto divide = [](std::int64_t value) { return FastDivide(static_cast<std::uint32_t>(value)); };
+  const Strides4 in = dense_strides(layout, problem.c, problem.h, problem.w), out = output_strides(problem);
+  const auto* packed = static_cast<const char*>(args.weight);
+  return {.x = x,
+          .u = reinterpret_cast<const uint4*>(packed),
+          .exponents = reinterpret_cast<const int*>(packed + config.u_bytes()),
+          .y = static_cast<T*>(args.y),
+          .epilogue = make_epilogue<T>(args),
+          .report = report,
+          .x_image = in.n,
+          .x_row = in.h,
+          .x_column = in.w,
+          .x_channel = in.c,
+          .y_image = out.n,
+          .y_row = out.h,
+          .y_column = out.w,
+          .y_channel = out.c,
+          .c = as_int(problem.c),
+          .h = as_int(problem.h),
+          .w = as_int(problem.w),
+          .k = as_int(problem.k),
+          .p = as_int(problem.p()),
+          .q = as_int(problem.q()),
+          .pad_h = as_int(problem.pad_h),
+          .pad_w = as_int(problem.pad_w),
+          .stages = as_int(config.stages),
+          .first_item = 0,
+          .end_item = 0,
+          .by_filters = divide(config.filter_tiles),
+          .by_columns = divide(config.column_tiles),
+          .by_rows = divide(config.row_tiles)};
+}
+
+// In launches of as many items as a block of every multiprocessor can keep account of.
+template <typename T, typename Kernel>
+void launch_items(Kernel kernel, ParamsOf<T> params, const Config& config, const CUtensorMap& map, int shared_bytes,
+                  int block_threads, int most_items, int processors, cudaStream_t stream) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+             "winograd_fused: shared memory");
+  const int carveout = (shared_bytes + 1024) * 100 / (228 * 1024) + 1;  // per cent; the rest is L1 cache
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout),
+             "winograd_fused: shared memory");
+  const std::int64_t most = static_cast<std::int64_t>(processors) * most_items;
+  for (std::int64_t first = 0; first < config.items; first += most) {
+    const std::int64_t items = std::min(most, config.items - first);
+    params.first_item = static_cast<unsigned>(first);
+    params.end_item = static_cast<unsigned>(first + items);
+    const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(processors, items));
+    kernel<<<blocks, block_threads, shared_bytes, stream>>>(params, map);
+    check_launch("winograd_fused");
+  }
+}
+
+}  // namespace fastconv::algos::winograd_fused
