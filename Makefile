@@ -12,7 +12,7 @@ help:
 	@echo "make demo      swap real networks, run them on photographs, compare and time them"
 	@echo "make test      all tests (those that need a GPU are skipped without one)"
 	@echo "make bench     time ours against PyTorch and cuDNN: layers, then networks (GPU)"
-	@echo "make sanitize  the small tests under compute-sanitizer (GPU)"
+	@echo "make sanitize  every kernel under the four tools of compute-sanitizer, a table of what they say (GPU)"
 	@echo "make lint      ruff, mypy, clang-format, include rules"
 	@echo "make clean     remove what was built (.venv stays)"
 	@echo
@@ -57,19 +57,9 @@ lint: $(VENV)/lint.stamp
 	find csrc tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/check_rooms.py
 
-# memcheck: every tensor is an allocation of its own, so that reading past one is seen. initcheck has to see all kernels
-# (it must know what they wrote); the two about synchronisation look at ours alone.
-SANITIZER := $(or $(shell command -v compute-sanitizer),$(wildcard $(CUDA_HOME)/bin/compute-sanitizer),$(wildcard /usr/local/cuda/bin/compute-sanitizer),compute-sanitizer)
-SANITIZE  := $(SANITIZER) --error-exitcode 1 --require-cuda-init=no --target-processes all
-SMALL     := $(BIN)/python -m pytest -m sanitize -p no:cacheprovider $(ARGS)
+# Each algorithm under each tool, in a process of its own; ARGS='--only winograd_f4 --tools racecheck' for less.
 sanitize: build
-	@command -v $(SANITIZER) >/dev/null || { echo "make sanitize: compute-sanitizer was not found; nothing was checked"; exit 1; }
-	@$(BIN)/python -c "import torch; raise SystemExit(not torch.cuda.is_available())" || \
-	  { echo "make sanitize: PyTorch sees no GPU here; nothing was checked"; exit 1; }
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZE) --tool memcheck $(SMALL)
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZE) --tool initcheck $(SMALL)
-	$(SANITIZE) --tool racecheck --kernel-name kernel_substring=fastconv $(SMALL)
-	$(SANITIZE) --tool synccheck --kernel-name kernel_substring=fastconv $(SMALL)
+	$(BIN)/python tools/sanitize.py $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info fastconv/*.so compile_commands.json

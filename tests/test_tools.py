@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "build")]
 import check_rooms  # noqa: E402
 import check_sass  # noqa: E402
+import sanitize  # noqa: E402
 import toolchain  # noqa: E402
 import winograd_norms  # noqa: E402
 
@@ -197,3 +198,50 @@ def test_nvcc_is_found_with_its_headers_and_runtime_or_not_at_all(tmp_path, monk
     assert toolchain.cudart_static(package / "bin" / "nvcc") == package / "lib"
     (package / "lib" / "libcudart_static.a").unlink()
     assert toolchain.find_nvcc() is None
+
+
+RACE = """========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at 0x1 in a.cuh:3:void fastconv::k<int>()
+=========     and Read access at 0x2 in a.cuh:4:void fastconv::k<int>() [4 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+2 passed in 3s"""
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "status"),
+    [
+        (0, "2 passed in 3s", "clean"),
+        (0, "2 skipped in 3s", "failed"),
+        (1, "1 failed, 1 passed", "failed"),
+        (None, "1 passed", "timeout"),
+        (sanitize.REPORTED, RACE, "errors"),
+        (sanitize.REPORTED, "2 passed", "errors"),
+        (0, RACE, "errors"),
+    ],
+)
+def test_sanitize_judges_a_run(code, output, status):
+    assert sanitize.judge("racecheck", code, output).status == status
+
+
+def test_sanitize_lets_pass_what_is_listed_and_that_alone(monkeypatch):
+    monkeypatch.setattr(sanitize, "KNOWN", {("racecheck", r"Read access .* a\.cuh:4:"): "a reason"})
+    outcome = sanitize.judge("racecheck", sanitize.REPORTED, RACE)
+    assert (outcome.status, outcome.known, outcome.reports) == ("known", 1, [])
+    other = RACE.replace(
+        "========= RACECHECK", "========= Error: Race reported between Write access at b.cu:1\n========= RACECHECK"
+    )
+    outcome = sanitize.judge("racecheck", sanitize.REPORTED, other)
+    assert (outcome.status, outcome.known, len(outcome.reports)) == ("errors", 1, 1)
+    assert sanitize.judge("memcheck", sanitize.REPORTED, RACE).status == "errors"
+
+
+def test_sanitize_runs_every_algorithm_under_every_tool():
+    runs = sanitize.runs(sanitize.TOOLS, [])
+    assert len(runs) == len(set(runs)) == 4 * len({run.group for run in runs})
+    assert {"winograd_f4", "implicit_gemm", "winograd_megakernel", "weight_gradient"} <= {run.group for run in runs}
+    outcomes = {run: sanitize.judge(run.tool, 0, "1 passed") for run in runs}
+    outcomes[runs[0]] = sanitize.judge("memcheck", sanitize.REPORTED, RACE)
+    assert "1 errors" in sanitize.table(outcomes)
+    with pytest.raises(SystemExit, match="nobody"):
+        sanitize.runs(sanitize.TOOLS, ["nobody"])

@@ -75,7 +75,7 @@ def _one(algorithm: str, layer: Layer, n: int, accuracy: str, layout: str, launc
     weight = (torch.randn(layer.k, layer.c, layer.r, layer.s, device=device) / (layer.c * layer.r) ** 0.5).to(dtype)
     calls = [ours.contender(algorithm, x, weight, layer, accuracy) for x in inputs]
     first = [call() for call in calls]
-    exact = reference.conv2d(inputs[0].cpu(), weight.cpu(), stride=layer.stride, padding=layer.padding)
+    exact = reference.conv2d(inputs[0], weight, stride=layer.stride, padding=layer.padding)
     expected = [_bits(y.clone(memory_format=torch.preserve_format)) for y in first]
     wrong = torch.zeros(len(calls), dtype=torch.int64, device=device)
     graph = _capture(calls, expected, wrong)
@@ -84,7 +84,7 @@ def _one(algorithm: str, layer: Layer, n: int, accuracy: str, layout: str, launc
     for _ in range(replays):
         graph.replay()
     torch.cuda.synchronize(device)
-    found = testing.errors(first[0].cpu(), exact)
+    found = testing.errors(first[0], exact)
     row: dict[str, Any] = dict.fromkeys(
         ("us", "us_q25", "us_q75", "best_peer", "best_peer_us", "peer_error", "floor_us")
     )
