@@ -85,7 +85,8 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
   const Config config = make_config(m, problem, device);
   ConvPlan plan;
   plan.workspace_bytes =
-      config.v_bytes() + config.m_bytes() + config.tile_exponent_bytes() + transposed_input_bytes(problem, device);
+      config.v_bytes() + config.m_bytes() + config.tile_exponent_bytes() + config.group_exponent_bytes() +
+      transposed_input_bytes(problem, device);
   const std::int64_t chunks = (config.tiles + config.chunk_tiles - 1) / config.chunk_tiles;
   plan.config = "F(" + std::to_string(m) + "x" + std::to_string(m) + ") " +
                 (config.mode == Mode::fp32    ? "float32"

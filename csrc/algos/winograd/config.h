@@ -4,8 +4,9 @@
 //   U [alpha^2][K][depth]   transformed filters, in the packed weight, then K int32 exponents
 //   M [alpha^2][T][K_pad]   float32 products, in the workspace
 //
-// depth is C_pad; in split mode 2 C_pad, rows [lo | hi], for our own product, which reads hi twice from shared memory;
-// or 3 C_pad for the library's: V holds [lo | hi | hi] and U [hi | lo | hi], so that one GEMM sums the three products
+// depth is C_pad; in split mode 2 C_pad for our own product, which reads hi twice from shared memory: rows
+// [group][lo, hi][group_channels], so that what a warp writes and a stage reads lies together; or 3 C_pad for the
+// library's: V holds [lo | hi | hi] and U [hi | lo | hi], so that one GEMM sums the three products
 // lo*hi + hi*lo + hi*hi, the small ones first.
 #pragma once
 
@@ -46,6 +47,9 @@ inline bool multiplies_itself(Mode mode, const DeviceInfo& device) {
 // What a block of it multiplies at a time: tiles by filters, and channels of a stage.
 constexpr int product_tiles = 128, product_filters = 128, product_channels = 64;
 
+// Tiles that rows of exponents have room for: our own product reads four at once.
+constexpr std::int64_t exponent_pitch(std::int64_t tiles) { return (tiles + 3) / 4 * 4; }
+
 struct Config {
   int m;      // outputs per tile and dimension: 2 or 4
   int alpha;  // inputs per tile and dimension: m + 2
@@ -54,14 +58,17 @@ struct Config {
   std::int64_t tiles_p, tiles_q;  // tiles per image
   std::int64_t tiles;             // N * tiles_p * tiles_q, numbered in that order
   std::int64_t c_pad, k_pad, depth;
+  // Channels of a tile that share a scale: all of them, but with our own product, which can undo one for each stage.
+  std::int64_t groups, group_channels;  // C_pad = groups * group_channels
   std::int64_t chunk_tiles;  // tiles per chunk
   std::size_t element_bytes;
 
   std::int64_t frequencies() const { return static_cast<std::int64_t>(alpha) * alpha; }
   std::size_t v_bytes() const { return align(frequencies() * chunk_tiles * depth * element_bytes); }
   std::size_t m_bytes() const { return align(frequencies() * chunk_tiles * k_pad * sizeof(float)); }
-  // Power-of-two scales: one int32 exponent per tile.
-  std::size_t tile_exponent_bytes() const { return align(chunk_tiles * sizeof(std::int32_t)); }
+  // Power-of-two scales: one int32 exponent per tile, and one per tile and group where there may be several.
+  std::size_t tile_exponent_bytes() const { return align(exponent_pitch(chunk_tiles) * sizeof(std::int32_t)); }
+  std::size_t group_exponent_bytes() const { return own_product ? groups * tile_exponent_bytes() : 0; }
   std::size_t u_bytes(std::int64_t k) const { return align(frequencies() * k * depth * element_bytes); }
   static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 };
@@ -91,9 +98,11 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   config.tiles_p = (problem.p() + m - 1) / m;
   config.tiles_q = (problem.q() + m - 1) / m;
   config.tiles = problem.n * config.tiles_p * config.tiles_q;
-  config.c_pad = round_up(problem.c, channel_multiple);
   config.k_pad = round_up(problem.k, channel_multiple);
   config.own_product = multiplies_itself(config.mode, device);
+  config.groups = config.own_product ? (problem.c + product_channels - 1) / product_channels : 1;
+  config.group_channels = round_up((problem.c + config.groups - 1) / config.groups, channel_multiple);
+  config.c_pad = config.groups * config.group_channels;
   config.depth = config.mode != Mode::split ? config.c_pad : (config.own_product ? 2 : 3) * config.c_pad;
   config.element_bytes = config.mode == Mode::fp32 ? 4 : 2;
   const std::int64_t bytes_per_tile =

@@ -27,7 +27,8 @@ __device__ __forceinline__ void transform_filter(const float (&g)[3][3], float (
 // A block per filter. With a snapshot: a filter that equals it bit for bit is left alone (PackArgs::snapshot).
 template <typename T, int m, Mode mode>
 __global__ void __launch_bounds__(filter_threads)
-    filter_transform(int c, int c_pad, int depth, const T* __restrict__ weight,  // [K, C, 3, 3]
+    filter_transform(int c, int c_pad, int group_channels, int depth,
+                     const T* __restrict__ weight,                  // [K, C, 3, 3]
                      typename Operand<mode>::type* __restrict__ u,               // [alpha^2][K][depth]
                      int* __restrict__ exponents,                                // [K]
                      T* __restrict__ snapshot) {                                 // [K, C, 3, 3] or null
@@ -68,7 +69,10 @@ __global__ void __launch_bounds__(filter_threads)
 #pragma unroll
       for (int j = 0; j < alpha; ++j) {
         const std::int64_t row = static_cast<std::int64_t>(i * alpha + j) * filters + k;
-        store_operand<mode, true>(u + row * depth + channel, c_pad, depth, Pack<1>{{value[i][j] * scale}});
+        // Behind the groups before, whose second parts lie there, too.
+        const int place = channel + channel / group_channels * group_channels;
+        store_operand<mode, true>(u + row * depth + place, group_channels, depth > 2 * c_pad,
+                                  Pack<1>{{value[i][j] * scale}});
       }
     }
   }

@@ -1,7 +1,10 @@
 // V = B^T d B for a chunk of tiles, with the tile's scale and, in split mode, the split into two halves.
 #pragma once
 
+#include <cuda.h>
+
 #include "algos/winograd/tile_math.cuh"
+#include "device/hopper.cuh"
 
 namespace fastconv::winograd {
 
@@ -53,7 +56,7 @@ __global__ void __launch_bounds__(512)
     for (int i = 0; i < alpha; ++i) {
 #pragma unroll
       for (int j = 0; j < alpha; ++j, row += pitch) {
-        store_operand<mode, false>(row, chunk.c_pad, chunk.depth, d[i][j] * factor);
+        store_operand<mode, false>(row, chunk.c_pad, chunk.depth > 2 * chunk.c_pad, d[i][j] * factor);
       }
     }
   };
@@ -91,6 +94,109 @@ __global__ void __launch_bounds__(512)
     load(c);
     scale_and_transform(scale);
     store(c, 1.0f);
+  }
+}
+
+// For our own product: a warp takes a tile and a group of up to 64 channels, a lane two of them. The scale is the warp's
+// own business, so nobody waits for anybody. The patch comes through shared memory by one tensor copy, which knows the
+// edges, or, where C is no multiple of 4, by ordinary loads.
+constexpr int group_threads = 128;
+static_assert(product_channels == 64);
+
+// Brings what the lane will read itself: alpha x alpha positions of its two channels.
+template <int m>
+__device__ __forceinline__ void load_patch(const Chunk& chunk, const float* __restrict__ x, const TilePosition& position,
+                                           int c, float2* patch) {
+  constexpr int alpha = m + 2;
+  const int h0 = position.tp * m - chunk.pad_h, w0 = position.tq * m - chunk.pad_w;
+  const float* row = x + chunk.in(position.n, c, h0, w0);
+#pragma unroll 1
+  for (int i = 0; i < alpha; ++i, row += chunk.in.h) {
+    const bool row_inside = static_cast<unsigned>(h0 + i) < static_cast<unsigned>(chunk.h);
+#pragma unroll
+    for (int j = 0; j < alpha; ++j) {
+      const bool inside = row_inside && static_cast<unsigned>(w0 + j) < static_cast<unsigned>(chunk.w);
+      const float* pixel = row + j * chunk.c;
+      patch[(i * alpha + j) * (product_channels / 2)] = {inside && c < chunk.c ? pixel[0] : 0.0f,
+                                                         inside && c + 1 < chunk.c ? pixel[1] : 0.0f};
+    }
+  }
+}
+
+template <int m, bool by_copy>
+__global__ void __launch_bounds__(group_threads, 5)
+    input_transform_groups(const __grid_constant__ Chunk chunk,
+                           const __grid_constant__ CUtensorMap map,  // of x, boxes of alpha x alpha x 64; if by_copy
+                           const float* __restrict__ x,              // [N, H, W, C]
+                           half_t* __restrict__ v,                   // [alpha^2][T][groups][2][group_channels]
+                           int* __restrict__ exponents) {            // [groups][exponent_pitch(T)]
+  constexpr int alpha = m + 2, warps = group_threads / 32;
+  __shared__ alignas(128) float2 patches[warps][alpha * alpha][product_channels / 2];
+  __shared__ std::uint64_t barriers[warps];
+  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  unsigned number = blockIdx.x * warps + warp;
+  const int group = static_cast<int>(chunk.by_groups.peel(number)), tile = static_cast<int>(number);
+  if (tile >= chunk.tiles) return;
+  const TilePosition position = tile_position(chunk, tile);
+  const int first = group * chunk.group_channels;
+  float2* const patch = &patches[warp][0][lane];
+  if constexpr (by_copy) {
+    const std::uint32_t barrier = shared_address(&barriers[warp]);
+    if (lane == 0) {
+      hopper::barrier_init(barrier, 1);
+      hopper::barrier_init_fence();
+      hopper::arrive_expecting(barrier, sizeof(patches[0]));
+      hopper::copy_box(shared_address(patches[warp]), map, first, position.tq * m - chunk.pad_w,
+                       position.tp * m - chunk.pad_h, position.n, barrier);
+    }
+    __syncwarp();
+    hopper::wait_in_place<kernel_winograd_products, role_load>(barrier, 0, nullptr);
+  } else {
+    load_patch<m>(chunk, x, position, first + 2 * lane, patch);
+  }
+  const bool exists = 2 * lane < chunk.group_channels;  // the copy brings channels of the next group, too
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < alpha * alpha; ++i) {
+    const float2 pair = patch[i * (product_channels / 2)];
+    largest = fmaxf(largest, fmaxf(fabsf(pair.x), fabsf(pair.y)));
+  }
+  // Bits of floats that are not negative are in the order of the floats.
+  largest = __uint_as_float(__reduce_max_sync(0xffffffffu, exists ? __float_as_uint(largest) : 0u));
+  // A group of zeros has no say in the scale of its tile, which is that of the least exponent.
+  const int exponent = largest == 0.0f ? 126 : scale_exponent(largest, input_target_exponent<m>);
+  if (lane == 0) {
+    int* row = exponents + group * static_cast<int>(exponent_pitch(chunk.tiles));
+    row[tile] = exponent;
+    if (tile == chunk.tiles - 1) {
+      for (int i = chunk.tiles; i < exponent_pitch(chunk.tiles); ++i) row[i] = exponent;  // may be read, with the rest
+    }
+  }
+  if (!exists) return;
+  const float scale = power_of_two(exponent);
+  Pack<2> d[alpha][alpha];
+#pragma unroll
+  for (int j = 0; j < alpha; ++j) {
+    Pack<2> column[alpha], result[alpha];
+#pragma unroll
+    for (int i = 0; i < alpha; ++i) {
+      const float2 pair = patch[(i * alpha + j) * (product_channels / 2)];  // once more: registers are what is scarce
+      column[i] = Pack<2>{{pair.x, pair.y}} * scale;
+    }
+    Transform<m>::input(column, result);
+#pragma unroll
+    for (int i = 0; i < alpha; ++i) d[i][j] = result[i];
+  }
+  half_t* row = v + static_cast<std::int64_t>(tile) * chunk.depth + 2 * (first + lane);
+  const std::int64_t pitch = static_cast<std::int64_t>(chunk.tiles) * chunk.depth;
+#pragma unroll
+  for (int i = 0; i < alpha; ++i) {
+    Pack<2> result[alpha];
+    Transform<m>::input(d[i], result);
+#pragma unroll
+    for (int j = 0; j < alpha; ++j, row += pitch) {
+      store_operand<Mode::split, false>(row, chunk.group_channels, false, result[j]);
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 #include "algos/winograd/products.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
+#include "device/tensor_map.h"
 #include "device/transpose.cuh"
 
 namespace fastconv::winograd {
@@ -50,8 +51,12 @@ Chunk make_chunk(const ConvProblem& problem, const Config& config) {
   chunk.q = static_cast<int>(problem.q());
   chunk.pad_h = static_cast<int>(problem.pad_h), chunk.pad_w = static_cast<int>(problem.pad_w);
   chunk.tiles_p = static_cast<int>(config.tiles_p), chunk.tiles_q = static_cast<int>(config.tiles_q);
+  chunk.by_tiles_p = FastDivide(static_cast<std::uint32_t>(config.tiles_p));
+  chunk.by_tiles_q = FastDivide(static_cast<std::uint32_t>(config.tiles_q));
+  chunk.by_groups = FastDivide(static_cast<std::uint32_t>(config.groups));
   chunk.c_pad = static_cast<int>(config.c_pad), chunk.k_pad = static_cast<int>(config.k_pad);
   chunk.depth = static_cast<int>(config.depth);
+  chunk.groups = static_cast<int>(config.groups), chunk.group_channels = static_cast<int>(config.group_channels);
   chunk.in = dense_strides(Layout::nhwc, problem.c, problem.h, problem.w), chunk.out = output_strides(problem);
   return chunk;
 }
@@ -65,6 +70,23 @@ void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cu
   const unsigned grid = ceil_div(chunk.tiles, static_cast<int>(block.y));
   const auto kernel = even ? input_transform_nhwc<T, m, mode, 2> : input_transform_nhwc<T, m, mode, 1>;
   kernel<<<grid, block, 0, stream>>>(chunk, x, static_cast<typename Operand<mode>::type*>(v), exponents);
+  check_launch("winograd input transform");
+}
+
+template <int m>
+void transform_input_groups(const Chunk& chunk, std::int64_t n, const float* x, void* v, int* exponents,
+                            cudaStream_t stream) {
+  constexpr int alpha = m + 2;
+  const std::int64_t warps = static_cast<std::int64_t>(chunk.tiles) * chunk.groups;
+  const auto grid = static_cast<unsigned>(ceil_div<std::int64_t>(warps, group_threads / 32));
+  const bool by_copy = chunk.c % 4 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
+  CUtensorMap map{};
+  if (by_copy) {
+    map = make_tensor_map(x, DType::f32, n, chunk.h, chunk.w, chunk.c,
+                          {.c = product_channels, .w = alpha, .h = alpha, .n = 1, .swizzled = false});
+  }
+  const auto kernel = by_copy ? input_transform_groups<m, true> : input_transform_groups<m, false>;
+  kernel<<<grid, group_threads, 0, stream>>>(chunk, map, x, static_cast<half_t*>(v), exponents);
   check_launch("winograd input transform");
 }
 
@@ -90,15 +112,18 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
 
 // M = V U^T at every frequency.
 void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, const void* v, const void* u, float* m,
-              Runtime& runtime) {
+              const int* group_exponents, int* tile_exponents, Runtime& runtime) {
   if (config.own_product) {
     products::run({.v = v,
                    .u = u,
                    .m = m,
+                   .group_exponents = group_exponents,
+                   .tile_exponents = tile_exponents,
                    .frequencies = config.frequencies(),
                    .tiles = tiles,
                    .filters = filters,
-                   .c_pad = config.c_pad,
+                   .groups = config.groups,
+                   .group_channels = config.group_channels,
                    .k_pad = config.k_pad,
                    .processors = runtime.device().processors,
                    .stream = runtime.stream(),
@@ -128,7 +153,8 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   auto* v = static_cast<char*>(args.workspace);
   auto* products = reinterpret_cast<float*>(v + config.v_bytes());
   auto* tile_exponents = reinterpret_cast<int*>(reinterpret_cast<char*>(products) + config.m_bytes());
-  auto* turned = reinterpret_cast<T*>(reinterpret_cast<char*>(tile_exponents) + config.tile_exponent_bytes());
+  auto* group_exponents = reinterpret_cast<int*>(reinterpret_cast<char*>(tile_exponents) + config.tile_exponent_bytes());
+  auto* turned = reinterpret_cast<T*>(reinterpret_cast<char*>(group_exponents) + config.group_exponent_bytes());
 
   Chunk chunk = make_chunk(problem, config);
   if (problem.layout == Layout::nchw) {
@@ -138,8 +164,12 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   for (std::int64_t first = 0; first < config.tiles; first += config.chunk_tiles) {
     chunk.first_tile = static_cast<int>(first);
     chunk.tiles = static_cast<int>(std::min(config.chunk_tiles, config.tiles - first));
-    transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
-    multiply(config, problem.k, chunk.tiles, v, u, products, runtime);
+    if (config.own_product) {
+      if constexpr (mode == Mode::split) transform_input_groups<m>(chunk, problem.n, x, v, group_exponents, stream);
+    } else {
+      transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
+    }
+    multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, runtime);
     transform_output<T, m>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, stream);
   }
 }
@@ -165,7 +195,8 @@ void pack_cuda(const PackArgs& args, Runtime& runtime) {
         auto* packed = static_cast<char*>(args.packed);
         filter_transform<T, m, mode()>
             <<<static_cast<unsigned>(args.problem.k), filter_threads, 0, stream_of(runtime)>>>(
-                static_cast<int>(args.problem.c), static_cast<int>(config.c_pad), static_cast<int>(config.depth),
+                static_cast<int>(args.problem.c), static_cast<int>(config.c_pad),
+                static_cast<int>(config.group_channels), static_cast<int>(config.depth),
                 static_cast<const T*>(args.weight), reinterpret_cast<typename Operand<mode()>::type*>(packed),
                 reinterpret_cast<int*>(packed + config.u_bytes(args.problem.k)), static_cast<T*>(args.snapshot));
         check_launch("winograd filter transform");

@@ -6,6 +6,7 @@
 #include "algos/winograd/products.h"
 #include "device/cuda_check.h"
 #include "device/fast_divide.h"
+#include "device/power_of_two.h"
 #include "device/tensor_map.h"
 
 namespace fastconv::winograd::products {
@@ -17,9 +18,11 @@ struct Task {
 };
 
 struct Grid {
-  int k_pad, stages;
+  int padded_tiles, k_pad, stages;  // a stage for each group of channels
   unsigned tasks;
   FastDivide by_filters, by_tiles;  // blocks of filters, blocks of tiles
+  const int* group_exponents;       // [stages][padded_tiles]
+  int* tile_exponents;              // [padded_tiles]
   WaitReport* report;
 };
 
@@ -51,8 +54,46 @@ class TaskSource {
   unsigned index_;
 };
 
-template <typename S>
-struct BoxSink : Unscaled {
+// A tile's sums are brought to the scale of its largest group of channels before they are added up: exact, and neither
+// too large nor, relative to the result, too small for FP32. What lies below that by more than FP32 can say becomes 0.
+class GroupScales {
+ public:
+  explicit __device__ __forceinline__ GroupScales(const Grid& grid) : grid_(grid) {}
+
+  __device__ __forceinline__ void begin(const Task& task) {
+    const int row = task.row + 4 * static_cast<int>(threadIdx.x % 32);
+    exponents_ = reinterpret_cast<const int4*>(grid_.group_exponents) + min(row, grid_.padded_tiles - 4) / 4;
+    least_ = make_int4(127, 127, 127, 127);
+#pragma unroll 4
+    for (int index = 0; index < grid_.stages; ++index) {
+      const int4 other = exponents(index);
+      least_.x = min(least_.x, other.x), least_.y = min(least_.y, other.y);
+      least_.z = min(least_.z, other.z), least_.w = min(least_.w, other.w);
+    }
+    if (task.frequency == 0 && task.filter == 0 && row < grid_.padded_tiles) {
+      reinterpret_cast<int4*>(grid_.tile_exponents)[row / 4] = least_;
+    }
+  }
+  __device__ __forceinline__ float4 factors(int index) const {
+    const int4 own = exponents(index);
+    return make_float4(factor(least_.x, own.x), factor(least_.y, own.y), factor(least_.z, own.z),
+                       factor(least_.w, own.w));
+  }
+
+ private:
+  static __device__ __forceinline__ float factor(int least, int own) {
+    return power_of_two(max(least - own, -127));  // of -127: zero
+  }
+  __device__ __forceinline__ int4 exponents(int index) const {
+    return __ldg(exponents_ + index * (grid_.padded_tiles / 4));
+  }
+
+  const Grid& grid_;
+  const int4* exponents_;  // of the lane's tiles and the first group
+  int4 least_;
+};
+
+struct BoxSink {
   const CUtensorMap& m;
   std::uint32_t stage;  // a WriteStage
   int barrier;
@@ -85,12 +126,15 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   if (warpgroup < multiply_warpgroups) {
     hopper::grow_registers<S::multiply_registers>();
-    BoxSink<S> sink{{}, m, shared_address(&shared.writes[warpgroup]), 1 + warpgroup};
+    const BoxSink sink{m, shared_address(&shared.writes[warpgroup]), 1 + warpgroup};
     multiply_products<S, 1>(shared.products, grid.stages, warpgroup, sink, grid.report);
     if (threadIdx.x % 128 == 0) hopper::wait_for_reading<0>();
   } else {
     hopper::shrink_registers<S::load_registers>();
-    if (threadIdx.x % 128 == 0) {
+    const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32 % 4, 0);
+    if (warp == 1) {
+      scale_products(shared.products, grid.stages, TaskSource<S>(grid, v, u), GroupScales(grid), grid.report);
+    } else if (threadIdx.x % 128 == 0) {
       hopper::prefetch_map(v), hopper::prefetch_map(u), hopper::prefetch_map(m);
       load_products(shared.products, grid.stages, TaskSource<S>(grid, v, u), grid.report);
     }
@@ -100,12 +144,13 @@ __global__ void __launch_bounds__(threads, 1)
 
 cuuint64_t at(std::int64_t value) { return static_cast<cuuint64_t>(value); }
 
-// V or U [frequencies][rows][parts][c_pad], in boxes of 64 channels of a block's rows.
+// V or U [frequencies][rows][groups][2][group_channels], in boxes of both parts of a group of a block's rows.
 template <typename S>
 CUtensorMap make_operand_map(const Arguments& args, const void* x, std::int64_t rows) {
-  const std::int64_t parts = S::split ? 2 : 1, part = 2 * args.c_pad, row = parts * part;
-  return make_tensor_map(x, S::mode == Mode::bf16 ? DType::bf16 : DType::f16,
-                         {.sizes = {at(args.c_pad), at(rows), at(args.frequencies), at(parts)},
+  static_assert(S::split);
+  const std::int64_t parts = 2 * args.groups, part = 2 * args.group_channels, row = parts * part;
+  return make_tensor_map(x, DType::f16,
+                         {.sizes = {at(args.group_channels), at(rows), at(args.frequencies), at(parts)},
                           .strides = {at(row), at(rows * row), at(part)},
                           .box = {64, tile_rows, 1, box_parts<S>}});
 }
@@ -124,11 +169,14 @@ void launch(const Arguments& args) {
   const auto blocks = [](std::int64_t size, int block) { return (size + block - 1) / block; };
   const std::int64_t filter_blocks = blocks(args.k_pad, tile_filters), tile_blocks = blocks(args.tiles, tile_rows);
   const std::int64_t tasks = args.frequencies * tile_blocks * filter_blocks;
-  const Grid grid{static_cast<int>(args.k_pad),
-                  static_cast<int>(blocks(args.c_pad, S::stage_channels)),
+  const Grid grid{static_cast<int>(exponent_pitch(args.tiles)),
+                  static_cast<int>(args.k_pad),
+                  static_cast<int>(args.groups),
                   static_cast<unsigned>(tasks),
                   FastDivide(static_cast<std::uint32_t>(filter_blocks)),
                   FastDivide(static_cast<std::uint32_t>(tile_blocks)),
+                  args.group_exponents,
+                  args.tile_exponents,
                   args.report};
   check_cuda(cudaFuncSetAttribute(multiply<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes<S>),
              "winograd products: shared memory");

@@ -1,7 +1,7 @@
 // Roles of Winograd's batched product on Hopper: for each frequency M [T][K_pad] = V [T][C] U [K][C]^T in FP32, both
-// operands copied into shared memory and multiplied there by wgmma. One thread loads, two warpgroups multiply. What
-// there is to do and how it is loaded comes from a Source, what becomes of the result is the business of a Sink: so the
-// staged algorithms (products.cu) and a kernel with tasks of other kinds use the same roles.
+// operands copied into shared memory and multiplied there by wgmma. One thread loads, a warp finds the scales, two
+// warpgroups multiply. What there is to do and how it is loaded comes from a Source, what becomes of the result is the
+// business of a Sink: so the staged algorithms (products.cu) and a kernel with tasks of other kinds use the same roles.
 //
 // A stage is what a block of 128 tiles and 128 filters needs of some channels: two planes of 64 channels of each
 // operand, a row of a plane 128 bytes, its 16-byte pieces swizzled (piece p of row r at p ^ (r & 7)).
@@ -9,7 +9,8 @@
 //   fp16, bf16  128 channels, a plane for each half of them
 //
 // A stage's sums start from zero and join the totals by an FP32 addition, which rounds: wgmma truncates its accumulator
-// (docs/numerics.md).
+// (docs/numerics.md). On the way they are multiplied by a power of two for each tile and stage, which a tile's scales
+// may differ by.
 #pragma once
 
 #include <cuda.h>
@@ -54,6 +55,7 @@ struct Shape {
 template <typename S, typename Task>
 struct alignas(1024) Storage {
   unsigned char v[S::slots][planes][plane_bytes], u[S::slots][planes][plane_bytes];
+  alignas(16) float factors[S::slots][tile_rows];  // of a stage's sums, for each tile
   std::uint64_t full[S::slots], free[S::slots];
   struct Entry {
     Task task;
@@ -63,7 +65,7 @@ struct alignas(1024) Storage {
   // By one thread; then the block synchronises.
   __device__ __forceinline__ void initialise() {
     for (int i = 0; i < S::slots; ++i) {
-      hopper::barrier_init(shared_address(&full[i]), 1);
+      hopper::barrier_init(shared_address(&full[i]), 2);  // the copies, and the factors
       hopper::barrier_init(shared_address(&free[i]), 4 * multiply_warpgroups);
     }
     hopper::barrier_init_fence();
@@ -77,18 +79,20 @@ struct Stage {
   std::uint32_t full;  // mbarrier
 };
 
-// Copies of a stage by tensor maps. Maps: c innermost (size C_pad), then rows, then an index (the frequency), then the
-// part (split: lo, hi; else size 1); outside of the sizes are zeros. Boxes: {64, 128, 1, box_parts}.
+// Copies of a stage by tensor maps. Maps: c innermost, then rows, then an index (the frequency), then parts; outside of
+// the sizes are zeros. Boxes: {64, 128, 1, box_parts}.
+//   split       c within a group, parts [group][lo, hi]: a group is a stage
+//   fp16, bf16  c of all, one part
 template <typename S>
 constexpr int box_parts = S::split ? 2 : 1;
 template <typename S>
 __device__ __forceinline__ void load_stage(const Stage& stage, int index, const CUtensorMap& v, int row, int v_index,
                                            const CUtensorMap& u, int filter, int u_index) {
-  const int c = index * S::stage_channels;
+  const int c = S::split ? 0 : index * S::stage_channels, part = S::split ? index * planes : 0;
 #pragma unroll
   for (int plane = 0; plane < planes; plane += box_parts<S>) {
-    hopper::copy_box(stage.v + plane * plane_bytes, v, c + 64 * plane, row, v_index, 0, stage.full);
-    hopper::copy_box(stage.u + plane * plane_bytes, u, c + 64 * plane, filter, u_index, 0, stage.full);
+    hopper::copy_box(stage.v + plane * plane_bytes, v, c + 64 * plane, row, v_index, part, stage.full);
+    hopper::copy_box(stage.u + plane * plane_bytes, u, c + 64 * plane, filter, u_index, part, stage.full);
   }
 }
 
@@ -124,6 +128,37 @@ __device__ __forceinline__ void load_products(Storage<S, Task>& shared, int stag
   await_slot();
   shared.entries[number % task_slots].exists = false;
   hopper::arrive(shared_address(&shared.full[ring.slot]));
+}
+
+// The scaling role, for a warp: the same tasks. Scales:
+//   void begin(const Task&)        finds what it needs of the lane's four tiles, of the block's 4 lane and the next
+//   float4 factors(int index)      of the stage's sums of these tiles: powers of two
+template <typename S, typename Task, typename Source, typename Scales>
+__device__ __forceinline__ void scale_products(Storage<S, Task>& shared, int stages, Source&& source, Scales&& scales,
+                                               WaitReport* report) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  hopper::RingPosition ring;
+  const auto await_slot = [&] {
+    hopper::wait_in_place<S::kernel, role_transform>(shared_address(&shared.free[ring.slot]), ring.parity ^ 1, report);
+  };
+  const auto hand_over = [&] {
+    __syncwarp();
+    if (lane == 0) hopper::arrive(shared_address(&shared.full[ring.slot]));
+  };
+  Task task;
+  while (source.next(task)) {
+    scales.begin(task);
+#pragma unroll 1
+    for (int index = 0; index < stages; ++index) {
+      const float4 factors = scales.factors(index);
+      await_slot();
+      reinterpret_cast<float4*>(shared.factors[ring.slot])[lane] = factors;
+      hand_over();
+      ring.advance(S::slots);
+    }
+  }
+  await_slot();
+  hand_over();
 }
 
 // Of the block's 128, the first row that the lane of a multiplying warpgroup holds (hopper.cuh): totals[4j], [4j + 1]
@@ -209,18 +244,8 @@ __device__ __forceinline__ void write_boxes(float (&totals)[64], std::uint32_t s
 }
 
 // The Sink of a multiplying thread:
-//   void begin(const Task&, int warpgroup)       before the task's first stage joins the totals
-//   float factor(int index, int i)               of the stage's sums of the lane's row i (0: lane_row(); 1: 8 further),
-//   a
-//                                                power of two; called beside the stage's products
-//   void write(const Task&, int warpgroup, float (&totals)[64])   leaves zeros
-// All are called by all threads of a warpgroup. A Sink without scales:
-struct Unscaled {
-  template <typename Task>
-  __device__ __forceinline__ void begin(const Task&, int) const {}
-  __device__ __forceinline__ float factor(int, int) const { return 1.0f; }
-};
-
+//   void write(const Task&, int warpgroup, float (&totals)[64])   by all threads of a warpgroup; leaves zeros
+//
 // The multiplying role, for all threads of a warpgroup (aligned to 128 threads), 0 or 1. first_barrier: the
 // number of a named barrier, one for each warpgroup, used if the Source may block and there are two sets.
 template <typename S, int first_barrier, typename Task, typename Sink>
@@ -293,14 +318,12 @@ class Multiplier {
   // writes them. since: stages issued since.
   template <int set, int since>
   __device__ __forceinline__ void complete(int index) {
-    if (index == 0) sink_.begin(shared_.entries[written_ % task_slots].task, warpgroup_);
-    const float factors[2] = {sink_.factor(index, 0), sink_.factor(index, 1)};
+    const int slot = (slot_.slot + S::slots - 1 - since) % S::slots, row = lane_row(warpgroup_);
+    const float factors[2] = {shared_.factors[slot][row], shared_.factors[slot][row + 8]};
     hopper::wait_for_products<since>();
     hopper::pin(sums_[set]);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      hopper::arrive(shared_address(&shared_.free[(slot_.slot + S::slots - 1 - since) % S::slots]));
-    }
+    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared_.free[slot]));
 #pragma unroll
     for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[set][i], factors[i / 2 % 2], totals_[i]);
     if (index + 1 == stages_) sink_.write(shared_.entries[written_++ % task_slots].task, warpgroup_, totals_);

@@ -9,10 +9,12 @@
 namespace fastconv::winograd::products {
 
 struct Arguments {
-  const void* v;  // float16 [frequencies][tiles][2][C_pad]: lo, hi
-  const void* u;  // float16 [frequencies][filters][2][C_pad]: lo, hi
-  float* m;       // [frequencies][tiles][K_pad]
-  std::int64_t frequencies, tiles, filters, c_pad, k_pad;
+  const void* v;               // float16 [frequencies][tiles][groups][2][group_channels]: lo, hi
+  const void* u;               // float16 [frequencies][filters][groups][2][group_channels]: lo, hi
+  float* m;                    // [frequencies][tiles][K_pad]
+  const int* group_exponents;  // [groups][exponent_pitch(tiles)]: V of the group is scaled by 2 to that power
+  int* tile_exponents;         // [exponent_pitch(tiles)]: written; so is M, by the least of the tile's
+  std::int64_t frequencies, tiles, filters, groups, group_channels, k_pad;
   int processors;
   void* stream;  // cudaStream_t
   WaitReport* report;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "algos/winograd/config.h"
+#include "device/fast_divide.h"
 #include "device/indexing.h"
 #include "device/numeric.h"
 #include "device/power_of_two.h"
@@ -16,7 +17,9 @@ struct Chunk {
   int c, h, w, k, p, q;
   int pad_h, pad_w;
   int tiles_p, tiles_q;
+  FastDivide by_tiles_p{1}, by_tiles_q{1}, by_groups{1};
   int c_pad, k_pad, depth;
+  int groups, group_channels;
   int first_tile, tiles;  // this chunk: [first_tile, first_tile + tiles)
   Strides4 in, out;
 };
@@ -26,11 +29,9 @@ struct TilePosition {
 };
 
 __device__ __forceinline__ TilePosition tile_position(const Chunk& chunk, int tile_in_chunk) {
-  const unsigned tile = static_cast<unsigned>(chunk.first_tile + tile_in_chunk);
-  const unsigned row = tile / static_cast<unsigned>(chunk.tiles_q);
-  return {static_cast<int>(row / static_cast<unsigned>(chunk.tiles_p)),
-          static_cast<int>(row % static_cast<unsigned>(chunk.tiles_p)),
-          static_cast<int>(tile % static_cast<unsigned>(chunk.tiles_q))};
+  unsigned rest = static_cast<unsigned>(chunk.first_tile + tile_in_chunk);
+  const int tq = static_cast<int>(chunk.by_tiles_q.peel(rest)), tp = static_cast<int>(chunk.by_tiles_p.peel(rest));
+  return {static_cast<int>(rest), tp, tq};
 }
 
 // The type of V's and U's elements.
@@ -94,23 +95,40 @@ __device__ __forceinline__ void store_pack(T* target, const Pack<count>& pack) {
   for (int i = 0; i < count; ++i) raw.e[i] = from_float<T>(pack.e[i]);
   *reinterpret_cast<Aligned<T, count>*>(target) = raw;
 }
+// Two halves: one instruction to round them.
+__device__ __forceinline__ void store_pack(half_t* target, const Pack<2>& pack) {
+  *reinterpret_cast<half2*>(target) = __floats2half2_rn(pack.e[0], pack.e[1]);
+}
 
-// Writes transformed values to a row of V or U (`row` points at channel c of that row, which has `depth` elements); in
-// split mode as config.h says. The small products lo*hi and hi*lo come first in the reduction: the tensor cores
-// truncate their accumulator at every step, and while it is small that costs nothing (docs/numerics.md).
+// What a half cannot hold of it.
+template <int count>
+__device__ __forceinline__ Pack<count> low_part(const Pack<count>& value) {
+  Pack<count> low;
+  if constexpr (count == 2) {
+    const float2 high = __half22float2(__floats2half2_rn(value.e[0], value.e[1]));
+    low = {{value.e[0] - high.x, value.e[1] - high.y}};
+  } else {
+#pragma unroll
+    for (int i = 0; i < count; ++i) low.e[i] = value.e[i] - to_float(from_float<half_t>(value.e[i]));
+  }
+  return low;
+}
+
+// Writes transformed values to a row of V or U (`row` points at the first part of a channel of that row); in split mode
+// as config.h says: parts lie `part` elements apart, and for the library hi is repeated. The small products lo*hi and
+// hi*lo come first in the reduction: the tensor cores truncate their accumulator at every step, and while it is small
+// that costs nothing (docs/numerics.md).
 template <Mode mode, bool is_filter, int count>
-__device__ __forceinline__ void store_operand(typename Operand<mode>::type* row, int c_pad, int depth,
+__device__ __forceinline__ void store_operand(typename Operand<mode>::type* row, int part, bool repeats,
                                               const Pack<count>& value) {
   if constexpr (mode != Mode::split) {
     store_pack(row, value);
   } else {
-    Pack<count> low;
-#pragma unroll
-    for (int i = 0; i < count; ++i) low.e[i] = value.e[i] - to_float(from_float<half_t>(value.e[i]));
-    const bool repeats = depth > 2 * c_pad, high_first = is_filter && repeats;
-    store_pack(row + (high_first ? c_pad : 0), low);
-    store_pack(row + (high_first ? 0 : c_pad), value);
-    if (repeats) store_pack(row + 2 * c_pad, value);
+    const Pack<count> low = low_part(value);
+    const bool high_first = is_filter && repeats;
+    store_pack(row + (high_first ? part : 0), low);
+    store_pack(row + (high_first ? 0 : part), value);
+    if (repeats) store_pack(row + 2 * part, value);
   }
 }
 
