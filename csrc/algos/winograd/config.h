@@ -60,7 +60,7 @@ struct Config {
   std::int64_t c_pad, k_pad, depth;
   // Channels of a tile that share a scale: all of them, but with our own product, which can undo one for each stage.
   std::int64_t groups, group_channels;  // C_pad = groups * group_channels
-  std::int64_t chunk_tiles;  // tiles per chunk
+  std::int64_t chunk_tiles;             // tiles per chunk
   std::size_t element_bytes;
 
   std::int64_t frequencies() const { return static_cast<std::int64_t>(alpha) * alpha; }

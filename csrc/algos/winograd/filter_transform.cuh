@@ -29,9 +29,9 @@ template <typename T, int m, Mode mode>
 __global__ void __launch_bounds__(filter_threads)
     filter_transform(int c, int c_pad, int group_channels, int depth,
                      const T* __restrict__ weight,                  // [K, C, 3, 3]
-                     typename Operand<mode>::type* __restrict__ u,               // [alpha^2][K][depth]
-                     int* __restrict__ exponents,                                // [K]
-                     T* __restrict__ snapshot) {                                 // [K, C, 3, 3] or null
+                     typename Operand<mode>::type* __restrict__ u,  // [alpha^2][K][depth]
+                     int* __restrict__ exponents,                   // [K]
+                     T* __restrict__ snapshot) {                    // [K, C, 3, 3] or null
   constexpr int alpha = m + 2;
   __shared__ float scratch[8];
   const std::int64_t k = blockIdx.x, filters = gridDim.x;

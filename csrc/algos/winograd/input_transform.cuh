@@ -97,16 +97,15 @@ __global__ void __launch_bounds__(512)
   }
 }
 
-// For our own product: a warp takes a tile and a group of up to 64 channels, a lane two of them. The scale is the warp's
-// own business, so nobody waits for anybody. The patch comes through shared memory by one tensor copy, which knows the
-// edges, or, where C is no multiple of 4, by ordinary loads.
-constexpr int group_threads = 128;
+// For our own product: a block is a warp, which takes a tile and a group of up to 64 channels, a lane two of them. The
+// scale is the warp's own business, so nobody waits for anybody. The patch comes through shared memory by one tensor
+// copy, which knows the edges, or, where C is no multiple of 4, by ordinary loads.
 static_assert(product_channels == 64);
 
 // Brings what the lane will read itself: alpha x alpha positions of its two channels.
 template <int m>
-__device__ __forceinline__ void load_patch(const Chunk& chunk, const float* __restrict__ x, const TilePosition& position,
-                                           int c, float2* patch) {
+__device__ __forceinline__ void load_patch(const Chunk& chunk, const float* __restrict__ x,
+                                           const TilePosition& position, int c, float2* patch) {
   constexpr int alpha = m + 2;
   const int h0 = position.tp * m - chunk.pad_h, w0 = position.tq * m - chunk.pad_w;
   const float* row = x + chunk.in(position.n, c, h0, w0);
@@ -124,29 +123,28 @@ __device__ __forceinline__ void load_patch(const Chunk& chunk, const float* __re
 }
 
 template <int m, bool by_copy>
-__global__ void __launch_bounds__(group_threads, 5)
+__global__ void __launch_bounds__(32, 20)
     input_transform_groups(const __grid_constant__ Chunk chunk,
                            const __grid_constant__ CUtensorMap map,  // of x, boxes of alpha x alpha x 64; if by_copy
                            const float* __restrict__ x,              // [N, H, W, C]
                            half_t* __restrict__ v,                   // [alpha^2][T][groups][2][group_channels]
                            int* __restrict__ exponents) {            // [groups][exponent_pitch(T)]
-  constexpr int alpha = m + 2, warps = group_threads / 32;
-  __shared__ alignas(128) float2 patches[warps][alpha * alpha][product_channels / 2];
-  __shared__ std::uint64_t barriers[warps];
-  const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-  unsigned number = blockIdx.x * warps + warp;
+  constexpr int alpha = m + 2;
+  __shared__ alignas(128) float2 patches[alpha * alpha][product_channels / 2];
+  __shared__ std::uint64_t copied;
+  const int lane = threadIdx.x;
+  unsigned number = blockIdx.x;  // neighbours take the groups of a tile, whose rows lie together
   const int group = static_cast<int>(chunk.by_groups.peel(number)), tile = static_cast<int>(number);
-  if (tile >= chunk.tiles) return;
   const TilePosition position = tile_position(chunk, tile);
   const int first = group * chunk.group_channels;
-  float2* const patch = &patches[warp][0][lane];
+  float2* const patch = &patches[0][lane];
   if constexpr (by_copy) {
-    const std::uint32_t barrier = shared_address(&barriers[warp]);
+    const std::uint32_t barrier = shared_address(&copied);
     if (lane == 0) {
       hopper::barrier_init(barrier, 1);
       hopper::barrier_init_fence();
-      hopper::arrive_expecting(barrier, sizeof(patches[0]));
-      hopper::copy_box(shared_address(patches[warp]), map, first, position.tq * m - chunk.pad_w,
+      hopper::arrive_expecting(barrier, sizeof(patches));
+      hopper::copy_box(shared_address(patches), map, first, position.tq * m - chunk.pad_w,
                        position.tp * m - chunk.pad_h, position.n, barrier);
     }
     __syncwarp();

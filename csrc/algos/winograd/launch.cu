@@ -77,8 +77,6 @@ template <int m>
 void transform_input_groups(const Chunk& chunk, std::int64_t n, const float* x, void* v, int* exponents,
                             cudaStream_t stream) {
   constexpr int alpha = m + 2;
-  const std::int64_t warps = static_cast<std::int64_t>(chunk.tiles) * chunk.groups;
-  const auto grid = static_cast<unsigned>(ceil_div<std::int64_t>(warps, group_threads / 32));
   const bool by_copy = chunk.c % 4 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
   CUtensorMap map{};
   if (by_copy) {
@@ -86,7 +84,8 @@ void transform_input_groups(const Chunk& chunk, std::int64_t n, const float* x, 
                           {.c = product_channels, .w = alpha, .h = alpha, .n = 1, .swizzled = false});
   }
   const auto kernel = by_copy ? input_transform_groups<m, true> : input_transform_groups<m, false>;
-  kernel<<<grid, group_threads, 0, stream>>>(chunk, map, x, static_cast<half_t*>(v), exponents);
+  kernel<<<static_cast<unsigned>(chunk.tiles) * chunk.groups, 32, 0, stream>>>(chunk, map, x, static_cast<half_t*>(v),
+                                                                               exponents);
   check_launch("winograd input transform");
 }
 
@@ -153,7 +152,8 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   auto* v = static_cast<char*>(args.workspace);
   auto* products = reinterpret_cast<float*>(v + config.v_bytes());
   auto* tile_exponents = reinterpret_cast<int*>(reinterpret_cast<char*>(products) + config.m_bytes());
-  auto* group_exponents = reinterpret_cast<int*>(reinterpret_cast<char*>(tile_exponents) + config.tile_exponent_bytes());
+  auto* group_exponents =
+      reinterpret_cast<int*>(reinterpret_cast<char*>(tile_exponents) + config.tile_exponent_bytes());
   auto* turned = reinterpret_cast<T*>(reinterpret_cast<char*>(group_exponents) + config.group_exponent_bytes());
 
   Chunk chunk = make_chunk(problem, config);

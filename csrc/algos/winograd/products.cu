@@ -58,20 +58,18 @@ class TaskSource {
 // too large nor, relative to the result, too small for FP32. What lies below that by more than FP32 can say becomes 0.
 class GroupScales {
  public:
-  explicit __device__ __forceinline__ GroupScales(const Grid& grid) : grid_(grid) {}
-
-  __device__ __forceinline__ void begin(const Task& task) {
+  __device__ __forceinline__ GroupScales(const Grid& grid, const Task& task)
+      : pitch_(grid.padded_tiles / 4), least_(make_int4(127, 127, 127, 127)) {
     const int row = task.row + 4 * static_cast<int>(threadIdx.x % 32);
-    exponents_ = reinterpret_cast<const int4*>(grid_.group_exponents) + min(row, grid_.padded_tiles - 4) / 4;
-    least_ = make_int4(127, 127, 127, 127);
+    exponents_ = reinterpret_cast<const int4*>(grid.group_exponents) + min(row / 4, pitch_ - 1);
 #pragma unroll 4
-    for (int index = 0; index < grid_.stages; ++index) {
+    for (int index = 0; index < grid.stages; ++index) {
       const int4 other = exponents(index);
       least_.x = min(least_.x, other.x), least_.y = min(least_.y, other.y);
       least_.z = min(least_.z, other.z), least_.w = min(least_.w, other.w);
     }
-    if (task.frequency == 0 && task.filter == 0 && row < grid_.padded_tiles) {
-      reinterpret_cast<int4*>(grid_.tile_exponents)[row / 4] = least_;
+    if (task.frequency == 0 && task.filter == 0 && row < grid.padded_tiles) {
+      reinterpret_cast<int4*>(grid.tile_exponents)[row / 4] = least_;
     }
   }
   __device__ __forceinline__ float4 factors(int index) const {
@@ -84,12 +82,10 @@ class GroupScales {
   static __device__ __forceinline__ float factor(int least, int own) {
     return power_of_two(max(least - own, -127));  // of -127: zero
   }
-  __device__ __forceinline__ int4 exponents(int index) const {
-    return __ldg(exponents_ + index * (grid_.padded_tiles / 4));
-  }
+  __device__ __forceinline__ int4 exponents(int index) const { return __ldg(exponents_ + index * pitch_); }
 
-  const Grid& grid_;
   const int4* exponents_;  // of the lane's tiles and the first group
+  int pitch_;              // between groups
   int4 least_;
 };
 
@@ -133,7 +129,8 @@ __global__ void __launch_bounds__(threads, 1)
     hopper::shrink_registers<S::load_registers>();
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32 % 4, 0);
     if (warp == 1) {
-      scale_products(shared.products, grid.stages, TaskSource<S>(grid, v, u), GroupScales(grid), grid.report);
+      const auto make_scales = [&grid](const Task& task) { return GroupScales(grid, task); };
+      scale_products(shared.products, grid.stages, TaskSource<S>(grid, v, u), make_scales, grid.report);
     } else if (threadIdx.x % 128 == 0) {
       hopper::prefetch_map(v), hopper::prefetch_map(u), hopper::prefetch_map(m);
       load_products(shared.products, grid.stages, TaskSource<S>(grid, v, u), grid.report);

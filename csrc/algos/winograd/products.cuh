@@ -130,12 +130,12 @@ __device__ __forceinline__ void load_products(Storage<S, Task>& shared, int stag
   hopper::arrive(shared_address(&shared.full[ring.slot]));
 }
 
-// The scaling role, for a warp: the same tasks. Scales:
-//   void begin(const Task&)        finds what it needs of the lane's four tiles, of the block's 4 lane and the next
+// The scaling role, for a warp: the same tasks. make_scales(task), called while the task before is under way, finds
+// what is needed of the lane's four tiles, the block's 4 lane and those behind it, and gives an object with
 //   float4 factors(int index)      of the stage's sums of these tiles: powers of two
-template <typename S, typename Task, typename Source, typename Scales>
-__device__ __forceinline__ void scale_products(Storage<S, Task>& shared, int stages, Source&& source, Scales&& scales,
-                                               WaitReport* report) {
+template <typename S, typename Task, typename Source, typename MakeScales>
+__device__ __forceinline__ void scale_products(Storage<S, Task>& shared, int stages, Source&& source,
+                                               const MakeScales& make_scales, WaitReport* report) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   hopper::RingPosition ring;
   const auto await_slot = [&] {
@@ -146,8 +146,10 @@ __device__ __forceinline__ void scale_products(Storage<S, Task>& shared, int sta
     if (lane == 0) hopper::arrive(shared_address(&shared.full[ring.slot]));
   };
   Task task;
-  while (source.next(task)) {
-    scales.begin(task);
+  bool exists = source.next(task);
+  auto next = make_scales(task);
+  while (exists) {
+    const auto scales = next;
 #pragma unroll 1
     for (int index = 0; index < stages; ++index) {
       const float4 factors = scales.factors(index);
@@ -155,6 +157,10 @@ __device__ __forceinline__ void scale_products(Storage<S, Task>& shared, int sta
       reinterpret_cast<float4*>(shared.factors[ring.slot])[lane] = factors;
       hand_over();
       ring.advance(S::slots);
+      if (index == 0) {
+        exists = source.next(task);
+        if (exists) next = make_scales(task);
+      }
     }
   }
   await_slot();
