@@ -57,7 +57,7 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double x_bytes = element * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double y_bytes = element * static_cast<double>(problem.output_numel()) * (problem.has_residual ? 2.0 : 1.0);
   const bool turned = problem.layout == Layout::nchw;
-  const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / (0.85 * bandwidth);
+  const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / ((config.own_product ? 0.9 : 0.85) * bandwidth);
   const double rate = config.mode == Mode::fp32 ? device.fp32_flops_per_s : 0.95 * device.fp16_tensor_flops_per_s;
   const double u_bytes = static_cast<double>(config.u_bytes(problem.k));
   const double gemm_bytes = u_bytes + w.v_bytes + w.m_bytes;
@@ -84,9 +84,8 @@ double cpu_cost_us(const ConvProblem& problem, const Config& config, std::int64_
 ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
   const Config config = make_config(m, problem, device);
   ConvPlan plan;
-  plan.workspace_bytes =
-      config.v_bytes() + config.m_bytes() + config.tile_exponent_bytes() + config.group_exponent_bytes() +
-      transposed_input_bytes(problem, device);
+  plan.workspace_bytes = config.v_bytes() + config.m_bytes() + config.tile_exponent_bytes() +
+                         config.group_exponent_bytes() + transposed_input_bytes(problem, device);
   const std::int64_t chunks = (config.tiles + config.chunk_tiles - 1) / config.chunk_tiles;
   plan.config = "F(" + std::to_string(m) + "x" + std::to_string(m) + ") " +
                 (config.mode == Mode::fp32    ? "float32"

@@ -128,7 +128,9 @@ __global__ void __launch_bounds__(32, 20)
                            const __grid_constant__ CUtensorMap map,  // of x, boxes of alpha x alpha x 64; if by_copy
                            const float* __restrict__ x,              // [N, H, W, C]
                            half_t* __restrict__ v,                   // [alpha^2][T][groups][2][group_channels]
-                           int* __restrict__ exponents) {            // [groups][exponent_pitch(T)]
+                           int* __restrict__ exponents,              // [groups][exponent_pitch(T)]
+                           WaitReport* report) {
+#if defined(FASTCONV_HAS_WGMMA)
   constexpr int alpha = m + 2;
   __shared__ alignas(128) float2 patches[alpha * alpha][product_channels / 2];
   __shared__ std::uint64_t copied;
@@ -148,7 +150,7 @@ __global__ void __launch_bounds__(32, 20)
                        position.tp * m - chunk.pad_h, position.n, barrier);
     }
     __syncwarp();
-    hopper::wait_in_place<kernel_winograd_products, role_load>(barrier, 0, nullptr);
+    hopper::wait_in_place<kernel_winograd_products, role_transform>(barrier, 0, report);
   } else {
     load_patch<m>(chunk, x, position, first + 2 * lane, patch);
   }
@@ -196,6 +198,7 @@ __global__ void __launch_bounds__(32, 20)
       store_operand<Mode::split, false>(row, chunk.group_channels, false, result[j]);
     }
   }
+#endif
 }
 
 }  // namespace fastconv::winograd

@@ -75,7 +75,7 @@ void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cu
 
 template <int m>
 void transform_input_groups(const Chunk& chunk, std::int64_t n, const float* x, void* v, int* exponents,
-                            cudaStream_t stream) {
+                            const Runtime& runtime) {
   constexpr int alpha = m + 2;
   const bool by_copy = chunk.c % 4 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
   CUtensorMap map{};
@@ -84,8 +84,8 @@ void transform_input_groups(const Chunk& chunk, std::int64_t n, const float* x, 
                           {.c = product_channels, .w = alpha, .h = alpha, .n = 1, .swizzled = false});
   }
   const auto kernel = by_copy ? input_transform_groups<m, true> : input_transform_groups<m, false>;
-  kernel<<<static_cast<unsigned>(chunk.tiles) * chunk.groups, 32, 0, stream>>>(chunk, map, x, static_cast<half_t*>(v),
-                                                                               exponents);
+  kernel<<<static_cast<unsigned>(chunk.tiles) * chunk.groups, 32, 0, stream_of(runtime)>>>(
+      chunk, map, x, static_cast<half_t*>(v), exponents, runtime.wait_report());
   check_launch("winograd input transform");
 }
 
@@ -165,7 +165,7 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     chunk.first_tile = static_cast<int>(first);
     chunk.tiles = static_cast<int>(std::min(config.chunk_tiles, config.tiles - first));
     if (config.own_product) {
-      if constexpr (mode == Mode::split) transform_input_groups<m>(chunk, problem.n, x, v, group_exponents, stream);
+      if constexpr (mode == Mode::split) transform_input_groups<m>(chunk, problem.n, x, v, group_exponents, runtime);
     } else {
       transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
     }
