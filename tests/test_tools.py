@@ -239,7 +239,9 @@ def test_sanitize_lets_pass_what_is_listed_and_that_alone(monkeypatch):
 def test_sanitize_runs_every_algorithm_under_every_tool():
     runs = sanitize.runs(sanitize.TOOLS, [])
     assert len(runs) == len(set(runs)) == 4 * len({run.group for run in runs})
-    assert {"winograd_f4", "implicit_gemm", "winograd_megakernel", "weight_gradient"} <= {run.group for run in runs}
+    assert {"winograd_f4", "implicit_gemm", "winograd_megakernel", "weight_gradient_fp32"} <= {
+        run.group for run in runs
+    }
     outcomes = {run: sanitize.judge(run.tool, 0, "1 passed") for run in runs}
     outcomes[runs[0]] = sanitize.judge("memcheck", sanitize.REPORTED, RACE)
     assert "1 errors" in sanitize.table(outcomes)

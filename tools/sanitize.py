@@ -98,24 +98,27 @@ def sanitizer() -> str | None:
 
 
 def runs(tools: Sequence[str], only: Iterable[str]) -> list[Run]:
-    """Every tool on every algorithm that has a CUDA kernel, and on the weight gradient."""
+    """Every tool on every algorithm that has a CUDA kernel, and on the weight gradient, the longest runs first."""
     from fastconv import _C
 
     names = [row["name"] for row in _C.algorithms() if "cuda" in row["devices"] and row["family"] != "library"]
-    groups = [(name, "tests/test_algorithms.py", f"[{name}-") for name in names]
-    groups.append(("weight_gradient", "tests/test_gradients.py", "test_weight_gradient[cuda-"))
+    groups = [
+        (f"weight_gradient_{cls}", "tests/test_gradients.py", f"[cuda-nchw-{cls}- or [cuda-nhwc-{cls}-")
+        for cls in ("fp32", "tf32", "fp16", "bf16")
+    ]
+    groups += [(name, "tests/test_algorithms.py", f"[{name}-") for name in names]
     chosen = set(only)
     if unknown := chosen - {group[0] for group in groups}:
         raise SystemExit(f"--only: {', '.join(sorted(unknown))}: expected some of {', '.join(g[0] for g in groups)}")
     return [Run(tool, *group) for tool in tools for group in groups if not chosen or group[0] in chosen]
 
 
-def execute(run: Run, program: str, timeout: float, logs: Path | None) -> Outcome:
-    """Runs it and judges what it says; its whole output goes to a file in `logs`."""
+def execute(run: Run, program: str, gpu: str, timeout: float, logs: Path | None) -> Outcome:
+    """Runs it on one GPU and judges what it says; its whole output goes to a file in `logs`."""
     command = [program, "--tool", run.tool, *OPTIONS.get(run.tool, ()), "--error-exitcode", str(REPORTED)]
     command += ["--require-cuda-init=no", "--target-processes", "all", sys.executable, "-m", "pytest"]
     command += ["-m", "sanitize", "-p", "no:cacheprovider", "-k", run.keyword, run.test]
-    environment = dict(os.environ)
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES=gpu)
     if run.tool in ("memcheck", "initcheck"):
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     start = time.monotonic()
@@ -170,7 +173,7 @@ def table(outcomes: dict[Run, Outcome]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", default=",".join(TOOLS))
-    parser.add_argument("--only", default="", help="algorithms, or weight_gradient")
+    parser.add_argument("--only", default="", help="algorithms, or weight_gradient_fp32, ...")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="runs at a time")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each run")
     parser.add_argument("--logs", type=Path, help="a folder for their whole output")
@@ -190,10 +193,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(tools) - set(TOOLS):
         raise SystemExit(f"--tools: {', '.join(sorted(unknown))}: expected some of {', '.join(TOOLS)}")
     todo = runs(tools, filter(None, options.only.split(",")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
     outcomes: dict[Run, Outcome] = {}
 
     def one(run: Run) -> None:
-        outcomes[run] = execute(run, program, options.timeout, options.logs)
+        gpu = gpus[todo.index(run) % len(gpus)]
+        outcomes[run] = execute(run, program, gpu, options.timeout, options.logs)
         print(describe(run, outcomes[run]), flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
