@@ -229,6 +229,20 @@ def test_images_of_different_magnitude(algorithm, cls, device):
 
 
 @devices
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("algorithm", ["winograd_f2", "winograd_f4"])
+def test_channels_that_a_filter_ignores_cost_no_precision(algorithm, layout, device):
+    """A scale belongs to 64 channels of a tile: next to values 10^12 times as large, others keep their precision."""
+    if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("other GPUs than Hopper have one scale for all channels of a tile")
+    case = make_case(Shape(2, 200, 13, 9, 24, 3, 3, padding=(1, 1)), "fp32", layout, device)
+    case.input[:, :50].mul_(1e12)
+    case.input[:, 50:100] = 0.0
+    case.weight[:, :50] = 0.0
+    assert check(conv2d(case, algorithm, "fp32"), case, algorithm, "fp32") == []
+
+
+@devices
 @pytest.mark.parametrize("cls", ["fp32", "fp16"])
 @own
 def test_not_a_number_and_infinity_arrive(algorithm, cls, device):
