@@ -87,36 +87,48 @@ inline Weights make_weights(const ConvProblem& problem) {
 // The rest of the plan.
 struct Plan {
   Weights weights;
-  int row_blocks;  // 64-pixel blocks of a multiplying warpgroup
+  int filter_tile;  // of a block: all of a packed tile, or half of it
+  int row_blocks;   // 64-pixel blocks of a multiplying warpgroup
   int tile_n, tile_p, tile_q;
   bool whole_window;
+  // A tile is so many pixels in a row, through the images' ends: 1 x 1 x tile_q of one row of N P Q. A stage is the
+  // rows of input under them, image after image, each row by a copy of its own. No tile is cut short but the last.
+  bool flat;
   int stage_taps;           // steps of a stage
   int box_n, box_h, box_w;  // pixels of a stage
   int input_slots;
   int element_bytes;  // of y
   bool stores_boxes;  // y is written by copies from shared memory, beside the next tile
   std::size_t staging_bytes;
-  std::int64_t stages, splits;  // of the whole reduction; parts into which it is cut
+  std::int64_t stages;  // of the whole reduction
+  // Tiles from `whole` on have their reduction cut into so many parts. Half types: a part for each block of a cluster,
+  // which add them; else they go through memory, and `whole` is 0.
+  std::int64_t splits, whole;
   std::int64_t tiles_n, tiles_p, tiles_q;
 
   // float32 is split on the way into the multiplying warps' registers, not by a warpgroup of its own.
-  bool raw() const { return stage_taps == 1 && (weights.mode == Mode::split || weights.mode == Mode::single); }
+  bool raw() const { return stage_taps == 1 && is_scaled(); }
+  bool is_scaled() const { return weights.mode == Mode::split || weights.mode == Mode::single; }
+  bool clusters() const { return splits > 1 && !is_scaled(); }
   int pixel_tile() const { return 64 * multiply_warpgroups * row_blocks; }
   std::size_t stage_bytes() const {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * input_row_bytes + 1023) / 1024 * 1024;
   }
   // With the largest value of each of its pixels.
   std::size_t slot_bytes() const { return stage_bytes() + (raw() ? 0 : stage_bytes() / 32); }
+  std::size_t filter_bytes() const { return static_cast<std::size_t>(filter_tile) * weights.row_bytes; }
   std::size_t ring_bytes() const {
-    return filter_slots(static_cast<int>(weights.tile_bytes()), raw()) * weights.tile_bytes();
+    return filter_slots(static_cast<int>(filter_bytes()), raw()) * filter_bytes();
   }
   std::size_t shared_bytes() const {
     return shared_overhead + staging_bytes + input_slots * slot_bytes() + ring_bytes();
   }
   std::size_t partial_bytes(const ConvProblem& problem) const {
-    return splits == 1 ? 0 : Config::align(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));
+    return splits == 1 || clusters() ? 0 : Config::align(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));
   }
-  std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * weights.filter_tiles; }
+  std::int64_t filter_tiles() const { return weights.filter_tiles * (weights.filter_tile / filter_tile); }
+  std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * filter_tiles(); }
+  std::int64_t work() const { return whole + (tiles() - whole) * splits; }
 };
 
 // 1x1 with stride 1 and no padding has no geometry: one row of N H W pixels.
@@ -125,26 +137,44 @@ inline bool is_matrix_product(const ConvProblem& problem) {
          problem.pad_w == 0;
 }
 
-// Makes the plan for one shape of output tile; false if it does not fit.
-inline bool shape_tile(const ConvProblem& problem, const Weights& weights, int row_blocks, int tile_n, int tile_p,
-                       int tile_q, bool whole_window, Plan& plan) {
+// One shape of output tile.
+struct TileShape {
+  int filter_tile, row_blocks, n, p, q;
+  bool whole_window, flat;
+};
+
+// The most rows of input, halo included, under `pixels` pixels in a row.
+inline int most_rows_under(const ConvProblem& problem, int pixels) {
+  const std::int64_t p = problem.p(), q = problem.q(), image = p * q;
+  const auto most = [pixels](std::int64_t size) { return pixels % size == 0 ? pixels / size : (pixels - 2) / size + 2; };
+  const std::int64_t rows = std::min(most(q), problem.n * p);
+  const std::int64_t images = std::min(image % pixels == 0 ? 1 : most(image), problem.n);
+  return static_cast<int>(rows + images * (problem.r - 1) * problem.dilation_h);
+}
+
+// Makes its plan; false if it does not fit.
+inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const TileShape& tile, Plan& plan) {
   plan.weights = weights;
-  plan.row_blocks = row_blocks;
-  plan.tile_n = tile_n, plan.tile_p = tile_p, plan.tile_q = tile_q;
-  plan.whole_window = whole_window;
+  plan.filter_tile = tile.filter_tile;
+  plan.row_blocks = tile.row_blocks;
+  plan.tile_n = tile.n, plan.tile_p = tile.p, plan.tile_q = tile.q;
+  plan.whole_window = tile.whole_window;
+  plan.flat = tile.flat;
   plan.element_bytes = static_cast<int>(size_of(problem.dtype));
-  plan.stage_taps = whole_window ? static_cast<int>(weights.taps) : 1;
-  plan.box_n = tile_n;
-  plan.box_h = tile_p + (whole_window ? static_cast<int>((problem.r - 1) * problem.dilation_h) : 0);
-  plan.box_w = tile_q + (whole_window ? static_cast<int>((problem.s - 1) * problem.dilation_w) : 0);
+  plan.stage_taps = plan.whole_window ? static_cast<int>(weights.taps) : 1;
+  plan.box_n = tile.n;
+  plan.box_h = tile.p + (plan.whole_window ? static_cast<int>((problem.r - 1) * problem.dilation_h) : 0);
+  plan.box_w = static_cast<int>(plan.flat ? problem.q() : tile.q) +
+               (plan.whole_window ? static_cast<int>((problem.s - 1) * problem.dilation_w) : 0);
+  if (plan.flat) plan.box_h = most_rows_under(problem, tile.q);
   const auto span = [](int box, std::int64_t stride) { return (box - 1) * stride + 1; };
-  if (tile_n > 256 || span(plan.box_h, whole_window ? 1 : problem.stride_h) > 256 ||
-      span(plan.box_w, whole_window ? 1 : problem.stride_w) > 256) {
+  if (plan.box_n > 256 || span(plan.flat ? 1 : plan.box_h, plan.whole_window ? 1 : problem.stride_h) > 256 ||
+      span(plan.box_w, plan.whole_window ? 1 : problem.stride_w) > 256) {
     return false;  // a box of a tensor copy has at most 256 elements along a dimension
   }
   if (plan.box_n * plan.box_h * plan.box_w > most_box_pixels) return false;
-  plan.stages = weights.channel_blocks * (whole_window ? 1 : weights.taps);
-  const bool many_taps = whole_window && weights.taps > 1;
+  plan.stages = weights.channel_blocks * (plan.whole_window ? 1 : weights.taps);
+  const bool many_taps = plan.whole_window && weights.taps > 1;
   const auto slots_beside = [&](std::size_t staging) {
     const std::size_t taken = shared_overhead + plan.ring_bytes() + staging;
     return taken < shared_limit ? (shared_limit - taken) / plan.slot_bytes() : 0;
@@ -152,19 +182,21 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, int r
   // Memory takes a tile of y at 16 to 20 bytes a clock. A short reduction does not hide that, copies do. With a long
   // one they cost more than they gain: shared memory, and that the warpgroups meet for each tile.
   constexpr std::int64_t short_reduction = 16;  // steps
-  const std::size_t row_bytes = weights.filter_tile * size_of(problem.dtype), boxes = row_bytes * plan.pixel_tile();
+  const std::size_t row_bytes = plan.filter_tile * size_of(problem.dtype), boxes = row_bytes * plan.pixel_tile();
   plan.stores_boxes = problem.layout == Layout::nhwc && row_bytes % box_bytes == 0 &&
-                      problem.k * size_of(problem.dtype) % 16 == 0 && !many_taps && plan.stages <= short_reduction &&
-                      boxes <= most_staging && slots_beside(boxes) >= 3;
+                      problem.k * size_of(problem.dtype) % 16 == 0 && boxes <= most_staging &&
+                      plan.stages * plan.stage_taps <= short_reduction && slots_beside(boxes) >= (many_taps ? 2 : 3);
   plan.staging_bytes = plan.stores_boxes ? std::max(boxes, least_staging) : least_staging;
   const std::size_t slots = slots_beside(plan.staging_bytes);
   if (slots < 2) return false;
   plan.input_slots = static_cast<int>(std::min<std::size_t>(slots, many_taps ? 3 : most_input_slots));
-  const std::int64_t n = is_matrix_product(problem) ? 1 : problem.n, p = is_matrix_product(problem) ? 1 : problem.p();
-  const std::int64_t q = is_matrix_product(problem) ? problem.n * problem.h * problem.w : problem.q();
+  const bool row = is_matrix_product(problem) || plan.flat;
+  const std::int64_t n = row ? 1 : problem.n, p = row ? 1 : problem.p();
+  const std::int64_t q = row ? problem.n * problem.p() * problem.q() : problem.q();
   const auto tiles = [](std::int64_t size, int tile) { return (size + tile - 1) / tile; };
-  plan.tiles_n = tiles(n, tile_n), plan.tiles_p = tiles(p, tile_p), plan.tiles_q = tiles(q, tile_q);
+  plan.tiles_n = tiles(n, tile.n), plan.tiles_p = tiles(p, tile.p), plan.tiles_q = tiles(q, tile.q);
   plan.splits = 1;
+  plan.whole = plan.tiles();
   return true;
 }
 
@@ -174,9 +206,9 @@ inline double step_clocks(const Plan& plan) {
   const Weights& weights = plan.weights;
   const bool split = weights.mode == Mode::split, single = weights.mode == Mode::single;
   const double products = split ? 3 : 1, pixels = plan.pixel_tile();
-  const double tensor = pixels * weights.filter_tile * weights.step_channels * products / 2048;
+  const double tensor = pixels * plan.filter_tile * weights.step_channels * products / 2048;
   const double stage = static_cast<double>(plan.stage_bytes()) / plan.stage_taps;  // of input
-  const double filters = static_cast<double>(weights.tile_bytes());
+  const double filters = static_cast<double>(plan.filter_bytes());
   // Shared memory, 128 bytes a clock: A once, B once for 64 pixels and product; copies; splitting in place.
   const double a = pixels * (single && !plan.raw() ? 64 : 128), b = pixels / 64 * filters * (split ? 1.5 : 1);
   const double shared = (a + b + filters + stage * (plan.raw() ? 1 : split ? 3 : single ? 2.5 : 1)) / 128;
@@ -190,49 +222,82 @@ inline double step_clocks(const Plan& plan) {
   return std::max({of_tensor * tensor, of_shared * shared, copies, transform}) + 0.05 * copies;
 }
 
+constexpr std::int64_t ceil_divide(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Blocks that run side by side. Clusters lie within groups of 16 or 18 multiprocessors, and do not fill them.
+inline std::int64_t blocks_at_once(const Plan& plan, int processors) {
+  if (!plan.clusters()) return processors;
+  return plan.splits == 2 ? processors / 2 * 2 : processors * 10 / 11 / plan.splits * plan.splits;
+}
+
 inline double plan_clocks(const Plan& plan, int processors) {
   const double steps = static_cast<double>(plan.stages) * plan.stage_taps;
-  const auto ceil_div = [](double a, double b) {
-    return static_cast<double>(static_cast<std::int64_t>((a + b - 1) / b));
-  };
-  const double rounds = ceil_div(static_cast<double>(plan.tiles() * plan.splits), processors);
+  const std::int64_t blocks = blocks_at_once(plan, processors);
   // The warps wait for memory to take the tile; beside copies the next tile begins, and its loads wait a little.
-  const double bytes = static_cast<double>(plan.pixel_tile()) * plan.weights.filter_tile * plan.element_bytes;
+  const double values = static_cast<double>(plan.pixel_tile()) * plan.filter_tile;
+  const double bytes = values * plan.element_bytes;
   const double epilogue = plan.stores_boxes ? 1500 + bytes / 33 : 1000 + bytes / 20;
-  const double sum_of_parts = plan.splits > 1 ? 4500 + 300.0 * static_cast<double>(plan.splits) : 0;
-  return 4000 + rounds * (steps / static_cast<double>(plan.splits) * step_clocks(plan) + epilogue) + sum_of_parts;
+  const double whole = steps * step_clocks(plan) + epilogue;
+  double clocks = 4000 + static_cast<double>(ceil_divide(plan.whole, blocks)) * whole;
+  const std::int64_t cut = plan.tiles() - plan.whole;
+  if (cut == 0) return clocks;
+  const double part = static_cast<double>(ceil_divide(plan.stages, plan.splits)) * plan.stage_taps * step_clocks(plan);
+  const double rounds = static_cast<double>(ceil_divide(cut * plan.splits, blocks));
+  if (plan.clusters()) return clocks + rounds * (part + 2500 + values / 10 + bytes / 20 / static_cast<double>(plan.splits));
+  return clocks + rounds * (part + epilogue) + 4500 + 300.0 * static_cast<double>(plan.splits);
+}
+
+// All plans: visit(plan).
+template <typename Visit>
+void for_each_plan(const ConvProblem& problem, const Weights& weights, int processors, Visit&& visit) {
+  const bool scaled = weights.mode == Mode::split || weights.mode == Mode::single;
+  const auto consider = [&](const TileShape& tile) {
+    Plan plan{};
+    if (!shape_tile(problem, weights, tile, plan)) return;
+    visit(plan);
+    const std::size_t parts_bytes = static_cast<std::size_t>(plan.pixel_tile()) * (plan.filter_tile + 4) * 4;
+    const std::size_t rings = plan.input_slots * plan.stage_bytes() + plan.ring_bytes();
+    for (std::int64_t splits : {2, 3, 4, 5, 6, 7, 8, 12, 16}) {
+      plan.splits = splits;
+      if (scaled ? splits == 5 || splits == 7 : splits > 8 || parts_bytes > rings) continue;
+      const std::int64_t blocks = blocks_at_once(plan, processors);
+      plan.whole = scaled ? 0 : plan.tiles() / blocks * blocks;
+      if (splits > plan.stages || (plan.tiles() - plan.whole) * splits > blocks) continue;
+      const std::int64_t per_split = ceil_divide(plan.stages, splits);
+      if (ceil_divide(plan.stages, per_split) != splits) continue;  // none is empty
+      if (plan.whole < plan.tiles()) visit(plan);
+    }
+  };
+  const auto consider_filters = [&](int filter_tile) {
+    const int most_rows = filter_tile <= most_filters_of_two_rows(weights.mode) ? 2 : 1;
+    for (int row_blocks = most_rows; row_blocks >= 1; --row_blocks) {
+      const int pixels = 64 * multiply_warpgroups * row_blocks;
+      if (is_matrix_product(problem)) {
+        consider({filter_tile, row_blocks, 1, 1, pixels, true, false});
+        continue;
+      }
+      const bool stride_1 = problem.stride_h == 1 && problem.stride_w == 1;
+      if (stride_1 && !scaled) consider({filter_tile, row_blocks, 1, 1, pixels, true, true});
+      for (int q = 1; q <= pixels && q < 2 * problem.q(); ++q) {
+        for (int p = 1; q * p <= pixels && p < 2 * problem.p(); ++p) {
+          const int n = static_cast<int>(std::min<std::int64_t>(pixels / (q * p), problem.n));
+          if (stride_1) consider({filter_tile, row_blocks, n, p, q, true, false});
+          consider({filter_tile, row_blocks, n, p, q, false, false});
+        }
+      }
+    }
+  };
+  consider_filters(weights.filter_tile);
+  if (!scaled && weights.filter_tile == 128) consider_filters(64);  // more blocks, where there are too few
 }
 
 inline Plan make_plan(const ConvProblem& problem, const Weights& weights, int processors) {
   Plan best{};
   double least = 1e300;
-  const auto consider = [&](int row_blocks, int n, int p, int q, bool whole_window) {
-    Plan plan{};
-    if (!shape_tile(problem, weights, row_blocks, n, p, q, whole_window, plan)) return;
-    for (std::int64_t splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
-      if (splits > plan.stages || (splits > 1 && plan.tiles() * splits > processors)) break;
-      const std::int64_t stages_per_split = (plan.stages + splits - 1) / splits;
-      plan.splits = (plan.stages + stages_per_split - 1) / stages_per_split;  // none is empty
-      const double clocks = plan_clocks(plan, processors);
-      if (clocks < least) least = clocks, best = plan;
-    }
-  };
-  const int most_rows = weights.filter_tile <= most_filters_of_two_rows(weights.mode) ? 2 : 1;
-  for (int row_blocks = most_rows; row_blocks >= 1; --row_blocks) {
-    const int pixels = 64 * multiply_warpgroups * row_blocks;
-    if (is_matrix_product(problem)) {
-      consider(row_blocks, 1, 1, pixels, true);
-      continue;
-    }
-    const bool stride_1 = problem.stride_h == 1 && problem.stride_w == 1;
-    for (int q = 1; q <= pixels && q < 2 * problem.q(); ++q) {
-      for (int p = 1; q * p <= pixels && p < 2 * problem.p(); ++p) {
-        const int n = static_cast<int>(std::min<std::int64_t>(pixels / (q * p), problem.n));
-        if (stride_1) consider(row_blocks, n, p, q, true);
-        consider(row_blocks, n, p, q, false);
-      }
-    }
-  }
+  for_each_plan(problem, weights, processors, [&](const Plan& plan) {
+    const double clocks = plan_clocks(plan, processors);
+    if (clocks < least) least = clocks, best = plan;
+  });
   return best;
 }
 

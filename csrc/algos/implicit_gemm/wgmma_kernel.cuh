@@ -5,6 +5,7 @@
 
 #include "algos/implicit_gemm/wgmma_multiply.cuh"
 #include "algos/implicit_gemm/wgmma_transform.cuh"
+#include "device/cluster.cuh"
 
 namespace fastconv::algos::implicit_gemm::wgmma {
 
@@ -19,8 +20,12 @@ class Loader {
   // Everything that one unit of work reads.
   __device__ __forceinline__ void run(const Work& work) {
     Control& control = *shared_.control;
-    const unsigned char* filters = params_.weight + static_cast<std::int64_t>(work.filter_tile) * params_.stages *
-                                                        params_.stage_taps * S::filter_bytes;
+    unsigned packed_tile = work.filter_tile;
+    const unsigned half = params_.by_halves.peel(packed_tile);
+    const unsigned char* filters =
+        params_.weight +
+        static_cast<std::int64_t>(packed_tile) * params_.stages * params_.stage_taps * params_.packed_bytes +
+        half * S::filter_bytes;
     for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
       unsigned block = stage, tap = 0;  // of channels
       if (params_.stage_taps != params_.taps) tap = params_.by_taps.peel(block);
@@ -28,24 +33,46 @@ class Loader {
       const std::uint32_t full = shared_address(&control.input_full[input_.slot]);
       hopper::wait(shared_address(&control.input_free[input_.slot]), input_.parity ^ 1, site_);
       if constexpr (S::transforms) hopper::fence_copies();  // the splitting warps have written there
-      hopper::arrive_expecting(full, params_.box_bytes);
-      hopper::copy_box(shared_.input + input_.slot * params_.stage_bytes, map_,
-                       static_cast<int>(block) * (input_row_bytes / static_cast<int>(sizeof(T))),
-                       work.q * params_.stride_w - params_.pad_w + s * params_.dilation_w,
-                       work.p * params_.stride_h - params_.pad_h + r * params_.dilation_h, work.n, full);
+      const std::uint32_t target = shared_.input + input_.slot * params_.stage_bytes;
+      const int channel = static_cast<int>(block) * (input_row_bytes / static_cast<int>(sizeof(T)));
+      if (params_.flat) {
+        load_rows(work, channel, target, full);
+      } else {
+        hopper::arrive_expecting(full, params_.box_bytes);
+        hopper::copy_box(target, map_, channel, work.q * params_.stride_w - params_.pad_w + s * params_.dilation_w,
+                         work.p * params_.stride_h - params_.pad_h + r * params_.dilation_h, work.n, full);
+      }
       input_.advance(params_.input_slots);
       for (int i = 0; i < params_.stage_taps; ++i) load_filters(filters, stage * params_.stage_taps + i);
     }
   }
 
  private:
+  // A stage of a flat tile: the rows of input under its pixels, with the halo of each image.
+  __device__ __forceinline__ void load_rows(const Work& work, int channel, std::uint32_t target, std::uint32_t full) {
+    unsigned first_n = params_.by_row.quotient(work.q);
+    unsigned last_n = params_.by_row.quotient(min(work.q + S::pixel_tile, params_.q) - 1);
+    const int rows = static_cast<int>(last_n - first_n) + 1;
+    const int first_row = static_cast<int>(params_.by_rows.peel(first_n));
+    const int last_row = static_cast<int>(params_.by_rows.peel(last_n));
+    const int images = static_cast<int>(last_n - first_n) + 1;
+    hopper::arrive_expecting(full, (rows + images * params_.halo_rows) * params_.row_bytes);
+#pragma unroll 1
+    for (unsigned n = first_n; n <= last_n; ++n) {
+      const int last = (n == last_n ? last_row : params_.rows - 1) + params_.halo_rows;
+#pragma unroll 1
+      for (int row = n == first_n ? first_row : 0; row <= last; ++row, target += params_.row_bytes) {
+        hopper::copy_box(target, map_, channel, -params_.pad_w, row - params_.pad_h, static_cast<int>(n), full);
+      }
+    }
+  }
   __device__ __forceinline__ void load_filters(const unsigned char* filters, int step) {
     Control& control = *shared_.control;
     const std::uint32_t full = shared_address(&control.filters_full[filters_.slot]);
     hopper::wait(shared_address(&control.filters_free[filters_.slot]), filters_.parity ^ 1, site_);
     hopper::arrive_expecting(full, S::filter_bytes);
     hopper::copy_bulk(shared_.filters + filters_.slot * S::filter_bytes,
-                      filters + static_cast<std::int64_t>(step) * S::filter_bytes, S::filter_bytes, full);
+                      filters + static_cast<std::int64_t>(step) * params_.packed_bytes, S::filter_bytes, full);
     filters_.advance(S::slots);
   }
 
@@ -97,10 +124,13 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
     }
     hopper::barrier_init(shared_address(&control.marks_written), multiplying);
     hopper::barrier_init(shared_address(&control.marks_read), splitting + 1);
+    hopper::barrier_init(shared_address(&control.parts_ready), params.splits);
+    hopper::barrier_init(shared_address(&control.parts_done), params.splits);
     hopper::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < most_marks / 32; i += S::threads) control.marks[i] = 0;
   __syncthreads();
+  if (!S::scaled && params.splits > 1) hopper::synchronise_cluster();  // barriers that other blocks arrive at
 }
 
 template <typename S>

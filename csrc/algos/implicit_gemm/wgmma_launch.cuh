@@ -21,13 +21,13 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
   const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
   const auto divide = [](std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); };
   const Strides4 out = output_strides(problem);
-  const bool product = is_matrix_product(problem);
+  const bool product = is_matrix_product(problem) || plan.flat;
   const std::int64_t per_split = (plan.stages + plan.splits - 1) / plan.splits;
   Params<T> params{
       .weight = static_cast<const unsigned char*>(args.weight),
       .exponents = reinterpret_cast<const int*>(static_cast<const char*>(args.weight) + weights.weight_bytes()),
       .y = static_cast<T*>(args.y),
-      .partial = static_cast<float*>(partial),
+      .partial = plan.splits > 1 && !plan.clusters() ? static_cast<float*>(partial) : nullptr,
       .epilogue = make_epilogue<T>(args),
       .report = runtime.wait_report(),
       .y_image = out.n,
@@ -52,6 +52,14 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
       .taps = as_int(weights.taps),
       .splits = as_int(plan.splits),
       .stages_per_split = as_int(per_split),
+      .packed_bytes = as_int(weights.tile_bytes()),
+      .halves = weights.filter_tile / plan.filter_tile,
+      .flat = plan.flat,
+      .rows = as_int(problem.p()),
+      .halo_rows = as_int((problem.r - 1) * problem.dilation_h),
+      .row_bytes = plan.box_w * input_row_bytes,
+      .by_row = divide(problem.q()),
+      .by_rows = divide(problem.p()),
       .s = as_int(problem.s),
       .stride_h = as_int(problem.stride_h),
       .stride_w = as_int(problem.stride_w),
@@ -67,8 +75,11 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
       .staging_bytes = static_cast<int>(plan.staging_bytes),
       .flat_nchw = product && problem.layout == Layout::nchw,
       .by_image = divide(problem.p() * problem.q()),
-      .work = static_cast<unsigned>(plan.tiles() * plan.splits),
-      .by_filter_tiles = divide(weights.filter_tiles),
+      .work = static_cast<unsigned>(plan.work()),
+      .whole = static_cast<unsigned>(plan.splits > 1 ? plan.whole : plan.tiles()),
+      .by_splits = divide(plan.splits),
+      .by_halves = divide(weights.filter_tile / plan.filter_tile),
+      .by_filter_tiles = divide(plan.filter_tiles()),
       .by_tiles_q = divide(plan.tiles_q),
       .by_tiles_p = divide(plan.tiles_p),
       .by_tiles_n = divide(plan.tiles_n),
@@ -76,15 +87,15 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
       .by_tile_p = divide(plan.tile_p),
       .by_taps = divide(weights.taps),
       .by_s = divide(problem.s)};
-  if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.h * problem.w);
+  if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   const auto aligned = [&](int elements) {
     const std::size_t bytes = elements * sizeof(T);
     return reinterpret_cast<std::uintptr_t>(args.y) % bytes == 0 &&
            reinterpret_cast<std::uintptr_t>(args.residual) % bytes == 0;
   };
-  const bool whole_quads = product ? problem.h * problem.w % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
+  const bool whole_quads = product ? problem.p() * problem.q() % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
   params.vectors = params.along_filters && problem.k % chunk_of<T> == 0 && aligned(chunk_of<T>);
-  params.stores_boxes = params.vectors && plan.splits == 1 && plan.stores_boxes;
+  params.stores_boxes = params.vectors && params.partial == nullptr && plan.stores_boxes;
   params.quads = !params.along_filters && whole_quads && aligned(4);
   return params;
 }
@@ -105,11 +116,19 @@ void allow_shared_memory() {
 
 template <typename S>
 void launch(const Params<typename S::T>& params, const CUtensorMap& x_map, const CUtensorMap& y_map,
-            std::size_t shared_bytes, int processors, cudaStream_t stream) {
+            std::size_t shared_bytes, int blocks, int cluster, cudaStream_t stream) {
   allow_shared_memory<S>();
-  const unsigned blocks = std::min(params.work, static_cast<unsigned>(processors));  // one fits on a multiprocessor
-  convolve<S><<<blocks, S::threads, shared_bytes, stream>>>(x_map, y_map, params);
-  check_launch("implicit_gemm");
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(std::min(params.work, static_cast<unsigned>(blocks)));  // one fits on a multiprocessor
+  config.blockDim = dim3(S::threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = cluster > 1 ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, convolve<S>, x_map, y_map, params), "implicit_gemm");
 }
 
 // x: NHWC, 16-byte aligned. workspace: plan.partial_bytes().
@@ -120,27 +139,30 @@ void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* work
   const Params<T> params = make_params<T>(args, plan, workspace, runtime);
   const Box4 x_box{.c = plan.weights.step_channels,
                    .w = plan.box_w,
-                   .h = plan.box_h,
+                   .h = plan.flat ? 1 : plan.box_h,
                    .n = plan.box_n,
                    .stride_w = static_cast<int>(problem.stride_w),
                    .stride_h = static_cast<int>(problem.stride_h)};
   const Box4 y_box{.c = box_bytes / static_cast<int>(sizeof(T)), .w = plan.tile_q, .h = plan.tile_p, .n = plan.tile_n};
   const auto make_map = [&](const void* tensor, std::int64_t height, std::int64_t width, std::int64_t channels,
-                            const Box4& box) {
-    return is_matrix_product(problem)
-               ? make_tensor_map(tensor, problem.dtype, 1, 1, problem.n * height * width, channels, box)
+                            const Box4& box, bool row) {
+    return row ? make_tensor_map(tensor, problem.dtype, 1, 1, problem.n * height * width, channels, box)
                : make_tensor_map(tensor, problem.dtype, problem.n, height, width, channels, box);
   };
-  const CUtensorMap x_map = make_map(x, problem.h, problem.w, problem.c, x_box);
+  const bool product = is_matrix_product(problem);
+  const CUtensorMap x_map = make_map(x, problem.h, problem.w, problem.c, x_box, product);
   const CUtensorMap y_map =
-      params.stores_boxes ? make_map(args.y, problem.p(), problem.q(), problem.k, y_box) : CUtensorMap{};
+      params.stores_boxes ? make_map(args.y, problem.p(), problem.q(), problem.k, y_box, product || plan.flat)
+                          : CUtensorMap{};
+  const std::int64_t blocks = blocks_at_once(plan, runtime.device().processors);
+  const int cluster = plan.clusters() ? static_cast<int>(plan.splits) : 1;
   const auto try_kind = [&](auto filter_tile, auto row_blocks, auto raw) {
     if (plan.raw() != raw()) return;
     launch<Shape<T, mode, filter_tile(), row_blocks(), raw()>>(params, x_map, y_map, plan.shared_bytes(),
-                                                               runtime.device().processors, stream);
+                                                               static_cast<int>(blocks), cluster, stream);
   };
   const auto try_tile = [&](auto filter_tile, auto row_blocks) {
-    if (plan.weights.filter_tile != filter_tile() || plan.row_blocks != row_blocks()) return;
+    if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks()) return;
     try_kind(filter_tile, row_blocks, std::false_type{});
     if constexpr (std::is_same_v<T, float>) try_kind(filter_tile, row_blocks, std::true_type{});
   };
@@ -156,7 +178,7 @@ void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* work
     try_filters(std::integral_constant<int, 96>{});
     try_filters(std::integral_constant<int, 48>{});
   }
-  if (plan.splits > 1) {
+  if (params.partial != nullptr) {
     const std::int64_t numel = problem.output_numel();
     const bool nhwc = problem.layout == Layout::nhwc;
     const FastDivide by_inner(nhwc ? 1u : static_cast<std::uint32_t>(problem.p() * problem.q()));

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "algos/implicit_gemm/wgmma_operand.cuh"
-#include "algos/implicit_gemm/wgmma_output.cuh"
+#include "algos/implicit_gemm/wgmma_parts.cuh"
 
 namespace fastconv::algos::implicit_gemm::wgmma {
 
@@ -62,6 +62,7 @@ class Multiplier {
     }
     const Work work(params_, index);
     begin(work);
+    if (!S::scaled && params_.flat) input_.place_flat(params_, work);
     FilterData<S>& filters = shared_.filter_data[threadIdx.x / 32];
     filters.fetch(params_, work.filter_tile);
     bool off = false;
@@ -86,6 +87,12 @@ class Multiplier {
     wait_for_copies<0>();
     asm volatile("" : "+r"(index));  // so that it is decoded again, and does not occupy registers until now
     const Work output(params_, index);
+    if constexpr (!S::scaled) {
+      if (index >= params_.whole) {
+        add_in_cluster<S>(params_, output, filters, shared_, total, site_);
+        return false;
+      }
+    }
     store_tile<S>(params_, output_map_, output, filters, shared_, total, exponents_, S::transforms && !exact);
     return off;
   }

@@ -78,6 +78,21 @@ class Input {
     }
   }
 
+  // The same for a flat tile, which is different for each.
+  __device__ __forceinline__ void place_flat(const Params<T>& params, const Work& work) {
+    unsigned first_n = params.by_row.quotient(work.q);
+    const unsigned first_row = first_n;
+    params.by_rows.peel(first_n);
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+      const unsigned pixel = min(work.q + static_cast<int>(pixel_of_lane<S>(i)), params.q - 1);
+      unsigned row = pixel;
+      const unsigned q = params.by_row.peel(row);
+      const unsigned n = params.by_rows.quotient(row);
+      row_[i] = (row - first_row + (n - first_n) * params.halo_rows) * params.box_w + q;
+    }
+  }
+
   // Row block m of a step: the stage at `stage`, the tap `shift` rows on. The stage is split, or of a half type.
   __device__ __forceinline__ void load(std::uint32_t stage, int shift, int m, Operand<S>& operand) const {
 #pragma unroll

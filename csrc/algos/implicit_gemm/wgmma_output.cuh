@@ -6,9 +6,9 @@
 
 namespace fastconv::algos::implicit_gemm::wgmma {
 
-template <typename S>
-__device__ __forceinline__ std::int64_t output_index(const Params<typename S::T>& params, const Work& work, int row) {
-  unsigned pixel = pixel_of_lane<S>(row);
+// Of a pixel of a tile, its first filter; -1 if it is not in y.
+template <typename T>
+__device__ __forceinline__ std::int64_t output_index(const Params<T>& params, const Work& work, unsigned pixel) {
   const int q = work.q + static_cast<int>(params.by_tile_q.peel(pixel));
   const int p = work.p + static_cast<int>(params.by_tile_p.peel(pixel));
   const int n = work.n + static_cast<int>(pixel);
@@ -64,7 +64,7 @@ __device__ __forceinline__ void store_chunk(T* target, const float (&values)[cou
 template <typename T, int count, int size>
 __device__ __forceinline__ void store_vectors(const Params<T>& params, int split, const std::int64_t (&index)[count],
                                               float (&value)[count][size], const float (&bias)[count][size]) {
-  if (params.splits > 1) {
+  if (params.partial != nullptr) {
     float* partial = params.partial + split * params.y_numel;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void store_single(const Params<typename S::T>& params
     const std::int64_t index = stage.index[row] + k * params.y_filter;
     float value = stage.values[row][column];
     if constexpr (S::scaled) value = Unscale(stage.exponent[row], filters.exponent[first + column])(value);
-    if (params.splits > 1) {
+    if (params.partial != nullptr) {
       params.partial[split * params.y_numel + index] = value;
     } else {
       params.y[index] = params.epilogue.finish(value + to_float(filters.bias[first + column]), index);
@@ -186,7 +186,7 @@ __device__ __forceinline__ void store_rows(const Params<typename S::T>& params, 
     float factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      of_row[i] = output_index<S>(params, work, 2 * m + i);
+      of_row[i] = output_index(params, work, pixel_of_lane<S>(2 * m + i));
       factor[i] = m == 0 ? factors[i] : factors[rows - 2 + i];
     }
 #pragma unroll 1
@@ -230,7 +230,7 @@ enum class Finish {
 template <typename T>
 __device__ __forceinline__ Finish finish_of(const Params<T>& params) {
   const ActivationFunction& activate = params.epilogue.activate;
-  if (params.splits > 1) return Finish::partial;
+  if (params.partial != nullptr) return Finish::partial;
   if (params.epilogue.residual != nullptr || activate.is_silu) return Finish::general;
   if (activate.negative_slope == 0.0f) return Finish::clamped;
   return activate.negative_slope == 1.0f && activate.cap == INFINITY ? Finish::plain : Finish::general;
@@ -297,7 +297,7 @@ __device__ __forceinline__ void store_straight(const Params<typename S::T>& para
     for (int i = 0; i < 2; ++i) {
       int row = 2 * m + i;
       asm volatile("" : "+r"(row));  // so that it is not computed for all rows beforehand, in registers
-      const std::int64_t index = output_index<S>(params, work, row);
+      const std::int64_t index = output_index(params, work, pixel_of_lane<S>(row));
       exists[i] = index >= 0;
       if constexpr (finish == Finish::partial) {
         target[i] = params.partial + work.split * params.y_numel;
@@ -375,7 +375,7 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
     if (lane % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        stage.index[row + 8 * i] = output_index<S>(params, work, 2 * m + i);
+        stage.index[row + 8 * i] = output_index(params, work, pixel_of_lane<S>(2 * m + i));
         stage.exponent[row + 8 * i] = m == 0 ? exponents[i] : exponents[rows - 2 + i];
       }
     }

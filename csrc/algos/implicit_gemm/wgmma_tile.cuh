@@ -16,7 +16,7 @@ struct Params {
   const unsigned char* weight;  // packed (wgmma_config.h)
   const int* exponents;         // [filter tile][filter_tile], or null
   T* y;                         // [N, K, P, Q] by the strides below
-  float* partial;               // [splits] tensors like y, when splits > 1
+  float* partial;               // [splits] tensors like y, if parts are added there; else null
   Epilogue<T> epilogue;
   WaitReport* report;
   std::int64_t y_image, y_row, y_pixel, y_filter, y_numel;
@@ -25,6 +25,11 @@ struct Params {
   int box_h, box_w;
   int input_slots, stage_bytes, box_bytes;
   int stages, stage_taps, taps, splits, stages_per_split;
+  int packed_bytes, halves;  // of a step of a packed filter tile; blocks that share one
+  bool flat;                 // tiles are pixels in a row (Plan::flat)
+  int rows, halo_rows;       // flat: of an image of y; of input beyond those of y
+  int row_bytes;             // flat: of a row of a stage
+  FastDivide by_row, by_rows;
   int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   bool along_filters;  // of y: NHWC, else NCHW
   bool copy_bias;      // it is aligned to 4 bytes
@@ -34,8 +39,8 @@ struct Params {
   int staging_bytes;
   bool flat_nchw;  // a matrix product into NCHW: pixels are numbered through all images
   FastDivide by_image;
-  unsigned work;  // tiles times splits
-  FastDivide by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps, by_s;
+  unsigned work, whole;  // units; those that are whole tiles, before the parts of tiles
+  FastDivide by_splits, by_halves, by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps, by_s;
 };
 
 enum class Units { row_blocks, filter_halves, steps };
@@ -102,6 +107,7 @@ struct Control {
   std::uint64_t input_full[most_input_slots], input_ready[most_input_slots], input_free[most_input_slots];
   std::uint64_t filters_full[most_filter_slots], filters_free[most_filter_slots];
   std::uint64_t marks_written, marks_read;
+  std::uint64_t parts_ready, parts_done;  // of a cluster: sums are in shared memory; have been read
   int exponent[most_input_slots];  // of the scale of the slot's tile
   float largest[4];                // of the transforming warps
   unsigned marks[most_marks / 32];
@@ -174,13 +180,19 @@ struct Work {
 
   template <typename T>
   __device__ __forceinline__ Work(const Params<T>& params, unsigned index) {
+    const bool is_part = index >= params.whole;
+    split = 0;
+    if (is_part) {
+      index -= params.whole;
+      split = static_cast<int>(params.by_splits.peel(index));
+      index += params.whole;
+    }
     filter_tile = static_cast<int>(params.by_filter_tiles.peel(index));  // neighbours share the input in the L2 cache
     q = static_cast<int>(params.by_tiles_q.peel(index)) * params.tile_q;
     p = static_cast<int>(params.by_tiles_p.peel(index)) * params.tile_p;
     n = static_cast<int>(params.by_tiles_n.peel(index)) * params.tile_n;
-    split = static_cast<int>(index);
     first_stage = split * params.stages_per_split;
-    last_stage = min(first_stage + params.stages_per_split, params.stages);
+    last_stage = is_part ? min(first_stage + params.stages_per_split, params.stages) : params.stages;
   }
 };
 

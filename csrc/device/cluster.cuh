@@ -1,0 +1,51 @@
+// Clusters of blocks (sm_90): each can read the others' shared memory and arrive at their barriers.
+#pragma once
+
+#include "device/hopper.cuh"
+
+namespace fastconv::hopper {
+
+__device__ __forceinline__ void synchronise_cluster() {  // all threads of all its blocks
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where the same address is in the shared memory of the cluster's block `rank`.
+__device__ __forceinline__ std::uint32_t address_in_block(std::uint32_t address, int rank) {
+  std::uint32_t result;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+  return result;
+}
+
+// What this thread knows of is known to whoever waits there with wait_for_cluster().
+__device__ __forceinline__ void arrive_in_block(std::uint32_t barrier, int rank) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, rank))
+               : "memory");
+}
+__device__ __forceinline__ bool try_wait_for_cluster(std::uint32_t barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+__device__ __forceinline__ void wait_for_cluster(std::uint32_t barrier, unsigned parity, const WaitSite& site) {
+#pragma unroll 1
+  for (int tries = 0; !try_wait_for_cluster(barrier, parity); ++tries) {
+    if (tries == WaitSite::limit) site.expire();
+  }
+}
+
+__device__ __forceinline__ float4 load_from_block(std::uint32_t address_in_block) {
+  float4 value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address_in_block)
+               : "memory");
+  return value;
+}
+
+}  // namespace fastconv::hopper
