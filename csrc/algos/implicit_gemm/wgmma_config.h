@@ -7,13 +7,15 @@
 //
 // Packed weight: [filter tile][channel block][tap] blocks of [filter_tile] rows, a row 128 bytes: 32 hi halves and 32
 // lo (class fp32) or 64 halves (float16, bfloat16); or 64 bytes: 32 halves (class tf32). Within a row in the order of
-// the A fragments (wgmma_operand.cuh), pieces of 16 bytes swizzled as wgmma reads them, zeros beyond C and K. Then
+// the A fragments (wgmma_operand.cuh), pieces of 16 bytes swizzled as wgmma reads them, zeros beyond C and K. Class
+// tf32: a pair of channel blocks, then taps, then the two blocks. Then
 // [filter tile][filter_tile] int32 exponents of the filters' scales.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "algos/implicit_gemm/config.h"
 
@@ -48,8 +50,11 @@ struct Weights {
   std::int64_t channel_blocks, filter_tiles, taps;
 
   std::size_t tile_bytes() const { return static_cast<std::size_t>(filter_tile) * row_bytes; }
+  // Class tf32: [filter tile][pair of channel blocks][tap][block], so that two blocks can be one step.
+  bool paired() const { return mode == Mode::single; }
+  std::int64_t packed_blocks() const { return paired() ? (channel_blocks + 1) / 2 * 2 : channel_blocks; }
   std::size_t weight_bytes() const {
-    return static_cast<std::size_t>(filter_tiles * channel_blocks * taps) * tile_bytes();
+    return static_cast<std::size_t>(filter_tiles * packed_blocks() * taps) * tile_bytes();
   }
   std::size_t bytes() const {
     return weight_bytes() + Config::align(static_cast<std::size_t>(filter_tiles * filter_tile) * sizeof(std::int32_t));
@@ -84,9 +89,19 @@ inline Weights make_weights(const ConvProblem& problem) {
   return weights;
 }
 
+// How A comes to the multiplying warps.
+enum class Source {
+  halves,       // as it is: half types
+  transformed,  // float32, split in shared memory by a warpgroup of its own, once for all taps
+  raw,          // float32, split on the way into registers: where a stage is one tap, each value is read once
+  converted,    // float32 (class tf32), in halves from the workspace, where a kernel before has put it
+};
+constexpr int converted_block = 64;  // channels: C must be a multiple
+
 // The rest of the plan.
 struct Plan {
   Weights weights;
+  Source source;
   int filter_tile;  // of a block: all of a packed tile, or half of it
   int row_blocks;   // 64-pixel blocks of a multiplying warpgroup
   int tile_n, tile_p, tile_q;
@@ -98,6 +113,7 @@ struct Plan {
   int box_n, box_h, box_w;  // pixels of a stage
   int input_slots;
   int element_bytes;  // of y
+  std::int64_t x_values;
   bool stores_boxes;  // y is written by copies from shared memory, beside the next tile
   std::size_t staging_bytes;
   std::int64_t stages;  // of the whole reduction
@@ -105,18 +121,23 @@ struct Plan {
   // which add them; else they go through memory, and `whole` is 0.
   std::int64_t splits, whole;
   std::int64_t tiles_n, tiles_p, tiles_q;
+  std::shared_ptr<const Plan> fallback;  // of a converted one: if the input's range is too wide for a scale an image
 
-  // float32 is split on the way into the multiplying warps' registers, not by a warpgroup of its own.
-  bool raw() const { return stage_taps == 1 && is_scaled(); }
-  bool is_scaled() const { return weights.mode == Mode::split || weights.mode == Mode::single; }
-  bool clusters() const { return splits > 1 && !is_scaled(); }
+  bool raw() const { return source == Source::raw; }
+  bool reads_halves() const { return source == Source::halves || source == Source::converted; }
+  bool clusters() const { return splits > 1 && reads_halves(); }
+  int step_channels() const { return source == Source::converted ? converted_block : weights.step_channels; }
   int pixel_tile() const { return 64 * multiply_warpgroups * row_blocks; }
   std::size_t stage_bytes() const {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * input_row_bytes + 1023) / 1024 * 1024;
   }
-  // With the largest value of each of its pixels.
-  std::size_t slot_bytes() const { return stage_bytes() + (raw() ? 0 : stage_bytes() / 32); }
-  std::size_t filter_bytes() const { return static_cast<std::size_t>(filter_tile) * weights.row_bytes; }
+  // With the largest value of each of its pixels, where they are found on the way.
+  std::size_t slot_bytes() const {
+    return stage_bytes() + (source == Source::transformed ? stage_bytes() / 32 : 0);
+  }
+  std::size_t filter_bytes() const {  // of a step
+    return static_cast<std::size_t>(filter_tile) * (source == Source::converted ? 128 : weights.row_bytes);
+  }
   std::size_t ring_bytes() const {
     return filter_slots(static_cast<int>(filter_bytes()), raw()) * filter_bytes();
   }
@@ -124,7 +145,23 @@ struct Plan {
     return shared_overhead + staging_bytes + input_slots * slot_bytes() + ring_bytes();
   }
   std::size_t partial_bytes(const ConvProblem& problem) const {
-    return splits == 1 || clusters() ? 0 : Config::align(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));
+    if (splits == 1 || clusters()) return 0;
+    return Config::align(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));
+  }
+  // Converted: x in halves, then the exponents of the images' scales, then a flag of each block that has converted.
+  std::size_t converted_bytes(const ConvProblem& problem) const {
+    return source == Source::converted
+               ? Config::align(static_cast<std::size_t>(problem.n * problem.h * problem.w * problem.c) * 2)
+               : 0;
+  }
+  std::int64_t convert_blocks(const ConvProblem& problem) const {  // of an image
+    const std::int64_t values = problem.h * problem.w * problem.c;
+    return std::max<std::int64_t>(1, std::min((2048 + problem.n - 1) / problem.n, values / 16384));
+  }
+  std::size_t workspace_bytes(const ConvProblem& problem) const {
+    if (source != Source::converted) return partial_bytes(problem);
+    return converted_bytes(problem) +
+           Config::align(static_cast<std::size_t>(problem.n * (1 + convert_blocks(problem))) * sizeof(int));
   }
   std::int64_t filter_tiles() const { return weights.filter_tiles * (weights.filter_tile / filter_tile); }
   std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * filter_tiles(); }
@@ -139,6 +176,7 @@ inline bool is_matrix_product(const ConvProblem& problem) {
 
 // One shape of output tile.
 struct TileShape {
+  Source source;
   int filter_tile, row_blocks, n, p, q;
   bool whole_window, flat;
 };
@@ -155,12 +193,14 @@ inline int most_rows_under(const ConvProblem& problem, int pixels) {
 // Makes its plan; false if it does not fit.
 inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const TileShape& tile, Plan& plan) {
   plan.weights = weights;
+  plan.source = tile.source;
   plan.filter_tile = tile.filter_tile;
   plan.row_blocks = tile.row_blocks;
   plan.tile_n = tile.n, plan.tile_p = tile.p, plan.tile_q = tile.q;
   plan.whole_window = tile.whole_window;
   plan.flat = tile.flat;
   plan.element_bytes = static_cast<int>(size_of(problem.dtype));
+  plan.x_values = problem.n * problem.h * problem.w * problem.c;
   plan.stage_taps = plan.whole_window ? static_cast<int>(weights.taps) : 1;
   plan.box_n = tile.n;
   plan.box_h = tile.p + (plan.whole_window ? static_cast<int>((problem.r - 1) * problem.dilation_h) : 0);
@@ -173,7 +213,8 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const
     return false;  // a box of a tensor copy has at most 256 elements along a dimension
   }
   if (plan.box_n * plan.box_h * plan.box_w > most_box_pixels) return false;
-  plan.stages = weights.channel_blocks * (plan.whole_window ? 1 : weights.taps);
+  if (tile.source == Source::transformed && plan.stage_taps == 1) plan.source = Source::raw;
+  plan.stages = (problem.c + plan.step_channels() - 1) / plan.step_channels() * (plan.whole_window ? 1 : weights.taps);
   const bool many_taps = plan.whole_window && weights.taps > 1;
   const auto slots_beside = [&](std::size_t staging) {
     const std::size_t taken = shared_overhead + plan.ring_bytes() + staging;
@@ -204,9 +245,9 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const
 // (docs/performance.md).
 inline double step_clocks(const Plan& plan) {
   const Weights& weights = plan.weights;
-  const bool split = weights.mode == Mode::split, single = weights.mode == Mode::single;
+  const bool split = weights.mode == Mode::split, single = weights.mode == Mode::single && !plan.reads_halves();
   const double products = split ? 3 : 1, pixels = plan.pixel_tile();
-  const double tensor = pixels * plan.filter_tile * weights.step_channels * products / 2048;
+  const double tensor = pixels * plan.filter_tile * plan.step_channels() * products / 2048;
   const double stage = static_cast<double>(plan.stage_bytes()) / plan.stage_taps;  // of input
   const double filters = static_cast<double>(plan.filter_bytes());
   // Shared memory, 128 bytes a clock: A once, B once for 64 pixels and product; copies; splitting in place.
@@ -239,6 +280,8 @@ inline double plan_clocks(const Plan& plan, int processors) {
   const double epilogue = plan.stores_boxes ? 1500 + bytes / 33 : 1000 + bytes / 20;
   const double whole = steps * step_clocks(plan) + epilogue;
   double clocks = 4000 + static_cast<double>(ceil_divide(plan.whole, blocks)) * whole;
+  // Converting reads and writes x, 6 bytes a value; its launch, and that of a fallback that finds nothing to do.
+  if (plan.source == Source::converted) clocks += 6000 + 6.0 * static_cast<double>(plan.x_values) / (20.0 * processors);
   const std::int64_t cut = plan.tiles() - plan.whole;
   if (cut == 0) return clocks;
   const double part = static_cast<double>(ceil_divide(plan.stages, plan.splits)) * plan.stage_taps * step_clocks(plan);
@@ -250,54 +293,66 @@ inline double plan_clocks(const Plan& plan, int processors) {
 // All plans: visit(plan).
 template <typename Visit>
 void for_each_plan(const ConvProblem& problem, const Weights& weights, int processors, Visit&& visit) {
-  const bool scaled = weights.mode == Mode::split || weights.mode == Mode::single;
   const auto consider = [&](const TileShape& tile) {
     Plan plan{};
     if (!shape_tile(problem, weights, tile, plan)) return;
     visit(plan);
-    const std::size_t parts_bytes = static_cast<std::size_t>(plan.pixel_tile()) * (plan.filter_tile + 4) * 4;
-    const std::size_t rings = plan.input_slots * plan.stage_bytes() + plan.ring_bytes();
+    const std::size_t sums = static_cast<std::size_t>(plan.pixel_tile()) * (plan.filter_tile + 4) * sizeof(float);
+    const bool fits = sums <= plan.input_slots * plan.stage_bytes() + plan.ring_bytes();
     for (std::int64_t splits : {2, 3, 4, 5, 6, 7, 8, 12, 16}) {
       plan.splits = splits;
-      if (scaled ? splits == 5 || splits == 7 : splits > 8 || parts_bytes > rings) continue;
+      if (plan.clusters() ? splits > 8 || !fits : splits == 5 || splits == 7) continue;
       const std::int64_t blocks = blocks_at_once(plan, processors);
-      plan.whole = scaled ? 0 : plan.tiles() / blocks * blocks;
-      if (splits > plan.stages || (plan.tiles() - plan.whole) * splits > blocks) continue;
+      plan.whole = plan.clusters() ? plan.tiles() / blocks * blocks : 0;
+      if (plan.whole == plan.tiles() || (plan.tiles() - plan.whole) * splits > blocks) continue;
       const std::int64_t per_split = ceil_divide(plan.stages, splits);
-      if (ceil_divide(plan.stages, per_split) != splits) continue;  // none is empty
-      if (plan.whole < plan.tiles()) visit(plan);
+      if (ceil_divide(plan.stages, per_split) == splits) visit(plan);  // no part is empty
     }
   };
-  const auto consider_filters = [&](int filter_tile) {
-    const int most_rows = filter_tile <= most_filters_of_two_rows(weights.mode) ? 2 : 1;
-    for (int row_blocks = most_rows; row_blocks >= 1; --row_blocks) {
-      const int pixels = 64 * multiply_warpgroups * row_blocks;
-      if (is_matrix_product(problem)) {
-        consider({filter_tile, row_blocks, 1, 1, pixels, true, false});
-        continue;
-      }
-      const bool stride_1 = problem.stride_h == 1 && problem.stride_w == 1;
-      if (stride_1 && !scaled) consider({filter_tile, row_blocks, 1, 1, pixels, true, true});
-      for (int q = 1; q <= pixels && q < 2 * problem.q(); ++q) {
-        for (int p = 1; q * p <= pixels && p < 2 * problem.p(); ++p) {
-          const int n = static_cast<int>(std::min<std::int64_t>(pixels / (q * p), problem.n));
-          if (stride_1) consider({filter_tile, row_blocks, n, p, q, true, false});
-          consider({filter_tile, row_blocks, n, p, q, false, false});
-        }
+  const auto consider_tile = [&](Source source, int filter_tile, int row_blocks) {
+    const int pixels = 64 * multiply_warpgroups * row_blocks;
+    if (is_matrix_product(problem)) {
+      consider({source, filter_tile, row_blocks, 1, 1, pixels, true, false});
+      return;
+    }
+    const bool stride_1 = problem.stride_h == 1 && problem.stride_w == 1;
+    if (stride_1 && source != Source::transformed) {
+      consider({source, filter_tile, row_blocks, 1, 1, pixels, true, true});
+    }
+    for (int q = 1; q <= pixels && q < 2 * problem.q(); ++q) {
+      for (int p = 1; q * p <= pixels && p < 2 * problem.p(); ++p) {
+        const int n = static_cast<int>(std::min<std::int64_t>(pixels / (q * p), problem.n));
+        if (stride_1) consider({source, filter_tile, row_blocks, n, p, q, true, false});
+        consider({source, filter_tile, row_blocks, n, p, q, false, false});
       }
     }
   };
-  consider_filters(weights.filter_tile);
-  if (!scaled && weights.filter_tile == 128) consider_filters(64);  // more blocks, where there are too few
+  const auto consider_source = [&](Source source) {
+    const Mode accumulators = source == Source::converted ? Mode::fp16 : weights.mode;
+    // Half a tile: more blocks, where there are too few.
+    const int least_filters = weights.filter_tile == 128 && source != Source::transformed ? 64 : weights.filter_tile;
+    for (int filter_tile = weights.filter_tile; filter_tile >= least_filters; filter_tile /= 2) {
+      for (int row_blocks = filter_tile <= most_filters_of_two_rows(accumulators) ? 2 : 1; row_blocks >= 1; --row_blocks) {
+        consider_tile(source, filter_tile, row_blocks);
+      }
+    }
+  };
+  const bool scaled = weights.mode == Mode::split || weights.mode == Mode::single;
+  consider_source(scaled ? Source::transformed : Source::halves);
+  if (weights.mode == Mode::single && problem.c % converted_block == 0) consider_source(Source::converted);
 }
 
 inline Plan make_plan(const ConvProblem& problem, const Weights& weights, int processors) {
-  Plan best{};
-  double least = 1e300;
+  Plan best{}, on_chip{};  // on_chip: the best in one kernel that reads x as it is
+  double least = 1e300, least_on_chip = 1e300;
   for_each_plan(problem, weights, processors, [&](const Plan& plan) {
     const double clocks = plan_clocks(plan, processors);
     if (clocks < least) least = clocks, best = plan;
+    if (plan.source != Source::converted && plan.splits == 1 && clocks < least_on_chip) {
+      least_on_chip = clocks, on_chip = plan;
+    }
   });
+  if (best.source == Source::converted) best.fallback = std::make_shared<const Plan>(on_chip);
   return best;
 }
 

@@ -22,20 +22,20 @@ class Loader {
     Control& control = *shared_.control;
     unsigned packed_tile = work.filter_tile;
     const unsigned half = params_.by_halves.peel(packed_tile);
-    const unsigned char* filters =
-        params_.weight +
-        static_cast<std::int64_t>(packed_tile) * params_.stages * params_.stage_taps * params_.packed_bytes +
-        half * S::filter_bytes;
+    const unsigned char* filters = params_.weight + packed_tile * params_.packed_tile_bytes + half * S::plane_bytes;
     for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
       unsigned block = stage, tap = 0;  // of channels
       if (params_.stage_taps != params_.taps) tap = params_.by_taps.peel(block);
+      const bool pairs = S::paired && !S::converted;
+      const int first_step = static_cast<int>(pairs ? (block & ~1u) * params_.taps + 2 * tap + (block & 1)
+                                                    : (block * params_.taps + tap) * (S::converted ? 2 : 1));
       const int s = static_cast<int>(params_.by_s.peel(tap)), r = static_cast<int>(tap);
       const std::uint32_t full = shared_address(&control.input_full[input_.slot]);
       hopper::wait(shared_address(&control.input_free[input_.slot]), input_.parity ^ 1, site_);
       if constexpr (S::transforms) hopper::fence_copies();  // the splitting warps have written there
       const std::uint32_t target = shared_.input + input_.slot * params_.stage_bytes;
-      const int channel = static_cast<int>(block) * (input_row_bytes / static_cast<int>(sizeof(T)));
-      if (params_.flat) {
+      const int channel = static_cast<int>(block) * S::step_channels;
+      if (S::reads_halves && params_.flat) {
         load_rows(work, channel, target, full);
       } else {
         hopper::arrive_expecting(full, params_.box_bytes);
@@ -43,7 +43,10 @@ class Loader {
                          work.p * params_.stride_h - params_.pad_h + r * params_.dilation_h, work.n, full);
       }
       input_.advance(params_.input_slots);
-      for (int i = 0; i < params_.stage_taps; ++i) load_filters(filters, stage * params_.stage_taps + i);
+      const unsigned char* source = filters + static_cast<std::int64_t>(first_step) * params_.packed_bytes;
+      for (int i = 0; i < params_.stage_taps; ++i, source += params_.packed_bytes * (S::paired ? 2 : 1)) {
+        load_filters(source);
+      }
     }
   }
 
@@ -66,13 +69,16 @@ class Loader {
       }
     }
   }
-  __device__ __forceinline__ void load_filters(const unsigned char* filters, int step) {
+  __device__ __forceinline__ void load_filters(const unsigned char* source) {
     Control& control = *shared_.control;
     const std::uint32_t full = shared_address(&control.filters_full[filters_.slot]);
     hopper::wait(shared_address(&control.filters_free[filters_.slot]), filters_.parity ^ 1, site_);
     hopper::arrive_expecting(full, S::filter_bytes);
-    hopper::copy_bulk(shared_.filters + filters_.slot * S::filter_bytes,
-                      filters + static_cast<std::int64_t>(step) * params_.packed_bytes, S::filter_bytes, full);
+#pragma unroll
+    for (int plane = 0; plane < S::filter_bytes / S::plane_bytes; ++plane) {
+      hopper::copy_bulk(shared_.filters + filters_.slot * S::filter_bytes + plane * S::plane_bytes,
+                        source + plane * params_.packed_bytes, S::plane_bytes, full);
+    }
     filters_.advance(S::slots);
   }
 
@@ -88,12 +94,12 @@ class Loader {
 template <typename S, typename Visit, typename Before, typename After>
 __device__ __forceinline__ void for_each_work(const Params<typename S::T>& params, const Shared<S>& shared,
                                               Visit&& visit, Before&& before_marks, After&& after_marks) {
-  const unsigned round = gridDim.x * most_marks;
+  const unsigned round = gridDim.x * most_marks, work = S::conditional ? shared.control->work : params.work;
   unsigned parity = 0;
-  for (unsigned first = blockIdx.x; first < params.work; first += round, parity ^= 1) {
-    const unsigned size = min(params.work - first, round);
+  for (unsigned first = blockIdx.x; first < work; first += round, parity ^= 1) {
+    const unsigned size = min(work - first, round);
 #pragma unroll 1
-    for (int pass = 0; pass < (S::scaled ? 2 : 1); ++pass) {
+    for (int pass = 0; pass < (S::repeats ? 2 : 1); ++pass) {
       if (pass == 1) before_marks(parity);
       unsigned mark = 0;
 #pragma unroll 1
@@ -103,8 +109,8 @@ __device__ __forceinline__ void for_each_work(const Params<typename S::T>& param
         }
       }
     }
-    if (params.work - first <= round) break;  // first + round may exceed 32 bits
-    if constexpr (S::scaled) after_marks(parity);
+    if (work - first <= round) break;  // first + round may exceed 32 bits
+    if constexpr (S::repeats) after_marks(parity);
   }
 }
 
@@ -129,8 +135,14 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
     hopper::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < most_marks / 32; i += S::threads) control.marks[i] = 0;
+  if (S::conditional && threadIdx.x < 32) {
+    bool is_met = params.condition == nullptr;
+    for (int i = threadIdx.x; i < params.condition_count; i += 32) is_met |= params.condition[i] != 0;
+    is_met = __any_sync(0xffffffffu, is_met);
+    if (threadIdx.x == 0) control.work = is_met ? params.work : 0;
+  }
   __syncthreads();
-  if (!S::scaled && params.splits > 1) hopper::synchronise_cluster();  // barriers that other blocks arrive at
+  if (S::reads_halves && params.splits > 1) hopper::synchronise_cluster();  // barriers that other blocks arrive at
 }
 
 template <typename S>
@@ -155,7 +167,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     for_each_work<S>(
         params, shared,
         [&](unsigned index, unsigned mark, bool repeated) {
-          if (repeated) multiplier.measure(Work(params, index));
+          if (repeated) multiplier.measure(Work(params, index, S::reads_halves));
           if (multiplier.run(index, repeated)) atomicOr(&control.marks[mark / 32], 1u << mark % 32);
         },
         [&](unsigned parity) {
@@ -178,7 +190,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       for_each_work<S>(
           params, shared,
           [&](unsigned index, unsigned, bool repeated) {
-            const Work work(params, index);
+            const Work work(params, index, S::reads_halves);
             transformer.run(work, repeated ? Transform::measure : Transform::split);
             if (repeated) transformer.run(work, Transform::nothing);
           },
@@ -196,7 +208,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       for_each_work<S>(
           params, shared,
           [&](unsigned index, unsigned, bool repeated) {
-            const Work work(params, index);
+            const Work work(params, index, S::reads_halves);
             for (int i = 0; i < (repeated ? 2 : 1); ++i) loader.run(work);
           },
           [&](unsigned parity) { wait_for_marks(parity, role_load); },

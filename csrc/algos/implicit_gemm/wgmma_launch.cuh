@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "algos/implicit_gemm/wgmma.h"
+#include "algos/implicit_gemm/wgmma_convert.cuh"
 #include "algos/implicit_gemm/wgmma_kernel.cuh"
 #include "algos/implicit_gemm/wgmma_pack.cuh"
 #include "core/kernels.h"
@@ -26,6 +27,10 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
   Params<T> params{
       .weight = static_cast<const unsigned char*>(args.weight),
       .exponents = reinterpret_cast<const int*>(static_cast<const char*>(args.weight) + weights.weight_bytes()),
+      .image_exponents = nullptr,
+      .condition = nullptr,
+      .condition_count = 0,
+      .images = as_int(problem.n),
       .y = static_cast<T*>(args.y),
       .partial = plan.splits > 1 && !plan.clusters() ? static_cast<float*>(partial) : nullptr,
       .epilogue = make_epilogue<T>(args),
@@ -52,9 +57,11 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
       .taps = as_int(weights.taps),
       .splits = as_int(plan.splits),
       .stages_per_split = as_int(per_split),
+      .packed_tile_bytes = static_cast<std::int64_t>(weights.weight_bytes()) / weights.filter_tiles,
       .packed_bytes = as_int(weights.tile_bytes()),
       .halves = weights.filter_tile / plan.filter_tile,
       .flat = plan.flat,
+      .in_a_row = product,
       .rows = as_int(problem.p()),
       .halo_rows = as_int((problem.r - 1) * problem.dilation_h),
       .row_bytes = plan.box_w * input_row_bytes,
@@ -131,45 +138,48 @@ void launch(const Params<typename S::T>& params, const CUtensorMap& x_map, const
   check_cuda(cudaLaunchKernelEx(&config, convolve<S>, x_map, y_map, params), "implicit_gemm");
 }
 
-// x: NHWC, 16-byte aligned. workspace: plan.partial_bytes().
 template <typename T, Mode mode>
-void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* workspace, Runtime& runtime) {
+void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params, const void* x, DType x_type,
+                Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
-  const Params<T> params = make_params<T>(args, plan, workspace, runtime);
-  const Box4 x_box{.c = plan.weights.step_channels,
+  const Box4 x_box{.c = plan.step_channels(),
                    .w = plan.box_w,
                    .h = plan.flat ? 1 : plan.box_h,
                    .n = plan.box_n,
                    .stride_w = static_cast<int>(problem.stride_w),
                    .stride_h = static_cast<int>(problem.stride_h)};
   const Box4 y_box{.c = box_bytes / static_cast<int>(sizeof(T)), .w = plan.tile_q, .h = plan.tile_p, .n = plan.tile_n};
-  const auto make_map = [&](const void* tensor, std::int64_t height, std::int64_t width, std::int64_t channels,
-                            const Box4& box, bool row) {
-    return row ? make_tensor_map(tensor, problem.dtype, 1, 1, problem.n * height * width, channels, box)
-               : make_tensor_map(tensor, problem.dtype, problem.n, height, width, channels, box);
+  const auto make_map = [&](const void* tensor, DType dtype, std::int64_t height, std::int64_t width,
+                            std::int64_t channels, const Box4& box, bool row) {
+    return row ? make_tensor_map(tensor, dtype, 1, 1, problem.n * height * width, channels, box)
+               : make_tensor_map(tensor, dtype, problem.n, height, width, channels, box);
   };
-  const bool product = is_matrix_product(problem);
-  const CUtensorMap x_map = make_map(x, problem.h, problem.w, problem.c, x_box, product);
-  const CUtensorMap y_map =
-      params.stores_boxes ? make_map(args.y, problem.p(), problem.q(), problem.k, y_box, product || plan.flat)
-                          : CUtensorMap{};
-  const std::int64_t blocks = blocks_at_once(plan, runtime.device().processors);
+  const CUtensorMap x_map = make_map(x, x_type, problem.h, problem.w, problem.c, x_box, is_matrix_product(problem));
+  const CUtensorMap y_map = params.stores_boxes ? make_map(args.y, problem.dtype, problem.p(), problem.q(), problem.k,
+                                                           y_box, params.in_a_row)
+                                                : CUtensorMap{};
+  const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));
   const int cluster = plan.clusters() ? static_cast<int>(plan.splits) : 1;
-  const auto try_kind = [&](auto filter_tile, auto row_blocks, auto raw) {
-    if (plan.raw() != raw()) return;
-    launch<Shape<T, mode, filter_tile(), row_blocks(), raw()>>(params, x_map, y_map, plan.shared_bytes(),
-                                                               static_cast<int>(blocks), cluster, stream);
+  const auto try_source = [&](auto filter_tile, auto row_blocks, auto source) {
+    if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks() || plan.source != source()) return;
+    launch<Shape<T, mode, filter_tile(), row_blocks(), source()>>(params, x_map, y_map, plan.shared_bytes(), blocks,
+                                                                  cluster, stream);
   };
-  const auto try_tile = [&](auto filter_tile, auto row_blocks) {
-    if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks()) return;
-    try_kind(filter_tile, row_blocks, std::false_type{});
-    if constexpr (std::is_same_v<T, float>) try_kind(filter_tile, row_blocks, std::true_type{});
+  const auto try_rows = [&](auto filter_tile, auto source) {
+    try_source(filter_tile, std::integral_constant<int, 1>{}, source);
+    if constexpr (filter_tile() <= most_filters_of_two_rows(source() == Source::converted ? Mode::fp16 : mode)) {
+      try_source(filter_tile, std::integral_constant<int, 2>{}, source);
+    }
   };
   const auto try_filters = [&](auto filter_tile) {
-    try_tile(filter_tile, std::integral_constant<int, 1>{});
-    if constexpr (filter_tile() <= most_filters_of_two_rows(mode))
-      try_tile(filter_tile, std::integral_constant<int, 2>{});
+    if constexpr (std::is_same_v<T, float>) {
+      try_rows(filter_tile, std::integral_constant<Source, Source::transformed>{});
+      try_rows(filter_tile, std::integral_constant<Source, Source::raw>{});
+      if constexpr (mode == Mode::single) try_rows(filter_tile, std::integral_constant<Source, Source::converted>{});
+    } else {
+      try_rows(filter_tile, std::integral_constant<Source, Source::halves>{});
+    }
   };
   try_filters(std::integral_constant<int, 128>{});
   try_filters(std::integral_constant<int, 64>{});
@@ -182,13 +192,40 @@ void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* work
     const std::int64_t numel = problem.output_numel();
     const bool nhwc = problem.layout == Layout::nhwc;
     const FastDivide by_inner(nhwc ? 1u : static_cast<std::uint32_t>(problem.p() * problem.q()));
-    const auto blocks =
+    const auto sum_blocks =
         static_cast<unsigned>(std::min<std::int64_t>((numel + 255) / 256, runtime.device().processors * 8));
-    add_parts<T><<<blocks, 256, 0, stream>>>(static_cast<int>(plan.splits), numel, by_inner,
-                                             FastDivide(static_cast<std::uint32_t>(problem.k)), params.partial,
-                                             params.epilogue, params.y);
+    add_parts<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.splits), numel, by_inner,
+                                                 FastDivide(static_cast<std::uint32_t>(problem.k)), params.partial,
+                                                 params.epilogue, params.y);
     check_launch("implicit_gemm: sum of parts");
   }
+}
+
+// x: NHWC, 16-byte aligned. workspace: plan.workspace_bytes().
+template <typename T, Mode mode>
+void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* workspace, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  Params<T> params = make_params<T>(args, plan, workspace, runtime);
+  if constexpr (mode == Mode::single) {
+    if (plan.source == Source::converted) {
+      const std::int64_t blocks = plan.convert_blocks(problem);
+      int* exponents = reinterpret_cast<int*>(static_cast<char*>(workspace) + plan.converted_bytes(problem));
+      int* flags = exponents + problem.n;
+      convert<half_t><<<static_cast<unsigned>(blocks * problem.n), convert_threads, 0,
+                static_cast<cudaStream_t>(runtime.stream())>>>(
+          static_cast<const float*>(x), static_cast<half_t*>(workspace), exponents, flags,
+          problem.h * problem.w * problem.c, FastDivide(static_cast<std::uint32_t>(blocks)), static_cast<int>(blocks));
+      check_launch("implicit_gemm: conversion");
+      params.image_exponents = exponents;
+      run_kernel<T, mode>(args, plan, params, workspace, DType::f16, runtime);
+      params = make_params<T>(args, *plan.fallback, nullptr, runtime);
+      params.condition = flags;
+      params.condition_count = static_cast<int>(blocks * problem.n);
+      run_kernel<T, mode>(args, *plan.fallback, params, x, problem.dtype, runtime);
+      return;
+    }
+  }
+  run_kernel<T, mode>(args, plan, params, x, problem.dtype, runtime);
 }
 
 template <typename T, Mode mode>
@@ -199,7 +236,7 @@ void pack_class(const PackArgs& args, Runtime& runtime) {
   pack_filters<T, mode><<<static_cast<unsigned>(weights.filter_tiles * weights.filter_tile), pack_threads, 0,
                           static_cast<cudaStream_t>(runtime.stream())>>>(
       static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.taps),
-      static_cast<int>(weights.channel_blocks), weights.filter_tile, static_cast<const T*>(args.weight), packed,
+      static_cast<int>(weights.packed_blocks()), weights.filter_tile, static_cast<const T*>(args.weight), packed,
       reinterpret_cast<int*>(packed + weights.weight_bytes()), static_cast<T*>(args.snapshot));
   check_launch("implicit_gemm: packing");
 }

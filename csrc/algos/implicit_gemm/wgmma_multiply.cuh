@@ -18,7 +18,8 @@ __device__ __forceinline__ void multiply(float (&sums)[count], const Operand<S>&
 #pragma unroll
   for (int i = first; i < last; ++i) {
     const int kind = S::split ? i / S::depth : 2, at = i % S::depth;  // lo hi, hi lo, hi hi
-    const std::uint32_t offset = (32 * at + (kind == 1 ? plane : 0)) / 16;
+    const int of_product = S::converted ? 32 * (at % 2) + S::plane_bytes * (at / 2) : 32 * at;
+    const std::uint32_t offset = (of_product + (kind == 1 ? plane : 0)) / 16;
     // Within 32 bits, which cannot overflow: fewer instructions.
     const std::uint64_t descriptor = (filters & 0xffffffff00000000) | (static_cast<std::uint32_t>(filters) + offset);
     if (S::split && i == 0) {
@@ -60,13 +61,14 @@ class Multiplier {
 #pragma unroll
       for (int i = 0; i < S::sums; ++i) total[m][i] = 0.0f;
     }
-    const Work work(params_, index);
+    const Work work(params_, index, S::reads_halves);
     begin(work);
-    if (!S::scaled && params_.flat) input_.place_flat(params_, work);
+    if (S::reads_halves && params_.flat) input_.place_flat(params_, work);
+    if constexpr (S::converted) find_exponents(work);
     FilterData<S>& filters = shared_.filter_data[threadIdx.x / 32];
     filters.fetch(params_, work.filter_tile);
     bool off = false;
-    if (S::scaled && exact) {
+    if (S::repeats && exact) {
       multiply_exact(total);
       if constexpr (!S::raw) release_stage();
     } else {
@@ -76,7 +78,7 @@ class Multiplier {
         multiply_chained(total);
       }
       leave();
-      if constexpr (S::scaled) {
+      if constexpr (S::repeats) {
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
           const float high = largest_[i] * power_of_two(exponents_[i]);
@@ -86,10 +88,10 @@ class Multiplier {
     }
     wait_for_copies<0>();
     asm volatile("" : "+r"(index));  // so that it is decoded again, and does not occupy registers until now
-    const Work output(params_, index);
-    if constexpr (!S::scaled) {
+    const Work output(params_, index, S::reads_halves);
+    if constexpr (S::reads_halves) {
       if (index >= params_.whole) {
-        add_in_cluster<S>(params_, output, filters, shared_, total, site_);
+        add_in_cluster<S>(params_, output, filters, shared_, total, exponents_, site_);
         return false;
       }
     }
@@ -304,6 +306,21 @@ class Multiplier {
       hopper::pin(sums[u % 2]);
 #pragma unroll
       for (int i = 0; i < S::unit_sums; ++i) total[row_block(u)][first_sum(u) + i] += sums[u % 2][i];
+    }
+  }
+
+  // Of the images of the lane's pixels.
+  __device__ __forceinline__ void find_exponents(const Work& work) {
+#pragma unroll
+    for (int i = 0; i < rows; ++i) {
+      unsigned pixel = pixel_of_lane<S>(i), image;
+      if (params_.in_a_row) {
+        image = params_.by_image.quotient(work.q + pixel);
+      } else {
+        params_.by_tile_q.peel(pixel);
+        image = work.n + params_.by_tile_p.quotient(pixel);
+      }
+      exponents_[i] = params_.image_exponents[min(static_cast<int>(image), params_.images - 1)];
     }
   }
 

@@ -267,7 +267,7 @@ __device__ __forceinline__ void finish_chunk(const Params<typename S::T>& params
 #pragma unroll
     for (int e = 0; e < chunk; ++e) {
       float value = sums[i / 2][(column / 8 + e / 2) * 4 + i % 2 * 2 + e % 2];
-      if constexpr (S::scaled && S::raw) value *= factor[i];
+      if constexpr (S::scaled && !S::transforms) value *= factor[i];
       if constexpr (S::scaled && finish == Finish::partial) value *= scale[e];
       if constexpr (S::scaled && finish != Finish::partial) value = fmaf(value, scale[e], bias[e]);
       if constexpr (!S::scaled && finish != Finish::partial) value += bias[e];
@@ -420,7 +420,7 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     for (int i = 0; i < rows; ++i)
       moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
   }
-  Finish finish = uniform || S::raw || !S::scaled ? finish_of(params) : Finish::general;
+  Finish finish = uniform || !S::transforms ? finish_of(params) : Finish::general;
   const bool boxes = S::stores_boxes && params.stores_boxes && (finish == Finish::plain || finish == Finish::clamped);
   if (boxes) {
     if (threadIdx.x == 0) hopper::wait_for_reading<0>();

@@ -14,7 +14,7 @@ template <typename T, Mode mode>
 __global__ void __launch_bounds__(pack_threads)
     pack_filters(int c, int k, int taps, int channel_blocks, int filter_tile,
                  const T* __restrict__ weight,        // [K, C, R, S]
-                 unsigned char* __restrict__ packed,  // [filter tile][channel block][tap][filter_tile][row bytes]
+                 unsigned char* __restrict__ packed,  // [filter tile][channel block][tap][filter_tile][row bytes] (wgmma_config.h)
                  int* __restrict__ exponents,         // [filter tiles * filter_tile]
                  T* __restrict__ snapshot) {          // [K, C, R, S] or null
   using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_t>;
@@ -40,7 +40,9 @@ __global__ void __launch_bounds__(pack_threads)
     const int step = i / channels, within = i % channels, product = within / 16, index = within % 16;
     const int channel = step / taps * channels + channel_of<is_float>(product, index), tap = step % taps;
     const T raw = source != nullptr && channel < c ? source[channel * taps + tap] : from_float<T>(0.0f);
-    unsigned char* line = target + static_cast<std::int64_t>(step) * filter_tile * row_bytes;
+    const int block = step / taps;
+    const int position = mode == Mode::single ? (block / 2 * taps + tap) * 2 + block % 2 : step;
+    unsigned char* line = target + static_cast<std::int64_t>(position) * filter_tile * row_bytes;
     if constexpr (is_float) {
       const float value = raw * power_of_two(exponent);
       const half_t high = from_float<half_t>(value);

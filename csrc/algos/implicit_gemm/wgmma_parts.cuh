@@ -12,7 +12,8 @@ namespace fastconv::algos::implicit_gemm::wgmma {
 template <typename S>
 __device__ __forceinline__ void add_in_cluster(const Params<typename S::T>& params, const Work& work,
                                                const FilterData<S>& filters, const Shared<S>& shared,
-                                               const float (&sums)[S::row_blocks][S::sums], const WaitSite& site) {
+                                               const float (&sums)[S::row_blocks][S::sums],
+                                               const int (&exponents)[2 * S::row_blocks], const WaitSite& site) {
   using T = typename S::T;
   constexpr int chunk = chunk_of<T>, pitch = S::filter_tile + 4, vectors = S::filter_tile / chunk;
   constexpr int threads = 128 * multiply_warpgroups;
@@ -25,6 +26,8 @@ __device__ __forceinline__ void add_in_cluster(const Params<typename S::T>& para
 #pragma unroll
   for (int i = 0; i < 2 * S::row_blocks; ++i) {
     const std::uint32_t target = address_of(pixel_of_lane<S>(i), thread % 4 * chunk);
+    const float factor = S::scaled ? power_of_two(-exponents[i]) : 1.0f;
+    const auto bits = [&](float value) { return __float_as_uint(S::scaled ? value * factor : value); };
 #pragma unroll
     for (int filter = 0; filter < S::filter_tile; filter += 4 * chunk) {
 #pragma unroll
@@ -32,8 +35,7 @@ __device__ __forceinline__ void add_in_cluster(const Params<typename S::T>& para
         const int at = (filter / 8 + e / 2) * 4 + i % 2 * 2;
         const float* of_row = sums[i / 2];
         store_shared(target + (filter + e) * 4,
-                     {__float_as_uint(of_row[at]), __float_as_uint(of_row[at + 1]), __float_as_uint(of_row[at + 4]),
-                      __float_as_uint(of_row[at + 5])});
+                     {bits(of_row[at]), bits(of_row[at + 1]), bits(of_row[at + 4]), bits(of_row[at + 5])});
       }
     }
   }
@@ -60,7 +62,10 @@ __device__ __forceinline__ void add_in_cluster(const Params<typename S::T>& para
         }
       }
 #pragma unroll
-      for (int e = 0; e < chunk; ++e) bias[0][e] = to_float(filters.bias[filter + e]);
+      for (int e = 0; e < chunk; ++e) {
+        bias[0][e] = to_float(filters.bias[filter + e]);
+        if constexpr (S::scaled) value[0][e] *= power_of_two(-filters.exponent[filter + e]);
+      }
       store_vectors(params, 0, index, value, bias);
     }
   } else {
@@ -71,7 +76,6 @@ __device__ __forceinline__ void add_in_cluster(const Params<typename S::T>& para
       std::int64_t index = output_index(params, work, pixel);
       if (index < 0 || first_k + filter >= params.k) continue;
       index += (first_k + filter) * params.y_filter;
-      float value = to_float(filters.bias[filter]);
       float sum = 0.0f;
 #pragma unroll 1
       for (int part = 0; part < parts; ++part) {
@@ -82,7 +86,8 @@ __device__ __forceinline__ void add_in_cluster(const Params<typename S::T>& para
                      : "memory");
         sum += one;
       }
-      params.y[index] = params.epilogue.finish(sum + value, index);
+      if constexpr (S::scaled) sum *= power_of_two(-filters.exponent[filter]);
+      params.y[index] = params.epilogue.finish(sum + to_float(filters.bias[filter]), index);
     }
   }
   synchronise_multipliers();

@@ -15,6 +15,9 @@ template <typename T>
 struct Params {
   const unsigned char* weight;  // packed (wgmma_config.h)
   const int* exponents;         // [filter tile][filter_tile], or null
+  const int* image_exponents;   // converted: [N], of the scales of x
+  const int* condition;         // [condition_count] or null: nothing is done unless one is not 0
+  int condition_count, images;
   T* y;                         // [N, K, P, Q] by the strides below
   float* partial;               // [splits] tensors like y, if parts are added there; else null
   Epilogue<T> epilogue;
@@ -25,8 +28,10 @@ struct Params {
   int box_h, box_w;
   int input_slots, stage_bytes, box_bytes;
   int stages, stage_taps, taps, splits, stages_per_split;
-  int packed_bytes, halves;  // of a step of a packed filter tile; blocks that share one
-  bool flat;                 // tiles are pixels in a row (Plan::flat)
+  std::int64_t packed_tile_bytes;
+  int packed_bytes, halves;  // of a channel block and tap of a packed filter tile; blocks that share such a tile
+  bool flat;                 // Plan::flat
+  bool in_a_row;             // flat, or a matrix product: all pixels of y are one row
   int rows, halo_rows;       // flat: of an image of y; of input beyond those of y
   int row_bytes;             // flat: of a row of a stage
   FastDivide by_row, by_rows;
@@ -45,23 +50,29 @@ struct Params {
 
 enum class Units { row_blocks, filter_halves, steps };
 
-// A kernel instantiation. raw: stages hold one tap each, so each value of x is read once, and the multiplying warps
-// split it on the way into registers; else (float32) a warpgroup of its own splits whole stages, once for all taps.
-template <typename T_, Mode mode_, int filter_tile_, int row_blocks_, bool raw_>
+// A kernel instantiation.
+template <typename T_, Mode mode_, int filter_tile_, int row_blocks_, Source source_>
 struct Shape {
   using T = T_;
   using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_t>;
   static constexpr Mode mode = mode_;
   static constexpr bool split = mode == Mode::split;  // two planes, three products, totals
-  static constexpr bool scaled = std::is_same_v<T, float>, raw = raw_, transforms = scaled && !raw;
-  static_assert(scaled || !raw);
+  static constexpr bool scaled = std::is_same_v<T, float>;
+  static constexpr bool raw = source_ == Source::raw, transforms = source_ == Source::transformed;
+  static constexpr bool converted = source_ == Source::converted, reads_halves = converted || !scaled;
+  static constexpr bool repeats = scaled && !converted;  // tiles whose scale does not fit
+  static constexpr bool conditional = repeats && mode == Mode::single;  // it may be a fallback (Plan::fallback)
+  static_assert(scaled == (source_ != Source::halves) && (!converted || mode == Mode::single));
   static constexpr int filter_tile = filter_tile_, row_blocks = row_blocks_;
   static constexpr int pixel_tile = 64 * multiply_warpgroups * row_blocks;
   static constexpr int row_bytes = mode == Mode::single ? 64 : 128;
-  static constexpr int filter_bytes = filter_tile * row_bytes;
+  static constexpr bool paired = mode == Mode::single;  // packed as pairs of channel blocks; converted: one step
+  static constexpr int plane_bytes = filter_tile * row_bytes;
+  static constexpr int filter_bytes = plane_bytes * (converted ? 2 : 1);
+  static constexpr int step_channels = input_row_bytes / (reads_halves ? 2 : 4);
   static constexpr int sums = filter_tile / 2;  // registers of a thread for 64 pixels
   // Products of 16 along a step's channels.
-  static constexpr int depth = scaled ? 2 : 4;
+  static constexpr int depth = reads_halves ? 4 : 2;
   static constexpr int slots = filter_slots(filter_bytes, raw);
   // Whether copies can bring sums to y (Plan::stores_boxes).
   static constexpr bool stores_boxes = !transforms && filter_tile * sizeof(T) % box_bytes == 0;
@@ -76,7 +87,8 @@ struct Shape {
   // Warpgroups: the multiplying ones, the splitting one, the loading one; and the registers that a thread of each asks
   // for: 65536 in all, or what the block starts with, 168 a thread.
   static constexpr int warpgroups = multiply_warpgroups + (transforms ? 2 : 1), threads = 128 * warpgroups;
-  static constexpr int multiply_registers = transforms ? 216 : 232, transform_registers = 40, load_registers = 40;
+  static constexpr int multiply_registers = transforms ? 216 : 232, transform_registers = 40;
+  static constexpr int load_registers = transforms ? 40 : 48;
 };
 
 // Of y, 16 bytes: the filters that a lane stores at once. wgmma gives lane l columns 2t and 2t + 1 (t = l % 4) of each
@@ -110,6 +122,7 @@ struct Control {
   std::uint64_t parts_ready, parts_done;  // of a cluster: sums are in shared memory; have been read
   int exponent[most_input_slots];  // of the scale of the slot's tile
   float largest[4];                // of the transforming warps
+  unsigned work, pad[3];           // Params::work, or 0 if its condition is not met
   unsigned marks[most_marks / 32];
 };
 
@@ -173,15 +186,16 @@ struct Shared {
 };
 static_assert(sizeof(Control) % 16 == 0);
 
-// One tile of the output and one part of the reduction.
+// One tile of the output and one part of the reduction. clusters: whole tiles first, then parts of one tile side by
+// side (S::reads_halves); else parts are the slowest index.
 struct Work {
   int filter_tile, n, p, q;  // first image, row and column of the tile
   int split, first_stage, last_stage;
 
   template <typename T>
-  __device__ __forceinline__ Work(const Params<T>& params, unsigned index) {
-    const bool is_part = index >= params.whole;
+  __device__ __forceinline__ Work(const Params<T>& params, unsigned index, bool clusters) {
     split = 0;
+    const bool is_part = clusters && index >= params.whole;
     if (is_part) {
       index -= params.whole;
       split = static_cast<int>(params.by_splits.peel(index));
@@ -191,8 +205,9 @@ struct Work {
     q = static_cast<int>(params.by_tiles_q.peel(index)) * params.tile_q;
     p = static_cast<int>(params.by_tiles_p.peel(index)) * params.tile_p;
     n = static_cast<int>(params.by_tiles_n.peel(index)) * params.tile_n;
+    if (!clusters) split = static_cast<int>(index);
     first_stage = split * params.stages_per_split;
-    last_stage = is_part ? min(first_stage + params.stages_per_split, params.stages) : params.stages;
+    last_stage = clusters && !is_part ? params.stages : min(first_stage + params.stages_per_split, params.stages);
   }
 };
 
