@@ -69,16 +69,6 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   return 8.0 + std::max({tensor_us, latency_us, gather_us}) + 1e6 * bytes / (0.6 * device.bandwidth_bytes_per_s);
 }
 
-const char* describe(Mode mode) {
-  switch (mode) {
-    case Mode::split: return "3 x float16";
-    case Mode::single: return "1 x float16";
-    case Mode::fp16: return "float16";
-    case Mode::bf16: return "bfloat16";
-  }
-  return "?";
-}
-
 ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const auto detail =
       std::make_shared<const wgmma::Plan>(wgmma::make_plan(problem, wgmma::make_weights(problem), device.processors));
@@ -91,12 +81,18 @@ ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double launch_us = plan.weights.mode == Mode::single ? 6.0 : 3.0;
   const double transposition_us =
       transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.9 * device.bandwidth_bytes_per_s);
-  return {"wgmma, " + std::string(describe(plan.weights.mode)) + ", tile " + text(plan.tile_n) + "x" +
-              text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs, " + text(plan.weights.filter_tile) +
-              " filters, " + text(plan.stages * plan.stage_taps) + " steps of " + text(plan.weights.step_channels) +
-              (plan.whole_window ? ", whole windows" : ", single taps") +
-              (plan.splits > 1 ? ", " + text(plan.splits) + " parts" : ""),
-          transposed + plan.partial_bytes(problem), launch_us + kernel_us + transposition_us, detail};
+  const std::string tile = plan.flat ? text(plan.tile_q) + " outputs in a row"
+                                     : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
+  std::string parts;
+  if (plan.splits > 1) {
+    parts = ", " + (plan.whole > 0 ? "the last " + text(plan.tiles() - plan.whole) + " tiles in " : std::string()) +
+            text(plan.splits) + (plan.clusters() ? " parts of a cluster" : " parts");
+  }
+  return {"wgmma, " + std::string(describe(plan.weights.mode)) +
+              (plan.source == wgmma::Source::converted ? " beforehand" : "") + ", tile " + tile + ", " +
+              text(plan.filter_tile) + " filters, " + text(plan.stages * plan.stage_taps) + " steps of " +
+              text(plan.step_channels()) + (plan.whole_window ? ", whole windows" : ", single taps") + parts,
+          transposed + plan.workspace_bytes(problem), launch_us + kernel_us + transposition_us, detail};
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {

@@ -30,6 +30,16 @@ enum class Mode : std::uint8_t {
   bf16,
 };
 
+inline const char* describe(Mode mode) {
+  switch (mode) {
+    case Mode::split: return "3 x float16";
+    case Mode::single: return "1 x float16";
+    case Mode::fp16: return "float16";
+    case Mode::bf16: return "bfloat16";
+  }
+  return "?";
+}
+
 struct Config {
   Mode mode;
   int planes, products;

@@ -39,16 +39,6 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   return Support::yes();
 }
 
-const char* describe(Mode mode) {
-  switch (mode) {
-    case Mode::split: return "3 x float16";
-    case Mode::single: return "1 x float16";
-    case Mode::fp16: return "float16";
-    case Mode::bf16: return "bfloat16";
-  }
-  return "?";
-}
-
 ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {  // for the tests: never the fastest
   ConvPlan plan;
   plan.config = "float32, a row of pixels at a time";
