@@ -48,4 +48,11 @@ __device__ __forceinline__ float4 load_from_block(std::uint32_t address_in_block
   return value;
 }
 
+// Of the same address in another block's shared memory.
+__device__ __forceinline__ unsigned load_word_from_block(std::uint32_t address, int rank) {
+  unsigned value;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(value) : "r"(address_in_block(address, rank)) : "memory");
+  return value;
+}
+
 }  // namespace fastconv::hopper

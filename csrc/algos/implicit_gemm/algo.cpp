@@ -86,7 +86,7 @@ ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
   std::string parts;
   if (plan.splits > 1) {
     parts = ", " + (plan.whole > 0 ? "the last " + text(plan.tiles() - plan.whole) + " tiles in " : std::string()) +
-            text(plan.splits) + (plan.clusters() ? " parts of a cluster" : " parts");
+            text(plan.splits) + " parts";
   }
   return {"wgmma, " + std::string(describe(plan.weights.mode)) +
               (plan.source == wgmma::Source::converted ? " beforehand" : "") + ", tile " + tile + ", " +

@@ -35,7 +35,7 @@ constexpr int filter_ring_bytes = 64 * 1024, most_filter_slots = 8, most_input_s
 constexpr int filter_slots(int tile_bytes, bool raw) {  // a power of two; raw: input slots are no more
   return tile_bytes * 8 <= filter_ring_bytes && !raw ? most_filter_slots : most_filter_slots / 2;
 }
-constexpr int most_box_pixels = 640;
+constexpr int most_box_pixels = 640, most_parts = 8;  // of a reduction: the blocks of a cluster
 constexpr std::size_t shared_limit = 227 * 1024;
 constexpr std::size_t shared_overhead = 12 * 1024;  // alignment, barriers, marks of tiles to repeat, data of filters
 constexpr std::size_t least_staging = 22 * 1024, most_staging = 64 * 1024;  // sums on their way to y
@@ -98,6 +98,11 @@ enum class Source {
 };
 constexpr int converted_block = 64;  // channels: C must be a multiple
 
+// Whether the kernel can cut a reduction into parts. Adding them takes registers, which the splitting warpgroup needs.
+constexpr bool can_cut(Source source, int row_blocks, int filter_tile) {
+  return source != Source::transformed || row_blocks * filter_tile <= 128;
+}
+
 // The rest of the plan.
 struct Plan {
   Weights weights;
@@ -117,15 +122,13 @@ struct Plan {
   bool stores_boxes;  // y is written by copies from shared memory, beside the next tile
   std::size_t staging_bytes;
   std::int64_t stages;  // of the whole reduction
-  // Tiles from `whole` on have their reduction cut into so many parts. Half types: a part for each block of a cluster,
-  // which add them; else they go through memory, and `whole` is 0.
+  // Tiles from `whole` on have their reduction cut into so many parts, one for each block of a cluster, which adds them.
   std::int64_t splits, whole;
   std::int64_t tiles_n, tiles_p, tiles_q;
   std::shared_ptr<const Plan> fallback;  // of a converted one: if the input's range is too wide for a scale an image
 
   bool raw() const { return source == Source::raw; }
   bool reads_halves() const { return source == Source::halves || source == Source::converted; }
-  bool clusters() const { return splits > 1 && reads_halves(); }
   int step_channels() const { return source == Source::converted ? converted_block : weights.step_channels; }
   int pixel_tile() const { return 64 * multiply_warpgroups * row_blocks; }
   std::size_t stage_bytes() const {
@@ -144,10 +147,6 @@ struct Plan {
   std::size_t shared_bytes() const {
     return shared_overhead + staging_bytes + input_slots * slot_bytes() + ring_bytes();
   }
-  std::size_t partial_bytes(const ConvProblem& problem) const {
-    if (splits == 1 || clusters()) return 0;
-    return Config::align(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));
-  }
   // Converted: x in halves, then the exponents of the images' scales, then a flag of each block that has converted.
   std::size_t converted_bytes(const ConvProblem& problem) const {
     return source == Source::converted
@@ -159,7 +158,7 @@ struct Plan {
     return std::max<std::int64_t>(1, std::min((2048 + problem.n - 1) / problem.n, values / 16384));
   }
   std::size_t workspace_bytes(const ConvProblem& problem) const {
-    if (source != Source::converted) return partial_bytes(problem);
+    if (source != Source::converted) return 0;
     return converted_bytes(problem) +
            Config::align(static_cast<std::size_t>(problem.n * (1 + convert_blocks(problem))) * sizeof(int));
   }
@@ -267,8 +266,8 @@ constexpr std::int64_t ceil_divide(std::int64_t a, std::int64_t b) { return (a +
 
 // Blocks that run side by side. Clusters lie within groups of 16 or 18 multiprocessors, and do not fill them.
 inline std::int64_t blocks_at_once(const Plan& plan, int processors) {
-  if (!plan.clusters()) return processors;
-  return plan.splits == 2 ? processors / 2 * 2 : processors * 10 / 11 / plan.splits * plan.splits;
+  constexpr int of_132[most_parts + 1] = {0, 132, 132, 117, 120, 110, 102, 105, 120};  // an H200
+  return processors * of_132[plan.splits] / 132 / plan.splits * plan.splits;
 }
 
 inline double plan_clocks(const Plan& plan, int processors) {
@@ -286,8 +285,7 @@ inline double plan_clocks(const Plan& plan, int processors) {
   if (cut == 0) return clocks;
   const double part = static_cast<double>(ceil_divide(plan.stages, plan.splits)) * plan.stage_taps * step_clocks(plan);
   const double rounds = static_cast<double>(ceil_divide(cut * plan.splits, blocks));
-  if (plan.clusters()) return clocks + rounds * (part + 2500 + values / 10 + bytes / 20 / static_cast<double>(plan.splits));
-  return clocks + rounds * (part + epilogue) + 4500 + 300.0 * static_cast<double>(plan.splits);
+  return clocks + rounds * (part + 2500 + values / 10 + bytes / 20 / static_cast<double>(plan.splits));
 }
 
 // All plans: visit(plan).
@@ -297,13 +295,12 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
     Plan plan{};
     if (!shape_tile(problem, weights, tile, plan)) return;
     visit(plan);
-    const std::size_t sums = static_cast<std::size_t>(plan.pixel_tile()) * (plan.filter_tile + 4) * sizeof(float);
-    const bool fits = sums <= plan.input_slots * plan.stage_bytes() + plan.ring_bytes();
-    for (std::int64_t splits : {2, 3, 4, 5, 6, 7, 8, 12, 16}) {
+    const std::size_t sums = static_cast<std::size_t>(plan.pixel_tile()) * (plan.filter_tile + 5) * sizeof(float);
+    const bool fits = can_cut(plan.source, plan.row_blocks, plan.filter_tile) && sums <= plan.input_slots * plan.stage_bytes() + plan.ring_bytes();
+    for (std::int64_t splits = 2; splits <= most_parts && fits; ++splits) {
       plan.splits = splits;
-      if (plan.clusters() ? splits > 8 || !fits : splits == 5 || splits == 7) continue;
       const std::int64_t blocks = blocks_at_once(plan, processors);
-      plan.whole = plan.clusters() ? plan.tiles() / blocks * blocks : 0;
+      plan.whole = plan.tiles() / blocks * blocks;
       if (plan.whole == plan.tiles() || (plan.tiles() - plan.whole) * splits > blocks) continue;
       const std::int64_t per_split = ceil_divide(plan.stages, splits);
       if (ceil_divide(plan.stages, per_split) == splits) visit(plan);  // no part is empty
@@ -330,7 +327,7 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
   const auto consider_source = [&](Source source) {
     const Mode accumulators = source == Source::converted ? Mode::fp16 : weights.mode;
     // Half a tile: more blocks, where there are too few.
-    const int least_filters = weights.filter_tile == 128 && source != Source::transformed ? 64 : weights.filter_tile;
+    const int least_filters = weights.filter_tile == 128 ? 64 : weights.filter_tile;
     for (int filter_tile = weights.filter_tile; filter_tile >= least_filters; filter_tile /= 2) {
       for (int row_blocks = filter_tile <= most_filters_of_two_rows(accumulators) ? 2 : 1; row_blocks >= 1; --row_blocks) {
         consider_tile(source, filter_tile, row_blocks);

@@ -135,14 +135,16 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
     hopper::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < most_marks / 32; i += S::threads) control.marks[i] = 0;
-  if (S::conditional && threadIdx.x < 32) {
+  unsigned thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));  // so that no predicate is spilled
+  if (S::conditional && thread < 32) {
     bool is_met = params.condition == nullptr;
-    for (int i = threadIdx.x; i < params.condition_count; i += 32) is_met |= params.condition[i] != 0;
+    for (int i = thread; i < params.condition_count; i += 32) is_met |= params.condition[i] != 0;
     is_met = __any_sync(0xffffffffu, is_met);
-    if (threadIdx.x == 0) control.work = is_met ? params.work : 0;
+    if (thread == 0) control.work = is_met ? params.work : 0;
   }
   __syncthreads();
-  if (S::reads_halves && params.splits > 1) hopper::synchronise_cluster();  // barriers that other blocks arrive at
+  if (params.splits > 1) hopper::synchronise_cluster();  // barriers that other blocks arrive at
 }
 
 template <typename S>
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     for_each_work<S>(
         params, shared,
         [&](unsigned index, unsigned mark, bool repeated) {
-          if (repeated) multiplier.measure(Work(params, index, S::reads_halves));
+          if (repeated) multiplier.measure(Work(params, index));
           if (multiplier.run(index, repeated)) atomicOr(&control.marks[mark / 32], 1u << mark % 32);
         },
         [&](unsigned parity) {
@@ -190,7 +192,7 @@ __global__ void __launch_bounds__(S::threads, 1)
       for_each_work<S>(
           params, shared,
           [&](unsigned index, unsigned, bool repeated) {
-            const Work work(params, index, S::reads_halves);
+            const Work work(params, index);
             transformer.run(work, repeated ? Transform::measure : Transform::split);
             if (repeated) transformer.run(work, Transform::nothing);
           },
@@ -208,10 +210,13 @@ __global__ void __launch_bounds__(S::threads, 1)
       for_each_work<S>(
           params, shared,
           [&](unsigned index, unsigned, bool repeated) {
-            const Work work(params, index, S::reads_halves);
+            const Work work(params, index);
             for (int i = 0; i < (repeated ? 2 : 1); ++i) loader.run(work);
           },
-          [&](unsigned parity) { wait_for_marks(parity, role_load); },
+          [&](unsigned parity) {
+            wait_for_marks(parity, role_load);
+            hopper::fence_copies();  // parts may have been added where the rings are
+          },
           [&](unsigned) { hopper::arrive(shared_address(&control.marks_read)); });
     }
   }

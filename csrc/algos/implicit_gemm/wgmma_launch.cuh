@@ -16,7 +16,7 @@
 namespace fastconv::algos::implicit_gemm::wgmma {
 
 template <typename T>
-Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, const Runtime& runtime) {
+Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Weights& weights = plan.weights;
   const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
@@ -32,14 +32,12 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
       .condition_count = 0,
       .images = as_int(problem.n),
       .y = static_cast<T*>(args.y),
-      .partial = plan.splits > 1 && !plan.clusters() ? static_cast<float*>(partial) : nullptr,
       .epilogue = make_epilogue<T>(args),
       .report = runtime.wait_report(),
       .y_image = out.n,
       .y_row = out.h,
       .y_pixel = out.w,
       .y_filter = out.c,
-      .y_numel = problem.output_numel(),
       .n = as_int(problem.n),
       .p = as_int(problem.p()),
       .q = as_int(problem.q()),
@@ -102,7 +100,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* partial, con
   };
   const bool whole_quads = product ? problem.p() * problem.q() % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
   params.vectors = params.along_filters && problem.k % chunk_of<T> == 0 && aligned(chunk_of<T>);
-  params.stores_boxes = params.vectors && params.partial == nullptr && plan.stores_boxes;
+  params.stores_boxes = params.vectors && plan.stores_boxes;
   params.quads = !params.along_filters && whole_quads && aligned(4);
   return params;
 }
@@ -160,7 +158,7 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
                                                            y_box, params.in_a_row)
                                                 : CUtensorMap{};
   const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));
-  const int cluster = plan.clusters() ? static_cast<int>(plan.splits) : 1;
+  const auto cluster = static_cast<int>(plan.splits);
   const auto try_source = [&](auto filter_tile, auto row_blocks, auto source) {
     if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks() || plan.source != source()) return;
     launch<Shape<T, mode, filter_tile(), row_blocks(), source()>>(params, x_map, y_map, plan.shared_bytes(), blocks,
@@ -188,24 +186,13 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
     try_filters(std::integral_constant<int, 96>{});
     try_filters(std::integral_constant<int, 48>{});
   }
-  if (params.partial != nullptr) {
-    const std::int64_t numel = problem.output_numel();
-    const bool nhwc = problem.layout == Layout::nhwc;
-    const FastDivide by_inner(nhwc ? 1u : static_cast<std::uint32_t>(problem.p() * problem.q()));
-    const auto sum_blocks =
-        static_cast<unsigned>(std::min<std::int64_t>((numel + 255) / 256, runtime.device().processors * 8));
-    add_parts<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.splits), numel, by_inner,
-                                                 FastDivide(static_cast<std::uint32_t>(problem.k)), params.partial,
-                                                 params.epilogue, params.y);
-    check_launch("implicit_gemm: sum of parts");
-  }
 }
 
 // x: NHWC, 16-byte aligned. workspace: plan.workspace_bytes().
 template <typename T, Mode mode>
 void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* workspace, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  Params<T> params = make_params<T>(args, plan, workspace, runtime);
+  Params<T> params = make_params<T>(args, plan, runtime);
   if constexpr (mode == Mode::single) {
     if (plan.source == Source::converted) {
       const std::int64_t blocks = plan.convert_blocks(problem);
@@ -218,7 +205,7 @@ void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* work
       check_launch("implicit_gemm: conversion");
       params.image_exponents = exponents;
       run_kernel<T, mode>(args, plan, params, workspace, DType::f16, runtime);
-      params = make_params<T>(args, *plan.fallback, nullptr, runtime);
+      params = make_params<T>(args, *plan.fallback, runtime);
       params.condition = flags;
       params.condition_count = static_cast<int>(blocks * problem.n);
       run_kernel<T, mode>(args, *plan.fallback, params, x, problem.dtype, runtime);

@@ -50,7 +50,8 @@ class Multiplier {
         shared_(shared),
         control_(*shared.control),
         site_{params.report, kernel_implicit_gemm, role_multiply},
-        input_(params) {}
+        input_(params),
+        parts_(params, shared, site_) {}
 
   // One unit of work. exact: with the scales that measure() has left. Else returns whether a scale does not fit one of
   // the lane's pixels.
@@ -61,7 +62,7 @@ class Multiplier {
 #pragma unroll
       for (int i = 0; i < S::sums; ++i) total[m][i] = 0.0f;
     }
-    const Work work(params_, index, S::reads_halves);
+    const Work work(params_, index);
     begin(work);
     if (S::reads_halves && params_.flat) input_.place_flat(params_, work);
     if constexpr (S::converted) find_exponents(work);
@@ -87,16 +88,13 @@ class Multiplier {
       }
     }
     wait_for_copies<0>();
-    asm volatile("" : "+r"(index));  // so that it is decoded again, and does not occupy registers until now
-    const Work output(params_, index, S::reads_halves);
-    if constexpr (S::reads_halves) {
-      if (index >= params_.whole) {
-        add_in_cluster<S>(params_, output, filters, shared_, total, exponents_, site_);
-        return false;
-      }
-    }
+    unsigned misfit = off;
+    // So that the index is decoded again, and does not occupy registers until now; and no predicate is spilled.
+    asm volatile("" : "+r"(index), "+r"(misfit));
+    const Work output(params_, index);
+    if (S::cuts && index >= params_.whole) return parts_.add(output, filters, total, exponents_, misfit != 0, exact ? 1 : 0);
     store_tile<S>(params_, output_map_, output, filters, shared_, total, exponents_, S::transforms && !exact);
-    return off;
+    return misfit != 0;
   }
 
   // Passes over the work's input and filters, while the pixels are measured.
@@ -397,6 +395,7 @@ class Multiplier {
   Control& control_;
   WaitSite site_;
   Input<S> input_;
+  Parts<S> parts_;
   hopper::RingPosition slot_;  // of input
   hopper::RingCounter<S::slots> filters_;
   int tap_ = 0, column_ = 0, shift_ = 0, stages_left_ = 0, steps_left_ = 0, units_left_ = 0;

@@ -7,92 +7,144 @@
 
 namespace fastconv::algos::implicit_gemm::wgmma {
 
-// The last unit of a block's work, so the rings are free: [pixel][filter], where the pad keeps two pixels' 16 bytes in
-// different banks.
+// The last unit of a block's work, so the rings are free: they hold [pixel][filter], where the pad keeps 16 bytes of two
+// pixels in different banks; then (float32) the exponent of each pixel's scale.
 template <typename S>
-__device__ __forceinline__ void add_in_cluster(const Params<typename S::T>& params, const Work& work,
-                                               const FilterData<S>& filters, const Shared<S>& shared,
-                                               const float (&sums)[S::row_blocks][S::sums],
-                                               const int (&exponents)[2 * S::row_blocks], const WaitSite& site) {
+class Parts {
+ public:
   using T = typename S::T;
-  constexpr int chunk = chunk_of<T>, pitch = S::filter_tile + 4, vectors = S::filter_tile / chunk;
-  constexpr int threads = 128 * multiply_warpgroups;
-  const std::uint32_t ready = shared_address(&shared.control->parts_ready);
-  const std::uint32_t done = shared_address(&shared.control->parts_done);
-  const int parts = params.splits, thread = static_cast<int>(threadIdx.x);
-  const auto address_of = [&](int pixel, int filter) { return shared.input + (pixel * pitch + filter) * 4; };
 
-  synchronise_multipliers();  // both warpgroups have read the rings
+  __device__ __forceinline__ Parts(const Params<T>& params, const Shared<S>& shared, const WaitSite& site)
+      : params_(params), shared_(shared), site_(site) {}
+
+  // phase: 0, then 1 if the unit is repeated. misfit: a scale does not fit one of the lane's pixels. Returns whether that is so anywhere in the cluster; y is
+  // then left as it is.
+  __device__ __forceinline__ bool add(const Work& work, const FilterData<S>& filters,
+                                      const float (&sums)[S::row_blocks][S::sums],
+                                      const int (&exponents)[2 * S::row_blocks], bool misfit, unsigned phase) {
+    Control& control = *shared_.control;
+    const std::uint32_t ready = shared_address(&control.parts_ready), done = shared_address(&control.parts_done);
+    const int parts = params_.splits, thread = static_cast<int>(threadIdx.x);
+    if constexpr (S::repeats) {
+      misfit = any_of_multipliers(misfit);
+      if (thread == 0) control.misfit = misfit;
+    } else {
+      synchronise_multipliers();  // both warpgroups have read the rings
+    }
+    leave(sums, exponents);
+    synchronise_multipliers();
+    if (thread < parts) hopper::arrive_in_block(ready, thread);
+    hopper::wait_for_cluster(ready, phase, site_);
+    if constexpr (S::repeats) {
+      const std::uint32_t flag = shared_address(&control.misfit);
+      for (int part = 0; part < parts; ++part) misfit |= hopper::load_word_from_block(flag, part) != 0;
+    }
+    const int share = (S::pixel_tile + parts - 1) / parts, first = work.split * share;
+    const int last = min(first + share, S::pixel_tile);
+    if (!misfit && params_.vectors) {
+      finish_vectors(work, filters, first, last);
+    } else if (!misfit) {
+      finish_single(work, filters, first, last);
+    }
+    synchronise_multipliers();
+    if (thread < parts) hopper::arrive_in_block(done, thread);
+    hopper::wait_for_cluster(done, phase, site_);  // others have read this block's shared memory, which may now go
+    return misfit;
+  }
+
+ private:
+  static constexpr int chunk = chunk_of<T>, pitch = S::filter_tile + 4, vectors = S::filter_tile / chunk;
+  static constexpr int threads = 128 * multiply_warpgroups;
+
+  __device__ __forceinline__ std::uint32_t address_of(int pixel, int filter) const {
+    return shared_.input + (pixel * pitch + filter) * 4;
+  }
+  __device__ __forceinline__ std::uint32_t exponent_of(int pixel) const {
+    return shared_.input + (S::pixel_tile * pitch + pixel) * 4;
+  }
+
+  __device__ __forceinline__ void leave(const float (&sums)[S::row_blocks][S::sums],
+                                        const int (&exponents)[2 * S::row_blocks]) {
+    const int lane = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
-  for (int i = 0; i < 2 * S::row_blocks; ++i) {
-    const std::uint32_t target = address_of(pixel_of_lane<S>(i), thread % 4 * chunk);
-    const float factor = S::scaled ? power_of_two(-exponents[i]) : 1.0f;
-    const auto bits = [&](float value) { return __float_as_uint(S::scaled ? value * factor : value); };
+    for (int i = 0; i < 2 * S::row_blocks; ++i) {
+      const unsigned pixel = pixel_of_lane<S>(i);
+      const std::uint32_t target = address_of(pixel, lane * chunk);
+      const float* of_row = sums[i / 2];
 #pragma unroll
-    for (int filter = 0; filter < S::filter_tile; filter += 4 * chunk) {
+      for (int filter = 0; filter < S::filter_tile; filter += 4 * chunk) {
 #pragma unroll
-      for (int e = 0; e < chunk; e += 4) {
-        const int at = (filter / 8 + e / 2) * 4 + i % 2 * 2;
-        const float* of_row = sums[i / 2];
-        store_shared(target + (filter + e) * 4,
-                     {bits(of_row[at]), bits(of_row[at + 1]), bits(of_row[at + 4]), bits(of_row[at + 5])});
+        for (int e = 0; e < chunk; e += 4) {
+          const int at = (filter / 8 + e / 2) * 4 + i % 2 * 2;
+          store_shared(target + (filter + e) * 4, {__float_as_uint(of_row[at]), __float_as_uint(of_row[at + 1]),
+                                                   __float_as_uint(of_row[at + 4]), __float_as_uint(of_row[at + 5])});
+        }
+      }
+      if constexpr (S::scaled) {
+        if (lane == 0) asm volatile("st.shared.u32 [%0], %1;" ::"r"(exponent_of(pixel)), "r"(exponents[i]) : "memory");
       }
     }
   }
-  synchronise_multipliers();
-  if (thread < parts) hopper::arrive_in_block(ready, thread);
-  hopper::wait_for_cluster(ready, 0, site);
 
-  const int share = (S::pixel_tile + parts - 1) / parts, first = work.split * share;
-  const int last = min(first + share, S::pixel_tile), first_k = work.filter_tile * S::filter_tile;
-  if (params.vectors) {
+  __device__ __forceinline__ void finish_vectors(const Work& work, const FilterData<S>& filters, int first, int last) {
+    const int first_k = work.filter_tile * S::filter_tile;
 #pragma unroll 1
-    for (int i = thread; i < (last - first) * vectors; i += threads) {
+    for (int i = static_cast<int>(threadIdx.x); i < (last - first) * vectors; i += threads) {
       const int pixel = first + i / vectors, filter = i % vectors * chunk;
-      std::int64_t index[1] = {output_index(params, work, pixel)};
-      index[0] = index[0] >= 0 && first_k + filter < params.k ? index[0] + first_k + filter : -1;
+      std::int64_t index[1] = {output_index(params_, work, pixel)};
+      index[0] = index[0] >= 0 && first_k + filter < params_.k ? index[0] + first_k + filter : -1;
       float value[1][chunk] = {}, bias[1][chunk];
 #pragma unroll 4
-      for (int part = 0; part < parts; ++part) {
+      for (int part = 0; part < params_.splits; ++part) {
         const std::uint32_t source = hopper::address_in_block(address_of(pixel, filter), part);
+        float of_part[chunk];
 #pragma unroll
         for (int e = 0; e < chunk; e += 4) {
           const float4 quad = hopper::load_from_block(source + e * 4);
-          value[0][e] += quad.x, value[0][e + 1] += quad.y, value[0][e + 2] += quad.z, value[0][e + 3] += quad.w;
+          of_part[e] = quad.x, of_part[e + 1] = quad.y, of_part[e + 2] = quad.z, of_part[e + 3] = quad.w;
+        }
+        int exponent = 0;
+        if constexpr (S::scaled) exponent = hopper::load_word_from_block(exponent_of(pixel), part);
+#pragma unroll
+        for (int e = 0; e < chunk; ++e) {
+          if constexpr (S::scaled) of_part[e] = Unscale(exponent, filters.exponent[filter + e])(of_part[e]);
+          value[0][e] += of_part[e];
         }
       }
 #pragma unroll
-      for (int e = 0; e < chunk; ++e) {
-        bias[0][e] = to_float(filters.bias[filter + e]);
-        if constexpr (S::scaled) value[0][e] *= power_of_two(-filters.exponent[filter + e]);
-      }
-      store_vectors(params, 0, index, value, bias);
-    }
-  } else {
-#pragma unroll 1
-    for (int i = thread; i < (last - first) * S::filter_tile; i += threads) {
-      const int pixel = first + (params.along_filters ? i / S::filter_tile : i % (last - first));
-      const int filter = params.along_filters ? i % S::filter_tile : i / (last - first);
-      std::int64_t index = output_index(params, work, pixel);
-      if (index < 0 || first_k + filter >= params.k) continue;
-      index += (first_k + filter) * params.y_filter;
-      float sum = 0.0f;
-#pragma unroll 1
-      for (int part = 0; part < parts; ++part) {
-        float one;
-        asm volatile("ld.shared::cluster.f32 %0, [%1];"
-                     : "=f"(one)
-                     : "r"(hopper::address_in_block(address_of(pixel, filter), part))
-                     : "memory");
-        sum += one;
-      }
-      if constexpr (S::scaled) sum *= power_of_two(-filters.exponent[filter]);
-      params.y[index] = params.epilogue.finish(sum + to_float(filters.bias[filter]), index);
+      for (int e = 0; e < chunk; ++e) bias[0][e] = to_float(filters.bias[filter + e]);
+      store_vectors(params_, index, value, bias);
     }
   }
-  synchronise_multipliers();
-  if (thread < parts) hopper::arrive_in_block(done, thread);
-  hopper::wait_for_cluster(done, 0, site);  // others have read this block's shared memory, which may now go
-}
+
+  // In any order of y.
+  __device__ __forceinline__ void finish_single(const Work& work, const FilterData<S>& filters, int first, int last) {
+    const int first_k = work.filter_tile * S::filter_tile;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < (last - first) * S::filter_tile; i += threads) {
+      const int pixel = first + (params_.along_filters ? i / S::filter_tile : i % (last - first));
+      const int filter = params_.along_filters ? i % S::filter_tile : i / (last - first);
+      std::int64_t index = output_index(params_, work, pixel);
+      if (index < 0 || first_k + filter >= params_.k) continue;
+      index += (first_k + filter) * params_.y_filter;
+      float sum = 0.0f;
+#pragma unroll 1
+      for (int part = 0; part < params_.splits; ++part) {
+        const float one = __uint_as_float(hopper::load_word_from_block(address_of(pixel, filter), part));
+        if constexpr (S::scaled) {
+          const int exponent = static_cast<int>(hopper::load_word_from_block(exponent_of(pixel), part));
+          sum += Unscale(exponent, filters.exponent[filter])(one);
+        } else {
+          sum += one;
+        }
+      }
+      params_.y[index] = params_.epilogue.finish(sum + to_float(filters.bias[filter]), index);
+    }
+  }
+
+  const Params<T>& params_;
+  const Shared<S>& shared_;
+  WaitSite site_;
+};
 
 }  // namespace fastconv::algos::implicit_gemm::wgmma

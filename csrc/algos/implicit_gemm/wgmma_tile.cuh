@@ -19,10 +19,9 @@ struct Params {
   const int* condition;         // [condition_count] or null: nothing is done unless one is not 0
   int condition_count, images;
   T* y;                         // [N, K, P, Q] by the strides below
-  float* partial;               // [splits] tensors like y, if parts are added there; else null
   Epilogue<T> epilogue;
   WaitReport* report;
-  std::int64_t y_image, y_row, y_pixel, y_filter, y_numel;
+  std::int64_t y_image, y_row, y_pixel, y_filter;
   int n, p, q, k;  // a matrix product: 1, 1, N H W
   int tile_n, tile_p, tile_q;
   int box_h, box_w;
@@ -65,6 +64,7 @@ struct Shape {
   static_assert(scaled == (source_ != Source::halves) && (!converted || mode == Mode::single));
   static constexpr int filter_tile = filter_tile_, row_blocks = row_blocks_;
   static constexpr int pixel_tile = 64 * multiply_warpgroups * row_blocks;
+  static constexpr bool cuts = can_cut(source_, row_blocks, filter_tile);
   static constexpr int row_bytes = mode == Mode::single ? 64 : 128;
   static constexpr bool paired = mode == Mode::single;  // packed as pairs of channel blocks; converted: one step
   static constexpr int plane_bytes = filter_tile * row_bytes;
@@ -88,7 +88,9 @@ struct Shape {
   // for: 65536 in all, or what the block starts with, 168 a thread.
   static constexpr int warpgroups = multiply_warpgroups + (transforms ? 2 : 1), threads = 128 * warpgroups;
   static constexpr int multiply_registers = transforms ? 216 : 232, transform_registers = 40;
-  static constexpr int load_registers = transforms ? 40 : 48;
+  static constexpr int load_registers = 40;
+  static_assert(multiply_warpgroups * multiply_registers + (transforms ? transform_registers : 0) + load_registers <=
+                65536 / threads / 8 * 8 * warpgroups);  // more, and setmaxnreg waits forever
 };
 
 // Of y, 16 bytes: the filters that a lane stores at once. wgmma gives lane l columns 2t and 2t + 1 (t = l % 4) of each
@@ -122,7 +124,8 @@ struct Control {
   std::uint64_t parts_ready, parts_done;  // of a cluster: sums are in shared memory; have been read
   int exponent[most_input_slots];  // of the scale of the slot's tile
   float largest[4];                // of the transforming warps
-  unsigned work, pad[3];           // Params::work, or 0 if its condition is not met
+  unsigned work;                   // Params::work, or 0 if its condition is not met
+  unsigned misfit, pad[2];         // a scale does not fit the block's part of a tile
   unsigned marks[most_marks / 32];
 };
 
@@ -186,16 +189,15 @@ struct Shared {
 };
 static_assert(sizeof(Control) % 16 == 0);
 
-// One tile of the output and one part of the reduction. clusters: whole tiles first, then parts of one tile side by
-// side (S::reads_halves); else parts are the slowest index.
+// One tile of the output, or one part of its reduction: whole tiles come first, and parts of one tile side by side.
 struct Work {
   int filter_tile, n, p, q;  // first image, row and column of the tile
   int split, first_stage, last_stage;
 
   template <typename T>
-  __device__ __forceinline__ Work(const Params<T>& params, unsigned index, bool clusters) {
+  __device__ __forceinline__ Work(const Params<T>& params, unsigned index) {
+    const bool is_part = index >= params.whole;
     split = 0;
-    const bool is_part = clusters && index >= params.whole;
     if (is_part) {
       index -= params.whole;
       split = static_cast<int>(params.by_splits.peel(index));
@@ -205,9 +207,8 @@ struct Work {
     q = static_cast<int>(params.by_tiles_q.peel(index)) * params.tile_q;
     p = static_cast<int>(params.by_tiles_p.peel(index)) * params.tile_p;
     n = static_cast<int>(params.by_tiles_n.peel(index)) * params.tile_n;
-    if (!clusters) split = static_cast<int>(index);
     first_stage = split * params.stages_per_split;
-    last_stage = clusters && !is_part ? params.stages : min(first_stage + params.stages_per_split, params.stages);
+    last_stage = is_part ? min(first_stage + params.stages_per_split, params.stages) : params.stages;
   }
 };
 
