@@ -5,8 +5,12 @@
 
 namespace fastconv::hopper {
 
-__device__ __forceinline__ void synchronise_cluster() {  // all threads of all its blocks
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+// All threads of all its blocks arrive; whole warps that need to know of it wait.
+__device__ __forceinline__ void arrive_in_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_cluster_arrival() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // Where the same address is in the shared memory of the cluster's block `rank`.

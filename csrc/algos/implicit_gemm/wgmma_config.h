@@ -99,7 +99,8 @@ enum class Source {
 constexpr int converted_block = 64;  // channels: C must be a multiple
 
 // Whether the kernel can cut a reduction into parts. Adding them takes registers, which the splitting warpgroup needs.
-constexpr bool can_cut(Source source, int row_blocks, int filter_tile) {
+constexpr bool can_cut(Mode mode, Source source, int row_blocks, int filter_tile) {
+  if (mode == Mode::split) return filter_tile == 64 && row_blocks == 1;
   return source != Source::transformed || row_blocks * filter_tile <= 128;
 }
 
@@ -296,7 +297,7 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
     if (!shape_tile(problem, weights, tile, plan)) return;
     visit(plan);
     const std::size_t sums = static_cast<std::size_t>(plan.pixel_tile()) * (plan.filter_tile + 5) * sizeof(float);
-    const bool fits = can_cut(plan.source, plan.row_blocks, plan.filter_tile) && sums <= plan.input_slots * plan.stage_bytes() + plan.ring_bytes();
+    const bool fits = can_cut(weights.mode, plan.source, plan.row_blocks, plan.filter_tile) && sums <= plan.input_slots * plan.stage_bytes() + plan.ring_bytes();
     for (std::int64_t splits = 2; splits <= most_parts && fits; ++splits) {
       plan.splits = splits;
       const std::int64_t blocks = blocks_at_once(plan, processors);

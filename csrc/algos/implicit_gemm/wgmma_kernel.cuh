@@ -144,7 +144,7 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
     if (thread == 0) control.work = is_met ? params.work : 0;
   }
   __syncthreads();
-  if (params.splits > 1) hopper::synchronise_cluster();  // barriers that other blocks arrive at
+  if (params.splits > 1) hopper::arrive_in_cluster();  // its barriers are there
 }
 
 template <typename S>

@@ -33,6 +33,7 @@ class Parts {
     }
     leave(sums, exponents);
     synchronise_multipliers();
+    if (phase == 0) hopper::wait_for_cluster_arrival();  // the others' barriers are there
     if (thread < parts) hopper::arrive_in_block(ready, thread);
     hopper::wait_for_cluster(ready, phase, site_);
     if constexpr (S::repeats) {
@@ -53,7 +54,7 @@ class Parts {
   }
 
  private:
-  static constexpr int chunk = chunk_of<T>, pitch = S::filter_tile + 4, vectors = S::filter_tile / chunk;
+  static constexpr int chunk = chunk_of<T>, pitch = S::filter_tile + 4;
   static constexpr int threads = 128 * multiply_warpgroups;
 
   __device__ __forceinline__ std::uint32_t address_of(int pixel, int filter) const {
@@ -86,33 +87,49 @@ class Parts {
     }
   }
 
+  // Four filters of a few pixels at a time: reading another block's memory takes long, and wants neighbours.
   __device__ __forceinline__ void finish_vectors(const Work& work, const FilterData<S>& filters, int first, int last) {
-    const int first_k = work.filter_tile * S::filter_tile;
+    constexpr int size = 4, vectors = S::filter_tile / size, rows = threads / vectors, batch = S::row_blocks == 2 ? 2 : 4;
+    const int thread = static_cast<int>(threadIdx.x), filter = thread % vectors * size;
+    const int k = work.filter_tile * S::filter_tile + filter;
+    if (thread >= rows * vectors) return;
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < (last - first) * vectors; i += threads) {
-      const int pixel = first + i / vectors, filter = i % vectors * chunk;
-      std::int64_t index[1] = {output_index(params_, work, pixel)};
-      index[0] = index[0] >= 0 && first_k + filter < params_.k ? index[0] + first_k + filter : -1;
-      float value[1][chunk] = {}, bias[1][chunk];
-#pragma unroll 4
+    for (int at = first + thread / vectors; at < last; at += batch * rows) {
+      float value[batch][size] = {}, bias[batch][size];
+      std::int64_t index[batch];
+#pragma unroll 1
       for (int part = 0; part < params_.splits; ++part) {
-        const std::uint32_t source = hopper::address_in_block(address_of(pixel, filter), part);
-        float of_part[chunk];
+        const std::uint32_t source = hopper::address_in_block(address_of(at, filter), part);
+        float4 quad[batch];
+        int exponent[batch] = {};
 #pragma unroll
-        for (int e = 0; e < chunk; e += 4) {
-          const float4 quad = hopper::load_from_block(source + e * 4);
-          of_part[e] = quad.x, of_part[e + 1] = quad.y, of_part[e + 2] = quad.z, of_part[e + 3] = quad.w;
+        for (int i = 0; i < batch; ++i) {
+          if (at + i * rows < last) {
+            quad[i] = hopper::load_from_block(source + i * rows * pitch * 4);
+            if constexpr (S::scaled) {
+              exponent[i] = static_cast<int>(hopper::load_word_from_block(exponent_of(at + i * rows), part));
+            }
+          }
         }
-        int exponent = 0;
-        if constexpr (S::scaled) exponent = hopper::load_word_from_block(exponent_of(pixel), part);
 #pragma unroll
-        for (int e = 0; e < chunk; ++e) {
-          if constexpr (S::scaled) of_part[e] = Unscale(exponent, filters.exponent[filter + e])(of_part[e]);
-          value[0][e] += of_part[e];
+        for (int i = 0; i < batch; ++i) {
+          const float of_part[size] = {quad[i].x, quad[i].y, quad[i].z, quad[i].w};
+#pragma unroll
+          for (int e = 0; e < size; ++e) {
+            float one = of_part[e];
+            if constexpr (S::scaled) one = Unscale(exponent[i], filters.exponent[filter + e])(one);
+            value[i][e] += one;
+          }
         }
       }
 #pragma unroll
-      for (int e = 0; e < chunk; ++e) bias[0][e] = to_float(filters.bias[filter + e]);
+      for (int i = 0; i < batch; ++i) {
+        const int pixel = at + i * rows;
+        index[i] = pixel < last ? output_index(params_, work, pixel) : -1;
+        index[i] = index[i] >= 0 && k < params_.k ? index[i] + k : -1;
+#pragma unroll
+        for (int e = 0; e < size; ++e) bias[i][e] = to_float(filters.bias[filter + e]);
+      }
       store_vectors(params_, index, value, bias);
     }
   }

@@ -64,7 +64,7 @@ struct Shape {
   static_assert(scaled == (source_ != Source::halves) && (!converted || mode == Mode::single));
   static constexpr int filter_tile = filter_tile_, row_blocks = row_blocks_;
   static constexpr int pixel_tile = 64 * multiply_warpgroups * row_blocks;
-  static constexpr bool cuts = can_cut(source_, row_blocks, filter_tile);
+  static constexpr bool cuts = can_cut(mode, source_, row_blocks, filter_tile);
   static constexpr int row_bytes = mode == Mode::single ? 64 : 128;
   static constexpr bool paired = mode == Mode::single;  // packed as pairs of channel blocks; converted: one step
   static constexpr int plane_bytes = filter_tile * row_bytes;
@@ -73,6 +73,9 @@ struct Shape {
   static constexpr int sums = filter_tile / 2;  // registers of a thread for 64 pixels
   // Products of 16 along a step's channels.
   static constexpr int depth = reads_halves ? 4 : 2;
+  // Steps between two waits (Multiplier::multiply_chained). Filters of two turns must leave slots for those on their way.
+  static constexpr int turn_steps =
+      row_blocks == 1 && (transforms ? mode == Mode::single : reads_halves && filter_tile <= 64) ? 2 : 1;
   static constexpr int slots = filter_slots(filter_bytes, raw);
   // Whether copies can bring sums to y (Plan::stores_boxes).
   static constexpr bool stores_boxes = !transforms && filter_tile * sizeof(T) % box_bytes == 0;
@@ -167,8 +170,9 @@ struct Shared {
   std::uint32_t input, filters;
   float* largest;         // [input slot][stage_bytes / 128]
   std::uint32_t staging;  // boxes of y on their way: [box][pixel][128 bytes], swizzled
-  OutputStage* output;    // [warp], in the same place
   Control* control;
+
+  OutputStage* output;         // [warp], where the staging is
   FilterData<S>* filter_data;  // [warp]
 
   __device__ __forceinline__ Shared(unsigned char* memory, const Params<typename S::T>& params) {
