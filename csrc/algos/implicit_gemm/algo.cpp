@@ -78,15 +78,16 @@ ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
   const double kernel_us = std::max(1e6 * wgmma::plan_clocks(plan, device.processors) / clocks_per_s,
                                     1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));
-  const double launch_us = plan.weights.mode == Mode::single ? 6.0 : 3.0;
+  const double launch_us = plan.weights.mode == Mode::single ? 4.5 : 3.0;
   const double transposition_us =
       transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.9 * device.bandwidth_bytes_per_s);
-  const std::string tile = plan.flat ? text(plan.tile_q) + " outputs in a row"
-                                     : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
+  const std::string tile = plan.flat
+                               ? text(plan.tile_q) + " outputs in a row"
+                               : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
   std::string parts;
   if (plan.splits > 1) {
     parts = ", " + (plan.whole > 0 ? "the last " + text(plan.tiles() - plan.whole) + " tiles in " : std::string()) +
-            text(plan.splits) + " parts";
+            text(plan.splits) + " parts" + (plan.clusters ? " in a cluster" : "");
   }
   return {"wgmma, " + std::string(describe(plan.weights.mode)) +
               (plan.source == wgmma::Source::converted ? " beforehand" : "") + ", tile " + tile + ", " +

@@ -6,7 +6,7 @@
 
 namespace fastconv::algos::implicit_gemm::wgmma {
 
-// x: args.x in NHWC, 16-byte aligned. workspace: plan.partial_bytes().
+// x: args.x in NHWC, 16-byte aligned. workspace: plan.workspace_bytes().
 #define FASTCONV_DECLARE(name)                                                                               \
   void run_##name(const ConvArgs& args, const Plan& plan, const void* x, void* workspace, Runtime& runtime); \
   void pack_##name(const PackArgs& args, Runtime& runtime);

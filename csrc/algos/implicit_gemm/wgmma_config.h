@@ -98,12 +98,6 @@ enum class Source {
 };
 constexpr int converted_block = 64;  // channels: C must be a multiple
 
-// Whether the kernel can cut a reduction into parts. Adding them takes registers, which the splitting warpgroup needs.
-constexpr bool can_cut(Mode mode, Source source, int row_blocks, int filter_tile) {
-  if (mode == Mode::split) return filter_tile == 64 && row_blocks == 1;
-  return source != Source::transformed || row_blocks * filter_tile <= 128;
-}
-
 // The rest of the plan.
 struct Plan {
   Weights weights;
@@ -123,8 +117,10 @@ struct Plan {
   bool stores_boxes;  // y is written by copies from shared memory, beside the next tile
   std::size_t staging_bytes;
   std::int64_t stages;  // of the whole reduction
-  // Tiles from `whole` on have their reduction cut into so many parts, one for each block of a cluster, which adds them.
+  // Tiles from `whole` on have their reduction cut into so many parts. clusters: one for each block of a cluster, which
+  // adds them; else they go through memory, a second kernel adds them, and `whole` is 0.
   std::int64_t splits, whole;
+  bool clusters;
   std::int64_t tiles_n, tiles_p, tiles_q;
   std::shared_ptr<const Plan> fallback;  // of a converted one: if the input's range is too wide for a scale an image
 
@@ -136,17 +132,17 @@ struct Plan {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * input_row_bytes + 1023) / 1024 * 1024;
   }
   // With the largest value of each of its pixels, where they are found on the way.
-  std::size_t slot_bytes() const {
-    return stage_bytes() + (source == Source::transformed ? stage_bytes() / 32 : 0);
-  }
+  std::size_t slot_bytes() const { return stage_bytes() + (source == Source::transformed ? stage_bytes() / 32 : 0); }
   std::size_t filter_bytes() const {  // of a step
     return static_cast<std::size_t>(filter_tile) * (source == Source::converted ? 128 : weights.row_bytes);
   }
-  std::size_t ring_bytes() const {
-    return filter_slots(static_cast<int>(filter_bytes()), raw()) * filter_bytes();
-  }
+  std::size_t ring_bytes() const { return filter_slots(static_cast<int>(filter_bytes()), raw()) * filter_bytes(); }
   std::size_t shared_bytes() const {
     return shared_overhead + staging_bytes + input_slots * slot_bytes() + ring_bytes();
+  }
+  std::size_t partial_bytes(const ConvProblem& problem) const {
+    if (splits == 1 || clusters) return 0;
+    return Config::align(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));
   }
   // Converted: x in halves, then the exponents of the images' scales, then a flag of each block that has converted.
   std::size_t converted_bytes(const ConvProblem& problem) const {
@@ -159,7 +155,7 @@ struct Plan {
     return std::max<std::int64_t>(1, std::min((2048 + problem.n - 1) / problem.n, values / 16384));
   }
   std::size_t workspace_bytes(const ConvProblem& problem) const {
-    if (source != Source::converted) return 0;
+    if (source != Source::converted) return partial_bytes(problem);
     return converted_bytes(problem) +
            Config::align(static_cast<std::size_t>(problem.n * (1 + convert_blocks(problem))) * sizeof(int));
   }
@@ -184,7 +180,9 @@ struct TileShape {
 // The most rows of input, halo included, under `pixels` pixels in a row.
 inline int most_rows_under(const ConvProblem& problem, int pixels) {
   const std::int64_t p = problem.p(), q = problem.q(), image = p * q;
-  const auto most = [pixels](std::int64_t size) { return pixels % size == 0 ? pixels / size : (pixels - 2) / size + 2; };
+  const auto most = [pixels](std::int64_t size) {
+    return pixels % size == 0 ? pixels / size : (pixels - 2) / size + 2;
+  };
   const std::int64_t rows = std::min(most(q), problem.n * p);
   const std::int64_t images = std::min(image % pixels == 0 ? 1 : most(image), problem.n);
   return static_cast<int>(rows + images * (problem.r - 1) * problem.dilation_h);
@@ -226,7 +224,8 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const
   const std::size_t row_bytes = plan.filter_tile * size_of(problem.dtype), boxes = row_bytes * plan.pixel_tile();
   plan.stores_boxes = problem.layout == Layout::nhwc && row_bytes % box_bytes == 0 &&
                       problem.k * size_of(problem.dtype) % 16 == 0 && boxes <= most_staging &&
-                      plan.stages * plan.stage_taps <= short_reduction && slots_beside(boxes) >= (many_taps ? 2 : 3);
+                      plan.stages * plan.stage_taps <= short_reduction && (!many_taps || plan.filter_tile <= 64) &&
+                      slots_beside(boxes) >= (many_taps ? 2 : 3);
   plan.staging_bytes = plan.stores_boxes ? std::max(boxes, least_staging) : least_staging;
   const std::size_t slots = slots_beside(plan.staging_bytes);
   if (slots < 2) return false;
@@ -259,14 +258,25 @@ inline double step_clocks(const Plan& plan) {
   const double transform = plan.raw()        ? std::max(pixels * (split ? 5.2 : 2.6), 700.0)
                            : split || single ? (300 + stage * plan.stage_taps / input_row_bytes * 5) / plan.stage_taps
                                              : 0;
-  const double of_tensor = plan.raw() ? 1.25 : split ? 1.18 : 0.97, of_shared = plan.raw() ? 0.85 : 1.2;
-  return std::max({of_tensor * tensor, of_shared * shared, copies, transform}) + 0.05 * copies;
+  const double of_tensor = plan.raw() ? 1.25
+                           : split    ? 1.18
+                                      : 0.97,
+               of_shared = plan.raw()            ? 0.85
+                           : plan.reads_halves() ? 1.1
+                           : single              ? 1.25
+                                                 : 1.2;
+  // What lies between two steps' products, if they are few.
+  const double between = split    ? 0
+                         : single ? (plan.row_blocks == 2 ? 0 : 380 + plan.filter_tile)
+                                  : (plan.row_blocks == 2 ? 600 : 350) + 3 * plan.filter_tile;
+  return std::max({of_tensor * tensor, of_shared * shared, copies, transform, between}) + 0.05 * copies;
 }
 
 constexpr std::int64_t ceil_divide(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Blocks that run side by side. Clusters lie within groups of 16 or 18 multiprocessors, and do not fill them.
 inline std::int64_t blocks_at_once(const Plan& plan, int processors) {
+  if (!plan.clusters) return processors;
   constexpr int of_132[most_parts + 1] = {0, 132, 132, 117, 120, 110, 102, 105, 120};  // an H200
   return processors * of_132[plan.splits] / 132 / plan.splits * plan.splits;
 }
@@ -281,12 +291,20 @@ inline double plan_clocks(const Plan& plan, int processors) {
   const double whole = steps * step_clocks(plan) + epilogue;
   double clocks = 4000 + static_cast<double>(ceil_divide(plan.whole, blocks)) * whole;
   // Converting reads and writes x, 6 bytes a value; its launch, and that of a fallback that finds nothing to do.
-  if (plan.source == Source::converted) clocks += 6000 + 6.0 * static_cast<double>(plan.x_values) / (20.0 * processors);
+  if (plan.source == Source::converted)
+    clocks += 13000 + 6.0 * static_cast<double>(plan.x_values) / (20.0 * processors);
   const std::int64_t cut = plan.tiles() - plan.whole;
   if (cut == 0) return clocks;
   const double part = static_cast<double>(ceil_divide(plan.stages, plan.splits)) * plan.stage_taps * step_clocks(plan);
-  const double rounds = static_cast<double>(ceil_divide(cut * plan.splits, blocks));
-  return clocks + rounds * (part + 2500 + values / 10 + bytes / 20 / static_cast<double>(plan.splits));
+  const double rounds = static_cast<double>(ceil_divide(cut * plan.splits, blocks)),
+               parts = static_cast<double>(plan.splits);
+  if (plan.clusters) {
+    // Sums into shared memory, two meetings, and what others have left there.
+    return clocks + rounds * (part + 2600 + 0.29 * values + 370 * parts + (plan.whole > 0 ? 2500 : 0));
+  }
+  const double left = static_cast<double>(plan.tile_n * plan.tile_p * plan.tile_q * plan.filter_tile) * sizeof(float);
+  const double sum = 3000 + static_cast<double>(plan.tiles()) * parts * left / 970;  // the second kernel
+  return clocks + rounds * (part + 1000 + left / 20) + sum;
 }
 
 // All plans: visit(plan).
@@ -297,14 +315,17 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
     if (!shape_tile(problem, weights, tile, plan)) return;
     visit(plan);
     const std::size_t sums = static_cast<std::size_t>(plan.pixel_tile()) * (plan.filter_tile + 5) * sizeof(float);
-    const bool fits = can_cut(weights.mode, plan.source, plan.row_blocks, plan.filter_tile) && sums <= plan.input_slots * plan.stage_bytes() + plan.ring_bytes();
-    for (std::int64_t splits = 2; splits <= most_parts && fits; ++splits) {
-      plan.splits = splits;
-      const std::int64_t blocks = blocks_at_once(plan, processors);
-      plan.whole = plan.tiles() / blocks * blocks;
-      if (plan.whole == plan.tiles() || (plan.tiles() - plan.whole) * splits > blocks) continue;
-      const std::int64_t per_split = ceil_divide(plan.stages, splits);
-      if (ceil_divide(plan.stages, per_split) == splits) visit(plan);  // no part is empty
+    const bool fits = plan.reads_halves() && sums <= plan.input_slots * plan.stage_bytes() + plan.ring_bytes();
+    for (const bool clusters : {true, false}) {
+      if (clusters ? !fits : plan.source == Source::converted) continue;
+      plan.clusters = clusters;
+      for (plan.splits = 2; plan.splits <= (clusters ? most_parts : 16); ++plan.splits) {
+        const std::int64_t blocks = blocks_at_once(plan, processors);
+        plan.whole = clusters ? plan.tiles() / blocks * blocks : 0;
+        if (plan.whole == plan.tiles() || (plan.tiles() - plan.whole) * plan.splits > blocks) continue;
+        const std::int64_t per_split = ceil_divide(plan.stages, plan.splits);
+        if (ceil_divide(plan.stages, per_split) == plan.splits) visit(plan);  // no part is empty
+      }
     }
   };
   const auto consider_tile = [&](Source source, int filter_tile, int row_blocks) {
@@ -327,13 +348,9 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
   };
   const auto consider_source = [&](Source source) {
     const Mode accumulators = source == Source::converted ? Mode::fp16 : weights.mode;
-    // Half a tile: more blocks, where there are too few.
-    const int least_filters = weights.filter_tile == 128 ? 64 : weights.filter_tile;
-    for (int filter_tile = weights.filter_tile; filter_tile >= least_filters; filter_tile /= 2) {
-      for (int row_blocks = filter_tile <= most_filters_of_two_rows(accumulators) ? 2 : 1; row_blocks >= 1; --row_blocks) {
-        consider_tile(source, filter_tile, row_blocks);
-      }
-    }
+    if (weights.filter_tile <= most_filters_of_two_rows(accumulators)) consider_tile(source, weights.filter_tile, 2);
+    consider_tile(source, weights.filter_tile, 1);
+    if (weights.filter_tile == 128) consider_tile(source, 64, 1);  // more blocks, where there are too few
   };
   const bool scaled = weights.mode == Mode::split || weights.mode == Mode::single;
   consider_source(scaled ? Source::transformed : Source::halves);

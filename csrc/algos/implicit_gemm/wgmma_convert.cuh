@@ -15,12 +15,11 @@ constexpr float least_converted = 1.0f / 4096, most_converted = 65504.0f;
 // Block (image, part of it). Of each 64 channels, the 16-byte pieces lie in the order 0 4 1 5 2 6 3 7: the lane that
 // reads two neighbours has the same channels of both packed blocks of 32 (wgmma_config.h).
 template <typename Half>
-__global__ void __launch_bounds__(convert_threads)
-    convert(const float* __restrict__ x,   // [N][H W C]
-            Half* __restrict__ target,   // [N][H W C]
-            int* __restrict__ exponents,   // [N]
-            int* __restrict__ flags,       // [N][blocks]
-            std::int64_t values, FastDivide by_blocks, int blocks) {
+__global__ void __launch_bounds__(convert_threads) convert(const float* __restrict__ x,  // [N][H W C]
+                                                           Half* __restrict__ target,    // [N][H W C]
+                                                           int* __restrict__ exponents,  // [N]
+                                                           int* __restrict__ flags,      // [N][blocks]
+                                                           std::int64_t values, FastDivide by_blocks, int blocks) {
   constexpr int samples = 2 * convert_threads;
   unsigned image = blockIdx.x;
   const unsigned part = by_blocks.peel(image);

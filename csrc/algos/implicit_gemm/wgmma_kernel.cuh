@@ -130,8 +130,10 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
     }
     hopper::barrier_init(shared_address(&control.marks_written), multiplying);
     hopper::barrier_init(shared_address(&control.marks_read), splitting + 1);
-    hopper::barrier_init(shared_address(&control.parts_ready), params.splits);
-    hopper::barrier_init(shared_address(&control.parts_done), params.splits);
+    if constexpr (S::reads_halves) {
+      hopper::barrier_init(shared_address(&control.parts_ready), params.splits);
+      hopper::barrier_init(shared_address(&control.parts_done), params.splits);
+    }
     hopper::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < most_marks / 32; i += S::threads) control.marks[i] = 0;
@@ -144,7 +146,8 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
     if (thread == 0) control.work = is_met ? params.work : 0;
   }
   __syncthreads();
-  if (params.splits > 1) hopper::arrive_in_cluster();  // its barriers are there
+  if (S::reads_halves && params.splits > 1 && params.partial == nullptr)
+    hopper::arrive_in_cluster();  // its barriers are there
 }
 
 template <typename S>
@@ -213,10 +216,7 @@ __global__ void __launch_bounds__(S::threads, 1)
             const Work work(params, index);
             for (int i = 0; i < (repeated ? 2 : 1); ++i) loader.run(work);
           },
-          [&](unsigned parity) {
-            wait_for_marks(parity, role_load);
-            hopper::fence_copies();  // parts may have been added where the rings are
-          },
+          [&](unsigned parity) { wait_for_marks(parity, role_load); },
           [&](unsigned) { hopper::arrive(shared_address(&control.marks_read)); });
     }
   }

@@ -16,7 +16,7 @@
 namespace fastconv::algos::implicit_gemm::wgmma {
 
 template <typename T>
-Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtime) {
+Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Weights& weights = plan.weights;
   const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
@@ -32,12 +32,14 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
       .condition_count = 0,
       .images = as_int(problem.n),
       .y = static_cast<T*>(args.y),
+      .partial = plan.partial_bytes(problem) > 0 ? static_cast<float*>(workspace) : nullptr,
       .epilogue = make_epilogue<T>(args),
       .report = runtime.wait_report(),
       .y_image = out.n,
       .y_row = out.h,
       .y_pixel = out.w,
       .y_filter = out.c,
+      .y_numel = problem.output_numel(),
       .n = as_int(problem.n),
       .p = as_int(problem.p()),
       .q = as_int(problem.q()),
@@ -100,7 +102,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
   };
   const bool whole_quads = product ? problem.p() * problem.q() % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
   params.vectors = params.along_filters && problem.k % chunk_of<T> == 0 && aligned(chunk_of<T>);
-  params.stores_boxes = params.vectors && plan.stores_boxes;
+  params.stores_boxes = params.vectors && params.partial == nullptr && plan.stores_boxes;
   params.quads = !params.along_filters && whole_quads && aligned(4);
   return params;
 }
@@ -154,11 +156,11 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
                : make_tensor_map(tensor, dtype, problem.n, height, width, channels, box);
   };
   const CUtensorMap x_map = make_map(x, x_type, problem.h, problem.w, problem.c, x_box, is_matrix_product(problem));
-  const CUtensorMap y_map = params.stores_boxes ? make_map(args.y, problem.dtype, problem.p(), problem.q(), problem.k,
-                                                           y_box, params.in_a_row)
-                                                : CUtensorMap{};
+  const CUtensorMap y_map =
+      params.stores_boxes ? make_map(args.y, problem.dtype, problem.p(), problem.q(), problem.k, y_box, params.in_a_row)
+                          : CUtensorMap{};
   const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));
-  const auto cluster = static_cast<int>(plan.splits);
+  const int cluster = plan.clusters ? static_cast<int>(plan.splits) : 1;
   const auto try_source = [&](auto filter_tile, auto row_blocks, auto source) {
     if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks() || plan.source != source()) return;
     launch<Shape<T, mode, filter_tile(), row_blocks(), source()>>(params, x_map, y_map, plan.shared_bytes(), blocks,
@@ -186,26 +188,37 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
     try_filters(std::integral_constant<int, 96>{});
     try_filters(std::integral_constant<int, 48>{});
   }
+  if (params.partial != nullptr) {
+    const std::int64_t numel = problem.output_numel();
+    const bool nhwc = problem.layout == Layout::nhwc;
+    const FastDivide by_inner(nhwc ? 1u : static_cast<std::uint32_t>(problem.p() * problem.q()));
+    const auto sum_blocks =
+        static_cast<unsigned>(std::min<std::int64_t>((numel + 255) / 256, runtime.device().processors * 8));
+    add_parts<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.splits), numel, by_inner,
+                                                 FastDivide(static_cast<std::uint32_t>(problem.k)), params.partial,
+                                                 params.epilogue, params.y);
+    check_launch("implicit_gemm: sum of parts");
+  }
 }
 
 // x: NHWC, 16-byte aligned. workspace: plan.workspace_bytes().
 template <typename T, Mode mode>
 void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* workspace, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  Params<T> params = make_params<T>(args, plan, runtime);
+  Params<T> params = make_params<T>(args, plan, workspace, runtime);
   if constexpr (mode == Mode::single) {
     if (plan.source == Source::converted) {
       const std::int64_t blocks = plan.convert_blocks(problem);
       int* exponents = reinterpret_cast<int*>(static_cast<char*>(workspace) + plan.converted_bytes(problem));
       int* flags = exponents + problem.n;
       convert<half_t><<<static_cast<unsigned>(blocks * problem.n), convert_threads, 0,
-                static_cast<cudaStream_t>(runtime.stream())>>>(
+                        static_cast<cudaStream_t>(runtime.stream())>>>(
           static_cast<const float*>(x), static_cast<half_t*>(workspace), exponents, flags,
           problem.h * problem.w * problem.c, FastDivide(static_cast<std::uint32_t>(blocks)), static_cast<int>(blocks));
       check_launch("implicit_gemm: conversion");
       params.image_exponents = exponents;
       run_kernel<T, mode>(args, plan, params, workspace, DType::f16, runtime);
-      params = make_params<T>(args, *plan.fallback, runtime);
+      params = make_params<T>(args, *plan.fallback, nullptr, runtime);
       params.condition = flags;
       params.condition_count = static_cast<int>(blocks * problem.n);
       run_kernel<T, mode>(args, *plan.fallback, params, x, problem.dtype, runtime);

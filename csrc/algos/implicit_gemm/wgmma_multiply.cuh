@@ -92,7 +92,12 @@ class Multiplier {
     // So that the index is decoded again, and does not occupy registers until now; and no predicate is spilled.
     asm volatile("" : "+r"(index), "+r"(misfit));
     const Work output(params_, index);
-    if (S::cuts && index >= params_.whole) return parts_.add(output, filters, total, exponents_, misfit != 0, exact ? 1 : 0);
+    if constexpr (S::reads_halves) {
+      if (index >= params_.whole && params_.partial == nullptr) {
+        parts_.add(output, filters, total, exponents_);
+        return false;
+      }
+    }
     store_tile<S>(params_, output_map_, output, filters, shared_, total, exponents_, S::transforms && !exact);
     return misfit != 0;
   }

@@ -98,7 +98,8 @@ class Input {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::uint32_t address = address_of(stage, shift, 2 * m + i);
-      if constexpr (S::mode == Mode::single && !S::converted) {  // the splitting warpgroup has put both pieces into the first
+      if constexpr (S::mode == Mode::single &&
+                    !S::converted) {  // the splitting warpgroup has put both pieces into the first
         place(operand.high[0], operand.high[1], i, load_shared(address));
       } else if constexpr (S::split) {
         place(operand.high[0], operand.low[0], i, load_shared(address));

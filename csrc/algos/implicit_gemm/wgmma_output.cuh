@@ -1,4 +1,5 @@
-// The epilogue of the Hopper kernel: sums from registers, unscaled, to y.
+// The epilogue of the Hopper kernel: sums from registers, unscaled, to y; or to partial sums, which a second kernel
+// adds.
 #pragma once
 
 #include "algos/implicit_gemm/wgmma_operand.cuh"
@@ -46,11 +47,35 @@ __device__ __forceinline__ uint4 pack_chunk(const float (&values)[count]) {
     return {pair(0), pair(2), pair(4), pair(6)};
   }
 }
-// Some vectors, each of `size` neighbours in y with bias; index -1: not in y. Everything is
+template <typename T, int count>
+__device__ __forceinline__ void store_chunk(T* target, const float (&values)[count]) {
+  if constexpr (std::is_same_v<T, float>) {  // partial sums of half types are more than 16 bytes
+#pragma unroll
+    for (int e = 0; e < count; e += 4) {
+      *reinterpret_cast<float4*>(target + e) = {values[e], values[e + 1], values[e + 2], values[e + 3]};
+    }
+  } else {
+    *reinterpret_cast<uint4*>(target) = pack_chunk<T>(values);
+  }
+}
+
+// Some vectors, each of `size` neighbours in y (or in the partial sums), with bias; index -1: not in y. Everything is
 // done for all of them at once: the warps are too few to hide the latency of one after the other.
 template <typename T, int count, int size>
-__device__ __forceinline__ void store_vectors(const Params<T>& params, const std::int64_t (&index)[count],
+__device__ __forceinline__ void store_vectors(const Params<T>& params, int split, const std::int64_t (&index)[count],
                                               float (&value)[count][size], const float (&bias)[count][size]) {
+  if (params.partial != nullptr) {
+    float* partial = params.partial + split * params.y_numel;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+#pragma unroll
+      for (int e = 0; e < size; e += 4) {
+        const float4 quad{value[i][e], value[i][e + 1], value[i][e + 2], value[i][e + 3]};
+        if (index[i] >= 0) *reinterpret_cast<float4*>(partial + index[i] + e) = quad;
+      }
+    }
+    return;
+  }
   const auto for_each = [&](auto&& apply) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
@@ -86,7 +111,7 @@ __device__ __forceinline__ void store_vectors(const Params<T>& params, const std
 // The stage's rows, filters [first_k, first_k + width), by quads of pixels: NCHW. Four pixels exist and are neighbours,
 // or none of them exists.
 template <typename S, int width>
-__device__ __forceinline__ void store_pixel_quads(const Params<typename S::T>& params,
+__device__ __forceinline__ void store_pixel_quads(const Params<typename S::T>& params, int split,
                                                   const FilterData<S>& filters, const OutputStage& stage, int first,
                                                   int first_k) {
   constexpr int count = width / 8;
@@ -107,12 +132,12 @@ __device__ __forceinline__ void store_pixel_quads(const Params<typename S::T>& p
       if constexpr (S::scaled) value[i][e] *= factor[e] * of_filter;
     }
   }
-  store_vectors(params, index, value, bias);
+  store_vectors(params, split, index, value, bias);
 }
 
 // The same one by one, in any order of y, for any scales.
 template <typename S, int width>
-__device__ __forceinline__ void store_single(const Params<typename S::T>& params,
+__device__ __forceinline__ void store_single(const Params<typename S::T>& params, int split,
                                              const FilterData<S>& filters, const OutputStage& stage, int first,
                                              int first_k) {
   using T = typename S::T;
@@ -124,7 +149,11 @@ __device__ __forceinline__ void store_single(const Params<typename S::T>& params
     const std::int64_t index = stage.index[row] + k * params.y_filter;
     float value = stage.values[row][column];
     if constexpr (S::scaled) value = Unscale(stage.exponent[row], filters.exponent[first + column])(value);
-    params.y[index] = params.epilogue.finish(value + to_float(filters.bias[first + column]), index);
+    if (params.partial != nullptr) {
+      params.partial[split * params.y_numel + index] = value;
+    } else {
+      params.y[index] = params.epilogue.finish(value + to_float(filters.bias[first + column]), index);
+    }
   }
 }
 
@@ -183,7 +212,7 @@ __device__ __forceinline__ void store_rows(const Params<typename S::T>& params, 
           }
         }
       }
-      store_vectors(params, index, value, bias);
+      store_vectors(params, work.split, index, value, bias);
 #pragma unroll
       for (int i = values; i < S::row_blocks * S::sums; ++i) {
         sums[(i - values) / S::sums][(i - values) % S::sums] = sums[i / S::sums][i % S::sums];
@@ -194,6 +223,7 @@ __device__ __forceinline__ void store_rows(const Params<typename S::T>& params, 
 
 // How an output is finished.
 enum class Finish {
+  partial,  // not at all: it goes to the partial sums
   plain,    // bias
   clamped,  // bias, ReLU or ReLU6
   general,  // the rest
@@ -201,6 +231,7 @@ enum class Finish {
 template <typename T>
 __device__ __forceinline__ Finish finish_of(const Params<T>& params) {
   const ActivationFunction& activate = params.epilogue.activate;
+  if (params.partial != nullptr) return Finish::partial;
   if (params.epilogue.residual != nullptr || activate.is_silu) return Finish::general;
   if (activate.negative_slope == 0.0f) return Finish::clamped;
   return activate.negative_slope == 1.0f && activate.cap == INFINITY ? Finish::plain : Finish::general;
@@ -226,9 +257,11 @@ __device__ __forceinline__ void finish_chunk(const Params<typename S::T>& params
     const float4 scales = *reinterpret_cast<const float4*>(filters.exponent + column + of_lane);
     scale[0] = scales.x, scale[1] = scales.y, scale[2] = scales.z, scale[3] = scales.w;
   }
-  const auto of_filters = *reinterpret_cast<const Vector<T, chunk>*>(filters.bias + column + of_lane);
+  if constexpr (finish != Finish::partial) {
+    const auto of_filters = *reinterpret_cast<const Vector<T, chunk>*>(filters.bias + column + of_lane);
 #pragma unroll
-  for (int e = 0; e < chunk; ++e) bias[e] = to_float(of_filters.e[e]);
+    for (int e = 0; e < chunk; ++e) bias[e] = to_float(of_filters.e[e]);
+  }
 #pragma unroll
   for (int i = first_row; i < last_row; ++i) {
     float values[chunk];
@@ -236,7 +269,9 @@ __device__ __forceinline__ void finish_chunk(const Params<typename S::T>& params
     for (int e = 0; e < chunk; ++e) {
       float value = sums[i / 2][(column / 8 + e / 2) * 4 + i % 2 * 2 + e % 2];
       if constexpr (S::scaled && !S::transforms) value *= factor[i];
-      value = S::scaled ? fmaf(value, scale[e], bias[e]) : value + bias[e];
+      if constexpr (S::scaled && finish == Finish::partial) value *= scale[e];
+      if constexpr (S::scaled && finish != Finish::partial) value = fmaf(value, scale[e], bias[e]);
+      if constexpr (!S::scaled && finish != Finish::partial) value += bias[e];
       if constexpr (finish == Finish::clamped) value = clamp(value, params.epilogue.activate.cap);
       values[e] = value;
     }
@@ -253,10 +288,11 @@ __device__ __forceinline__ void store_straight(const Params<typename S::T>& para
                                                const float (&sums)[S::row_blocks][S::sums],
                                                const float (&factor)[rows]) {
   using T = typename S::T;
+  using Out = std::conditional_t<finish == Finish::partial, float, T>;
   constexpr int chunk = chunk_of<T>;
 #pragma unroll
   for (int m = 0; m < S::row_blocks; ++m) {
-    T* target[2];
+    Out* target[2];
     bool exists[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -264,15 +300,18 @@ __device__ __forceinline__ void store_straight(const Params<typename S::T>& para
       asm volatile("" : "+r"(row));  // so that it is not computed for all rows beforehand, in registers
       const std::int64_t index = output_index(params, work, pixel_of_lane<S>(row));
       exists[i] = index >= 0;
-      target[i] = params.y + index + work.filter_tile * S::filter_tile + static_cast<int>(threadIdx.x) % 4 * chunk;
+      if constexpr (finish == Finish::partial) {
+        target[i] = params.partial + work.split * params.y_numel;
+      } else {
+        target[i] = params.y;
+      }
+      target[i] += index + work.filter_tile * S::filter_tile + static_cast<int>(threadIdx.x) % 4 * chunk;
     }
 #pragma unroll
     for (int column = 0; column < S::filter_tile; column += 4 * chunk) {
       finish_chunk<S, finish>(params, filters, sums, factor, column, 2 * m, 2 * m + 2,
                               [&](int i, const float (&values)[chunk]) {
-                                if (exists[i % 2]) {
-                                  *reinterpret_cast<uint4*>(target[i % 2] + column) = pack_chunk<T>(values);
-                                }
+                                if (exists[i % 2]) store_chunk(target[i % 2] + column, values);
                               });
     }
   }
@@ -356,9 +395,9 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
       __syncwarp();
       const int first = turn * width, first_k = work.filter_tile * S::filter_tile + first;
       if (params.quads && moderate) {
-        store_pixel_quads<S, width>(params, filters, stage, first, first_k);
+        store_pixel_quads<S, width>(params, work.split, filters, stage, first, first_k);
       } else {
-        store_single<S, width>(params, filters, stage, first, first_k);
+        store_single<S, width>(params, work.split, filters, stage, first, first_k);
       }
       __syncwarp();
 #pragma unroll
@@ -415,12 +454,29 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     }
   }
   const bool whole = (work.filter_tile + 1) * S::filter_tile <= params.k;
-  if (whole && finish == Finish::plain) {
+  if (whole && finish == Finish::partial) {
+    store_straight<S, Finish::partial>(params, work, filters, sums, factor);
+  } else if (whole && finish == Finish::plain) {
     store_straight<S, Finish::plain>(params, work, filters, sums, factor);
   } else if (whole && finish == Finish::clamped) {
     store_straight<S, Finish::clamped>(params, work, filters, sums, factor);
   } else {
     store_rows<S>(params, work, filters, sums, factor);
+  }
+}
+
+// y = the sum of the partial ones, in their order, through the epilogue.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    add_parts(int splits, std::int64_t numel, FastDivide by_inner, FastDivide by_k, const float* __restrict__ partial,
+              Epilogue<T> epilogue, T* __restrict__ y) {
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * 256;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x; i < numel; i += stride) {
+    float sum = 0.0f;
+    for (int split = 0; split < splits; ++split) sum += partial[split * numel + i];
+    unsigned k = by_inner.quotient(static_cast<unsigned>(i));
+    k = by_k.peel(k);
+    y[i] = epilogue(sum, i, k);
   }
 }
 

@@ -11,12 +11,12 @@ constexpr int pack_threads = 128, filter_target_exponent = 13;
 // A block per filter, those beyond K included: their rows are zeros. With a snapshot: a filter that equals it bit for
 // bit is left alone (PackArgs::snapshot).
 template <typename T, Mode mode>
-__global__ void __launch_bounds__(pack_threads)
-    pack_filters(int c, int k, int taps, int channel_blocks, int filter_tile,
-                 const T* __restrict__ weight,        // [K, C, R, S]
-                 unsigned char* __restrict__ packed,  // [filter tile][channel block][tap][filter_tile][row bytes] (wgmma_config.h)
-                 int* __restrict__ exponents,         // [filter tiles * filter_tile]
-                 T* __restrict__ snapshot) {          // [K, C, R, S] or null
+__global__ void __launch_bounds__(pack_threads) pack_filters(
+    int c, int k, int taps, int channel_blocks, int filter_tile,
+    const T* __restrict__ weight,        // [K, C, R, S]
+    unsigned char* __restrict__ packed,  // [filter tile][channel block][tap][filter_tile][row bytes] (wgmma_config.h)
+    int* __restrict__ exponents,         // [filter tiles * filter_tile]
+    T* __restrict__ snapshot) {          // [K, C, R, S] or null
   using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_t>;
   constexpr bool is_float = std::is_same_v<T, float>;
   constexpr int row_bytes = mode == Mode::single ? 64 : 128, channels = input_row_bytes / sizeof(T);

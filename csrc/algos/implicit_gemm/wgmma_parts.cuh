@@ -7,8 +7,8 @@
 
 namespace fastconv::algos::implicit_gemm::wgmma {
 
-// The last unit of a block's work, so the rings are free: they hold [pixel][filter], where the pad keeps 16 bytes of two
-// pixels in different banks; then (float32) the exponent of each pixel's scale.
+// The last unit of a block's work, so the rings are free: they hold [pixel][filter], where the pad keeps 16 bytes of
+// two pixels in different banks; then (float32) the exponent of each pixel's scale.
 template <typename S>
 class Parts {
  public:
@@ -17,40 +17,28 @@ class Parts {
   __device__ __forceinline__ Parts(const Params<T>& params, const Shared<S>& shared, const WaitSite& site)
       : params_(params), shared_(shared), site_(site) {}
 
-  // phase: 0, then 1 if the unit is repeated. misfit: a scale does not fit one of the lane's pixels. Returns whether that is so anywhere in the cluster; y is
-  // then left as it is.
-  __device__ __forceinline__ bool add(const Work& work, const FilterData<S>& filters,
+  __device__ __forceinline__ void add(const Work& work, const FilterData<S>& filters,
                                       const float (&sums)[S::row_blocks][S::sums],
-                                      const int (&exponents)[2 * S::row_blocks], bool misfit, unsigned phase) {
+                                      const int (&exponents)[2 * S::row_blocks]) {
     Control& control = *shared_.control;
     const std::uint32_t ready = shared_address(&control.parts_ready), done = shared_address(&control.parts_done);
     const int parts = params_.splits, thread = static_cast<int>(threadIdx.x);
-    if constexpr (S::repeats) {
-      misfit = any_of_multipliers(misfit);
-      if (thread == 0) control.misfit = misfit;
-    } else {
-      synchronise_multipliers();  // both warpgroups have read the rings
-    }
+    synchronise_multipliers();  // both warpgroups have read the rings
     leave(sums, exponents);
     synchronise_multipliers();
-    if (phase == 0) hopper::wait_for_cluster_arrival();  // the others' barriers are there
+    hopper::wait_for_cluster_arrival();  // the others' barriers are there
     if (thread < parts) hopper::arrive_in_block(ready, thread);
-    hopper::wait_for_cluster(ready, phase, site_);
-    if constexpr (S::repeats) {
-      const std::uint32_t flag = shared_address(&control.misfit);
-      for (int part = 0; part < parts; ++part) misfit |= hopper::load_word_from_block(flag, part) != 0;
-    }
+    hopper::wait_for_cluster(ready, 0, site_);
     const int share = (S::pixel_tile + parts - 1) / parts, first = work.split * share;
     const int last = min(first + share, S::pixel_tile);
-    if (!misfit && params_.vectors) {
+    if (params_.vectors) {
       finish_vectors(work, filters, first, last);
-    } else if (!misfit) {
+    } else {
       finish_single(work, filters, first, last);
     }
     synchronise_multipliers();
     if (thread < parts) hopper::arrive_in_block(done, thread);
-    hopper::wait_for_cluster(done, phase, site_);  // others have read this block's shared memory, which may now go
-    return misfit;
+    hopper::wait_for_cluster(done, 0, site_);  // others have read this block's shared memory, which may now go
   }
 
  private:
@@ -89,7 +77,8 @@ class Parts {
 
   // Four filters of a few pixels at a time: reading another block's memory takes long, and wants neighbours.
   __device__ __forceinline__ void finish_vectors(const Work& work, const FilterData<S>& filters, int first, int last) {
-    constexpr int size = 4, vectors = S::filter_tile / size, rows = threads / vectors, batch = S::row_blocks == 2 ? 2 : 4;
+    constexpr int size = 4, vectors = S::filter_tile / size, rows = threads / vectors,
+                  batch = S::row_blocks == 2 ? 2 : 4;
     const int thread = static_cast<int>(threadIdx.x), filter = thread % vectors * size;
     const int k = work.filter_tile * S::filter_tile + filter;
     if (thread >= rows * vectors) return;
@@ -130,7 +119,7 @@ class Parts {
 #pragma unroll
         for (int e = 0; e < size; ++e) bias[i][e] = to_float(filters.bias[filter + e]);
       }
-      store_vectors(params_, index, value, bias);
+      store_vectors(params_, 0, index, value, bias);
     }
   }
 

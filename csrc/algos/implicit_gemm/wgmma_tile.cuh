@@ -18,10 +18,11 @@ struct Params {
   const int* image_exponents;   // converted: [N], of the scales of x
   const int* condition;         // [condition_count] or null: nothing is done unless one is not 0
   int condition_count, images;
-  T* y;                         // [N, K, P, Q] by the strides below
+  T* y;            // [N, K, P, Q] by the strides below
+  float* partial;  // [splits] tensors like y, if parts go there; else null: the blocks of a cluster add them
   Epilogue<T> epilogue;
   WaitReport* report;
-  std::int64_t y_image, y_row, y_pixel, y_filter;
+  std::int64_t y_image, y_row, y_pixel, y_filter, y_numel;
   int n, p, q, k;  // a matrix product: 1, 1, N H W
   int tile_n, tile_p, tile_q;
   int box_h, box_w;
@@ -44,7 +45,8 @@ struct Params {
   bool flat_nchw;  // a matrix product into NCHW: pixels are numbered through all images
   FastDivide by_image;
   unsigned work, whole;  // units; those that are whole tiles, before the parts of tiles
-  FastDivide by_splits, by_halves, by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps, by_s;
+  FastDivide by_splits, by_halves, by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps,
+      by_s;
 };
 
 enum class Units { row_blocks, filter_halves, steps };
@@ -59,12 +61,11 @@ struct Shape {
   static constexpr bool scaled = std::is_same_v<T, float>;
   static constexpr bool raw = source_ == Source::raw, transforms = source_ == Source::transformed;
   static constexpr bool converted = source_ == Source::converted, reads_halves = converted || !scaled;
-  static constexpr bool repeats = scaled && !converted;  // tiles whose scale does not fit
+  static constexpr bool repeats = scaled && !converted;                 // tiles whose scale does not fit
   static constexpr bool conditional = repeats && mode == Mode::single;  // it may be a fallback (Plan::fallback)
   static_assert(scaled == (source_ != Source::halves) && (!converted || mode == Mode::single));
   static constexpr int filter_tile = filter_tile_, row_blocks = row_blocks_;
   static constexpr int pixel_tile = 64 * multiply_warpgroups * row_blocks;
-  static constexpr bool cuts = can_cut(mode, source_, row_blocks, filter_tile);
   static constexpr int row_bytes = mode == Mode::single ? 64 : 128;
   static constexpr bool paired = mode == Mode::single;  // packed as pairs of channel blocks; converted: one step
   static constexpr int plane_bytes = filter_tile * row_bytes;
@@ -73,7 +74,8 @@ struct Shape {
   static constexpr int sums = filter_tile / 2;  // registers of a thread for 64 pixels
   // Products of 16 along a step's channels.
   static constexpr int depth = reads_halves ? 4 : 2;
-  // Steps between two waits (Multiplier::multiply_chained). Filters of two turns must leave slots for those on their way.
+  // Steps between two waits (Multiplier::multiply_chained). Filters of two turns must leave slots for those on their
+  // way.
   static constexpr int turn_steps =
       row_blocks == 1 && (transforms ? mode == Mode::single : reads_halves && filter_tile <= 64) ? 2 : 1;
   static constexpr int slots = filter_slots(filter_bytes, raw);
@@ -125,10 +127,10 @@ struct Control {
   std::uint64_t filters_full[most_filter_slots], filters_free[most_filter_slots];
   std::uint64_t marks_written, marks_read;
   std::uint64_t parts_ready, parts_done;  // of a cluster: sums are in shared memory; have been read
-  int exponent[most_input_slots];  // of the scale of the slot's tile
-  float largest[4];                // of the transforming warps
-  unsigned work;                   // Params::work, or 0 if its condition is not met
-  unsigned misfit, pad[2];         // a scale does not fit the block's part of a tile
+  int exponent[most_input_slots];         // of the scale of the slot's tile
+  float largest[4];                       // of the transforming warps
+  unsigned work;                          // Params::work, or 0 if its condition is not met
+  unsigned pad[3];
   unsigned marks[most_marks / 32];
 };
 
