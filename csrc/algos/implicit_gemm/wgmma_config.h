@@ -267,7 +267,7 @@ inline double step_clocks(const Plan& plan) {
                                                  : 1.2;
   // What lies between two steps' products, if they are few.
   const double between = split    ? 0
-                         : single ? (plan.row_blocks == 2 ? 0 : 380 + plan.filter_tile)
+                         : single ? (plan.row_blocks == 2 ? 0 : 350 + plan.filter_tile)
                                   : (plan.row_blocks == 2 ? 600 : 350) + 3 * plan.filter_tile;
   return std::max({of_tensor * tensor, of_shared * shared, copies, transform, between}) + 0.05 * copies;
 }
@@ -303,7 +303,7 @@ inline double plan_clocks(const Plan& plan, int processors) {
     return clocks + rounds * (part + 2600 + 0.29 * values + 370 * parts + (plan.whole > 0 ? 2500 : 0));
   }
   const double left = static_cast<double>(plan.tile_n * plan.tile_p * plan.tile_q * plan.filter_tile) * sizeof(float);
-  const double sum = 3000 + static_cast<double>(plan.tiles()) * parts * left / 970;  // the second kernel
+  const double sum = 4000 + static_cast<double>(plan.tiles()) * parts * left / 970;  // the second kernel
   return clocks + rounds * (part + 1000 + left / 20) + sum;
 }
 
