@@ -155,65 +155,39 @@ class Multiplier {
     }
   }
 
-  // One product (no promotion, no splitting of units): each turn's products go on where those of the turn before have
-  // ended, and the tensor cores need not wait. A turn is S::turn_steps steps; what is odd comes first, alone.
+  // One product (no promotion, no splitting of units): each step's products go on where those of the step before have
+  // ended, and the tensor cores need not wait.
   __device__ __forceinline__ void multiply_chained(Total& total) {
-    using Turn = Operand<S>[S::turn_steps][S::row_blocks];
-    Turn operand[operands];
-    if (S::turn_steps == 2 && steps_left_ % 2 == 1) {
-      load_step(operand[0][0]);
-      await_filters();
-      hopper::fence_products();
-      issue_step(total, operand[0][0]);
-      hopper::commit_products();
-      hopper::wait_for_products<0>();
-#pragma unroll
-      for (int m = 0; m < S::row_blocks; ++m) hopper::pin(total[m]), keep(operand[0][0][m]);
-      release_filters(1);
-      if (--steps_left_ == 0) return;
-    }
-    load_turn(operand[0]);
+    Operand<S> operand[operands][S::row_blocks];
+    load_step(operand[0]);
+    await_filters();
     bool first = true;
-    const auto turn = [&](Turn& now, Turn& next) {
+    const auto step = [&](Operand<S>(&now)[S::row_blocks], Operand<S>(&next)[S::row_blocks]) {
+      const std::uint64_t filters = filters_of(0);
       hopper::fence_products();
 #pragma unroll
-      for (int step = 0; step < S::turn_steps; ++step) issue_step(total, now[step]);
+      for (int m = 0; m < S::row_blocks; ++m) wgmma::multiply<S, 0, products>(total[m], now[m], filters);
       hopper::commit_products();
-      const bool more = (steps_left_ -= S::turn_steps) > 0;
-      hopper::wait_for_products<1>();  // the turn before is complete
+      ++filters_.count;
+      const bool more = --steps_left_ > 0;
+      hopper::wait_for_products<1>();  // the step before is complete
 #pragma unroll
-      for (int step = 0; step < S::turn_steps; ++step) {
-#pragma unroll
-        for (int m = 0; m < S::row_blocks; ++m) keep(next[step][m]);
-      }
-      if (!first) release_turn(S::turn_steps);
+      for (int m = 0; m < S::row_blocks; ++m) keep(next[m]);
+      if (!first) release_filters(2);
       first = false;
-      if (more) load_turn(next);
+      if (more) {
+        load_step(next);
+        await_filters();
+      }
       return more;
     };
 #pragma unroll 1
-    while (turn(operand[0], operand[1]) && turn(operand[1], operand[0])) {
+    while (step(operand[0], operand[1]) && step(operand[1], operand[0])) {
     }
     hopper::wait_for_products<0>();
 #pragma unroll
     for (int m = 0; m < S::row_blocks; ++m) hopper::pin(total[m]);
-    release_turn(0);
-  }
-  __device__ __forceinline__ void issue_step(Total& total, const Operand<S> (&operand)[S::row_blocks]) {
-    const std::uint64_t filters = filters_of(0);
-#pragma unroll
-    for (int m = 0; m < S::row_blocks; ++m) wgmma::multiply<S, 0, products>(total[m], operand[m], filters);
-    ++filters_.count;
-  }
-  __device__ __forceinline__ void load_turn(Operand<S> (&operand)[S::turn_steps][S::row_blocks]) {
-#pragma unroll
-    for (int step = 0; step < S::turn_steps; ++step) load_step(operand[step]);
-#pragma unroll
-    for (int step = 0; step < S::turn_steps; ++step) await_filters(step);
-  }
-  __device__ __forceinline__ void release_turn(unsigned after) {  // which so many steps have followed
-#pragma unroll
-    for (int step = S::turn_steps; step > 0; --step) release_filters(after + step);
+    release_filters(1);
   }
   __device__ __forceinline__ void load_step(Operand<S> (&operand)[S::row_blocks]) {
     await_stage();
@@ -412,9 +386,8 @@ class Multiplier {
     slot_.advance(params_.input_slots);
   }
 
-  __device__ __forceinline__ void await_filters(unsigned ahead = 0) {  // of a step so many after the next
-    hopper::RingCounter<S::slots> filters{filters_.count + ahead};
-    hopper::wait(shared_address(&control_.filters_full[filters.slot()]), filters.parity(), site_);
+  __device__ __forceinline__ void await_filters() {
+    hopper::wait(shared_address(&control_.filters_full[filters_.slot()]), filters_.parity(), site_);
   }
   __device__ __forceinline__ void release_filters(unsigned back) {
     __syncwarp();

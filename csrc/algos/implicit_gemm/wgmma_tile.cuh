@@ -74,10 +74,6 @@ struct Shape {
   static constexpr int sums = filter_tile / 2;  // registers of a thread for 64 pixels
   // Products of 16 along a step's channels.
   static constexpr int depth = reads_halves ? 4 : 2;
-  // Steps between two waits (Multiplier::multiply_chained). Filters of two turns must leave slots for those on their
-  // way.
-  static constexpr int turn_steps =
-      row_blocks == 1 && (transforms ? mode == Mode::single : reads_halves && filter_tile <= 64) ? 2 : 1;
   static constexpr int slots = filter_slots(filter_bytes, raw);
   // Whether copies can bring sums to y (Plan::stores_boxes).
   static constexpr bool stores_boxes = !transforms && filter_tile * sizeof(T) % box_bytes == 0;
