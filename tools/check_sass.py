@@ -24,7 +24,7 @@ LIBRARY = Path(__file__).resolve().parent.parent / "fastconv" / "libfastconv.so"
 # Kernels that may keep a stack frame, as a regular expression on the demangled name, each with its reason.
 ALLOWED: dict[str, str] = {
     r"implicit_gemm::wgmma::convolve<fastconv::algos::implicit_gemm::wgmma::Shape<float, "
-    r"\(fastconv::algos::implicit_gemm::Mode\)1, (128|64), [12], \(fastconv::algos::implicit_gemm::wgmma::Source\)[123]>": (
+    r"\(fastconv::algos::implicit_gemm::Mode\)1, 128, 2, \(fastconv::algos::implicit_gemm::wgmma::Source\)": (
         "class tf32: counters of the loop over tiles parked, none within the loop over steps"
     ),
     r"winograd::input_transform_nhwc<(__half|__nv_bfloat16), [24], \(fastconv::winograd::Mode\)[23], 1>": (
