@@ -35,7 +35,7 @@ class Loader {
       if constexpr (S::transforms) hopper::fence_copies();  // the splitting warps have written there
       const std::uint32_t target = shared_.input + input_.slot * params_.stage_bytes;
       const int channel = static_cast<int>(block) * S::step_channels;
-      if (S::reads_halves && params_.flat) {
+      if (S::reads_halves && params_.flat) [[unlikely]] {
         load_rows(work, channel, target, full);
       } else {
         hopper::arrive_expecting(full, params_.box_bytes);

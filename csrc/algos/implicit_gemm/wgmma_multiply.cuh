@@ -93,7 +93,7 @@ class Multiplier {
     asm volatile("" : "+r"(index), "+r"(misfit));
     const Work output(params_, index);
     if constexpr (S::reads_halves) {
-      if (index >= params_.whole && params_.partial == nullptr) {
+      if (index >= params_.whole && params_.partial == nullptr) [[unlikely]] {
         parts_.add(output, filters, total, exponents_);
         return false;
       }

@@ -429,7 +429,7 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
   }
   unsigned is_moderate = moderate, by_boxes = boxes;
   asm volatile("" : "+r"(is_moderate), "+r"(by_boxes));  // so that no predicate is spilled
-  if (!params.vectors || is_moderate == 0) {
+  if (!params.vectors || is_moderate == 0) [[unlikely]] {
     store_staged<S>(params, work, filters, shared.output[threadIdx.x / 32], sums, exponents, is_moderate != 0);
     return;
   }
