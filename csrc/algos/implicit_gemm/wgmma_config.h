@@ -323,6 +323,7 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
       plan.clusters = clusters;
       for (plan.splits = 2; plan.splits <= (clusters ? most_parts : 16); ++plan.splits) {
         const std::int64_t blocks = blocks_at_once(plan, processors);
+        if (blocks < plan.splits) break;
         plan.whole = clusters ? plan.tiles() / blocks * blocks : 0;
         if (plan.whole == plan.tiles() || (plan.tiles() - plan.whole) * plan.splits > blocks) continue;
         const std::int64_t per_split = ceil_divide(plan.stages, plan.splits);
