@@ -12,7 +12,8 @@ import torch
 import fastconv
 from fastconv import _C, ops, testing
 
-NAME = "implicit_gemm"  # the algorithm of the registry that has a weight gradient
+NAME = "implicit_gemm"  # the algorithm whose weight gradient serves the most
+NAMES = ("winograd_f4", NAME)  # those of the registry that have a weight gradient
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 # Of sums of many independent products (docs/numerics.md, "The weight gradient"); half types end with one rounding.
 LIMIT = {"fp32": 2e-6, "tf32": 1e-3, "fp16": 1e-3, "bf16": 8e-3}
@@ -56,7 +57,20 @@ CASES = [
     Case(1, 32, 20, 17, 32, 3, 3, padding=2, dilation=2),
     Case(1, 32, 9, 40, 16, 2, 7, padding=3),
     Case(1, 26, 9, 9, 1, 4, 1, dilation=2),
+    Case(3, 5, 4, 9, 6, 3, 3, padding=2),
+    Case(1, 70, 3, 3, 130, 3, 3),
+    Case(3, 33, 33, 7, 65, 3, 3, padding=1),
 ]
+
+
+def serves(name: str, case: Case, cls: str = "fp32") -> bool:
+    """Whether the algorithm has a weight gradient for the case."""
+    plain = (case.r, case.s, case.stride, case.dilation) == (3, 3, 1, 1)
+    return name == NAME or (plain and case.padding <= 2 and cls == "fp32")
+
+
+def named(cases: list[Case]) -> list[tuple[str, Case]]:
+    return [(name, case) for name in NAMES for case in cases if serves(name, case)]
 
 
 def operands(
@@ -76,10 +90,10 @@ def exact(x: torch.Tensor, grad: torch.Tensor, case: Case) -> torch.Tensor:
     )[1]
 
 
-def own(x: torch.Tensor, grad: torch.Tensor, case: Case, cls: str, layout: str) -> torch.Tensor:
+def own(x: torch.Tensor, grad: torch.Tensor, case: Case, cls: str, layout: str, name: str = NAME) -> torch.Tensor:
     """Our weight gradient; skips, naming the reason, where the device has none."""
     precision = cls if cls in ("fp32", "tf32") else "fp32"
-    arguments = (x, grad, case.weight_size, *case.geometry, layout == "nhwc", NAME, precision)
+    arguments = (x, grad, case.weight_size, *case.geometry, layout == "nhwc", name, precision)
     reason = ops.weight_gradient_reason(*arguments)
     if reason:
         assert reason.startswith("device"), reason
@@ -88,48 +102,51 @@ def own(x: torch.Tensor, grad: torch.Tensor, case: Case, cls: str, layout: str) 
 
 
 @pytest.mark.sanitize
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("cls", LIMIT)
+@pytest.mark.parametrize(
+    ("name", "case", "cls"),
+    [(name, case, cls) for name in NAMES for case in CASES for cls in LIMIT if serves(name, case, cls)],
+    ids=str,
+)
 @pytest.mark.parametrize("layout", FORMATS)
-def test_weight_gradient(case, cls, layout, device):
+def test_weight_gradient(name, case, cls, layout, device):
     x, grad = operands(case, DTYPE[cls], layout, device)
     x, grad = testing.nan_surrounded(x), testing.nan_surrounded(grad)
     with testing.poisoned_memory():
-        dw = own(x, grad, case, cls, layout)
+        dw = own(x, grad, case, cls, layout, name)
     assert dw.is_contiguous(memory_format=FORMATS[layout])
     errors = testing.errors(dw.cpu(), exact(x, grad, case))
     assert errors.relative_l2 <= LIMIT[cls], errors
 
 
-@pytest.mark.parametrize("case", [CASES[2], CASES[3]], ids=str)
-def test_weight_gradient_is_the_same_every_time(case, device):
+@pytest.mark.parametrize(("name", "case"), named([CASES[2], CASES[3]]), ids=str)
+def test_weight_gradient_is_the_same_every_time(name, case, device):
     x, grad = operands(case, torch.float32, "nhwc", device)
-    results = [own(x, grad, case, "fp32", "nhwc") for _ in range(3)]
+    results = [own(x, grad, case, "fp32", "nhwc", name) for _ in range(3)]
     assert all(torch.equal(results[0], result) for result in results[1:])
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[6]], ids=str)
+@pytest.mark.parametrize(("name", "case"), named([CASES[1], CASES[3], CASES[6]]), ids=str)
 @pytest.mark.parametrize(("of_x", "of_grad"), [(1e-30, 1e25), (1e30, 1e-30), (1e-15, 1e-15), (1e18, 1e18)])
 @pytest.mark.parametrize("layout", FORMATS)
-def test_weight_gradient_at_any_magnitude(case, of_x, of_grad, layout, device):
+def test_weight_gradient_at_any_magnitude(name, case, of_x, of_grad, layout, device):
     x, grad = operands(case, torch.float32, layout, device)
     x, grad = x * of_x, grad * of_grad
-    errors = testing.errors(own(x, grad, case, "fp32", layout).cpu(), exact(x, grad, case))
+    errors = testing.errors(own(x, grad, case, "fp32", layout, name).cpu(), exact(x, grad, case))
     assert errors.relative_l2 <= LIMIT["fp32"], errors
 
 
-@pytest.mark.parametrize("case", [CASES[2], CASES[3], CASES[6]], ids=str)
-def test_weight_gradient_of_images_of_unlike_magnitude(case, device):
+@pytest.mark.parametrize(("name", "case"), named([CASES[2], CASES[3], CASES[6]]), ids=str)
+def test_weight_gradient_of_images_of_unlike_magnitude(name, case, device):
     """Images whose x and dY differ by many powers of ten, but whose products do not: each has its own scales. One is
-    zero, and one has a value that no sample may find."""
+    zero, its dY large, and one has a value that no sample may find."""
     case = Case(5, *list(vars(case).values())[1:])
     x, grad = operands(case, torch.float32, "nhwc", device)
     factors = torch.tensor([1.0, 1e12, 1e-18, 1e20, 1e-3], device=device)[:, None, None, None]
     x, grad = x * factors, grad / factors
-    x[3] = 0.0
+    x[3], grad[3] = 0.0, 1e30
     x[0, 1, 2, 3] = 1e5
     x, grad = (t.contiguous(memory_format=torch.channels_last) for t in (x, grad))
-    errors = testing.errors(own(x, grad, case, "fp32", "nhwc").cpu(), exact(x, grad, case))
+    errors = testing.errors(own(x, grad, case, "fp32", "nhwc", name).cpu(), exact(x, grad, case))
     assert errors.relative_l2 <= LIMIT["fp32"], errors
 
 
@@ -169,8 +186,11 @@ def test_choice_for_a_gpu_that_is_not_there():
         return _C.choose_weight_gradient(algorithm, problem, device or _C.h200_device())
 
     row = choose()
-    assert (row["algorithm"], row["reason"]) == (NAME, "")
-    assert row["workspace_bytes"] > 2 * 64 * 256 * 56 * 56 * 4  # both operands as two halves a value
+    assert (row["algorithm"], row["reason"]) == ("winograd_f4", "")
+    assert row["workspace_bytes"] > 2 * 2.25 * 64 * 256 * 56 * 56 * 4  # both operands transformed, two halves a value
+    assert choose(stride=(2, 2))["algorithm"] == NAME
+    assert choose(c=64, h=224, w=224, k=64)["algorithm"] == NAME  # the transforms would cost more than they save
+    assert choose(algorithm=NAME)["workspace_bytes"] > 2 * 64 * 256 * 56 * 56 * 4  # both operands as two halves a value
     assert choose(layout="nhwc", dtype="float16", algorithm=NAME)["workspace_bytes"] < 100 << 20  # read where they lie
     ampere = _C.h200_device()
     ampere.compute_capability = 80
@@ -198,14 +218,14 @@ def test_opcheck_of_the_kernel(device):
         torch.library.opcheck(ops.weight_gradient_kernel_op, arguments)
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=str)
-def test_training_by_name(case, device):
+@pytest.mark.parametrize(("name", "case"), named([CASES[1], CASES[6], CASES[8]]), ids=str)
+def test_training_by_name(name, case, device):
     """First and second derivatives of a convolution that was asked for by name."""
     x = torch.randn(case.n, case.c, case.h, case.w, device=device, requires_grad=True)
     w = torch.randn(case.weight_size, device=device, requires_grad=True)
     doubles = [t.detach().double().cpu().requires_grad_() for t in (x, w)]
     stride, padding, dilation, groups = case.geometry
-    y = fastconv.conv2d(x, w, None, stride, padding, dilation, groups, algorithm=NAME, precision="fp32")
+    y = fastconv.conv2d(x, w, None, stride, padding, dilation, groups, algorithm=name, precision="fp32")
     z = torch.nn.functional.conv2d(*doubles, None, stride, padding, dilation, groups)
     cotangent = torch.randn_like(y)
     found = torch.autograd.grad(y, (x, w), cotangent, create_graph=True)

@@ -23,6 +23,8 @@ class FastDivide {
     return (high + value) >> shift_;
   }
 
+  FASTCONV_HOST_DEVICE std::uint32_t divisor() const { return divisor_; }
+
   // Divides `value` in place and returns the remainder: peels the fastest index off a linear one.
   FASTCONV_HOST_DEVICE std::uint32_t peel(std::uint32_t& value) const {
     const std::uint32_t result = quotient(value), remainder = value - result * divisor_;

@@ -2,6 +2,7 @@
 //
 //   Y = A^T [ (G g) . (B^T d) ],  d: m+2 inputs, g: 3 taps, Y: m outputs; applied to rows and columns in two
 //   dimensions.
+//   dg = G^T [ (A dY) . (B^T d) ] is its gradient with respect to g: the transposed transforms, where there are any.
 //
 // F(2,3): points 0, 1, -1, inf.   F(4,3): points 0, +-sqrt(2)/2, +-sqrt(2), inf: the choice of points that keeps the
 // matrices' norms, and with them the rounding error, smallest (docs/numerics.md derives both).
@@ -79,6 +80,27 @@ struct Transform<4> {
     y[1] = odd_a * a + odd_b * b;
     y[2] = even_a * 0.5f + even_b * 2.0f;
     y[3] = odd_a * (a * 0.5f) + odd_b * (b * 2.0f) + m[5];
+  }
+  // A dY, and G^T of its products with the input.
+  static constexpr float output_gain = 7.2426407f;  // largest absolute row sum of A: 3 + 3 sqrt(2)
+  template <typename Value>
+  FASTCONV_HOST_DEVICE static void output_transposed(const Value (&y)[4], Value (&m)[6]) {
+    const Value even_a = y[0] + y[2] * 0.5f, odd_a = y[1] * a + y[3] * (a * 0.5f);
+    const Value even_b = y[0] + y[2] * 2.0f, odd_b = y[1] * b + y[3] * (b * 2.0f);
+    m[0] = y[0];
+    m[1] = even_a + odd_a;
+    m[2] = even_a - odd_a;
+    m[3] = even_b + odd_b;
+    m[4] = even_b - odd_b;
+    m[5] = y[3];
+  }
+  template <typename Value>
+  FASTCONV_HOST_DEVICE static void filter_transposed(const Value (&u)[6], Value (&g)[3]) {
+    const Value even_a = u[1] + u[2], odd_a = u[1] - u[2];
+    const Value even_b = u[3] + u[4], odd_b = u[3] - u[4];
+    g[0] = u[0] - even_a * (2.0f / 3.0f) + even_b * (1.0f / 6.0f);
+    g[1] = odd_b * (1.0f / 6.0f * b) - odd_a * (2.0f / 3.0f * a);
+    g[2] = (even_b - even_a) * (1.0f / 3.0f) + u[5];
   }
 };
 

@@ -113,16 +113,23 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
   };
 #undef FASTCONV_WEIGHT_GRADIENT
   if (name == "torch") return {nullptr, Support::no("algorithm", "PyTorch's own convolution was asked for"), {}};
+  // PyTorch's takes about as long as its forward convolution: the same products.
+  double least_us = evaluate(find_algorithm("torch"), problem, device).plan.cost_us;
   WeightGradientChoice choice;
   for (const WeightGradient* candidate : list) {
-    choice.support = supports_common(find_algorithm(candidate->name), problem, device);
-    if (choice.support.ok) choice.support = candidate->supports(problem, device);
-    if (!choice.support.ok) continue;
-    ConvPlan plan = candidate->plan(problem, device);
-    // PyTorch's takes about as long as its forward convolution: the same products.
-    const double other_us = evaluate(find_algorithm("torch"), problem, device).plan.cost_us;
-    if (name == candidate->name || plan.cost_us < other_us) return {candidate, Support::yes(), std::move(plan)};
-    choice.support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
+    Support support = supports_common(find_algorithm(candidate->name), problem, device);
+    if (support.ok) support = candidate->supports(problem, device);
+    if (support.ok) {
+      ConvPlan plan = candidate->plan(problem, device);
+      if (name == candidate->name) return {candidate, support, std::move(plan)};
+      if (plan.cost_us < least_us) {
+        least_us = plan.cost_us;
+        choice = {candidate, support, std::move(plan)};
+      } else {
+        support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
+      }
+    }
+    if (choice.algorithm == nullptr) choice.support = support;
   }
   return choice;
 }

@@ -186,14 +186,14 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
 def _enter_gradient(group: Group, accuracy: str, layout: str, reference: Reference) -> str:
     """Ours, and auto's choice if that is PyTorch's; returns the choice."""
     tensors = group.inputs[layout], group.weights[layout], group.grads[layout]
-    choice, reason = ours.gradient_choice(*tensors, group.layer, accuracy, group.direction)
+    choice, reason = ours.gradient_choice(tensors[0], group.layer, accuracy, group.direction)
     prefix = f"{accuracy}/{layout}/"
     if reason:
         group.notes[prefix + "auto"] = reason
-    for algorithm in dict.fromkeys((choice, "auto" if group.direction == "backward_input" else "implicit_gemm")):
-        if not reason or reason.startswith("cost") or algorithm == choice:
-            call = ours.gradient_contender(algorithm, *tensors, group.layer, accuracy, group.direction)
-            _enter(group, prefix + algorithm, call, reference, math.inf if algorithm == choice else HOPELESS_OURS)
+    own = ours.gradient_algorithms(tensors[0], group.layer, accuracy, group.direction)
+    for algorithm in dict.fromkeys((choice, *own)):
+        call = ours.gradient_contender(algorithm, *tensors, group.layer, accuracy, group.direction)
+        _enter(group, prefix + algorithm, call, reference, math.inf if algorithm == choice else HOPELESS_OURS)
     return choice
 
 

@@ -74,19 +74,27 @@ def contender(
     )
 
 
-def gradient_choice(
-    x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, layer: Layer, accuracy: str, direction: str
-) -> tuple[str, str]:
+def gradient_choice(x: torch.Tensor, layer: Layer, accuracy: str, direction: str) -> tuple[str, str]:
     """(what `algorithm="auto"` runs for a gradient, why it is PyTorch's). The input gradient is made of forward
     convolutions, each with a choice of its own: `auto`."""
     if direction == "backward_input":
         return "auto", ""
-    stride, padding, dilation = ([value] * 2 for value in (layer.stride, layer.padding, layer.dilation))
-    reason = ops.weight_gradient_reason(
-        x, grad, list(weight.shape), stride, padding, dilation, layer.groups, not x.is_contiguous(), "auto",
-        _PRECISIONS[accuracy],
-    )  # fmt: skip
-    return ("torch", reason) if reason else ("implicit_gemm", "")
+    row = _C.choose_weight_gradient("auto", *_gradient_problem(x, layer, accuracy))
+    return row["algorithm"], row["reason"]
+
+
+def gradient_algorithms(x: torch.Tensor, layer: Layer, accuracy: str, direction: str) -> list[str]:
+    """What of ours computes a gradient: the algorithms whose own weight gradient serves the layer."""
+    if direction == "backward_input":
+        return ["auto"]
+    problem, device = _gradient_problem(x, layer, accuracy)
+    names = [row["algorithm"] for row in _C.candidates(problem, device) if row["algorithm"] != "torch"]
+    return [name for name in names if _C.choose_weight_gradient(name, problem, device)["algorithm"] == name]
+
+
+def _gradient_problem(x: torch.Tensor, layer: Layer, accuracy: str) -> tuple[_C.ConvProblem, _C.DeviceInfo]:
+    layout = "nchw" if x.is_contiguous() else "nhwc"
+    return _problem(layer, x.shape[0], accuracy, layout), ops.device_info(x.device)
 
 
 def gradient_contender(

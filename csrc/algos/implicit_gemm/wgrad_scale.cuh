@@ -59,8 +59,9 @@ struct Scales {
   // Of an image of that group.
   __device__ __forceinline__ int exponent(bool of_x, int image, Group group) const {
     const int a = x[image].exponent(group.exact), b = grad[image].exponent(group.exact);
-    if (a == no_exponent || b == no_exponent) return guessed_target;  // its products are zero
-    return of_x ? group.sum - b : b;
+    if (a != no_exponent && b != no_exponent) return of_x ? group.sum - b : b;
+    const int own = of_x ? a : b;  // its products are zero, if its values are finite
+    return own == no_exponent ? 0 : own;
   }
 
   // What undoes both scales. The second factor is 1 unless one float could not hold their product.

@@ -1,0 +1,208 @@
+// The weight gradient's transforms: V = B^T d B of the input, W = A dy A^T of the output's gradient, each scaled by its
+// image and split into two halves, and at the end dW = G^T (sum of V W) G.
+#pragma once
+
+#include "algos/winograd/tile_math.cuh"
+#include "algos/winograd/wgrad_config.h"
+#include "device/fast_divide.h"
+#include "device/image_scale.cuh"
+
+namespace fastconv::winograd::wgrad {
+
+// The largest |x| and |dy| are brought into [2^e, 2^(e+1)), so that |V| and |W| stay below 65504; a guess leaves room.
+constexpr int exact_x = 10, exact_grad = 9, guess_room = 5;
+constexpr float gain_x = Transform<4>::input_gain, gain_grad = Transform<4>::output_gain;
+static_assert(gain_x * gain_x * (2 << exact_x) < 65504.0f && gain_grad * gain_grad * (2 << exact_grad) < 65504.0f);
+
+struct TileGrid {
+  unsigned tiles, padded_tiles;  // of the batch; of all stages
+  FastDivide by_tiles_q, by_tiles_p;
+};
+
+struct Operand {
+  const float* source;  // [N, H, W, C]: x, or dy [N, P, Q, K]
+  half_t* target;       // V, or W
+  int h, w, channels, pad_h, pad_w;
+  bool pairs;  // C is even, so that two channels are one load
+  FastDivide by_blocks;
+  std::int64_t target_pitch;  // halves of a frequency
+};
+
+// One dimension of a transform: the rows of `tile` become those of `result`.
+template <bool of_x, typename Value>
+__device__ __forceinline__ void transform_line(const Value (&line)[of_x ? 6 : 4], Value (&result)[6]) {
+  if constexpr (of_x) {
+    Transform<4>::input(line, result);
+  } else {
+    Transform<4>::output_transposed(line, result);
+  }
+}
+
+// A warp takes a tile and 64 channels, a lane two of them.
+template <bool of_x, bool repeat>
+__device__ __forceinline__ void transform_tile(const TileGrid& grid, const Operand& operand, const PairScales& scales,
+                                               PairScales::Common common, unsigned item) {
+  constexpr int size = of_x ? alpha : m;
+  unsigned tile = item;
+  const unsigned block = operand.by_blocks.peel(tile), lane = threadIdx.x % 32;
+  unsigned tp = tile;
+  const unsigned tq = grid.by_tiles_q.peel(tp);
+  unsigned image = tp;
+  tp = grid.by_tiles_p.peel(image);
+  const bool exists = tile < grid.tiles;
+  const int h0 = static_cast<int>(tp) * m - operand.pad_h, w0 = static_cast<int>(tq) * m - operand.pad_w;
+  const int c = static_cast<int>(block * block_channels + 2 * lane);
+  const float* corner =
+      operand.source + ((static_cast<std::int64_t>(image) * operand.h + h0) * operand.w + w0) * operand.channels + c;
+
+  Pack<2> d[size][size];
+#pragma unroll
+  for (int i = 0; i < size; ++i) {
+    const bool inside =
+        exists && c < operand.channels && static_cast<unsigned>(h0 + i) < static_cast<unsigned>(operand.h);
+#pragma unroll
+    for (int j = 0; j < size; ++j) {
+      d[i][j] = Pack<2>{};
+      if (inside && static_cast<unsigned>(w0 + j) < static_cast<unsigned>(operand.w)) {
+        const float* pixel = corner + (i * operand.w + j) * operand.channels;
+        if (operand.pairs) {
+          d[i][j] = load_pack<2>(pixel);
+        } else {
+          d[i][j].e[0] = pixel[0];
+          d[i][j].e[1] = c + 1 < operand.channels ? pixel[1] : 0.0f;
+        }
+      }
+    }
+  }
+  if constexpr (!repeat) common = scales.common(false);
+  float scale = 1.0f;
+  if (exists) scale = ldexpf(1.0f, scales.exponent(of_x, static_cast<int>(image), common));
+  if constexpr (!repeat) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < size; ++i) {
+#pragma unroll
+      for (int j = 0; j < size; ++j) largest = fmaxf(largest, fmaxf(fabsf(d[i][j].e[0]), fabsf(d[i][j].e[1])));
+    }
+    if (largest == INFINITY) {  // only what is finite counts
+      largest = 0.0f;
+#pragma unroll
+      for (int i = 0; i < size * size * 2; ++i) {
+        const float value = fabsf(d[i / 2 / size][i / 2 % size].e[i % 2]);
+        if (value < INFINITY) largest = fmaxf(largest, value);
+      }
+    }
+    const int bits = __reduce_max_sync(0xffffffffu, __float_as_int(largest));
+    if (lane == 0 && exists) {
+      int* known = &(of_x ? scales.first : scales.second)[image].largest;
+      if (bits > *reinterpret_cast<volatile int*>(known)) atomicMax(known, bits);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < size; ++i) {
+#pragma unroll
+    for (int j = 0; j < size; ++j) d[i][j] = d[i][j] * scale;
+  }
+
+  Pack<2> columns[alpha][size];
+#pragma unroll
+  for (int j = 0; j < size; ++j) {
+    Pack<2> line[size], result[alpha];
+#pragma unroll
+    for (int i = 0; i < size; ++i) line[i] = d[i][j];
+    transform_line<of_x>(line, result);
+#pragma unroll
+    for (int i = 0; i < alpha; ++i) columns[i][j] = result[i];
+  }
+  const unsigned stage = tile / stage_tiles, row = tile % stage_tiles;
+  auto* target = reinterpret_cast<char*>(operand.target) +
+                 (static_cast<std::int64_t>(stage) * operand.by_blocks.divisor() + block) * block_bytes +
+                 row * row_bytes + ((lane / 4 ^ row % 8) * 16 + lane % 4 * 4);
+  const std::int64_t pitch = 2 * operand.target_pitch;
+#pragma unroll
+  for (int i = 0; i < alpha; ++i) {
+    Pack<2> result[alpha];
+    transform_line<of_x>(columns[i], result);
+#pragma unroll
+    for (int j = 0; j < alpha; ++j, target += pitch) {
+      const __half2 high = __floats2half2_rn(result[j].e[0], result[j].e[1]);
+      *reinterpret_cast<__half2*>(target) = high;
+      *reinterpret_cast<__half2*>(target + plane_bytes) =
+          __floats2half2_rn(result[j].e[0] - __low2float(high), result[j].e[1] - __high2float(high));
+    }
+  }
+}
+
+constexpr int transform_threads = 64;
+
+template <bool of_x>
+__global__ void __launch_bounds__(transform_threads)
+    transform(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand operand,
+              const __grid_constant__ PairScales scales) {
+  const unsigned item = (blockIdx.x * transform_threads + threadIdx.x) / 32;
+  if (item >= grid.padded_tiles * operand.by_blocks.divisor()) return;
+  transform_tile<of_x, false>(grid, operand, scales, {}, item);
+}
+
+// Both operands again, if a guess did not fit; the scale of the products.
+__global__ void __launch_bounds__(transform_threads)
+    repeat_transforms(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand x,
+                      const __grid_constant__ Operand grad, const __grid_constant__ PairScales scales) {
+  const PairScales::Common common = scales.common(true);
+  const unsigned warp = (blockIdx.x * transform_threads + threadIdx.x) / 32, warps = gridDim.x * transform_threads / 32;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *scales.sum = common.sum;
+  if (!common.exact) return;
+  for (unsigned item = warp; item < grid.padded_tiles * x.by_blocks.divisor(); item += warps) {
+    transform_tile<true, true>(grid, x, scales, common, item);
+  }
+  for (unsigned item = warp; item < grid.padded_tiles * grad.by_blocks.divisor(); item += warps) {
+    transform_tile<false, true>(grid, grad, scales, common, item);
+  }
+}
+
+struct Output {
+  const float* partial;  // [splits][36][rows][pitch]
+  float* dw;
+  int splits, rows, columns, pitch;
+  std::int64_t stride_row, stride_column, stride_tap;
+  const int* sum;
+};
+
+constexpr int output_threads = 128;
+
+// Sums the splits in order; a thread takes a filter and a channel.
+__global__ void __launch_bounds__(output_threads)
+    transform_output(const __grid_constant__ Output output, FastDivide by_columns) {
+  unsigned row = blockIdx.x * output_threads + threadIdx.x;
+  const unsigned column = by_columns.peel(row);
+  if (row >= static_cast<unsigned>(output.rows)) return;
+  const std::int64_t frequency = static_cast<std::int64_t>(output.rows) * output.pitch;
+  const float* source = output.partial + static_cast<std::int64_t>(row) * output.pitch + column;
+  float u[alpha][alpha] = {};
+#pragma unroll 1
+  for (int split = 0; split < output.splits; ++split, source += frequencies * frequency) {
+#pragma unroll
+    for (int i = 0; i < frequencies; ++i) u[i / alpha][i % alpha] += source[i * frequency];
+  }
+  const Undo undo(*output.sum);
+  float rows[3][alpha];
+#pragma unroll
+  for (int j = 0; j < alpha; ++j) {
+    float line[alpha], result[3];
+#pragma unroll
+    for (int i = 0; i < alpha; ++i) line[i] = u[i][j];
+    Transform<4>::filter_transposed(line, result);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) rows[i][j] = result[i];
+  }
+  float* target = output.dw + row * output.stride_row + column * output.stride_column;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    float result[3];
+    Transform<4>::filter_transposed(rows[i], result);
+#pragma unroll
+    for (int j = 0; j < 3; ++j) target[(3 * i + j) * output.stride_tap] = undo(result[j]);
+  }
+}
+
+}  // namespace fastconv::winograd::wgrad

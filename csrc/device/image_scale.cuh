@@ -1,0 +1,118 @@
+// Power-of-two scales of two tensors whose images are multiplied and summed: one for each image and tensor, so that
+// images of any magnitude are served. They are guessed from a sample; the pass that applies them finds the true maxima
+// on its way, and where a guess does not fit, everything is done again with exact scales. The decision derives from
+// (guess, maximum), so nobody has to write it down.
+//
+// All products must have the same scale, since they are summed: the least that one of the images needs. The first
+// tensor's images with smaller products are scaled down to that: they lose bits that the sum would not keep.
+#pragma once
+
+#include <climits>
+
+#include "device/power_of_two.h"
+
+namespace fastconv {
+
+constexpr int no_scale = INT_MIN;  // of an image that is zero, as far as is known
+
+struct ImageScale {
+  int guess;
+  int largest;  // the bits of max |value| among the finite ones
+
+  // exact: the exponent to which the largest value may be brought.
+  __device__ __forceinline__ bool fits(int exact) const {
+    if (largest == 0) return true;
+    return guess != no_scale && (largest >> 23) - 127 + guess <= exact;
+  }
+  __device__ __forceinline__ int exponent(bool is_exact, int exact) const {
+    if (!is_exact) return guess;
+    return largest == 0 ? no_scale : scale_exponent(__int_as_float(largest), exact);
+  }
+};
+
+struct PairScales {
+  ImageScale *first, *second;  // [images]
+  int* sum;                    // the exponent of the products' scale
+  int images;
+  int exact_first, exact_second;
+
+  struct Common {
+    bool exact;  // a guess did not fit
+    int sum;
+  };
+  // For all lanes of a warp. maxima_known: the first pass is complete.
+  __device__ __forceinline__ Common common(bool maxima_known) const {
+    bool exact = false;
+    if (maxima_known) {
+      for (int i = static_cast<int>(threadIdx.x % 32); i < images; i += 32) {
+        exact = exact || !first[i].fits(exact_first) || !second[i].fits(exact_second);
+      }
+      exact = __any_sync(0xffffffffu, exact);
+    }
+    int least = INT_MAX;
+    for (int i = static_cast<int>(threadIdx.x % 32); i < images; i += 32) {
+      const int a = first[i].exponent(exact, exact_first), b = second[i].exponent(exact, exact_second);
+      if (a != no_scale && b != no_scale) least = min(least, a + b);
+    }
+    least = __reduce_min_sync(0xffffffffu, least);
+    return {exact, least == INT_MAX ? 0 : least};
+  }
+  // 2^this is the scale of an image's values.
+  __device__ __forceinline__ int exponent(bool of_first, int image, Common common) const {
+    const int a = first[image].exponent(common.exact, exact_first);
+    const int b = second[image].exponent(common.exact, exact_second);
+    if (a != no_scale && b != no_scale) return of_first ? common.sum - b : b;
+    const int own = of_first ? a : b;  // its products are zero, if its values are finite
+    return own == no_scale ? 0 : own;
+  }
+};
+
+// What undoes the scale of a product of two scaled values. The second factor is 1 unless one float could not hold both.
+struct Undo {
+  float first, second;
+
+  __device__ __forceinline__ explicit Undo(int sum) {
+    const int exponent = max(-126, min(-sum, 127));
+    first = power_of_two(exponent), second = power_of_two(max(-126, min(-sum - exponent, 127)));
+  }
+  __device__ __forceinline__ float operator()(float value) const { return value * first * second; }
+};
+
+// Block (image, 0 or 1 of the two tensors): a sample over the whole of the image. target: the exponent to which the
+// largest sampled value is brought, which leaves room for larger ones.
+struct Sampled {
+  const float* source;  // [images][numel]
+  ImageScale* scales;   // [images]
+  std::int64_t numel;
+  int target;
+};
+struct SampledPair {
+  Sampled tensors[2];
+};
+constexpr int sample_threads = 256;
+static __global__ void __launch_bounds__(sample_threads) guess_image_scales(const __grid_constant__ SampledPair pair) {
+  constexpr int samples = 16 * sample_threads;
+  const Sampled& tensor = pair.tensors[blockIdx.y];
+  const std::int64_t numel = tensor.numel, part = max(numel / samples, std::int64_t{1});
+  const float* source = tensor.source + blockIdx.x * numel;
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < samples / sample_threads; ++i) {
+    const unsigned sample = i * sample_threads + threadIdx.x;
+    // Somewhere in its part, so that no stride of the tensor is hit again and again.
+    const auto within = static_cast<unsigned>(min(part, std::int64_t{1} << 22));
+    const std::int64_t at = sample * part + (sample * 2654435761u >> 8) % within;
+    const float value = at < numel ? fabsf(source[at]) : 0.0f;
+    largest = fmaxf(largest, isinf(value) ? 0.0f : value);
+  }
+  __shared__ int bits;
+  if (threadIdx.x == 0) bits = 0;
+  __syncthreads();
+  atomicMax(&bits, __float_as_int(largest));
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    tensor.scales[blockIdx.x] = {bits == 0 ? no_scale : scale_exponent(__int_as_float(bits), tensor.target), 0};
+  }
+}
+
+}  // namespace fastconv
