@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
 from fastconv import _C, settings
+from fastconv.input_gradient import own_input_gradient
 
 _LIBRARY = Path(__file__).parent / "libfastconv.so"
 if not _LIBRARY.exists():
@@ -301,10 +302,16 @@ def _input_gradient(
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, backend_flags: int,
 ) -> Tensor:  # fmt: skip
     memory_format = format_of(grad, weight)
-    if _own_input_gradient(grad, weight, stride, padding, dilation, algorithm):
-        return _input_gradient_by_phases(
-            grad, weight, input_size, stride, padding, dilation, groups, precision, backend_flags, memory_format
-        )
+    if _has_own_input_gradient(grad, weight, stride, padding, dilation, algorithm):
+
+        def convolve(input: Tensor, filters: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
+            return conv2d_op(
+                input, filters, None, None, [1, 1], padding, dilation, groups, "auto", precision, "none", 0.0,
+                backend_flags,
+            )  # fmt: skip
+
+        grad = grad.contiguous(memory_format=memory_format)
+        return own_input_gradient(convolve, grad, weight, input_size, stride, padding, dilation, groups, memory_format)
     if _torch_agrees(grad, precision):
         like = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(
@@ -317,7 +324,7 @@ def _input_gradient(
     return result.contiguous(memory_format=memory_format)
 
 
-def _own_input_gradient(
+def _has_own_input_gradient(
     grad: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     algorithm: str,
 ) -> bool:  # fmt: skip
@@ -327,65 +334,6 @@ def _own_input_gradient(
         return False
     plain = list(stride) == [1, 1] and all(dilation[i] * (weight.shape[i + 2] - 1) >= padding[i] for i in range(2))
     return plain or algorithm != "auto" or (grad.is_cuda and grad.dtype == torch.float32)
-
-
-def _phase(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int, first: int) -> Any:
-    """Along one dimension: rows first, first + stride, ... of the input gradient see the taps r with
-    first + padding - r * dilation divisible by the stride. They are a convolution of the gradient, of stride 1, with
-    these taps turned round. Returns (taps, dilation, padding on both sides, rows of its output to skip, rows), or None
-    without taps."""
-    rows = (size - first + stride - 1) // stride
-    taps = [r for r in range(kernel) if (first + padding - r * dilation) % stride == 0]
-    if not taps or rows <= 0:
-        return None
-    step = (taps[1] - taps[0]) * dilation // stride if len(taps) > 1 else 1
-    reach = step * (len(taps) - 1)
-    before = reach - (first + padding - taps[0] * dilation) // stride  # negative: rows of the gradient to skip
-    after = rows + reach - before - outputs
-    pad = max(before, after, 0)
-    return taps, step, pad, pad - before, rows
-
-
-def _slice_of(taps: Sequence[int]) -> slice:
-    return slice(taps[0], taps[-1] + 1, taps[1] - taps[0] if len(taps) > 1 else 1)
-
-
-def _input_gradient_by_phases(
-    grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, precision: str, backend_flags: int, memory_format: torch.memory_format,
-) -> Tensor:  # fmt: skip
-    """The input gradient as stride[0] * stride[1] convolutions of stride 1 with the filter's taps turned round and its
-    channels exchanged: exact, and nothing is multiplied with the zeros that the stride would put between rows."""
-    k, c_per_group, r, s = weight.shape
-    turned = weight.reshape(groups, k // groups, c_per_group, r, s).transpose(1, 2)
-    turned = turned.reshape(groups * c_per_group, k // groups, r, s)
-    grad = grad.contiguous(memory_format=memory_format)
-    result = None
-    for first in ((h, w) for h in range(stride[0]) for w in range(stride[1])):
-        phases = [
-            _phase(
-                input_size[i + 2], grad.shape[i + 2], weight.shape[i + 2], stride[i], padding[i], dilation[i], first[i]
-            )
-            for i in range(2)
-        ]
-        if None in phases:
-            continue
-        (rows, step_h, pad_h, skip_h, height), (columns, step_w, pad_w, skip_w, width) = phases
-        filters = turned[:, :, _slice_of(rows), :][:, :, :, _slice_of(columns)]
-        part = conv2d_op(
-            grad, filters.flip(2, 3), None, None, [1, 1], [pad_h, pad_w], [step_h, step_w], groups, "auto", precision,
-            "none", 0.0, backend_flags,
-        )  # fmt: skip
-        part = part[:, :, skip_h : skip_h + height, skip_w : skip_w + width]
-        if list(stride) == [1, 1]:
-            return part.contiguous(memory_format=memory_format)
-        if result is None:
-            make = torch.zeros if min(r, s) < max(stride) or max(dilation) > 1 else torch.empty
-            result = make(input_size, dtype=grad.dtype, device=grad.device).contiguous(memory_format=memory_format)
-        result[:, :, first[0] :: stride[0], first[1] :: stride[1]] = part
-    if result is None:  # the convolution reads padding alone
-        return torch.zeros(input_size, dtype=grad.dtype, device=grad.device).contiguous(memory_format=memory_format)
-    return result
 
 
 def input_gradient_as_convolution(
