@@ -1,13 +1,15 @@
 // Power-of-two scales of two tensors whose images are multiplied and summed: one for each image and tensor, so that
 // images of any magnitude are served. They are guessed from a sample; the pass that applies them finds the true maxima
-// on its way, and where a guess does not fit, everything is done again with exact scales. The decision derives from
+// on its way, and where a guess does not fit, the pass is repeated with exact scales. The decision derives from
 // (guess, maximum), so nobody has to write it down.
 //
-// All products must have the same scale, since they are summed: the least that one of the images needs. The first
-// tensor's images with smaller products are scaled down to that: they lose bits that the sum would not keep.
+// Images that are summed together form a group, whose products must have the same scale: the least that one of its
+// images needs. The first tensor's images with smaller products are scaled down to that: they lose bits that the sum
+// over the group would not keep.
 #pragma once
 
 #include <climits>
+#include <cstdint>
 
 #include "device/power_of_two.h"
 
@@ -30,40 +32,55 @@ struct ImageScale {
   }
 };
 
+// The smaller of two exponents, where there are any.
+__device__ __forceinline__ int least_scale(int a, int b) { return a == no_scale ? b : b == no_scale ? a : min(a, b); }
+
 struct PairScales {
   ImageScale *first, *second;  // [images]
-  int* sum;                    // the exponent of the products' scale
   int images;
   int exact_first, exact_second;
 
-  struct Common {
+  struct Group {
     bool exact;  // a guess did not fit
-    int sum;
+    int sum;     // the exponent of the products' scale
   };
-  // For all lanes of a warp. maxima_known: the first pass is complete.
-  __device__ __forceinline__ Common common(bool maxima_known) const {
+  // Of the images begin <= image <= last; for all lanes of a warp. maxima_known: the first pass is complete.
+  __device__ __forceinline__ Group group(int begin, int last, bool maxima_known) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
     bool exact = false;
     if (maxima_known) {
-      for (int i = static_cast<int>(threadIdx.x % 32); i < images; i += 32) {
+      for (int i = begin + lane; i <= last; i += 32) {
         exact = exact || !first[i].fits(exact_first) || !second[i].fits(exact_second);
       }
       exact = __any_sync(0xffffffffu, exact);
     }
     int least = INT_MAX;
-    for (int i = static_cast<int>(threadIdx.x % 32); i < images; i += 32) {
+    for (int i = begin + lane; i <= last; i += 32) {
       const int a = first[i].exponent(exact, exact_first), b = second[i].exponent(exact, exact_second);
       if (a != no_scale && b != no_scale) least = min(least, a + b);
     }
     least = __reduce_min_sync(0xffffffffu, least);
     return {exact, least == INT_MAX ? 0 : least};
   }
-  // 2^this is the scale of an image's values.
-  __device__ __forceinline__ int exponent(bool of_first, int image, Common common) const {
-    const int a = first[image].exponent(common.exact, exact_first);
-    const int b = second[image].exponent(common.exact, exact_second);
-    if (a != no_scale && b != no_scale) return of_first ? common.sum - b : b;
+  // 2^this is the scale of the values of an image of that group.
+  __device__ __forceinline__ int exponent(bool of_first, int image, Group group) const {
+    const int a = first[image].exponent(group.exact, exact_first);
+    const int b = second[image].exponent(group.exact, exact_second);
+    if (a != no_scale && b != no_scale) return of_first ? group.sum - b : b;
     const int own = of_first ? a : b;  // its products are zero, if its values are finite
     return own == no_scale ? 0 : own;
+  }
+  // At most the sum of every group, and near the least of them; for all lanes of a warp, when the first pass is
+  // complete.
+  __device__ __forceinline__ int floor() const {
+    int least = INT_MAX;
+    for (int i = static_cast<int>(threadIdx.x % 32); i < images; i += 32) {
+      if (first[i].largest == 0 || second[i].largest == 0) continue;
+      least = min(least, least_scale(first[i].guess, first[i].exponent(true, exact_first)) +
+                             least_scale(second[i].guess, second[i].exponent(true, exact_second)));
+    }
+    least = __reduce_min_sync(0xffffffffu, least);
+    return least == INT_MAX ? 0 : least;
   }
 };
 
@@ -91,17 +108,17 @@ struct SampledPair {
 };
 constexpr int sample_threads = 256;
 static __global__ void __launch_bounds__(sample_threads) guess_image_scales(const __grid_constant__ SampledPair pair) {
-  constexpr int samples = 16 * sample_threads;
+  constexpr int turns = 16, lines = turns * sample_threads / 32;
   const Sampled& tensor = pair.tensors[blockIdx.y];
-  const std::int64_t numel = tensor.numel, part = max(numel / samples, std::int64_t{1});
+  const std::int64_t numel = tensor.numel, part = max(numel / lines, std::int64_t{1});
   const float* source = tensor.source + blockIdx.x * numel;
   float largest = 0.0f;
 #pragma unroll
-  for (int i = 0; i < samples / sample_threads; ++i) {
-    const unsigned sample = i * sample_threads + threadIdx.x;
-    // Somewhere in its part, so that no stride of the tensor is hit again and again.
+  for (int i = 0; i < turns; ++i) {
+    // A warp's values are neighbours, somewhere in their part, so that no stride of the tensor is hit again and again.
+    const unsigned line = (i * sample_threads + threadIdx.x) / 32;
     const auto within = static_cast<unsigned>(min(part, std::int64_t{1} << 22));
-    const std::int64_t at = sample * part + (sample * 2654435761u >> 8) % within;
+    const std::int64_t at = line * part + (line * 2654435761u >> 8) % within + threadIdx.x % 32;
     const float value = at < numel ? fabsf(source[at]) : 0.0f;
     largest = fmaxf(largest, isinf(value) ? 0.0f : value);
   }

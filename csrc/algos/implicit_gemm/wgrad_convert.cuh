@@ -5,14 +5,29 @@
 #include <cstdint>
 
 #include "algos/implicit_gemm/tile.cuh"
-#include "algos/implicit_gemm/wgrad_scale.cuh"
 #include "device/fast_divide.h"
+#include "device/image_scale.cuh"
 #include "device/indexing.h"
 #include "device/numeric.h"
 
 namespace fastconv::algos::implicit_gemm::wgrad {
 
 constexpr int convert_threads = 256;
+
+// A guessed scale brings the largest sampled value to [2^10, 2^11), an exact one the largest to [2^14, 2^15).
+constexpr int guessed_target = 10, exact_target = 14;
+
+// Scales of float32 operands. Images that may lie in one chunk are a group.
+struct Scales {
+  PairScales pair;  // of x and dY
+  int* sums;        // [groups]: the exponent of the scales' product, for the main kernel; null: not scaled
+  int group_images;
+
+  __device__ __forceinline__ PairScales::Group group(int index, bool maxima_known) const {
+    const int first = index * group_images;
+    return pair.group(first, min(first + group_images, pair.images) - 1, maxima_known);
+  }
+};
 
 // Taps as channels: channel (r, s, c) of pixel (p, q) is x[p * stride - pad + r * dilation, ..., c].
 struct Unroll {
@@ -34,40 +49,6 @@ struct Operand {
   FastDivide by_vectors, by_channels;  // pitch / 8; C
 };
 
-template <typename T>
-struct Operands {
-  Operand<T> operand[2];  // x, dY; for launches with one grid plane for each
-};
-
-// Block (image, operand): a sample over the whole of the image.
-template <typename T>
-__global__ void __launch_bounds__(convert_threads) guess_scales(const __grid_constant__ Operands<T> operands) {
-  constexpr int samples = 16 * convert_threads;
-  const Operand<T>& operand = operands.operand[blockIdx.y];
-  const int image = static_cast<int>(blockIdx.x);
-  const std::int64_t numel = operand.image_numel, part = max(numel / samples, std::int64_t{1});
-  const T* source = operand.source + image * numel;
-  float largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < samples / convert_threads; ++i) {
-    const unsigned sample = i * convert_threads + threadIdx.x;
-    // Somewhere in its part, so that no stride of the tensor is hit again and again.
-    const auto within = static_cast<unsigned>(min(part, std::int64_t{1} << 22));
-    const std::int64_t at = sample * part + (sample * 2654435761u >> 8) % within;
-    const float value = at < numel ? fabsf(source[at]) : 0.0f;
-    largest = fmaxf(largest, isinf(value) ? 0.0f : value);
-  }
-  __shared__ int largest_bits;
-  if (threadIdx.x == 0) largest_bits = 0;
-  __syncthreads();
-  atomicMax(&largest_bits, __float_as_int(largest));
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const int guess = largest_bits == 0 ? no_exponent : scale_exponent(__int_as_float(largest_bits), guessed_target);
-    (operand.is_x ? operand.scales.x : operand.scales.grad)[image] = {guess, 0};
-  }
-}
-
 // Converts 8 values at a time for one image, and remembers the largest.
 template <typename T, int planes>
 class Converter {
@@ -75,9 +56,9 @@ class Converter {
   __device__ __forceinline__ Converter(const Operand<T>& operand, bool repeat) : operand_(operand) {
     if constexpr (std::is_same_v<T, float>) {
       const int index = image() / operand.scales.group_images;
-      const Scales::Group group = operand.scales.group(index, repeat);
+      const PairScales::Group group = operand.scales.group(index, repeat);
       needed_ = !repeat || group.exact;
-      factor_ = ldexpf(1.0f, operand.scales.exponent(operand.is_x, image(), group));
+      factor_ = ldexpf(1.0f, operand.scales.pair.exponent(operand.is_x, image(), group));
       if (repeat && image() % operand.scales.group_images == 0 && blockIdx.x == 0 && threadIdx.x == 0) {
         operand.scales.sums[index] = group.sum;
       }
@@ -116,7 +97,8 @@ class Converter {
   __device__ __forceinline__ void note_largest() const {
     if constexpr (std::is_same_v<T, float>) {
       const int largest = __reduce_max_sync(0xffffffffu, __float_as_int(largest_));
-      ImageScale& scale = (operand_.is_x ? operand_.scales.x : operand_.scales.grad)[image()];
+      const PairScales& pair = operand_.scales.pair;
+      ImageScale& scale = (operand_.is_x ? pair.first : pair.second)[image()];
       if (threadIdx.x % 32 == 0 && largest > 0) atomicMax(&scale.largest, largest);
     }
   }

@@ -3,16 +3,16 @@
 #pragma once
 
 #include "algos/implicit_gemm/wgrad_config.h"
-#include "algos/implicit_gemm/wgrad_scale.cuh"
 #include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/hopper_transposed.cuh"
+#include "device/image_scale.cuh"
 
 namespace fastconv::algos::implicit_gemm::wgrad {
 
 struct Params {
-  float* partial;       // [parts][K][taps][pitch_x]
-  const Scales scales;  // of both operands; unused with half types
+  float* partial;   // [parts][K][taps][pitch_x]
+  const int* sums;  // [groups of images] exponents of the products' scales; null: not scaled
   WaitReport* report;
   std::int64_t part_numel;
   int k, pitch_x, pitch_grad, taps, taps_s, channel_blocks, taps_groups;
@@ -167,7 +167,7 @@ __device__ __forceinline__ void multiply(const Params& params, std::uint32_t rin
   for (; chunk < work.last_chunk; chunk += S::rows_by_warps ? 1 : 2) {
     unsigned image = chunk;
     params.by_chunks_q.peel(image), params.by_chunks_p.peel(image);
-    const Scales::Undo undo = params.scales.undo(static_cast<int>(image));
+    const Undo undo(params.sums == nullptr ? 0 : params.sums[image]);
     hopper::wait(shared_address(&barriers.full[slot.slot]), slot.parity, site);
     multiply_chunk<S>(params, ring + slot.slot * params.slot_bytes, S::rows_by_warps ? warpgroup : 0, sum);
     if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&barriers.free[slot.slot]));

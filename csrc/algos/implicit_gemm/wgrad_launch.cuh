@@ -85,7 +85,7 @@ Operand<T> make_operand(const ConvProblem& problem, const Plan& plan, bool is_x,
           .by_channels = divide(channels)};
 }
 
-inline Params make_params(const ConvProblem& problem, const Plan& plan, float* partial, Scales scales,
+inline Params make_params(const ConvProblem& problem, const Plan& plan, float* partial, const int* sums,
                           WaitReport* report) {
   const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
   const bool unrolled = plan.unrolled;
@@ -93,7 +93,7 @@ inline Params make_params(const ConvProblem& problem, const Plan& plan, float* p
   const int pixel_rows = plan.window ? plan.box_w * row_bytes : 0;
   const auto geometry = [&](std::int64_t value, std::int64_t plain) { return as_int(unrolled ? plain : value); };
   return {.partial = partial,
-          .scales = scales,
+          .sums = sums,
           .report = report,
           .part_numel = plan.part_numel(problem),
           .k = as_int(problem.k),
@@ -179,15 +179,18 @@ void run_class(const WeightGradientArgs& args, Runtime& runtime) {
 
   Scales scales{};
   if (plan.scaled()) {
-    scales = {scale_memory, scale_memory + problem.n, reinterpret_cast<int*>(scale_memory + 2 * problem.n),
-              static_cast<int>(problem.n), plan.tile_n};
+    const PairScales pair{scale_memory, scale_memory + problem.n, static_cast<int>(problem.n), exact_target,
+                          exact_target};
+    scales = {pair, reinterpret_cast<int*>(scale_memory + 2 * problem.n), plan.tile_n};
   }
   const Operand<T> x = make_operand<T>(problem, plan, true, args.x, x_memory, scales);
   const Operand<T> grad = make_operand<T>(problem, plan, false, args.grad, grad_memory, scales);
   const bool nchw = problem.layout == Layout::nchw;
   if constexpr (std::is_same_v<T, float>) {
     const dim3 grid(static_cast<unsigned>(problem.n), 2);
-    guess_scales<T><<<grid, convert_threads, 0, stream>>>(Operands<T>{x, grad});
+    guess_image_scales<<<grid, sample_threads, 0, stream>>>(
+        {{{x.source, scales.pair.first, x.image_numel, guessed_target},
+          {grad.source, scales.pair.second, grad.image_numel, guessed_target}}});
     check_launch("implicit_gemm: scales of the weight gradient");
   }
   for (const bool repeat : {false, true}) {
@@ -217,7 +220,7 @@ void run_class(const WeightGradientArgs& args, Runtime& runtime) {
                                                 problem.stride_h, problem.stride_w);
   const CUtensorMap grad_map =
       map(grad, plan.convert_grad != Conversion::none, problem.p(), problem.q(), plan.tile_q, 1, 1);
-  const Params params = make_params(problem, plan, partial, scales, runtime.wait_report());
+  const Params params = make_params(problem, plan, partial, scales.sums, runtime.wait_report());
   launch_products<Half<T>, products>(plan, x_map, grad_map, params, stream);
 
   const std::int64_t numel = plan.part_numel(problem), taps = problem.r * problem.s;

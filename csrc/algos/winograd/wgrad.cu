@@ -40,19 +40,15 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
     transpose(grad, turned_grad, problem.n, problem.k, problem.p() * problem.q(), stream);
     x = partial, grad = turned_grad;
   }
-  const PairScales scales{scale_memory,
-                          scale_memory + problem.n,
-                          reinterpret_cast<int*>(scale_memory + 2 * problem.n),
-                          as_int(problem.n),
-                          exact_x,
-                          exact_grad};
+  const PairScales scales{scale_memory, scale_memory + problem.n, as_int(problem.n), exact_x, exact_grad};
+  auto* sums = reinterpret_cast<int*>(scale_memory + 2 * problem.n);  // [stages + 1]
   const std::int64_t x_image = problem.c * problem.h * problem.w, grad_image = problem.k * problem.p() * problem.q();
   guess_image_scales<<<dim3(static_cast<unsigned>(problem.n), 2), sample_threads, 0, stream>>>(
       {{{x, scales.first, x_image, exact_x - guess_room}, {grad, scales.second, grad_image, exact_grad - guess_room}}});
   check_launch("winograd weight gradient: scales");
 
-  const TileGrid grid{static_cast<unsigned>(plan.tiles), static_cast<unsigned>(plan.stages * stage_tiles),
-                      divide(plan.tiles_q), divide(plan.tiles_p)};
+  const TileGrid grid{as_int(plan.tiles), as_int(plan.stages), divide(plan.tiles_q), divide(plan.tiles_p),
+                      divide(plan.tiles_p * plan.tiles_q)};
   const Operand of_x{x,
                      v,
                      as_int(problem.h),
@@ -74,14 +70,16 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
   check_launch("winograd weight gradient: transform of the input");
   transform<false><<<blocks(plan.grad_blocks), transform_threads, 0, stream>>>(grid, of_grad, scales);
   check_launch("winograd weight gradient: transform of the gradient");
-  repeat_transforms<<<static_cast<unsigned>(processors) * 4, transform_threads, 0, stream>>>(grid, of_x, of_grad,
-                                                                                             scales);
+  const std::int64_t stage_blocks = ceil_div<std::int64_t>(plan.stages, repeat_threads / 32);
+  repeat_transforms<<<static_cast<unsigned>(std::min<std::int64_t>(stage_blocks, 2 * processors)), repeat_threads, 0,
+                      stream>>>(grid, of_x, of_grad, scales, sums);
   check_launch("winograd weight gradient: repetition");
 
   const bool filters = plan.rows_are_filters;
   const Params params{filters ? w : v,
                       filters ? v : w,
                       partial,
+                      sums,
                       runtime.wait_report(),
                       plan.rows * plan.pitch,
                       as_int(filters ? plan.grad_blocks : plan.x_blocks),
@@ -106,9 +104,9 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
                       filters ? stride_k : stride_c,
                       filters ? stride_c : stride_k,
                       args.channels_last ? problem.c : 1,
-                      scales.sum};
-  const auto output_blocks = static_cast<unsigned>(ceil_div<std::int64_t>(plan.rows * plan.columns, output_threads));
-  transform_output<<<output_blocks, output_threads, 0, stream>>>(output, divide(plan.columns));
+                      sums + plan.stages};
+  const auto output_blocks = static_cast<unsigned>(ceil_div<std::int64_t>(plan.rows * plan.columns, output_columns));
+  transform_output<<<output_blocks, dim3(output_columns, alpha), 0, stream>>>(output, divide(plan.columns));
   check_launch("winograd weight gradient: transform of the sums");
 }
 

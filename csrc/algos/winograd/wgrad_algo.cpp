@@ -24,7 +24,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const Plan plan = make_plan(problem, device.processors);
   const std::int64_t limit = std::int64_t{1} << 31;
   const std::int64_t image = std::max(problem.c, problem.k) * (problem.h + 4) * (problem.w + 4);
-  if (problem.n > most_images || image >= limit || plan.workspace_bytes(problem) > workspace_limit) {
+  if (problem.n > 65535 || image >= limit || plan.workspace_bytes(problem) > workspace_limit) {
     return Support::no("size", "the batch has " + std::to_string(problem.n) + " images of " + std::to_string(image) +
                                    " values; the weight gradient of winograd_f4 needs " +
                                    std::to_string(plan.workspace_bytes(problem) >> 20) + " MiB");

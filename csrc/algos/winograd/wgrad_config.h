@@ -24,7 +24,6 @@ constexpr int stage_tiles = 64, block_channels = 64;
 constexpr int row_bytes = 128, plane_bytes = stage_tiles * row_bytes, block_bytes = 2 * plane_bytes;
 constexpr int multiply_warpgroups = 2;  // 64 rows each
 constexpr int slots = 3;
-constexpr std::int64_t most_images = 4096;  // every tile looks at all images' scales
 constexpr std::size_t workspace_limit = std::size_t{6} << 30;
 
 struct Plan {
@@ -39,8 +38,8 @@ struct Plan {
   std::int64_t units() const { return frequencies * row_tiles * column_tiles * splits; }
 
   static std::size_t align(std::int64_t bytes) { return (static_cast<std::size_t>(bytes) + 255) / 256 * 256; }
-  // ---- The workspace: scales, V, W, partial sums.
-  std::size_t scale_bytes(const ConvProblem& problem) const { return align(16 * problem.n + 16); }
+  // ---- The workspace: scales of images and stages, V, W, partial sums.
+  std::size_t scale_bytes(const ConvProblem& problem) const { return align(16 * problem.n + 4 * (stages + 1)); }
   std::size_t x_bytes() const { return align(frequencies * stages * x_blocks * block_bytes); }
   std::size_t grad_bytes() const { return align(frequencies * stages * grad_blocks * block_bytes); }
   std::size_t partial_bytes() const { return align(splits * frequencies * rows * pitch * 4); }
@@ -61,9 +60,9 @@ inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 
 // Clocks of the product on all multiprocessors: tensor cores or copies for each stage, sums written and read again.
 inline double product_clocks(const Plan& plan, int processors) {
   const double rounds = static_cast<double>(divide_up(plan.units(), processors));
-  const double tensor = 4.0 * 3 * 64 * plan.column_blocks * 2, copies = (2 + plan.column_blocks) * block_bytes / 34.0;
-  const double unit =
-      static_cast<double>(plan.stages_per_split) * std::max(1.1 * tensor, copies) + 1200.0 + 900.0 * plan.column_blocks;
+  const double tensor = 12.0 * 32 * plan.column_blocks * multiply_warpgroups;
+  const double copies = (multiply_warpgroups + plan.column_blocks) * block_bytes / 50.0;
+  const double unit = static_cast<double>(plan.stages_per_split) * std::max(1.1 * tensor, copies) + 3000.0;
   return 4000 + rounds * unit + 2.0 * static_cast<double>(plan.partial_bytes()) / (16.0 * processors);
 }
 

@@ -7,12 +7,14 @@
 #include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/hopper_transposed.cuh"
+#include "device/power_of_two.h"
 
 namespace fastconv::winograd::wgrad {
 
 struct Params {
   const half_t *rows, *columns;  // [36][stages][blocks][2][64][64]
   float* partial;                // [splits][36][rows][pitch]
+  const int* sums;               // [stages] exponents of the stages' scales, and one below all of them: the totals'
   WaitReport* report;
   std::int64_t part_numel;
   int row_blocks, column_blocks, row_count, pitch;
@@ -126,13 +128,14 @@ __device__ __forceinline__ void store(const Params& params, const Unit<S>& unit,
   }
 }
 
-// Tensor cores truncate their sums, so a stage's join totals that are rounded.
+// Tensor cores truncate their sums, so a stage's join totals that are rounded; here its scale becomes theirs.
 template <typename S>
 __device__ __forceinline__ void multiply(const Params& params, std::uint32_t ring, Barriers& barriers, int warpgroup) {
   const WaitSite site{params.report, kernel_winograd_products, role_multiply};
   float totals[S::sums], sums[S::sums];
 #pragma unroll
   for (int i = 0; i < S::sums; ++i) totals[i] = 0.0f, sums[i] = 0.0f;
+  const int floor = params.sums[params.stages];
   hopper::RingPosition slot;
 #pragma unroll 1
   for (unsigned index = blockIdx.x; index < params.units; index += gridDim.x) {
@@ -140,14 +143,16 @@ __device__ __forceinline__ void multiply(const Params& params, std::uint32_t rin
     const bool exists = unit.row_block + warpgroup < params.row_blocks;
 #pragma unroll 1
     for (int i = unit.first_stage; i < unit.last_stage; ++i) {
+      const int exponent = params.sums[i];
       hopper::wait(shared_address(&barriers.full[slot.slot]), slot.parity, site);
       if (exists) multiply_stage<S>(ring + slot.slot * S::slot_bytes, warpgroup, sums);
       __syncwarp();
       if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&barriers.free[slot.slot]));
       slot.advance(slots);
       if (exists) {
+        const float factor = power_of_two(max(floor - exponent, -126));
 #pragma unroll
-        for (int j = 0; j < S::sums; ++j) totals[j] += sums[j];
+        for (int j = 0; j < S::sums; ++j) totals[j] = fmaf(sums[j], factor, totals[j]);
       }
     }
     if (exists) store<S>(params, unit, warpgroup, totals);

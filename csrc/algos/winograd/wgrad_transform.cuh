@@ -2,6 +2,8 @@
 // image and split into two halves, and at the end dW = G^T (sum of V W) G.
 #pragma once
 
+#include <type_traits>
+
 #include "algos/winograd/tile_math.cuh"
 #include "algos/winograd/wgrad_config.h"
 #include "device/fast_divide.h"
@@ -15,8 +17,15 @@ constexpr float gain_x = Transform<4>::input_gain, gain_grad = Transform<4>::out
 static_assert(gain_x * gain_x * (2 << exact_x) < 65504.0f && gain_grad * gain_grad * (2 << exact_grad) < 65504.0f);
 
 struct TileGrid {
-  unsigned tiles, padded_tiles;  // of the batch; of all stages
-  FastDivide by_tiles_q, by_tiles_p;
+  int tiles, stages;  // of the batch
+  FastDivide by_tiles_q, by_tiles_p, by_image;
+
+  // A stage is a group of the scales.
+  __device__ __forceinline__ PairScales::Group group(const PairScales& scales, int stage, bool maxima_known) const {
+    const int first = stage * stage_tiles, last = min(first + stage_tiles, tiles) - 1;
+    return scales.group(static_cast<int>(by_image.quotient(first)), static_cast<int>(by_image.quotient(last)),
+                        maxima_known);
+  }
 };
 
 struct Operand {
@@ -38,18 +47,17 @@ __device__ __forceinline__ void transform_line(const Value (&line)[of_x ? 6 : 4]
   }
 }
 
-// A warp takes a tile and 64 channels, a lane two of them.
+// A warp takes a tile and 64 channels, a lane two of them. group: of the tile's stage, if this is a repetition.
 template <bool of_x, bool repeat>
 __device__ __forceinline__ void transform_tile(const TileGrid& grid, const Operand& operand, const PairScales& scales,
-                                               PairScales::Common common, unsigned item) {
+                                               PairScales::Group group, unsigned tile, unsigned block) {
   constexpr int size = of_x ? alpha : m;
-  unsigned tile = item;
-  const unsigned block = operand.by_blocks.peel(tile), lane = threadIdx.x % 32;
+  const unsigned lane = threadIdx.x % 32;
   unsigned tp = tile;
   const unsigned tq = grid.by_tiles_q.peel(tp);
   unsigned image = tp;
   tp = grid.by_tiles_p.peel(image);
-  const bool exists = tile < grid.tiles;
+  const bool exists = tile < static_cast<unsigned>(grid.tiles);
   const int h0 = static_cast<int>(tp) * m - operand.pad_h, w0 = static_cast<int>(tq) * m - operand.pad_w;
   const int c = static_cast<int>(block * block_channels + 2 * lane);
   const float* corner =
@@ -74,9 +82,9 @@ __device__ __forceinline__ void transform_tile(const TileGrid& grid, const Opera
       }
     }
   }
-  if constexpr (!repeat) common = scales.common(false);
+  if constexpr (!repeat) group = grid.group(scales, static_cast<int>(tile) / stage_tiles, false);
   float scale = 1.0f;
-  if (exists) scale = ldexpf(1.0f, scales.exponent(of_x, static_cast<int>(image), common));
+  if (exists) scale = ldexpf(1.0f, scales.exponent(of_x, static_cast<int>(image), group));
   if constexpr (!repeat) {
     float largest = 0.0f;
 #pragma unroll
@@ -139,24 +147,48 @@ template <bool of_x>
 __global__ void __launch_bounds__(transform_threads)
     transform(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand operand,
               const __grid_constant__ PairScales scales) {
-  const unsigned item = (blockIdx.x * transform_threads + threadIdx.x) / 32;
-  if (item >= grid.padded_tiles * operand.by_blocks.divisor()) return;
-  transform_tile<of_x, false>(grid, operand, scales, {}, item);
+  unsigned tile = (blockIdx.x * transform_threads + threadIdx.x) / 32;
+  const unsigned block = operand.by_blocks.peel(tile);
+  if (tile < static_cast<unsigned>(grid.stages * stage_tiles)) {
+    transform_tile<of_x, false>(grid, operand, scales, {}, tile, block);
+  }
 }
 
-// Both operands again, if a guess did not fit; the scale of the products.
-__global__ void __launch_bounds__(transform_threads)
+constexpr int repeat_threads = 256;
+
+// What the products need to know of the scales; and the stages again in which a guess did not fit.
+__global__ void __launch_bounds__(repeat_threads)
     repeat_transforms(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand x,
-                      const __grid_constant__ Operand grad, const __grid_constant__ PairScales scales) {
-  const PairScales::Common common = scales.common(true);
-  const unsigned warp = (blockIdx.x * transform_threads + threadIdx.x) / 32, warps = gridDim.x * transform_threads / 32;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *scales.sum = common.sum;
-  if (!common.exact) return;
-  for (unsigned item = warp; item < grid.padded_tiles * x.by_blocks.divisor(); item += warps) {
-    transform_tile<true, true>(grid, x, scales, common, item);
+                      const __grid_constant__ Operand grad, const __grid_constant__ PairScales scales,
+                      int* __restrict__ sums) {  // [stages], and the floor of all
+  constexpr int warps = repeat_threads / 32;
+  __shared__ bool again[warps];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (blockIdx.x == 0 && warp == 0) {
+    const int floor = scales.floor();
+    if (threadIdx.x == 0) sums[grid.stages] = floor;
   }
-  for (unsigned item = warp; item < grid.padded_tiles * grad.by_blocks.divisor(); item += warps) {
-    transform_tile<false, true>(grid, grad, scales, common, item);
+  for (int first = static_cast<int>(blockIdx.x) * warps; first < grid.stages; first += gridDim.x * warps) {
+    if (first + warp < grid.stages) {
+      const PairScales::Group group = grid.group(scales, first + warp, true);
+      if (threadIdx.x % 32 == 0) sums[first + warp] = group.sum, again[warp] = group.exact;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int stage = first; stage < min(first + warps, grid.stages); ++stage) {
+      if (!again[stage - first]) continue;
+      const PairScales::Group group = grid.group(scales, stage, true);
+      const auto repeat = [&](auto of_x, const Operand& operand) {
+#pragma unroll 1
+        for (unsigned item = warp; item < stage_tiles * operand.by_blocks.divisor(); item += warps) {
+          unsigned tile = item;
+          const unsigned block = operand.by_blocks.peel(tile);
+          transform_tile<of_x(), true>(grid, operand, scales, group, stage * stage_tiles + tile, block);
+        }
+      };
+      repeat(std::true_type{}, x), repeat(std::false_type{}, grad);
+    }
+    __syncthreads();
   }
 }
 
@@ -165,44 +197,42 @@ struct Output {
   float* dw;
   int splits, rows, columns, pitch;
   std::int64_t stride_row, stride_column, stride_tap;
-  const int* sum;
+  const int* floor;  // the exponent of the sums' scale
 };
 
-constexpr int output_threads = 128;
-
-// Sums the splits in order; a thread takes a filter and a channel.
-__global__ void __launch_bounds__(output_threads)
+// Sums the splits in order. A thread takes a row, a column and six frequencies, of which it makes three; then three
+// threads make nine weights of what the six of a row and column have.
+constexpr int output_columns = 32;
+__global__ void __launch_bounds__(output_columns* alpha)
     transform_output(const __grid_constant__ Output output, FastDivide by_columns) {
-  unsigned row = blockIdx.x * output_threads + threadIdx.x;
+  __shared__ float lines[alpha][3][output_columns];
+  unsigned row = blockIdx.x * output_columns + threadIdx.x;
   const unsigned column = by_columns.peel(row);
-  if (row >= static_cast<unsigned>(output.rows)) return;
-  const std::int64_t frequency = static_cast<std::int64_t>(output.rows) * output.pitch;
-  const float* source = output.partial + static_cast<std::int64_t>(row) * output.pitch + column;
-  float u[alpha][alpha] = {};
-#pragma unroll 1
-  for (int split = 0; split < output.splits; ++split, source += frequencies * frequency) {
+  const bool exists = row < static_cast<unsigned>(output.rows);
+  if (exists) {
+    const std::int64_t frequency = static_cast<std::int64_t>(output.rows) * output.pitch;
+    const float* source = output.partial + static_cast<int>(threadIdx.y) * alpha * frequency +
+                          static_cast<std::int64_t>(row) * output.pitch + column;
+    float u[alpha] = {}, result[3];
+#pragma unroll 4
+    for (int split = 0; split < output.splits; ++split, source += frequencies * frequency) {
 #pragma unroll
-    for (int i = 0; i < frequencies; ++i) u[i / alpha][i % alpha] += source[i * frequency];
+      for (int j = 0; j < alpha; ++j) u[j] += source[j * frequency];
+    }
+    Transform<m>::filter_transposed(u, result);
+#pragma unroll
+    for (int j = 0; j < 3; ++j) lines[threadIdx.y][j][threadIdx.x] = result[j];
   }
-  const Undo undo(*output.sum);
-  float rows[3][alpha];
+  __syncthreads();
+  if (!exists || threadIdx.y >= 3) return;
+  const Undo undo(*output.floor);
+  float u[alpha], result[3];
 #pragma unroll
-  for (int j = 0; j < alpha; ++j) {
-    float line[alpha], result[3];
-#pragma unroll
-    for (int i = 0; i < alpha; ++i) line[i] = u[i][j];
-    Transform<4>::filter_transposed(line, result);
-#pragma unroll
-    for (int i = 0; i < 3; ++i) rows[i][j] = result[i];
-  }
+  for (int i = 0; i < alpha; ++i) u[i] = lines[i][threadIdx.y][threadIdx.x];
+  Transform<m>::filter_transposed(u, result);
   float* target = output.dw + row * output.stride_row + column * output.stride_column;
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    float result[3];
-    Transform<4>::filter_transposed(rows[i], result);
-#pragma unroll
-    for (int j = 0; j < 3; ++j) target[(3 * i + j) * output.stride_tap] = undo(result[j]);
-  }
+  for (int i = 0; i < 3; ++i) target[(3 * i + static_cast<int>(threadIdx.y)) * output.stride_tap] = undo(result[i]);
 }
 
 }  // namespace fastconv::winograd::wgrad
