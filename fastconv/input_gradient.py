@@ -79,10 +79,28 @@ def _by_phases(
         if result is None:
             make = torch.zeros if min(r, s) < max(stride) or max(dilation) > 1 else torch.empty
             result = make(input_size, dtype=grad.dtype, device=grad.device).contiguous(memory_format=memory_format)
-        result[:, :, first[0] :: stride[0], first[1] :: stride[1]] = part
+        _copy(_pixels(result)[:, first[0] :: stride[0], first[1] :: stride[1]], _pixels(part))
     if result is None:  # the convolution reads padding alone
         return torch.zeros(input_size, dtype=grad.dtype, device=grad.device).contiguous(memory_format=memory_format)
     return result
+
+
+def _pixels(tensor: Tensor) -> Tensor:
+    """[N, C, H, W] as [N, H, W, C]."""
+    return tensor.permute(0, 2, 3, 1)
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """Copies [..., C]; where the channels are contiguous, 16 bytes at a time, which the device's copies of strided
+    tensors do not do by themselves."""
+    count = 16 // source.element_size()
+    both = (target, source)
+    if all(
+        t.stride(-1) == 1 and all(size % count == 0 for size in (t.shape[-1], t.storage_offset(), *t.stride()[:-1]))
+        for t in both
+    ):
+        target, source = (t.view(torch.complex128) for t in both)
+    target.copy_(source)
 
 
 def _window(kernel: int, stride: int, padding: int) -> tuple[int, int]:
@@ -132,8 +150,9 @@ def _at_once(
     filters = turned.permute(3, 5, 1, 0, 2, 4).reshape(stride[0] * stride[1] * c, k, *windows)
     y = convolve(grad, filters, pads, [1, 1])
     y = y[:, :, skips[0] : skips[0] + sizes[0], skips[1] : skips[1] + sizes[1]]
-    y = y.unflatten(1, (stride[0], stride[1], c))  # [N, residue, residue, C, rows, columns]
     whole = [n, c, sizes[0] * stride[0], sizes[1] * stride[1]]
     result = torch.empty(whole, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
-    result.unflatten(3, (sizes[1], stride[1])).unflatten(2, (sizes[0], stride[0])).copy_(y.permute(0, 3, 4, 1, 5, 2))
+    woven = _pixels(result).unflatten(2, (sizes[1], stride[1])).unflatten(1, (sizes[0], stride[0]))
+    residues = _pixels(y).unflatten(3, (stride[0], stride[1], c))  # [N, rows, columns, residue, residue, C]
+    _copy(woven, residues.permute(0, 1, 3, 2, 4, 5))
     return result[:, :, :h, :w].contiguous(memory_format=memory_format)

@@ -4,13 +4,13 @@
 // (guess, maximum), so nobody has to write it down.
 //
 // Images that are summed together form a group, whose products must have the same scale: the least that one of its
-// images needs. The first tensor's images with smaller products are scaled down to that: they lose bits that the sum
-// over the group would not keep.
+// images needs. Images with smaller products are scaled down to that, half in each tensor.
 #pragma once
 
 #include <climits>
 #include <cstdint>
 
+#include "device/dependent_launch.cuh"
 #include "device/power_of_two.h"
 
 namespace fastconv {
@@ -66,7 +66,10 @@ struct PairScales {
   __device__ __forceinline__ int exponent(bool of_first, int image, Group group) const {
     const int a = first[image].exponent(group.exact, exact_first);
     const int b = second[image].exponent(group.exact, exact_second);
-    if (a != no_scale && b != no_scale) return of_first ? group.sum - b : b;
+    if (a != no_scale && b != no_scale) {
+      const int excess = a + b - group.sum;
+      return of_first ? a - excess / 2 : b - (excess - excess / 2);
+    }
     const int own = of_first ? a : b;  // its products are zero, if its values are finite
     return own == no_scale ? 0 : own;
   }
@@ -109,6 +112,7 @@ struct SampledPair {
 constexpr int sample_threads = 256;
 static __global__ void __launch_bounds__(sample_threads) guess_image_scales(const __grid_constant__ SampledPair pair) {
   constexpr int turns = 16, lines = turns * sample_threads / 32;
+  admit_successor();
   const Sampled& tensor = pair.tensors[blockIdx.y];
   const std::int64_t numel = tensor.numel, part = max(numel / lines, std::int64_t{1});
   const float* source = tensor.source + blockIdx.x * numel;

@@ -46,6 +46,7 @@ const std::vector<const Algorithm*>& algorithms() {
   extern const WeightGradient weight_gradient; \
   }
 #include "plan/weight_gradients.def"
+FASTCONV_WEIGHT_GRADIENT(torch)  // its cost; it runs in Python, as everything else that PyTorch computes
 #undef FASTCONV_WEIGHT_GRADIENT
 
 const Algorithm& find_algorithm(const std::string& name) {
@@ -113,8 +114,7 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
   };
 #undef FASTCONV_WEIGHT_GRADIENT
   if (name == "torch") return {nullptr, Support::no("algorithm", "PyTorch's own convolution was asked for"), {}};
-  // PyTorch's takes about as long as its forward convolution: the same products.
-  double least_us = evaluate(find_algorithm("torch"), problem, device).plan.cost_us;
+  double least_us = algos::torch::weight_gradient.plan(problem, device).cost_us;
   WeightGradientChoice choice;
   for (const WeightGradient* candidate : list) {
     Support support = supports_common(find_algorithm(candidate->name), problem, device);

@@ -60,7 +60,31 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   return plan;
 }
 
+// Of the weight gradient, fitted to the layer set likewise. In FP32 it takes about as long as the forward convolution:
+// the same products. Tensor cores need many filters and channels; NCHW tensors are converted before.
+ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& device) {
+  ConvPlan result = plan(problem, device);
+  const bool plain = problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32;
+  if (device.type == DeviceType::cpu || plain || problem.groups > 1) return result;
+  const double c = static_cast<double>(problem.c), k = static_cast<double>(problem.k);
+  const double conversions =
+      problem.layout == Layout::nchw ? 2.0 * problem.compulsory_bytes() / device.bandwidth_bytes_per_s : 0.0;
+  if (problem.accuracy == AccuracyClass::tf32) {
+    const double filling = std::max(0.09, std::min(1.0, std::min(c, k) / 100.0));
+    const double rate = 0.26 * filling * device.fp16_tensor_flops_per_s;
+    result.cost_us = 16.0 + 1e6 * (problem.direct_flops() / rate + conversions);
+  } else {
+    const double filling = std::max(0.055, std::min(1.0, (k + 6.0) / 100.0) * std::min(1.0, c / 75.0));
+    const double rate = 1.15 * filling * device.fp16_tensor_flops_per_s;
+    result.cost_us = 18.0 + 1e6 * (problem.direct_flops() / rate + conversions);
+  }
+  return result;
+}
+
 }  // namespace
+
+extern const WeightGradient weight_gradient;
+const WeightGradient weight_gradient{"torch", supports, weight_gradient_plan};
 
 extern const Algorithm algorithm;
 const Algorithm algorithm{

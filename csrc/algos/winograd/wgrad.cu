@@ -3,6 +3,7 @@
 #include "algos/winograd/wgrad_transform.cuh"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
+#include "device/dependent_launch.cuh"
 #include "device/transpose.cuh"
 
 namespace fastconv {
@@ -12,13 +13,13 @@ namespace {
 FastDivide divide(std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); }
 int as_int(std::int64_t value) { return static_cast<int>(value); }
 
-template <int blocks_n>
+template <int blocks_m, int blocks_n>
 void multiply(const Params& params, int processors, cudaStream_t stream) {
-  using S = Shape<blocks_n>;
+  using S = Shape<blocks_m, blocks_n>;
   check_cuda(cudaFuncSetAttribute(multiply_tiles<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes),
              "winograd weight gradient: shared memory");
-  multiply_tiles<S><<<std::min<unsigned>(params.units, processors), S::threads, S::shared_bytes, stream>>>(params);
-  check_launch("winograd weight gradient: products");
+  launch_dependent(multiply_tiles<S>, std::min<unsigned>(params.units, processors), S::threads, S::shared_bytes, stream,
+                   "winograd weight gradient: products", params);
 }
 
 void run(const WeightGradientArgs& args, Runtime& runtime) {
@@ -66,14 +67,14 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
     return static_cast<unsigned>(
         ceil_div<std::int64_t>(plan.stages * stage_tiles * channel_blocks * 32, transform_threads));
   };
-  transform<true><<<blocks(plan.x_blocks), transform_threads, 0, stream>>>(grid, of_x, scales);
-  check_launch("winograd weight gradient: transform of the input");
-  transform<false><<<blocks(plan.grad_blocks), transform_threads, 0, stream>>>(grid, of_grad, scales);
-  check_launch("winograd weight gradient: transform of the gradient");
+  launch_dependent(transform<true>, blocks(plan.x_blocks), transform_threads, 0, stream,
+                   "winograd weight gradient: transform of the input", grid, of_x, scales);
+  launch_dependent(transform<false>, blocks(plan.grad_blocks), transform_threads, 0, stream,
+                   "winograd weight gradient: transform of the gradient", grid, of_grad, scales);
   const std::int64_t stage_blocks = ceil_div<std::int64_t>(plan.stages, repeat_threads / 32);
-  repeat_transforms<<<static_cast<unsigned>(std::min<std::int64_t>(stage_blocks, 2 * processors)), repeat_threads, 0,
-                      stream>>>(grid, of_x, of_grad, scales, sums);
-  check_launch("winograd weight gradient: repetition");
+  launch_dependent(repeat_transforms, static_cast<unsigned>(std::min<std::int64_t>(stage_blocks, 2 * processors)),
+                   repeat_threads, 0, stream, "winograd weight gradient: repetition", grid, of_x, of_grad, scales,
+                   sums);
 
   const bool filters = plan.rows_are_filters;
   const Params params{filters ? w : v,
@@ -92,7 +93,13 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
                       divide(plan.column_tiles),
                       divide(plan.row_tiles),
                       divide(plan.splits)};
-  plan.column_blocks == 2 ? multiply<2>(params, processors, stream) : multiply<1>(params, processors, stream);
+  if (plan.row_blocks == 3) {
+    multiply<3, 1>(params, processors, stream);
+  } else if (plan.column_blocks == 2) {
+    multiply<2, 2>(params, processors, stream);
+  } else {
+    multiply<2, 1>(params, processors, stream);
+  }
 
   const std::int64_t stride_k = problem.c * 9, stride_c = args.channels_last ? 1 : 9;
   const Output output{partial,
@@ -106,8 +113,8 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
                       args.channels_last ? problem.c : 1,
                       sums + plan.stages};
   const auto output_blocks = static_cast<unsigned>(ceil_div<std::int64_t>(plan.rows * plan.columns, output_columns));
-  transform_output<<<output_blocks, dim3(output_columns, alpha), 0, stream>>>(output, divide(plan.columns));
-  check_launch("winograd weight gradient: transform of the sums");
+  launch_dependent(transform_output, output_blocks, dim3(output_columns, alpha), 0, stream,
+                   "winograd weight gradient: transform of the sums", output, divide(plan.columns));
 }
 
 }  // namespace

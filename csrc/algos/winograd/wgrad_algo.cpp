@@ -55,7 +55,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
       std::max(detail::product_clocks(plan, device.processors) / clocks_per_s, written / (0.9 * bandwidth));
   return {"F(4x4), 3 x float16, 36 x " + text(plan.rows) + "x" + text(plan.columns) + "x" + text(plan.tiles) + ", " +
               (plan.rows_are_filters ? "filters" : "channels") + " by " + text(plan.column_blocks * block_channels) +
-              ", " + text(plan.splits) + " parts",
+              " of " + text(plan.row_blocks * block_channels) + ", " + text(plan.splits) + " parts",
           plan.workspace_bytes(problem), 16.0 + 1e6 * (turned + (read + written) / (0.8 * bandwidth) + products),
           detail};
 }

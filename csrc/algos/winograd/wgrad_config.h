@@ -22,7 +22,6 @@ namespace fastconv::winograd::wgrad {
 constexpr int m = 4, alpha = m + 2, frequencies = alpha * alpha;
 constexpr int stage_tiles = 64, block_channels = 64;
 constexpr int row_bytes = 128, plane_bytes = stage_tiles * row_bytes, block_bytes = 2 * plane_bytes;
-constexpr int multiply_warpgroups = 2;  // 64 rows each
 constexpr int slots = 3;
 constexpr std::size_t workspace_limit = std::size_t{6} << 30;
 
@@ -30,7 +29,8 @@ struct Plan {
   std::int64_t tiles_p, tiles_q, tiles, stages;
   std::int64_t x_blocks, grad_blocks;  // of 64 channels
   bool rows_are_filters;
-  int column_blocks;  // of a multiplying warpgroup: 1 or 2
+  int row_blocks;     // of a unit of work, one for each multiplying warpgroup: 2, or 3 with one column block
+  int column_blocks;  // of a unit: 1 or 2
   std::int64_t row_tiles, column_tiles;
   std::int64_t splits, stages_per_split;
   std::int64_t rows, columns, pitch;  // of the partial sums
@@ -60,8 +60,8 @@ inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 
 // Clocks of the product on all multiprocessors: tensor cores or copies for each stage, sums written and read again.
 inline double product_clocks(const Plan& plan, int processors) {
   const double rounds = static_cast<double>(divide_up(plan.units(), processors));
-  const double tensor = 12.0 * 32 * plan.column_blocks * multiply_warpgroups;
-  const double copies = (multiply_warpgroups + plan.column_blocks) * block_bytes / 50.0;
+  const double tensor = 12.0 * 32 * plan.column_blocks * plan.row_blocks;
+  const double copies = (plan.row_blocks + plan.column_blocks) * block_bytes / 45.0;
   const double unit = static_cast<double>(plan.stages_per_split) * std::max(1.1 * tensor, copies) + 3000.0;
   return 4000 + rounds * unit + 2.0 * static_cast<double>(plan.partial_bytes()) / (16.0 * processors);
 }
@@ -80,22 +80,26 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
   Plan best{};
   double least = 1e300;
   for (const bool rows_are_filters : {true, false}) {
-    const std::int64_t row_blocks = rows_are_filters ? plan.grad_blocks : plan.x_blocks;
+    const std::int64_t all_rows = rows_are_filters ? plan.grad_blocks : plan.x_blocks;
     const std::int64_t all_columns = rows_are_filters ? plan.x_blocks : plan.grad_blocks;
     plan.rows_are_filters = rows_are_filters;
     plan.rows = rows_are_filters ? problem.k : problem.c;
     plan.columns = rows_are_filters ? problem.c : problem.k;
     plan.pitch = divide_up(plan.columns, 8) * 8;
-    plan.row_tiles = divide_up(row_blocks, multiply_warpgroups);
-    for (plan.column_blocks = 1; plan.column_blocks <= std::min<std::int64_t>(all_columns, 2); ++plan.column_blocks) {
-      plan.column_tiles = divide_up(all_columns, plan.column_blocks);
+    const auto consider = [&](int row_blocks, int column_blocks) {
+      plan.row_blocks = row_blocks, plan.column_blocks = column_blocks;
+      plan.row_tiles = divide_up(all_rows, row_blocks);
+      plan.column_tiles = divide_up(all_columns, column_blocks);
       for (std::int64_t splits = 1; splits <= std::min<std::int64_t>(plan.stages, 64); ++splits) {
         plan.stages_per_split = divide_up(plan.stages, splits);
         plan.splits = divide_up(plan.stages, plan.stages_per_split);  // none is empty
         const double clocks = detail::product_clocks(plan, processors);
         if (clocks < least) least = clocks, best = plan;
       }
-    }
+    };
+    consider(2, 1);
+    if (all_columns > 1) consider(2, 2);
+    if (all_rows > 2) consider(3, 1);
   }
   return best;
 }

@@ -1,9 +1,10 @@
-// The products of the weight gradient: one thread copies stages of both operands into a ring of shared memory, two
-// warpgroups multiply 64 rows each. Both operands have their channels fast and the reduction slow; wgmma reads them
-// transposed.
+// The products of the weight gradient: one thread copies stages of both operands into a ring of shared memory, two or
+// three warpgroups multiply 64 rows each. Both operands have their channels fast and the reduction slow; wgmma reads
+// them transposed.
 #pragma once
 
 #include "algos/winograd/wgrad_config.h"
+#include "device/dependent_launch.cuh"
 #include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/hopper_transposed.cuh"
@@ -23,13 +24,14 @@ struct Params {
   FastDivide by_column_tiles, by_row_tiles, by_splits;
 };
 
-template <int blocks_n_>
+template <int blocks_m_, int blocks_n_>
 struct Shape {
+  static constexpr int blocks_m = blocks_m_;  // rows: a multiplying warpgroup for each
   static constexpr int blocks_n = blocks_n_, sums = 32 * blocks_n;
-  static constexpr int slot_bytes = (multiply_warpgroups + blocks_n) * block_bytes;
+  static constexpr int slot_bytes = (blocks_m + blocks_n) * block_bytes;
   static constexpr int shared_bytes = slots * slot_bytes + 2048;  // alignment, barriers
-  static constexpr int threads = 128 * (multiply_warpgroups + 1);
-  static constexpr int multiply_registers = 232, load_registers = 40;
+  static constexpr int threads = 128 * (blocks_m + 1);
+  static constexpr int multiply_registers = blocks_m == 2 ? 232 : 152, load_registers = 40;
 };
 
 struct Barriers {
@@ -44,7 +46,7 @@ struct Unit {
 
   __device__ __forceinline__ Unit(const Params& params, unsigned index) {
     column_block = static_cast<int>(params.by_column_tiles.peel(index)) * S::blocks_n;
-    row_block = static_cast<int>(params.by_row_tiles.peel(index)) * multiply_warpgroups;
+    row_block = static_cast<int>(params.by_row_tiles.peel(index)) * S::blocks_m;
     split = static_cast<int>(params.by_splits.peel(index));
     frequency = static_cast<int>(index);
     first_stage = split * params.stages_per_split;
@@ -59,7 +61,7 @@ __device__ __forceinline__ void load(const Params& params, std::uint32_t ring, B
 #pragma unroll 1
   for (unsigned index = blockIdx.x; index < params.units; index += gridDim.x) {
     const Unit<S> unit(params, index);
-    const int row_blocks = min(multiply_warpgroups, params.row_blocks - unit.row_block);
+    const int row_blocks = min(S::blocks_m, params.row_blocks - unit.row_block);
     const int column_blocks = min(S::blocks_n, params.column_blocks - unit.column_block);
     const std::int64_t stage = static_cast<std::int64_t>(unit.frequency) * params.stages + unit.first_stage;
     const auto* rows =
@@ -73,7 +75,7 @@ __device__ __forceinline__ void load(const Params& params, std::uint32_t ring, B
       hopper::wait(shared_address(&barriers.free[slot.slot]), slot.parity ^ 1, site);
       hopper::arrive_expecting(full, (row_blocks + column_blocks) * block_bytes);
       hopper::copy_bulk(target, rows, row_blocks * block_bytes, full);
-      hopper::copy_bulk(target + multiply_warpgroups * block_bytes, columns, column_blocks * block_bytes, full);
+      hopper::copy_bulk(target + S::blocks_m * block_bytes, columns, column_blocks * block_bytes, full);
       rows += params.row_blocks * block_bytes, columns += params.column_blocks * block_bytes;
       slot.advance(slots);
     }
@@ -85,8 +87,7 @@ template <typename S>
 __device__ __forceinline__ void multiply_stage(std::uint32_t slot, int warpgroup, float (&sums)[S::sums]) {
   constexpr int steps = stage_tiles / 16, step = 16 * row_bytes / 16, low = plane_bytes / 16;
   const std::uint64_t a = hopper::transposed_descriptor(slot + warpgroup * block_bytes, 0, 8 * row_bytes);
-  const std::uint64_t b =
-      hopper::transposed_descriptor(slot + multiply_warpgroups * block_bytes, block_bytes, 8 * row_bytes);
+  const std::uint64_t b = hopper::transposed_descriptor(slot + S::blocks_m * block_bytes, block_bytes, 8 * row_bytes);
   hopper::fence_products();
 #pragma unroll
   for (int i = 0; i < steps; ++i) {
@@ -168,13 +169,14 @@ __global__ void __launch_bounds__(S::threads, 1) multiply_tiles(const __grid_con
   if (threadIdx.x == 0) {
     for (int i = 0; i < slots; ++i) {
       hopper::barrier_init(shared_address(&barriers.full[i]), 1);
-      hopper::barrier_init(shared_address(&barriers.free[i]), 4 * multiply_warpgroups);
+      hopper::barrier_init(shared_address(&barriers.free[i]), 4 * S::blocks_m);
     }
     hopper::barrier_init_fence();
   }
   __syncthreads();
+  wait_for_predecessor();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
-  if (warpgroup < multiply_warpgroups) {
+  if (warpgroup < S::blocks_m) {
     hopper::grow_registers<S::multiply_registers>();
     multiply<S>(params, ring, barriers, warpgroup);
   } else {

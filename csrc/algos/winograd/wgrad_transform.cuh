@@ -6,6 +6,7 @@
 
 #include "algos/winograd/tile_math.cuh"
 #include "algos/winograd/wgrad_config.h"
+#include "device/dependent_launch.cuh"
 #include "device/fast_divide.h"
 #include "device/image_scale.cuh"
 
@@ -82,6 +83,7 @@ __device__ __forceinline__ void transform_tile(const TileGrid& grid, const Opera
       }
     }
   }
+  if constexpr (!repeat) wait_for_predecessor();
   if constexpr (!repeat) group = grid.group(scales, static_cast<int>(tile) / stage_tiles, false);
   float scale = 1.0f;
   if (exists) scale = ldexpf(1.0f, scales.exponent(of_x, static_cast<int>(image), group));
@@ -147,10 +149,12 @@ template <bool of_x>
 __global__ void __launch_bounds__(transform_threads)
     transform(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand operand,
               const __grid_constant__ PairScales scales) {
-  unsigned tile = (blockIdx.x * transform_threads + threadIdx.x) / 32;
-  const unsigned block = operand.by_blocks.peel(tile);
-  if (tile < static_cast<unsigned>(grid.stages * stage_tiles)) {
-    transform_tile<of_x, false>(grid, operand, scales, {}, tile, block);
+  admit_successor();
+  const unsigned item = (blockIdx.x * transform_threads + threadIdx.x) / 32;
+  unsigned stage = item / stage_tiles;
+  const unsigned block = operand.by_blocks.peel(stage);
+  if (stage < static_cast<unsigned>(grid.stages)) {
+    transform_tile<of_x, false>(grid, operand, scales, {}, stage * stage_tiles + item % stage_tiles, block);
   }
 }
 
@@ -161,6 +165,8 @@ __global__ void __launch_bounds__(repeat_threads)
     repeat_transforms(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand x,
                       const __grid_constant__ Operand grad, const __grid_constant__ PairScales scales,
                       int* __restrict__ sums) {  // [stages], and the floor of all
+  wait_for_predecessor();
+  admit_successor();
   constexpr int warps = repeat_threads / 32;
   __shared__ bool again[warps];
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -205,6 +211,7 @@ struct Output {
 constexpr int output_columns = 32;
 __global__ void __launch_bounds__(output_columns* alpha)
     transform_output(const __grid_constant__ Output output, FastDivide by_columns) {
+  wait_for_predecessor();
   __shared__ float lines[alpha][3][output_columns];
   unsigned row = blockIdx.x * output_columns + threadIdx.x;
   const unsigned column = by_columns.peel(row);

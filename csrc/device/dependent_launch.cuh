@@ -1,0 +1,40 @@
+// Kernels of a series that start before the one before has ended (programmatic dependent launch, compute capability
+// 9.0): what does not depend on it, loads and set-up, runs beside its last blocks. Everything else comes after
+// wait_for_predecessor(), which returns when the kernel before is complete and its stores are visible.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "device/cuda_check.h"
+
+namespace fastconv {
+
+__device__ __forceinline__ void wait_for_predecessor() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// When all blocks have come here, or have ended, blocks of the next kernel take the room that is free.
+__device__ __forceinline__ void admit_successor() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// The kernel must call wait_for_predecessor() before it touches anything that an earlier kernel of the series touches.
+template <typename... Parameters, typename... Arguments>
+void launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+                      cudaStream_t stream, const char* name, Arguments&&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes, config.stream = stream;
+  config.attrs = &attribute, config.numAttrs = 1;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...), name);
+}
+
+}  // namespace fastconv
