@@ -17,7 +17,7 @@ namespace fastconv {
 
 constexpr int no_scale = INT_MIN;  // of an image that is zero, as far as is known
 
-struct ImageScale {
+struct alignas(8) ImageScale {
   int guess;
   int largest;  // the bits of max |value| among the finite ones
 
@@ -31,6 +31,12 @@ struct ImageScale {
     return largest == 0 ? no_scale : scale_exponent(__int_as_float(largest), exact);
   }
 };
+
+// From the L2 cache: other multiprocessors' atomics do not reach this one's L1.
+__device__ __forceinline__ ImageScale load_scale(const ImageScale* scale) {
+  const int2 both = __ldcg(reinterpret_cast<const int2*>(scale));
+  return {both.x, both.y};
+}
 
 // The smaller of two exponents, where there are any.
 __device__ __forceinline__ int least_scale(int a, int b) { return a == no_scale ? b : b == no_scale ? a : min(a, b); }
@@ -50,13 +56,14 @@ struct PairScales {
     bool exact = false;
     if (maxima_known) {
       for (int i = begin + lane; i <= last; i += 32) {
-        exact = exact || !first[i].fits(exact_first) || !second[i].fits(exact_second);
+        exact = exact || !load_scale(first + i).fits(exact_first) || !load_scale(second + i).fits(exact_second);
       }
       exact = __any_sync(0xffffffffu, exact);
     }
     int least = INT_MAX;
     for (int i = begin + lane; i <= last; i += 32) {
-      const int a = first[i].exponent(exact, exact_first), b = second[i].exponent(exact, exact_second);
+      const int a = load_scale(first + i).exponent(exact, exact_first);
+      const int b = load_scale(second + i).exponent(exact, exact_second);
       if (a != no_scale && b != no_scale) least = min(least, a + b);
     }
     least = __reduce_min_sync(0xffffffffu, least);
@@ -64,8 +71,8 @@ struct PairScales {
   }
   // 2^this is the scale of the values of an image of that group.
   __device__ __forceinline__ int exponent(bool of_first, int image, Group group) const {
-    const int a = first[image].exponent(group.exact, exact_first);
-    const int b = second[image].exponent(group.exact, exact_second);
+    const int a = load_scale(first + image).exponent(group.exact, exact_first);
+    const int b = load_scale(second + image).exponent(group.exact, exact_second);
     if (a != no_scale && b != no_scale) {
       const int excess = a + b - group.sum;
       return of_first ? a - excess / 2 : b - (excess - excess / 2);
@@ -78,9 +85,10 @@ struct PairScales {
   __device__ __forceinline__ int floor() const {
     int least = INT_MAX;
     for (int i = static_cast<int>(threadIdx.x % 32); i < images; i += 32) {
-      if (first[i].largest == 0 || second[i].largest == 0) continue;
-      least = min(least, least_scale(first[i].guess, first[i].exponent(true, exact_first)) +
-                             least_scale(second[i].guess, second[i].exponent(true, exact_second)));
+      const ImageScale a = load_scale(first + i), b = load_scale(second + i);
+      if (a.largest == 0 || b.largest == 0) continue;
+      least = min(least, least_scale(a.guess, a.exponent(true, exact_first)) +
+                             least_scale(b.guess, b.exponent(true, exact_second)));
     }
     least = __reduce_min_sync(0xffffffffu, least);
     return least == INT_MAX ? 0 : least;

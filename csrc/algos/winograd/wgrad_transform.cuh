@@ -164,7 +164,7 @@ constexpr int repeat_threads = 256;
 __global__ void __launch_bounds__(repeat_threads)
     repeat_transforms(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand x,
                       const __grid_constant__ Operand grad, const __grid_constant__ PairScales scales,
-                      int* __restrict__ sums) {  // [stages], and the floor of all
+                      int* sums) {  // [stages], and the floor of all
   wait_for_predecessor();
   admit_successor();
   constexpr int warps = repeat_threads / 32;
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(output_columns* alpha)
 #pragma unroll 4
     for (int split = 0; split < output.splits; ++split, source += frequencies * frequency) {
 #pragma unroll
-      for (int j = 0; j < alpha; ++j) u[j] += source[j * frequency];
+      for (int j = 0; j < alpha; ++j) u[j] += __ldcg(source + j * frequency);
     }
     Transform<m>::filter_transposed(u, result);
 #pragma unroll
