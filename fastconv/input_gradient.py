@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MANY_CHANNELS = 64
 # (input [N, C, H, W], filters [K, C/groups, R, S], padding, dilation) -> output, with stride 1
 Convolve = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], Tensor]
 
@@ -77,11 +78,12 @@ def _by_phases(
         if list(stride) == [1, 1]:
             return part.contiguous(memory_format=memory_format)
         if result is None:
-            make = torch.zeros if min(r, s) < max(stride) or max(dilation) > 1 else torch.empty
-            result = make(input_size, dtype=grad.dtype, device=grad.device).contiguous(memory_format=memory_format)
+            result = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
+            if min(r, s) < max(stride) or max(dilation) > 1:  # there may be residues without taps
+                result.zero_()
         _copy(_pixels(result)[:, first[0] :: stride[0], first[1] :: stride[1]], _pixels(part))
     if result is None:  # the convolution reads padding alone
-        return torch.zeros(input_size, dtype=grad.dtype, device=grad.device).contiguous(memory_format=memory_format)
+        return torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format).zero_()
     return result
 
 
@@ -113,8 +115,9 @@ def _window(kernel: int, stride: int, padding: int) -> tuple[int, int]:
 def _pays_at_once(
     weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
 ) -> bool:
-    """Whether one convolution for all residues of the stride has at most twice the taps of the convolution itself."""
-    if list(stride) == [1, 1] or max(dilation) > 1 or groups > 1:
+    """Whether one convolution for all residues of the stride has at most twice the taps of the convolution itself, and
+    one for each would have too few filters to be fast."""
+    if list(stride) == [1, 1] or max(dilation) > 1 or groups > 1 or weight.shape[1] > MANY_CHANNELS:
         return False
     windows = [_window(weight.shape[i + 2], stride[i], padding[i]) for i in range(2)]
     taps = math.prod((last - first + 1) * stride[i] for i, (first, last) in enumerate(windows))

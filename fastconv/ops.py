@@ -332,6 +332,8 @@ def _has_own_input_gradient(
     must then be woven together: that pays where PyTorch's is slow, on CUDA."""
     if algorithm == "torch" or math.prod(grad.shape) == 0 or math.prod(weight.shape) == 0:
         return False
+    if algorithm == "auto" and weight.shape[1] < 8:  # so few filters leave our convolutions' tiles empty
+        return False
     plain = list(stride) == [1, 1] and all(dilation[i] * (weight.shape[i + 2] - 1) >= padding[i] for i in range(2))
     return plain or algorithm != "auto" or (grad.is_cuda and grad.dtype == torch.float32)
 

@@ -74,7 +74,7 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
     const double rate = 0.26 * filling * device.fp16_tensor_flops_per_s;
     result.cost_us = 16.0 + 1e6 * (problem.direct_flops() / rate + conversions);
   } else {
-    const double filling = std::max(0.055, std::min(1.0, (k + 6.0) / 100.0) * std::min(1.0, c / 75.0));
+    const double filling = std::max(0.055, std::min(1.0, (k - 10.0) / 80.0) * std::min(1.0, c / 75.0));
     const double rate = 1.15 * filling * device.fp16_tensor_flops_per_s;
     result.cost_us = 18.0 + 1e6 * (problem.direct_flops() / rate + conversions);
   }

@@ -63,14 +63,12 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
   const Operand of_grad{
       grad, w, as_int(problem.p()), as_int(problem.q()),      as_int(problem.k),
       0,    0, problem.k % 2 == 0,  divide(plan.grad_blocks), plan.stages * plan.grad_blocks * block_bytes / 2};
+  // Tiles and channel blocks come in whole stages: no warp is without a tile.
   const auto blocks = [&](std::int64_t channel_blocks) {
-    return static_cast<unsigned>(
-        ceil_div<std::int64_t>(plan.stages * stage_tiles * channel_blocks * 32, transform_threads));
+    return static_cast<unsigned>(plan.stages * stage_tiles * channel_blocks * 32 / transform_threads);
   };
-  launch_dependent(transform<true>, blocks(plan.x_blocks), transform_threads, 0, stream,
-                   "winograd weight gradient: transform of the input", grid, of_x, scales);
-  launch_dependent(transform<false>, blocks(plan.grad_blocks), transform_threads, 0, stream,
-                   "winograd weight gradient: transform of the gradient", grid, of_grad, scales);
+  launch_dependent(transform, blocks(plan.x_blocks) + blocks(plan.grad_blocks), transform_threads, 0, stream,
+                   "winograd weight gradient: transforms", grid, of_x, of_grad, scales, blocks(plan.x_blocks));
   const std::int64_t stage_blocks = ceil_div<std::int64_t>(plan.stages, repeat_threads / 32);
   launch_dependent(repeat_transforms, static_cast<unsigned>(std::min<std::int64_t>(stage_blocks, 2 * processors)),
                    repeat_threads, 0, stream, "winograd weight gradient: repetition", grid, of_x, of_grad, scales,

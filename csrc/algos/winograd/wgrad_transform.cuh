@@ -145,16 +145,20 @@ __device__ __forceinline__ void transform_tile(const TileGrid& grid, const Opera
 
 constexpr int transform_threads = 64;
 
-template <bool of_x>
+// The blocks below `x_blocks` take x, the others dy.
 __global__ void __launch_bounds__(transform_threads)
-    transform(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand operand,
-              const __grid_constant__ PairScales scales) {
+    transform(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand x,
+              const __grid_constant__ Operand grad, const __grid_constant__ PairScales scales, unsigned x_blocks) {
   admit_successor();
-  const unsigned item = (blockIdx.x * transform_threads + threadIdx.x) / 32;
+  const bool of_x = blockIdx.x < x_blocks;
+  const unsigned item = ((of_x ? blockIdx.x : blockIdx.x - x_blocks) * transform_threads + threadIdx.x) / 32;
   unsigned stage = item / stage_tiles;
-  const unsigned block = operand.by_blocks.peel(stage);
-  if (stage < static_cast<unsigned>(grid.stages)) {
-    transform_tile<of_x, false>(grid, operand, scales, {}, stage * stage_tiles + item % stage_tiles, block);
+  const unsigned block = (of_x ? x : grad).by_blocks.peel(stage);
+  const unsigned tile = stage * stage_tiles + item % stage_tiles;
+  if (of_x) {
+    transform_tile<true, false>(grid, x, scales, {}, tile, block);
+  } else {
+    transform_tile<false, false>(grid, grad, scales, {}, tile, block);
   }
 }
 
