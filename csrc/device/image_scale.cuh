@@ -32,10 +32,13 @@ struct alignas(8) ImageScale {
   }
 };
 
-// From the L2 cache: other multiprocessors' atomics do not reach this one's L1.
+// With the maximum: from the L2 cache, since other multiprocessors' atomics do not reach this one's L1.
 __device__ __forceinline__ ImageScale load_scale(const ImageScale* scale) {
   const int2 both = __ldcg(reinterpret_cast<const int2*>(scale));
   return {both.x, both.y};
+}
+__device__ __forceinline__ ImageScale load_scale(const ImageScale* scale, bool with_largest) {
+  return with_largest ? load_scale(scale) : ImageScale{scale->guess, 0};
 }
 
 // The smaller of two exponents, where there are any.
@@ -62,8 +65,8 @@ struct PairScales {
     }
     int least = INT_MAX;
     for (int i = begin + lane; i <= last; i += 32) {
-      const int a = load_scale(first + i).exponent(exact, exact_first);
-      const int b = load_scale(second + i).exponent(exact, exact_second);
+      const int a = load_scale(first + i, exact).exponent(exact, exact_first);
+      const int b = load_scale(second + i, exact).exponent(exact, exact_second);
       if (a != no_scale && b != no_scale) least = min(least, a + b);
     }
     least = __reduce_min_sync(0xffffffffu, least);
@@ -71,8 +74,8 @@ struct PairScales {
   }
   // 2^this is the scale of the values of an image of that group.
   __device__ __forceinline__ int exponent(bool of_first, int image, Group group) const {
-    const int a = load_scale(first + image).exponent(group.exact, exact_first);
-    const int b = load_scale(second + image).exponent(group.exact, exact_second);
+    const int a = load_scale(first + image, group.exact).exponent(group.exact, exact_first);
+    const int b = load_scale(second + image, group.exact).exponent(group.exact, exact_second);
     if (a != no_scale && b != no_scale) {
       const int excess = a + b - group.sum;
       return of_first ? a - excess / 2 : b - (excess - excess / 2);

@@ -52,8 +52,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const wgrad::Plan& plan = *detail;
   const auto text = [](std::int64_t value) { return std::to_string(value); };
   const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
-  // The clocks are those of three products; half types, read where they lie, take less, as measured.
-  const double share = plan.products > 1 || plan.scaled() ? 1.0 : plan.rows_by_warps ? 0.86 : 0.72;
+  // The clocks are those of float32; half types, read where they lie, take less, as measured, unrolled ones more.
+  const double share = plan.scaled() ? 1.0 : plan.unrolled ? 1.35 : plan.rows_by_warps ? 0.86 : 0.72;
   const double product_us = share * 1e6 * wgrad::detail::plan_clocks(plan, problem, device.processors) / clocks_per_s;
   const double elements = static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double read =

@@ -61,11 +61,16 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 // Of the weight gradient, fitted to the layer set likewise. In FP32 it takes about as long as the forward convolution:
-// the same products. Tensor cores need many filters and channels; NCHW tensors are converted before.
+// the same products; but on first layers in NHWC cuDNN's heuristics, where nobody asks for a search, take an algorithm
+// of ten times the best one's time. Tensor cores need many filters and channels; NCHW tensors are converted before.
 ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvPlan result = plan(problem, device);
   const bool plain = problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32;
-  if (device.type == DeviceType::cpu || plain || problem.groups > 1) return result;
+  if (device.type == DeviceType::cpu || problem.groups > 1) return result;
+  if (plain) {
+    if (problem.c <= 4 && problem.layout == Layout::nhwc) result.cost_us *= 10.0;
+    return result;
+  }
   const double c = static_cast<double>(problem.c), k = static_cast<double>(problem.k);
   const double conversions =
       problem.layout == Layout::nchw ? 2.0 * problem.compulsory_bytes() / device.bandwidth_bytes_per_s : 0.0;
