@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "algos/implicit_gemm/tile.cuh"
-#include "device/dependent_launch.cuh"
 #include "device/fast_divide.h"
 #include "device/image_scale.cuh"
 #include "device/indexing.h"
@@ -55,8 +54,6 @@ template <typename T, int planes>
 class Converter {
  public:
   __device__ __forceinline__ Converter(const Operand<T>& operand, bool repeat) : operand_(operand) {
-    admit_successor();
-    wait_for_predecessor();
     if constexpr (std::is_same_v<T, float>) {
       const int index = image() / operand.scales.group_images;
       const PairScales::Group group = operand.scales.group(index, repeat);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "algos/implicit_gemm/wgrad_config.h"
-#include "device/dependent_launch.cuh"
 #include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/hopper_transposed.cuh"
@@ -229,7 +228,6 @@ __global__ void __launch_bounds__(S::threads, 1)
     hopper::barrier_init_fence();
   }
   __syncthreads();
-  wait_for_predecessor();
   const Work<S> work(params);
   if (threadIdx.x / 128 < multiply_warpgroups) {
     hopper::grow_registers<S::multiply_registers>();

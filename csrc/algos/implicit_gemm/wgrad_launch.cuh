@@ -5,7 +5,6 @@
 #include "algos/implicit_gemm/wgrad_kernel.cuh"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
-#include "device/dependent_launch.cuh"
 #include "device/tensor_map.h"
 
 namespace fastconv::algos::implicit_gemm::wgrad {
@@ -13,11 +12,10 @@ namespace fastconv::algos::implicit_gemm::wgrad {
 // In order, so the result never depends on which block was first.
 template <typename T>
 __global__ void __launch_bounds__(256)
-    add_parts(const float* partial,  // [parts][K][columns]
-              T* dw, int parts, std::int64_t part_numel, int channels, int taps, std::int64_t stride_k,
+    add_parts(const float* __restrict__ partial,  // [parts][K][columns]
+              T* __restrict__ dw, int parts, std::int64_t part_numel, int channels, int taps, std::int64_t stride_k,
               std::int64_t stride_tap, std::int64_t stride_c, bool unrolled, FastDivide by_pitch, FastDivide by_columns,
               FastDivide by_channels) {
-  wait_for_predecessor();
   for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < part_numel;
        i += gridDim.x * std::int64_t{256}) {
     unsigned k = static_cast<unsigned>(i);
@@ -27,7 +25,7 @@ __global__ void __launch_bounds__(256)
     if (tap >= static_cast<unsigned>(taps) || c >= static_cast<unsigned>(channels)) continue;
     float sum = 0.0f;
 #pragma unroll 8
-    for (int part = 0; part < parts; ++part) sum += __ldcg(partial + part * part_numel + i);
+    for (int part = 0; part < parts; ++part) sum += partial[part * part_numel + i];
     dw[k * stride_k + tap * stride_tap + c * stride_c] = from_float<T>(sum);
   }
 }
@@ -39,12 +37,16 @@ void convert(Conversion conversion, bool unrolled, bool nchw, const Operand<T>& 
   const std::int64_t blocks = std::min<std::int64_t>(ceil_div<std::int64_t>(items, convert_threads * 4),
                                                      ceil_div<std::int64_t>(processors * 16, operand.images));
   const dim3 grid(static_cast<unsigned>(std::max<std::int64_t>(blocks, 1)), static_cast<unsigned>(operand.images));
-  const auto kernel = conversion == Conversion::vectors ? convert_vectors<T, planes>
-                      : unrolled                        ? convert_elements<T, planes, true>
-                      : nchw                            ? convert_tiles<T, planes>
-                                                        : convert_elements<T, planes, false>;
-  launch_dependent(kernel, grid, convert_threads, 0, stream, "implicit_gemm: conversion for the weight gradient",
-                   operand, repeat);
+  if (conversion == Conversion::vectors) {
+    convert_vectors<T, planes><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+  } else if (unrolled) {
+    convert_elements<T, planes, true><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+  } else if (nchw) {
+    convert_tiles<T, planes><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+  } else {
+    convert_elements<T, planes, false><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+  }
+  check_launch("implicit_gemm: conversion for the weight gradient");
 }
 
 inline FastDivide divide(std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); }
@@ -139,8 +141,8 @@ void launch(const Plan& plan, const CUtensorMap& x, const CUtensorMap& grad, con
   check_cuda(
       cudaFuncSetAttribute(multiply_pixels<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
       "implicit_gemm: shared memory of the weight gradient");
-  launch_dependent(multiply_pixels<S>, static_cast<unsigned>(plan.tiles() * plan.splits), S::threads, bytes, stream,
-                   "implicit_gemm: weight gradient", x, grad, params);
+  multiply_pixels<S><<<static_cast<unsigned>(plan.tiles() * plan.splits), S::threads, bytes, stream>>>(x, grad, params);
+  check_launch("implicit_gemm: weight gradient");
 }
 
 template <typename Half, int products>
@@ -224,11 +226,11 @@ void run_class(const WeightGradientArgs& args, Runtime& runtime) {
   const std::int64_t numel = plan.part_numel(problem), taps = problem.r * problem.s;
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(ceil_div<std::int64_t>(numel, 256), processors * 16));
-  launch_dependent(add_parts<T>, blocks, 256, 0, stream, "implicit_gemm: sum of the weight gradient's parts", partial,
-                   static_cast<T*>(args.dw), static_cast<int>(plan.parts()), numel, static_cast<int>(problem.c),
-                   static_cast<int>(taps), problem.c * taps, args.channels_last ? problem.c : std::int64_t{1},
-                   args.channels_last ? std::int64_t{1} : taps, plan.unrolled, divide(plan.pitch_x),
-                   divide(plan.taps() * plan.pitch_x), divide(problem.c));
+  add_parts<T><<<blocks, 256, 0, stream>>>(
+      partial, static_cast<T*>(args.dw), static_cast<int>(plan.parts()), numel, static_cast<int>(problem.c),
+      static_cast<int>(taps), problem.c * taps, args.channels_last ? problem.c : 1, args.channels_last ? 1 : taps,
+      plan.unrolled, divide(plan.pitch_x), divide(plan.taps() * plan.pitch_x), divide(problem.c));
+  check_launch("implicit_gemm: sum of the weight gradient's parts");
 }
 
 }  // namespace fastconv::algos::implicit_gemm::wgrad
