@@ -27,8 +27,7 @@ Output select_output(const ConvArgs& args) {
 
 template <bool boxes, Output output>
 void launch(const Params& params, const Config& config, const CUtensorMap& map, int processors, cudaStream_t stream) {
-  launch_items(convolve<boxes, output>, params, config, map, static_cast<int>(sizeof(Shared)), block_threads,
-               most_items, processors, stream);
+  launch_items<convolve<boxes, output>>(params, config, map, sizeof(Shared), processors, stream);
 }
 
 void run_split(const ConvArgs& args, const Config& config, const float* x, Layout layout, Runtime& runtime) {

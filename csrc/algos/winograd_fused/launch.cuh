@@ -8,6 +8,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/shared_memory.h"
 #include "device/tensor_map.h"
 
 namespace fastconv::algos::winograd_fused {
@@ -55,14 +56,10 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, 
 }
 
 // In launches of as many items as a block of every multiprocessor can keep account of.
-template <typename T, typename Kernel>
-void launch_items(Kernel kernel, ParamsOf<T> params, const Config& config, const CUtensorMap& map, int shared_bytes,
-                  int block_threads, int most_items, int processors, cudaStream_t stream) {
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-             "winograd_fused: shared memory");
-  const int carveout = (shared_bytes + 1024) * 100 / (228 * 1024) + 1;  // per cent; the rest is L1 cache
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout),
-             "winograd_fused: shared memory");
+template <auto kernel, typename T>
+void launch_items(ParamsOf<T> params, const Config& config, const CUtensorMap& map, std::size_t shared_bytes,
+                  int processors, cudaStream_t stream) {
+  allow_shared_memory<kernel>(static_cast<int>(shared_bytes), "winograd_fused: shared memory");
   const std::int64_t most = static_cast<std::int64_t>(processors) * most_items;
   for (std::int64_t first = 0; first < config.items; first += most) {
     const std::int64_t items = std::min(most, config.items - first);

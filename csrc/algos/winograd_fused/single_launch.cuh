@@ -20,8 +20,7 @@ Output select_output(const ConvArgs& args) {
 template <typename T, bool boxes, Output output>
 void launch(const Params<T>& params, const Config& config, const CUtensorMap& map, int processors,
             cudaStream_t stream) {
-  launch_items(convolve<T, boxes, output>, params, config, map, static_cast<int>(sizeof(Shared<T>)), block_threads,
-               most_items, processors, stream);
+  launch_items<convolve<T, boxes, output>>(params, config, map, sizeof(Shared<T>), processors, stream);
 }
 
 template <typename T>

@@ -1,6 +1,7 @@
 // The producers of the one-product classes: raw input by tensor copies (or by element), V = B^T d along W in FP16.
 #pragma once
 
+#include "algos/winograd_fused/elements.cuh"
 #include "algos/winograd_fused/single_layout.cuh"
 #include "device/winograd_matrices.h"
 
@@ -47,23 +48,6 @@ __device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtens
   state.raw.advance(Stage<T>::raw_stages);
   if (++state.stage == params.stages) walk.next(), state.stage = 0, state.ordinal = walk.ordinal;
   shared.loader = state;
-}
-
-// The same by all producers, element by element, from any layout and alignment.
-template <typename T>
-__device__ __forceinline__ void load_elements(const Params<T>& params, unsigned char* raw, const Item& item, int stage,
-                                              int thread) {
-  constexpr int channels = Stage<T>::channels;
-  const T* image = params.x + item.n * params.x_image;
-#pragma unroll 1
-  for (int i = thread; i < input_rows * raw_columns * channels; i += producer_threads) {
-    const int c = stage * channels + i % channels, pixel = i / channels;
-    const int h = item.p0 - params.pad_h + pixel / raw_columns, w = item.q0 - params.pad_w + pixel % raw_columns;
-    const bool inside = c < params.c && static_cast<unsigned>(h) < static_cast<unsigned>(params.h) &&
-                        static_cast<unsigned>(w) < static_cast<unsigned>(params.w);
-    reinterpret_cast<T*>(raw)[i] =
-        inside ? image[h * params.x_row + w * params.x_column + c * params.x_channel] : from_float<T>(0.0f);
-  }
 }
 
 // Bits of the largest absolute value of 16 bytes, as float32. NaN counts as very large.
@@ -238,7 +222,8 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
         wait_bounded(shared_address(&shared.raw_full[state.raw_slot()]), state.raw_parity(), params.report,
                      role_transform);
       } else {
-        load_elements(params, raw, find_item<tile_rows, tile_width>(params, walk.number()), stage, thread);
+        load_elements<input_rows, raw_columns, Stage<T>::channels>(
+            params, raw, find_item<tile_rows, tile_width>(params, walk.number()), stage * Stage<T>::channels, thread);
         synchronise<producer_barrier, producer_threads>();
       }
       if (stage == 0 && !repeated) exponent = guess_exponent<T>(raw, lane);

@@ -1,7 +1,7 @@
 // The producers: raw input by tensor copies (or by element), V = B^T d along W, scaled and split into halves.
 #pragma once
 
-#include "algos/winograd_fused/layout.cuh"
+#include "algos/winograd_fused/elements.cuh"
 #include "device/winograd_matrices.h"
 
 namespace fastconv::algos::winograd_fused {
@@ -41,21 +41,6 @@ struct Loader {
     if (++stage == params.stages) next_item(params);
   }
 };
-
-// The same by all producers, element by element, from any layout and alignment.
-__device__ __forceinline__ void load_elements(const Params& params, unsigned char* raw, const Item& item, int stage,
-                                              int thread) {
-  const float* image = params.x + item.n * params.x_image;
-#pragma unroll 1
-  for (int i = thread; i < input_rows * raw_columns * channels; i += producer_threads) {
-    const int c = stage * channels + i % channels, pixel = i / channels;
-    const int h = item.p0 - params.pad_h + pixel / raw_columns, w = item.q0 - params.pad_w + pixel % raw_columns;
-    const bool inside = c < params.c && static_cast<unsigned>(h) < static_cast<unsigned>(params.h) &&
-                        static_cast<unsigned>(w) < static_cast<unsigned>(params.w);
-    reinterpret_cast<float*>(raw)[i] =
-        inside ? __ldg(image + h * params.x_row + w * params.x_column + c * params.x_channel) : 0.0f;
-  }
-}
 
 // A lane's part of a pass: 2 rows x 4 tiles x 16 channels of a warp are one tile by four channels of a lane.
 struct Lane {
@@ -189,7 +174,7 @@ __device__ __forceinline__ void produce(const Params& params, const CUtensorMap&
         __syncwarp();
         wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
       } else {
-        load_elements(params, raw, item, stage, thread);
+        load_elements<input_rows, raw_columns, channels>(params, raw, item, stage * channels, thread);
         synchronise<producer_barrier, producer_threads>();
       }
       if (stage == 0 && !repeated) {

@@ -1,0 +1,30 @@
+// Shared memory beyond 48 KB has to be asked for, once for each kernel and device. Host code.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "device/cuda_check.h"
+
+namespace fastconv {
+
+// Lets blocks of `kernel` have so many bytes, always the same for one kernel; the rest of the multiprocessor's is L1
+// cache, if a single block is resident.
+template <auto kernel>
+void allow_shared_memory(int bytes, const char* what) {
+  static std::atomic<std::uint64_t> devices{0};
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), what);
+  const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
+  if ((devices.load(std::memory_order_relaxed) & bit) != 0) return;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), what);
+  const int carveout = (bytes + 1024) * 100 / (228 * 1024) + 1;  // per cent
+  check_cuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout < 100 ? carveout : 100),
+      what);
+  devices.fetch_or(bit, std::memory_order_relaxed);
+}
+
+}  // namespace fastconv
