@@ -1,10 +1,8 @@
 // V = B^T d B for a chunk of tiles, with the tile's scale and, in split mode, the split into two halves.
 #pragma once
 
-#include <cuda.h>
-
 #include "algos/winograd/tile_math.cuh"
-#include "device/hopper.cuh"
+#include "device/mma.cuh"
 
 namespace fastconv::winograd {
 
@@ -98,9 +96,33 @@ __global__ void __launch_bounds__(512)
 }
 
 // For our own product: a block is a warp, which takes a tile and a group of up to 64 channels, a lane two of them. The
-// scale is the warp's own business, so nobody waits for anybody. The patch comes through shared memory by one tensor
-// copy, which knows the edges, or, where C is no multiple of 4, by ordinary loads.
+// scale is the warp's own business, so nobody waits for anybody. The patch comes through shared memory: by asynchronous
+// copies of 16 bytes, zeros outside, or, where C is no multiple of 4, by ordinary loads.
 static_assert(product_channels == 64);
+
+// Half a warp takes a pixel: lane l brings 4 channels.
+template <int m>
+__device__ __forceinline__ void copy_patch(const Chunk& chunk, const float* __restrict__ x,
+                                           const TilePosition& position, int first, std::uint32_t patch) {
+  constexpr int alpha = m + 2, pixel_bytes = product_channels * 4;
+  const int half = static_cast<int>(threadIdx.x) / 16, c = first + 4 * (static_cast<int>(threadIdx.x) % 16);
+  const int h0 = position.tp * m - chunk.pad_h, w0 = position.tq * m - chunk.pad_w + half;
+  const float* row = x + chunk.in(position.n, c, h0, w0);
+  patch += threadIdx.x * 16;
+#pragma unroll
+  for (int i = 0; i < alpha; ++i, row += chunk.in.h) {
+    const bool row_inside = c < chunk.c && static_cast<unsigned>(h0 + i) < static_cast<unsigned>(chunk.h);
+#pragma unroll
+    for (int j = 0; j < alpha; j += 2) {
+      const bool inside = row_inside && static_cast<unsigned>(w0 + j) < static_cast<unsigned>(chunk.w);
+      const float* pixel = inside ? row + j * chunk.c : x;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(patch + (i * alpha + j) * pixel_bytes),
+                   "l"(pixel), "r"(inside ? 16 : 0)
+                   : "memory");
+    }
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
 
 // Brings what the lane will read itself: alpha x alpha positions of its two channels.
 template <int m>
@@ -122,35 +144,22 @@ __device__ __forceinline__ void load_patch(const Chunk& chunk, const float* __re
   }
 }
 
-template <int m, bool by_copy>
+template <int m, bool vectors>  // vectors: copies of 16 bytes are possible
 __global__ void __launch_bounds__(32, 20)
-    input_transform_groups(const __grid_constant__ Chunk chunk,
-                           const __grid_constant__ CUtensorMap map,  // of x, boxes of alpha x alpha x 64; if by_copy
-                           const float* __restrict__ x,              // [N, H, W, C]
-                           half_t* __restrict__ v,                   // [alpha^2][T][groups][2][group_channels]
-                           int* __restrict__ exponents,              // [groups][exponent_pitch(T)]
-                           WaitReport* report) {
-#if defined(FASTCONV_HAS_WGMMA)
+    input_transform_groups(const Chunk chunk, const float* __restrict__ x,  // [N, H, W, C]
+                           half_t* __restrict__ v,                          // [alpha^2][T][groups][2][group_channels]
+                           int* __restrict__ exponents) {                   // [groups][exponent_pitch(T)]
   constexpr int alpha = m + 2;
-  __shared__ alignas(128) float2 patches[alpha * alpha][product_channels / 2];
-  __shared__ std::uint64_t copied;
+  __shared__ alignas(16) float2 patches[alpha * alpha][product_channels / 2];
   const int lane = threadIdx.x;
   unsigned number = blockIdx.x;  // neighbours take the groups of a tile, whose rows lie together
   const int group = static_cast<int>(chunk.by_groups.peel(number)), tile = static_cast<int>(number);
   const TilePosition position = tile_position(chunk, tile);
   const int first = group * chunk.group_channels;
   float2* const patch = &patches[0][lane];
-  if constexpr (by_copy) {
-    const std::uint32_t barrier = shared_address(&copied);
-    if (lane == 0) {
-      hopper::barrier_init(barrier, 1);
-      hopper::barrier_init_fence();
-      hopper::arrive_expecting(barrier, sizeof(patches));
-      hopper::copy_box(shared_address(patches), map, first, position.tq * m - chunk.pad_w,
-                       position.tp * m - chunk.pad_h, position.n, barrier);
-    }
+  if constexpr (vectors) {
+    copy_patch<m>(chunk, x, position, first, shared_address(patches));
     __syncwarp();
-    hopper::wait_in_place<kernel_winograd_products, role_transform>(barrier, 0, report);
   } else {
     load_patch<m>(chunk, x, position, first + 2 * lane, patch);
   }
@@ -198,7 +207,6 @@ __global__ void __launch_bounds__(32, 20)
       store_operand<Mode::split, false>(row, chunk.group_channels, false, result[j]);
     }
   }
-#endif
 }
 
 }  // namespace fastconv::winograd

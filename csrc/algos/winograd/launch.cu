@@ -8,7 +8,6 @@
 #include "algos/winograd/products.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
-#include "device/tensor_map.h"
 #include "device/transpose.cuh"
 
 namespace fastconv::winograd {
@@ -74,18 +73,11 @@ void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cu
 }
 
 template <int m>
-void transform_input_groups(const Chunk& chunk, std::int64_t n, const float* x, void* v, int* exponents,
-                            const Runtime& runtime) {
-  constexpr int alpha = m + 2;
-  const bool by_copy = chunk.c % 4 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
-  CUtensorMap map{};
-  if (by_copy) {
-    map = make_tensor_map(x, DType::f32, n, chunk.h, chunk.w, chunk.c,
-                          {.c = product_channels, .w = alpha, .h = alpha, .n = 1, .swizzled = false});
-  }
-  const auto kernel = by_copy ? input_transform_groups<m, true> : input_transform_groups<m, false>;
-  kernel<<<static_cast<unsigned>(chunk.tiles) * chunk.groups, 32, 0, stream_of(runtime)>>>(
-      chunk, map, x, static_cast<half_t*>(v), exponents, runtime.wait_report());
+void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* exponents, cudaStream_t stream) {
+  const bool vectors = chunk.c % 4 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
+  const auto kernel = vectors ? input_transform_groups<m, true> : input_transform_groups<m, false>;
+  kernel<<<static_cast<unsigned>(chunk.tiles) * chunk.groups, 32, 0, stream>>>(chunk, x, static_cast<half_t*>(v),
+                                                                               exponents);
   check_launch("winograd input transform");
 }
 
@@ -165,7 +157,7 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     chunk.first_tile = static_cast<int>(first);
     chunk.tiles = static_cast<int>(std::min(config.chunk_tiles, config.tiles - first));
     if (config.own_product) {
-      if constexpr (mode == Mode::split) transform_input_groups<m>(chunk, problem.n, x, v, group_exponents, runtime);
+      if constexpr (mode == Mode::split) transform_input_groups<m>(chunk, x, v, group_exponents, stream);
     } else {
       transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
     }

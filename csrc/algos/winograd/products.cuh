@@ -65,7 +65,7 @@ struct alignas(1024) Storage {
   // By one thread; then the block synchronises.
   __device__ __forceinline__ void initialise() {
     for (int i = 0; i < S::slots; ++i) {
-      hopper::barrier_init(shared_address(&full[i]), 1 + 32);  // the copies, and the lanes of the scaling warp
+      hopper::barrier_init(shared_address(&full[i]), 2);  // the copies, and the factors
       hopper::barrier_init(shared_address(&free[i]), 4 * multiply_warpgroups);
     }
     hopper::barrier_init_fence();
@@ -141,8 +141,10 @@ __device__ __forceinline__ void scale_products(Storage<S, Task>& shared, int sta
   const auto await_slot = [&] {
     hopper::wait_in_place<S::kernel, role_transform>(shared_address(&shared.free[ring.slot]), ring.parity ^ 1, report);
   };
-  // All lanes: one that arrives for its warp is as good, but racecheck does not follow that (docs/performance.md).
-  const auto hand_over = [&] { hopper::arrive(shared_address(&shared.full[ring.slot])); };
+  const auto hand_over = [&] {
+    __syncwarp();
+    if (lane == 0) hopper::arrive(shared_address(&shared.full[ring.slot]));
+  };
   Task task;
   bool exists = source.next(task);
   auto next = make_scales(task);
