@@ -17,7 +17,10 @@ constexpr int unit_tiles = 128, unit_filters = 128;  // of a GEMM task
 constexpr int chunk_channels = 64;                   // that share a tile's scale, and of a transform task
 constexpr int stage_channels = 32;                   // that a product loads at once
 constexpr int operand_bytes = unit_tiles * stage_channels * 2 * 2;  // of a stage: two halves of each value
-constexpr int most_items = 8;  // of a transform task: tiles, or segments of M (4 tiles x 16 filters)
+#ifndef MK_ITEMS
+#define MK_ITEMS 8
+#endif
+constexpr int most_items = MK_ITEMS;  // of a transform task: tiles, or segments of M (4 tiles x 16 filters)
 constexpr int segment_tiles = 4, segment_filters = 16;
 constexpr int ticket_stride = 32;  // ints: a ticket has a cache line of its own
 
@@ -59,8 +62,8 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
                           .input_channels = chunk_channels,
                           .gemm_frequencies = 1,
                           .gemm_filters = unit_filters,
-                          .output_tiles = 2 * segment_tiles,
-                          .output_filters = most_items / 2 * segment_filters};
+                          .output_tiles = most_items / 4 * segment_tiles,
+                          .output_filters = 4 * segment_filters};
   // Distances: about what is under way in all blocks. M: U is read once per batch, so several groups, but not so many
   // that a short map has no middle. (Measured: docs/performance.md.)
   const auto processors = static_cast<std::int32_t>(device.processors);

@@ -10,7 +10,10 @@
 
 namespace fastconv::algos::winograd_megakernel {
 
-constexpr int product_slots = 4, product_task_slots = 8, multiplying_warps = 8;
+#ifndef MK_RING
+#define MK_RING 5
+#endif
+constexpr int product_slots = MK_RING, product_task_slots = 8, multiplying_warps = 8;
 static_assert(product_slots + 1 < product_task_slots);  // tasks that the loading thread can be ahead
 
 struct ProductTask {

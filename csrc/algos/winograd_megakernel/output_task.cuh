@@ -10,8 +10,9 @@ namespace fastconv::algos::winograd_megakernel {
 enum class Output { pairs, quads, elements };
 
 // A warp: lane l has tile l / 8, two neighbouring filters. patch: M, [36][64], from the lane's values.
-template <typename T, Output output>
-__device__ __forceinline__ void transform_output(const Params<T>& params, const StreamItem& item, float* patch) {
+template <typename T, Output output, typename Release>
+__device__ __forceinline__ void transform_output(const Params<T>& params, const StreamItem& item, const float* patch,
+                                                 const Release& release) {
   const int lane = threadIdx.x % 32, tile = item.tile + lane / 8;
   const int k = item.channel + lane % 2 * 8 + lane / 2 % 4 * 2;
   const bool first = lane / 8 < item.tiles && k < params.k, second = first && k + 1 < params.k;
@@ -24,15 +25,21 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
   }
   const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
   const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0, second ? params.filter_exponents[k + 1] : 0};
-#pragma unroll 2
-  for (int j = 0; j < 6; ++j) {
-    Values column[6], result[4];
+  HalfTransformed<4> half{};
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn, patch += 3 * chunk_channels) {
+    half.move_left();
 #pragma unroll
-    for (int i = 0; i < 6; ++i) column[i] = load_values(patch, i * 6 + j);
-    winograd::Transform<4>::output(column, result);
+    for (int j = 0; j < 3; ++j) {
+      Values column[6], result[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) store_values(patch, i * 6 + j, result[i]);
+      for (int i = 0; i < 6; ++i) column[i] = load_values(patch, i * 6 + j);
+      winograd::Transform<4>::output(column, result);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) half.right[i][j] = result[i];
+    }
   }
+  release();
 #pragma unroll
   for (int other = 1; other < 8; other *= 2) exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, other));
   const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);
@@ -46,8 +53,8 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
 #pragma unroll 1
   for (int i = 0; i < 4; ++i) {
     Values row[6], result[4];
-#pragma unroll
-    for (int j = 0; j < 6; ++j) row[j] = load_values(patch, i * 6 + j);
+    half.get_row(0, row);
+    half.template move_up<1>();
     winograd::Transform<4>::output(row, result);
     T* const y = params.y + index;
 #pragma unroll

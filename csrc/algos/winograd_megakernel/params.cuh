@@ -116,6 +116,17 @@ template <typename T>
 __device__ __forceinline__ CounterWait wait_for(const Params<T>& params, TaskKind kind, int group, int value) {
   return {group < 0 ? nullptr : params.counters + TaskMap::counter_of(kind, group), value};
 }
+// Whether the phase of that parity has ended; does not wait.
+__device__ __forceinline__ bool test_wait(std::uint64_t& barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(shared_address(&barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // Orders ordinary accesses to global memory that are known here before copies that this thread starts later.
 __device__ __forceinline__ void fence_global_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 

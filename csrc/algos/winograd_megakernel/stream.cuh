@@ -10,8 +10,10 @@
 namespace fastconv::algos::winograd_megakernel {
 
 constexpr int streaming_warps = 5;
-constexpr int buffers = 8;                  // tiles in shared memory
-static_assert(streaming_warps <= buffers);  // each is told of the end in a buffer of its own
+#ifndef MK_BUF
+#define MK_BUF 7
+#endif
+constexpr int buffers = MK_BUF;                  // tiles in shared memory
 constexpr int stream_task_slots = 8;
 constexpr int patch_elements = 36 * chunk_channels, patch_bytes = patch_elements * 4;
 
@@ -80,82 +82,88 @@ class Dispatcher {
       // In order: a later task may wait for what an earlier one brings.
 #pragma unroll 1
       for (int i = 0; i < grab && first + i < streams; ++i) {
-        if (lane == i) {
-          if (!ready) wait.template wait<role_dispatch>(params_.report);
-          start(task, extent, number);
-        }
-        items_ += static_cast<unsigned>(__shfl_sync(0xffffffffu, items_of(task, extent), i));
-        ++tasks_;
+        if (lane == i && !ready) wait.template wait<role_dispatch>(params_.report);
+        const auto of_lane = [i](int value) { return __shfl_sync(0xffffffffu, value, i); };
+        const Task its_task{static_cast<TaskKind>(of_lane(static_cast<int>(task.kind))), of_lane(task.group),
+                            of_lane(task.index)};
+        start(its_task,
+              {of_lane(extent.first_tile), of_lane(extent.tiles), of_lane(extent.first_channel),
+               of_lane(extent.channels), 0, 0},
+              first + i);
       }
     }
     if (lane == 0) finish();
   }
 
  private:
-  // An output task has at most 8 tiles.
-  static __device__ __forceinline__ int items_of(const Task& task, const Extent& extent) {
-    if (task.kind == TaskKind::input) return extent.tiles;
-    return (extent.channels + segment_filters - 1) / segment_filters *
-           ((extent.tiles + segment_tiles - 1) / segment_tiles);
-  }
-
+  // Lane i starts the i-th item of a task.
   __device__ __forceinline__ void start(const Task& task, const Extent& extent, int number) {
     const TaskMap& map = params_.map;
+    const int lane = threadIdx.x % 32;
     const bool input = task.kind == TaskKind::input;
-    const int slot = begin_task(TaskMap::counter_of(task.kind, task.group), number);
-    if (params_.trace != nullptr) {
-      params_.trace[map.gemms() + number] = {global_time(), 0,          static_cast<int>(task.kind),
-                                             task.group,    task.index, processor()};
+    // Segments along the tiles; an output task has at most 8 tiles.
+    const int halves = (extent.tiles + segment_tiles - 1) / segment_tiles;
+    const int items = input ? extent.tiles : (extent.channels + segment_filters - 1) / segment_filters * halves;
+    int slot = 0;
+    if (lane == 0) {
+      slot = begin_task(TaskMap::counter_of(task.kind, task.group), number);
+      if (params_.trace != nullptr) {
+        params_.trace[map.gemms() + number] = {global_time(), 0,          static_cast<int>(task.kind),
+                                               task.group,    task.index, processor()};
+      }
     }
-    if (!input) fence_global_copies();  // M was written by ordinary stores
+    __syncwarp();  // what one lane has waited for, and written, holds for those that go on
+    slot = __shfl_sync(0xffffffffu, slot, 0);
+
     StreamItem item;
     item.kind = static_cast<int>(task.kind);
-    item.tile = task.group * unit_tiles + extent.first_tile;
-    item.tiles = extent.tiles;
-    item.row = extent.first_tile;
-    item.channel = extent.first_channel;
-    const int items = items_of(task, extent), halves = (extent.tiles + segment_tiles - 1) / segment_tiles;
-    int segment = extent.first_channel / unit_filters * (unit_tiles * unit_filters / 64) +
-                  m_segment(extent.first_tile, extent.first_channel % unit_filters);
     item.place = task.group % (input ? map.v_groups : map.m_groups);
     item.slot = slot;
+    const int first_tile = input ? lane : lane % halves * segment_tiles;  // of the task
+    item.tiles = extent.tiles - first_tile;
+    item.row = extent.first_tile + first_tile;
+    item.tile = task.group * unit_tiles + item.row;
+    item.channel = extent.first_channel + (input ? 0 : lane / halves * segment_filters);
     unsigned rest = static_cast<unsigned>(item.tile);
-    int tq = static_cast<int>(params_.by_tiles_q.peel(rest)), tp = static_cast<int>(params_.by_tiles_p.peel(rest));
+    item.q = 4 * static_cast<int>(params_.by_tiles_q.peel(rest));
+    item.p = 4 * static_cast<int>(params_.by_tiles_p.peel(rest));
     item.n = static_cast<int>(rest);
+    const int segment = item.channel / unit_filters * (unit_tiles * unit_filters / 64) +
+                        m_segment(item.row, item.channel % unit_filters);
+
+    if (!input) fence_global_copies();  // M was written by ordinary stores
+    const unsigned mine = items_ + static_cast<unsigned>(lane);
+    const int buffer = static_cast<int>(mine % buffers);
+    if (lane >= items && lane < most_items) {  // the barrier counts the most items that a task has
+      hopper::arrive(shared_address(&control_.done[slot]));
+    }
+    // Each as soon as its buffer is free.
+    bool waits = lane < items;
 #pragma unroll 1
-    for (int i = 0; i < items; ++i) {
-      const unsigned number_of_item = items_ + static_cast<unsigned>(i);
-      const int buffer = static_cast<int>(number_of_item % buffers);
-      item.p = 4 * tp, item.q = 4 * tq;
-      wait_in_place<role_dispatch>(control_.free[buffer], number_of_item / buffers & 1 ^ 1, params_.report);
+    for (int tries = 0;; ++tries) {
+      const unsigned waiting = __ballot_sync(0xffffffffu, waits);
+      if (waiting == 0) break;
+      if (tries == WaitSite::limit) expire_in_place<role_dispatch>(params_.report);
+      // A barrier's parity tells two turns apart, not three: the buffer's item before comes first.
+      if (!waits || (lane >= buffers && (waiting >> (lane - buffers) & 1) != 0) || 
+          !test_wait(control_.free[buffer], mine / buffers & 1 ^ 1)) continue;
+      waits = false;
       control_.items[buffer] = item;
       const std::uint32_t full = shared_address(&control_.full[buffer]);
       const std::uint32_t target = shared_address(patches_.patch[buffer]);
       if (!input) {
         hopper::arrive_expecting(full, patch_bytes);
         hopper::copy_box(target, maps_.m, 0, segment, item.place * 36, 0, full);
-        if (i % halves < halves - 1) {  // the other 4 tiles
-          ++segment, item.tile += segment_tiles, item.tiles -= segment_tiles;
-        } else {
-          segment += 5 - halves, item.channel += segment_filters;
-          item.tile -= (halves - 1) * segment_tiles, item.tiles += (halves - 1) * segment_tiles;
-        }
-        continue;
       } else if (params_.boxes) {
         hopper::arrive_expecting(full, patch_bytes);
         hopper::copy_box(target, maps_.x, item.channel, item.q - params_.pad_w, item.p - params_.pad_h, item.n, full);
       } else {
         hopper::arrive(full);
       }
-      ++item.tile, ++item.row;
-      if (++tq == params_.tiles_q) {
-        tq = 0;
-        if (++tp == params_.tiles_p) tp = 0, ++item.n;
-      }
     }
-    // The barrier counts the most items that a task has.
-#pragma unroll 1
-    for (int i = items; i < most_items; ++i) hopper::arrive(shared_address(&control_.done[slot]));
+    __syncwarp();
+    items_ += static_cast<unsigned>(items);
+    ++tasks_;
   }
 
   __device__ __forceinline__ int begin_task(int counter, int number) {
@@ -199,22 +207,28 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
     wait_in_place<role_stream>(control.free[buffer], number / buffers & 1 ^ 1, params.report);
     wait_in_place<role_stream>(control.full[buffer], number / buffers & 1, params.report);
     const StreamItem item = control.items[buffer];
-    if (item.kind < 0) break;
     float* patch = patches.patch[buffer] + 2 * lane;
     delay_randomly(params.delay);
+    const auto release = [&] {
+      __syncwarp();
+      if (lane == 0) hopper::arrive(shared_address(&control.free[buffer]));
+    };
+    if (item.kind < 0) {
+      release();
+      break;
+    }
     if (item.kind == static_cast<int>(TaskKind::input)) {
-      if (!params.boxes) load_patch(params, item, patch, 1.0f);
-      transform_input(params, item, patch);
+      if (!params.boxes) {
+        load_patch(params, item, patch, 1.0f);
+        hopper::fence_copies();  // the next patch comes by a copy
+      }
+      transform_input(params, item, patch, release);
     } else {
-      transform_output<T, output>(params, item, patch);
+      transform_output<T, output>(params, item, patch, release);
     }
     delay_randomly(params.delay);
-    hopper::fence_copies();  // the next one comes by a copy
-    __syncwarp();            // all lanes' stores happen before the arrivals
-    if (lane == 0) {
-      hopper::arrive(shared_address(&control.free[buffer]));
-      hopper::arrive(shared_address(&control.done[item.slot]));
-    }
+    __syncwarp();  // all lanes' stores happen before the arrival
+    if (lane == 0) hopper::arrive(shared_address(&control.done[item.slot]));
   }
 }
 
