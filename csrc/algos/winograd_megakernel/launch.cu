@@ -59,9 +59,7 @@ Params<float> make_params(const ConvArgs& args, const CudaPlan& plan, const floa
           .tiles_q = as_int(tiles_q),
           .chunks = as_int(plan.weights.chunks),
           .filter_blocks = as_int(plan.weights.filter_blocks),
-          .product_grab = plan.weights.chunks <= 2   ? 4
-                          : plan.weights.chunks <= 4 ? 2
-                                                     : 1,
+          .product_grab = ProductRing::of(as_int(2 * plan.weights.chunks)).resident > 0 ? plan.map.m : 1,
           .stream_grab = 4,
           .by_tiles_q = FastDivide(static_cast<std::uint32_t>(tiles_q)),
           .by_tiles_p = FastDivide(static_cast<std::uint32_t>(tiles_p)),

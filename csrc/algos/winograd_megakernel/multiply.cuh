@@ -13,8 +13,26 @@ namespace fastconv::algos::winograd_megakernel {
 #ifndef MK_RING
 #define MK_RING 5
 #endif
-constexpr int product_slots = MK_RING, product_task_slots = 8, multiplying_warps = 8;
-static_assert(product_slots + 1 < product_task_slots);  // tasks that the loading thread can be ahead
+constexpr int product_units = 2 * MK_RING, product_task_slots = 16, multiplying_warps = 8;
+static_assert(product_units + 1 < product_task_slots);  // tasks that the loading thread can be ahead
+
+// Where stages lie in the ring. Where U's block of 128 filters fits, it stays for all the tasks in a row that use it: a
+// third of the operands' traffic less, or half.
+struct ProductRing {
+  int slots;     // of the ring
+  int resident;  // units of U in front of it; 0: U comes with V, stage by stage
+
+  static constexpr int least_slots = 4;
+  static __host__ __device__ ProductRing of(int stages) {
+#ifdef MK_STREAM_U
+    return {product_units / 2, 0};
+#endif
+    return stages + least_slots <= product_units ? ProductRing{product_units - stages, stages}
+                                                 : ProductRing{product_units / 2, 0};
+  }
+  __device__ __forceinline__ int v_unit(int slot) const { return resident > 0 ? resident + slot : 2 * slot; }
+  __device__ __forceinline__ int u_unit(int slot, int stage) const { return resident > 0 ? stage : 2 * slot + 1; }
+};
 
 struct ProductTask {
   const char* v;         // [2 chunks][128 tiles][lo, hi][32]
@@ -27,9 +45,9 @@ struct ProductTask {
 
 // In shared memory at a multiple of 1024 bytes.
 struct alignas(1024) ProductStorage {
-  unsigned char v[product_slots][operand_bytes], u[product_slots][operand_bytes];
+  unsigned char units[product_units][operand_bytes];  // U that stays, then a ring; or a ring of V and U in turn
   ProductTask tasks[product_task_slots];
-  std::uint64_t full[product_slots], free[product_slots];
+  std::uint64_t full[product_units], free[product_units];
   // Raising a counter takes as long as the stores before it. A thread of its own waits for that; the multiplying warps
   // hand it the numbers of tasks whose results they have stored. -1: there are no more.
   static constexpr int publish_slots = 2;
@@ -37,7 +55,7 @@ struct alignas(1024) ProductStorage {
   int number[publish_slots];
 
   __device__ __forceinline__ void init() {
-    for (int i = 0; i < product_slots; ++i) {
+    for (int i = 0; i < product_units; ++i) {
       hopper::barrier_init(shared_address(&full[i]), 1);
       hopper::barrier_init(shared_address(&free[i]), multiplying_warps);
     }
@@ -74,7 +92,7 @@ template <typename T>
 class Loader {
  public:
   __device__ __forceinline__ Loader(const Params<T>& params, ProductStorage& shared)
-      : params_(params), shared_(shared) {}
+      : params_(params), shared_(shared), ring_(ProductRing::of(2 * params.chunks)) {}
 
   __device__ __forceinline__ void run() {
     const int lane = threadIdx.x % 32, grab = params_.product_grab, gemms = params_.map.gemms();
@@ -99,15 +117,17 @@ class Loader {
         }
         if (lane == i) load(now);
         __syncwarp();
-        stages_ += static_cast<unsigned>(2 * params_.chunks);
+        resident_ = reinterpret_cast<const char*>(
+            __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(now.product.u), i));
+        for (int stage = 0; stage < 2 * params_.chunks; ++stage) position_.advance(ring_.slots);
         ++tasks_;
       }
       now = next;
     }
     if (lane == 0) {
-      await_slot(stages_);
+      await_slot(position_);
       shared_.tasks[tasks_ % product_task_slots].rows = 0;
-      hopper::arrive(shared_address(&shared_.full[stages_ % product_slots]));
+      hopper::arrive(shared_address(&shared_.full[position_.slot]));
     }
   }
 
@@ -144,25 +164,38 @@ class Loader {
       const Task task = params_.map.gemm_task(product.number);
       params_.trace[product.number] = {global_time(), 0, 2, task.group, task.index, processor()};
     }
+    const bool loads_u = ring_.resident == 0 || product.u != resident_;
+    hopper::RingPosition position = position_;
 #pragma unroll 1
-    for (int i = 0; i < 2 * params_.chunks; ++i) {
-      const unsigned stage = stages_ + static_cast<unsigned>(i), slot = stage % product_slots;
-      await_slot(stage);
+    for (int i = 0; i < 2 * params_.chunks; ++i, position.advance(ring_.slots)) {
+      await_slot(position);
       if (i == 0) shared_.tasks[tasks_ % product_task_slots] = product;
-      const std::uint32_t full = shared_address(&shared_.full[slot]);
+      const std::uint32_t full = shared_address(&shared_.full[position.slot]);
       const std::int64_t offset = static_cast<std::int64_t>(i) * operand_bytes;
-      hopper::arrive_expecting(full, 2 * operand_bytes);
-      hopper::copy_bulk(shared_address(shared_.v[slot]), product.v + offset, operand_bytes, full);
-      hopper::copy_bulk(shared_address(shared_.u[slot]), product.u + offset, operand_bytes, full);
+      hopper::arrive_expecting(full, loads_u ? 2 * operand_bytes : operand_bytes);
+      hopper::copy_bulk(shared_address(shared_.units[ring_.v_unit(position.slot)]), product.v + offset, operand_bytes,
+                        full);
+      if (!loads_u) continue;
+      // The task before this one has to be done with it. (It is, if the ring has turned since.)
+      if (0 < ring_.resident && ring_.resident < ring_.slots && resident_ != nullptr) {
+        hopper::RingPosition last = position;
+        if ((last.slot -= ring_.resident) < 0) last.slot += ring_.slots, last.parity ^= 1;
+        wait_in_place<role_load>(shared_.free[last.slot], last.parity, params_.report);
+      }
+      hopper::copy_bulk(shared_address(shared_.units[ring_.u_unit(position.slot, i)]), product.u + offset,
+                        operand_bytes, full);
     }
   }
-  __device__ __forceinline__ void await_slot(unsigned stage) const {
-    wait_in_place<role_load>(shared_.free[stage % product_slots], stage / product_slots & 1 ^ 1, params_.report);
+  __device__ __forceinline__ void await_slot(const hopper::RingPosition& position) const {
+    wait_in_place<role_load>(shared_.free[position.slot], position.parity ^ 1, params_.report);
   }
 
   const Params<T>& params_;
   ProductStorage& shared_;
-  unsigned stages_ = 0, tasks_ = 0;  // so far
+  const ProductRing ring_;
+  hopper::RingPosition position_;   // of the next stage
+  const char* resident_ = nullptr;  // the U of the task before
+  unsigned tasks_ = 0;              // so far
 };
 
 // All threads of a warpgroup, 0 or 1: rows [64 warpgroup, 64 warpgroup + 64) of each task.
@@ -170,12 +203,12 @@ template <typename T>
 class Multiplier {
  public:
   __device__ __forceinline__ Multiplier(const Params<T>& params, ProductStorage& shared, int warpgroup)
-      : params_(params), shared_(shared), warpgroup_(warpgroup) {}
+      : params_(params), shared_(shared), ring_(ProductRing::of(2 * params.chunks)), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     for (unsigned task = 0;; ++task) {
-      await_stage(stage_);
+      await_stage();
       const ProductTask& product = shared_.tasks[task % product_task_slots];
       if (product.rows == 0) {
         hand_over(task, -1);
@@ -185,17 +218,17 @@ class Multiplier {
 #pragma unroll
       for (int i = 0; i < 64; ++i) totals_[i] = 0.0f;
 #pragma unroll 1
-      for (int chunk = 0; chunk < params_.chunks; ++chunk, stage_ += 2) {
-        if (chunk > 0) await_stage(stage_);
-        issue<true>(stage_);
+      for (int chunk = 0; chunk < params_.chunks; ++chunk) {
+        if (chunk > 0) await_stage();
+        const int first = issue<true>(2 * chunk);
         if (chunk == 0) find_least();
-        await_stage(stage_ + 1);
-        issue<false>(stage_ + 1);
+        await_stage();
+        const int second = issue<false>(2 * chunk + 1);
         const float factors[2] = {factor(chunk, 0), factor(chunk, 1)};
         hopper::wait_for_products<1>();
-        release(stage_);
+        release(first);
         hopper::wait_for_products<0>();
-        release(stage_ + 1);
+        release(second);
         hopper::pin(sums_);
 #pragma unroll
         for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[i], factors[i / 2 % 2], totals_[i]);
@@ -232,21 +265,23 @@ class Multiplier {
     return __ldcg(exponents_ + i * 8 * params_.chunks + chunk);
   }
 
-  __device__ __forceinline__ void await_stage(unsigned stage) const {
-    wait_in_place<role_multiply>(shared_.full[stage % product_slots], stage / product_slots & 1, params_.report);
+  __device__ __forceinline__ void await_stage() const {
+    wait_in_place<role_multiply>(shared_.full[position_.slot], position_.parity, params_.report);
   }
-  __device__ __forceinline__ void release(unsigned stage) {
+  __device__ __forceinline__ void release(int slot) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared_.free[stage % product_slots]));
+    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared_.free[slot]));
   }
 
-  // The products of a stage: lo hi and hi lo first, the small ones (docs/numerics.md).
+  // The products of a stage: lo hi and hi lo first, the small ones (docs/numerics.md). Returns its slot.
   template <bool begins>
-  __device__ __forceinline__ void issue(unsigned stage) {
+  __device__ __forceinline__ int issue(int stage) {
     constexpr int hi = 64;  // bytes, in a row
-    const std::uint64_t v = hopper::matrix_descriptor<128>(shared_address(shared_.v[stage % product_slots]) +
+    const int slot = position_.slot;
+    const std::uint32_t units = shared_address(shared_.units);
+    const std::uint64_t v = hopper::matrix_descriptor<128>(units + ring_.v_unit(slot) * operand_bytes +
                                                            warpgroup_ * (operand_bytes / 2));
-    const std::uint64_t u = hopper::matrix_descriptor<128>(shared_address(shared_.u[stage % product_slots]));
+    const std::uint64_t u = hopper::matrix_descriptor<128>(units + ring_.u_unit(slot, stage) * operand_bytes);
     const auto multiply = [&](auto accumulate, int v_bytes, int u_bytes) {
       hopper::multiply_shared<half_t, accumulate()>(sums_, hopper::advance_descriptor(v, v_bytes),
                                                     hopper::advance_descriptor(u, u_bytes));
@@ -257,6 +292,8 @@ class Multiplier {
     multiply(add, hi, 0), multiply(add, hi + 32, 32);
     multiply(add, hi, hi), multiply(add, hi + 32, hi + 32);
     hopper::commit_products();
+    position_.advance(ring_.slots);
+    return slot;
   }
 
   // In the order of the registers: rows would be pieces of 32 bytes.
@@ -292,8 +329,9 @@ class Multiplier {
 
   const Params<T>& params_;
   ProductStorage& shared_;
+  const ProductRing ring_;
   const int warpgroup_;
-  unsigned stage_ = 0;    // to be multiplied next
+  hopper::RingPosition position_;  // of the stage to be multiplied next
   const int* exponents_;  // of the task under way, at the lane's first row
   int least_[2];
   float totals_[64], sums_[64];

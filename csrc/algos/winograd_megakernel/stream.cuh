@@ -28,6 +28,7 @@ struct StreamControl {
     for (int i = 0; i < buffers; ++i) {
       hopper::barrier_init(shared_address(&full[i]), 1);
       hopper::barrier_init(shared_address(&free[i]), 1);
+      items[i].number = -1;
     }
     for (int i = 0; i < stream_task_slots; ++i) {
       hopper::barrier_init(shared_address(&done[i]), most_items);
@@ -148,6 +149,7 @@ class Dispatcher {
       if (!waits || (lane >= buffers && (waiting >> (lane - buffers) & 1) != 0) || 
           !test_wait(control_.free[buffer], mine / buffers & 1 ^ 1)) continue;
       waits = false;
+      item.number = static_cast<int>(mine);
       control_.items[buffer] = item;
       const std::uint32_t full = shared_address(&control_.full[buffer]);
       const std::uint32_t target = shared_address(patches_.patch[buffer]);
@@ -181,6 +183,7 @@ class Dispatcher {
       const int buffer = static_cast<int>(items_ % buffers);
       wait_in_place<role_dispatch>(control_.free[buffer], items_ / buffers & 1 ^ 1, params_.report);
       control_.items[buffer].kind = -1;
+      control_.items[buffer].number = static_cast<int>(items_);
       hopper::arrive(shared_address(&control_.full[buffer]));
     }
   }
@@ -202,9 +205,14 @@ __device__ __forceinline__ void stream(const Params<T>& params, StreamControl& c
     if (lane == 0) number = atomicAdd(reinterpret_cast<unsigned*>(&control.next), 1u);
     number = __shfl_sync(0xffffffffu, number, 0);
     const int buffer = static_cast<int>(number % buffers);
-    // Copies arrive in any order, so another warp may still wait for this buffer's item before; and a barrier's parity
+    // Copies arrive in any order, so other warps may still wait for this buffer's items before; and a barrier's parity
     // tells two turns apart, not three.
     wait_in_place<role_stream>(control.free[buffer], number / buffers & 1 ^ 1, params.report);
+    const volatile int& current = control.items[buffer].number;
+#pragma unroll 1
+    for (int tries = 0; current != static_cast<int>(number); ++tries) {
+      if (tries == WaitSite::limit) expire_in_place<role_stream>(params.report);
+    }
     wait_in_place<role_stream>(control.full[buffer], number / buffers & 1, params.report);
     const StreamItem item = control.items[buffer];
     float* patch = patches.patch[buffer] + 2 * lane;

@@ -13,6 +13,7 @@ struct alignas(16) StreamItem {
   int place;    // ITrans: of the group in V
   int n, p, q;  // ITrans: the tile's image, and first output there
   int slot;     // of the task's barrier
+  int number;   // of the item
 };
 
 }  // namespace fastconv::algos::winograd_megakernel
