@@ -22,6 +22,7 @@ constexpr int operand_bytes = unit_tiles * stage_channels * 2 * 2;  // of a stag
 #endif
 constexpr int most_items = MK_ITEMS;  // of a transform task: tiles, or segments of M (4 tiles x 16 filters)
 constexpr int segment_tiles = 4, segment_filters = 16;
+constexpr int output_halves = most_items / 4;  // segments of an output task, along its tiles
 constexpr int ticket_stride = 32;  // ints: a ticket has a cache line of its own
 
 inline std::size_t align_bytes(std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); }
@@ -62,7 +63,7 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
                           .input_channels = chunk_channels,
                           .gemm_frequencies = 1,
                           .gemm_filters = unit_filters,
-                          .output_tiles = most_items / 4 * segment_tiles,
+                          .output_tiles = output_halves * segment_tiles,
                           .output_filters = 4 * segment_filters};
   // Distances: about what is under way in all blocks. M: U is read once per batch, so several groups, but not so many
   // that a short map has no middle. (Measured: docs/performance.md.)

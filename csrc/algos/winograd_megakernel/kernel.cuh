@@ -14,11 +14,18 @@
 namespace fastconv::algos::winograd_megakernel {
 
 constexpr int helper_warps = 3;
-constexpr int threads = 32 * (helper_warps + multiplying_warps + streaming_warps);
+constexpr int threads = 512;
+static_assert(helper_warps + multiplying_warps + streaming_warps <= 16);
 // Of the 128 registers that a thread starts with, some of those who do not multiply go to those who do. No call may
 // stand anywhere in this kernel: with one, even on a rare path, ptxas 13.0 finds no registers for the products (C7600).
-constexpr int multiply_registers = 152, other_registers = 104;
-static_assert(threads == 512 && multiply_registers + other_registers == 2 * 128);
+#if MK_WARPS == 4
+constexpr int multiply_registers = 152, helper_registers = 64, stream_registers = 144;
+constexpr int first_streaming_warp = 12;
+#else
+constexpr int multiply_registers = 152, helper_registers = 104, stream_registers = 104;
+constexpr int first_streaming_warp = 11;  // but the first of them is warp 3
+#endif
+static_assert(2 * multiply_registers + helper_registers + stream_registers == 4 * 128);
 
 struct Shared {
   ProductStorage products;
@@ -28,7 +35,7 @@ struct Shared {
 constexpr int shared_bytes = sizeof(Shared) + 1024;  // room to align
 static_assert(shared_bytes <= 227 * 1024);
 
-template <typename T, Output output>
+template <typename T, Output output, bool plain>
 __global__ void __launch_bounds__(threads, 1)
     convolve(const __grid_constant__ Params<T> params, const __grid_constant__ StreamMaps maps) {
 #if defined(FASTCONV_HAS_WGMMA)
@@ -47,16 +54,26 @@ __global__ void __launch_bounds__(threads, 1)
     Multiplier<T>(params, shared.products, warp / 4 - 1).run();
     return;
   }
-  hopper::shrink_registers<other_registers>();
+#if MK_WARPS == 4
+  if (warp >= first_streaming_warp) {
+    hopper::grow_registers<stream_registers>();
+    Streamer<T, output, plain>(params, maps, shared.stream, shared.patches, warp - first_streaming_warp).run();
+    return;
+  }
+#endif
+  hopper::shrink_registers<helper_registers>();
   if (warp == 0) {
     Loader<T>(params, shared.products).run();
   } else if (warp == 1) {
-    Dispatcher<T>(params, maps, shared.stream, shared.patches).run();
+    Dispatcher<T>(params, shared.stream).run();
   } else if (warp == 2) {
     if (leads) publish(params, shared.products, shared.stream);
-  } else {
-    stream<T, output>(params, shared.stream, shared.patches);
   }
+#if MK_WARPS != 4
+  else {
+    Streamer<T, output, plain>(params, maps, shared.stream, shared.patches, warp == 3 ? 0 : warp - first_streaming_warp).run();
+  }
+#endif
 #endif
 }
 

@@ -82,9 +82,9 @@ StreamMaps make_maps(const ConvProblem& problem, const CudaPlan& plan, const Par
   return maps;
 }
 
-template <Output output>
-void launch(const Params<float>& params, const StreamMaps& maps, int processors, cudaStream_t stream) {
-  const auto kernel = convolve<float, output>;
+template <Output output, bool plain>
+void launch_kernel(const Params<float>& params, const StreamMaps& maps, int processors, cudaStream_t stream) {
+  const auto kernel = convolve<float, output, plain>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
              "winograd_megakernel: shared memory");
   int blocks = 0;  // of a multiprocessor
@@ -93,6 +93,16 @@ void launch(const Params<float>& params, const StreamMaps& maps, int processors,
   // Any number of blocks comes to an end (docs/megakernel.md): more than fit would only find nothing left to do.
   kernel<<<static_cast<unsigned>(std::max(1, blocks) * processors), threads, shared_bytes, stream>>>(params, maps);
   check_launch("winograd_megakernel");
+}
+
+template <Output output>
+void launch(const Params<float>& params, const StreamMaps& maps, int processors, cudaStream_t stream) {
+#ifndef MK_PLAIN
+  if (params.epilogue.residual != nullptr || params.epilogue.activate.is_silu) {
+    return launch_kernel<output, false>(params, maps, processors, stream);
+  }
+#endif
+  launch_kernel<output, true>(params, maps, processors, stream);
 }
 
 }  // namespace

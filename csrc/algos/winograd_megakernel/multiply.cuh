@@ -172,6 +172,10 @@ class Loader {
       if (i == 0) shared_.tasks[tasks_ % product_task_slots] = product;
       const std::uint32_t full = shared_address(&shared_.full[position.slot]);
       const std::int64_t offset = static_cast<std::int64_t>(i) * operand_bytes;
+#ifdef MK_NO_LOAD
+      hopper::arrive(full);
+      continue;
+#endif
       hopper::arrive_expecting(full, loads_u ? 2 * operand_bytes : operand_bytes);
       hopper::copy_bulk(shared_address(shared_.units[ring_.v_unit(position.slot)]), product.v + offset, operand_bytes,
                         full);
@@ -206,22 +210,33 @@ class Multiplier {
       : params_(params), shared_(shared), ring_(ProductRing::of(2 * params.chunks)), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
+    zero_totals();
+    bool written = true;
+    unsigned task = 0;
 #pragma unroll 1
-    for (unsigned task = 0;; ++task) {
+    for (;; ++task) {
+      // A task's results are written beside the first products of the next one; but at once if that is not there yet,
+      // since it may be waiting for them.
+#ifdef MK_LATE
+      if (!written && !is_ready()) {
+        finish(task - 1);
+        written = true;
+      }
+#endif
       await_stage();
       const ProductTask& product = shared_.tasks[task % product_task_slots];
-      if (product.rows == 0) {
-        hand_over(task, -1);
-        break;
-      }
+      if (product.rows == 0) break;
       exponents_ = product.exponents + (warp_row() + static_cast<int>(threadIdx.x) % 32 / 4) * params_.chunks;
-#pragma unroll
-      for (int i = 0; i < 64; ++i) totals_[i] = 0.0f;
 #pragma unroll 1
       for (int chunk = 0; chunk < params_.chunks; ++chunk) {
         if (chunk > 0) await_stage();
         const int first = issue<true>(2 * chunk);
-        if (chunk == 0) find_least();
+        if (chunk == 0) {
+#ifdef MK_LATE
+          if (!written) finish(task - 1);
+#endif
+          find_least();
+        }
         await_stage();
         const int second = issue<false>(2 * chunk + 1);
         const float factors[2] = {factor(chunk, 0), factor(chunk, 1)};
@@ -233,10 +248,15 @@ class Multiplier {
 #pragma unroll
         for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[i], factors[i / 2 % 2], totals_[i]);
       }
-      delay_randomly(params_.delay);
-      write(product);
-      hand_over(task, product.number);
+      written = false;
+#ifndef MK_LATE
+      finish(task);
+#endif
     }
+#ifdef MK_LATE
+    if (!written) finish(task - 1);
+#endif
+    hand_over(task, -1);
   }
 
  private:
@@ -251,14 +271,34 @@ class Multiplier {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       int least = 127;
-#pragma unroll 2
-      for (int chunk = threadIdx.x % 4; chunk < params_.chunks; chunk += 4) least = min(least, exponent(chunk, i));
+#pragma unroll
+      for (int j = 0; j < kept_exponents; ++j) {
+        const int chunk = 4 * j + static_cast<int>(threadIdx.x) % 4;
+        kept_[j][i] = chunk < params_.chunks ? exponent(chunk, i) : 127;
+      }
+#pragma unroll
+      for (int j = 0; j < kept_exponents; ++j) least = min(least, kept_[j][i]);
+#pragma unroll 1
+      for (int chunk = 4 * kept_exponents + threadIdx.x % 4; chunk < params_.chunks; chunk += 4) {
+        least = min(least, exponent(chunk, i));
+      }
       least = min(least, __shfl_xor_sync(0xffffffffu, least, 1));
       least_[i] = min(least, __shfl_xor_sync(0xffffffffu, least, 2));
     }
   }
   __device__ __forceinline__ float factor(int chunk, int i) const {
-    return power_of_two(max(-126, least_[i] - exponent(chunk, i)));
+#ifdef MK_NO_FACTOR
+    return 1.0f;
+#else
+    int of_chunk;
+    if (chunk < 4 * kept_exponents) {
+      static_assert(kept_exponents == 2);
+      of_chunk = __shfl_sync(0xffffffffu, chunk < 4 ? kept_[0][i] : kept_[1][i], chunk % 4, 4);
+    } else {
+      of_chunk = exponent(chunk, i);
+    }
+    return power_of_two(max(-126, least_[i] - of_chunk));
+#endif
   }
   // Past the first cache: written by other multiprocessors of this very kernel.
   __device__ __forceinline__ int exponent(int chunk, int i) const {
@@ -294,6 +334,24 @@ class Multiplier {
     hopper::commit_products();
     position_.advance(ring_.slots);
     return slot;
+  }
+
+  __device__ __forceinline__ void zero_totals() {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) totals_[i] = 0.0f;
+  }
+  __device__ __forceinline__ bool is_ready() const {
+    return hopper::try_wait(shared_address(&shared_.full[position_.slot]), position_.parity);
+  }
+  __device__ __forceinline__ void finish(unsigned task) {
+    const ProductTask& product = shared_.tasks[task % product_task_slots];
+    delay_randomly(params_.delay);
+#ifdef MK_NO_WRITE
+    if (product.rows > 100000)
+#endif
+    write(product);
+    zero_totals();
+    hand_over(task, product.number);
   }
 
   // In the order of the registers: rows would be pieces of 32 bytes.
@@ -333,7 +391,8 @@ class Multiplier {
   const int warpgroup_;
   hopper::RingPosition position_;  // of the stage to be multiplied next
   const int* exponents_;  // of the task under way, at the lane's first row
-  int least_[2];
+  static constexpr int kept_exponents = 2;  // of a lane: chunk 4j + lane % 4
+  int least_[2], kept_[kept_exponents][2];
   float totals_[64], sums_[64];
 };
 

@@ -9,10 +9,23 @@ namespace fastconv::algos::winograd_megakernel {
 // How y is written: two neighbouring filters (NHWC), four neighbouring columns (NCHW), or one by one.
 enum class Output { pairs, quads, elements };
 
-// A warp: lane l has tile l / 8, two neighbouring filters. patch: M, [36][64], from the lane's values.
-template <typename T, Output output, typename Release>
-__device__ __forceinline__ void transform_output(const Params<T>& params, const StreamItem& item, const float* patch,
-                                                 const Release& release) {
+// A^T of the columns. patch: M, [36][64], from the lane's values; not needed afterwards.
+__device__ __forceinline__ void begin_output(const float* patch, Values (&values)[6][6]) {
+#pragma unroll
+  for (int j = 0; j < 6; ++j) {
+    Values column[6], result[4];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) column[i] = load_values(patch, i * 6 + j);
+    winograd::Transform<4>::output(column, result);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i][j] = result[i];
+  }
+}
+
+// A warp: lane l has tile l / 8, two neighbouring filters.
+template <typename T, Output output, bool plain>
+__device__ __forceinline__ void finish_output(const Params<T>& params, const StreamItem& item,
+                                              const Values (&values)[6][6]) {
   const int lane = threadIdx.x % 32, tile = item.tile + lane / 8;
   const int k = item.channel + lane % 2 * 8 + lane / 2 % 4 * 2;
   const bool first = lane / 8 < item.tiles && k < params.k, second = first && k + 1 < params.k;
@@ -25,21 +38,18 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
   }
   const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
   const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0, second ? params.filter_exponents[k + 1] : 0};
-  HalfTransformed<4> half{};
+#ifdef MK_DISCARD
+  {
+    const int segment = item.channel / unit_filters * (unit_tiles * unit_filters / 64) +
+                        m_segment(item.row, item.channel % unit_filters);
+    const std::int64_t pitch = static_cast<std::int64_t>(params.filter_blocks) * unit_tiles * unit_filters;
+    const float* dead = params.products + item.place * params.m_place() + segment * 64;
 #pragma unroll 1
-  for (int turn = 0; turn < 2; ++turn, patch += 3 * chunk_channels) {
-    half.move_left();
-#pragma unroll
-    for (int j = 0; j < 3; ++j) {
-      Values column[6], result[4];
-#pragma unroll
-      for (int i = 0; i < 6; ++i) column[i] = load_values(patch, i * 6 + j);
-      winograd::Transform<4>::output(column, result);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) half.right[i][j] = result[i];
+    for (int i = lane; i < 72; i += 32) {
+      asm volatile("discard.global.L2 [%0], 128;" ::"l"(dead + i / 2 * pitch + i % 2 * 32) : "memory");
     }
   }
-  release();
+#endif
 #pragma unroll
   for (int other = 1; other < 8; other *= 2) exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, other));
   const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);
@@ -50,18 +60,18 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
   const int rows = first ? params.p - p : 0, columns = params.q - q;
   const std::int64_t pixel = params.y_pixel, filter = params.y_filter;
   const ActivationFunction& activate = params.epilogue.activate;
-#pragma unroll 1
+  const bool identity = activate.negative_slope == 1.0f && activate.cap == INFINITY && !activate.is_silu;
+#pragma unroll
   for (int i = 0; i < 4; ++i) {
-    Values row[6], result[4];
-    half.get_row(0, row);
-    half.template move_up<1>();
-    winograd::Transform<4>::output(row, result);
+    Values result[4];
+    winograd::Transform<4>::output(values[i], result);
     T* const y = params.y + index;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      result[j].e[0] = scale0(result[j].e[0]) + bias[0], result[j].e[1] = scale1(result[j].e[1]) + bias[1];
+      result[j].e[0] = fmaf(result[j].e[0] * scale0.first, scale0.second, bias[0]);
+      result[j].e[1] = fmaf(result[j].e[1] * scale1.first, scale1.second, bias[1]);
     }
-    if (params.epilogue.residual != nullptr) {
+    if (!plain && params.epilogue.residual != nullptr) {
       const T* const residual = params.epilogue.residual + index;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -71,7 +81,8 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
         }
       }
     }
-    if (activate.is_silu) {
+    if (identity) {
+    } else if (!plain && activate.is_silu) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         result[j].e[0] = ActivationFunction::silu(result[j].e[0]);
@@ -99,8 +110,12 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
       for (int j = 0; j < 4; ++j) {
         if (i >= rows || j >= columns) continue;
         if constexpr (output == Output::pairs) {
+#ifdef MK_YCS
+          __stcs(reinterpret_cast<float2*>(y + j * pixel), make_float2(result[j].e[0], result[j].e[1]));
+#else
           *reinterpret_cast<Aligned<T, 2>*>(y + j * pixel) = {from_float<T>(result[j].e[0]),
                                                               from_float<T>(result[j].e[1])};
+#endif
         } else {
           y[j * pixel] = from_float<T>(result[j].e[0]);
           if (second) y[j * pixel + filter] = from_float<T>(result[j].e[1]);
