@@ -18,7 +18,7 @@ constexpr int threads = 512;
 static_assert(helper_warps + multiplying_warps + streaming_warps <= 16);
 // Of the 128 registers that a thread starts with, some of those who do not multiply go to those who do. No call may
 // stand anywhere in this kernel: with one, even on a rare path, ptxas 13.0 finds no registers for the products (C7600).
-#if MK_WARPS == 4
+#if MK_WARPS <= 4
 constexpr int multiply_registers = 152, helper_registers = 64, stream_registers = 144;
 constexpr int first_streaming_warp = 12;
 #else
@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(threads, 1)
     Multiplier<T>(params, shared.products, warp / 4 - 1).run();
     return;
   }
-#if MK_WARPS == 4
+#if MK_WARPS <= 4
+  if (warp >= first_streaming_warp + streaming_warps) return;
   if (warp >= first_streaming_warp) {
     hopper::grow_registers<stream_registers>();
     Streamer<T, output, plain>(params, maps, shared.stream, shared.patches, warp - first_streaming_warp).run();
@@ -65,11 +66,11 @@ __global__ void __launch_bounds__(threads, 1)
   if (warp == 0) {
     Loader<T>(params, shared.products).run();
   } else if (warp == 1) {
-    Dispatcher<T>(params, shared.stream).run();
+    Dispatcher<T>(params, maps, shared.stream).run();
   } else if (warp == 2) {
     if (leads) publish(params, shared.products, shared.stream);
   }
-#if MK_WARPS != 4
+#if MK_WARPS > 4
   else {
     Streamer<T, output, plain>(params, maps, shared.stream, shared.patches, warp == 3 ? 0 : warp - first_streaming_warp).run();
   }

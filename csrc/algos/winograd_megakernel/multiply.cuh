@@ -41,6 +41,9 @@ struct ProductTask {
   float* m;              // M of 128 tiles x 128 filters, in the order of m_segment()
   int rows, columns;     // that exist; rows 0: there are no more tasks
   int number;            // of the GEMM task
+#ifdef MK_HINT
+  std::uint64_t v_hint;
+#endif
 };
 
 // In shared memory at a multiple of 1024 bytes.
@@ -48,6 +51,9 @@ struct alignas(1024) ProductStorage {
   unsigned char units[product_units][operand_bytes];  // U that stays, then a ring; or a ring of V and U in turn
   ProductTask tasks[product_task_slots];
   std::uint64_t full[product_units], free[product_units];
+#ifdef MK_LEAD
+  std::uint64_t lead[product_units];
+#endif
   // Raising a counter takes as long as the stores before it. A thread of its own waits for that; the multiplying warps
   // hand it the numbers of tasks whose results they have stored. -1: there are no more.
   static constexpr int publish_slots = 2;
@@ -58,6 +64,9 @@ struct alignas(1024) ProductStorage {
     for (int i = 0; i < product_units; ++i) {
       hopper::barrier_init(shared_address(&full[i]), 1);
       hopper::barrier_init(shared_address(&free[i]), multiplying_warps);
+#ifdef MK_LEAD
+      hopper::barrier_init(shared_address(&lead[i]), 4);
+#endif
     }
     for (int i = 0; i < publish_slots; ++i) {
       hopper::barrier_init(shared_address(&stored[i]), multiplying_warps);
@@ -83,6 +92,9 @@ __device__ __forceinline__ ProductTask describe_product(const Params<T>& params,
   product.rows = extent.tiles;
   product.columns = extent.channels;
   product.number = number;
+#ifdef MK_HINT
+  product.v_hint = filter + unit_filters >= map.k ? hint_once : hint_normal;  // the last one to read it
+#endif
   return product;
 }
 
@@ -177,8 +189,13 @@ class Loader {
       continue;
 #endif
       hopper::arrive_expecting(full, loads_u ? 2 * operand_bytes : operand_bytes);
+#ifdef MK_HINT
+      copy_bulk(shared_address(shared_.units[ring_.v_unit(position.slot)]), product.v + offset, operand_bytes, full,
+                product.v_hint);
+#else
       hopper::copy_bulk(shared_address(shared_.units[ring_.v_unit(position.slot)]), product.v + offset, operand_bytes,
                         full);
+#endif
       if (!loads_u) continue;
       // The task before this one has to be done with it. (It is, if the ring has turned since.)
       if (0 < ring_.resident && ring_.resident < ring_.slots && resident_ != nullptr) {
@@ -186,8 +203,13 @@ class Loader {
         if ((last.slot -= ring_.resident) < 0) last.slot += ring_.slots, last.parity ^= 1;
         wait_in_place<role_load>(shared_.free[last.slot], last.parity, params_.report);
       }
+#ifdef MK_HINT
+      copy_bulk(shared_address(shared_.units[ring_.u_unit(position.slot, i)]), product.u + offset, operand_bytes, full,
+                hint_keep);
+#else
       hopper::copy_bulk(shared_address(shared_.units[ring_.u_unit(position.slot, i)]), product.u + offset,
                         operand_bytes, full);
+#endif
     }
   }
   __device__ __forceinline__ void await_slot(const hopper::RingPosition& position) const {
@@ -223,27 +245,28 @@ class Multiplier {
         written = true;
       }
 #endif
-      await_stage();
+      Stage first = next_stage(0);
       const ProductTask& product = shared_.tasks[task % product_task_slots];
       if (product.rows == 0) break;
       exponents_ = product.exponents + (warp_row() + static_cast<int>(threadIdx.x) % 32 / 4) * params_.chunks;
 #pragma unroll 1
       for (int chunk = 0; chunk < params_.chunks; ++chunk) {
-        if (chunk > 0) await_stage();
-        const int first = issue<true>(2 * chunk);
+        issue<true>(first);
+        const Stage second = next_stage(2 * chunk + 1);
+        issue<false>(second);
         if (chunk == 0) {
 #ifdef MK_LATE
           if (!written) finish(task - 1);
 #endif
           find_least();
         }
-        await_stage();
-        const int second = issue<false>(2 * chunk + 1);
         const float factors[2] = {factor(chunk, 0), factor(chunk, 1)};
+        const int first_slot = first.slot;
+        if (chunk + 1 < params_.chunks) first = next_stage(2 * chunk + 2);  // so that little is left to do in between
         hopper::wait_for_products<1>();
-        release(first);
+        release(first_slot);
         hopper::wait_for_products<0>();
-        release(second);
+        release(second.slot);
         hopper::pin(sums_);
 #pragma unroll
         for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[i], factors[i / 2 % 2], totals_[i]);
@@ -305,26 +328,48 @@ class Multiplier {
     return __ldcg(exponents_ + i * 8 * params_.chunks + chunk);
   }
 
-  __device__ __forceinline__ void await_stage() const {
+  // A stage that is there: its slot, and the low words of its operands' descriptors.
+  struct Stage {
+    int slot;
+    std::uint32_t v, u;
+  };
+  __device__ __forceinline__ Stage next_stage(int index) {
     wait_in_place<role_multiply>(shared_.full[position_.slot], position_.parity, params_.report);
+#ifdef MK_LEAD
+    if (warpgroup_ == 1 && index % 2 == 0) {
+      wait_in_place<role_multiply>(shared_.lead[position_.slot], position_.parity, params_.report);
+    }
+#endif
+    const int slot = position_.slot;
+    const std::uint32_t units = shared_address(shared_.units);
+    position_.advance(ring_.slots);
+    const auto low = [](std::uint32_t address) {
+      return static_cast<std::uint32_t>(hopper::matrix_descriptor<128>(address));
+    };
+    return {slot, low(units + ring_.v_unit(slot) * operand_bytes + warpgroup_ * (operand_bytes / 2)),
+            low(units + ring_.u_unit(slot, index) * operand_bytes)};
   }
   __device__ __forceinline__ void release(int slot) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared_.free[slot]));
+    if (threadIdx.x % 32 == 0) {
+      hopper::arrive(shared_address(&shared_.free[slot]));
+#ifdef MK_LEAD
+      if (warpgroup_ == 0) hopper::arrive(shared_address(&shared_.lead[slot]));
+#endif
+    }
   }
 
-  // The products of a stage: lo hi and hi lo first, the small ones (docs/numerics.md). Returns its slot.
+  // The products of a stage: lo hi and hi lo first, the small ones (docs/numerics.md).
   template <bool begins>
-  __device__ __forceinline__ int issue(int stage) {
+  __device__ __forceinline__ void issue(const Stage& stage) {
     constexpr int hi = 64;  // bytes, in a row
-    const int slot = position_.slot;
-    const std::uint32_t units = shared_address(shared_.units);
-    const std::uint64_t v = hopper::matrix_descriptor<128>(units + ring_.v_unit(slot) * operand_bytes +
-                                                           warpgroup_ * (operand_bytes / 2));
-    const std::uint64_t u = hopper::matrix_descriptor<128>(units + ring_.u_unit(slot, stage) * operand_bytes);
+    // Addresses have 14 bits there, and steps within a row do not carry.
+    const auto descriptor = [](std::uint32_t low, int bytes) {
+      constexpr std::uint64_t high = (std::uint64_t{1} << 62) | (std::uint64_t{64} << 32);
+      return high | (low + static_cast<std::uint32_t>(bytes / 16));
+    };
     const auto multiply = [&](auto accumulate, int v_bytes, int u_bytes) {
-      hopper::multiply_shared<half_t, accumulate()>(sums_, hopper::advance_descriptor(v, v_bytes),
-                                                    hopper::advance_descriptor(u, u_bytes));
+      hopper::multiply_shared<half_t, accumulate()>(sums_, descriptor(stage.v, v_bytes), descriptor(stage.u, u_bytes));
     };
     constexpr std::true_type add{};
     hopper::fence_products();
@@ -332,8 +377,6 @@ class Multiplier {
     multiply(add, hi, 0), multiply(add, hi + 32, 32);
     multiply(add, hi, hi), multiply(add, hi + 32, hi + 32);
     hopper::commit_products();
-    position_.advance(ring_.slots);
-    return slot;
   }
 
   __device__ __forceinline__ void zero_totals() {

@@ -130,6 +130,26 @@ __device__ __forceinline__ bool test_wait(std::uint64_t& barrier, unsigned parit
 // Orders ordinary accesses to global memory that are known here before copies that this thread starts later.
 __device__ __forceinline__ void fence_global_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
+// What a copy reads is not wanted again / is: hints to the L2 cache, as createpolicy makes them.
+constexpr std::uint64_t hint_once = 0x12F0000000000000, hint_keep = 0x14F0000000000000,
+                        hint_normal = 0x1000000000000000;
+__device__ __forceinline__ void copy_bulk(std::uint32_t target, const void* source, unsigned bytes,
+                                          std::uint32_t barrier, std::uint64_t hint) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          target),
+      "l"(source), "r"(bytes), "r"(barrier), "l"(hint)
+      : "memory");
+}
+__device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2, int x3,
+                                         std::uint32_t barrier, std::uint64_t hint) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+      "%3, %4, %5}], [%6], %7;" ::"r"(target),
+      "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier), "l"(hint)
+      : "memory");
+}
+
 __device__ __forceinline__ unsigned long long global_time() {
   unsigned long long time;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
