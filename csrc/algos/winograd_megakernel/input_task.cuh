@@ -113,13 +113,7 @@ __device__ __forceinline__ void finish_input(const Params<T>& params, const Stre
       const half2 high = __floats2half2_rn(result[j].e[0], result[j].e[1]);
       const float2 back = __half22float2(high);
       const half2 low = __floats2half2_rn(result[j].e[0] - back.x, result[j].e[1] - back.y);
-#ifdef MK_NO_V
-      if (low.x == high.x) 
-#endif
       *reinterpret_cast<half2*>(lo_target) = low;
-#ifdef MK_NO_V
-      if (low.y == high.y) 
-#endif
       *reinterpret_cast<half2*>(lo_target + hi) = high;
       lo_target += frequency;
     }

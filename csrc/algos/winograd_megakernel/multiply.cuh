@@ -98,8 +98,7 @@ __device__ __forceinline__ ProductTask describe_product(const Params<T>& params,
   return product;
 }
 
-// The loading warp: GEMM tasks in the order of the map. Lane i works on the i-th of the tickets that are taken at once;
-// the next ones are looked up, and their counters read, while the last of these is being loaded.
+// The loading warp: GEMM tasks in the order of the map. Lane i works on the i-th of the tickets that are taken at once.
 template <typename T>
 class Loader {
  public:
@@ -109,32 +108,23 @@ class Loader {
   __device__ __forceinline__ void run() {
     const int lane = threadIdx.x % 32, grab = params_.product_grab, gemms = params_.map.gemms();
     int ticket = 0;
-    const auto take = [&] {
-      if (lane == 0) ticket = atomicAdd(params_.tickets, grab);
-    };
-    take();
+    if (lane == 0) ticket = atomicAdd(params_.tickets, grab);
     int first = __shfl_sync(0xffffffffu, ticket, 0);
-    take();
-    Pending now = look_up(first, grab);
 #pragma unroll 1
     while (first < gemms) {
+      const Pending pending = look_up(first, grab);
       const int count = min(grab, gemms - first);
-      Pending next{};
 #pragma unroll 1
-      for (int i = 0; i < count; ++i) {
-        if (i == count - 1) {
-          first = __shfl_sync(0xffffffffu, ticket, 0);
-          take();
-          next = look_up(first, grab);
-        }
-        if (lane == i) load(now);
+      for (int i = 0; i < count; ++i, ++tasks_) {
+        if (lane == i) ticket = load(pending, i == count - 1);
         __syncwarp();
         resident_ = reinterpret_cast<const char*>(
-            __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(now.product.u), i));
-        for (int stage = 0; stage < 2 * params_.chunks; ++stage) position_.advance(ring_.slots);
-        ++tasks_;
+            __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(pending.product.u), i));
+        for (position_.slot += 2 * params_.chunks; position_.slot >= ring_.slots; position_.slot -= ring_.slots) {
+          position_.parity ^= 1;
+        }
       }
-      now = next;
+      first = __shfl_sync(0xffffffffu, ticket, count - 1);
     }
     if (lane == 0) {
       await_slot(position_);
@@ -164,8 +154,10 @@ class Loader {
     return pending;
   }
 
-  // One lane.
-  __device__ __forceinline__ void load(const Pending& pending) {
+  // One lane. Takes the next tickets when the last stage but two is on its way, no earlier: who holds a ticket and does
+  // not work on it makes others wait.
+  __device__ __forceinline__ int load(const Pending& pending, bool takes) {
+    int ticket = 0;
     const ProductTask& product = pending.product;
     if (!pending.ready) {
       pending.input.template wait<role_load>(params_.report);
@@ -180,14 +172,11 @@ class Loader {
     hopper::RingPosition position = position_;
 #pragma unroll 1
     for (int i = 0; i < 2 * params_.chunks; ++i, position.advance(ring_.slots)) {
+      if (takes && i == max(0, 2 * params_.chunks - 3)) ticket = atomicAdd(params_.tickets, params_.product_grab);
       await_slot(position);
       if (i == 0) shared_.tasks[tasks_ % product_task_slots] = product;
       const std::uint32_t full = shared_address(&shared_.full[position.slot]);
       const std::int64_t offset = static_cast<std::int64_t>(i) * operand_bytes;
-#ifdef MK_NO_LOAD
-      hopper::arrive(full);
-      continue;
-#endif
       hopper::arrive_expecting(full, loads_u ? 2 * operand_bytes : operand_bytes);
 #ifdef MK_HINT
       copy_bulk(shared_address(shared_.units[ring_.v_unit(position.slot)]), product.v + offset, operand_bytes, full,
@@ -211,6 +200,7 @@ class Loader {
                         operand_bytes, full);
 #endif
     }
+    return ticket;
   }
   __device__ __forceinline__ void await_slot(const hopper::RingPosition& position) const {
     wait_in_place<role_load>(shared_.free[position.slot], position.parity ^ 1, params_.report);
@@ -233,33 +223,24 @@ class Multiplier {
 
   __device__ __forceinline__ void run() {
     zero_totals();
-    bool written = true;
     unsigned task = 0;
 #pragma unroll 1
     for (;; ++task) {
-      // A task's results are written beside the first products of the next one; but at once if that is not there yet,
-      // since it may be waiting for them.
-#ifdef MK_LATE
-      if (!written && !is_ready()) {
-        finish(task - 1);
-        written = true;
-      }
-#endif
       Stage first = next_stage(0);
       const ProductTask& product = shared_.tasks[task % product_task_slots];
-      if (product.rows == 0) break;
+      if (product.rows == 0) {
+#ifdef MK_LEAD
+        if (warpgroup_ == 0) release(first.slot);
+#endif
+        break;
+      }
       exponents_ = product.exponents + (warp_row() + static_cast<int>(threadIdx.x) % 32 / 4) * params_.chunks;
 #pragma unroll 1
       for (int chunk = 0; chunk < params_.chunks; ++chunk) {
         issue<true>(first);
         const Stage second = next_stage(2 * chunk + 1);
         issue<false>(second);
-        if (chunk == 0) {
-#ifdef MK_LATE
-          if (!written) finish(task - 1);
-#endif
-          find_least();
-        }
+        if (chunk == 0) find_least();
         const float factors[2] = {factor(chunk, 0), factor(chunk, 1)};
         const int first_slot = first.slot;
         if (chunk + 1 < params_.chunks) first = next_stage(2 * chunk + 2);  // so that little is left to do in between
@@ -271,14 +252,8 @@ class Multiplier {
 #pragma unroll
         for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[i], factors[i / 2 % 2], totals_[i]);
       }
-      written = false;
-#ifndef MK_LATE
-      finish(task);
-#endif
+      finish(product, task);
     }
-#ifdef MK_LATE
-    if (!written) finish(task - 1);
-#endif
     hand_over(task, -1);
   }
 
@@ -310,9 +285,6 @@ class Multiplier {
     }
   }
   __device__ __forceinline__ float factor(int chunk, int i) const {
-#ifdef MK_NO_FACTOR
-    return 1.0f;
-#else
     int of_chunk;
     if (chunk < 4 * kept_exponents) {
       static_assert(kept_exponents == 2);
@@ -321,7 +293,6 @@ class Multiplier {
       of_chunk = exponent(chunk, i);
     }
     return power_of_two(max(-126, least_[i] - of_chunk));
-#endif
   }
   // Past the first cache: written by other multiprocessors of this very kernel.
   __device__ __forceinline__ int exponent(int chunk, int i) const {
@@ -383,15 +354,8 @@ class Multiplier {
 #pragma unroll
     for (int i = 0; i < 64; ++i) totals_[i] = 0.0f;
   }
-  __device__ __forceinline__ bool is_ready() const {
-    return hopper::try_wait(shared_address(&shared_.full[position_.slot]), position_.parity);
-  }
-  __device__ __forceinline__ void finish(unsigned task) {
-    const ProductTask& product = shared_.tasks[task % product_task_slots];
+  __device__ __forceinline__ void finish(const ProductTask& product, unsigned task) {
     delay_randomly(params_.delay);
-#ifdef MK_NO_WRITE
-    if (product.rows > 100000)
-#endif
     write(product);
     zero_totals();
     hand_over(task, product.number);

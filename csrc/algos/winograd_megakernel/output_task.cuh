@@ -36,8 +36,6 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
 #pragma unroll 2
     for (int i = lane % 8; i < params.chunks; i += 8) exponent = min(exponent, __ldcg(exponents + i));
   }
-  const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
-  const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0, second ? params.filter_exponents[k + 1] : 0};
 #ifdef MK_DISCARD
   {
     const int segment = item.channel / unit_filters * (unit_tiles * unit_filters / 64) +
@@ -50,6 +48,8 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
     }
   }
 #endif
+  const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
+  const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0, second ? params.filter_exponents[k + 1] : 0};
 #pragma unroll
   for (int other = 1; other < 8; other *= 2) exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, other));
   const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);

@@ -10,7 +10,7 @@
 namespace fastconv::algos::winograd_megakernel {
 
 #ifndef MK_WARPS
-#define MK_WARPS 5
+#define MK_WARPS 4
 #endif
 #ifndef MK_DEPTH
 #define MK_DEPTH 1
@@ -18,7 +18,10 @@ namespace fastconv::algos::winograd_megakernel {
 constexpr int streaming_warps = MK_WARPS, depth = MK_DEPTH;  // copies of a warp under way
 static_assert(depth == 1 || depth == 2);
 static_assert(streaming_warps * (depth + 1) <= 2 * most_items);  // each meets the end, of which there are two
-constexpr int stream_task_slots = 8;
+#ifndef MK_SLOTS
+#define MK_SLOTS 2
+#endif
+constexpr int stream_task_slots = MK_SLOTS;
 constexpr int patch_elements = 36 * chunk_channels, patch_bytes = patch_elements * 4;
 
 struct StreamControl {
