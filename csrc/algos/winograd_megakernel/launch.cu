@@ -60,7 +60,7 @@ Params<float> make_params(const ConvArgs& args, const CudaPlan& plan, const floa
           .chunks = as_int(plan.weights.chunks),
           .filter_blocks = as_int(plan.weights.filter_blocks),
           .product_grab = ProductRing::of(as_int(2 * plan.weights.chunks)).resident > 0 ? plan.map.m : 1,
-          .stream_grab = 4,
+          .stream_grab = has_many_groups(plan.map.groups) ? 2 : 1,
           .by_tiles_q = FastDivide(static_cast<std::uint32_t>(tiles_q)),
           .by_tiles_p = FastDivide(static_cast<std::uint32_t>(tiles_p)),
           .delay = 0};
@@ -97,11 +97,9 @@ void launch_kernel(const Params<float>& params, const StreamMaps& maps, int proc
 
 template <Output output>
 void launch(const Params<float>& params, const StreamMaps& maps, int processors, cudaStream_t stream) {
-#ifndef MK_PLAIN
   if (params.epilogue.residual != nullptr || params.epilogue.activate.is_silu) {
     return launch_kernel<output, false>(params, maps, processors, stream);
   }
-#endif
   launch_kernel<output, true>(params, maps, processors, stream);
 }
 

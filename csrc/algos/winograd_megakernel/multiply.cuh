@@ -10,10 +10,7 @@
 
 namespace fastconv::algos::winograd_megakernel {
 
-#ifndef MK_RING
-#define MK_RING 5
-#endif
-constexpr int product_units = 2 * MK_RING, product_task_slots = 16, multiplying_warps = 8;
+constexpr int product_units = 2 * 5, product_task_slots = 16, multiplying_warps = 8;
 static_assert(product_units + 1 < product_task_slots);  // tasks that the loading thread can be ahead
 
 // Where stages lie in the ring. Where U's block of 128 filters fits, it stays for all the tasks in a row that use it: a
@@ -41,9 +38,7 @@ struct ProductTask {
   float* m;              // M of 128 tiles x 128 filters, in the order of m_segment()
   int rows, columns;     // that exist; rows 0: there are no more tasks
   int number;            // of the GEMM task
-#ifdef MK_HINT
   std::uint64_t v_hint;
-#endif
 };
 
 // In shared memory at a multiple of 1024 bytes.
@@ -51,9 +46,6 @@ struct alignas(1024) ProductStorage {
   unsigned char units[product_units][operand_bytes];  // U that stays, then a ring; or a ring of V and U in turn
   ProductTask tasks[product_task_slots];
   std::uint64_t full[product_units], free[product_units];
-#ifdef MK_LEAD
-  std::uint64_t lead[product_units];
-#endif
   // Raising a counter takes as long as the stores before it. A thread of its own waits for that; the multiplying warps
   // hand it the numbers of tasks whose results they have stored. -1: there are no more.
   static constexpr int publish_slots = 2;
@@ -64,9 +56,6 @@ struct alignas(1024) ProductStorage {
     for (int i = 0; i < product_units; ++i) {
       hopper::barrier_init(shared_address(&full[i]), 1);
       hopper::barrier_init(shared_address(&free[i]), multiplying_warps);
-#ifdef MK_LEAD
-      hopper::barrier_init(shared_address(&lead[i]), 4);
-#endif
     }
     for (int i = 0; i < publish_slots; ++i) {
       hopper::barrier_init(shared_address(&stored[i]), multiplying_warps);
@@ -92,9 +81,7 @@ __device__ __forceinline__ ProductTask describe_product(const Params<T>& params,
   product.rows = extent.tiles;
   product.columns = extent.channels;
   product.number = number;
-#ifdef MK_HINT
   product.v_hint = filter + unit_filters >= map.k ? hint_once : hint_normal;  // the last one to read it
-#endif
   return product;
 }
 
@@ -178,13 +165,8 @@ class Loader {
       const std::uint32_t full = shared_address(&shared_.full[position.slot]);
       const std::int64_t offset = static_cast<std::int64_t>(i) * operand_bytes;
       hopper::arrive_expecting(full, loads_u ? 2 * operand_bytes : operand_bytes);
-#ifdef MK_HINT
       copy_bulk(shared_address(shared_.units[ring_.v_unit(position.slot)]), product.v + offset, operand_bytes, full,
                 product.v_hint);
-#else
-      hopper::copy_bulk(shared_address(shared_.units[ring_.v_unit(position.slot)]), product.v + offset, operand_bytes,
-                        full);
-#endif
       if (!loads_u) continue;
       // The task before this one has to be done with it. (It is, if the ring has turned since.)
       if (0 < ring_.resident && ring_.resident < ring_.slots && resident_ != nullptr) {
@@ -192,13 +174,8 @@ class Loader {
         if ((last.slot -= ring_.resident) < 0) last.slot += ring_.slots, last.parity ^= 1;
         wait_in_place<role_load>(shared_.free[last.slot], last.parity, params_.report);
       }
-#ifdef MK_HINT
       copy_bulk(shared_address(shared_.units[ring_.u_unit(position.slot, i)]), product.u + offset, operand_bytes, full,
                 hint_keep);
-#else
-      hopper::copy_bulk(shared_address(shared_.units[ring_.u_unit(position.slot, i)]), product.u + offset,
-                        operand_bytes, full);
-#endif
     }
     return ticket;
   }
@@ -229,9 +206,6 @@ class Multiplier {
       Stage first = next_stage(0);
       const ProductTask& product = shared_.tasks[task % product_task_slots];
       if (product.rows == 0) {
-#ifdef MK_LEAD
-        if (warpgroup_ == 0) release(first.slot);
-#endif
         break;
       }
       exponents_ = product.exponents + (warp_row() + static_cast<int>(threadIdx.x) % 32 / 4) * params_.chunks;
@@ -306,11 +280,6 @@ class Multiplier {
   };
   __device__ __forceinline__ Stage next_stage(int index) {
     wait_in_place<role_multiply>(shared_.full[position_.slot], position_.parity, params_.report);
-#ifdef MK_LEAD
-    if (warpgroup_ == 1 && index % 2 == 0) {
-      wait_in_place<role_multiply>(shared_.lead[position_.slot], position_.parity, params_.report);
-    }
-#endif
     const int slot = position_.slot;
     const std::uint32_t units = shared_address(shared_.units);
     position_.advance(ring_.slots);
@@ -324,9 +293,6 @@ class Multiplier {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
       hopper::arrive(shared_address(&shared_.free[slot]));
-#ifdef MK_LEAD
-      if (warpgroup_ == 0) hopper::arrive(shared_address(&shared_.lead[slot]));
-#endif
     }
   }
 
@@ -396,8 +362,8 @@ class Multiplier {
   ProductStorage& shared_;
   const ProductRing ring_;
   const int warpgroup_;
-  hopper::RingPosition position_;  // of the stage to be multiplied next
-  const int* exponents_;  // of the task under way, at the lane's first row
+  hopper::RingPosition position_;           // of the stage to be multiplied next
+  const int* exponents_;                    // of the task under way, at the lane's first row
   static constexpr int kept_exponents = 2;  // of a lane: chunk 4j + lane % 4
   int least_[2], kept_[kept_exponents][2];
   float totals_[64], sums_[64];

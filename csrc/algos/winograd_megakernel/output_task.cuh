@@ -36,18 +36,6 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
 #pragma unroll 2
     for (int i = lane % 8; i < params.chunks; i += 8) exponent = min(exponent, __ldcg(exponents + i));
   }
-#ifdef MK_DISCARD
-  {
-    const int segment = item.channel / unit_filters * (unit_tiles * unit_filters / 64) +
-                        m_segment(item.row, item.channel % unit_filters);
-    const std::int64_t pitch = static_cast<std::int64_t>(params.filter_blocks) * unit_tiles * unit_filters;
-    const float* dead = params.products + item.place * params.m_place() + segment * 64;
-#pragma unroll 1
-    for (int i = lane; i < 72; i += 32) {
-      asm volatile("discard.global.L2 [%0], 128;" ::"l"(dead + i / 2 * pitch + i % 2 * 32) : "memory");
-    }
-  }
-#endif
   const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
   const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0, second ? params.filter_exponents[k + 1] : 0};
 #pragma unroll
@@ -110,12 +98,7 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
       for (int j = 0; j < 4; ++j) {
         if (i >= rows || j >= columns) continue;
         if constexpr (output == Output::pairs) {
-#ifdef MK_YCS
           __stcs(reinterpret_cast<float2*>(y + j * pixel), make_float2(result[j].e[0], result[j].e[1]));
-#else
-          *reinterpret_cast<Aligned<T, 2>*>(y + j * pixel) = {from_float<T>(result[j].e[0]),
-                                                              from_float<T>(result[j].e[1])};
-#endif
         } else {
           y[j * pixel] = from_float<T>(result[j].e[0]);
           if (second) y[j * pixel + filter] = from_float<T>(result[j].e[1]);

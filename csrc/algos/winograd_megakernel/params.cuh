@@ -119,11 +119,10 @@ __device__ __forceinline__ CounterWait wait_for(const Params<T>& params, TaskKin
 // Whether the phase of that parity has ended; does not wait.
 __device__ __forceinline__ bool test_wait(std::uint64_t& barrier, unsigned parity) {
   unsigned done;
-  asm volatile(
-      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(shared_address(&barrier)), "r"(parity)
-      : "memory");
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(shared_address(&barrier)), "r"(parity)
+               : "memory");
   return done != 0;
 }
 
@@ -136,8 +135,8 @@ constexpr std::uint64_t hint_once = 0x12F0000000000000, hint_keep = 0x14F0000000
 __device__ __forceinline__ void copy_bulk(std::uint32_t target, const void* source, unsigned bytes,
                                           std::uint32_t barrier, std::uint64_t hint) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          target),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(target),
       "l"(source), "r"(bytes), "r"(barrier), "l"(hint)
       : "memory");
 }

@@ -1,4 +1,4 @@
-// The streaming side of a block: one warp hands out transforms, five run them.
+// The streaming side of a block: one warp hands out transforms, four run them.
 //
 // The dispatching warp takes tickets, finds their tasks and waits for what they read. A streaming warp takes items, a
 // tile or a segment of M each, and copies the next one's values into its buffer as soon as it has this one's in
@@ -9,29 +9,19 @@
 
 namespace fastconv::algos::winograd_megakernel {
 
-#ifndef MK_WARPS
-#define MK_WARPS 4
-#endif
-#ifndef MK_DEPTH
-#define MK_DEPTH 1
-#endif
-constexpr int streaming_warps = MK_WARPS, depth = MK_DEPTH;  // copies of a warp under way
-static_assert(depth == 1 || depth == 2);
-static_assert(streaming_warps * (depth + 1) <= 2 * most_items);  // each meets the end, of which there are two
-#ifndef MK_SLOTS
-#define MK_SLOTS 2
-#endif
-constexpr int stream_task_slots = MK_SLOTS;
+constexpr int streaming_warps = 4;
+static_assert(2 * streaming_warps <= most_items);  // which ask for two items at a time: each meets the end
+constexpr int stream_task_slots = 2;               // one at work, one to follow: who holds more makes others wait
 constexpr int patch_elements = 36 * chunk_channels, patch_bytes = patch_elements * 4;
 
 struct StreamControl {
-  std::uint64_t full[streaming_warps][depth];
+  std::uint64_t full[streaming_warps];
   std::uint64_t ready[stream_task_slots], done[stream_task_slots], reusable[stream_task_slots];
   StreamTask tasks[stream_task_slots];
   int next;  // item to be taken next: most_items of each task, whether they exist or not
 
   __device__ __forceinline__ void init() {
-    for (int i = 0; i < streaming_warps * depth; ++i) hopper::barrier_init(shared_address(&full[0][i]), 1);
+    for (int i = 0; i < streaming_warps; ++i) hopper::barrier_init(shared_address(&full[i]), 1);
     for (int i = 0; i < stream_task_slots; ++i) {
       hopper::barrier_init(shared_address(&ready[i]), 1);
       hopper::barrier_init(shared_address(&done[i]), most_items);
@@ -42,7 +32,7 @@ struct StreamControl {
 };
 
 struct Patches {
-  alignas(128) float patch[streaming_warps * depth][patch_elements];
+  alignas(128) float patch[streaming_warps][patch_elements];
 };
 
 // Tensor copies: x in boxes of {64 channels, 6, 6, 1}; M in segments of 64, {64, 1, 36 frequencies, 1}.
@@ -75,8 +65,8 @@ __device__ __forceinline__ int segment_of(const StreamItem& item) {
 template <typename T>
 class Dispatcher {
  public:
-  __device__ __forceinline__ Dispatcher(const Params<T>& params, const StreamMaps& maps, StreamControl& control)
-      : params_(params), maps_(maps), control_(control) {}
+  __device__ __forceinline__ Dispatcher(const Params<T>& params, StreamControl& control)
+      : params_(params), control_(control) {}
 
   __device__ __forceinline__ void run() {
     const TaskMap& map = params_.map;
@@ -118,9 +108,6 @@ class Dispatcher {
           hand_out(task);
         }
         __syncwarp();
-#ifdef MK_PREFETCH
-        prefetch(static_cast<int>(tasks_ % stream_task_slots));
-#endif
       }
     }
     if (lane == 0) {
@@ -128,8 +115,6 @@ class Dispatcher {
       end.kind = end.counter = -1;
       const int slot = hand_out(end);
       for (int i = 0; i < most_items; ++i) hopper::arrive(shared_address(&control_.done[slot]));
-      ++tasks_;  // warps ask for more items than one task has
-      hand_out(end);
     }
   }
 
@@ -148,30 +133,7 @@ class Dispatcher {
     return slot;
   }
 
-  // Brings what a task reads into the L2 cache.
-  __device__ __forceinline__ void prefetch(int slot) const {
-    const int lane = threadIdx.x % 32;
-    if (lane >= most_items) return;
-    const StreamItem item = describe(control_.tasks[slot], lane);
-    if (item.tiles == 0) return;
-    const auto box = [](const CUtensorMap& map, int x0, int x1, int x2, int x3) {
-      asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x0),
-                   "r"(x1), "r"(x2), "r"(x3)
-                   : "memory");
-    };
-    if (is_input(item)) {
-      const TileCorner corner = corner_of(params_, item.tile);
-      if (params_.boxes) box(maps_.x, item.channel, corner.w, corner.h, corner.n);
-    }
-#if MK_PREFETCH == 2
-    else {
-      box(maps_.m, 0, segment_of(item), item.place * 36, 0);
-    }
-#endif
-  }
-
   const Params<T>& params_;
-  const StreamMaps& maps_;
   StreamControl& control_;
   unsigned tasks_ = 0;  // so far
 };
@@ -185,35 +147,30 @@ class Streamer {
       : params_(params),
         maps_(maps),
         control_(control),
-        patch_(patches.patch[warp * depth]),
+        patch_(patches.patch[warp]),
         full_(shared_address(&control.full[warp])) {}
 
   __device__ __forceinline__ void run() {
     const int lane = threadIdx.x % 32;
-    unsigned numbers[depth + 1] = {};  // of items: this one, those to come
-    unsigned parities = 0;             // of the buffers, a bit each
-    int started = 0, buffer = 0;       // of `numbers`; of this item
-#pragma unroll
-    for (int i = 0; i < depth; ++i) numbers[i] = take();
+    float* const patch = patch_ + 2 * lane;
+    unsigned number = take(), parity = 0;  // of the item; of the buffer
+    bool started = false;
 #pragma unroll 1
     while (true) {
-      if (started == 0) {  // the first one, or one whose task was not there yet
-        await(numbers[0]);
-        start(numbers[0], buffer);
-        started = 1;
+      if (!started) {  // the first one, or one whose task was not there yet
+        wait_in_place<role_stream>(control_.ready[slot_of(number)], parity_of(number), params_.report);
+        start(number);
       }
       delay_randomly(params_.delay);
       Values values[6][6];
       float scale = 0.0f;
       {
-        const StreamItem item = describe_number(numbers[0]);
+        const StreamItem item = describe_number(number);
         if (item.kind < 0) break;
         if (item.tiles > 0) {
-          float* const patch = patch_ + buffer * patch_elements + 2 * lane;
           if (!is_input(item) || params_.boxes) {
-            hopper::wait_in_place<kernel_winograd_megakernel, role_stream>(full_ + 8 * buffer, parities >> buffer & 1,
-                                                                           params_.report);
-            parities ^= 1u << buffer;
+            hopper::wait_in_place<kernel_winograd_megakernel, role_stream>(full_, parity, params_.report);
+            parity ^= 1;
           } else {
             load_patch(params_, item, patch, 1.0f);
             hopper::fence_copies();  // the next patch comes by a copy
@@ -226,16 +183,13 @@ class Streamer {
         }
       }
       __syncwarp();  // nobody needs the buffer any more
-      numbers[depth] = take();
-#pragma unroll
-      for (int i = 1; i <= depth; ++i) {
-        if (started == i && is_known(numbers[i])) {
-          start(numbers[i], (buffer + i) % depth);
-          ++started;
-        }
-      }
+      const unsigned current = number;
+      number = take();
+      // If its task has been handed out; to wait for that now could be to wait for what this item brings.
+      started = __shfl_sync(0xffffffffu, test_wait(control_.ready[slot_of(number)], parity_of(number)), 0);
+      if (started) start(number);
       {
-        const StreamItem item = describe_number(numbers[0]);  // again: registers are scarce
+        const StreamItem item = describe_number(current);  // again: registers are scarce
         if (item.tiles > 0) {
           if (is_input(item)) {
             finish_input(params_, item, scale, values);
@@ -246,11 +200,7 @@ class Streamer {
       }
       delay_randomly(params_.delay);
       __syncwarp();  // all lanes' stores happen before the arrival
-      if (lane == 0) hopper::arrive(shared_address(&control_.done[slot_of(numbers[0])]));
-#pragma unroll
-      for (int i = 0; i < depth; ++i) numbers[i] = numbers[i + 1];
-      --started;
-      buffer = (buffer + 1) % depth;
+      if (lane == 0) hopper::arrive(shared_address(&control_.done[slot_of(current)]));
     }
   }
 
@@ -260,12 +210,6 @@ class Streamer {
   }
   static __device__ __forceinline__ unsigned parity_of(unsigned number) {
     return number / (most_items * stream_task_slots) & 1;
-  }
-  __device__ __forceinline__ void await(unsigned number) const {
-    wait_in_place<role_stream>(control_.ready[slot_of(number)], parity_of(number), params_.report);
-  }
-  __device__ __forceinline__ bool is_known(unsigned number) const {  // the same answer for all lanes
-    return __shfl_sync(0xffffffffu, test_wait(control_.ready[slot_of(number)], parity_of(number)), 0);
   }
   __device__ __forceinline__ unsigned take() const {
     unsigned number = 0;
@@ -277,23 +221,19 @@ class Streamer {
     return describe(control_.tasks[slot_of(number)], static_cast<int>(number % most_items));
   }
   // The copy of an item's values, by one lane.
-  __device__ __forceinline__ void start(unsigned number, int buffer) const {
+  __device__ __forceinline__ void start(unsigned number) const {
     if (threadIdx.x % 32 != 0) return;
     const StreamItem item = describe_number(number);
     if (item.kind < 0 || item.tiles == 0) return;
-    const std::uint32_t target = shared_address(patch_) + buffer * patch_bytes, full = full_ + 8 * buffer;
+    const std::uint32_t target = shared_address(patch_);
     if (!is_input(item)) {
       const int segment = segment_of(item);
-      hopper::arrive_expecting(full, patch_bytes);
-#ifdef MK_HINT
-      copy_box(target, maps_.m, 0, segment, item.place * 36, 0, full, hint_once);
-#else
-      hopper::copy_box(target, maps_.m, 0, segment, item.place * 36, 0, full);
-#endif
+      hopper::arrive_expecting(full_, patch_bytes);
+      copy_box(target, maps_.m, 0, segment, item.place * 36, 0, full_, hint_once);
     } else if (params_.boxes) {
       const TileCorner corner = corner_of(params_, item.tile);
-      hopper::arrive_expecting(full, patch_bytes);
-      hopper::copy_box(target, maps_.x, item.channel, corner.w, corner.h, corner.n, full);
+      hopper::arrive_expecting(full_, patch_bytes);
+      hopper::copy_box(target, maps_.x, item.channel, corner.w, corner.h, corner.n, full_);
     }
   }
 
