@@ -48,7 +48,7 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
   const int rows = first ? params.p - p : 0, columns = params.q - q;
   const std::int64_t pixel = params.y_pixel, filter = params.y_filter;
   const ActivationFunction& activate = params.epilogue.activate;
-  const bool identity = activate.negative_slope == 1.0f && activate.cap == INFINITY && !activate.is_silu;
+  const bool identity = activate.negative_slope == 1.0f && activate.cap == INFINITY;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     Values result[4];
@@ -69,14 +69,13 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
         }
       }
     }
-    if (identity) {
-    } else if (!plain && activate.is_silu) {
+    if (!plain && activate.is_silu) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         result[j].e[0] = ActivationFunction::silu(result[j].e[0]);
         result[j].e[1] = ActivationFunction::silu(result[j].e[1]);
       }
-    } else {
+    } else if (!identity) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         result[j].e[0] = activate.piecewise(result[j].e[0]), result[j].e[1] = activate.piecewise(result[j].e[1]);
@@ -98,6 +97,8 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
       for (int j = 0; j < 4; ++j) {
         if (i >= rows || j >= columns) continue;
         if constexpr (output == Output::pairs) {
+          static_assert(std::is_same_v<T, float>);
+          // Past the L2 cache, which has V and M to keep.
           __stcs(reinterpret_cast<float2*>(y + j * pixel), make_float2(result[j].e[0], result[j].e[1]));
         } else {
           y[j * pixel] = from_float<T>(result[j].e[0]);
