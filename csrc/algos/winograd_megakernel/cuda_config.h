@@ -50,8 +50,8 @@ inline std::size_t turned_input_bytes(const ConvProblem& problem) {
   return problem.layout == Layout::nhwc ? 0 : align_bytes(problem.n * problem.h * problem.w * problem.c * 4);
 }
 
-// Then a block takes two tasks of the transforms at a time, else one.
-constexpr bool has_many_groups(std::int64_t groups) { return groups > 64; }
+// Many groups of long products: then a block takes two tasks of the transforms at a time, else one.
+constexpr bool has_many_groups(std::int64_t groups, std::int64_t chunks) { return groups > 64 && chunks >= 4; }
 
 // Throws InvalidArgument if the map has too many tasks.
 inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& device) {
@@ -67,7 +67,7 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
                           .output_filters = 4 * segment_filters};
   // Distances: what is under way in all blocks. M: U is read once per batch. (Measured: docs/performance.md.)
   const auto processors = static_cast<std::int32_t>(device.processors);
-  const bool many = has_many_groups((tiles + unit_tiles - 1) / unit_tiles);
+  const bool many = has_many_groups((tiles + unit_tiles - 1) / unit_tiles, make_cuda_weights(problem).chunks);
   const Mapping mapping{
       .d_ig = processors * 9 / (many ? 8 : 16), .d_go = processors * 9 / (many ? 4 : 16), .m = 4, .bounded = true};
   return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes, mapping),

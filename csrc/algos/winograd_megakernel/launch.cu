@@ -60,7 +60,7 @@ Params<float> make_params(const ConvArgs& args, const CudaPlan& plan, const floa
           .chunks = as_int(plan.weights.chunks),
           .filter_blocks = as_int(plan.weights.filter_blocks),
           .product_grab = ProductRing::of(as_int(2 * plan.weights.chunks)).resident > 0 ? plan.map.m : 1,
-          .stream_grab = has_many_groups(plan.map.groups) ? 2 : 1,
+          .stream_grab = has_many_groups(plan.map.groups, plan.weights.chunks) ? 2 : 1,
           .by_tiles_q = FastDivide(static_cast<std::uint32_t>(tiles_q)),
           .by_tiles_p = FastDivide(static_cast<std::uint32_t>(tiles_p)),
           .delay = 0};

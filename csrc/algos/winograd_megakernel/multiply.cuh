@@ -21,9 +21,6 @@ struct ProductRing {
 
   static constexpr int least_slots = 4;
   static __host__ __device__ ProductRing of(int stages) {
-#ifdef MK_STREAM_U
-    return {product_units / 2, 0};
-#endif
     return stages + least_slots <= product_units ? ProductRing{product_units - stages, stages}
                                                  : ProductRing{product_units / 2, 0};
   }
