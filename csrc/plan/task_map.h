@@ -144,6 +144,10 @@ struct TaskMap {
   constexpr std::int32_t stream_start(std::int32_t batch, std::int32_t block) const {
     return n_f + inputs_before(batch, block) + outputs_before(batch, block);
   }
+  constexpr std::int32_t batch_start(std::int32_t batch) const {  // stream_start(batch, 0), without divisions
+    return n_f + least(inputs(), lead + batch * m * s_i) +
+           (batch < delay ? 0 : least(outputs(), (batch - delay) * m * s_o));
+  }
   constexpr Task stream_task(std::int32_t number) const {  // 0 <= number < streams()
     if (number < n_f) return {TaskKind::filter, 0, number};
     if (number < stream_start(0, 0)) return input_task(number - n_f);
@@ -151,9 +155,15 @@ struct TaskMap {
       return output_task(outputs_before(batches(), 0) + number - end);
     }
     const std::int32_t batch =
-        last_before(batches(), [this, number](std::int32_t b) { return stream_start(b, 0) <= number; });
-    const std::int32_t block =
-        last_before(s_g, [this, batch, number](std::int32_t j) { return stream_start(batch, j) <= number; });
+        last_before(batches(), [this, number](std::int32_t b) { return batch_start(b) <= number; });
+    // A guess, exact but for one where the batch has all the tasks that a batch can have: a search has some 600
+    // instructions, and a kernel does this for every ticket.
+    const std::int32_t first = batch_start(batch), count = batch_start(batch + 1) - first;
+    std::int32_t block = (number - first) * s_g / count;  // below 2^30: make_task_map
+    if (stream_start(batch, block) > number) --block;
+    if (stream_start(batch, block) > number || (block + 1 < s_g && stream_start(batch, block + 1) <= number)) {
+      block = last_before(s_g, [this, batch, number](std::int32_t j) { return stream_start(batch, j) <= number; });
+    }
     const std::int32_t rest = number - stream_start(batch, block), first_input = inputs_before(batch, block);
     const std::int32_t new_inputs = inputs_before(batch, block + 1) - first_input;
     if (rest < new_inputs) return input_task(first_input + rest);

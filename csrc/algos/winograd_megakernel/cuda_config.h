@@ -19,7 +19,8 @@ constexpr int stage_channels = 32;                   // that a product loads at 
 constexpr int operand_bytes = unit_tiles * stage_channels * 2 * 2;  // of a stage: two halves of each value
 constexpr int most_items = 8;  // of a transform task: tiles, or segments of M (4 tiles x 16 filters)
 constexpr int segment_tiles = 4, segment_filters = 16;
-constexpr int ticket_stride = 32;  // ints: a ticket has a cache line of its own
+constexpr int output_halves = most_items / 4;  // segments of an output task, along its tiles
+constexpr int ticket_stride = 32;              // ints: a ticket has a cache line of its own
 
 inline std::size_t align_bytes(std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); }
 
@@ -49,6 +50,9 @@ inline std::size_t turned_input_bytes(const ConvProblem& problem) {
   return problem.layout == Layout::nhwc ? 0 : align_bytes(problem.n * problem.h * problem.w * problem.c * 4);
 }
 
+// Many groups of long products: then a block takes two tasks of the transforms at a time, else one.
+constexpr bool has_many_groups(std::int64_t groups, std::int64_t chunks) { return groups > 64 && chunks >= 4; }
+
 // Throws InvalidArgument if the map has too many tasks.
 inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const std::int64_t tiles = problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4);
@@ -59,18 +63,13 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
                           .input_channels = chunk_channels,
                           .gemm_frequencies = 1,
                           .gemm_filters = unit_filters,
-                          .output_tiles = 2 * segment_tiles,
-                          .output_filters = most_items / 2 * segment_filters};
-  // Distances: about what is under way in all blocks. M: U is read once per batch, so several groups, but not so many
-  // that a short map has no middle. (Measured: docs/performance.md.)
+                          .output_tiles = output_halves * segment_tiles,
+                          .output_filters = 4 * segment_filters};
+  // Distances: what is under way in all blocks. M: U is read once per batch. (Measured: docs/performance.md.)
   const auto processors = static_cast<std::int32_t>(device.processors);
-  const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
-  const Mapping mapping{.d_ig = processors * 9 / 8,
-                        .d_go = processors * 9 / 4,
-                        .m = groups > 16  ? 4
-                             : groups > 4 ? 2
-                                          : 1,
-                        .bounded = true};
+  const bool many = has_many_groups((tiles + unit_tiles - 1) / unit_tiles, make_cuda_weights(problem).chunks);
+  const Mapping mapping{
+      .d_ig = processors * 9 / (many ? 8 : 16), .d_go = processors * 9 / (many ? 4 : 16), .m = 4, .bounded = true};
   return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes, mapping),
           .weights = make_cuda_weights(problem)};
 }

@@ -1,8 +1,7 @@
 // ITrans: V = B^T d B of a tile and 64 channels, scaled by a power of two, split into two halves.
 //
-// The raw patch [6][6][64] lies in shared memory, where it is transformed in place: a lane has two channels and needs
-// nobody else's. Loops over columns and rows instead of 72 registers keep the code short: a lone warp on its quarter of
-// a multiprocessor waits for every instruction that its small cache has lost (docs/performance.md).
+// The raw patch [6][6][64] comes through shared memory into the registers of a warp: a lane has two channels and needs
+// nobody else's.
 #pragma once
 
 #include "algos/winograd_megakernel/params.cuh"
@@ -12,6 +11,17 @@
 #include "device/winograd_matrices.h"
 
 namespace fastconv::algos::winograd_megakernel {
+
+// The raw patch of a tile: its image, and the input's row and column at its first corner (may lie outside).
+struct TileCorner {
+  int n, h, w;
+};
+template <typename T>
+__device__ __forceinline__ TileCorner corner_of(const Params<T>& params, int tile) {
+  unsigned rest = static_cast<unsigned>(tile);
+  const int tq = static_cast<int>(params.by_tiles_q.peel(rest)), tp = static_cast<int>(params.by_tiles_p.peel(rest));
+  return {static_cast<int>(rest), 4 * tp - params.pad_h, 4 * tq - params.pad_w};
+}
 
 __device__ __forceinline__ Values load_values(const float* patch, int position) {
   const float2 pair = *reinterpret_cast<const float2*>(patch + position * chunk_channels);
@@ -26,14 +36,14 @@ template <typename T>
 __device__ __forceinline__ void load_patch(const Params<T>& params, const StreamItem& item, float* patch,
                                            float factor) {
   const int c = item.channel + 2 * static_cast<int>(threadIdx.x % 32);
-  const int h0 = item.p - params.pad_h, w0 = item.q - params.pad_w;
+  const TileCorner corner = corner_of(params, item.tile);
 #pragma unroll 1
   for (int position = 0; position < 36; ++position) {
-    const int h = h0 + position / 6, w = w0 + position % 6;
+    const int h = corner.h + position / 6, w = corner.w + position % 6;
     Values values{};
     if (static_cast<unsigned>(h) < static_cast<unsigned>(params.h) &&
         static_cast<unsigned>(w) < static_cast<unsigned>(params.w)) {
-      const T* x = params.x + ((static_cast<std::int64_t>(item.n) * params.h + h) * params.w + w) * params.c + c;
+      const T* x = params.x + ((static_cast<std::int64_t>(corner.n) * params.h + h) * params.w + w) * params.c + c;
       if (c < params.c) values.e[0] = to_float(x[0]) * factor;
       if (c + 1 < params.c) values.e[1] = to_float(x[1]) * factor;
     }
@@ -41,10 +51,10 @@ __device__ __forceinline__ void load_patch(const Params<T>& params, const Stream
   }
 }
 
-// d B of the rows... B^T first: columns of the patch, in place. Returns the largest |d|.
-__device__ __forceinline__ float transform_columns(float* patch) {
+// B^T of the patch's columns. Returns the largest |d|.
+__device__ __forceinline__ float transform_columns(const float* patch, Values (&values)[6][6]) {
   float largest = 0.0f;
-#pragma unroll 2
+#pragma unroll
   for (int j = 0; j < 6; ++j) {
     Values column[6], result[6];
 #pragma unroll
@@ -54,48 +64,58 @@ __device__ __forceinline__ float transform_columns(float* patch) {
     }
     winograd::Transform<4>::input(column, result);
 #pragma unroll
-    for (int i = 0; i < 6; ++i) store_values(patch, i * 6 + j, result[i]);
+    for (int i = 0; i < 6; ++i) values[i][j] = result[i];
   }
   // Bits of floats that are not negative are in the order of the floats.
   return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
 }
 
-// A warp. patch: of its channels, [36][64], from the lane's first.
+// A warp. patch: of its channels, [36][64], from the lane's first; not needed afterwards. Returns the tile's scale.
 template <typename T>
-__device__ __forceinline__ void transform_input(const Params<T>& params, const StreamItem& item, float* patch) {
-  const int lane = threadIdx.x % 32;
-  float largest = transform_columns(patch);
+__device__ __forceinline__ float begin_input(const Params<T>& params, const StreamItem& item, float* patch,
+                                             Values (&values)[6][6]) {
   int prescale = 0;
-  if (largest > 0x1p120f) {  // the transform may have overflown
-    prescale = -8;
+  float largest;
+#pragma unroll 1
+  while (true) {
+    largest = transform_columns(patch, values);
+    if (!(largest > 0x1p120f) || prescale != 0) break;
+    prescale = -8;  // the transform may have overflown
     load_patch(params, item, patch, power_of_two(prescale));
-    largest = transform_columns(patch);
+    hopper::fence_copies();  // the next patch comes by a copy
   }
   const int exponent = scale_exponent(largest, input_target_exponent);
-  const float scale = power_of_two(exponent);
-  const int chunk = item.channel / chunk_channels;
-  if (lane == 0) {
-    params.tile_exponents[static_cast<std::int64_t>(item.tile) * params.chunks + chunk] = exponent + prescale;
+  if (threadIdx.x % 32 == 0) {
+    params.tile_exponents[static_cast<std::int64_t>(item.tile) * params.chunks + item.channel / chunk_channels] =
+        exponent + prescale;
   }
+  return power_of_two(exponent);
+}
+
+template <typename T>
+__device__ __forceinline__ void finish_input(const Params<T>& params, const StreamItem& item, float scale,
+                                             const Values (&values)[6][6]) {
+  const int lane = threadIdx.x % 32, chunk = item.channel / chunk_channels;
   // A lane's two channels: stage 2 chunk or the next, row item.row, 4 bytes of the lo half and 4 of the hi half.
-  char* target = params.v + item.place * params.v_place_bytes() +
-                 static_cast<std::int64_t>(2 * chunk + lane / 16) * operand_bytes + item.row * 128 + lane % 4 * 4;
-  const int lo_piece = hopper::swizzle_128(item.row, lane % 16 / 4) * 16, hi_piece = lo_piece ^ 64;
+  char* lo_target = params.v + item.place * params.v_place_bytes() +
+                    static_cast<std::int64_t>(2 * chunk + lane / 16) * operand_bytes + item.row * 128 + lane % 4 * 4 +
+                    hopper::swizzle_128(item.row, lane % 16 / 4) * 16;
+  const std::int64_t hi = (hopper::swizzle_128(item.row, lane % 16 / 4) & 4) != 0 ? -64 : 64;
   const int frequency = params.chunks * 2 * operand_bytes;
-#pragma unroll 1
+#pragma unroll
   for (int i = 0; i < 6; ++i) {
     Values row[6], result[6];
 #pragma unroll
-    for (int j = 0; j < 6; ++j) row[j] = load_values(patch, i * 6 + j) * scale;
+    for (int j = 0; j < 6; ++j) row[j] = values[i][j] * scale;
     winograd::Transform<4>::input(row, result);
 #pragma unroll
     for (int j = 0; j < 6; ++j) {
-      const half2 hi = __floats2half2_rn(result[j].e[0], result[j].e[1]);
-      const float2 back = __half22float2(hi);
-      const half2 lo = __floats2half2_rn(result[j].e[0] - back.x, result[j].e[1] - back.y);
-      *reinterpret_cast<half2*>(target + lo_piece) = lo;
-      *reinterpret_cast<half2*>(target + hi_piece) = hi;
-      target += frequency;
+      const half2 high = __floats2half2_rn(result[j].e[0], result[j].e[1]);
+      const float2 back = __half22float2(high);
+      const half2 low = __floats2half2_rn(result[j].e[0] - back.x, result[j].e[1] - back.y);
+      *reinterpret_cast<half2*>(lo_target) = low;
+      *reinterpret_cast<half2*>(lo_target + hi) = high;
+      lo_target += frequency;
     }
   }
 }

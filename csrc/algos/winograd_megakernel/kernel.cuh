@@ -1,10 +1,10 @@
 // The kernel: one persistent block per multiprocessor, whose warps have roles.
 //
-//   warp 0         loads the operands of the products
-//   warp 1         hands out transforms and starts the copies of their input
-//   warp 2         one thread raises the counters of what is finished
-//   warps 4 to 11  two warpgroups that multiply: 128 tiles x 128 filters of one frequency at a time
-//   the others     transform inputs and outputs, a tile and 64 channels or filters each
+//   warp 0          loads the operands of the products
+//   warp 1          hands out transforms
+//   warp 2          one thread raises the counters of what is finished
+//   warps 4 to 11   two warpgroups that multiply: 128 tiles x 128 filters of one frequency at a time
+//   warps 12 to 15  transform inputs and outputs, a tile and 64 channels or 4 tiles and 16 filters each
 //
 // So the transforms, which wait for memory, run beside the products, which keep the tensor cores busy.
 #pragma once
@@ -13,12 +13,12 @@
 
 namespace fastconv::algos::winograd_megakernel {
 
-constexpr int helper_warps = 3;
-constexpr int threads = 32 * (helper_warps + multiplying_warps + streaming_warps);
+constexpr int first_multiplying_warp = 4, first_streaming_warp = first_multiplying_warp + multiplying_warps;
+constexpr int threads = 32 * (first_streaming_warp + streaming_warps);
 // Of the 128 registers that a thread starts with, some of those who do not multiply go to those who do. No call may
 // stand anywhere in this kernel: with one, even on a rare path, ptxas 13.0 finds no registers for the products (C7600).
-constexpr int multiply_registers = 152, other_registers = 104;
-static_assert(threads == 512 && multiply_registers + other_registers == 2 * 128);
+constexpr int multiply_registers = 152, helper_registers = 64, stream_registers = 144;
+static_assert(threads == 512 && 2 * multiply_registers + helper_registers + stream_registers == 4 * 128);
 
 struct Shared {
   ProductStorage products;
@@ -28,7 +28,7 @@ struct Shared {
 constexpr int shared_bytes = sizeof(Shared) + 1024;  // room to align
 static_assert(shared_bytes <= 227 * 1024);
 
-template <typename T, Output output>
+template <typename T, Output output, bool plain>
 __global__ void __launch_bounds__(threads, 1)
     convolve(const __grid_constant__ Params<T> params, const __grid_constant__ StreamMaps maps) {
 #if defined(FASTCONV_HAS_WGMMA)
@@ -42,20 +42,23 @@ __global__ void __launch_bounds__(threads, 1)
     hopper::barrier_init_fence();
   }
   __syncthreads();
-  if (warp >= 4 && warp < 4 + multiplying_warps) {
+  if (warp >= first_multiplying_warp && warp < first_streaming_warp) {
     hopper::grow_registers<multiply_registers>();
-    Multiplier<T>(params, shared.products, warp / 4 - 1).run();
+    Multiplier<T>(params, shared.products, (warp - first_multiplying_warp) / 4).run();
     return;
   }
-  hopper::shrink_registers<other_registers>();
+  if (warp >= first_streaming_warp) {
+    hopper::grow_registers<stream_registers>();
+    Streamer<T, output, plain>(params, maps, shared.stream, shared.patches, warp - first_streaming_warp).run();
+    return;
+  }
+  hopper::shrink_registers<helper_registers>();
   if (warp == 0) {
     Loader<T>(params, shared.products).run();
   } else if (warp == 1) {
-    Dispatcher<T>(params, maps, shared.stream, shared.patches).run();
+    Dispatcher<T>(params, shared.stream).run();
   } else if (warp == 2) {
     if (leads) publish(params, shared.products, shared.stream);
-  } else {
-    stream<T, output>(params, shared.stream, shared.patches);
   }
 #endif
 }

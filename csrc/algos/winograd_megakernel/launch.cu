@@ -59,10 +59,8 @@ Params<float> make_params(const ConvArgs& args, const CudaPlan& plan, const floa
           .tiles_q = as_int(tiles_q),
           .chunks = as_int(plan.weights.chunks),
           .filter_blocks = as_int(plan.weights.filter_blocks),
-          .product_grab = plan.weights.chunks <= 2   ? 4
-                          : plan.weights.chunks <= 4 ? 2
-                                                     : 1,
-          .stream_grab = 4,
+          .product_grab = ProductRing::of(as_int(2 * plan.weights.chunks)).resident > 0 ? plan.map.m : 1,
+          .stream_grab = has_many_groups(plan.map.groups, plan.weights.chunks) ? 2 : 1,
           .by_tiles_q = FastDivide(static_cast<std::uint32_t>(tiles_q)),
           .by_tiles_p = FastDivide(static_cast<std::uint32_t>(tiles_p)),
           .delay = 0};
@@ -84,9 +82,9 @@ StreamMaps make_maps(const ConvProblem& problem, const CudaPlan& plan, const Par
   return maps;
 }
 
-template <Output output>
-void launch(const Params<float>& params, const StreamMaps& maps, int processors, cudaStream_t stream) {
-  const auto kernel = convolve<float, output>;
+template <Output output, bool plain>
+void launch_kernel(const Params<float>& params, const StreamMaps& maps, int processors, cudaStream_t stream) {
+  const auto kernel = convolve<float, output, plain>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
              "winograd_megakernel: shared memory");
   int blocks = 0;  // of a multiprocessor
@@ -95,6 +93,14 @@ void launch(const Params<float>& params, const StreamMaps& maps, int processors,
   // Any number of blocks comes to an end (docs/megakernel.md): more than fit would only find nothing left to do.
   kernel<<<static_cast<unsigned>(std::max(1, blocks) * processors), threads, shared_bytes, stream>>>(params, maps);
   check_launch("winograd_megakernel");
+}
+
+template <Output output>
+void launch(const Params<float>& params, const StreamMaps& maps, int processors, cudaStream_t stream) {
+  if (params.epilogue.residual != nullptr || params.epilogue.activate.is_silu) {
+    return launch_kernel<output, false>(params, maps, processors, stream);
+  }
+  launch_kernel<output, true>(params, maps, processors, stream);
 }
 
 }  // namespace

@@ -10,8 +10,23 @@
 
 namespace fastconv::algos::winograd_megakernel {
 
-constexpr int product_slots = 4, product_task_slots = 8, multiplying_warps = 8;
-static_assert(product_slots + 1 < product_task_slots);  // tasks that the loading thread can be ahead
+constexpr int product_units = 2 * 5, product_task_slots = 16, multiplying_warps = 8;
+static_assert(product_units + 1 < product_task_slots);  // tasks that the loading thread can be ahead
+
+// Where stages lie in the ring. Where U's block of 128 filters fits, it stays for all the tasks in a row that use it: a
+// third of the operands' traffic less, or half.
+struct ProductRing {
+  int slots;     // of the ring
+  int resident;  // units of U in front of it; 0: U comes with V, stage by stage
+
+  static constexpr int least_slots = 4;
+  static __host__ __device__ ProductRing of(int stages) {
+    return stages + least_slots <= product_units ? ProductRing{product_units - stages, stages}
+                                                 : ProductRing{product_units / 2, 0};
+  }
+  __device__ __forceinline__ int v_unit(int slot) const { return resident > 0 ? resident + slot : 2 * slot; }
+  __device__ __forceinline__ int u_unit(int slot, int stage) const { return resident > 0 ? stage : 2 * slot + 1; }
+};
 
 struct ProductTask {
   const char* v;         // [2 chunks][128 tiles][lo, hi][32]
@@ -20,13 +35,14 @@ struct ProductTask {
   float* m;              // M of 128 tiles x 128 filters, in the order of m_segment()
   int rows, columns;     // that exist; rows 0: there are no more tasks
   int number;            // of the GEMM task
+  std::uint64_t v_hint;
 };
 
 // In shared memory at a multiple of 1024 bytes.
 struct alignas(1024) ProductStorage {
-  unsigned char v[product_slots][operand_bytes], u[product_slots][operand_bytes];
+  unsigned char units[product_units][operand_bytes];  // U that stays, then a ring; or a ring of V and U in turn
   ProductTask tasks[product_task_slots];
-  std::uint64_t full[product_slots], free[product_slots];
+  std::uint64_t full[product_units], free[product_units];
   // Raising a counter takes as long as the stores before it. A thread of its own waits for that; the multiplying warps
   // hand it the numbers of tasks whose results they have stored. -1: there are no more.
   static constexpr int publish_slots = 2;
@@ -34,7 +50,7 @@ struct alignas(1024) ProductStorage {
   int number[publish_slots];
 
   __device__ __forceinline__ void init() {
-    for (int i = 0; i < product_slots; ++i) {
+    for (int i = 0; i < product_units; ++i) {
       hopper::barrier_init(shared_address(&full[i]), 1);
       hopper::barrier_init(shared_address(&free[i]), multiplying_warps);
     }
@@ -62,49 +78,42 @@ __device__ __forceinline__ ProductTask describe_product(const Params<T>& params,
   product.rows = extent.tiles;
   product.columns = extent.channels;
   product.number = number;
+  product.v_hint = filter + unit_filters >= map.k ? hint_once : hint_normal;  // the last one to read it
   return product;
 }
 
-// The loading warp: GEMM tasks in the order of the map. Lane i works on the i-th of the tickets that are taken at once;
-// the next ones are looked up, and their counters read, while the last of these is being loaded.
+// The loading warp: GEMM tasks in the order of the map. Lane i works on the i-th of the tickets that are taken at once.
 template <typename T>
 class Loader {
  public:
   __device__ __forceinline__ Loader(const Params<T>& params, ProductStorage& shared)
-      : params_(params), shared_(shared) {}
+      : params_(params), shared_(shared), ring_(ProductRing::of(2 * params.chunks)) {}
 
   __device__ __forceinline__ void run() {
     const int lane = threadIdx.x % 32, grab = params_.product_grab, gemms = params_.map.gemms();
     int ticket = 0;
-    const auto take = [&] {
-      if (lane == 0) ticket = atomicAdd(params_.tickets, grab);
-    };
-    take();
+    if (lane == 0) ticket = atomicAdd(params_.tickets, grab);
     int first = __shfl_sync(0xffffffffu, ticket, 0);
-    take();
-    Pending now = look_up(first, grab);
 #pragma unroll 1
     while (first < gemms) {
+      const Pending pending = look_up(first, grab);
       const int count = min(grab, gemms - first);
-      Pending next{};
 #pragma unroll 1
-      for (int i = 0; i < count; ++i) {
-        if (i == count - 1) {
-          first = __shfl_sync(0xffffffffu, ticket, 0);
-          take();
-          next = look_up(first, grab);
-        }
-        if (lane == i) load(now);
+      for (int i = 0; i < count; ++i, ++tasks_) {
+        if (lane == i) ticket = load(pending, i == count - 1);
         __syncwarp();
-        stages_ += static_cast<unsigned>(2 * params_.chunks);
-        ++tasks_;
+        resident_ = reinterpret_cast<const char*>(
+            __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(pending.product.u), i));
+        for (position_.slot += 2 * params_.chunks; position_.slot >= ring_.slots; position_.slot -= ring_.slots) {
+          position_.parity ^= 1;
+        }
       }
-      now = next;
+      first = __shfl_sync(0xffffffffu, ticket, count - 1);
     }
     if (lane == 0) {
-      await_slot(stages_);
+      await_slot(position_);
       shared_.tasks[tasks_ % product_task_slots].rows = 0;
-      hopper::arrive(shared_address(&shared_.full[stages_ % product_slots]));
+      hopper::arrive(shared_address(&shared_.full[position_.slot]));
     }
   }
 
@@ -129,8 +138,10 @@ class Loader {
     return pending;
   }
 
-  // One lane.
-  __device__ __forceinline__ void load(const Pending& pending) {
+  // One lane. Takes the next tickets when the last stage but two is on its way, no earlier: who holds a ticket and does
+  // not work on it makes others wait.
+  __device__ __forceinline__ int load(const Pending& pending, bool takes) {
+    int ticket = 0;
     const ProductTask& product = pending.product;
     if (!pending.ready) {
       pending.input.template wait<role_load>(params_.report);
@@ -141,25 +152,40 @@ class Loader {
       const Task task = params_.map.gemm_task(product.number);
       params_.trace[product.number] = {global_time(), 0, 2, task.group, task.index, processor()};
     }
+    const bool loads_u = ring_.resident == 0 || product.u != resident_;
+    hopper::RingPosition position = position_;
 #pragma unroll 1
-    for (int i = 0; i < 2 * params_.chunks; ++i) {
-      const unsigned stage = stages_ + static_cast<unsigned>(i), slot = stage % product_slots;
-      await_slot(stage);
+    for (int i = 0; i < 2 * params_.chunks; ++i, position.advance(ring_.slots)) {
+      if (takes && i == max(0, 2 * params_.chunks - 3)) ticket = atomicAdd(params_.tickets, params_.product_grab);
+      await_slot(position);
       if (i == 0) shared_.tasks[tasks_ % product_task_slots] = product;
-      const std::uint32_t full = shared_address(&shared_.full[slot]);
+      const std::uint32_t full = shared_address(&shared_.full[position.slot]);
       const std::int64_t offset = static_cast<std::int64_t>(i) * operand_bytes;
-      hopper::arrive_expecting(full, 2 * operand_bytes);
-      hopper::copy_bulk(shared_address(shared_.v[slot]), product.v + offset, operand_bytes, full);
-      hopper::copy_bulk(shared_address(shared_.u[slot]), product.u + offset, operand_bytes, full);
+      hopper::arrive_expecting(full, loads_u ? 2 * operand_bytes : operand_bytes);
+      copy_bulk(shared_address(shared_.units[ring_.v_unit(position.slot)]), product.v + offset, operand_bytes, full,
+                product.v_hint);
+      if (!loads_u) continue;
+      // The task before this one has to be done with it. (It is, if the ring has turned since.)
+      if (0 < ring_.resident && ring_.resident < ring_.slots && resident_ != nullptr) {
+        hopper::RingPosition last = position;
+        if ((last.slot -= ring_.resident) < 0) last.slot += ring_.slots, last.parity ^= 1;
+        wait_in_place<role_load>(shared_.free[last.slot], last.parity, params_.report);
+      }
+      copy_bulk(shared_address(shared_.units[ring_.u_unit(position.slot, i)]), product.u + offset, operand_bytes, full,
+                hint_keep);
     }
+    return ticket;
   }
-  __device__ __forceinline__ void await_slot(unsigned stage) const {
-    wait_in_place<role_load>(shared_.free[stage % product_slots], stage / product_slots & 1 ^ 1, params_.report);
+  __device__ __forceinline__ void await_slot(const hopper::RingPosition& position) const {
+    wait_in_place<role_load>(shared_.free[position.slot], position.parity ^ 1, params_.report);
   }
 
   const Params<T>& params_;
   ProductStorage& shared_;
-  unsigned stages_ = 0, tasks_ = 0;  // so far
+  const ProductRing ring_;
+  hopper::RingPosition position_;   // of the next stage
+  const char* resident_ = nullptr;  // the U of the task before
+  unsigned tasks_ = 0;              // so far
 };
 
 // All threads of a warpgroup, 0 or 1: rows [64 warpgroup, 64 warpgroup + 64) of each task.
@@ -167,40 +193,39 @@ template <typename T>
 class Multiplier {
  public:
   __device__ __forceinline__ Multiplier(const Params<T>& params, ProductStorage& shared, int warpgroup)
-      : params_(params), shared_(shared), warpgroup_(warpgroup) {}
+      : params_(params), shared_(shared), ring_(ProductRing::of(2 * params.chunks)), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
+    zero_totals();
+    unsigned task = 0;
 #pragma unroll 1
-    for (unsigned task = 0;; ++task) {
-      await_stage(stage_);
+    for (;; ++task) {
+      Stage first = next_stage(0);
       const ProductTask& product = shared_.tasks[task % product_task_slots];
       if (product.rows == 0) {
-        hand_over(task, -1);
         break;
       }
       exponents_ = product.exponents + (warp_row() + static_cast<int>(threadIdx.x) % 32 / 4) * params_.chunks;
-#pragma unroll
-      for (int i = 0; i < 64; ++i) totals_[i] = 0.0f;
 #pragma unroll 1
-      for (int chunk = 0; chunk < params_.chunks; ++chunk, stage_ += 2) {
-        if (chunk > 0) await_stage(stage_);
-        issue<true>(stage_);
+      for (int chunk = 0; chunk < params_.chunks; ++chunk) {
+        issue<true>(first);
+        const Stage second = next_stage(2 * chunk + 1);
+        issue<false>(second);
         if (chunk == 0) find_least();
-        await_stage(stage_ + 1);
-        issue<false>(stage_ + 1);
         const float factors[2] = {factor(chunk, 0), factor(chunk, 1)};
+        const int first_slot = first.slot;
+        if (chunk + 1 < params_.chunks) first = next_stage(2 * chunk + 2);  // so that little is left to do in between
         hopper::wait_for_products<1>();
-        release(stage_);
+        release(first_slot);
         hopper::wait_for_products<0>();
-        release(stage_ + 1);
+        release(second.slot);
         hopper::pin(sums_);
 #pragma unroll
         for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[i], factors[i / 2 % 2], totals_[i]);
       }
-      delay_randomly(params_.delay);
-      write(product);
-      hand_over(task, product.number);
+      finish(product, task);
     }
+    hand_over(task, -1);
   }
 
  private:
@@ -215,38 +240,70 @@ class Multiplier {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       int least = 127;
-#pragma unroll 2
-      for (int chunk = threadIdx.x % 4; chunk < params_.chunks; chunk += 4) least = min(least, exponent(chunk, i));
+#pragma unroll
+      for (int j = 0; j < kept_exponents; ++j) {
+        const int chunk = 4 * j + static_cast<int>(threadIdx.x) % 4;
+        kept_[j][i] = chunk < params_.chunks ? exponent(chunk, i) : 127;
+      }
+#pragma unroll
+      for (int j = 0; j < kept_exponents; ++j) least = min(least, kept_[j][i]);
+#pragma unroll 1
+      for (int chunk = 4 * kept_exponents + threadIdx.x % 4; chunk < params_.chunks; chunk += 4) {
+        least = min(least, exponent(chunk, i));
+      }
       least = min(least, __shfl_xor_sync(0xffffffffu, least, 1));
       least_[i] = min(least, __shfl_xor_sync(0xffffffffu, least, 2));
     }
   }
   __device__ __forceinline__ float factor(int chunk, int i) const {
-    return power_of_two(max(-126, least_[i] - exponent(chunk, i)));
+    int of_chunk;
+    if (chunk < 4 * kept_exponents) {
+      static_assert(kept_exponents == 2);
+      of_chunk = __shfl_sync(0xffffffffu, chunk < 4 ? kept_[0][i] : kept_[1][i], chunk % 4, 4);
+    } else {
+      of_chunk = exponent(chunk, i);
+    }
+    return power_of_two(max(-126, least_[i] - of_chunk));
   }
   // Past the first cache: written by other multiprocessors of this very kernel.
   __device__ __forceinline__ int exponent(int chunk, int i) const {
     return __ldcg(exponents_ + i * 8 * params_.chunks + chunk);
   }
 
-  __device__ __forceinline__ void await_stage(unsigned stage) const {
-    wait_in_place<role_multiply>(shared_.full[stage % product_slots], stage / product_slots & 1, params_.report);
+  // A stage that is there: its slot, and the low words of its operands' descriptors.
+  struct Stage {
+    int slot;
+    std::uint32_t v, u;
+  };
+  __device__ __forceinline__ Stage next_stage(int index) {
+    wait_in_place<role_multiply>(shared_.full[position_.slot], position_.parity, params_.report);
+    const int slot = position_.slot;
+    const std::uint32_t units = shared_address(shared_.units);
+    position_.advance(ring_.slots);
+    const auto low = [](std::uint32_t address) {
+      return static_cast<std::uint32_t>(hopper::matrix_descriptor<128>(address));
+    };
+    return {slot, low(units + ring_.v_unit(slot) * operand_bytes + warpgroup_ * (operand_bytes / 2)),
+            low(units + ring_.u_unit(slot, index) * operand_bytes)};
   }
-  __device__ __forceinline__ void release(unsigned stage) {
+  __device__ __forceinline__ void release(int slot) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared_.free[stage % product_slots]));
+    if (threadIdx.x % 32 == 0) {
+      hopper::arrive(shared_address(&shared_.free[slot]));
+    }
   }
 
   // The products of a stage: lo hi and hi lo first, the small ones (docs/numerics.md).
   template <bool begins>
-  __device__ __forceinline__ void issue(unsigned stage) {
+  __device__ __forceinline__ void issue(const Stage& stage) {
     constexpr int hi = 64;  // bytes, in a row
-    const std::uint64_t v = hopper::matrix_descriptor<128>(shared_address(shared_.v[stage % product_slots]) +
-                                                           warpgroup_ * (operand_bytes / 2));
-    const std::uint64_t u = hopper::matrix_descriptor<128>(shared_address(shared_.u[stage % product_slots]));
+    // Addresses have 14 bits there, and steps within a row do not carry.
+    const auto descriptor = [](std::uint32_t low, int bytes) {
+      constexpr std::uint64_t high = (std::uint64_t{1} << 62) | (std::uint64_t{64} << 32);
+      return high | (low + static_cast<std::uint32_t>(bytes / 16));
+    };
     const auto multiply = [&](auto accumulate, int v_bytes, int u_bytes) {
-      hopper::multiply_shared<half_t, accumulate()>(sums_, hopper::advance_descriptor(v, v_bytes),
-                                                    hopper::advance_descriptor(u, u_bytes));
+      hopper::multiply_shared<half_t, accumulate()>(sums_, descriptor(stage.v, v_bytes), descriptor(stage.u, u_bytes));
     };
     constexpr std::true_type add{};
     hopper::fence_products();
@@ -254,6 +311,17 @@ class Multiplier {
     multiply(add, hi, 0), multiply(add, hi + 32, 32);
     multiply(add, hi, hi), multiply(add, hi + 32, hi + 32);
     hopper::commit_products();
+  }
+
+  __device__ __forceinline__ void zero_totals() {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) totals_[i] = 0.0f;
+  }
+  __device__ __forceinline__ void finish(const ProductTask& product, unsigned task) {
+    delay_randomly(params_.delay);
+    write(product);
+    zero_totals();
+    hand_over(task, product.number);
   }
 
   // In the order of the registers: rows would be pieces of 32 bytes.
@@ -289,10 +357,12 @@ class Multiplier {
 
   const Params<T>& params_;
   ProductStorage& shared_;
+  const ProductRing ring_;
   const int warpgroup_;
-  unsigned stage_ = 0;    // to be multiplied next
-  const int* exponents_;  // of the task under way, at the lane's first row
-  int least_[2];
+  hopper::RingPosition position_;           // of the stage to be multiplied next
+  const int* exponents_;                    // of the task under way, at the lane's first row
+  static constexpr int kept_exponents = 2;  // of a lane: chunk 4j + lane % 4
+  int least_[2], kept_[kept_exponents][2];
   float totals_[64], sums_[64];
 };
 

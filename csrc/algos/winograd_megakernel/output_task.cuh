@@ -9,9 +9,23 @@ namespace fastconv::algos::winograd_megakernel {
 // How y is written: two neighbouring filters (NHWC), four neighbouring columns (NCHW), or one by one.
 enum class Output { pairs, quads, elements };
 
-// A warp: lane l has tile l / 8, two neighbouring filters. patch: M, [36][64], from the lane's values.
-template <typename T, Output output>
-__device__ __forceinline__ void transform_output(const Params<T>& params, const StreamItem& item, float* patch) {
+// A^T of the columns. patch: M, [36][64], from the lane's values; not needed afterwards.
+__device__ __forceinline__ void begin_output(const float* patch, Values (&values)[6][6]) {
+#pragma unroll
+  for (int j = 0; j < 6; ++j) {
+    Values column[6], result[4];
+#pragma unroll
+    for (int i = 0; i < 6; ++i) column[i] = load_values(patch, i * 6 + j);
+    winograd::Transform<4>::output(column, result);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i][j] = result[i];
+  }
+}
+
+// A warp: lane l has tile l / 8, two neighbouring filters.
+template <typename T, Output output, bool plain>
+__device__ __forceinline__ void finish_output(const Params<T>& params, const StreamItem& item,
+                                              const Values (&values)[6][6]) {
   const int lane = threadIdx.x % 32, tile = item.tile + lane / 8;
   const int k = item.channel + lane % 2 * 8 + lane / 2 % 4 * 2;
   const bool first = lane / 8 < item.tiles && k < params.k, second = first && k + 1 < params.k;
@@ -24,15 +38,6 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
   }
   const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
   const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0, second ? params.filter_exponents[k + 1] : 0};
-#pragma unroll 2
-  for (int j = 0; j < 6; ++j) {
-    Values column[6], result[4];
-#pragma unroll
-    for (int i = 0; i < 6; ++i) column[i] = load_values(patch, i * 6 + j);
-    winograd::Transform<4>::output(column, result);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) store_values(patch, i * 6 + j, result[i]);
-  }
 #pragma unroll
   for (int other = 1; other < 8; other *= 2) exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, other));
   const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);
@@ -43,18 +48,18 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
   const int rows = first ? params.p - p : 0, columns = params.q - q;
   const std::int64_t pixel = params.y_pixel, filter = params.y_filter;
   const ActivationFunction& activate = params.epilogue.activate;
-#pragma unroll 1
-  for (int i = 0; i < 4; ++i) {
-    Values row[6], result[4];
+  const bool identity = activate.negative_slope == 1.0f && activate.cap == INFINITY;
 #pragma unroll
-    for (int j = 0; j < 6; ++j) row[j] = load_values(patch, i * 6 + j);
-    winograd::Transform<4>::output(row, result);
+  for (int i = 0; i < 4; ++i) {
+    Values result[4];
+    winograd::Transform<4>::output(values[i], result);
     T* const y = params.y + index;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      result[j].e[0] = scale0(result[j].e[0]) + bias[0], result[j].e[1] = scale1(result[j].e[1]) + bias[1];
+      result[j].e[0] = fmaf(result[j].e[0] * scale0.first, scale0.second, bias[0]);
+      result[j].e[1] = fmaf(result[j].e[1] * scale1.first, scale1.second, bias[1]);
     }
-    if (params.epilogue.residual != nullptr) {
+    if (!plain && params.epilogue.residual != nullptr) {
       const T* const residual = params.epilogue.residual + index;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -64,13 +69,13 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
         }
       }
     }
-    if (activate.is_silu) {
+    if (!plain && activate.is_silu) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         result[j].e[0] = ActivationFunction::silu(result[j].e[0]);
         result[j].e[1] = ActivationFunction::silu(result[j].e[1]);
       }
-    } else {
+    } else if (!identity) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         result[j].e[0] = activate.piecewise(result[j].e[0]), result[j].e[1] = activate.piecewise(result[j].e[1]);
@@ -92,8 +97,9 @@ __device__ __forceinline__ void transform_output(const Params<T>& params, const 
       for (int j = 0; j < 4; ++j) {
         if (i >= rows || j >= columns) continue;
         if constexpr (output == Output::pairs) {
-          *reinterpret_cast<Aligned<T, 2>*>(y + j * pixel) = {from_float<T>(result[j].e[0]),
-                                                              from_float<T>(result[j].e[1])};
+          static_assert(std::is_same_v<T, float>);
+          // Past the L2 cache, which has V and M to keep.
+          __stcs(reinterpret_cast<float2*>(y + j * pixel), make_float2(result[j].e[0], result[j].e[1]));
         } else {
           y[j * pixel] = from_float<T>(result[j].e[0]);
           if (second) y[j * pixel + filter] = from_float<T>(result[j].e[1]);

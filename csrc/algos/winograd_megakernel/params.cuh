@@ -116,8 +116,38 @@ template <typename T>
 __device__ __forceinline__ CounterWait wait_for(const Params<T>& params, TaskKind kind, int group, int value) {
   return {group < 0 ? nullptr : params.counters + TaskMap::counter_of(kind, group), value};
 }
+// Whether the phase of that parity has ended; does not wait.
+__device__ __forceinline__ bool test_wait(std::uint64_t& barrier, unsigned parity) {
+  unsigned done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(shared_address(&barrier)), "r"(parity)
+               : "memory");
+  return done != 0;
+}
+
 // Orders ordinary accesses to global memory that are known here before copies that this thread starts later.
 __device__ __forceinline__ void fence_global_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// What a copy reads is not wanted again / is: hints to the L2 cache, as createpolicy makes them.
+constexpr std::uint64_t hint_once = 0x12F0000000000000, hint_keep = 0x14F0000000000000,
+                        hint_normal = 0x1000000000000000;
+__device__ __forceinline__ void copy_bulk(std::uint32_t target, const void* source, unsigned bytes,
+                                          std::uint32_t barrier, std::uint64_t hint) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(target),
+      "l"(source), "r"(bytes), "r"(barrier), "l"(hint)
+      : "memory");
+}
+__device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2, int x3,
+                                         std::uint32_t barrier, std::uint64_t hint) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+      "%3, %4, %5}], [%6], %7;" ::"r"(target),
+      "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier), "l"(hint)
+      : "memory");
+}
 
 __device__ __forceinline__ unsigned long long global_time() {
   unsigned long long time;

@@ -31,9 +31,9 @@ __device__ __forceinline__ void publish(const Params<T>& params, ProductStorage&
     }
     const unsigned slot = task % stream_task_slots;
     if (more_streams && hopper::try_wait(shared_address(&streams.done[slot]), task / stream_task_slots & 1)) {
-      const int counter = streams.counter[slot];
+      const int counter = streams.tasks[slot].counter;
       more_streams = counter >= 0;
-      if (more_streams) finish(counter, params.map.gemms() + streams.number[slot]);
+      if (more_streams) finish(counter, params.map.gemms() + streams.tasks[slot].number);
       hopper::arrive(shared_address(&streams.reusable[slot]));
       ++task;
       idle = 0;

@@ -1,18 +1,25 @@
-// A transform as the dispatching warp describes it to a streaming warp: ITrans of one tile and 64 channels, or OTrans
-// of a segment of M, 4 tiles and 16 filters.
+// A transform task as the dispatching warp hands it to the streaming warps.
 #pragma once
 
 namespace fastconv::algos::winograd_megakernel {
 
-struct alignas(16) StreamItem {
-  int kind;     // TaskKind, or -1: there are no more
+struct alignas(16) StreamTask {
+  int kind;               // TaskKind, or -1: there are no more
+  int tile, tiles;        // of the problem, the first; how many
+  int row;                // of the first, in its group
+  int channel, channels;  // the first channel or filter; how many
+  int place;              // of the group, in V (ITrans) or M (OTrans)
+  int counter, number;    // to raise at the end; of the task, for the trace
+};
+
+// What a warp does at a time: ITrans of one tile and 64 channels, or OTrans of a segment of M, 4 tiles and 16 filters.
+struct StreamItem {
+  int kind;
   int tile;     // of the problem, the first
-  int tiles;    // OTrans: that exist
+  int tiles;    // that exist; 0: nothing to do
   int row;      // in its group
   int channel;  // the first channel, or filter
-  int place;    // ITrans: of the group in V
-  int n, p, q;  // ITrans: the tile's image, and first output there
-  int slot;     // of the task's barrier
+  int place;    // of the group
 };
 
 }  // namespace fastconv::algos::winograd_megakernel
