@@ -35,6 +35,16 @@ KNOWN: dict[tuple[str, str], str] = {
         "one lane arrives for its warp behind __syncwarp(), which racecheck does not follow: with all lanes arriving "
         "and nothing else changed it is silent; that costs up to 2 % at C = 512 (docs/performance.md, Sanitizers)"
     ),
+    ("racecheck", r"winograd_fused::convolve<"): (
+        "the same: 4 reports in a small program, none with all lanes arriving and nothing else changed"
+    ),
+    ("synccheck", r"winograd_fused::convolve<"): (
+        "the named barrier of the two multiplying warpgroups is reached in two copies of their code, which the tool "
+        "takes for divergence; the barrier counts threads (256), not places"
+    ),
+    ("racecheck", r"winograd_megakernel::convolve<"): (
+        "one lane arrives for its warp behind __syncwarp(), as in the kernels above; not shown by a build of this one"
+    ),
 }
 
 
