@@ -221,12 +221,12 @@ def region(name: str, results: Path) -> str:
         raise ValueError(f"region {name!r}: {paths[0]} does not exist")
 
     match rest.split("/"):
-        case ["layers", "summary"]:
-            return layer_summary(file("layers"))
+        case [suite, "summary"] if suite.startswith("layers"):
+            return layer_summary(file(suite))
         case ["layers", "algorithms", accuracy, n] if accuracy in CLASSES and n.isdigit():
             return algorithm_table(file("layers"), accuracy, int(n))
-        case ["layers", accuracy, n] if accuracy in CLASSES and n.isdigit():
-            return layer_table(file("layers"), accuracy, int(n))
+        case [suite, accuracy, n] if suite.startswith("layers") and accuracy in CLASSES and n.isdigit():
+            return layer_table(file(suite), accuracy, int(n))
         case ["networks", accuracy] if accuracy in CLASSES:
             return network_table(file("networks"), accuracy)
         case ["machine", suite]:
