@@ -329,13 +329,16 @@ def _has_own_input_gradient(
     algorithm: str,
 ) -> bool:  # fmt: skip
     """Whether the input gradient is computed by our forward convolutions. With a stride these write in turn into what
-    must then be woven together: that pays where PyTorch's is slow, on CUDA."""
+    must then be woven together: that pays where PyTorch's is slow, on CUDA. Half types stay with PyTorch there, whose
+    input gradient is faster than turning the filter and packing it (docs/results.md)."""
     if algorithm == "torch" or math.prod(grad.shape) == 0 or math.prod(weight.shape) == 0:
         return False
     if algorithm == "auto" and weight.shape[1] < 8:  # so few filters leave our convolutions' tiles empty
         return False
     plain = list(stride) == [1, 1] and all(dilation[i] * (weight.shape[i + 2] - 1) >= padding[i] for i in range(2))
-    return plain or algorithm != "auto" or (grad.is_cuda and grad.dtype == torch.float32)
+    if algorithm != "auto":
+        return True
+    return grad.dtype == torch.float32 if grad.is_cuda else plain
 
 
 def input_gradient_as_convolution(

@@ -224,6 +224,21 @@ def test_sanitize_judges_a_run(code, output, status):
     assert sanitize.judge("racecheck", code, output).status == status
 
 
+def test_sanitize_takes_no_empty_line_for_a_report():
+    spaced = RACE.replace("=========\n", "========= \n")
+    assert spaced != RACE
+    assert sanitize.reports_of(spaced) == sanitize.reports_of(RACE)
+    assert len(sanitize.reports_of(RACE)) == 1
+
+
+def test_sanitize_names_tests_that_exist():
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "sanitize", "-o", "addopts=", "tests"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    for run in sanitize.runs(["memcheck"], []):
+        parts = run.keyword.split(" and ")
+        assert any(line.startswith(run.test) and all(part in line for part in parts) for line in listed), run
+
+
 def test_sanitize_lets_pass_what_is_listed_and_that_alone(monkeypatch):
     monkeypatch.setattr(sanitize, "KNOWN", {("racecheck", r"Read access .* a\.cuh:4:"): "a reason"})
     outcome = sanitize.judge("racecheck", sanitize.REPORTED, RACE)
