@@ -116,6 +116,11 @@ class NinjaBuild(build_ext):
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
         ninja = [shutil.which("ninja")] if shutil.which("ninja") else [sys.executable, "-m", "ninja"]
+        # A build that is killed can damage ninja's record of headers. What ninja then recovers of it may be wrong, and
+        # leave objects as they are that need compiling: better none, and everything is compiled.
+        record = subprocess.run([*ninja, "-C", str(build), "-t", "deps"], capture_output=True, text=True)
+        if "recovering" in record.stderr:
+            (build / ".ninja_deps").unlink(missing_ok=True)
         jobs = os.environ.get("MAX_JOBS")
         subprocess.run([*ninja, "-C", str(build), *(["-j", jobs] if jobs else [])], check=True)
         database = subprocess.run([*ninja, "-C", str(build), "-t", "compdb"], capture_output=True, check=True).stdout
