@@ -61,15 +61,16 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 // Of the weight gradient, fitted to the layer set likewise. In FP32 it takes about as long as the forward convolution:
-// the same products, with few channels twice as long; but on first layers in NHWC cuDNN's heuristics, where nobody asks
-// for a search, take an algorithm of ten times the best one's time. Tensor cores need many filters and channels; NCHW
-// tensors are converted before.
+// the same products, with up to 64 channels twice as long; but on first layers in NHWC cuDNN's heuristics, where nobody
+// asks for a search, take an algorithm of ten times the best one's time. Tensor cores need many filters and channels;
+// NCHW tensors are converted before.
 ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvPlan result = plan(problem, device);
   const bool plain = problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32;
   if (device.type == DeviceType::cpu || problem.groups > 1) return result;
   if (plain) {
-    if (problem.c <= 64) result.cost_us *= problem.c <= 4 && problem.layout == Layout::nhwc ? 10.0 : 2.0;
+    const double first_layer = problem.layout == Layout::nhwc ? 10.0 : 1.0;
+    result.cost_us *= problem.c <= 4 ? first_layer : problem.c <= 64 ? 2.0 : 1.0;
     return result;
   }
   const double c = static_cast<double>(problem.c), k = static_cast<double>(problem.k);
