@@ -10,9 +10,9 @@
 
 namespace fastconv {
 
-// Lets blocks of `kernel` have so many bytes, always the same for one kernel; the rest of the multiprocessor's is L1
-// cache, if a single block is resident.
-template <auto kernel>
+// Lets blocks of `kernel` have so many bytes, always the same for one kernel. rest_is_cache: and asks for no more of
+// the multiprocessor's memory than one block takes, so that the rest is L1 cache.
+template <auto kernel, bool rest_is_cache = false>
 void allow_shared_memory(int bytes, const char* what) {
   static std::atomic<std::uint64_t> devices{0};
   int device = 0;
@@ -20,10 +20,12 @@ void allow_shared_memory(int bytes, const char* what) {
   const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
   if ((devices.load(std::memory_order_relaxed) & bit) != 0) return;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), what);
-  const int carveout = (bytes + 1024) * 100 / (228 * 1024) + 1;  // per cent
-  check_cuda(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout < 100 ? carveout : 100),
-      what);
+  if constexpr (rest_is_cache) {
+    const int carveout = (bytes + 1024) * 100 / (228 * 1024) + 1;  // per cent
+    check_cuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, carveout < 100 ? carveout : 100),
+        what);
+  }
   devices.fetch_or(bit, std::memory_order_relaxed);
 }
 

@@ -2,8 +2,6 @@
 // side.
 #pragma once
 
-#include <atomic>
-
 #include "algos/implicit_gemm/wgmma.h"
 #include "algos/implicit_gemm/wgmma_convert.cuh"
 #include "algos/implicit_gemm/wgmma_kernel.cuh"
@@ -11,6 +9,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/shared_memory.h"
 #include "device/tensor_map.h"
 
 namespace fastconv::algos::implicit_gemm::wgmma {
@@ -107,24 +106,10 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
   return params;
 }
 
-// Once for each device: the attribute stays with the kernel. Two threads that meet here both set it.
-template <typename S>
-void allow_shared_memory() {
-  static std::atomic<std::uint64_t> devices{0};
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "implicit_gemm: device");
-  const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
-  if ((devices.load(std::memory_order_relaxed) & bit) != 0) return;
-  check_cuda(
-      cudaFuncSetAttribute(convolve<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_limit)),
-      "implicit_gemm: shared memory");
-  devices.fetch_or(bit, std::memory_order_relaxed);
-}
-
 template <typename S>
 void launch(const Params<typename S::T>& params, const CUtensorMap& x_map, const CUtensorMap& y_map,
             std::size_t shared_bytes, int blocks, int cluster, cudaStream_t stream) {
-  allow_shared_memory<S>();
+  allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};

@@ -59,7 +59,7 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, 
 template <auto kernel, typename T>
 void launch_items(ParamsOf<T> params, const Config& config, const CUtensorMap& map, std::size_t shared_bytes,
                   int processors, cudaStream_t stream) {
-  allow_shared_memory<kernel>(static_cast<int>(shared_bytes), "winograd_fused: shared memory");
+  allow_shared_memory<kernel, true>(static_cast<int>(shared_bytes), "winograd_fused: shared memory");
   const std::int64_t most = static_cast<std::int64_t>(processors) * most_items;
   for (std::int64_t first = 0; first < config.items; first += most) {
     const std::int64_t items = std::min(most, config.items - first);
