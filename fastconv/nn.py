@@ -1,9 +1,9 @@
 """The layer: a torch.nn.Conv2d that runs fastconv's algorithms and keeps their packed weights.
 
 Packed weights are a cache that cannot be stale: every use first compares the weight with the snapshot that it was
-packed from, on the device, and packs again the filters that differ (`refresh_packed`). Nothing here relies on noticing
-a change from the host, so in-place updates, `weight.data`, `load_state_dict`, optimisers, `functional_call` and CUDA
-graphs that are replayed after an update are all covered by the same path.
+packed from, on the device, and packs again the filters that differ (`conv2d_refreshed`). Nothing here relies on
+noticing a change from the host, so in-place updates, `weight.data`, `load_state_dict`, optimisers, `functional_call`
+and CUDA graphs that are replayed after an update are all covered by the same path.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[_Packed]] = weakref.W
 class _Choice(NamedTuple):
     algorithm: str
     packed_bytes: int = 0  # 0: the algorithm reads the plain weight
-    channels_last: bool = False  # the plain weight is: it counts for the output's layout
+    memory_format: torch.memory_format = torch.contiguous_format  # of the output
+    is_planned: bool = True  # else conv2d chose, and only its name is known
 
 
 class _Packed:
@@ -60,9 +61,11 @@ class _Packed:
 
     def used_by_current_stream(self) -> None:
         """Keeps the allocator from handing out this memory while another stream than its own still reads it."""
-        stream = torch.cuda.current_stream(self.bytes.device)
-        if stream.cuda_stream not in self.streams:
-            self.streams.add(stream.cuda_stream)
+        device = self.bytes.device
+        number = torch._C._cuda_getCurrentRawStream(device.index)
+        if number not in self.streams:
+            self.streams.add(number)
+            stream = torch.cuda.current_stream(device)
             self.bytes.record_stream(stream)
             self.snapshot.record_stream(stream)
 
@@ -93,15 +96,15 @@ class LayerState:
     def __reduce__(self) -> tuple[Any, ...]:
         return LayerState, (self.algorithm, self.precision)
 
-    def remember(self, key: tuple[Any, ...], choice: _Choice, input: Tensor) -> None:
-        if key not in self.choices:
-            if len(self.choices) >= _CHOICES_KEPT:
-                self.choices.clear()
-            self.choices[key] = choice
-        self.last_algorithm, self.last_input_shape = choice.algorithm, tuple(input.shape)
+    def remember(self, key: tuple[Any, ...], choice: _Choice) -> None:
+        if len(self.choices) >= _CHOICES_KEPT:
+            self.choices.clear()
+        self.choices[key] = choice
 
-    def refreshed(self, layer: nn.Module, weight: Tensor, groups: int, algorithm: str, precision: str) -> Tensor | None:
-        """The packed weight, brought up to date; None while a CUDA graph is captured that has none to start from.
+    def packed_for(
+        self, layer: nn.Module, weight: Tensor, groups: int, algorithm: str, precision: str
+    ) -> _Packed | None:
+        """The cache's entry, made if there is none; None while a CUDA graph is captured that has none to start from.
 
         A packing made during the capture would hold nothing until the first replay, and belong to the graph's memory.
         """
@@ -115,12 +118,10 @@ class LayerState:
                     return None
                 self._drop(layer, [other for other in self.packed if other[2:] != like])
                 entry = self.packed[key] = _Packed(weight, groups, algorithm, precision)
-            else:
-                if weight.is_cuda:
-                    entry.used_by_current_stream()
-                    entry.in_graph |= capturing
-                ops.refresh_packed(entry.bytes, entry.snapshot, weight, groups, algorithm, precision)
-            return entry.bytes
+            elif weight.is_cuda:
+                entry.used_by_current_stream()
+                entry.in_graph |= capturing
+            return entry
 
     def drop_packed(self, layer: nn.Module) -> None:
         """Forgets the packed weights, save those that a captured CUDA graph will read again."""
@@ -135,6 +136,8 @@ class LayerState:
 
 
 def _is_capturing(device: torch.device) -> bool:
+    if device.index == torch._C._cuda_getDevice():
+        return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
 
@@ -153,12 +156,13 @@ def _explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) ->
 
 def _is_eager(*tensors: Tensor | None) -> bool:
     """Whether a call on these tensors computes, here and now: not traced, transformed, faked or overridden."""
+    if torch.compiler.is_compiling():
+        return False
+    for tensor in tensors:
+        if tensor is not None and not (ops.transforms.is_plain(tensor) and tensor.device.type in _DEVICES):
+            return False
     return (
-        not torch.compiler.is_compiling()
-        and all(
-            tensor is None or (ops.transforms.is_plain(tensor) and tensor.device.type in _DEVICES) for tensor in tensors
-        )
-        and torch._C._functorch.peek_interpreter_stack() is None
+        torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._get_tracing_state() is None
         and forward_ad._current_level < 0
@@ -256,13 +260,16 @@ class Conv2d(nn.Conv2d):
         choice = state.choices.get(key)
         if choice is None and not autocast:
             choice = self._choose(x, padding, algorithm, precision)
-        y = self._run_packed(x, padding, choice, precision) if choice is not None and choice.packed_bytes else None
+            if choice is not None:
+                state.remember(key, choice)
+        y = None if choice is None else self._run_directly(x, weight, bias, padding, choice, precision)
         if y is None:
             y = self._plain(x, weight, bias, padding)
         if choice is None:
             call = ops.last_call()
-            choice = _Choice(call["algorithm"] if call is not None else "torch")
-        state.remember(key, choice, input)
+            choice = _Choice(call["algorithm"] if call is not None else "torch", is_planned=False)
+            state.remember(key, choice)
+        state.last_algorithm, state.last_input_shape = choice.algorithm, tuple(input.shape)
         return y
 
     def _plain(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
@@ -295,30 +302,49 @@ class Conv2d(nn.Conv2d):
             row = _C.choose(algorithm, problem, ops.device_info(x.device))
         except (TypeError, ValueError, RuntimeError):
             return None
-        return _Choice(row["algorithm"], row["packed_bytes"], ops.format_of(weight) == torch.channels_last)
+        return _Choice(row["algorithm"], row["packed_bytes"], ops.format_of(batch, weight))
 
-    def _run_packed(self, x: Tensor, padding: Any, choice: _Choice, precision: str) -> Tensor | None:
-        """Runs from the packed weight; None where it may not be used: gradients, replicas, a graph before any use."""
-        weight, bias = self.weight, self.bias
+    def _run_directly(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, choice: _Choice, precision: str
+    ) -> Tensor | None:
+        """Runs the choice without conv2d's way through checks and dispatcher; None where that is needed: for gradients,
+        autocast, a named algorithm that reads the plain weight, replicas, a graph before any use."""
+        if _needs_gradient(x, weight, bias):
+            return None
+        if choice.algorithm == "torch":
+            return self._run_torch(x, weight, bias, padding, choice, precision)
         # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
-        if _needs_gradient(x, weight, bias) or getattr(self, "_is_replica", False):
+        if choice.packed_bytes == 0 or getattr(self, "_is_replica", False):
             return None
         batch = x if x.dim() == 4 else x.unsqueeze(0)
-        stride, dilation = _pair(self.stride), _pair(self.dilation)
-        with torch._C._AutoDispatchBelowAutograd():  # there is no gradient to record; saves a third of the call
-            packed = self._fastconv.refreshed(self, weight, self.groups, choice.algorithm, precision)
-            if packed is None:
+        geometry = (*_pair(self.stride), *padding, *_pair(self.dilation), self.groups)
+        # There is no gradient to record: below autograd a call takes two thirds of the time.
+        with torch._C._AutoDispatchBelowAutograd():
+            entry = self._fastconv.packed_for(self, weight, self.groups, choice.algorithm, precision)
+            if entry is None:
                 return None
             if settings.log_calls:
-                functional._log(
-                    batch, weight, list(stride), list(padding), list(dilation), self.groups, choice.algorithm,
-                    precision, "none",
-                )  # fmt: skip
-            y = ops.conv2d_packed(
-                batch, packed, weight.shape, bias, None, stride, padding, dilation, self.groups, choice.channels_last,
-                choice.algorithm, precision, "none", 0.01,
-            )  # fmt: skip
+                self._log(batch, padding, choice, precision)
+            y = ops.conv2d_refreshed(
+                batch, weight, entry.bytes, entry.snapshot, bias, geometry, choice.algorithm, precision
+            )
         return y if x.dim() == 4 else y.squeeze(0)
+
+    def _run_torch(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, choice: _Choice, precision: str
+    ) -> Tensor | None:
+        if not choice.is_planned or not ops.torch_agrees(x, precision):
+            return None
+        if settings.log_calls:
+            self._log(x, padding, choice, precision)
+        y = F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return y.contiguous(memory_format=choice.memory_format) if x.dim() == 4 else y
+
+    def _log(self, x: Tensor, padding: Any, choice: _Choice, precision: str) -> None:
+        functional._log(
+            x, self.weight, list(_pair(self.stride)), list(padding), list(_pair(self.dilation)), self.groups,
+            choice.algorithm, precision, "none",
+        )  # fmt: skip
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._fastconv.drop_packed(self)

@@ -42,6 +42,7 @@ conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
 pack_weight_op: OpOverload = torch.ops.fastconv.pack_weight.default
 conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
 refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
+conv2d_refreshed_op: OpOverload = torch.ops.fastconv.conv2d_refreshed.default
 input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
 
@@ -127,6 +128,15 @@ def conv2d_packed(
         transforms.conv2d_packed, input, packed, weight_shape, bias, residual, stride, padding, dilation, groups,
         channels_last, algorithm, precision, activation, negative_slope,
     )  # fmt: skip
+
+
+def conv2d_refreshed(
+    input: Tensor, weight: Tensor, packed: Tensor, snapshot: Tensor, bias: Tensor | None, geometry: Sequence[int],
+    algorithm: str, precision: str,
+) -> Tensor:  # fmt: skip
+    """`refresh_packed`, then `conv2d_packed` without an epilogue: one call instead of two for eager layers, below
+    autograd. `geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers."""
+    return _call(conv2d_refreshed_op, input, weight, packed, snapshot, bias, geometry, algorithm, precision)
 
 
 def weight_gradient_reason(
@@ -271,6 +281,14 @@ def _(packed, snapshot, weight, groups, algorithm, precision):  # type: ignore[n
     return None
 
 
+@torch.library.register_fake(conv2d_refreshed_op, lib=_library)
+def _(input, weight, packed, snapshot, bias, geometry, *_):  # type: ignore[no-untyped-def]
+    stride, padding, dilation = (geometry[i : i + 2] for i in (0, 2, 4))
+    return _fake_conv2d(
+        input, weight.shape, bias, None, stride, padding, dilation, geometry[6], format_of(input, weight)
+    )
+
+
 @torch.library.register_fake(input_gradient_op, lib=_library)
 def _(grad, weight, input_size, *_):  # type: ignore[no-untyped-def]
     return torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=format_of(grad, weight))
@@ -290,7 +308,7 @@ def _(input, grad, weight_size, stride, padding, dilation, groups, channels_last
 # --- Kernels of the two gradients: functions of the forward operator where that serves, else PyTorch's own.
 
 
-def _torch_agrees(tensor: Tensor, precision: str) -> bool:
+def torch_agrees(tensor: Tensor, precision: str) -> bool:
     """Whether PyTorch's own convolution, which follows its global switch, computes in the class asked for."""
     if not tensor.is_cuda or tensor.dtype != torch.float32:
         return True
@@ -312,7 +330,7 @@ def _input_gradient(
 
         grad = grad.contiguous(memory_format=memory_format)
         return own_input_gradient(convolve, grad, weight, input_size, stride, padding, dilation, groups, memory_format)
-    if _torch_agrees(grad, precision):
+    if torch_agrees(grad, precision):
         like = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(
             grad, like, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
@@ -370,7 +388,7 @@ def _weight_gradient(
         settings.logger.debug("weight gradient %s: %s", list(weight_size), "PyTorch, " + reason if reason else "own")
     if not reason:
         return weight_gradient_kernel_op(*target)
-    if _torch_agrees(grad, precision) or math.prod(input.shape) == 0 or math.prod(grad.shape) == 0:
+    if torch_agrees(grad, precision) or math.prod(input.shape) == 0 or math.prod(grad.shape) == 0:
         like = torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(
             grad, input, like, None, stride, padding, dilation, False, [0, 0], groups, [False, True, False]

@@ -93,6 +93,9 @@ def test_opcheck_packed(name, device):
         )
         snapshot = w.detach().clone(memory_format=torch.contiguous_format)
         opcheck_all(ops.refresh_packed_op, (packed, snapshot, (w * 2).detach().requires_grad_(), groups, name, "fp32"))
+        flat = [size for pair in geometry[:3] for size in pair] + [groups]
+        plain = [tensor.detach() for tensor in (x, w, packed, snapshot, bias)]
+        opcheck_all(ops.conv2d_refreshed_op, (*plain, flat, name, "fp32"))
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -205,7 +208,7 @@ def test_gradcheck(algorithm, activation):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradients_in_a_class_that_torch_is_not_switched_to(shape, device, monkeypatch):
     """The formulas with an explicit class, forced also where the switch agrees."""
-    monkeypatch.setattr(ops, "_torch_agrees", lambda tensor, precision: False)
+    monkeypatch.setattr(ops, "torch_agrees", lambda tensor, precision: False)
     x_shape, w_shape, *geometry = SHAPES[shape]
     inputs = [make(s, device=device) for s in (x_shape, w_shape)]
     doubles = [t.detach().double().requires_grad_() for t in inputs]

@@ -23,13 +23,13 @@ PACKED = packed_algorithms()
 def packed_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The algorithm of each convolution that ran from a packed weight."""
     calls: list[str] = []
-    run = fastconv.nn.ops.conv2d_packed
+    run = fastconv.nn.ops.conv2d_refreshed
 
     def spy(*args: object) -> Tensor:
         calls.extend(arg for arg in args if isinstance(arg, str) and arg in PACKED)
         return run(*args)
 
-    monkeypatch.setattr(fastconv.nn.ops, "conv2d_packed", spy)
+    monkeypatch.setattr(fastconv.nn.ops, "conv2d_refreshed", spy)
     return calls
 
 

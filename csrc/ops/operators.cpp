@@ -2,6 +2,7 @@
 // that knows torch, and it knows it through the stable ABI alone.
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -123,39 +124,48 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> b
   return run(input, &weight, nullptr, problem, arguments);
 }
 
-// The weight's part of a problem: all that packing depends on.
-struct WeightProblem {
-  const Algorithm& algorithm;
-  ConvProblem problem;
-  PackFunction pack;  // null: the algorithm reads the plain weight
+// How one named algorithm packs a weight: depends on the weight's part of a problem alone.
+struct Packing {
+  const Algorithm* algorithm;
   std::size_t bytes;
 };
 
+Packing plan_packing(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
+  const Algorithm& algorithm = find_algorithm(name);
+  FASTCONV_REQUIRE(is_own(algorithm), "algorithm is '" + name + "'; it has no packed weight");
+  const Candidate candidate = evaluate(algorithm, problem, device);
+  if (!candidate.support.ok) {
+    const IntList shape{problem.k, problem.c_per_group(), problem.r, problem.s};
+    throw Unsupported("algorithm '" + name + "' cannot pack weight " + to_text(shape) + ": " +
+                      candidate.support.reason);
+  }
+  const std::size_t plain = static_cast<std::size_t>(problem.k * problem.c_per_group() * problem.r * problem.s);
+  const bool packs = find_kernels(algorithm, device.type).pack != nullptr;
+  return {&algorithm, packs ? algorithm.packed_weight(problem, device).bytes : plain * size_of(problem.dtype)};
+}
+
+struct WeightProblem {
+  ConvProblem problem;
+  std::shared_ptr<const Packing> packing;
+  PackFunction pack;  // null: the algorithm reads the plain weight
+};
+
 WeightProblem weight_problem(DType dtype, const DeviceInfo& device, const IntList& shape, std::int64_t groups,
-                             const std::string& algorithm_name, const std::string& precision) {
+                             const std::string& algorithm, const std::string& precision) {
   FASTCONV_REQUIRE(shape.size() == 4,
                    "weight has shape " + to_text(shape) + "; expected 4 dimensions [K, C/groups, R, S]");
   FASTCONV_REQUIRE(
       groups > 0 && shape[0] % groups == 0,
       "groups is " + std::to_string(groups) + "; expected a positive divisor of K = " + std::to_string(shape[0]));
-  FASTCONV_REQUIRE(algorithm_name != "auto", "algorithm is 'auto'; pack_weight expects the name of one algorithm");
-  const Algorithm& algorithm = find_algorithm(algorithm_name);
-  FASTCONV_REQUIRE(is_own(algorithm), "algorithm is '" + algorithm_name + "'; it has no packed weight");
+  FASTCONV_REQUIRE(algorithm != "auto", "algorithm is 'auto'; pack_weight expects the name of one algorithm");
   ConvProblem problem;
   problem.k = shape[0], problem.c = shape[1] * groups, problem.r = shape[2], problem.s = shape[3];
   problem.n = 1, problem.h = problem.r, problem.w = problem.s;
   problem.groups = groups;
   problem.dtype = dtype;
   problem.accuracy = effective_accuracy(dtype, accuracy_from_name(precision));
-  const Candidate candidate = evaluate(algorithm, problem, device);
-  if (!candidate.support.ok) {
-    throw Unsupported("algorithm '" + algorithm_name + "' cannot pack weight " + to_text(shape) + ": " +
-                      candidate.support.reason);
-  }
-  const PackFunction pack = find_kernels(algorithm, device.type).pack;
-  std::size_t bytes = algorithm.packed_weight(problem, device).bytes;
-  if (pack == nullptr) bytes = static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]) * size_of(dtype);
-  return {algorithm, problem, pack, bytes};
+  std::shared_ptr<const Packing> packing = choose_cached<plan_packing>(algorithm, problem, device);
+  return {problem, packing, find_kernels(*packing->algorithm, device.type).pack};
 }
 
 Tensor view_as_weight(const Tensor& packed, const IntList& shape, ScalarType dtype) {
@@ -168,7 +178,7 @@ Tensor pack_weight(const Tensor& weight, std::int64_t groups, std::string algori
   const auto guard = device_guard(weight);
   const DeviceInfo& device = device_of(weight);
   const WeightProblem target = weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
-  const std::int64_t bytes = static_cast<std::int64_t>(target.bytes);
+  const std::int64_t bytes = static_cast<std::int64_t>(target.packing->bytes);
   // Zeros, so that equal weights make equal packings: a packing may have gaps, which its kernel does not write.
   Tensor packed = torch::stable::new_zeros(weight, {&bytes, 1}, ScalarType::Byte);
   if (target.pack == nullptr) {
@@ -176,8 +186,8 @@ Tensor pack_weight(const Tensor& weight, std::int64_t groups, std::string algori
     torch::stable::copy_(view, weight);
   } else if (weight.numel() > 0) {
     const std::unique_ptr<Runtime> runtime = make_runtime(device);
-    pack(target.algorithm, target.problem, torch::stable::contiguous(weight), packed.mutable_data_ptr(), nullptr,
-         *runtime);
+    pack(*target.packing->algorithm, target.problem, torch::stable::contiguous(weight), packed.mutable_data_ptr(),
+         nullptr, *runtime);
   }
   return packed;
 }
@@ -189,8 +199,9 @@ void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t 
   const auto guard = device_guard(weight);
   const DeviceInfo& device = device_of(weight);
   const WeightProblem target = weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
-  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.bytes),
-                   "packed has " + std::to_string(packed.numel()) + " bytes; expected " + std::to_string(target.bytes));
+  FASTCONV_REQUIRE(
+      packed.numel() == static_cast<std::int64_t>(target.packing->bytes),
+      "packed has " + std::to_string(packed.numel()) + " bytes; expected " + std::to_string(target.packing->bytes));
   if (target.pack == nullptr) {
     Tensor view = view_as_weight(packed, shape_of(weight), weight.scalar_type());
     torch::stable::copy_(view, weight);
@@ -201,8 +212,11 @@ void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t 
                    "snapshot has shape " + to_text(shape_of(snapshot)) +
                        "; expected a contiguous tensor like weight, " + to_text(shape_of(weight)));
   if (weight.numel() == 0) return;
+  // Two threads that share a layer must not find one another's snapshot new and packing old.
+  static std::mutex refreshing;
+  const std::lock_guard lock(refreshing);
   const std::unique_ptr<Runtime> runtime = make_runtime(device);
-  pack(target.algorithm, target.problem, torch::stable::contiguous(weight), packed.mutable_data_ptr(),
+  pack(*target.packing->algorithm, target.problem, torch::stable::contiguous(weight), packed.mutable_data_ptr(),
        snapshot.mutable_data_ptr(), *runtime);
 }
 
@@ -218,11 +232,24 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
   const auto guard = device_guard(input);
   const WeightProblem target =
       weight_problem(problem.dtype, device_of(input), weight_shape, groups, algorithm, precision);
-  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.bytes) && packed.is_contiguous(),
+  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.packing->bytes) && packed.is_contiguous(),
                    "packed weight has " + std::to_string(packed.numel()) + " bytes; expected " +
-                       std::to_string(target.bytes) + " from pack_weight(..., '" + algorithm + "', '" + precision +
-                       "')");
+                       std::to_string(target.packing->bytes) + " from pack_weight(..., '" + algorithm + "', '" +
+                       precision + "')");
   return run(input, nullptr, &packed, problem, arguments);
+}
+
+// refresh_packed and conv2d_packed in one, with few arguments, for a layer in eager mode: on small inputs the way
+// through the dispatcher is most of a call. geometry: stride, padding, dilation, each for height and width; groups.
+Tensor conv2d_refreshed(const Tensor& input, const Tensor& weight, Tensor packed, Tensor snapshot,
+                        std::optional<Tensor> bias, IntList geometry, std::string algorithm, std::string precision) {
+  FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) +
+                                             "; expected 7 integers: stride, padding, dilation (two each), groups");
+  const auto pair = [&](int i) { return IntList(geometry.begin() + i, geometry.begin() + i + 2); };
+  const std::int64_t groups = geometry[6];
+  refresh_packed(packed, snapshot, weight, groups, algorithm, precision);
+  return conv2d_packed(input, packed, shape_of(weight), std::move(bias), std::nullopt, pair(0), pair(2), pair(4),
+                       groups, suggests_channels_last(weight), algorithm, precision, "none", 0.0);
 }
 
 // JSON by hand: four fields, none of which needs escaping. Empty before the first call.
@@ -264,17 +291,21 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def(
       "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
       "str precision) -> ()");
+  library.def(
+      "conv2d_refreshed(Tensor input, Tensor weight, Tensor(a!) packed, Tensor(b!) snapshot, Tensor? bias, "
+      "int[] geometry, str algorithm, str precision) -> Tensor");
   library.def("last_call() -> str");
   library.def("device_info(int index) -> str");
   library.def("set_debug(bool enabled) -> ()");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                             \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                       \
-    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                 \
-    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));       \
-    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));   \
-    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed)); \
+#define FASTCONV_IMPLEMENT(DEVICE)                                                 \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                           \
+    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                     \
+    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));           \
+    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));       \
+    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed));     \
+    library.impl("conv2d_refreshed", TORCH_BOX(&fastconv::ops::conv2d_refreshed)); \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)
