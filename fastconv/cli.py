@@ -384,8 +384,8 @@ def bench_layers(
 def bench_networks(
     network: NetworkOption = "all",
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
-    modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph.")] = "eager",
-    peers: Annotated[str, typer.Option(help="How PyTorch runs: eager, compile, graph.")] = "eager,compile",
+    modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph; default eager, graph.")] = "",
+    peers: Annotated[str, typer.Option(help="How PyTorch runs: eager, compile, graph; default all.")] = "",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nchw,nhwc",
     compiled_layouts: Annotated[str, typer.Option(help="Of compiled networks; default all of --layouts.")] = "",
     algorithm: Annotated[str, typer.Option(help="Ask for this one in every layer.")] = "auto",
@@ -406,11 +406,11 @@ def bench_networks(
     document = networks.run(
         list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS)),
         split(classes, "classes", list(CLASS_DTYPE)),
-        split(modes, "modes", list(networks.FORMS)),
+        split(modes, "modes", list(networks.FORMS)) if modes else None,
         rounds,
         where,
         out,
-        peers=split(peers, "peers", list(networks.FORMS)),
+        peers=split(peers, "peers", list(networks.FORMS)) if peers else None,
         layouts=split(layouts, "layouts", list(networks.LAYOUTS)),
         compiled_layouts=split(compiled_layouts, "compiled_layouts", list(networks.LAYOUTS))
         if compiled_layouts

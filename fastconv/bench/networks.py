@@ -205,12 +205,12 @@ def contenders_of(
 def run(
     networks: Sequence[str] = MAIN_NETWORKS,
     classes: Sequence[str] = ("fp32", "tf32", "fp16", "bf16"),
-    modes: Sequence[str] = ("eager",),
+    modes: Sequence[str] | None = None,
     rounds: int = 20,
     device: torch.device | str | None = None,
     out: Path | str | None = None,
     *,
-    peers: Sequence[str] = ("eager", "compile"),
+    peers: Sequence[str] | None = None,
     layouts: Sequence[str] = tuple(LAYOUTS),
     compiled_layouts: Sequence[str] | None = None,
     algorithm: str = "auto",
@@ -224,7 +224,8 @@ def run(
 
     networks, classes: names, see `fastconv.models.NETWORKS` and `CLASS_DTYPE`.
     compiled_layouts: those of compiled networks, if not all: the compiler lays convolutions out as it likes.
-    modes: how ours runs, one row each: "eager", "compile", "graph". peers: how PyTorch runs; every row has all of them.
+    modes: how ours runs, one row each: "eager", "compile", "graph". peers: how PyTorch runs; every row has all of them,
+        but graphs only a row of graphs. None: "eager" and "compile" (peers alone), and on CUDA "graph".
     batch, image: instead of the network's own. reference_pictures: pictures of the batch that are compared.
     out: the result file, written after every network and class; rows of the same machine and commit are kept.
     budget_s: after so many seconds nothing more is compiled, and no further network or class is begun.
@@ -234,8 +235,11 @@ def run(
         network(name)
     for cls in classes:
         precision_of(cls)
-    contenders = contenders_of(modes, peers, layouts, layouts if compiled_layouts is None else compiled_layouts)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    graphs = ["graph"] if target.type == "cuda" else []
+    modes = ["eager", *graphs] if modes is None else modes
+    peers = ["eager", "compile", *graphs] if peers is None else peers
+    contenders = contenders_of(modes, peers, layouts, layouts if compiled_layouts is None else compiled_layouts)
     head = environment.describe(suite_name(target), target)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}
     deadline = None if budget_s is None else time.perf_counter() + budget_s
@@ -320,10 +324,10 @@ def _measure(
         failures |= measured.failures
         times = measured.timings
         layers = _layer_times(case, [contender for contender in contenders if contender.name in times], times)
-    peers = {c.name: times[c.name].us if c.name in times else None for c in contenders if not c.ours}
-    best_peer = _fastest({key: us for key, us in peers.items() if us is not None})
     rows = []
     for mode in modes:
+        peers = {c.name: times[c.name].us if c.name in times else None for c in contenders if _is_rival(c, mode)}
+        best_peer = _fastest({key: us for key, us in peers.items() if us is not None})
         ours = {c.layout: c.name for c in contenders if c.ours and c.form == mode}
         by_layout = {layout: times[key].us for layout, key in ours.items() if key in times}
         layout = _fastest(by_layout)
@@ -357,6 +361,11 @@ def _measure(
             }
         )
     return rows
+
+
+def _is_rival(contender: Contender, mode: str) -> bool:
+    """A captured graph competes with ours as a graph alone: who asks for it can have both."""
+    return not contender.ours and (contender.form != "graph" or mode == "graph")
 
 
 def _layer_times(
