@@ -2,6 +2,7 @@
 #pragma once
 
 #include "algos/winograd/tile_math.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/mma.cuh"
 
 namespace fastconv::winograd {
@@ -151,6 +152,7 @@ __global__ void __launch_bounds__(32, 20)
                            int* __restrict__ exponents) {                   // [groups][exponent_pitch(T)]
   constexpr int alpha = m + 2;
   __shared__ alignas(16) float2 patches[alpha * alpha][product_channels / 2];
+  admit_successor();
   const int lane = threadIdx.x;
   unsigned number = blockIdx.x;  // neighbours take the groups of a tile, whose rows lie together
   const int group = static_cast<int>(chunk.by_groups.peel(number)), tile = static_cast<int>(number);

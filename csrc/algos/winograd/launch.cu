@@ -8,6 +8,7 @@
 #include "algos/winograd/products.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
+#include "device/dependent_launch.cuh"
 #include "device/transpose.cuh"
 
 namespace fastconv::winograd {
@@ -81,24 +82,32 @@ void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* ex
   check_launch("winograd input transform");
 }
 
+// dependent: the product before lets this kernel begin beside its last blocks.
 template <typename T, int m>
 void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents, const int* filter_exponents,
-                      const ConvArgs& args, cudaStream_t stream) {
-  const auto epilogue = make_epilogue<T>(args);
-  auto* y = static_cast<T*>(args.y);
+                      const ConvArgs& args, bool dependent, cudaStream_t stream) {
+  const auto launch = [&](auto kernel, dim3 grid, dim3 block) {
+    const char* name = "winograd output transform";
+    const auto epilogue = make_epilogue<T>(args);
+    auto* y = static_cast<T*>(args.y);
+    if (dependent) {
+      launch_dependent(kernel, grid, block, 0, stream, name, chunk, products, tile_exponents, filter_exponents, y,
+                       epilogue);
+    } else {
+      kernel<<<grid, block, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
+      check_launch(name);
+    }
+  };
   if (args.problem.layout == Layout::nhwc) {
     const bool even = chunk.k % 2 == 0;
     const int lanes = even ? chunk.k / 2 : chunk.k;
     const dim3 block = row_block(row_lanes(lanes, 128), 128);
     const dim3 grid(ceil_div(chunk.tiles, static_cast<int>(block.y)), ceil_div(lanes, static_cast<int>(block.x)));
-    const auto kernel = even ? output_transform_nhwc<T, m, 2> : output_transform_nhwc<T, m, 1>;
-    kernel<<<grid, block, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
+    launch(even ? output_transform_nhwc<T, m, 2> : output_transform_nhwc<T, m, 1>, grid, block);
   } else {
     const dim3 grid(ceil_div(chunk.tiles, output_block_tiles), ceil_div(chunk.k, output_block_filters));
-    output_transform_nchw<T, m>
-        <<<grid, output_block_threads, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
+    launch(output_transform_nchw<T, m>, grid, output_block_threads);
   }
-  check_launch("winograd output transform");
 }
 
 // M = V U^T at every frequency.
@@ -162,7 +171,8 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
       transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
     }
     multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, runtime);
-    transform_output<T, m>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, stream);
+    transform_output<T, m>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args,
+                           config.own_product, stream);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "algos/winograd/tile_math.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/epilogue.h"
 
 namespace fastconv::winograd {
@@ -41,6 +42,7 @@ __global__ void __launch_bounds__(128, 4)
   if (tile >= chunk.tiles) return;
   const TilePosition position = tile_position(chunk, tile);
   const int p0 = position.tp * m, q0 = position.tq * m;
+  wait_for_predecessor();
   const int tile_exponent = tile_exponents != nullptr ? tile_exponents[tile] : 0;
   const int k = (blockIdx.y * blockDim.x + threadIdx.x) * vec;
   if (k >= chunk.k) return;
@@ -122,6 +124,7 @@ __global__ void __launch_bounds__(output_block_threads)
                           Epilogue<T> epilogue) {
   __shared__ TurnedTiles<m> turned;
   const int tile0 = blockIdx.x * output_block_tiles, k0 = blockIdx.y * output_block_filters;
+  wait_for_predecessor();
   if (const int slot = threadIdx.x / 32, lane = threadIdx.x % 32; tile0 + slot < chunk.tiles && k0 + lane < chunk.k) {
     const int tile = tile0 + slot, k = k0 + lane;
     const bool scaled = tile_exponents != nullptr;

@@ -4,9 +4,10 @@
 #include <algorithm>
 
 #include "algos/winograd/products.h"
-#include "device/cuda_check.h"
+#include "device/dependent_launch.cuh"
 #include "device/fast_divide.h"
 #include "device/power_of_two.h"
+#include "device/shared_memory.h"
 #include "device/tensor_map.h"
 
 namespace fastconv::winograd::products {
@@ -117,6 +118,7 @@ __global__ void __launch_bounds__(threads, 1)
   static_assert(shared_bytes<S> <= 227 * 1024);
   extern __shared__ unsigned char memory[];
   auto& shared = *reinterpret_cast<SharedMemory<S>*>(memory + (-shared_address(memory) & 1023));
+  admit_successor();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) shared.products.initialise();
   __syncthreads();
@@ -129,10 +131,12 @@ __global__ void __launch_bounds__(threads, 1)
     hopper::shrink_registers<S::load_registers>();
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32 % 4, 0);
     if (warp == 1) {
+      wait_for_predecessor();  // V and its exponents are what the product reads of the input transform's
       const auto make_scales = [&grid](const Task& task) { return GroupScales(grid, task); };
       scale_products(shared.products, grid.stages, TaskSource<S>(grid, v, u), make_scales, grid.report);
     } else if (threadIdx.x % 128 == 0) {
       hopper::prefetch_map(v), hopper::prefetch_map(u), hopper::prefetch_map(m);
+      wait_for_predecessor();
       load_products(shared.products, grid.stages, TaskSource<S>(grid, v, u), grid.report);
     }
   }
@@ -175,13 +179,11 @@ void launch(const Arguments& args) {
                   args.group_exponents,
                   args.tile_exponents,
                   args.report};
-  check_cuda(cudaFuncSetAttribute(multiply<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes<S>),
-             "winograd products: shared memory");
-  multiply<S><<<static_cast<unsigned>(std::min<std::int64_t>(args.processors, tasks)), threads, shared_bytes<S>,
-                static_cast<cudaStream_t>(args.stream)>>>(grid, make_operand_map<S>(args, args.v, args.tiles),
-                                                          make_operand_map<S>(args, args.u, args.filters),
-                                                          make_product_map(args));
-  check_launch("winograd products");
+  allow_shared_memory<multiply<S>>(shared_bytes<S>, "winograd products: shared memory");
+  launch_dependent(multiply<S>, static_cast<unsigned>(std::min<std::int64_t>(args.processors, tasks)), threads,
+                   shared_bytes<S>, static_cast<cudaStream_t>(args.stream), "winograd products", grid,
+                   make_operand_map<S>(args, args.v, args.tiles), make_operand_map<S>(args, args.u, args.filters),
+                   make_product_map(args));
 }
 
 }  // namespace

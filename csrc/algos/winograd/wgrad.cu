@@ -4,6 +4,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/dependent_launch.cuh"
+#include "device/shared_memory.h"
 #include "device/transpose.cuh"
 
 namespace fastconv {
@@ -16,8 +17,7 @@ int as_int(std::int64_t value) { return static_cast<int>(value); }
 template <int blocks_m, int blocks_n>
 void multiply(const Params& params, int processors, cudaStream_t stream) {
   using S = Shape<blocks_m, blocks_n>;
-  check_cuda(cudaFuncSetAttribute(multiply_tiles<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes),
-             "winograd weight gradient: shared memory");
+  allow_shared_memory<multiply_tiles<S>>(S::shared_bytes, "winograd weight gradient: shared memory");
   launch_dependent(multiply_tiles<S>, std::min<unsigned>(params.units, processors), S::threads, S::shared_bytes, stream,
                    "winograd weight gradient: products", params);
 }
