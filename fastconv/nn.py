@@ -27,7 +27,6 @@ __all__ = ["Conv2d"]
 # torch.fx records the convolution as one call instead of tracing into its argument checks.
 torch.fx.wrap("conv2d")
 
-_DEVICES = ("cpu", "cuda")
 _CHOICES_KEPT = 64  # input shapes whose choice a layer remembers; beyond that it forgets all and starts again
 
 # Packed weights whose addresses a captured CUDA graph holds: they live as long as the layer, as its parameters do.
@@ -159,7 +158,7 @@ def _is_eager(*tensors: Tensor | None) -> bool:
     if torch.compiler.is_compiling():
         return False
     for tensor in tensors:
-        if tensor is not None and not (ops.transforms.is_plain(tensor) and tensor.device.type in _DEVICES):
+        if tensor is not None and not (ops.transforms.is_plain(tensor) and (tensor.is_cuda or tensor.is_cpu)):
             return False
     return (
         torch._C._functorch.peek_interpreter_stack() is None
@@ -236,7 +235,8 @@ class Conv2d(nn.Conv2d):
     @property
     def last_input_shape(self) -> tuple[int, ...] | None:
         """The input's shape in that call."""
-        return self._fastconv.last_input_shape
+        shape = self._fastconv.last_input_shape
+        return None if shape is None else tuple(shape)
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.Conv2d."""
@@ -250,11 +250,12 @@ class Conv2d(nn.Conv2d):
             return self._plain(x, weight, bias, padding)
         x, padding = _explicit_padding(x, weight, padding, self.dilation)
         algorithm = settings.auto_algorithm if state.algorithm == "auto" or settings.disabled else state.algorithm
-        precision = settings.resolve_precision(state.precision, x.is_cuda)
-        autocast = torch.is_autocast_enabled(x.device.type)
+        # Of another dtype the dtype itself is the class.
+        precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
+        autocast = torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type)
         key = (
-            x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, weight.device,
-            bias is None, self.stride, padding, self.dilation, self.groups, algorithm, precision,
+            x.shape, x.stride(), x.dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
+            weight.get_device(), bias is None, self.stride, padding, self.dilation, self.groups, algorithm, precision,
             torch.get_autocast_dtype(x.device.type) if autocast else None,
         )  # fmt: skip
         choice = state.choices.get(key)
@@ -269,7 +270,7 @@ class Conv2d(nn.Conv2d):
             call = ops.last_call()
             choice = _Choice(call["algorithm"] if call is not None else "torch", is_planned=False)
             state.remember(key, choice)
-        state.last_algorithm, state.last_input_shape = choice.algorithm, tuple(input.shape)
+        state.last_algorithm, state.last_input_shape = choice.algorithm, input.shape
         return y
 
     def _plain(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
