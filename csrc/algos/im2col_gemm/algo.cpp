@@ -26,17 +26,26 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                     : "unroll " + std::to_string(chunk.rows) + " rows";
   plan.workspace_bytes = chunk.workspace_bytes();
 
+  const bool tensor_cores = device.type == DeviceType::cuda && problem.dtype != DType::f32;
+  const double depth = static_cast<double>(problem.c * problem.r * problem.s);
+  if (tensor_cores && !chunk.unrolls && !chunk.finishes) {
+    // The library's GEMM alone: cuDNN's time for 1x1 convolutions (torch_conv), without what its search misses (H200).
+    plan.cost_us = 7.5 + 0.0014 * depth +
+                   1e6 * std::max(problem.direct_flops() / (1.2 * device.fp16_tensor_flops_per_s),
+                                  problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
+    return plan;
+  }
+
   // Roofline, one pass after the other: bytes of the unrolling (written, read by the GEMM) and of the epilogue at the
   // memory's rate, then the GEMM at the library's.
   const double pixels = static_cast<double>(problem.n * problem.p() * problem.q());
-  const double outputs = static_cast<double>(problem.output_numel()), depth = problem.c * problem.r * problem.s;
+  const double outputs = static_cast<double>(problem.output_numel());
   double bytes = problem.compulsory_bytes();
   if (chunk.unrolls) {  // on an H200 at a quarter of the memory's rate
     const double slowness = device.type == DeviceType::cuda ? 4.0 : 1.0;
     bytes += slowness * 2.0 * pixels * depth * static_cast<double>(size_of(chunk.gemm_type));
   }
   if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
-  const bool tensor_cores = device.type == DeviceType::cuda && problem.dtype != DType::f32;
   const double share = device.type == DeviceType::cuda ? 0.9 : 0.7;  // of FP32; the CPU's GEMMs are small
   const double rate = tensor_cores ? 0.6 * device.fp16_tensor_flops_per_s : share * device.fp32_flops_per_s;
 
