@@ -24,6 +24,10 @@ __device__ __forceinline__ void admit_successor() {
 #endif
 }
 
+// Grids of more blocks lose by it: admitting and waiting take the device about 1 ns a block, one after the other (an
+// H200; docs/performance.md), where the launch that is hidden took 1 us.
+constexpr unsigned few_blocks = 2048;
+
 // The kernel must call wait_for_predecessor() before it touches anything that an earlier kernel of the series touches.
 template <typename... Parameters, typename... Arguments>
 void launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,

@@ -101,10 +101,6 @@ __global__ void __launch_bounds__(512)
 // copies of 16 bytes, zeros outside, or, where C is no multiple of 4, by ordinary loads.
 static_assert(product_channels == 64);
 
-// So many may admit the next kernel early: each call takes the device 1 ns, one after the other, which a long kernel
-// feels (6 % of vgg3_1) more than the launch that it hides.
-constexpr unsigned few_blocks = 2048;
-
 // Half a warp takes a pixel: lane l brings 4 channels.
 template <int m>
 __device__ __forceinline__ void copy_patch(const Chunk& chunk, const float* __restrict__ x,

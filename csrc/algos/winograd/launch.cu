@@ -82,15 +82,15 @@ void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* ex
   check_launch("winograd input transform");
 }
 
-// dependent: the product before lets this kernel begin beside its last blocks.
+// after_own_product: it lets this kernel begin beside its last blocks.
 template <typename T, int m>
 void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents, const int* filter_exponents,
-                      const ConvArgs& args, bool dependent, cudaStream_t stream) {
+                      const ConvArgs& args, bool after_own_product, cudaStream_t stream) {
   const auto launch = [&](auto kernel, dim3 grid, dim3 block) {
     const char* name = "winograd output transform";
     const auto epilogue = make_epilogue<T>(args);
     auto* y = static_cast<T*>(args.y);
-    if (dependent) {
+    if (after_own_product && grid.x * grid.y <= few_blocks) {
       launch_dependent(kernel, grid, block, 0, stream, name, chunk, products, tile_exponents, filter_exponents, y,
                        epilogue);
     } else {
