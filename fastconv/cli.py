@@ -384,8 +384,8 @@ def bench_layers(
 def bench_networks(
     network: NetworkOption = "all",
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
-    modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph; default eager, graph.")] = "",
-    peers: Annotated[str, typer.Option(help="How PyTorch runs: eager, compile, graph; default all.")] = "",
+    modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph; default all (CPU: eager).")] = "",
+    peers: Annotated[str, typer.Option(help="How PyTorch runs: likewise; default all (CPU: no graph).")] = "",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nchw,nhwc",
     compiled_layouts: Annotated[str, typer.Option(help="Of compiled networks; default all of --layouts.")] = "",
     algorithm: Annotated[str, typer.Option(help="Ask for this one in every layer.")] = "auto",

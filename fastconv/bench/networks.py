@@ -225,7 +225,7 @@ def run(
     networks, classes: names, see `fastconv.models.NETWORKS` and `CLASS_DTYPE`.
     compiled_layouts: those of compiled networks, if not all: the compiler lays convolutions out as it likes.
     modes: how ours runs, one row each: "eager", "compile", "graph". peers: how PyTorch runs; every row has all of them,
-        but graphs only a row of graphs. None: "eager" and "compile" (peers alone), and on CUDA "graph".
+        but graphs only a row of graphs. None: all on CUDA; on the CPU ours "eager", peers "eager" and "compile".
     batch, image: instead of the network's own. reference_pictures: pictures of the batch that are compared.
     out: the result file, written after every network and class; rows of the same machine and commit are kept.
     budget_s: after so many seconds nothing more is compiled, and no further network or class is begun.
@@ -236,9 +236,9 @@ def run(
     for cls in classes:
         precision_of(cls)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    graphs = ["graph"] if target.type == "cuda" else []
-    modes = ["eager", *graphs] if modes is None else modes
-    peers = ["eager", "compile", *graphs] if peers is None else peers
+    cuda = target.type == "cuda"
+    modes = (FORMS if cuda else ("eager",)) if modes is None else modes
+    peers = (FORMS if cuda else ("eager", "compile")) if peers is None else peers
     contenders = contenders_of(modes, peers, layouts, layouts if compiled_layouts is None else compiled_layouts)
     head = environment.describe(suite_name(target), target)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}
