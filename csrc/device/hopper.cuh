@@ -144,6 +144,24 @@ __device__ __forceinline__ void wait_for_writing() {
 __device__ __forceinline__ void store_shared(std::uint32_t target, float first, float second) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(target), "f"(first), "f"(second) : "memory");
 }
+// Four matrices of 8 x 8 elements of 16 bits, transposed: lane l gives the address of column l % 8 of matrix l / 8, of
+// 16 bytes, and holds (row l/4, columns 2 (l%4) and the next) of each. So two rows of D become columns.
+__device__ __forceinline__ void store_transposed(std::uint32_t target, const std::uint32_t (&matrix)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(target), "r"(matrix[0]),
+               "r"(matrix[1]), "r"(matrix[2]), "r"(matrix[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_shared(std::uint32_t target, const float (&four)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(target), "f"(four[0]), "f"(four[1]), "f"(four[2]),
+               "f"(four[3])
+               : "memory");
+}
+__device__ __forceinline__ void load_shared(float (&four)[4], std::uint32_t source) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])
+               : "r"(source)
+               : "memory");
+}
 // A named barrier of so many threads.
 __device__ __forceinline__ void synchronise(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

@@ -38,6 +38,8 @@ constexpr int tile_rows = 14, tile_columns = 7, positions = tile_rows * tile_col
 constexpr int tile_width = tile_columns * tile_outputs, input_rows = tile_rows + taps - 1;
 // 64 bytes of a pixel are a stage.
 constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32; }
+// Where frequency f of U and V lies: +a, -a, 0 of one warpgroup, +b, -b, infinity of the other.
+constexpr int slot(int f) { return f == 0 ? 2 : f < 3 ? f - 1 : f; }
 }  // namespace single
 
 struct Config {

@@ -27,7 +27,7 @@ Output select_output(const ConvArgs& args) {
 
 template <bool boxes, Output output>
 void launch(const Params& params, const Config& config, const CUtensorMap& map, int processors, cudaStream_t stream) {
-  launch_items<convolve<boxes, output>>(params, config, map, sizeof(Shared), processors, stream);
+  launch_items<convolve<boxes, output>>(params, config, sizeof(Shared), processors, stream, map);
 }
 
 void run_split(const ConvArgs& args, const Config& config, const float* x, Layout layout, Runtime& runtime) {

@@ -56,9 +56,9 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, 
 }
 
 // In launches of as many items as a block of every multiprocessor can keep account of.
-template <auto kernel, typename T>
-void launch_items(ParamsOf<T> params, const Config& config, const CUtensorMap& map, std::size_t shared_bytes,
-                  int processors, cudaStream_t stream) {
+template <auto kernel, typename T, typename... Maps>
+void launch_items(ParamsOf<T> params, const Config& config, std::size_t shared_bytes, int processors,
+                  cudaStream_t stream, const Maps&... maps) {
   allow_shared_memory<kernel, true>(static_cast<int>(shared_bytes), "winograd_fused: shared memory");
   const std::int64_t most = static_cast<std::int64_t>(processors) * most_items;
   for (std::int64_t first = 0; first < config.items; first += most) {
@@ -66,7 +66,7 @@ void launch_items(ParamsOf<T> params, const Config& config, const CUtensorMap& m
     params.first_item = static_cast<unsigned>(first);
     params.end_item = static_cast<unsigned>(first + items);
     const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(processors, items));
-    kernel<<<blocks, block_threads, shared_bytes, stream>>>(params, map);
+    kernel<<<blocks, block_threads, shared_bytes, stream>>>(params, maps...);
     check_launch("winograd_fused");
   }
 }

@@ -133,6 +133,8 @@ __device__ __forceinline__ void wait_bounded(std::uint32_t barrier, unsigned par
 
 // Barriers of warps: 0 is the whole block's.
 constexpr int producer_barrier = 1, consumer_barrier = 2, pass_barrier = 3;
+// Of a warp and its like in the other warpgroup; of a warpgroup.
+constexpr int pair_barrier = 4, group_barrier = 8;
 template <int barrier, int threads>
 __device__ __forceinline__ void synchronise() {
   asm volatile("bar.sync %0, %1;" ::"n"(barrier), "n"(threads) : "memory");

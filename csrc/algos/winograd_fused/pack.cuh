@@ -22,7 +22,8 @@ __device__ __forceinline__ std::int64_t packed_index(int k, int c, int steps, in
   const int lane = row * 4 + channel % 8 / 2, thread = filter / 16 * 32 + lane;
   const int element = (second + channel / 8 * 2) * 2 + channel % 2;
   const std::int64_t step = static_cast<std::int64_t>(k / filter_tile) * steps + c / channels;
-  return ((step * frequencies + f) * taps + r) * (parts * u_fragment_bytes / 2) + thread * 8 + element;
+  const int place = parts == 2 ? f : single::slot(f);
+  return ((step * frequencies + place) * taps + r) * (parts * u_fragment_bytes / 2) + thread * 8 + element;
 }
 
 // A block per filter, beyond K for those that fill the last 64. With a snapshot: a filter that equals it bit for bit is

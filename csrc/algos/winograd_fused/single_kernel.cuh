@@ -1,7 +1,7 @@
 // The kernel of the one-product classes: three warpgroups in two roles, two passes over the items.
 #pragma once
 
-#include "algos/winograd_fused/single_output.cuh"
+#include "algos/winograd_fused/single_consume.cuh"
 #include "algos/winograd_fused/single_transform.cuh"
 
 namespace fastconv::algos::winograd_fused::single {
@@ -35,9 +35,10 @@ __device__ __forceinline__ void end_pass(const Params<T>& params, Shared<T>& sha
 // boxes: x is loaded by tensor copies, through `map`; else by element.
 template <typename T, bool boxes, Output output>
 __global__ void __launch_bounds__(block_threads, 1)
-    convolve(const __grid_constant__ Params<T> params, const __grid_constant__ CUtensorMap map) {
+    convolve(const __grid_constant__ Params<T> params, const __grid_constant__ CUtensorMap map,
+             const __grid_constant__ LineMaps lines) {
 #if defined(FASTCONV_HAS_WGMMA)
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<T>*>(memory);
   initialise(shared);
   if (static_cast<int>(threadIdx.x) >= consumer_threads) {
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(block_threads, 1)
     ConsumerState state;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
-      consume<T, output>(params, shared, pass == 1, state);
+      consume<T, output>(params, lines, shared, pass == 1, state);
       if (pass == 0) end_pass(params, shared, role_multiply);
     }
   }

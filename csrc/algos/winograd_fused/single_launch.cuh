@@ -14,13 +14,31 @@ Output select_output(const ConvArgs& args) {
   const std::size_t bytes = 4 * sizeof(T);
   const bool vectors =
       (nchw ? problem.q() : problem.k) % 4 == 0 && is_aligned(args.y, bytes) && is_aligned(args.residual, bytes);
-  return !vectors ? Output::elements : nchw ? Output::columns : Output::filters;
+  const bool lines =
+      has_lines<T> && !nchw && problem.k % 8 == 0 && is_aligned(args.y, 16) && args.residual == nullptr;
+  return lines ? Output::lines : !vectors ? Output::elements : nchw ? Output::columns : Output::filters;
+}
+
+template <typename T>
+LineMaps make_line_maps(const ConvArgs& args) {
+  const ConvProblem& problem = args.problem;
+  const auto at = [](std::int64_t value) { return static_cast<cuuint64_t>(value); };
+  const std::int64_t k = problem.k, p = problem.p(), q = problem.q(), bytes = sizeof(T);
+  LineMaps maps{};
+  for (int i = 0; i < std::min<std::int64_t>(tile_outputs, q); ++i) {
+    maps.column[i] = make_tensor_map(static_cast<T*>(args.y) + i * k, problem.dtype,
+                                     {.sizes = {at(k), at((q - i + tile_outputs - 1) / tile_outputs), at(p), at(problem.n)},
+                                      .strides = {at(tile_outputs * k * bytes), at(q * k * bytes), at(p * q * k * bytes)},
+                                      .box = {filter_tile, tile_columns, tile_rows, 1}});
+  }
+  return maps;
 }
 
 template <typename T, bool boxes, Output output>
-void launch(const Params<T>& params, const Config& config, const CUtensorMap& map, int processors,
-            cudaStream_t stream) {
-  launch_items<convolve<T, boxes, output>>(params, config, map, sizeof(Shared<T>), processors, stream);
+void launch(const Params<T>& params, const Config& config, const CUtensorMap& map, const LineMaps& lines,
+            int processors, cudaStream_t stream) {
+  constexpr std::size_t bytes = output == Output::lines ? sizeof(Shared<T>) : Shared<T>::bytes_without_lines();
+  launch_items<convolve<T, boxes, output>>(params, config, bytes, processors, stream, map, lines);
 }
 
 template <typename T>
@@ -34,10 +52,14 @@ void run_class(const ConvArgs& args, const Config& config, const T* x, Layout la
   const auto launch_as = [&]<Output output>() {
     const int processors = runtime.device().processors;
     const auto stream = static_cast<cudaStream_t>(runtime.stream());
-    boxes ? launch<T, true, output>(params, config, map, processors, stream)
-          : launch<T, false, output>(params, config, map, processors, stream);
+    const LineMaps lines = output == Output::lines ? make_line_maps<T>(args) : LineMaps{};
+    boxes ? launch<T, true, output>(params, config, map, lines, processors, stream)
+          : launch<T, false, output>(params, config, map, lines, processors, stream);
   };
   switch (select_output<T>(args)) {
+    case Output::lines:
+      if constexpr (has_lines<T>) launch_as.template operator()<Output::lines>();
+      break;
     case Output::filters: launch_as.template operator()<Output::filters>(); break;
     case Output::columns: launch_as.template operator()<Output::columns>(); break;
     case Output::elements: launch_as.template operator()<Output::elements>(); break;

@@ -1,6 +1,7 @@
 // The kernel of the one-product classes: parameters, a block's shared memory, its barriers, its work.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -48,6 +49,13 @@ constexpr int exchanged_groups = 2, exchange_pitch = filter_tile + 4;
 constexpr int exchanged_positions = 8 * exchanged_groups;
 using Exchange = float[frequencies][8 * exchanged_groups][exchange_pitch];
 
+// Outputs of half types on their way to NHWC by tensor copies: [column of the tiles][position] lines of 64 filters, in
+// the swizzle of 128 bytes.
+constexpr int line_bytes = 128, column_bytes = products * line_bytes;
+static_assert(column_bytes % 1024 == 0);
+template <typename T>
+constexpr bool has_lines = filter_tile * sizeof(T) == line_bytes;
+
 // Where the thread that issues tensor copies is. In shared memory: registers are short.
 struct LoaderState {
   unsigned ordinal;
@@ -67,7 +75,6 @@ struct Shared {
 
   alignas(128) unsigned char raw[Stage<T>::raw_stages][raw_stage_bytes];
   alignas(128) unsigned char v[Stage<T>::v_stages][Stage<T>::v_stage_bytes];
-  alignas(128) Exchange exchange;
   alignas(8) std::uint64_t raw_full[Stage<T>::raw_stages], raw_empty[Stage<T>::raw_stages];
   std::uint64_t v_full[Stage<T>::v_stages], v_empty[Stage<T>::v_stages], pass_done;
   FilterEnds ends[2];  // of the item that ends, and the next one
@@ -75,8 +82,20 @@ struct Shared {
   int exponents[item_slots];         // of the items' scales
   unsigned largest;                  // bits of the largest |x| of an item that is repeated
   unsigned repeat[most_items / 32];  // items whose scale did not fit
+  union {
+    alignas(1024) Exchange exchange;
+    alignas(1024) unsigned char lines[has_lines<T> ? tile_outputs : 1][column_bytes];
+  };
+  static constexpr int bytes_without_lines() { return offsetof(Shared, exchange) + sizeof(Exchange); }
 };
-static_assert(sizeof(Shared<float>) <= 195 * 1024 && sizeof(Shared<half_t>) <= 195 * 1024);  // the rest is L1 cache
+static_assert(sizeof(Shared<half_t>) <= 227 * 1024);
+static_assert(Shared<float>::bytes_without_lines() <= 195 * 1024);  // the rest is L1 cache
+static_assert(Shared<half_t>::bytes_without_lines() <= 195 * 1024);
+
+// y for the copies, a tensor for each column of the tiles: [N, P, tiles with that column, K].
+struct LineMaps {
+  CUtensorMap column[tile_outputs];
+};
 
 template <typename T>
 using Params = ParamsOf<T>;

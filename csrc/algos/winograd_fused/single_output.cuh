@@ -10,6 +10,7 @@ namespace fastconv::algos::winograd_fused::single {
 
 // How y is written.
 enum class Output : int {
+  lines,     // NHWC, half types: by tensor copies (single_lines.cuh)
   filters,   // NHWC, by four neighbouring filters; a warp writes two whole positions
   columns,   // NCHW, by four neighbouring outputs
   elements,  // either, where alignment forbids both
@@ -262,7 +263,7 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>&
 #pragma unroll
       for (int f = 0; f < frequencies; ++f) {
         const auto sums = *reinterpret_cast<const Vector<float, thread_filters>*>(
-            &shared.exchange[f][position + mine.position][mine.filter]);
+            &shared.exchange[slot(f)][position + mine.position][mine.filter]);
 #pragma unroll
         for (int b = 0; b < thread_filters; ++b) m[f][b] = __uint_as_float(sums.bits[b]);
       }
@@ -279,41 +280,6 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>&
   take_filters(u[0], &sum[0][0]);
   take_filters(u[1], &sum[0][12]);
   return bad;
-}
-
-// One pass over the items.
-template <typename T, Output output>
-__device__ __forceinline__ void consume(const Params<T>& params, Shared<T>& shared, bool repeated,
-                                        ConsumerState& state) {
-  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
-  // Of the walk's item; it is worked out again where it is needed, to keep registers free for the products.
-  Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
-  const auto filters = [&] {
-    const std::int64_t block = find_item<tile_rows, tile_width>(params, walk.number()).filter_block;
-    return params.u + block * params.stages * (Stage<T>::steps * u_step) + group * group_frequencies * u_frequency +
-           threadIdx.x % 128;
-  };
-  if (!walk.next()) return;
-  Filters u[group_frequencies];
-  const uint4* source = filters();
-  load_filters(u[0], source);
-  load_filters(u[1], source + u_frequency);
-#pragma unroll 1
-  for (bool more = true; more;) {
-    Sums sum;
-    accumulate(params, shared, sum, u, source, group, state);
-    const Item item = find_item<tile_rows, tile_width>(params, walk.number());
-    FilterEnds& ends = shared.ends[state.item & 1];
-    prepare_ends(params, ends, item, shared.exponents[state.item % Shared<T>::item_slots]);
-    const Finisher<T> mine(params, item,
-                           output == Output::filters || (output == Output::elements && params.y_channel == 1));
-    const unsigned ordinal = walk.ordinal;
-    more = walk.next();
-    source = more ? filters() : params.u + threadIdx.x % 128;  // any, if there is no next item
-    const float bad = finish_item<T, output>(params, shared, sum, ends, mine, group, u, source);
-    if (!repeated && bad != 0.0f) atomicOr(&shared.repeat[ordinal / 32], 1u << ordinal % 32);
-    ++state.item;
-  }
 }
 
 }  // namespace fastconv::algos::winograd_fused::single

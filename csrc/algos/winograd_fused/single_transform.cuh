@@ -167,7 +167,7 @@ __device__ __forceinline__ void transform_position(const unsigned char* raw, uns
   }
 #pragma unroll
   for (int f = 0; f < frequencies; ++f) {
-    unsigned char* target = v + f * Stage<T>::frequency_bytes;
+    unsigned char* target = v + slot(f) * Stage<T>::frequency_bytes;
     if constexpr (is_float) {
       *reinterpret_cast<uint2*>(target) = make_uint2(d[f][0], d[f][1]);
     } else {

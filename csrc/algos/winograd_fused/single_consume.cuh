@@ -1,0 +1,53 @@
+// The consumers' way through the items.
+#pragma once
+
+#include "algos/winograd_fused/single_lines.cuh"
+#include "algos/winograd_fused/single_output.cuh"
+
+namespace fastconv::algos::winograd_fused::single {
+
+// One pass over the items.
+template <typename T, Output output>
+__device__ __forceinline__ void consume(const Params<T>& params, const LineMaps& lines, Shared<T>& shared,
+                                        bool repeated, ConsumerState& state) {
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  // Of the walk's item; it is worked out again where it is needed, to keep registers free for the products.
+  Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
+  const auto filters = [&] {
+    const std::int64_t block = find_item<tile_rows, tile_width>(params, walk.number()).filter_block;
+    return params.u + block * params.stages * (Stage<T>::steps * u_step) + group * group_frequencies * u_frequency +
+           threadIdx.x % 128;
+  };
+  if (!walk.next()) return;
+  Filters u[group_frequencies];
+  const uint4* source = filters();
+  load_filters(u[0], source);
+  load_filters(u[1], source + u_frequency);
+#pragma unroll 1
+  for (bool more = true; more;) {
+    Sums sum;
+    accumulate(params, shared, sum, u, source, group, state);
+    const Item item = find_item<tile_rows, tile_width>(params, walk.number());
+    const int exponent = shared.exponents[state.item % Shared<T>::item_slots];
+    const unsigned ordinal = walk.ordinal;
+    more = walk.next();
+    source = more ? filters() : params.u + threadIdx.x % 128;  // any, if there is no next item
+    float bad;
+    if constexpr (output == Output::lines) {
+      load_filters(u[0], source);
+      load_filters(u[1], source + u_frequency);
+      bad = finish_lines(params, lines, shared, sum, item, exponent, group);
+    } else {
+      FilterEnds& ends = shared.ends[state.item & 1];
+      prepare_ends(params, ends, item, exponent);
+      const Finisher<T> mine(params, item,
+                             output == Output::filters || (output == Output::elements && params.y_channel == 1));
+      bad = finish_item<T, output>(params, shared, sum, ends, mine, group, u, source);
+    }
+    if (!repeated && bad != 0.0f) atomicOr(&shared.repeat[ordinal / 32], 1u << ordinal % 32);
+    ++state.item;
+  }
+  if constexpr (output == Output::lines) hopper::wait_for_writing<0>();
+}
+
+}  // namespace fastconv::algos::winograd_fused::single

@@ -1,0 +1,148 @@
+// The end of an item for half types in NHWC: Y = A^T M where the sums are, y by tensor copies.
+//
+// With s_a = M[+a] + M[-a], d_a = M[+a] - M[-a] and s_b, d_b likewise, the columns 0 and 2 of a tile need nothing but
+// s_b of the other warpgroup's sums, and columns 3 and 1 nothing but d_a:
+//   y0 = M[0] + s_a + s_b, y2 = s_a / 2 + 2 s_b;   y3 = M[inf] + 2b d_b + a/2 d_a, y1 = b d_b + a d_a.
+// So one value of a position and filter crosses shared memory each way, and each warpgroup finishes two columns in the
+// registers of its sums. What a warp receives lies where it stores its outputs afterwards.
+#pragma once
+
+#include "algos/winograd_fused/single_multiply.cuh"
+#include "algos/winograd_fused/single_output.cuh"
+
+namespace fastconv::algos::winograd_fused::single {
+
+constexpr int line_group_bytes = 8 * line_bytes;  // of 8 positions
+
+// The columns of a warpgroup: the one with M[0] or M[inf] first.
+__device__ __forceinline__ int own_column(int group, int which) { return group == 0 ? 2 * which : 3 - 2 * which; }
+
+template <typename T>
+__device__ __forceinline__ std::uint32_t pack_halves(float low, float high) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    const __half2 two = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&two);
+  } else {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&two);
+  }
+}
+
+// A thread's two filters: what undoes their scales.
+struct FilterScales {
+  float scale[2], second_scale[2], bias[2];
+  bool two_factors;
+
+  template <typename T>
+  __device__ __forceinline__ FilterScales(const Params<T>& params, int first_filter, int item_exponent) {
+    bool two = false;
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const int k = first_filter + 8 * b;
+      const int sum = item_exponent + (k < params.k ? __ldg(params.exponents + k) : 0), kept = max(-126, min(sum, 126));
+      scale[b] = power_of_two(-kept);
+      second_scale[b] = power_of_two(kept - sum);
+      bias[b] = k < params.k ? params.epilogue.bias_of(k) : 0.0f;
+      two |= kept != sum;
+    }
+    two_factors = __any_sync(~0u, two);
+  }
+};
+
+// Returns NaN if a sum of an output is not finite. A V that is not finite spoils every filter, so half of them are
+// looked at.
+template <typename T>
+__device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps& maps, Shared<T>& shared,
+                                              Sums& sum, const Item& item, int item_exponent, int group) {
+  const int thread = threadIdx.x % 128, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
+  const FilterScales filters(params, item.filter_block * filter_tile + warp * 16 + lane / 4, item_exponent);
+  // Of 16 bytes of each group of positions: column lane / 16, filters 8 (lane / 8 % 2), position lane % 8.
+  const auto place = [&](int of_group) {
+    return shared_address(shared.lines[own_column(of_group, lane / 16)]) + lane % 8 * line_bytes +
+           ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
+  };
+  const std::uint32_t own = place(group), other = place(1 - group);
+  const float sign = group == 0 ? 1.0f : -1.0f;
+  using Transform = winograd::Transform<4>;
+  const float first_own = group == 0 ? 1.0f : 2.0f * Transform::b, first_other = group == 0 ? 1.0f : 0.5f * Transform::a;
+  const float second_own = group == 0 ? 0.5f : Transform::b, second_other = group == 0 ? 2.0f : Transform::a;
+  if (thread == 0) hopper::wait_for_reading<0>();  // by the copies of the item before
+  synchronise<consumer_barrier, consumer_threads>();
+#pragma unroll
+  for (int j = 0; j < position_groups; ++j) {
+    float given[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float& kept = sum[0][4 * j + i];
+      given[i] = fmaf(sum[1][4 * j + i], -sign, kept);
+      kept = fmaf(sum[1][4 * j + i], sign, kept);
+    }
+    hopper::store_shared(other + j * line_group_bytes, given);
+  }
+  hopper::synchronise(pair_barrier + warp, 64);
+  float bad = 0.0f;
+#pragma unroll 1
+  for (int j = 0; j < position_groups; ++j) {
+    float received[4];
+    Outputs<T> value;  // [column][2 * filter + position]
+    hopper::load_shared(received, own + j * line_group_bytes);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) value[1][i] = received[i] * second_other;
+    switch (j) {  // a jump to the registers of the turn
+#define FASTCONV_TURN(turn)                                                                      \
+  case turn:                                                                                     \
+    for (int i = 0; i < 4; ++i) {                                                                \
+      const float kept = sum[0][4 * turn + i];                                                   \
+      value[0][i] = fmaf(kept, first_own, fmaf(received[i], first_other, sum[2][4 * turn + i])); \
+      value[1][i] = fmaf(kept, second_own, value[1][i]);                                         \
+    }                                                                                            \
+    break;
+      FASTCONV_TURN(0)
+      FASTCONV_TURN(1)
+      FASTCONV_TURN(2)
+      FASTCONV_TURN(3)
+      FASTCONV_TURN(4)
+      FASTCONV_TURN(5)
+      FASTCONV_TURN(6)
+      FASTCONV_TURN(7)
+      FASTCONV_TURN(8)
+      FASTCONV_TURN(9)
+      FASTCONV_TURN(10)
+      FASTCONV_TURN(11)
+      FASTCONV_TURN(12)
+#undef FASTCONV_TURN
+    }
+    static_assert(position_groups == 13 && positions == 98);
+    // Positions behind the last row are sums of whatever shared memory held.
+    if (j < position_groups - 1 || lane % 4 == 0) bad = fmaf(value[0][1], 0.0f, fmaf(value[0][0], 0.0f, bad));
+    if (__builtin_expect(filters.two_factors, 0)) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) value[i / 4][i % 4] *= filters.second_scale[i % 4 / 2];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float& v = value[i / 4][i % 4];
+      v = fmaf(v, filters.scale[i % 4 / 2], filters.bias[i % 4 / 2]);
+    }
+    activate<T>(params.epilogue.activate, value);
+    std::uint32_t halves[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) halves[i] = pack_halves<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
+    hopper::store_transposed(own + j * line_group_bytes, halves);
+  }
+  hopper::fence_copies();
+  hopper::synchronise(group_barrier + group, 128);
+  if (thread == 0) {
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) {
+      const int column = own_column(group, which);
+      if (column >= params.q) continue;
+      hopper::store_box(maps.column[column], item.filter_block * filter_tile, item.q0 / tile_outputs, item.p0, item.n,
+                        shared_address(shared.lines[column]));
+    }
+    hopper::commit_stores();
+  }
+  return bad;
+}
+
+}  // namespace fastconv::algos::winograd_fused::single
