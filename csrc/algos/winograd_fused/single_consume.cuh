@@ -26,7 +26,9 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
 #pragma unroll 1
   for (bool more = true; more;) {
     Sums sum;
+    { const int probe_item = state.item; STAMP(7); }
     accumulate(params, shared, sum, u, source, group, state);
+    { const int probe_item = state.item; STAMP(0); }
     const Item item = find_item<tile_rows, tile_width>(params, walk.number());
     const int exponent = shared.exponents[state.item % Shared<T>::item_slots];
     const unsigned ordinal = walk.ordinal;
@@ -34,10 +36,21 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
     source = more ? filters() : params.u + threadIdx.x % 128;  // any, if there is no next item
     float bad;
     if constexpr (output == Output::lines) {
+      const FilterLoads loads(params, item.filter_block * filter_tile + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4);
+#if !defined(EARLY)
+      finish_products(shared, sum, state);
+#endif
+      hopper::pin(sum[0]); hopper::pin(sum[1]);
       load_filters(u[0], source);
       load_filters(u[1], source + u_frequency);
-      bad = finish_lines(params, lines, shared, sum, item, exponent, group);
+            bad = finish_lines(params, lines, shared, sum, item, exponent, group, loads, [&] {
+#ifdef EARLY
+        finish_products(shared, sum, state);
+#endif
+        }, state.item);
     } else {
+      finish_products(shared, sum, state);
+      hopper::pin(sum[0]); hopper::pin(sum[1]);
       FilterEnds& ends = shared.ends[state.item & 1];
       prepare_ends(params, ends, item, exponent);
       const Finisher<T> mine(params, item,

@@ -28,34 +28,74 @@ __device__ __forceinline__ std::uint32_t pack_halves(float low, float high) {
   }
 }
 
-// A thread's two filters: what undoes their scales.
-struct FilterScales {
-  float scale[2], second_scale[2], bias[2];
-  bool two_factors;
+// A thread's two filters, 8 apart.
+struct FilterLoads {
+  int exponent[2];
+  float bias[2];
 
   template <typename T>
-  __device__ __forceinline__ FilterScales(const Params<T>& params, int first_filter, int item_exponent) {
-    bool two = false;
+  __device__ __forceinline__ FilterLoads(const Params<T>& params, int first_filter) {
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       const int k = first_filter + 8 * b;
-      const int sum = item_exponent + (k < params.k ? __ldg(params.exponents + k) : 0), kept = max(-126, min(sum, 126));
+      exponent[b] = k < params.k ? __ldg(params.exponents + k) : 0;
+      bias[b] = k < params.k ? params.epilogue.bias_of(k) : 0.0f;
+    }
+  }
+};
+
+// What undoes their scales.
+struct FilterScales {
+  float scale[2], second_scale[2];
+  bool two_factors;
+
+  __device__ __forceinline__ FilterScales(const FilterLoads& loads, int item_exponent) {
+    bool two = false;
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const int sum = item_exponent + loads.exponent[b], kept = max(-126, min(sum, 126));
       scale[b] = power_of_two(-kept);
       second_scale[b] = power_of_two(kept - sum);
-      bias[b] = k < params.k ? params.epilogue.bias_of(k) : 0.0f;
       two |= kept != sum;
     }
     two_factors = __any_sync(~0u, two);
   }
 };
 
+#ifndef GPT
+#define GPT 1
+#endif
+#ifdef PROBE
+__device__ unsigned probe[2][128][8];
+#define STAMP(i) if (threadIdx.x % 128 == 0 && blockIdx.x == 17 && probe_item < 128) probe[group][probe_item][i] = clock()
+#else
+#define STAMP(i)
+#endif
+#ifdef NOLOOP
+#define TURN_UNROLL _Pragma("unroll")
+#else
+#define TURN_UNROLL _Pragma("unroll 1")
+#endif
+
+// Two columns of a group of positions: [column][2 * filter + position].
+template <typename T, int turn>
+__device__ __forceinline__ void combine(const Sums& sum, const float (&received)[4], float first_own, float first_other,
+                                        float second_own, Outputs<T>& value) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float kept = sum[0][4 * turn + i];
+    value[0][i] = fmaf(kept, first_own, fmaf(received[i], first_other, sum[2][4 * turn + i]));
+    value[1][i] = fmaf(kept, second_own, value[1][i]);
+  }
+}
+
 // Returns NaN if a sum of an output is not finite. A V that is not finite spoils every filter, so half of them are
-// looked at.
-template <typename T>
+// looked at. release: when sum[2] is finished.
+template <typename T, typename Release>
 __device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps& maps, Shared<T>& shared,
-                                              Sums& sum, const Item& item, int item_exponent, int group) {
+                                              Sums& sum, const Item& item, int item_exponent, int group, const FilterLoads& loads,
+                                              const Release& release, int probe_item) {
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
-  const FilterScales filters(params, item.filter_block * filter_tile + warp * 16 + lane / 4, item_exponent);
   // Of 16 bytes of each group of positions: column lane / 16, filters 8 (lane / 8 % 2), position lane % 8.
   const auto place = [&](int of_group) {
     return shared_address(shared.lines[own_column(of_group, lane / 16)]) + lane % 8 * line_bytes +
@@ -68,6 +108,7 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
   const float second_own = group == 0 ? 0.5f : Transform::b, second_other = group == 0 ? 2.0f : Transform::a;
   if (thread == 0) hopper::wait_for_reading<0>();  // by the copies of the item before
   synchronise<consumer_barrier, consumer_threads>();
+  STAMP(1);
 #pragma unroll
   for (int j = 0; j < position_groups; ++j) {
     float given[4];
@@ -79,40 +120,14 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
     }
     hopper::store_shared(other + j * line_group_bytes, given);
   }
+  STAMP(2);
+  release();
   hopper::synchronise(pair_barrier + warp, 64);
+  STAMP(3);
+  const FilterScales filters(loads, item_exponent);
   float bad = 0.0f;
-#pragma unroll 1
-  for (int j = 0; j < position_groups; ++j) {
-    float received[4];
-    Outputs<T> value;  // [column][2 * filter + position]
-    hopper::load_shared(received, own + j * line_group_bytes);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) value[1][i] = received[i] * second_other;
-    switch (j) {  // a jump to the registers of the turn
-#define FASTCONV_TURN(turn)                                                                      \
-  case turn:                                                                                     \
-    for (int i = 0; i < 4; ++i) {                                                                \
-      const float kept = sum[0][4 * turn + i];                                                   \
-      value[0][i] = fmaf(kept, first_own, fmaf(received[i], first_other, sum[2][4 * turn + i])); \
-      value[1][i] = fmaf(kept, second_own, value[1][i]);                                         \
-    }                                                                                            \
-    break;
-      FASTCONV_TURN(0)
-      FASTCONV_TURN(1)
-      FASTCONV_TURN(2)
-      FASTCONV_TURN(3)
-      FASTCONV_TURN(4)
-      FASTCONV_TURN(5)
-      FASTCONV_TURN(6)
-      FASTCONV_TURN(7)
-      FASTCONV_TURN(8)
-      FASTCONV_TURN(9)
-      FASTCONV_TURN(10)
-      FASTCONV_TURN(11)
-      FASTCONV_TURN(12)
-#undef FASTCONV_TURN
-    }
-    static_assert(position_groups == 13 && positions == 98);
+  constexpr int turns = (position_groups + GPT - 1) / GPT;
+  const auto finish = [&](Outputs<T>& value, int j) {
     // Positions behind the last row are sums of whatever shared memory held.
     if (j < position_groups - 1 || lane % 4 == 0) bad = fmaf(value[0][1], 0.0f, fmaf(value[0][0], 0.0f, bad));
     if (__builtin_expect(filters.two_factors, 0)) {
@@ -122,16 +137,71 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float& v = value[i / 4][i % 4];
-      v = fmaf(v, filters.scale[i % 4 / 2], filters.bias[i % 4 / 2]);
+      v = fmaf(v, filters.scale[i % 4 / 2], loads.bias[i % 4 / 2]);
     }
-    activate<T>(params.epilogue.activate, value);
+  };
+  const auto store = [&](Outputs<T>& value, int j) {
     std::uint32_t halves[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) halves[i] = pack_halves<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
     hopper::store_transposed(own + j * line_group_bytes, halves);
+  };
+TURN_UNROLL
+  for (int turn = 0; turn < turns; ++turn) {
+    float received[GPT][4];
+    Outputs<T> value[GPT];
+#pragma unroll
+    for (int h = 0; h < GPT; ++h) {
+      hopper::load_shared(received[h], own + min(turn * GPT + h, position_groups - 1) * line_group_bytes);
+    }
+#pragma unroll
+    for (int h = 0; h < GPT; ++h) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) value[h][1][i] = received[h][i] * second_other;
+    }
+    switch (turn) {  // a jump to the registers of the turn
+#define FASTCONV_TURN(t)                                                                      \
+  case t:                                                                                     \
+    if constexpr (t * GPT < position_groups) combine<T, t * GPT>(sum, received[0], first_own, first_other, second_own, value[0]); \
+    if constexpr (GPT > 1 && t * GPT + 1 < position_groups) combine<T, t * GPT + 1>(sum, received[GPT > 1], first_own, first_other, second_own, value[GPT > 1]); \
+    break;
+      FASTCONV_TURN(0)
+      FASTCONV_TURN(1)
+      FASTCONV_TURN(2)
+      FASTCONV_TURN(3)
+      FASTCONV_TURN(4)
+      FASTCONV_TURN(5)
+      FASTCONV_TURN(6)
+#if GPT == 1
+      FASTCONV_TURN(7)
+      FASTCONV_TURN(8)
+      FASTCONV_TURN(9)
+      FASTCONV_TURN(10)
+      FASTCONV_TURN(11)
+      FASTCONV_TURN(12)
+#endif
+#undef FASTCONV_TURN
+    }
+    static_assert(position_groups == 13 && positions == 98);
+#pragma unroll
+    for (int h = 0; h < GPT; ++h) finish(value[h], turn * GPT + h);
+    const ActivationFunction& activation = params.epilogue.activate;
+    if (__builtin_expect(activation.is_silu || activation.negative_slope != 1.0f, 0)) {
+#pragma unroll 1
+      for (int h = 0; h < GPT; ++h) {
+        if (h == 0) activate<T>(activation, value[0]); else activate<T>(activation, value[GPT > 1]);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < GPT; ++h) {
+      if (GPT == 1 || h == 0 || turn < turns - 1) store(value[h], turn * GPT + h);
+    }
   }
+  STAMP(4);
   hopper::fence_copies();
   hopper::synchronise(group_barrier + group, 128);
+  STAMP(5);
+#ifndef NOSTORE
   if (thread == 0) {
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
@@ -142,6 +212,8 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
     }
     hopper::commit_stores();
   }
+#endif
+  STAMP(6);
   return bad;
 }
 

@@ -44,7 +44,8 @@ __device__ __forceinline__ void multiply_frequency(float (&sum)[products / 2], c
   hopper::wait_for_products<1>();
 }
 
-// The whole reduction of an item. u[0] and u[1] hold its first two frequencies.
+// The whole reduction of an item, but for the last frequency's last products, which are still under way. u[0] and u[1]
+// hold its first two frequencies.
 template <typename T>
 __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T>& shared, Sums& sum,
                                            Filters (&u)[group_frequencies], const uint4* source, int group,
@@ -79,10 +80,15 @@ __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T>& s
     }
     state.v.advance(Stage<T>::v_stages);
   }
+}
+
+// The last frequency's products are done, and V has been read.
+template <typename T>
+__device__ __forceinline__ void finish_products(Shared<T>& shared, Sums& sum, const ConsumerState& state) {
   hopper::wait_for_products<0>();
-#pragma unroll
-  for (int f = 0; f < group_frequencies; ++f) hopper::pin(sum[f]);
-  release_previous();
+  hopper::pin(sum[group_frequencies - 1]);
+  const int slot = state.v.slot == 0 ? Stage<T>::v_stages - 1 : state.v.slot - 1;
+  if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
 }
 
 }  // namespace fastconv::algos::winograd_fused::single
