@@ -151,6 +151,12 @@ __device__ __forceinline__ void store_transposed(std::uint32_t target, const std
                "r"(matrix[1]), "r"(matrix[2]), "r"(matrix[3])
                : "memory");
 }
+// A warp's matrix of 8 x 8 elements of 16 bits, (row l/4, columns 2 (l%4) and the next) in lane l, transposed.
+__device__ __forceinline__ std::uint32_t transpose(std::uint32_t matrix) {
+  std::uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(matrix));
+  return result;
+}
 __device__ __forceinline__ void store_shared(std::uint32_t target, const float (&four)[4]) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(target), "f"(four[0]), "f"(four[1]), "f"(four[2]),
                "f"(four[3])

@@ -1,6 +1,8 @@
 // U = G g along W, offline: with the filters' scales, split into halves, in the order of wgmma's registers.
 #pragma once
 
+#include <type_traits>
+
 #include "algos/winograd_fused/config.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
@@ -13,12 +15,13 @@ namespace fastconv::algos::winograd_fused {
 
 constexpr int pack_threads = 128, filter_target_exponent = 13;
 
-// Where U[f][k][c, r] lies, in halves. With hi and lo a thread's two rows of a fragment are neighbouring filters, so
-// that it can store their outputs together; one half alone has the rows in order.
-template <int parts>
+// Where U[f][k][c, r] lies, in halves. For float32 a thread's two rows of a fragment are neighbouring filters, so that
+// it can store their outputs together; half types have the rows in order.
+template <typename T, int parts>
 __device__ __forceinline__ std::int64_t packed_index(int k, int c, int steps, int f, int r) {
   const int filter = k % filter_tile, channel = c % channels;
-  const int row = parts == 2 ? filter % 16 / 2 : filter % 8, second = parts == 2 ? filter % 2 : filter / 8 % 2;
+  constexpr bool neighbours = std::is_same_v<T, float>;
+  const int row = neighbours ? filter % 16 / 2 : filter % 8, second = neighbours ? filter % 2 : filter / 8 % 2;
   const int lane = row * 4 + channel % 8 / 2, thread = filter / 16 * 32 + lane;
   const int element = (second + channel / 8 * 2) * 2 + channel % 2;
   const std::int64_t step = static_cast<std::int64_t>(k / filter_tile) * steps + c / channels;
@@ -65,7 +68,7 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters,
     transform(i / taps, i % taps, value);
 #pragma unroll
     for (int f = 0; f < frequencies; ++f) {
-      half_t* target = u + packed_index<parts>(k, i / taps, steps, f, i % taps);
+      half_t* target = u + packed_index<T, parts>(k, i / taps, steps, f, i % taps);
       const half_t high = from_float<half_t>(value[f] * scale);
       target[0] = high;
       if constexpr (parts == 2) target[u_fragment_bytes / 2] = from_float<half_t>(value[f] * scale - to_float(high));

@@ -1,7 +1,7 @@
 // The consumers' way through the items.
 #pragma once
 
-#include "algos/winograd_fused/single_lines.cuh"
+#include "algos/winograd_fused/single_fragments.cuh"
 #include "algos/winograd_fused/single_output.cuh"
 
 namespace fastconv::algos::winograd_fused::single {
@@ -35,17 +35,24 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
     more = walk.next();
     source = more ? filters() : params.u + threadIdx.x % 128;  // any, if there is no next item
     float bad;
-    if constexpr (output == Output::lines) {
-      const FilterLoads loads(params, item.filter_block * filter_tile + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4);
+    if constexpr (output == Output::filters) {
+      const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+      const FilterLoads loads(params, item.filter_block * filter_tile + filter_of_row<T>(row));
 #if !defined(EARLY)
       finish_products(shared, sum, state);
 #endif
       hopper::pin(sum[0]); hopper::pin(sum[1]);
+#ifndef LATEU
       load_filters(u[0], source);
       load_filters(u[1], source + u_frequency);
-            bad = finish_lines(params, lines, shared, sum, item, exponent, group, loads, [&] {
+#endif
+      bad = finish_fragments(params, lines, shared, sum, item, exponent, group, loads, [&] {
 #ifdef EARLY
         finish_products(shared, sum, state);
+#endif
+#ifdef LATEU
+      load_filters(u[0], source);
+      load_filters(u[1], source + u_frequency);
 #endif
         }, state.item);
     } else {
@@ -53,14 +60,13 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
       hopper::pin(sum[0]); hopper::pin(sum[1]);
       FilterEnds& ends = shared.ends[state.item & 1];
       prepare_ends(params, ends, item, exponent);
-      const Finisher<T> mine(params, item,
-                             output == Output::filters || (output == Output::elements && params.y_channel == 1));
+      const Finisher<T> mine(params, item, output == Output::elements && params.y_channel == 1);
       bad = finish_item<T, output>(params, shared, sum, ends, mine, group, u, source);
     }
     if (!repeated && bad != 0.0f) atomicOr(&shared.repeat[ordinal / 32], 1u << ordinal % 32);
     ++state.item;
   }
-  if constexpr (output == Output::lines) hopper::wait_for_writing<0>();
+  if constexpr (output == Output::filters && has_lines<T>) hopper::wait_for_writing<0>();
 }
 
 }  // namespace fastconv::algos::winograd_fused::single

@@ -11,12 +11,12 @@ template <typename T>
 Output select_output(const ConvArgs& args) {
   const ConvProblem& problem = args.problem;
   const bool nchw = problem.layout == Layout::nchw;
-  const std::size_t bytes = 4 * sizeof(T);
-  const bool vectors =
-      (nchw ? problem.q() : problem.k) % 4 == 0 && is_aligned(args.y, bytes) && is_aligned(args.residual, bytes);
-  const bool lines =
-      has_lines<T> && !nchw && problem.k % 8 == 0 && is_aligned(args.y, 16) && args.residual == nullptr;
-  return lines ? Output::lines : !vectors ? Output::elements : nchw ? Output::columns : Output::filters;
+  // Tensor copies want 16 bytes, the rest what it loads and stores at once.
+  const bool filters = !nchw && (has_lines<T> ? problem.k % 8 == 0 && is_aligned(args.y, 16) && is_aligned(args.residual, 4)
+                                              : problem.k % 2 == 0 && is_aligned(args.y, 8) && is_aligned(args.residual, 8));
+  const std::size_t bytes = tile_outputs * sizeof(T);
+  const bool columns = nchw && problem.q() % tile_outputs == 0 && is_aligned(args.y, bytes) && is_aligned(args.residual, bytes);
+  return filters ? Output::filters : columns ? Output::columns : Output::elements;
 }
 
 template <typename T>
@@ -37,7 +37,7 @@ LineMaps make_line_maps(const ConvArgs& args) {
 template <typename T, bool boxes, Output output>
 void launch(const Params<T>& params, const Config& config, const CUtensorMap& map, const LineMaps& lines,
             int processors, cudaStream_t stream) {
-  constexpr std::size_t bytes = output == Output::lines ? sizeof(Shared<T>) : Shared<T>::bytes_without_lines();
+  constexpr std::size_t bytes = output == Output::filters ? sizeof(Shared<T>) : Shared<T>::bytes_for_exchange();
   launch_items<convolve<T, boxes, output>>(params, config, bytes, processors, stream, map, lines);
 }
 
@@ -52,14 +52,11 @@ void run_class(const ConvArgs& args, const Config& config, const T* x, Layout la
   const auto launch_as = [&]<Output output>() {
     const int processors = runtime.device().processors;
     const auto stream = static_cast<cudaStream_t>(runtime.stream());
-    const LineMaps lines = output == Output::lines ? make_line_maps<T>(args) : LineMaps{};
+    const LineMaps lines = output == Output::filters && has_lines<T> ? make_line_maps<T>(args) : LineMaps{};
     boxes ? launch<T, true, output>(params, config, map, lines, processors, stream)
           : launch<T, false, output>(params, config, map, lines, processors, stream);
   };
   switch (select_output<T>(args)) {
-    case Output::lines:
-      if constexpr (has_lines<T>) launch_as.template operator()<Output::lines>();
-      break;
     case Output::filters: launch_as.template operator()<Output::filters>(); break;
     case Output::columns: launch_as.template operator()<Output::columns>(); break;
     case Output::elements: launch_as.template operator()<Output::elements>(); break;

@@ -56,6 +56,15 @@ static_assert(column_bytes % 1024 == 0);
 template <typename T>
 constexpr bool has_lines = filter_tile * sizeof(T) == line_bytes;
 
+// A thread's sums are of two filters (pack.cuh): rows of a fragment that are 8 apart.
+template <typename T>
+constexpr int filter_step = has_lines<T> ? 8 : 1;
+// The filter of row `row` of the 64.
+template <typename T>
+__device__ __forceinline__ int filter_of_row(int row) {
+  return has_lines<T> ? row : row / 16 * 16 + row % 8 * 2 + row / 8 % 2;
+}
+
 // Where the thread that issues tensor copies is. In shared memory: registers are short.
 struct LoaderState {
   unsigned ordinal;
@@ -85,12 +94,12 @@ struct Shared {
   union {
     alignas(1024) Exchange exchange;
     alignas(1024) unsigned char lines[has_lines<T> ? tile_outputs : 1][column_bytes];
+    float4 given[consumer_groups][position_groups][128];
   };
-  static constexpr int bytes_without_lines() { return offsetof(Shared, exchange) + sizeof(Exchange); }
+  static constexpr int bytes_for_exchange() { return offsetof(Shared, exchange) + sizeof(Exchange); }
 };
 static_assert(sizeof(Shared<half_t>) <= 227 * 1024);
-static_assert(Shared<float>::bytes_without_lines() <= 195 * 1024);  // the rest is L1 cache
-static_assert(Shared<half_t>::bytes_without_lines() <= 195 * 1024);
+static_assert(sizeof(Shared<float>) <= 195 * 1024 && Shared<half_t>::bytes_for_exchange() <= 195 * 1024);  // the rest is L1 cache
 
 // y for the copies, a tensor for each column of the tiles: [N, P, tiles with that column, K].
 struct LineMaps {

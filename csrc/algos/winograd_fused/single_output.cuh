@@ -1,4 +1,5 @@
-// The end of an item of the one-product classes: Y = A^T M, the scales undone, the epilogue, y.
+// The end of an item in NCHW, or where y is not aligned: all sums go through shared memory, to threads that each finish
+// two filters.
 #pragma once
 
 #include <cstring>
@@ -10,8 +11,7 @@ namespace fastconv::algos::winograd_fused::single {
 
 // How y is written.
 enum class Output : int {
-  lines,     // NHWC, half types: by tensor copies (single_lines.cuh)
-  filters,   // NHWC, by four neighbouring filters; a warp writes two whole positions
+  filters,   // NHWC, by neighbouring filters (single_fragments.cuh)
   columns,   // NCHW, by four neighbouring outputs
   elements,  // either, where alignment forbids both
 };
@@ -41,8 +41,8 @@ __device__ __forceinline__ Vector<T, count> pack_vector(const float (&value)[cou
 // A thread's part of an item.
 template <typename T>
 struct Finisher {
-  int position, filter;   // of those that are exchanged; of the 64; the thread's first
-  int q0, rows, filters;  // how many rows of the item, and filters of the thread's, exist
+  int position, row;      // of those that are exchanged; the first of the thread's rows of sums
+  int q0, rows, filters;  // how many rows of the item, and filters from the thread's first, exist
   std::int64_t base;      // element of y at the item's first output and the thread's first filter
 
   __device__ __forceinline__ Finisher(const Params<T>& params, const Item& item, bool along_filters)
@@ -50,8 +50,8 @@ struct Finisher {
     // Filters or positions along the lanes, as y lies; without a bank conflict either way.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     position = along_filters ? warp : lane / 2 % 8;
-    filter = (along_filters ? lane : lane % 2 + lane / 16 * 2 + warp * 4) * thread_filters;
-    const int k = item.filter_block * filter_tile + filter;
+    row = (along_filters ? lane : lane % 2 + lane / 16 * 2 + warp * 4) * thread_filters;
+    const int k = item.filter_block * filter_tile + filter_of_row<T>(row);
     filters = params.k - k;
     base = item.n * params.y_image + item.p0 * params.y_row + q0 * params.y_column + k * params.y_channel;
   }
@@ -61,7 +61,7 @@ struct Finisher {
 template <typename T>
 __device__ __forceinline__ void prepare_ends(const Params<T>& params, FilterEnds& ends, const Item& item,
                                              int item_exponent) {
-  const int thread = threadIdx.x, k = item.filter_block * filter_tile + thread;
+  const int thread = threadIdx.x, k = item.filter_block * filter_tile + filter_of_row<T>(thread);
   if (thread >= filter_tile) return;
   const int sum = item_exponent + (k < params.k ? __ldg(params.exponents + k) : 0), kept = max(-126, min(sum, 126));
   ends.scale[thread] = power_of_two(-kept);
@@ -135,7 +135,7 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   const int columns = params.q - mine.q0 - column;  // that exist
   if (row >= mine.rows || columns <= 0 || mine.filters <= 0) return;
   const auto of_filters = [&](const float (&values)[filter_tile]) {
-    return *reinterpret_cast<const Vector<float, thread_filters>*>(&values[mine.filter]);
+    return *reinterpret_cast<const Vector<float, thread_filters>*>(&values[mine.row]);
   };
   if (__builtin_expect(ends.two_factors[0] | ends.two_factors[1], 0)) {
     const auto second = of_filters(ends.second_scale);
@@ -156,25 +156,19 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   // Within an item 32 bits suffice (launch).
   const int y_column = static_cast<int>(params.y_column), y_filter = static_cast<int>(params.y_channel);
   const std::int64_t base = mine.base + (row * static_cast<int>(params.y_row) + column * y_column);
-  constexpr int width = output == Output::filters ? thread_filters : tile_outputs;  // of a vector
+  constexpr int next_filter = has_lines<T> ? 1 : 2;  // of two rows of sums
   // visit(offset, filter, output) for what exists.
   const auto for_each = [&](const auto& visit) {
-    if constexpr (output == Output::columns) {
 #pragma unroll
-      for (int b = 0; b < thread_filters; ++b) {
-        if (b < mine.filters) visit(base + b * y_filter, b, 0);
-      }
-    } else {
+    for (int b = 0; b < thread_filters; ++b) {
+      if (b * next_filter >= mine.filters) continue;
+      const std::int64_t start = base + b * next_filter * y_filter;
+      if constexpr (output == Output::columns) {
+        visit(start, b, 0);
+      } else {
 #pragma unroll
-      for (int i = 0; i < tile_outputs; ++i) {
-        if (i >= columns) continue;
-        if constexpr (output == Output::filters) {
-          visit(base + i * y_column, 0, i);
-        } else {
-#pragma unroll
-          for (int b = 0; b < thread_filters; ++b) {
-            if (b < mine.filters) visit(base + i * y_column + b * y_filter, b, i);
-          }
+        for (int i = 0; i < tile_outputs; ++i) {
+          if (i < columns) visit(start + i * y_column, b, i);
         }
       }
     }
@@ -182,13 +176,11 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   if (__builtin_expect(params.epilogue.residual != nullptr, 0)) {
     for_each([&](std::int64_t index, int b, int i) {
       const T* residual = params.epilogue.residual + index;
-      if constexpr (output != Output::elements) {
-        T others[width];
+      if constexpr (output == Output::columns) {
+        T others[tile_outputs];
         memcpy(others, __builtin_assume_aligned(residual, sizeof others), sizeof others);
 #pragma unroll
-        for (int j = 0; j < width; ++j) {
-          (output == Output::filters ? value[j][i] : value[b][j]) += to_float(others[j]);
-        }
+        for (int j = 0; j < tile_outputs; ++j) value[b][j] += to_float(others[j]);
       } else {
         value[b][i] += to_float(*residual);
       }
@@ -196,11 +188,8 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   }
   activate<T>(params.epilogue.activate, value);
   for_each([&](std::int64_t index, int b, int i) {
-    if constexpr (output != Output::elements) {
-      float values[width];
-#pragma unroll
-      for (int j = 0; j < width; ++j) values[j] = output == Output::filters ? value[j][i] : value[b][j];
-      *reinterpret_cast<Vector<T, width>*>(params.y + index) = pack_vector<T, width>(values);
+    if constexpr (output == Output::columns) {
+      *reinterpret_cast<Vector<T, tile_outputs>*>(params.y + index) = pack_vector<T, tile_outputs>(value[b]);
     } else {
       params.y[index] = from_float<T>(value[b][i]);
     }
@@ -263,7 +252,7 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>&
 #pragma unroll
       for (int f = 0; f < frequencies; ++f) {
         const auto sums = *reinterpret_cast<const Vector<float, thread_filters>*>(
-            &shared.exchange[slot(f)][position + mine.position][mine.filter]);
+            &shared.exchange[slot(f)][position + mine.position][mine.row]);
 #pragma unroll
         for (int b = 0; b < thread_filters; ++b) m[f][b] = __uint_as_float(sums.bits[b]);
       }

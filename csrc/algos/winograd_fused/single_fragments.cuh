@@ -1,18 +1,17 @@
-// The end of an item for half types in NHWC: Y = A^T M where the sums are, y by tensor copies.
+// The end of an item in NHWC: Y = A^T M where the sums are, in wgmma's fragments.
 //
 // With s_a = M[+a] + M[-a], d_a = M[+a] - M[-a] and s_b, d_b likewise, the columns 0 and 2 of a tile need nothing but
 // s_b of the other warpgroup's sums, and columns 3 and 1 nothing but d_a:
 //   y0 = M[0] + s_a + s_b, y2 = s_a / 2 + 2 s_b;   y3 = M[inf] + 2b d_b + a/2 d_a, y1 = b d_b + a d_a.
 // So one value of a position and filter crosses shared memory each way, and each warpgroup finishes two columns in the
-// registers of its sums. What a warp receives lies where it stores its outputs afterwards.
+// registers of its sums. Half types then go through shared memory, transposed, into tensor copies of whole lines, which
+// overlap the next item; float32 is stored as it is, by two neighbouring filters.
 #pragma once
 
 #include "algos/winograd_fused/single_multiply.cuh"
 #include "algos/winograd_fused/single_output.cuh"
 
 namespace fastconv::algos::winograd_fused::single {
-
-constexpr int line_group_bytes = 8 * line_bytes;  // of 8 positions
 
 // The columns of a warpgroup: the one with M[0] or M[inf] first.
 __device__ __forceinline__ int own_column(int group, int which) { return group == 0 ? 2 * which : 3 - 2 * which; }
@@ -28,7 +27,16 @@ __device__ __forceinline__ std::uint32_t pack_halves(float low, float high) {
   }
 }
 
-// A thread's two filters, 8 apart.
+template <typename T>
+__device__ __forceinline__ float2 halves_as_floats(std::uint32_t two) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&two));
+  } else {
+    return make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000));
+  }
+}
+
+// A thread's two filters.
 struct FilterLoads {
   int exponent[2];
   float bias[2];
@@ -37,7 +45,7 @@ struct FilterLoads {
   __device__ __forceinline__ FilterLoads(const Params<T>& params, int first_filter) {
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      const int k = first_filter + 8 * b;
+      const int k = first_filter + b * filter_step<T>;
       exponent[b] = k < params.k ? __ldg(params.exponents + k) : 0;
       bias[b] = k < params.k ? params.epilogue.bias_of(k) : 0.0f;
     }
@@ -89,24 +97,47 @@ __device__ __forceinline__ void combine(const Sums& sum, const float (&received)
   }
 }
 
+// Where the values of 8 positions and 16 filters lie that a lane receives, and where it gives its own.
+template <typename T>
+__device__ __forceinline__ std::uint32_t given_to(Shared<T>& shared, int group, int warp, int lane) {
+  if constexpr (has_lines<T>) {
+    // Where the outputs will lie: column lane / 16, filters 8 (lane / 8 % 2), position lane % 8.
+    return shared_address(shared.lines[own_column(group, lane / 16)]) + lane % 8 * line_bytes +
+           ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
+  } else {
+    return shared_address(&shared.given[group][0][warp * 32 + lane]);
+  }
+}
+
+// visit(element of y, column, i) for the outputs that exist of a position and filters.
+template <typename T, typename Visitor>
+__device__ __forceinline__ void for_columns(const Params<T>& params, const Item& item, int group, int number, int k,
+                                            const Visitor& visit) {
+  const int row = number * 147 >> 10, tile = number - row * tile_columns;  // number / 7
+  static_assert(tile_columns == 7 && products <= 104);
+  if (item.p0 + row >= params.p || row >= tile_rows || k >= params.k) return;
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    const int q = item.q0 + tile * tile_outputs + own_column(group, which);
+    if (q >= params.q) continue;
+    visit(item.n * params.y_image + (item.p0 + row) * params.y_row + q * params.y_column + k, which);
+  }
+}
+
 // Returns NaN if a sum of an output is not finite. A V that is not finite spoils every filter, so half of them are
 // looked at. release: when sum[2] is finished.
 template <typename T, typename Release>
-__device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps& maps, Shared<T>& shared,
-                                              Sums& sum, const Item& item, int item_exponent, int group, const FilterLoads& loads,
-                                              const Release& release, int probe_item) {
+__device__ __forceinline__ float finish_fragments(const Params<T>& params, const LineMaps& maps, Shared<T>& shared,
+                                                  Sums& sum, const Item& item, int item_exponent, int group, const FilterLoads& loads,
+                                                  const Release& release, int probe_item) {
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
-  // Of 16 bytes of each group of positions: column lane / 16, filters 8 (lane / 8 % 2), position lane % 8.
-  const auto place = [&](int of_group) {
-    return shared_address(shared.lines[own_column(of_group, lane / 16)]) + lane % 8 * line_bytes +
-           ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
-  };
-  const std::uint32_t own = place(group), other = place(1 - group);
+  const std::uint32_t own = given_to(shared, group, warp, lane), other = given_to(shared, 1 - group, warp, lane);
+  constexpr int group_bytes = has_lines<T> ? 8 * line_bytes : 128 * 16;
   const float sign = group == 0 ? 1.0f : -1.0f;
   using Transform = winograd::Transform<4>;
   const float first_own = group == 0 ? 1.0f : 2.0f * Transform::b, first_other = group == 0 ? 1.0f : 0.5f * Transform::a;
   const float second_own = group == 0 ? 0.5f : Transform::b, second_other = group == 0 ? 2.0f : Transform::a;
-  if (thread == 0) hopper::wait_for_reading<0>();  // by the copies of the item before
+  if (has_lines<T> && thread == 0) hopper::wait_for_reading<0>();  // by the copies of the item before
   synchronise<consumer_barrier, consumer_threads>();
   STAMP(1);
 #pragma unroll
@@ -118,7 +149,7 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
       given[i] = fmaf(sum[1][4 * j + i], -sign, kept);
       kept = fmaf(sum[1][4 * j + i], sign, kept);
     }
-    hopper::store_shared(other + j * line_group_bytes, given);
+    hopper::store_shared(other + j * group_bytes, given);
   }
   STAMP(2);
   release();
@@ -140,11 +171,48 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
       v = fmaf(v, filters.scale[i % 4 / 2], loads.bias[i % 4 / 2]);
     }
   };
-  const auto store = [&](Outputs<T>& value, int j) {
-    std::uint32_t halves[4];
+  const int warp_filter = item.filter_block * filter_tile + warp * 16;
+  const auto add_residual = [&](Outputs<T>& value, int j) {
+    const T* residual = params.epilogue.residual;
+    int lane;  // read here, so that nothing that follows from it is kept in registers meanwhile
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    if constexpr (has_lines<T>) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) halves[i] = pack_halves<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
-    hopper::store_transposed(own + j * line_group_bytes, halves);
+      for (int b = 0; b < 2; ++b) {
+        std::uint32_t others[2] = {};
+        for_columns(params, item, group, 8 * j + lane / 4, warp_filter + 8 * b + lane % 4 * 2, [&](std::int64_t index, int which) {
+          others[which] = *reinterpret_cast<const std::uint32_t*>(residual + index);
+        });
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+          const float2 two = halves_as_floats<T>(hopper::transpose(others[which]));
+          value[which][2 * b] += two.x, value[which][2 * b + 1] += two.y;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        for_columns(params, item, group, 8 * j + lane % 4 * 2 + i, warp_filter + lane / 4 * 2, [&](std::int64_t index, int which) {
+          const float2 two = *reinterpret_cast<const float2*>(residual + index);
+          value[which][i] += two.x, value[which][2 + i] += two.y;
+        });
+      }
+    }
+  };
+  const auto store = [&](Outputs<T>& value, int j) {
+    if constexpr (has_lines<T>) {
+      std::uint32_t halves[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) halves[i] = pack_halves<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
+      hopper::store_transposed(own + j * group_bytes, halves);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        for_columns(params, item, group, 8 * j + lane % 4 * 2 + i, warp_filter + lane / 4 * 2, [&](std::int64_t index, int which) {
+          *reinterpret_cast<float2*>(params.y + index) = make_float2(value[which][i], value[which][2 + i]);
+        });
+      }
+    }
   };
 TURN_UNROLL
   for (int turn = 0; turn < turns; ++turn) {
@@ -152,7 +220,7 @@ TURN_UNROLL
     Outputs<T> value[GPT];
 #pragma unroll
     for (int h = 0; h < GPT; ++h) {
-      hopper::load_shared(received[h], own + min(turn * GPT + h, position_groups - 1) * line_group_bytes);
+      hopper::load_shared(received[h], own + min(turn * GPT + h, position_groups - 1) * group_bytes);
     }
 #pragma unroll
     for (int h = 0; h < GPT; ++h) {
@@ -185,6 +253,12 @@ TURN_UNROLL
     static_assert(position_groups == 13 && positions == 98);
 #pragma unroll
     for (int h = 0; h < GPT; ++h) finish(value[h], turn * GPT + h);
+    if (__builtin_expect(params.epilogue.residual != nullptr, 0)) {
+#pragma unroll
+      for (int h = 0; h < GPT; ++h) {
+        if (GPT == 1 || h == 0 || turn < turns - 1) add_residual(value[h], turn * GPT + h);
+      }
+    }
     const ActivationFunction& activation = params.epilogue.activate;
     if (__builtin_expect(activation.is_silu || activation.negative_slope != 1.0f, 0)) {
 #pragma unroll 1
@@ -198,21 +272,25 @@ TURN_UNROLL
     }
   }
   STAMP(4);
-  hopper::fence_copies();
-  hopper::synchronise(group_barrier + group, 128);
-  STAMP(5);
+  if constexpr (has_lines<T>) {
+    hopper::fence_copies();
+    hopper::synchronise(group_barrier + group, 128);
+    STAMP(5);
 #ifndef NOSTORE
-  if (thread == 0) {
+    if (thread == 0) {
 #pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
-      const int column = own_column(group, which);
-      if (column >= params.q) continue;
-      hopper::store_box(maps.column[column], item.filter_block * filter_tile, item.q0 / tile_outputs, item.p0, item.n,
-                        shared_address(shared.lines[column]));
+      for (int which = 0; which < 2; ++which) {
+        const int column = own_column(group, which);
+        if (column >= params.q) continue;
+        hopper::store_box(maps.column[column], item.filter_block * filter_tile, item.q0 / tile_outputs, item.p0, item.n,
+                          shared_address(shared.lines[column]));
+      }
+      hopper::commit_stores();
     }
-    hopper::commit_stores();
-  }
 #endif
+  } else {
+    STAMP(5);
+  }
   STAMP(6);
   return bad;
 }
