@@ -19,6 +19,19 @@ Output select_output(const ConvArgs& args) {
   return filters ? Output::filters : columns ? Output::columns : Output::elements;
 }
 
+// An item whose V is in shared memory all at once takes two filter tiles, if that makes no block take more of them.
+template <typename T>
+void share_input(Params<T>& params, Config& config, int processors) {
+  const std::int64_t pairs = config.items / 2;
+  if (config.stages > Stage<T>::v_stages || config.filter_tiles % 2 != 0 ||
+      2 * divide_up(pairs, processors) > divide_up(config.items, processors)) {
+    return;
+  }
+  config.items = pairs;
+  params.filter_parts = 2;
+  params.by_filters = FastDivide(static_cast<std::uint32_t>(config.filter_tiles / 2));
+}
+
 template <typename T>
 LineMaps make_line_maps(const ConvArgs& args) {
   const ConvProblem& problem = args.problem;
@@ -44,7 +57,9 @@ void launch(const Params<T>& params, const Config& config, const CUtensorMap& ma
 template <typename T>
 void run_class(const ConvArgs& args, const Config& config, const T* x, Layout layout, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const auto params = make_params(args, config, x, layout, runtime.wait_report());
+  Config items = config;
+  auto params = make_params(args, config, x, layout, runtime.wait_report());
+  share_input<T>(params, items, runtime.device().processors);
   const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
   const Box4 box{.c = Stage<T>::channels, .w = raw_columns, .h = input_rows, .n = 1, .swizzled = false};
   const CUtensorMap map =
@@ -53,8 +68,8 @@ void run_class(const ConvArgs& args, const Config& config, const T* x, Layout la
     const int processors = runtime.device().processors;
     const auto stream = static_cast<cudaStream_t>(runtime.stream());
     const LineMaps lines = output == Output::filters && has_lines<T> ? make_line_maps<T>(args) : LineMaps{};
-    boxes ? launch<T, true, output>(params, config, map, lines, processors, stream)
-          : launch<T, false, output>(params, config, map, lines, processors, stream);
+    boxes ? launch<T, true, output>(params, items, map, lines, processors, stream)
+          : launch<T, false, output>(params, items, map, lines, processors, stream);
   };
   switch (select_output<T>(args)) {
     case Output::filters: launch_as.template operator()<Output::filters>(); break;
