@@ -14,15 +14,18 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
   // Of the walk's item; it is worked out again where it is needed, to keep registers free for the products.
   Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
   int part = 0;  // of the filter tiles that the item's V serves
-  const auto filters = [&] {
-    const std::int64_t block =
-        find_item<tile_rows, tile_width>(params, walk.number()).filter_block * params.filter_parts + part;
-    return params.u + block * params.stages * (Stage<T>::steps * u_step) + group * group_frequencies * u_frequency +
-           threadIdx.x % 128;
+  const auto filter_block = [&] {
+    unsigned number = walk.number();
+    return static_cast<int>(params.by_filters.peel(number)) * params.filter_parts + part;
+  };
+  const auto filters_of = [&](int block) {
+    return params.u + static_cast<std::int64_t>(block) * params.stages * (Stage<T>::steps * u_step) +
+           group * group_frequencies * u_frequency + threadIdx.x % 128;
   };
   if (!walk.next()) return;
+  int block = filter_block();
   Filters u[group_frequencies];
-  const uint4* source = filters();
+  const uint4* source = filters_of(block);
   load_filters(u[0], source);
   load_filters(u[1], source + u_frequency);
 #pragma unroll 1
@@ -33,8 +36,8 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
     const bool last_part = part + 1 == params.filter_parts;
     accumulate(params, shared, sum, u, source, group, !last_part, state);
     { const int probe_item = state.item; STAMP(0); }
-    Item item = find_item<tile_rows, tile_width>(params, walk.number());
-    item.filter_block = item.filter_block * params.filter_parts + part;
+    const unsigned number = walk.number();
+    const int this_block = block;
     const int exponent = shared.exponents[state.item % Shared<T>::item_slots];
     const unsigned ordinal = walk.ordinal;
     if (last_part) {
@@ -42,11 +45,10 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
     } else {
       ++part;
     }
-    source = more ? filters() : params.u + threadIdx.x % 128;  // any, if there is no next item
+    if (more) block = filter_block();
+    source = filters_of(block);  // again, if there is no next item
     float bad;
     if constexpr (output == Output::filters) {
-      const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
-      const FilterLoads loads(params, item.filter_block * filter_tile + filter_of_row<T>(row));
 #if !defined(EARLY)
       finish_products(shared, sum, !last_part, state);
 #endif
@@ -55,18 +57,20 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
       load_filters(u[0], source);
       load_filters(u[1], source + u_frequency);
 #endif
-      bad = finish_fragments(params, lines, shared, sum, item, exponent, group, loads, [&] {
+      bad = finish_fragments(params, lines, shared, sum, number, this_block, exponent, group, [&] {
 #ifdef EARLY
         finish_products(shared, sum, !last_part, state);
 #endif
 #ifdef LATEU
-      load_filters(u[0], source);
-      load_filters(u[1], source + u_frequency);
+        load_filters(u[0], source);
+        load_filters(u[1], source + u_frequency);
 #endif
-        }, state.item);
+      }, state.item);
     } else {
       finish_products(shared, sum, !last_part, state);
       hopper::pin(sum[0]); hopper::pin(sum[1]);
+      Item item = find_item<tile_rows, tile_width>(params, number);
+      item.filter_block = this_block;
       FilterEnds& ends = shared.ends[state.item & 1];
       prepare_ends(params, ends, item, exponent);
       const Finisher<T> mine(params, item, output == Output::elements && params.y_channel == 1);

@@ -36,39 +36,62 @@ __device__ __forceinline__ float2 halves_as_floats(std::uint32_t two) {
   }
 }
 
-// A thread's two filters.
-struct FilterLoads {
-  int exponent[2];
-  float bias[2];
+// Of a thread's two filters. Loaded before the sums are given away, used after.
+struct FilterTerms {
+  int exponent[2] = {};
+  float bias[2] = {};
 
   template <typename T>
-  __device__ __forceinline__ FilterLoads(const Params<T>& params, int first_filter) {
+  __device__ __forceinline__ FilterTerms(const Params<T>& params, int first_filter) {
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       const int k = first_filter + b * filter_step<T>;
-      exponent[b] = k < params.k ? __ldg(params.exponents + k) : 0;
-      bias[b] = k < params.k ? params.epilogue.bias_of(k) : 0.0f;
+      if (k >= params.k) continue;
+      exponent[b] = __ldg(params.exponents + k);
+      bias[b] = params.epilogue.bias_of(k);
     }
   }
 };
 
-// What undoes their scales.
+// What undoes the scales of a thread's two filters.
 struct FilterScales {
-  float scale[2], second_scale[2];
+  float scale[2], second_scale[2], bias[2];
   bool two_factors;
 
-  __device__ __forceinline__ FilterScales(const FilterLoads& loads, int item_exponent) {
+  __device__ __forceinline__ FilterScales(const FilterTerms& terms, int item_exponent) {
     bool two = false;
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      const int sum = item_exponent + loads.exponent[b], kept = max(-126, min(sum, 126));
+      const int sum = item_exponent + terms.exponent[b], kept = max(-126, min(sum, 126));
       scale[b] = power_of_two(-kept);
       second_scale[b] = power_of_two(kept - sum);
+      bias[b] = terms.bias[b];
       two |= kept != sum;
     }
     two_factors = __any_sync(~0u, two);
   }
 };
+
+// Two halves at a time.
+template <typename T>
+__device__ __forceinline__ std::uint32_t most_keeping_nan(std::uint32_t a, std::uint32_t b) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  } else {
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  }
+  return a;
+}
+// sum + 0 a: NaN if a is not finite.
+template <typename T>
+__device__ __forceinline__ std::uint32_t add_unless_finite(std::uint32_t a, std::uint32_t sum) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(0));
+  } else {
+    asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(0));
+  }
+  return sum;
+}
 
 #ifndef GPT
 #define GPT 1
@@ -128,7 +151,7 @@ __device__ __forceinline__ void for_columns(const Params<T>& params, const Item&
 // looked at. release: when sum[2] is finished.
 template <typename T, typename Release>
 __device__ __forceinline__ float finish_fragments(const Params<T>& params, const LineMaps& maps, Shared<T>& shared,
-                                                  Sums& sum, const Item& item, int item_exponent, int group, const FilterLoads& loads,
+                                                  Sums& sum, unsigned number, int filter_block, int item_exponent, int group,
                                                   const Release& release, int probe_item) {
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
   const std::uint32_t own = given_to(shared, group, warp, lane), other = given_to(shared, 1 - group, warp, lane);
@@ -137,25 +160,26 @@ __device__ __forceinline__ float finish_fragments(const Params<T>& params, const
   using Transform = winograd::Transform<4>;
   const float first_own = group == 0 ? 1.0f : 2.0f * Transform::b, first_other = group == 0 ? 1.0f : 0.5f * Transform::a;
   const float second_own = group == 0 ? 0.5f : Transform::b, second_other = group == 0 ? 2.0f : Transform::a;
-  if (has_lines<T> && thread == 0) hopper::wait_for_reading<0>();  // by the copies of the item before
+  if (has_lines<T> && lane == 0 && warp < 2) hopper::wait_for_reading<0>();  // by the copies of the item before
   synchronise<consumer_barrier, consumer_threads>();
   STAMP(1);
 #pragma unroll
   for (int j = 0; j < position_groups; ++j) {
-    float given[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float& kept = sum[0][4 * j + i];
-      given[i] = fmaf(sum[1][4 * j + i], -sign, kept);
-      kept = fmaf(sum[1][4 * j + i], sign, kept);
+      float &kept = sum[0][4 * j + i], &given = sum[1][4 * j + i];
+      const float minus = fmaf(given, -sign, kept);
+      kept = fmaf(given, sign, kept);
+      given = minus;
     }
-    hopper::store_shared(other + j * group_bytes, given);
+    hopper::store_shared(other + j * group_bytes, &sum[1][4 * j]);
   }
   STAMP(2);
+  const FilterTerms terms(params, filter_block * filter_tile + filter_of_row<T>(warp * 16 + lane / 4));
   release();
   hopper::synchronise(pair_barrier + warp, 64);
   STAMP(3);
-  const FilterScales filters(loads, item_exponent);
+  const FilterScales filters(terms, item_exponent);
   float bad = 0.0f;
   constexpr int turns = (position_groups + GPT - 1) / GPT;
   const auto finish = [&](Outputs<T>& value, int j) {
@@ -168,12 +192,18 @@ __device__ __forceinline__ float finish_fragments(const Params<T>& params, const
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float& v = value[i / 4][i % 4];
-      v = fmaf(v, filters.scale[i % 4 / 2], loads.bias[i % 4 / 2]);
+      v = fmaf(v, filters.scale[i % 4 / 2], filters.bias[i % 4 / 2]);
     }
   };
-  const int warp_filter = item.filter_block * filter_tile + warp * 16;
+  Item item;
+  const auto find = [&] {
+    item = find_item<tile_rows, tile_width>(params, number);
+    item.filter_block = filter_block;
+  };
+  const int warp_filter = filter_block * filter_tile + warp * 16;
   const auto add_residual = [&](Outputs<T>& value, int j) {
     const T* residual = params.epilogue.residual;
+    if (has_lines<T>) find();
     int lane;  // read here, so that nothing that follows from it is kept in registers meanwhile
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     if constexpr (has_lines<T>) {
@@ -214,6 +244,67 @@ __device__ __forceinline__ float finish_fragments(const Params<T>& params, const
       }
     }
   };
+#ifndef AHEAD
+#define AHEAD 3
+#endif
+#ifndef REPS
+#define REPS 1
+#endif
+  const ActivationFunction& activation = params.epilogue.activate;
+  if constexpr (has_lines<T>) {
+    if (__builtin_expect(!filters.two_factors && params.epilogue.residual == nullptr && !activation.is_silu && activation.cap == INFINITY && (activation.negative_slope == 1.0f || activation.negative_slope == 0.0f), 1)) {
+      constexpr std::uint32_t least = std::is_same_v<T, half_t> ? 0xfc00fc00 : 0xff80ff80;  // -infinity
+      const std::uint32_t floor = activation.negative_slope == 0.0f ? 0u : least;
+      std::uint32_t bads = 0;
+#pragma unroll 1
+      for (int rep = 0; rep < REPS; ++rep) {
+      if (REPS > 1 && rep == REPS - 1) { STAMP(3); }
+#ifdef SWAP
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+#define FIRST_GROUP(h) ((h) * 7)
+#define LAST_GROUP(h) ((h) == 0 ? 7 : position_groups)
+#else
+#define FIRST_GROUP(h) 0
+#define LAST_GROUP(h) position_groups
+#endif
+      const auto run = [&]<int h>() {
+#pragma unroll
+        for (int j = FIRST_GROUP(h); j < FIRST_GROUP(h) + AHEAD; ++j) hopper::load_shared(&sum[1][4 * j], own + j * group_bytes);
+#pragma unroll
+        for (int j = FIRST_GROUP(h); j < LAST_GROUP(h); ++j) {
+          if (j + AHEAD < LAST_GROUP(h)) hopper::load_shared(&sum[1][4 * (j + AHEAD)], own + (j + AHEAD) * group_bytes);
+          std::uint32_t halves[4];
+          float value[2][4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int b = i / 2;
+            const float kept = sum[0][4 * j + i], received = sum[1][4 * j + i];
+            const float first = fmaf(kept, first_own, fmaf(received, first_other, sum[2][4 * j + i]));
+            const float second = fmaf(kept, second_own, received * second_other);
+            value[0][i] = fmaf(first, filters.scale[b], filters.bias[b]);
+            value[1][i] = fmaf(second, filters.scale[b], filters.bias[b]);
+          }
+#pragma unroll
+          for (int i = 0; i < 4; ++i) halves[i] = pack_halves<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
+          if (j < position_groups - 1 || lane % 4 == 0) bads = add_unless_finite<T>(halves[0], bads);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) halves[i] = most_keeping_nan<T>(halves[i], floor);
+          hopper::store_transposed(own + j * group_bytes, halves);
+        }
+      };
+#ifdef SWAP
+      if (half == group) run.template operator()<0>(); else run.template operator()<1>();
+      }
+#else
+      run.template operator()<0>();
+#endif
+      }
+      if (bads != 0) bad = 1.0f;
+      goto done;
+    }
+  }
+  if (!has_lines<T>) find();
 TURN_UNROLL
   for (int turn = 0; turn < turns; ++turn) {
     float received[GPT][4];
@@ -259,7 +350,6 @@ TURN_UNROLL
         if (GPT == 1 || h == 0 || turn < turns - 1) add_residual(value[h], turn * GPT + h);
       }
     }
-    const ActivationFunction& activation = params.epilogue.activate;
     if (__builtin_expect(activation.is_silu || activation.negative_slope != 1.0f, 0)) {
 #pragma unroll 1
       for (int h = 0; h < GPT; ++h) {
@@ -271,17 +361,17 @@ TURN_UNROLL
       if (GPT == 1 || h == 0 || turn < turns - 1) store(value[h], turn * GPT + h);
     }
   }
+done:
   STAMP(4);
   if constexpr (has_lines<T>) {
     hopper::fence_copies();
     hopper::synchronise(group_barrier + group, 128);
     STAMP(5);
 #ifndef NOSTORE
-    if (thread == 0) {
-#pragma unroll 1
-      for (int which = 0; which < 2; ++which) {
-        const int column = own_column(group, which);
-        if (column >= params.q) continue;
+    if (lane == 0 && warp < 2) {
+      find();
+      const int column = own_column(group, warp);
+      if (column < params.q) {
         hopper::store_box(maps.column[column], item.filter_block * filter_tile, item.q0 / tile_outputs, item.p0, item.n,
                           shared_address(shared.lines[column]));
       }
