@@ -157,12 +157,12 @@ __device__ __forceinline__ std::uint32_t transpose(std::uint32_t matrix) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(matrix));
   return result;
 }
-__device__ __forceinline__ void store_shared(std::uint32_t target, const float (&four)[4]) {
+__device__ __forceinline__ void store_shared(std::uint32_t target, const float* four) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(target), "f"(four[0]), "f"(four[1]), "f"(four[2]),
                "f"(four[3])
                : "memory");
 }
-__device__ __forceinline__ void load_shared(float (&four)[4], std::uint32_t source) {
+__device__ __forceinline__ void load_shared(float* four, std::uint32_t source) {
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])
                : "r"(source)

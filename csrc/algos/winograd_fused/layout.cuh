@@ -72,7 +72,6 @@ struct ParamsOf {
   std::int64_t y_image, y_row, y_column, y_channel;  // of y and residual
   int c, h, w, k, p, q, pad_h, pad_w;
   int stages;
-  int filter_parts;               // filter tiles that an item's V serves, one after the other
   unsigned first_item, end_item;  // of this launch
   FastDivide by_filters, by_columns, by_rows;
 };

@@ -11,25 +11,10 @@ template <typename T>
 Output select_output(const ConvArgs& args) {
   const ConvProblem& problem = args.problem;
   const bool nchw = problem.layout == Layout::nchw;
-  // Tensor copies want 16 bytes, the rest what it loads and stores at once.
-  const bool filters = !nchw && (has_lines<T> ? problem.k % 8 == 0 && is_aligned(args.y, 16) && is_aligned(args.residual, 4)
-                                              : problem.k % 2 == 0 && is_aligned(args.y, 8) && is_aligned(args.residual, 8));
+  const bool filters = !nchw && problem.k * sizeof(T) % 16 == 0 && is_aligned(args.y, 16) && is_aligned(args.residual, 8);
   const std::size_t bytes = tile_outputs * sizeof(T);
   const bool columns = nchw && problem.q() % tile_outputs == 0 && is_aligned(args.y, bytes) && is_aligned(args.residual, bytes);
   return filters ? Output::filters : columns ? Output::columns : Output::elements;
-}
-
-// An item whose V is in shared memory all at once takes two filter tiles, if that makes no block take more of them.
-template <typename T>
-void share_input(Params<T>& params, Config& config, int processors) {
-  const std::int64_t pairs = config.items / 2;
-  if (config.stages > Stage<T>::v_stages || config.filter_tiles % 2 != 0 ||
-      2 * divide_up(pairs, processors) > divide_up(config.items, processors)) {
-    return;
-  }
-  config.items = pairs;
-  params.filter_parts = 2;
-  params.by_filters = FastDivide(static_cast<std::uint32_t>(config.filter_tiles / 2));
 }
 
 template <typename T>
@@ -42,7 +27,7 @@ LineMaps make_line_maps(const ConvArgs& args) {
     maps.column[i] = make_tensor_map(static_cast<T*>(args.y) + i * k, problem.dtype,
                                      {.sizes = {at(k), at((q - i + tile_outputs - 1) / tile_outputs), at(p), at(problem.n)},
                                       .strides = {at(tile_outputs * k * bytes), at(q * k * bytes), at(p * q * k * bytes)},
-                                      .box = {filter_tile, tile_columns, tile_rows, 1}});
+                                      .box = {line_bytes / sizeof(T), tile_columns, tile_rows, 1}});
   }
   return maps;
 }
@@ -57,9 +42,7 @@ void launch(const Params<T>& params, const Config& config, const CUtensorMap& ma
 template <typename T>
 void run_class(const ConvArgs& args, const Config& config, const T* x, Layout layout, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  Config items = config;
-  auto params = make_params(args, config, x, layout, runtime.wait_report());
-  share_input<T>(params, items, runtime.device().processors);
+  const auto params = make_params(args, config, x, layout, runtime.wait_report());
   const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
   const Box4 box{.c = Stage<T>::channels, .w = raw_columns, .h = input_rows, .n = 1, .swizzled = false};
   const CUtensorMap map =
@@ -67,9 +50,9 @@ void run_class(const ConvArgs& args, const Config& config, const T* x, Layout la
   const auto launch_as = [&]<Output output>() {
     const int processors = runtime.device().processors;
     const auto stream = static_cast<cudaStream_t>(runtime.stream());
-    const LineMaps lines = output == Output::filters && has_lines<T> ? make_line_maps<T>(args) : LineMaps{};
-    boxes ? launch<T, true, output>(params, items, map, lines, processors, stream)
-          : launch<T, false, output>(params, items, map, lines, processors, stream);
+    const LineMaps lines = output == Output::filters ? make_line_maps<T>(args) : LineMaps{};
+    boxes ? launch<T, true, output>(params, config, map, lines, processors, stream)
+          : launch<T, false, output>(params, config, map, lines, processors, stream);
   };
   switch (select_output<T>(args)) {
     case Output::filters: launch_as.template operator()<Output::filters>(); break;

@@ -43,6 +43,13 @@ constexpr int raw_columns = tile_width + 3, raw_column_bytes = 64, raw_row_bytes
 constexpr int raw_stage_bytes = input_rows * raw_row_bytes;
 static_assert(raw_row_bytes % 128 == 64 && raw_stage_bytes % 128 == 0);
 
+// Whether a thread's sums j of 8 positions are of a position. Those behind the last row are sums of whatever shared
+// memory held.
+__device__ __forceinline__ bool is_position(int j, int lane) {
+  static_assert(positions % 8 == 2);
+  return j < position_groups - 1 || lane % 4 == 0;
+}
+
 // Sums of 16 positions and all frequencies on their way from wgmma's registers to the threads that finish them:
 // [f][position][64 filters], padded by 16 bytes so that neither side meets a bank conflict.
 constexpr int exchanged_groups = 2, exchange_pitch = filter_tile + 4;
@@ -94,6 +101,7 @@ struct Shared {
   union {
     alignas(1024) Exchange exchange;
     alignas(1024) unsigned char lines[has_lines<T> ? tile_outputs : 1][column_bytes];
+    unsigned char half_lines[consumer_groups][2][column_bytes];
     float4 given[consumer_groups][position_groups][128];
   };
   static constexpr int bytes_for_exchange() { return offsetof(Shared, exchange) + sizeof(Exchange); }
@@ -108,5 +116,16 @@ struct LineMaps {
 
 template <typename T>
 using Params = ParamsOf<T>;
+
+__device__ __forceinline__ __half2 as_halves(unsigned bits) { return *reinterpret_cast<const __half2*>(&bits); }
+__device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<const unsigned*>(&value); }
+template <typename T>
+__device__ __forceinline__ float2 as_floats(unsigned bits) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    return __half22float2(as_halves(bits));
+  } else {
+    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000));
+  }
+}
 
 }  // namespace fastconv::algos::winograd_fused::single

@@ -11,19 +11,14 @@ using Filters = std::uint32_t[taps][4];               // U of one frequency and 
 constexpr int u_step = frequencies * taps * u_fragment_bytes / 16, u_frequency = taps * u_fragment_bytes / 16;
 
 // Volatile: issued here, not where it is used.
+__device__ __forceinline__ void load_filter(Filters& u, const uint4* source, int r) {
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(u[r][0]), "=r"(u[r][1]), "=r"(u[r][2]), "=r"(u[r][3])
+               : "l"(source + r * (u_fragment_bytes / 16)));
+}
 __device__ __forceinline__ void load_filters(Filters& u, const uint4* source) {
 #pragma unroll
-  for (int r = 0; r < taps; ++r) {
-#ifdef NOALLOC
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(u[r][0]), "=r"(u[r][1]), "=r"(u[r][2]), "=r"(u[r][3])
-                 : "l"(source + r * (u_fragment_bytes / 16)));
-#else
-    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(u[r][0]), "=r"(u[r][1]), "=r"(u[r][2]), "=r"(u[r][3])
-                 : "l"(source + r * (u_fragment_bytes / 16)));
-#endif
-  }
+  for (int r = 0; r < taps; ++r) load_filter(u, source, r);
 }
 
 // Core matrices of 8 positions x 16 bytes without a swizzle, one behind the other.
@@ -55,7 +50,7 @@ __device__ __forceinline__ void multiply_frequency(float (&sum)[products / 2], c
 template <typename T>
 __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T>& shared, Sums& sum,
                                            Filters (&u)[group_frequencies], const uint4* source, int group,
-                                           bool keep_input, ConsumerState& state) {
+                                           ConsumerState& state) {
 #pragma unroll
   for (int f = 0; f < group_frequencies; ++f) {
 #pragma unroll
@@ -63,7 +58,7 @@ __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T>& s
   }
   const auto release_previous = [&] {  // the stage before the current one has been read
     const int slot = state.v.slot == 0 ? Stage<T>::v_stages - 1 : state.v.slot - 1;
-    if (!keep_input && threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
+    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
   };
 #pragma unroll 1
   for (int i = 0; i < params.stages; ++i) {
@@ -86,16 +81,17 @@ __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T>& s
     }
     state.v.advance(Stage<T>::v_stages);
   }
+#pragma unroll
+  for (int f = 0; f + 1 < group_frequencies; ++f) hopper::pin(sum[f]);
 }
 
 // The last frequency's products are done, and V has been read.
 template <typename T>
-__device__ __forceinline__ void finish_products(Shared<T>& shared, Sums& sum, bool keep_input,
-                                                const ConsumerState& state) {
+__device__ __forceinline__ void finish_products(Shared<T>& shared, Sums& sum, const ConsumerState& state) {
   hopper::wait_for_products<0>();
   hopper::pin(sum[group_frequencies - 1]);
   const int slot = state.v.slot == 0 ? Stage<T>::v_stages - 1 : state.v.slot - 1;
-  if (!keep_input && threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
+  if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
 }
 
 }  // namespace fastconv::algos::winograd_fused::single

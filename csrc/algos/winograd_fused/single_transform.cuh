@@ -109,17 +109,6 @@ __device__ __forceinline__ int find_exact_exponent(const Params<T>& params, Shar
   return value > 0.0f ? scale_exponent(value, exact_target) : 0;
 }
 
-__device__ __forceinline__ __half2 as_halves(unsigned bits) { return *reinterpret_cast<const __half2*>(&bits); }
-__device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<const unsigned*>(&value); }
-template <typename T>
-__device__ __forceinline__ float2 as_floats(unsigned bits) {
-  if constexpr (std::is_same_v<T, half_t>) {
-    return __half22float2(as_halves(bits));
-  } else {
-    return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000));
-  }
-}
-
 // B^T d of two channels in FP16 arithmetic: two roundings of V more, of its parts (docs/numerics.md).
 __device__ __forceinline__ void transform_halves(const __half2 (&d)[frequencies], __half2 (&v)[frequencies]) {
   using Transform = winograd::Transform<4>;
@@ -134,65 +123,78 @@ __device__ __forceinline__ void transform_halves(const __half2 (&d)[frequencies]
   v[5] = __hfma2(d[3], constant(-2.5f), __hadd2(d[1], d[5]));
 }
 
-// One position, 16 bytes of its channels: six columns to six frequencies. scaled: multiply by scale.
+// Halves of 8 bytes of raw input. scaled: multiply by scale.
 template <typename T, bool scaled>
-__device__ __forceinline__ void transform_position(const unsigned char* raw, unsigned char* v, float scale) {
-  constexpr bool is_float = std::is_same_v<T, float>;
-  constexpr int pairs = is_float ? 2 : 4;
-  unsigned d[frequencies][pairs];  // of two halves
-#pragma unroll
-  for (int j = 0; j < frequencies; ++j) {
-    const uint4 four = *reinterpret_cast<const uint4*>(raw + j * raw_column_bytes);
-    const unsigned bits[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (int i = 0; i < pairs; ++i) {
-      if constexpr (std::is_same_v<T, half_t> && !scaled) {
-        d[j][i] = bits[i];
-      } else {
-        float2 two = is_float ? make_float2(__uint_as_float(bits[2 * i % 4]), __uint_as_float(bits[(2 * i + 1) % 4]))
-                              : as_floats<T>(bits[i]);
-        if constexpr (scaled) two.x *= scale, two.y *= scale;
-        d[j][i] = as_bits(__floats2half2_rn(two.x, two.y));
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < pairs; ++i) {
-    __half2 in[frequencies], out[frequencies];
-#pragma unroll
-    for (int j = 0; j < frequencies; ++j) in[j] = as_halves(d[j][i]);
-    transform_halves(in, out);
-#pragma unroll
-    for (int f = 0; f < frequencies; ++f) d[f][i] = as_bits(out[f]);
-  }
-#pragma unroll
-  for (int f = 0; f < frequencies; ++f) {
-    unsigned char* target = v + slot(f) * Stage<T>::frequency_bytes;
-    if constexpr (is_float) {
-      *reinterpret_cast<uint2*>(target) = make_uint2(d[f][0], d[f][1]);
+__device__ __forceinline__ void convert(const uint2& bits, float scale, __half2 (&halves)[Stage<T>::steps]) {
+  if constexpr (std::is_same_v<T, half_t> && !scaled) {
+    halves[0] = as_halves(bits.x), halves[1] = as_halves(bits.y);
+  } else {
+    const auto round = [&](float2 two) {
+      if constexpr (scaled) two.x *= scale, two.y *= scale;
+      return __floats2half2_rn(two.x, two.y);
+    };
+    if constexpr (std::is_same_v<T, float>) {
+      halves[0] = round(make_float2(__uint_as_float(bits.x), __uint_as_float(bits.y)));
     } else {
-      *reinterpret_cast<uint4*>(target) = make_uint4(d[f][0], d[f][1], d[f][2], d[f][3]);
+      halves[0] = round(as_floats<T>(bits.x)), halves[1] = round(as_floats<T>(bits.y));
     }
   }
 }
 
-// A warp's part of a stage: 8 rows of a tile column by 64 bytes of channels at a time, 14 of them.
+// A warp's part of a stage: 4 rows by 64 bytes of channels, 8 bytes a thread, along the row: each column is read once.
 template <typename T, bool scaled>
-__device__ __forceinline__ void transform_stage(const unsigned char* raw, unsigned char* v, int first, int lane,
+__device__ __forceinline__ void transform_stage(const unsigned char* raw, unsigned char* v, int warp, int lane,
                                                 float scale) {
-  const int quad = lane & 3, row = lane >> 2;
-  raw += row * raw_row_bytes + quad * 16;
+  constexpr int words = Stage<T>::steps;  // of two halves
+  static_assert(4 * producer_warps == input_rows);
+  const int chunk = lane % 8, row = warp * 4 + lane / 8;
+  raw += row * raw_row_bytes + chunk * 8;
   v += row * tile_columns * 16;
-  if constexpr (Stage<T>::steps == 1) {
-    v += (quad >> 1) * Stage<T>::plane_bytes + (quad & 1) * 8;
+  if constexpr (words == 1) {
+    v += chunk / 4 * Stage<T>::plane_bytes + chunk % 4 * 4;
   } else {
-    v += (quad >> 1) * Stage<T>::step_bytes + (quad & 1) * Stage<T>::plane_bytes;
+    v += chunk / 4 * Stage<T>::step_bytes + chunk / 2 % 2 * Stage<T>::plane_bytes + chunk % 2 * 8;
   }
+  const auto load = [&](int column) { return *reinterpret_cast<const uint2*>(raw + column * raw_column_bytes); };
+  constexpr int kept = frequencies - tile_outputs;  // columns that neighbouring tiles share
+  __half2 d[frequencies][words];
+  uint2 next[tile_outputs];
+#pragma unroll
+  for (int j = 0; j < kept; ++j) convert<T, scaled>(load(j), scale, d[j]);
+#pragma unroll
+  for (int j = 0; j < tile_outputs; ++j) next[j] = load(kept + j);
 #pragma unroll 1
-  for (int i = first; i < 2 * tile_columns; i += producer_warps) {
-    const int column = i >> 1, rows = (i & 1) * 8;
-    transform_position<T, scaled>(raw + rows * raw_row_bytes + column * tile_outputs * raw_column_bytes,
-                                  v + (rows * tile_columns + column) * 16, scale);
+  for (int tile = 0; tile < tile_columns; ++tile) {
+#pragma unroll
+    for (int j = 0; j < tile_outputs; ++j) convert<T, scaled>(next[j], scale, d[kept + j]);
+    raw += tile_outputs * raw_column_bytes;
+    if (tile + 1 < tile_columns) {
+#pragma unroll
+      for (int j = 0; j < tile_outputs; ++j) next[j] = load(kept + j);
+    }
+    __half2 out[words][frequencies];
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      __half2 in[frequencies];
+#pragma unroll
+      for (int j = 0; j < frequencies; ++j) in[j] = d[j][i];
+      transform_halves(in, out[i]);
+    }
+#pragma unroll
+    for (int f = 0; f < frequencies; ++f) {
+      unsigned char* target = v + slot(f) * Stage<T>::frequency_bytes;
+      if constexpr (words == 1) {
+        *reinterpret_cast<unsigned*>(target) = as_bits(out[0][f]);
+      } else {
+        *reinterpret_cast<uint2*>(target) = make_uint2(as_bits(out[0][f]), as_bits(out[1][f]));
+      }
+    }
+    v += 16;
+#pragma unroll
+    for (int j = 0; j < kept; ++j) {
+#pragma unroll
+      for (int i = 0; i < words; ++i) d[j][i] = d[tile_outputs + j][i];
+    }
   }
 }
 
@@ -240,11 +242,10 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       STAMP2(2);
       if (stage == 0 && thread == 0) shared.exponents[state.item_slot] = exponent;
       unsigned char* v = shared.v[state.v_slot()];
-      const int first = (warp + 2 * stage) % producer_warps;  // 14 parts: three or four of a warp, in turn
       if (exponent == 0) {
-        transform_stage<T, false>(raw, v, first, lane, 1.0f);
+        transform_stage<T, false>(raw, v, warp, lane, 1.0f);
       } else {
-        transform_stage<T, true>(raw, v, first, lane, power_of_two(exponent));
+        transform_stage<T, true>(raw, v, warp, lane, power_of_two(exponent));
       }
       STAMP2(3);
       hopper::fence_copies();  // of V before the products that read it
