@@ -46,7 +46,11 @@ struct Shared {
   alignas(128) unsigned char raw[raw_stages][raw_stage_bytes];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];
   // At the end of an item each warpgroup gives the other its three sums of half of the outputs, a row at a time.
-  alignas(128) float4 exchange[consumer_groups][group_frequencies][128];
+  // Or (pairs.cuh) one sum in six of half of the rows.
+  union {
+    alignas(128) float4 exchange[consumer_groups][group_frequencies][128];
+    float4 pairs[consumer_groups][half_rows][128];
+  };
   alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
   int exponents[item_slots][tile_columns];                      // of the scales of an item's tile columns
   float largest[item_slots][producer_warps][tile_columns / 2];  // largest |V| of a warp's columns, scaled
@@ -79,7 +83,7 @@ using Params = ParamsOf<float>;
 
 // A piece of the output: 64 filters x `rows` x `width` of an image. Filters run fastest, so that neighbours share their
 // input in the L2 cache.
-struct Item {
+struct alignas(16) Item {
   int n, p0, q0, filter_block;
 };
 

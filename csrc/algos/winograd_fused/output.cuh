@@ -2,6 +2,7 @@
 #pragma once
 
 #include "algos/winograd_fused/multiply.cuh"
+#include "algos/winograd_fused/pairs.cuh"
 #include "algos/winograd_fused/transform.cuh"
 
 namespace fastconv::algos::winograd_fused {
@@ -204,6 +205,8 @@ __device__ __forceinline__ void consume(const Params& params, Shared& shared, bo
     accumulate<group>(params, shared, total, u, source, next_source, state);
     if (!repeated && must_repeat(params, shared, item, state.item_slot)) {
       if (threadIdx.x == 0) shared.repeat[ordinal / 32] |= 1u << ordinal % 32;
+    } else if (output == Output::pairs && is_plain(params.epilogue)) {
+      finish_pairs<group>(params, shared, total, item, state.item_slot);
     } else {
       finish_item<group, output>(params, shared, total, item, state.item_slot);
     }

@@ -11,7 +11,6 @@ template <typename T, Output output>
 __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps& lines, Shared<T>& shared,
                                         bool repeated, ConsumerState& state) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
-  // Of the walk's item; it is worked out again where it is needed, to keep registers free for the products.
   Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
   const auto filters = [&] {
     unsigned number = walk.number();
@@ -22,16 +21,18 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
   if (!walk.next()) return;
   Filters u[group_frequencies];
   const uint4* source = filters();
-  load_filters(u[0], source);
-  load_filters(u[1], source + u_frequency);
+#pragma unroll
+  for (int f = 0; f < group_frequencies; ++f) load_filters(u[f], source + f * u_frequency);
 #pragma unroll 1
   for (bool more = true; more;) {
     Sums sum;
     { const int probe_item = state.item; STAMP(7); }
     accumulate(params, shared, sum, u, source, group, state);
     { const int probe_item = state.item; STAMP(0); }
-    const int exponent = shared.exponents[state.item % Shared<T>::item_slots];
-    const unsigned number = walk.number(), ordinal = walk.ordinal;
+    const int slot = static_cast<int>(state.item % Shared<T>::item_slots);
+    const Item item = shared.items[slot];
+    const int exponent = shared.exponents[slot];
+    const unsigned ordinal = walk.ordinal;
     const auto next = [&] {
       more = walk.next();
       source = more ? filters() : params.u + threadIdx.x % 128;  // any, if there is no next item
@@ -39,18 +40,17 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
     float bad;
     if constexpr (output == Output::filters) {
       bad = finish_lines(
-          params, lines, shared, sum, number, exponent, group,
+          params, lines, shared, sum, item, exponent, group,
           [&] {
             finish_products(shared, sum, state);
             next();
           },
           [&](int j) {
-            if (j < 2 * taps) load_filter(u[j / taps], source + j / taps * u_frequency, j % taps);
+            if (j < group_frequencies * taps) load_filter(u[j / taps], source + j / taps * u_frequency, j % taps);
           },
           state.item);
     } else {
       finish_products(shared, sum, state);
-      const Item item = find_item<tile_rows, tile_width>(params, number);
       FilterEnds& ends = shared.ends[state.item & 1];
       prepare_ends(params, ends, item, exponent);
       const Finisher<T> mine(params, item, output == Output::elements && params.y_channel == 1);

@@ -95,6 +95,7 @@ struct Shared {
   std::uint64_t v_full[Stage<T>::v_stages], v_empty[Stage<T>::v_stages], pass_done;
   FilterEnds ends[2];  // of the item that ends, and the next one
   LoaderState loader;
+  Item items[item_slots];
   int exponents[item_slots];         // of the items' scales
   unsigned largest;                  // bits of the largest |x| of an item that is repeated
   unsigned repeat[most_items / 32];  // items whose scale did not fit

@@ -50,8 +50,10 @@ template <typename T>
 __device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMaps& maps, const Item& item, int column,
                                            int filter, const unsigned char* lines) {
   if (column < params.q) {
+#ifndef NOSTORE
     hopper::store_box(maps.column[column], item.filter_block * filter_tile + filter, item.q0 / tile_outputs, item.p0,
                       item.n, shared_address(lines));
+#endif
   }
   hopper::commit_stores();
 }
@@ -97,6 +99,17 @@ __device__ __forceinline__ float finish_plain_halves(const Params<T>& params, co
     hopper::store_transposed(mine.received + j * group_bytes<T>, halves);
   }
   return bad == 0 ? 0.0f : NAN;
+}
+
+// Whether it is so for all threads of a warpgroup.
+__device__ __forceinline__ bool all_of_group(int group, bool mine) {
+  unsigned all;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.and.pred p, %2, 128, p;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(all)
+      : "r"(static_cast<unsigned>(mine)), "r"(group_barrier + group)
+      : "memory");
+  return all != 0;
 }
 
 // float32, likewise: one column after the other, since shared memory holds half of the outputs.
@@ -169,7 +182,7 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
 // registers of the next item.
 template <typename T, typename Prepare, typename Load>
 __device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps& maps, Shared<T>& shared,
-                                              Sums& sum, unsigned number, int item_exponent, int group,
+                                              Sums& sum, const Item& item, int item_exponent, int group,
                                               const Prepare& prepare_next, const Load& load_next, int probe_item) {
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
   const PairSums pairs(group);
@@ -178,14 +191,13 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
   STAMP(1);
   give<T>(sum, pairs.sign, received_at(shared, 1 - group, warp, lane));
   STAMP(2);
-  const Item item = find_item<tile_rows, tile_width>(params, number);
   const FilterTerms terms(params, item.filter_block * filter_tile + filter_of_row<T>(warp * 16 + lane / 4));
   prepare_next();
   hopper::synchronise(pair_barrier + warp, 64);
   STAMP(3);
   const Fragment<T> mine{pairs, FilterScales(terms, item_exponent), item, group, warp, lane, received_at(shared, group, warp, lane)};
   float bad;
-  const bool plain = is_plain(params, mine.filters);
+  bool plain = is_plain(params, mine.filters);
   if constexpr (has_lines<T>) {
     if (__builtin_expect(plain, 1)) {
       bad = finish_plain_halves(params, mine, sum, load_next);
@@ -208,6 +220,7 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
       copy_lines(params, maps, item, column, 0, shared.lines[column]);
     }
   } else {
+    plain = all_of_group(group, plain);  // it has barriers
     if (__builtin_expect(plain, 1)) {
       bad = finish_plain_floats(params, maps, shared, mine, sum, load_next);
     } else {

@@ -45,8 +45,8 @@ __device__ __forceinline__ void multiply_frequency(float (&sum)[products / 2], c
   hopper::wait_for_products<1>();
 }
 
-// The whole reduction of an item, but for the last frequency's last products, which are still under way. u[0] and u[1]
-// hold its first two frequencies.
+// The whole reduction of an item, but for the last frequency's last products, which are still under way. u holds its
+// first three frequencies.
 template <typename T>
 __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T>& shared, Sums& sum,
                                            Filters (&u)[group_frequencies], const uint4* source, int group,
@@ -70,7 +70,8 @@ __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T>& s
     for (int step = 0; step < Stage<T>::steps; ++step) {
       const std::uint64_t v = hopper::advance_descriptor(stage, step * Stage<T>::step_bytes);
       multiply_frequency(sum[0], u[0], v);
-      load_filters(u[2], source + 2 * u_frequency);  // into registers that the frequency before has just left
+      // Into registers that the frequency before has just left.
+      if (step > 0 || i > 0) load_filters(u[2], source + 2 * u_frequency);
       if (step == 0 && i > 0) release_previous();
       const bool more = step + 1 < Stage<T>::steps || i + 1 < params.stages;
       source += u_step;

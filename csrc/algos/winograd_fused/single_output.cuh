@@ -213,7 +213,7 @@ __device__ __forceinline__ void take_filters(Filters& u, const float* registers)
 
 // Two groups of positions at a time. A loop with a jump to the registers of its turn: straight-line code, run once an
 // item, waits for the instruction cache at every step (docs/performance.md). Returns NaN if a sum of an output is not
-// finite. next: U of the next item; its first two frequencies are in u at the end.
+// finite. next: U of the next item; its first three frequencies are in u at the end.
 template <typename T, Output output>
 __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>& shared, Sums& sum,
                                              const FilterEnds& ends, const Finisher<T>& mine, int group,
@@ -268,6 +268,7 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>&
   }
   take_filters(u[0], &sum[0][0]);
   take_filters(u[1], &sum[0][12]);
+  load_filters(u[2], next + 2 * u_frequency);
   return bad;
 }
 

@@ -240,7 +240,10 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       wait_bounded(shared_address(&shared.v_empty[state.v_slot()]), state.v_parity() ^ 1, params.report,
                    role_transform);
       STAMP2(2);
-      if (stage == 0 && thread == 0) shared.exponents[state.item_slot] = exponent;
+      if (stage == 0 && thread == producer_threads - 32) {  // the first warp has the copies to issue
+        shared.items[state.item_slot] = find_item<tile_rows, tile_width>(params, walk.number());
+        shared.exponents[state.item_slot] = exponent;
+      }
       unsigned char* v = shared.v[state.v_slot()];
       if (exponent == 0) {
         transform_stage<T, false>(raw, v, warp, lane, 1.0f);
