@@ -41,15 +41,16 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared& share
     }
   }
   const float least = params.epilogue.activate.negative_slope == 0.0f ? 0.0f : -INFINITY;
-  float* y[2][2];  // [column][tile]
+  float* y = params.y + item.n * params.y_image + item.p0 * params.y_row + item.q0 * params.y_column + k;
+  int offset[2][2];  // [column][tile]; within an item 32 bits suffice (supports)
   bool inside[2][2];
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int q = item.q0 + (tile + e) * tile_outputs + columns[which];
-      y[which][e] = params.y + item.n * params.y_image + item.p0 * params.y_row + q * params.y_column + k;
-      inside[which][e] = q < params.q && k < params.k;
+      const int q = (tile + e) * tile_outputs + columns[which];
+      offset[which][e] = q * static_cast<int>(params.y_column);
+      inside[which][e] = item.q0 + q < params.q && k < params.k;
     }
   }
   const int rows = params.p - item.p0;
@@ -92,11 +93,11 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared& share
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           if (half * half_rows + row < rows && inside[which][e]) {
-            *reinterpret_cast<float2*>(y[which][e]) = make_float2(value[which][e], value[which][2 + e]);
+            *reinterpret_cast<float2*>(y + offset[which][e]) = make_float2(value[which][e], value[which][2 + e]);
           }
-          y[which][e] += params.y_row;
         }
       }
+      y += params.y_row;
     }
   }
 }
