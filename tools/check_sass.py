@@ -34,10 +34,6 @@ ALLOWED: dict[str, str] = {
     r"implicit_gemm::convolve<fastconv::algos::implicit_gemm::Shape<float, 3, 8, false>": (
         "the portable kernel where channels are no vectors: four to eight values parked, beside element-wise loads"
     ),
-    r"winograd_fused::single::convolve<": (
-        "the producers have 56 registers, what the consumers leave; values of the loop over stages are parked, none of "
-        "the loops inside it"
-    ),
 }
 
 

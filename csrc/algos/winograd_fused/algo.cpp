@@ -49,17 +49,18 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 // the tensor cores wait for the outputs.
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
   struct Rates {
-    double step_us, item_us, element_step_us;
+    double step_us, item_us, nchw_item_us, element_step_us;
   };
-  const Rates rates = config.split                   ? Rates{1.8, 2.7, 12.0}
-                      : problem.dtype == DType::f32  ? Rates{1.38, 5.7, 20.0}
-                      : problem.dtype == DType::bf16 ? Rates{1.1, 4.4, 20.0}
-                                                     : Rates{0.97, 4.8, 20.0};
+  const Rates rates = config.split                   ? Rates{1.8, 2.7, 2.7, 12.0}
+                      : problem.dtype == DType::f32  ? Rates{1.28, 3.4, 7.6, 20.0}
+                      : problem.dtype == DType::bf16 ? Rates{0.95, 2.0, 5.7, 20.0}
+                                                     : Rates{0.93, 2.1, 5.7, 20.0};
   const double waves = std::ceil(static_cast<double>(config.items) / device.processors);
   const double turned =
       2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
   const double step = loads_boxes(problem) ? rates.step_us : rates.element_step_us;
-  return 8.0 + waves * (static_cast<double>(config.u_steps) * step + rates.item_us) + 1e6 * turned;
+  const double item = problem.layout == Layout::nchw ? rates.nchw_item_us : rates.item_us;
+  return 8.0 + waves * (static_cast<double>(config.u_steps) * step + item) + 1e6 * turned;
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {

@@ -26,9 +26,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
 #pragma unroll 1
   for (bool more = true; more;) {
     Sums sum;
-    { const int probe_item = state.item; STAMP(7); }
     accumulate(params, shared, sum, u, source, group, state);
-    { const int probe_item = state.item; STAMP(0); }
     const int slot = static_cast<int>(state.item % Shared<T>::item_slots);
     const Item item = shared.items[slot];
     const int exponent = shared.exponents[slot];
@@ -47,8 +45,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
           },
           [&](int j) {
             if (j < group_frequencies * taps) load_filter(u[j / taps], source + j / taps * u_frequency, j % taps);
-          },
-          state.item);
+          });
     } else {
       finish_products(shared, sum, state);
       FilterEnds& ends = shared.ends[state.item & 1];

@@ -11,9 +11,11 @@ template <typename T>
 Output select_output(const ConvArgs& args) {
   const ConvProblem& problem = args.problem;
   const bool nchw = problem.layout == Layout::nchw;
-  const bool filters = !nchw && problem.k * sizeof(T) % 16 == 0 && is_aligned(args.y, 16) && is_aligned(args.residual, 8);
+  const bool filters =
+      !nchw && problem.k * sizeof(T) % 16 == 0 && is_aligned(args.y, 16) && is_aligned(args.residual, 8);
   const std::size_t bytes = tile_outputs * sizeof(T);
-  const bool columns = nchw && problem.q() % tile_outputs == 0 && is_aligned(args.y, bytes) && is_aligned(args.residual, bytes);
+  const bool columns =
+      nchw && problem.q() % tile_outputs == 0 && is_aligned(args.y, bytes) && is_aligned(args.residual, bytes);
   return filters ? Output::filters : columns ? Output::columns : Output::elements;
 }
 
@@ -24,10 +26,11 @@ LineMaps make_line_maps(const ConvArgs& args) {
   const std::int64_t k = problem.k, p = problem.p(), q = problem.q(), bytes = sizeof(T);
   LineMaps maps{};
   for (int i = 0; i < std::min<std::int64_t>(tile_outputs, q); ++i) {
-    maps.column[i] = make_tensor_map(static_cast<T*>(args.y) + i * k, problem.dtype,
-                                     {.sizes = {at(k), at((q - i + tile_outputs - 1) / tile_outputs), at(p), at(problem.n)},
-                                      .strides = {at(tile_outputs * k * bytes), at(q * k * bytes), at(p * q * k * bytes)},
-                                      .box = {line_bytes / sizeof(T), tile_columns, tile_rows, 1}});
+    maps.column[i] =
+        make_tensor_map(static_cast<T*>(args.y) + i * k, problem.dtype,
+                        {.sizes = {at(k), at((q - i + tile_outputs - 1) / tile_outputs), at(p), at(problem.n)},
+                         .strides = {at(tile_outputs * k * bytes), at(q * k * bytes), at(p * q * k * bytes)},
+                         .box = {line_bytes / sizeof(T), tile_columns, tile_rows, 1}});
   }
   return maps;
 }

@@ -108,7 +108,8 @@ struct Shared {
   static constexpr int bytes_for_exchange() { return offsetof(Shared, exchange) + sizeof(Exchange); }
 };
 static_assert(sizeof(Shared<half_t>) <= 227 * 1024);
-static_assert(sizeof(Shared<float>) <= 195 * 1024 && Shared<half_t>::bytes_for_exchange() <= 195 * 1024);  // the rest is L1 cache
+static_assert(sizeof(Shared<float>) <= 195 * 1024 &&
+              Shared<half_t>::bytes_for_exchange() <= 195 * 1024);  // the rest is L1 cache
 
 // y for the copies, a tensor for each column of the tiles: [N, P, tiles with that column, K].
 struct LineMaps {

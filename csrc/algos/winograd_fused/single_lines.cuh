@@ -6,13 +6,6 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-#ifdef PROBE
-__device__ unsigned probe[2][128][8];
-#define STAMP(i) if (threadIdx.x % 128 == 0 && blockIdx.x == 17 && probe_item < 128) probe[group][probe_item][i] = clock()
-#else
-#define STAMP(i)
-#endif
-
 // Two outputs of neighbouring positions.
 template <typename T>
 __device__ __forceinline__ std::uint32_t pack_halves(float low, float high) {
@@ -50,10 +43,8 @@ template <typename T>
 __device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMaps& maps, const Item& item, int column,
                                            int filter, const unsigned char* lines) {
   if (column < params.q) {
-#ifndef NOSTORE
     hopper::store_box(maps.column[column], item.filter_block * filter_tile + filter, item.q0 / tile_outputs, item.p0,
                       item.n, shared_address(lines));
-#endif
   }
   hopper::commit_stores();
 }
@@ -63,8 +54,8 @@ __device__ __forceinline__ bool copies(int warp, int lane) { return warp < 2 && 
 template <typename T>
 __device__ __forceinline__ bool is_plain(const Params<T>& params, const FilterScales& filters) {
   const ActivationFunction& activate = params.epilogue.activate;
-  return !filters.two_factors && params.epilogue.residual == nullptr && !activate.is_silu &&
-         activate.cap == INFINITY && (activate.negative_slope == 1.0f || activate.negative_slope == 0.0f);
+  return !filters.two_factors && params.epilogue.residual == nullptr && !activate.is_silu && activate.cap == INFINITY &&
+         (activate.negative_slope == 1.0f || activate.negative_slope == 0.0f);
 }
 
 // Half types, no activation or ReLU. between(j) comes after the groups j of positions.
@@ -183,19 +174,17 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
 template <typename T, typename Prepare, typename Load>
 __device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps& maps, Shared<T>& shared,
                                               Sums& sum, const Item& item, int item_exponent, int group,
-                                              const Prepare& prepare_next, const Load& load_next, int probe_item) {
+                                              const Prepare& prepare_next, const Load& load_next) {
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
   const PairSums pairs(group);
   if (copies(warp, lane)) hopper::wait_for_reading<0>();  // by the copies of the item before
   synchronise<consumer_barrier, consumer_threads>();
-  STAMP(1);
   give<T>(sum, pairs.sign, received_at(shared, 1 - group, warp, lane));
-  STAMP(2);
   const FilterTerms terms(params, item.filter_block * filter_tile + filter_of_row<T>(warp * 16 + lane / 4));
   prepare_next();
   hopper::synchronise(pair_barrier + warp, 64);
-  STAMP(3);
-  const Fragment<T> mine{pairs, FilterScales(terms, item_exponent), item, group, warp, lane, received_at(shared, group, warp, lane)};
+  const Fragment<T> mine{pairs, FilterScales(terms, item_exponent),    item, group, warp,
+                         lane,  received_at(shared, group, warp, lane)};
   float bad;
   bool plain = is_plain(params, mine.filters);
   if constexpr (has_lines<T>) {
@@ -211,10 +200,8 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
         hopper::store_transposed(mine.received + j * group_bytes<T>, halves);
       });
     }
-    STAMP(4);
     hopper::fence_copies();
     hopper::synchronise(group_barrier + group, 128);
-    STAMP(5);
     if (copies(warp, lane)) {
       const int column = own_column(group, warp);
       copy_lines(params, maps, item, column, 0, shared.lines[column]);
@@ -231,15 +218,13 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
         for (int i = 0; i < 2; ++i) {
           for_columns(params, mine, 8 * j + lane % 4 * 2 + i, mine.first_filter() + lane / 4 * 2,
                       [&](std::int64_t index, int which) {
-                        *reinterpret_cast<float2*>(params.y + index) = make_float2(value[which][i], value[which][2 + i]);
+                        *reinterpret_cast<float2*>(params.y + index) =
+                            make_float2(value[which][i], value[which][2 + i]);
                       });
         }
       });
     }
-    STAMP(4);
-    STAMP(5);
   }
-  STAMP(6);
   return bad;
 }
 

@@ -176,12 +176,12 @@ __device__ __forceinline__ float finish_groups(const Params<T>& params, const Fr
     PairOutputs value;
     hopper::load_shared(received, mine.received + j * group_bytes<T>);
     switch (j) {
-#define FASTCONV_TURN(turn)                                                                                       \
-  case turn:                                                                                                      \
-    for (int i = 0; i < 4; ++i) {                                                                                 \
-      value[0][i] = mine.pairs.first(sum[0][4 * turn + i], received[i], sum[2][4 * turn + i]);                    \
-      value[1][i] = mine.pairs.second(sum[0][4 * turn + i], received[i]);                                         \
-    }                                                                                                             \
+#define FASTCONV_TURN(turn)                                                                    \
+  case turn:                                                                                   \
+    for (int i = 0; i < 4; ++i) {                                                              \
+      value[0][i] = mine.pairs.first(sum[0][4 * turn + i], received[i], sum[2][4 * turn + i]); \
+      value[1][i] = mine.pairs.second(sum[0][4 * turn + i], received[i]);                      \
+    }                                                                                          \
     break;
       FASTCONV_TURN(0)
       FASTCONV_TURN(1)

@@ -198,12 +198,6 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
   }
 }
 
-#ifdef PROBE
-__device__ unsigned probe2[4][256][5];
-#define STAMP2(i) if (lane == 0 && blockIdx.x == 17 && state.stage < 256) probe2[warp][state.stage][i] = clock()
-#else
-#define STAMP2(i)
-#endif
 // One pass over the items. boxes: x is loaded by tensor copies.
 template <typename T, bool boxes>
 __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorMap& map, Shared<T>& shared,
@@ -224,7 +218,6 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage) {
       unsigned char* raw = shared.raw[state.raw_slot()];
-      STAMP2(0);
       if constexpr (boxes) {
         if (thread == 0) issue_copy(params, map, shared, repeat);
         __syncwarp();
@@ -235,11 +228,9 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
             params, raw, find_item<tile_rows, tile_width>(params, walk.number()), stage * Stage<T>::channels, thread);
         synchronise<producer_barrier, producer_threads>();
       }
-      STAMP2(1);
       if (stage == 0 && !repeated) exponent = guess_exponent<T>(raw, lane);
       wait_bounded(shared_address(&shared.v_empty[state.v_slot()]), state.v_parity() ^ 1, params.report,
                    role_transform);
-      STAMP2(2);
       if (stage == 0 && thread == producer_threads - 32) {  // the first warp has the copies to issue
         shared.items[state.item_slot] = find_item<tile_rows, tile_width>(params, walk.number());
         shared.exponents[state.item_slot] = exponent;
@@ -250,14 +241,12 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       } else {
         transform_stage<T, true>(raw, v, warp, lane, power_of_two(exponent));
       }
-      STAMP2(3);
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
       if (lane == 0) {
         hopper::arrive(shared_address(&shared.v_full[state.v_slot()]));
         if (boxes) hopper::arrive(shared_address(&shared.raw_empty[state.raw_slot()]));
       }
-      STAMP2(4);
       state.advance();
     }
     state.item_slot = (state.item_slot + 1) % Shared<T>::item_slots;
