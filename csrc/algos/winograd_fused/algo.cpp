@@ -51,7 +51,7 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   struct Rates {
     double step_us, item_us, nchw_item_us, element_step_us;
   };
-  const Rates rates = config.split                   ? Rates{1.8, 2.7, 2.7, 12.0}
+  const Rates rates = config.split                   ? Rates{1.88, 2.3, 2.7, 12.0}
                       : problem.dtype == DType::f32  ? Rates{1.28, 3.4, 7.6, 20.0}
                       : problem.dtype == DType::bf16 ? Rates{0.95, 2.0, 5.7, 20.0}
                                                      : Rates{0.93, 2.1, 5.7, 20.0};
