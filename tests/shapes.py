@@ -68,6 +68,9 @@ UNIT_3X3 = [
     _square(3, 1, 33, 5, 3, padding=1),
     Shape(1, 3, 65, 13, 4, 3, 3, padding=(1, 1)),
     _square(2, 17, 14, 19, 3, padding=1),  # neither C nor K a multiple of anything
+    # More filters than a block's 64, and vectors of them; several blocks of rows and columns, none of them whole.
+    Shape(2, 16, 17, 31, 72, 3, 3, padding=(1, 1)),
+    Shape(1, 16, 3, 1, 72, 3, 3, padding=(1, 1)),  # one column: most columns of the only tile do not exist
     _square(0, 3, 7, 5, 3, padding=1),  # an empty batch
 ]
 

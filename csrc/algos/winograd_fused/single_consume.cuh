@@ -6,40 +6,17 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-// A walk that knows its item's filter block without a division.
-template <typename T>
-struct FilterWalk {
-  const Params<T>& params;
-  const unsigned* repeat;  // null: the first pass
-  unsigned ordinal = ~0u, block, step;
-
-  __device__ __forceinline__ FilterWalk(const Params<T>& params, const unsigned* repeat)
-      : params(params), repeat(repeat) {
-    unsigned first = params.first_item + blockIdx.x, blocks = gridDim.x;
-    block = params.by_filters.peel(first), step = params.by_filters.peel(blocks);
-    block = block >= step ? block - step : block + params.by_filters.divisor() - step;  // before the first
-  }
-  __device__ __forceinline__ bool next() {
-#pragma unroll 1
-    for (;;) {
-      ++ordinal;
-      block += step;
-      if (block >= params.by_filters.divisor()) block -= params.by_filters.divisor();
-      if (params.first_item + blockIdx.x + ordinal * gridDim.x >= params.end_item) return false;
-      if (repeat == nullptr || (repeat[ordinal / 32] >> ordinal % 32 & 1) != 0) return true;
-    }
-  }
-};
-
 // One pass over the items.
 template <typename T, Output output>
 __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps& lines, Shared<T>& shared,
                                         bool repeated, ConsumerState& state) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
-  FilterWalk<T> walk(params, repeated ? shared.repeat : nullptr);
+  Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
   const auto filters = [&] {
-    return params.u + static_cast<std::int64_t>(walk.block) * params.stages * (Stage<T>::steps * u_step) +
-           group * group_frequencies * u_frequency + threadIdx.x % 128;
+    unsigned number = walk.number();
+    const std::int64_t block = params.by_filters.peel(number);
+    return params.u + block * params.stages * (Stage<T>::steps * u_step) + group * group_frequencies * u_frequency +
+           threadIdx.x % 128;
   };
   if (!walk.next()) return;
   Filters u[group_frequencies];
