@@ -56,8 +56,9 @@ constexpr int exchanged_groups = 2, exchange_pitch = filter_tile + 4;
 constexpr int exchanged_positions = 8 * exchanged_groups;
 using Exchange = float[frequencies][8 * exchanged_groups][exchange_pitch];
 
-// Outputs of half types on their way to NHWC by tensor copies: [column of the tiles][position] lines of 64 filters, in
-// the swizzle of 128 bytes.
+// Outputs on their way to NHWC by tensor copies, lines of 128 bytes in the swizzle of that width: [column of the
+// tiles][position] of 64 filters of half types; of float32, half of the columns at a time, [warpgroup][half of the
+// filters][position]. Before that, in the same place, what the warpgroups give each other (single_pairs.cuh).
 constexpr int line_bytes = 128, column_bytes = products * line_bytes;
 static_assert(column_bytes % 1024 == 0);
 template <typename T>

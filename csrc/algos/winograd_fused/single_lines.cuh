@@ -58,7 +58,8 @@ __device__ __forceinline__ bool is_plain(const Params<T>& params, const FilterSc
          (activate.negative_slope == 1.0f || activate.negative_slope == 0.0f);
 }
 
-// Half types, no activation or ReLU. between(j) comes after the groups j of positions.
+// Half types, no activation or ReLU. between(j) comes among the 8 positions j. Outputs beyond float16 look like sums
+// that are not finite: their item is repeated in vain.
 template <typename T, typename Between>
 __device__ __forceinline__ float finish_plain_halves(const Params<T>& params, const Fragment<T>& mine, Sums& sum,
                                                      const Between& between) {
