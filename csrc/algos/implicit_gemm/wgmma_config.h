@@ -56,8 +56,13 @@ struct Weights {
   std::size_t weight_bytes() const {
     return static_cast<std::size_t>(filter_tiles * packed_blocks() * taps) * tile_bytes();
   }
-  std::size_t bytes() const {
+  std::size_t rounded_offset() const {
     return weight_bytes() + Config::align(static_cast<std::size_t>(filter_tiles * filter_tile) * sizeof(std::int32_t));
+  }
+  // Class tf32: once more as float32 rounded to TF32, in blocks of 128 bytes a row (lean_config.h).
+  std::size_t bytes() const {
+    const std::int64_t rounded = mode == Mode::single ? filter_tiles * channel_blocks * taps * filter_tile * 128 : 0;
+    return rounded_offset() + static_cast<std::size_t>(rounded);
   }
 };
 

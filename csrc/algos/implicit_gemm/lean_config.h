@@ -1,0 +1,173 @@
+// Tiles of the lean Hopper kernel, shared by the planner and the kernel: for problems that last some microseconds, where
+// what counts is how many instructions lie before the first product and behind the last one. Half types, and class tf32
+// in TF32 products; NHWC. Both operands are read from shared memory by the tensor cores themselves.
+//
+// A block has one tile of output, or one part of its reduction. Steps and packed weights are those of wgmma_config.h; in
+// class tf32 a step has 32 channels and its weights are float32, rounded.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/device_info.h"
+#include "core/problem.h"
+
+namespace fastconv::algos::implicit_gemm::lean {
+
+constexpr int row_bytes = 128;  // of a pixel of a stage, and of a filter of a step
+constexpr int most_filter_slots = 12, most_input_slots = 4, most_box_pixels = 640, most_parts = 8;
+constexpr std::size_t shared_limit = 227 * 1024, shared_of_two = 113 * 1024;
+
+// How the rows of A, pixels of a stage in shared memory, lie under a tile.
+enum class Tile {
+  window,   // 8 columns of y, a stage with its halo serves all taps: groups of 8 pixels, a row of the stage apart
+  rows,     // consecutive pixels of rows of y that are as long as those of the stage, halo included; the surplus is dropped
+  dense,    // a stage is one tap: its pixels are those of the tile, one behind the other
+};
+
+struct Plan {
+  Tile kind;
+  int pixels;       // of a tile: 128; or 64, whose steps the two warpgroups share
+  int filter_tile;  // of a block: 128, 64 or 32
+  int parts;        // of the reduction: blocks of a cluster
+  int tile_n, tile_p, tile_q;
+  int box_n, box_h, box_w;
+  int stage_taps, step_channels, element_bytes;
+  int input_slots, filter_slots;
+  std::int64_t steps, steps_of_part, packed_rows, filter_tiles, tiles_n, tiles_p, tiles_q;
+
+  bool shares_steps() const { return pixels == 64; }
+  std::size_t stage_bytes() const {
+    return (static_cast<std::size_t>(box_n * box_h * box_w) * row_bytes + 1023) / 1024 * 1024;
+  }
+  std::size_t filter_bytes() const { return static_cast<std::size_t>(filter_tile) * row_bytes; }
+  // Sums that come from other warps: of each warp's 16 pixels, from all others that have them.
+  int contributors() const { return parts * (shares_steps() ? 2 : 1); }
+  int owned_warps() const { return (shares_steps() ? 4 : 8) / parts; }
+  std::size_t sums_bytes() const {
+    return static_cast<std::size_t>((contributors() - 1) * owned_warps() * filter_tile) * 64;
+  }
+  std::size_t shared_bytes() const {  // alignment, control and bias; stages; filters; sums
+    return 1024 + 1024 + input_slots * stage_bytes() + filter_slots * filter_bytes() + sums_bytes();
+  }
+  std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * filter_tiles; }
+  std::int64_t blocks() const { return tiles() * parts; }
+};
+
+inline bool is_possible(const ConvProblem& problem) {
+  const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
+  return problem.layout == Layout::nhwc && problem.groups == 1 && problem.k * size % 16 == 0 &&
+         (problem.accuracy == AccuracyClass::fp16 || problem.accuracy == AccuracyClass::bf16 ||
+          problem.accuracy == AccuracyClass::tf32) &&
+         problem.output_numel() < std::int64_t{1} << 30;
+}
+
+// 1x1 without geometry: one row of N H W pixels.
+inline bool is_product(const ConvProblem& problem) {
+  return problem.r == 1 && problem.s == 1 && problem.stride_h == 1 && problem.stride_w == 1 && problem.pad_h == 0 &&
+         problem.pad_w == 0;
+}
+
+// All plans: visit(plan). packed_rows: filters of a packed tile.
+template <typename Visit>
+void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
+  if (!is_possible(problem)) return;
+  const auto divide = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  const std::int64_t taps = problem.r * problem.s;
+  const int halo_h = static_cast<int>((problem.r - 1) * problem.dilation_h),
+            halo_w = static_cast<int>((problem.s - 1) * problem.dilation_w);
+  const bool product = is_product(problem);
+  const bool stride_1 = problem.stride_h == 1 && problem.stride_w == 1;
+  const auto consider = [&](Plan plan) {
+    const auto span = [](int box, std::int64_t stride) { return (box - 1) * stride + 1; };
+    const bool dense = plan.kind == Tile::dense;
+    if (plan.box_n > 256 || span(plan.box_h, dense ? problem.stride_h : 1) > 256 ||
+        span(plan.box_w, dense ? problem.stride_w : 1) > 256 ||
+        plan.box_n * plan.box_h * plan.box_w > most_box_pixels) {
+      return;
+    }
+    plan.element_bytes = static_cast<int>(size_of(problem.dtype));
+    plan.step_channels = row_bytes / plan.element_bytes;
+    plan.stage_taps = dense ? 1 : static_cast<int>(taps);
+    plan.steps = divide(problem.c, plan.step_channels) * taps;
+    plan.packed_rows = packed_rows;
+    for (int filters : {128, 64, 32}) {
+      if (filters > packed_rows || (filters > 32 && problem.k <= filters / 2)) continue;
+      plan.filter_tile = filters;
+      plan.filter_tiles = divide(problem.k, filters);
+      for (plan.parts = 1; plan.parts <= (plan.shares_steps() ? 4 : most_parts); plan.parts *= 2) {
+        plan.steps_of_part = divide(plan.steps, plan.parts);
+        if (divide(plan.steps, plan.steps_of_part) != plan.parts) continue;
+        if (plan.parts > 1 && plan.steps_of_part < 2) continue;
+        const auto stages =
+            static_cast<int>(std::min<std::int64_t>(divide(plan.steps_of_part, plan.stage_taps) +
+                                                        (plan.parts > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
+                                                    most_input_slots));
+        for (const std::size_t limit : {shared_of_two, shared_limit}) {
+          plan.filter_slots = static_cast<int>(std::min<std::int64_t>(plan.steps_of_part, most_filter_slots));
+          plan.input_slots = std::min(stages, plan.stage_taps == 1 ? most_input_slots : 3);
+          const int least_inputs = std::min(stages, 2), least_filters = std::min(plan.filter_slots, 4);
+          while (plan.shared_bytes() > limit && (plan.input_slots > least_inputs || plan.filter_slots > least_filters)) {
+            if (plan.filter_slots > least_filters) {
+              --plan.filter_slots;
+            } else {
+              --plan.input_slots;
+            }
+          }
+          if (plan.shared_bytes() > limit) continue;
+          visit(plan);
+          if (plan.filter_slots == std::min<std::int64_t>(plan.steps_of_part, most_filter_slots)) break;
+        }
+      }
+    }
+  };
+  for (const int pixels : {128, 64}) {
+    Plan plan{};
+    plan.pixels = pixels;
+    const auto set = [&](Tile kind, int n, int p, int q) {
+      plan.kind = kind;
+      plan.tile_n = n, plan.tile_p = p, plan.tile_q = q;
+      plan.tiles_n = divide(problem.n, n), plan.tiles_p = divide(problem.p(), p), plan.tiles_q = divide(problem.q(), q);
+      plan.box_n = n, plan.box_h = p, plan.box_w = q;
+    };
+    if (product) {
+      set(Tile::dense, 1, 1, pixels);
+      plan.tiles_n = plan.tiles_p = 1;
+      plan.tiles_q = divide(problem.n * problem.h * problem.w, pixels);
+      consider(plan);
+      continue;
+    }
+    if (stride_1 && taps > 1) {
+      for (const int n : {1, 2}) {
+        const int p = pixels / 8 / n;
+        if (p % 8 != 0 || (n > 1 && problem.n < n)) continue;
+        set(Tile::window, n, p, 8);
+        plan.box_h = p + halo_h, plan.box_w = 8 + halo_w;
+        consider(plan);
+      }
+      const std::int64_t pitch = problem.q() + halo_w;
+      if (pitch <= 256) {
+        set(Tile::rows, 1, 1 << 20, static_cast<int>(pitch));
+        plan.tiles_n = problem.n;
+        plan.tiles_p = 1;
+        plan.tiles_q = divide((problem.p() - 1) * pitch + problem.q(), pixels);
+        plan.box_w = static_cast<int>(pitch);
+        plan.box_h = static_cast<int>((pitch - 1 + pixels - 1) / pitch) + 1 + halo_h;
+        if (pixels % pitch == 0) plan.box_h = static_cast<int>(pixels / pitch) + halo_h;
+        consider(plan);
+      }
+    }
+    for (int q = 8; q <= pixels && q < 2 * problem.q() + 8; q *= 2) {
+      for (int p = 1; p * q <= pixels; p *= 2) {
+        if (p >= 2 * problem.p() && p > 1) break;
+        const int n = pixels / (p * q);
+        if (n > 1 && n >= 2 * problem.n) continue;
+        set(Tile::dense, n, p, q);
+        consider(plan);
+      }
+    }
+  }
+}
+
+}  // namespace fastconv::algos::implicit_gemm::lean
