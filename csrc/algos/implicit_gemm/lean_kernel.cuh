@@ -105,7 +105,7 @@ __device__ __forceinline__ float4 load_sums(std::uint32_t address) {
 
 template <WaitRole role>
 __device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, WaitReport* report) {
-  hopper::wait_in_place<kernel_implicit_gemm, role>(barrier, parity, report);
+  hopper::wait(barrier, parity, WaitSite{report, kernel_implicit_gemm, role});
 }
 
 // Where a block's tile is.
@@ -133,22 +133,15 @@ __device__ __forceinline__ Place place_of(const Params<T>& params) {
 // All threads arrive; what it orders is the initialisation of barriers, which has a fence of its own.
 __device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;"); }
 
-// One lane.
-template <typename S>
-__device__ __forceinline__ void initialise(const Params<typename S::T>& params, Control& control) {
-  const unsigned of_input = params.shares_steps && params.stage_taps == 1 ? 4 : 8, of_filters = params.shares_steps ? 4 : 8;
+// The barriers of one ring, by one lane.
+template <int slots>
+__device__ __forceinline__ void initialise(std::uint64_t (&full)[slots], std::uint64_t (&free)[slots],
+                                           unsigned first_arrivals, unsigned readers) {
 #pragma unroll
-  for (int i = 0; i < most_input_slots; ++i) {
-    hopper::barrier_init(shared_address(&control.input_full[i]), 1);
-    hopper::barrier_init(shared_address(&control.input_free[i]), of_input);
+  for (int i = 0; i < slots; ++i) {
+    hopper::barrier_init(shared_address(&full[i]), i == 0 ? first_arrivals : 1);
+    hopper::barrier_init(shared_address(&free[i]), readers);
   }
-#pragma unroll
-  for (int i = 0; i < most_filter_slots; ++i) {
-    hopper::barrier_init(shared_address(&control.filters_full[i]), i == 0 && params.bias != nullptr ? 2 : 1);
-    hopper::barrier_init(shared_address(&control.filters_free[i]), of_filters);
-  }
-  hopper::barrier_init(shared_address(&control.sums_full), 1);
-  if (params.sums_bytes > 0) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
   hopper::barrier_init_fence();
 }
 
@@ -179,6 +172,7 @@ __device__ __forceinline__ void load_filters(const Params<typename S::T>& params
   }
 }
 
+// One lane.
 template <typename S>
 __device__ __forceinline__ void load_input(const Params<typename S::T>& params, const CUtensorMap& map, Control& control,
                                            std::uint32_t input, int first_step, int steps) {
@@ -187,9 +181,6 @@ __device__ __forceinline__ void load_input(const Params<typename S::T>& params, 
   unsigned stage = params.by_stage_taps.quotient(first_step);
   steps += first_step - static_cast<int>(stage) * params.stage_taps;
   const std::uint32_t full = shared_address(control.input_full);
-  if (params.parts_log2 > 0) arrive_in_cluster();
-  asm volatile("bar.sync 2, 64;" ::: "memory");  // the other loading warp has initialised the barriers
-  if (threadIdx.x % 32 != 0) return;
   int slot = 0;
   unsigned parity = 1;
 #pragma unroll 1
@@ -401,29 +392,38 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   const int first_step = rank * params.steps_of_part, steps = min(params.steps - first_step, params.steps_of_part);
   constexpr int loading = S::multiplying;  // the two warps that load: input; filters
   constexpr int all = 1;                   // named barrier
-  if (warp == loading) {
-    hopper::prefetch_map(map);
-    load_input<S>(params, map, control, input, first_step, steps);
-    return;
-  }
-  if (warp > loading) {
-    if (lane == 0) initialise<S>(params, control);
-    if (params.bias == nullptr) [[unlikely]] {  // there is none, or it is not aligned
-      const int first_k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile;
-      auto* bias = reinterpret_cast<typename S::T*>(control.bias);
-      for (int k = lane; k < S::filter_tile; k += 32) {
-        const bool exists = params.epilogue.bias != nullptr && first_k + k < params.k;
-        bias[k] = exists ? params.epilogue.bias[first_k + k] : from_float<typename S::T>(0.0f);
+  if (warp >= loading) {
+    if (warp == loading) {
+      if (lane == 0) {
+        hopper::prefetch_map(map);
+        hopper::barrier_init(shared_address(&control.sums_full), 1);
+        if (params.sums_bytes > 0) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
+        initialise(control.input_full, control.input_free, 1, params.shares_steps && params.stage_taps == 1 ? 4 : 8);
+      }
+    } else {
+      if (lane == 0) {
+        initialise(control.filters_full, control.filters_free, params.bias != nullptr ? 2 : 1,
+                   params.shares_steps ? 4 : 8);
       }
     }
     __syncwarp();
-    asm volatile("bar.arrive 2, 64;" ::: "memory");
-    asm volatile("bar.arrive %0, %1;" ::"n"(all), "n"(S::threads - 32) : "memory");
+    asm volatile("bar.arrive %0, %1;" ::"n"(all), "n"(S::threads) : "memory");
     if (params.parts_log2 > 0) arrive_in_cluster();
-    if (lane == 0) load_filters<S>(params, control, filters, first_step, steps);
+    if (lane > 0) return;
+    if (warp == loading) {
+      load_input<S>(params, map, control, input, first_step, steps);
+    } else {
+      load_filters<S>(params, control, filters, first_step, steps);
+    }
     return;
   }
-  asm volatile("bar.sync %0, %1;" ::"n"(all), "n"(S::threads - 32) : "memory");
+  if (params.bias == nullptr && threadIdx.x < S::filter_tile) {  // there is none, or it is not aligned
+    const int k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile + static_cast<int>(threadIdx.x);
+    const bool exists = params.epilogue.bias != nullptr && k < params.k;
+    reinterpret_cast<typename S::T*>(control.bias)[threadIdx.x] =
+        exists ? params.epilogue.bias[k] : from_float<typename S::T>(0.0f);
+  }
+  asm volatile("bar.sync %0, %1;" ::"n"(all), "n"(S::threads) : "memory");
   if (params.parts_log2 > 0) arrive_in_cluster();
   const Place place = place_of(params);
   float sums[S::sums];
