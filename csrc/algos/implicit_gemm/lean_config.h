@@ -48,6 +48,10 @@ struct Plan {
   std::size_t sums_bytes() const {
     return static_cast<std::size_t>((contributors() - 1) * owned_warps() * filter_tile) * 64;
   }
+  std::size_t bytes_from_others() const {  // of these, what other blocks send
+    const int others = shares_steps() ? contributors() - 2 : contributors() - 1;
+    return static_cast<std::size_t>(others * owned_warps() * filter_tile) * 64;
+  }
   std::size_t shared_bytes() const {  // alignment, control and bias; stages; filters; sums
     return 1024 + 1024 + input_slots * stage_bytes() + filter_slots * filter_bytes() + sums_bytes();
   }
@@ -116,6 +120,10 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
             }
           }
           if (plan.shared_bytes() > limit) continue;
+          // Warpgroups that take every other slot must meet each phase of theirs.
+          const std::int64_t stages_of_part = plan.stage_taps == 1 ? plan.steps_of_part : 0;
+          if (plan.shares_steps() && plan.filter_slots < plan.steps_of_part) plan.filter_slots &= ~1;
+          if (plan.shares_steps() && plan.input_slots < stages_of_part) plan.input_slots &= ~1;
           visit(plan);
           if (plan.filter_slots == std::min<std::int64_t>(plan.steps_of_part, most_filter_slots)) break;
         }

@@ -36,7 +36,8 @@ struct Params {
   int halves_log2;    // blocks that share a packed filter tile
   bool shares_steps;  // the warpgroups have the same pixels, and every other step each
   int pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, s;
-  int sums_bytes;  // that come from other warps
+  bool joins;      // other warps have sums of the same pixels
+  int sums_bytes;  // that come from other blocks
   int owned_log2;  // sixteens of pixels that a block finishes
   FastDivide by_stage_taps, by_taps, by_s, by_tile_q, by_tile_p, by_tiles_p;
 };
@@ -136,10 +137,10 @@ __device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.clus
 // The barriers of one ring, by one lane.
 template <int slots>
 __device__ __forceinline__ void initialise(std::uint64_t (&full)[slots], std::uint64_t (&free)[slots],
-                                           unsigned first_arrivals, unsigned readers) {
+                                           unsigned readers) {
 #pragma unroll
   for (int i = 0; i < slots; ++i) {
-    hopper::barrier_init(shared_address(&full[i]), i == 0 ? first_arrivals : 1);
+    hopper::barrier_init(shared_address(&full[i]), 1);
     hopper::barrier_init(shared_address(&free[i]), readers);
   }
   hopper::barrier_init_fence();
@@ -157,7 +158,7 @@ __device__ __forceinline__ void load_filters(const Params<typename S::T>& params
   if (params.bias != nullptr) {
     const unsigned bytes = min(S::filter_tile, params.k - static_cast<int>(filters) * S::filter_tile) *
                            sizeof(typename S::T);
-    hopper::arrive_expecting(full, bytes);
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
     hopper::copy_bulk(shared_address(control.bias), params.bias + filters * S::filter_tile, bytes, full);
   }
   int slot = 0;
@@ -275,13 +276,25 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
   const int of_owner = params.shares_steps ? owner * 2 : owner;
   constexpr int bytes = 32 * S::sums * 4;
   if (contributor != of_owner) {
-    if (params.parts_log2 > 0) hopper::wait_for_cluster_arrival();  // its barriers are there
-    const int place = (contributor < of_owner ? contributor : contributor - 1);
-    const std::uint32_t target = hopper::address_in_block(
-        buffer + ((place << params.owned_log2) + within) * bytes + lane * 16, owner);
-    const std::uint32_t barrier = hopper::address_in_block(shared_address(&control.sums_full), owner);
+    const int place = contributor < of_owner ? contributor : contributor - 1;
+    const std::uint32_t target = buffer + ((place << params.owned_log2) + within) * bytes + lane * 16;
+    const std::uint32_t barrier = shared_address(&control.sums_full);
+    if (params.parts_log2 > 0) hopper::wait_for_cluster_arrival();  // the other blocks' barriers are there
+    if (owner == rank) {
 #pragma unroll
-    for (int i = 0; i < S::sums; i += 4) send(target + i / 4 * 512, sums + i, barrier);
+      for (int i = 0; i < S::sums; i += 4) {
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(target + i / 4 * 512), "f"(sums[i]),
+                     "f"(sums[i + 1]), "f"(sums[i + 2]), "f"(sums[i + 3])
+                     : "memory");
+      }
+      __syncwarp();
+      if (lane == 0) hopper::arrive(barrier);
+    } else {
+      const std::uint32_t there = hopper::address_in_block(target, owner),
+                          barrier_there = hopper::address_in_block(barrier, owner);
+#pragma unroll
+      for (int i = 0; i < S::sums; i += 4) send(there + i / 4 * 512, sums + i, barrier_there);
+    }
     return false;
   }
   hopper::wait_for_cluster(shared_address(&control.sums_full), 0,
@@ -396,14 +409,14 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
     if (warp == loading) {
       if (lane == 0) {
         hopper::prefetch_map(map);
-        hopper::barrier_init(shared_address(&control.sums_full), 1);
+        // Arrivals: this one, with what other blocks send, and the other warpgroup's warps.
+        hopper::barrier_init(shared_address(&control.sums_full), 1 + (params.shares_steps ? 1 << params.owned_log2 : 0));
         if (params.sums_bytes > 0) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
-        initialise(control.input_full, control.input_free, 1, params.shares_steps && params.stage_taps == 1 ? 4 : 8);
+        initialise(control.input_full, control.input_free, params.shares_steps && params.stage_taps == 1 ? 4 : 8);
       }
     } else {
       if (lane == 0) {
-        initialise(control.filters_full, control.filters_free, params.bias != nullptr ? 2 : 1,
-                   params.shares_steps ? 4 : 8);
+        initialise(control.filters_full, control.filters_free, params.shares_steps ? 4 : 8);
       }
     }
     __syncwarp();
@@ -428,7 +441,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   const Place place = place_of(params);
   float sums[S::sums];
   multiply_steps<S>(params, control, input, filters, place.start, first_step, steps, sums);
-  if (params.sums_bytes > 0 && !join<S>(params, control, sums_buffer, sums)) return;
+  if (params.joins && !join<S>(params, control, sums_buffer, sums)) return;
   const ActivationFunction& activate = params.epilogue.activate;
   if (params.epilogue.residual != nullptr || activate.is_silu ||
       (activate.negative_slope != 0.0f && (activate.negative_slope != 1.0f || activate.cap != INFINITY))) {

@@ -18,6 +18,7 @@
 #include <memory>
 
 #include "algos/implicit_gemm/config.h"
+#include "algos/implicit_gemm/lean_config.h"
 
 namespace fastconv::algos::implicit_gemm::wgmma {
 
@@ -127,7 +128,8 @@ struct Plan {
   std::int64_t splits, whole;
   bool clusters;
   std::int64_t tiles_n, tiles_p, tiles_q;
-  std::shared_ptr<const Plan> fallback;  // of a converted one: if the input's range is too wide for a scale an image
+  std::shared_ptr<const lean::Plan> lean;  // what is faster, if all vectors of y and of the residual are aligned
+  std::shared_ptr<const Plan> fallback;    // of a converted one: if the input's range is too wide for a scale an image
 
   bool raw() const { return source == Source::raw; }
   bool reads_halves() const { return source == Source::halves || source == Source::converted; }

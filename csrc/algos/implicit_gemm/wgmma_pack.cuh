@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(
       const half_t high = from_float<half_t>(value);
       store(line, within * 2, high);
       if constexpr (mode == Mode::split) store(line, 64 + within * 2, from_float<half_t>(value - to_float(high)));
-      if constexpr (mode == Mode::single) {
+      if (mode == Mode::single && block * channels < c) {
         const int natural = step / taps * channels + within;
         const float weight = source != nullptr && natural < c ? source[natural * taps + tap] : 0.0f;
         unsigned char* of_row = rounded + static_cast<std::int64_t>(step) * filter_tile * 128;
