@@ -103,7 +103,8 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
       for (plan.parts = 1; plan.parts <= (plan.shares_steps() ? 4 : most_parts); plan.parts *= 2) {
         plan.steps_of_part = divide(plan.steps, plan.parts);
         if (divide(plan.steps, plan.steps_of_part) != plan.parts) continue;
-        if (plan.parts > 1 && plan.steps_of_part < 2) continue;
+        const std::int64_t least_steps = plan.steps - (plan.parts - 1) * plan.steps_of_part;
+        if (least_steps < (plan.shares_steps() ? 2 : 1)) continue;
         const auto stages =
             static_cast<int>(std::min<std::int64_t>(divide(plan.steps_of_part, plan.stage_taps) +
                                                         (plan.parts > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),

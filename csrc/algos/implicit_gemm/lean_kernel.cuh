@@ -67,14 +67,14 @@ static_assert(sizeof(Control) <= 1024 && offsetof(Control, bias) % 16 == 0);
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p0 ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." types   \
                " {" FASTCONV_S##count "}, %" #a0 ", %" #b0 ", p, 1, 1" transposed ";\n}"                             \
                : FASTCONV_D##count                                                                                  \
-               : "l"(a), "l"(b), "n"(1))
+               : "l"(a), "l"(b), "r"(accumulate))
 #define FASTCONV_LEAN_SIZES(depth, types, transposed)                                               \
   if constexpr (count == 16) FASTCONV_LEAN_PRODUCT("m64n32" depth, types, transposed, 16, 16, 17, 18); \
   if constexpr (count == 32) FASTCONV_LEAN_PRODUCT("m64n64" depth, types, transposed, 32, 32, 33, 34); \
   if constexpr (count == 64) FASTCONV_LEAN_PRODUCT("m64n128" depth, types, transposed, 64, 64, 65, 66);
 
 template <typename T, int count>
-__device__ __forceinline__ void multiply(float (&d)[count], std::uint64_t a, std::uint64_t b) {
+__device__ __forceinline__ void multiply(float (&d)[count], std::uint64_t a, std::uint64_t b, int accumulate) {
 #if defined(FASTCONV_HAS_WGMMA)
   if constexpr (std::is_same_v<T, float>) {
     FASTCONV_LEAN_SIZES("k8", "tf32.tf32", "")
@@ -206,8 +206,6 @@ template <typename S>
 __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& params, Control& control,
                                                std::uint32_t input, std::uint32_t filters, int start, int first_step,
                                                int steps, float (&sums)[S::sums]) {
-#pragma unroll
-  for (int i = 0; i < S::sums; ++i) sums[i] = 0.0f;
   const int group = static_cast<int>(threadIdx.x) / 128;
   const bool leads = threadIdx.x % 32 == 0;
   const bool shares = params.shares_steps;
@@ -223,27 +221,43 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
   int s = static_cast<int>(params.by_s.peel(r));
   int offset = static_cast<int>(r) * params.row_step + s * params.column_step;
   bool mine = !shares || group == 0, fresh = true;
+  int accumulate = 0;
+#ifdef LEAN_WARM
+  // A first turn of no consequence, with whatever lies in shared memory, brings the loop into the instruction cache while
+  // the first operands are on their way.
+  bool warm = true;
+#else
+  constexpr bool warm = false;
+#endif
   int slot = 0, filter_slot = 0;
   unsigned parity = 0, filter_parity = 0;
   std::uint32_t free_filters = 0, free_input = 0;  // what products that are under way have read
 #pragma unroll 1
-  for (; steps > 0; --steps) {
-    if (mine) {
-      if (fresh) wait<role_multiply>(inputs_full + 8 * slot, parity, params.report);
-      fresh = false;
-      wait<role_multiply>(filters_full + 8 * filter_slot, filter_parity, params.report);
+  while (steps > 0) {
+    if (mine || warm) {
+      if (fresh && !warm) wait<role_multiply>(inputs_full + 8 * slot, parity, params.report);
+      fresh = fresh && warm;
+      if (!warm) wait<role_multiply>(filters_full + 8 * filter_slot, filter_parity, params.report);
       const std::uint32_t a = a_stage + offset, b = (filters + filter_slot * S::filter_bytes) >> 4;
       hopper::fence_products();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        multiply<typename S::T>(sums, a_high | (a + 2 * i), b_high | (b + 2 * i));
+        multiply<typename S::T>(sums, a_high | (a + 2 * i), b_high | (b + 2 * i), accumulate);
+        accumulate = 1;
       }
       hopper::commit_products();
       hopper::wait_for_products<1>();
       if (leads && free_filters != 0) hopper::arrive(free_filters);
       if (leads && free_input != 0) hopper::arrive(free_input);
+#ifdef LEAN_WARM
+      if (warm) {
+        warm = false, accumulate = 0;
+        continue;
+      }
+#endif
       free_filters = filters_full + sizeof(control.filters_full) + 8 * filter_slot, free_input = 0;
     }
+    --steps;
     if (++filter_slot == params.filter_slots) filter_slot = 0, filter_parity ^= 1;
     offset += params.column_step;
     if (++s == params.s) s = 0, offset += params.row_step - params.s * params.column_step;
@@ -347,7 +361,7 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
     const int q = place.q + static_cast<int>(params.by_tile_q.peel(n));
     const int p = place.p + static_cast<int>(params.by_tile_p.peel(n));
     const int image = place.n + static_cast<int>(n);
-    const bool exists = q < params.q && p < params.p && image < params.n;
+    const bool exists = warp < S::multiplying && q < params.q && p < params.p && image < params.n;
     index[i] = exists ? ((image * params.p + p) * params.q + q) * params.k + k : -1;
   }
   const Epilogue<T>& epilogue = params.epilogue;
@@ -428,8 +442,13 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
     } else {
       load_filters<S>(params, control, filters, first_step, steps);
     }
+#ifndef LEAN_DRY
     return;
+#endif
   }
+  const Place place = place_of(params);
+  float sums[S::sums];
+  if (warp < loading) {
   if (params.bias == nullptr && threadIdx.x < S::filter_tile) {  // there is none, or it is not aligned
     const int k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile + static_cast<int>(threadIdx.x);
     const bool exists = params.epilogue.bias != nullptr && k < params.k;
@@ -438,10 +457,9 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   }
   asm volatile("bar.sync %0, %1;" ::"n"(all), "n"(S::threads) : "memory");
   if (params.parts_log2 > 0) arrive_in_cluster();
-  const Place place = place_of(params);
-  float sums[S::sums];
   multiply_steps<S>(params, control, input, filters, place.start, first_step, steps, sums);
   if (params.joins && !join<S>(params, control, sums_buffer, sums)) return;
+  }
   const ActivationFunction& activate = params.epilogue.activate;
   if (params.epilogue.residual != nullptr || activate.is_silu ||
       (activate.negative_slope != 0.0f && (activate.negative_slope != 1.0f || activate.cap != INFINITY))) {
