@@ -79,18 +79,16 @@ std::string describe_tile(const wgmma::Plan& plan) {
     parts = ", " + (plan.whole > 0 ? "the last " + text(plan.tiles() - plan.whole) + " tiles in " : std::string()) +
             text(plan.splits) + " parts" + (plan.clusters ? " in a cluster" : "");
   }
-  return std::string(describe(plan.weights.mode)) +
-         (plan.source == wgmma::Source::converted ? " beforehand" : "") + ", tile " + tile + ", " +
-         text(plan.filter_tile) + " filters, " + text(plan.stages * plan.stage_taps) + " steps of " +
-         text(plan.step_channels()) + (plan.whole_window ? ", whole windows" : ", single taps") + parts;
+  return std::string(describe(plan.weights.mode)) + (plan.source == wgmma::Source::converted ? " beforehand" : "") +
+         ", tile " + tile + ", " + text(plan.filter_tile) + " filters, " + text(plan.stages * plan.stage_taps) +
+         " steps of " + text(plan.step_channels()) + (plan.whole_window ? ", whole windows" : ", single taps") + parts;
 }
 
 std::string describe_tile(const lean::Plan& plan) {
   const auto text = [](std::int64_t value) { return std::to_string(value); };
-  const std::string tile =
-      plan.kind == lean::Tile::rows
-          ? text(plan.pixels) + " outputs in a row"
-          : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
+  const std::string tile = plan.kind == lean::Tile::rows
+                               ? text(plan.pixels) + " outputs in a row"
+                               : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
   return std::string("lean, tile ") + tile + ", " + text(plan.filter_tile) + " filters, " + text(plan.steps) +
          " steps of " + text(plan.step_channels) + (plan.stage_taps > 1 ? ", whole windows" : ", single taps") +
          (plan.parts > 1 ? ", " + text(plan.parts) + " parts in a cluster" : "");

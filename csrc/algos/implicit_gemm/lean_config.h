@@ -1,14 +1,16 @@
-// Tiles of the lean Hopper kernel, shared by the planner and the kernel: for problems that last some microseconds, where
-// what counts is how many instructions lie before the first product and behind the last one. Half types, and class tf32
-// in TF32 products; NHWC. Both operands are read from shared memory by the tensor cores themselves.
+// Tiles of the lean Hopper kernel, shared by the planner and the kernel: for problems that last some microseconds,
+// where what counts is how many instructions lie before the first product and behind the last one. Half types, and
+// class tf32 in TF32 products; NHWC. Both operands are read from shared memory by the tensor cores themselves.
 //
-// A block has one tile of output, or one part of its reduction. Steps and packed weights are those of wgmma_config.h; in
-// class tf32 a step has 32 channels and its weights are float32, rounded.
+// A block has one tile of output, or one part of its reduction. Steps and packed weights are those of wgmma_config.h;
+// in class tf32 a step has 32 channels and its weights are float32, rounded.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "core/device_info.h"
 #include "core/problem.h"
@@ -21,9 +23,10 @@ constexpr std::size_t shared_limit = 227 * 1024, shared_of_two = 113 * 1024;
 
 // How the rows of A, pixels of a stage in shared memory, lie under a tile.
 enum class Tile {
-  window,   // 8 columns of y, a stage with its halo serves all taps: groups of 8 pixels, a row of the stage apart
-  rows,     // consecutive pixels of rows of y that are as long as those of the stage, halo included; the surplus is dropped
-  dense,    // a stage is one tap: its pixels are those of the tile, one behind the other
+  window,  // 8 columns of y, a stage with its halo serves all taps: groups of 8 pixels, a row of the stage apart
+  rows,    // consecutive pixels of rows of y that are as long as those of the stage, halo included; the surplus is
+           // dropped
+  dense,   // a stage is one tap: its pixels are those of the tile, one behind the other
 };
 
 struct Plan {
@@ -105,15 +108,16 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
         if (divide(plan.steps, plan.steps_of_part) != plan.parts) continue;
         const std::int64_t least_steps = plan.steps - (plan.parts - 1) * plan.steps_of_part;
         if (least_steps < (plan.shares_steps() ? 2 : 1)) continue;
-        const auto stages =
-            static_cast<int>(std::min<std::int64_t>(divide(plan.steps_of_part, plan.stage_taps) +
-                                                        (plan.parts > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
-                                                    most_input_slots));
+        const auto stages = static_cast<int>(
+            std::min<std::int64_t>(divide(plan.steps_of_part, plan.stage_taps) +
+                                       (plan.parts > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
+                                   most_input_slots));
         for (const std::size_t limit : {shared_of_two, shared_limit}) {
           plan.filter_slots = static_cast<int>(std::min<std::int64_t>(plan.steps_of_part, most_filter_slots));
           plan.input_slots = std::min(stages, plan.stage_taps == 1 ? most_input_slots : 3);
           const int least_inputs = std::min(stages, 2), least_filters = std::min(plan.filter_slots, 4);
-          while (plan.shared_bytes() > limit && (plan.input_slots > least_inputs || plan.filter_slots > least_filters)) {
+          while (plan.shared_bytes() > limit &&
+                 (plan.input_slots > least_inputs || plan.filter_slots > least_filters)) {
             if (plan.filter_slots > least_filters) {
               --plan.filter_slots;
             } else {
@@ -177,6 +181,31 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
       }
     }
   }
+}
+
+// Microseconds of a launch with cold caches, fitted to an H200 (docs/performance.md).
+inline double cost_us(const Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
+  const double pixels = plan.pixels, filters = plan.filter_tile;
+  const double clocks_per_us = 1.2e-6 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
+  const bool two = plan.filter_tile < 128 && plan.shared_bytes() <= shared_of_two;  // blocks of a multiprocessor
+  const double step = std::max(1.06 * pixels * filters / 32.0, 150.0);
+  const double blocks = static_cast<double>(plan.blocks()), processors = device.processors;
+  const double waves = std::ceil(blocks / processors);
+  const double steps = static_cast<double>(plan.steps_of_part);
+  double clocks = 3500.0 + waves * steps * step + (two ? 0.5 : 1.0) * (waves - 1) * 2500.0;
+  if (plan.contributors() > 1) clocks += 700.0 + 200.0 * plan.contributors();
+  return 4.8 + clocks / clocks_per_us + 1e6 * problem.compulsory_bytes() / (4 * device.bandwidth_bytes_per_s);
+}
+
+// The best plan, if there is one. packed_rows: filters of a packed tile.
+inline std::optional<Plan> make_plan(const ConvProblem& problem, int packed_rows, const DeviceInfo& device) {
+  std::optional<Plan> best;
+  double least = 0;
+  for_each_plan(problem, packed_rows, [&](const Plan& plan) {
+    const double us = cost_us(plan, problem, device);
+    if (!best || us < least) best = plan, least = us;
+  });
+  return best;
 }
 
 }  // namespace fastconv::algos::implicit_gemm::lean

@@ -1,6 +1,6 @@
 // The lean Hopper kernel (lean_config.h): a warp loads filters, another one input, two warpgroups multiply and store.
-// Written for the first microseconds of a cold multiprocessor: instructions come from memory, eight at a time, so the way
-// from the first one to the first product is short, and every loop is rolled.
+// Written for the first microseconds of a cold multiprocessor: instructions come from memory, eight at a time, so the
+// way from the first one to the first product is short, and every loop is rolled.
 #pragma once
 
 #include <cuda.h>
@@ -15,31 +15,41 @@
 
 namespace fastconv::algos::implicit_gemm::lean {
 
+// In the order of use: constants come from memory, too, 64 bytes at a time (the first 48 bytes here are such a line).
 template <typename T>
 struct Params {
-  const unsigned char* weight;  // [packed filter tile][step][packed rows][128 bytes]
-  T* y;                         // [N, P, Q, K]
-  const T* bias;                // as in the epilogue; null: read there, element by element
-  Epilogue<T> epilogue;
   WaitReport* report;
-  int n, p, q, k;
-  int tile_n, tile_p, tile_q;  // rows: tile_q is the pitch
-  int rows_pixels;             // rows: pixels of a tile; else 0
-  int group_stride;            // of A: from 8 pixels to the next, bytes / 16
-  int second_pixels;           // in a stage, from the first warpgroup's pixels to the second's
-  int column_step, row_step;   // in a stage, from a tap to that of the next column, of the next row, bytes / 16
-  int box_bytes, stage_bytes;
-  int input_slots, filter_slots, stage_taps, step_channels;
   int steps, steps_of_part, parts_log2;
-  int packed_bytes;  // of a step of a packed filter tile
-  std::int64_t packed_tile_bytes;
-  int halves_log2;    // blocks that share a packed filter tile
+  int input_slots, filter_slots, stage_bytes;
+  int box_bytes, stage_taps, step_channels;
   bool shares_steps;  // the warpgroups have the same pixels, and every other step each
-  int pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, s;
-  bool joins;      // other warps have sums of the same pixels
+  bool joins;         // other warps have sums of the same pixels
+  // Input.
+  int rows_pixels;             // rows: pixels of a tile; else 0
+  int tile_n, tile_p, tile_q;  // rows: tile_q is the pitch
+  int pad_h, pad_w, stride_h, stride_w;
+  FastDivide by_tile_q, by_tiles_p, by_stage_taps;
+  // Filters.
+  const unsigned char* weight;  // [packed filter tile][step][packed rows][128 bytes]
+  std::int64_t packed_tile_bytes;
+  const T* bias;     // as in the epilogue; null: read there, element by element
+  int packed_bytes;  // of a step of a packed filter tile
+  int halves_log2;   // blocks that share a packed filter tile
+  int k;
+  // Products.
+  int group_stride;           // of A: from 8 pixels to the next, bytes / 16
+  int second_pixels;          // in a stage, from the first warpgroup's pixels to the second's
+  int column_step, row_step;  // in a stage, from a tap to that of the next column, of the next row, bytes / 16
+  int s;
+  FastDivide by_s, by_taps;
+  int dilation_h, dilation_w;
   int sums_bytes;  // that come from other blocks
   int owned_log2;  // sixteens of pixels that a block finishes
-  FastDivide by_stage_taps, by_taps, by_s, by_tile_q, by_tile_p, by_tiles_p;
+  // Output.
+  int n, p, q;
+  FastDivide by_tile_p;
+  T* y;  // [N, P, Q, K]
+  Epilogue<T> epilogue;
 };
 
 template <typename T_, int filter_tile_>
@@ -63,12 +73,12 @@ static_assert(sizeof(Control) <= 1024 && offsetof(Control, bias) % 16 == 0);
 
 // ---- D[64][n] (+)= A[64][16] B[n][16]^T, both in shared memory, 32 bytes of each row; TF32: 8 values of 4 bytes.
 
-#define FASTCONV_LEAN_PRODUCT(shape, types, transposed, count, a0, b0, p0)                                          \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p0 ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." types   \
-               " {" FASTCONV_S##count "}, %" #a0 ", %" #b0 ", p, 1, 1" transposed ";\n}"                             \
-               : FASTCONV_D##count                                                                                  \
+#define FASTCONV_LEAN_PRODUCT(shape, types, transposed, count, a0, b0, p0)                                        \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p0 ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." types \
+               " {" FASTCONV_S##count "}, %" #a0 ", %" #b0 ", p, 1, 1" transposed ";\n}"                          \
+               : FASTCONV_D##count                                                                                \
                : "l"(a), "l"(b), "r"(accumulate))
-#define FASTCONV_LEAN_SIZES(depth, types, transposed)                                               \
+#define FASTCONV_LEAN_SIZES(depth, types, transposed)                                                  \
   if constexpr (count == 16) FASTCONV_LEAN_PRODUCT("m64n32" depth, types, transposed, 16, 16, 17, 18); \
   if constexpr (count == 32) FASTCONV_LEAN_PRODUCT("m64n64" depth, types, transposed, 32, 32, 33, 34); \
   if constexpr (count == 64) FASTCONV_LEAN_PRODUCT("m64n128" depth, types, transposed, 64, 64, 65, 66);
@@ -90,10 +100,10 @@ __device__ __forceinline__ void multiply(float (&d)[count], std::uint64_t a, std
 
 // 16 bytes to shared memory of a block of the cluster, counted by a barrier there.
 __device__ __forceinline__ void send(std::uint32_t target, const float* values, std::uint32_t barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   target),
-               "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "r"(barrier)
-               : "memory");
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(target),
+      "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "r"(barrier)
+      : "memory");
 }
 __device__ __forceinline__ float4 load_sums(std::uint32_t address) {
   float4 value;
@@ -148,16 +158,16 @@ __device__ __forceinline__ void initialise(std::uint64_t (&full)[slots], std::ui
 
 // One lane.
 template <typename S>
-__device__ __forceinline__ void load_filters(const Params<typename S::T>& params, Control& control, std::uint32_t target,
-                                             int first_step, int steps) {
+__device__ __forceinline__ void load_filters(const Params<typename S::T>& params, Control& control,
+                                             std::uint32_t target, int first_step, int steps) {
   const unsigned filters = blockIdx.x >> params.parts_log2, packed = filters >> params.halves_log2;
   const unsigned char* source = params.weight + packed * params.packed_tile_bytes +
                                 (filters - (packed << params.halves_log2)) * S::filter_bytes +
                                 static_cast<std::int64_t>(first_step) * params.packed_bytes;
   const std::uint32_t full = shared_address(control.filters_full);
   if (params.bias != nullptr) {
-    const unsigned bytes = min(S::filter_tile, params.k - static_cast<int>(filters) * S::filter_tile) *
-                           sizeof(typename S::T);
+    const unsigned bytes =
+        min(S::filter_tile, params.k - static_cast<int>(filters) * S::filter_tile) * sizeof(typename S::T);
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
     hopper::copy_bulk(shared_address(control.bias), params.bias + filters * S::filter_tile, bytes, full);
   }
@@ -175,8 +185,8 @@ __device__ __forceinline__ void load_filters(const Params<typename S::T>& params
 
 // One lane.
 template <typename S>
-__device__ __forceinline__ void load_input(const Params<typename S::T>& params, const CUtensorMap& map, Control& control,
-                                           std::uint32_t input, int first_step, int steps) {
+__device__ __forceinline__ void load_input(const Params<typename S::T>& params, const CUtensorMap& map,
+                                           Control& control, std::uint32_t input, int first_step, int steps) {
   const Place place = place_of(params);
   const int w = place.q * params.stride_w - params.pad_w, h = place.p * params.stride_h - params.pad_h;
   unsigned stage = params.by_stage_taps.quotient(first_step);
@@ -223,8 +233,8 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
   bool mine = !shares || group == 0, fresh = true;
   int accumulate = 0;
 #ifdef LEAN_WARM
-  // A first turn of no consequence, with whatever lies in shared memory, brings the loop into the instruction cache while
-  // the first operands are on their way.
+  // A first turn of no consequence, with whatever lies in shared memory, brings the loop into the instruction cache
+  // while the first operands are on their way.
   bool warm = true;
 #else
   constexpr bool warm = false;
@@ -411,6 +421,13 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ unsigned char memory[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+#ifdef LEAN_TOUCH
+  if (warp < S::multiplying) {
+    int word = *reinterpret_cast<const int*>(reinterpret_cast<const char*>(&params) +
+                                             min(warp * 64, static_cast<int>(sizeof(params)) - 4));
+    asm volatile("" ::"r"(word));
+  }
+#endif
   unsigned char* base = memory + (-shared_address(memory) & 1023);
   Control& control = *reinterpret_cast<Control*>(base);
   const std::uint32_t input = shared_address(base) + 1024, filters = input + params.input_slots * params.stage_bytes,
@@ -424,7 +441,8 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
       if (lane == 0) {
         hopper::prefetch_map(map);
         // Arrivals: this one, with what other blocks send, and the other warpgroup's warps.
-        hopper::barrier_init(shared_address(&control.sums_full), 1 + (params.shares_steps ? 1 << params.owned_log2 : 0));
+        hopper::barrier_init(shared_address(&control.sums_full),
+                             1 + (params.shares_steps ? 1 << params.owned_log2 : 0));
         if (params.sums_bytes > 0) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
         initialise(control.input_full, control.input_free, params.shares_steps && params.stage_taps == 1 ? 4 : 8);
       }
@@ -449,16 +467,16 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   const Place place = place_of(params);
   float sums[S::sums];
   if (warp < loading) {
-  if (params.bias == nullptr && threadIdx.x < S::filter_tile) {  // there is none, or it is not aligned
-    const int k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile + static_cast<int>(threadIdx.x);
-    const bool exists = params.epilogue.bias != nullptr && k < params.k;
-    reinterpret_cast<typename S::T*>(control.bias)[threadIdx.x] =
-        exists ? params.epilogue.bias[k] : from_float<typename S::T>(0.0f);
-  }
-  asm volatile("bar.sync %0, %1;" ::"n"(all), "n"(S::threads) : "memory");
-  if (params.parts_log2 > 0) arrive_in_cluster();
-  multiply_steps<S>(params, control, input, filters, place.start, first_step, steps, sums);
-  if (params.joins && !join<S>(params, control, sums_buffer, sums)) return;
+    if (params.bias == nullptr && threadIdx.x < S::filter_tile) {  // there is none, or it is not aligned
+      const int k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile + static_cast<int>(threadIdx.x);
+      const bool exists = params.epilogue.bias != nullptr && k < params.k;
+      reinterpret_cast<typename S::T*>(control.bias)[threadIdx.x] =
+          exists ? params.epilogue.bias[k] : from_float<typename S::T>(0.0f);
+    }
+    asm volatile("bar.sync %0, %1;" ::"n"(all), "n"(S::threads) : "memory");
+    if (params.parts_log2 > 0) arrive_in_cluster();
+    multiply_steps<S>(params, control, input, filters, place.start, first_step, steps, sums);
+    if (params.joins && !join<S>(params, control, sums_buffer, sums)) return;
   }
   const ActivationFunction& activate = params.epilogue.activate;
   if (params.epilogue.residual != nullptr || activate.is_silu ||

@@ -22,8 +22,9 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(
     const T* __restrict__ weight,        // [K, C, R, S]
     unsigned char* __restrict__ packed,  // [filter tile][channel block][tap][filter_tile][row bytes] (wgmma_config.h)
     int* __restrict__ exponents,         // [filter tiles * filter_tile]
-    std::int64_t rounded_offset,         // class tf32: from there to [filter tile][channel block][tap][filter_tile][32] float32
-    T* __restrict__ snapshot) {          // [K, C, R, S] or null
+    std::int64_t
+        rounded_offset,          // class tf32: from there to [filter tile][channel block][tap][filter_tile][32] float32
+    T* __restrict__ snapshot) {  // [K, C, R, S] or null
   using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_t>;
   constexpr bool is_float = std::is_same_v<T, float>;
   constexpr int row_bytes = mode == Mode::single ? 64 : 128, channels = input_row_bytes / sizeof(T);
@@ -40,10 +41,10 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(
       packed + static_cast<std::int64_t>(filter / filter_tile) * channel_blocks * taps * filter_tile * row_bytes +
       row * row_bytes;
   // Class tf32: the same weights for TF32 products (Weights::rounded_offset).
-  [[maybe_unused]] unsigned char* rounded = reinterpret_cast<unsigned char*>(exponents) + rounded_offset +
-                                            static_cast<std::int64_t>(filter / filter_tile) *
-                                                ((c + channels - 1) / channels) * taps * filter_tile * 128 +
-                                            row * 128;
+  [[maybe_unused]] unsigned char* rounded =
+      reinterpret_cast<unsigned char*>(exponents) + rounded_offset +
+      static_cast<std::int64_t>(filter / filter_tile) * ((c + channels - 1) / channels) * taps * filter_tile * 128 +
+      row * 128;
   const auto store = [&](unsigned char* line, int byte, Half value) {
     const int piece = row_bytes == 128 ? hopper::swizzle_128(row, byte / 16) : hopper::swizzle_64(row, byte / 16);
     *reinterpret_cast<Half*>(line + piece * 16 + byte % 16) = value;
