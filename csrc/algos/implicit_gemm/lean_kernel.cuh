@@ -443,7 +443,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
         // Arrivals: this one, with what other blocks send, and the other warpgroup's warps.
         hopper::barrier_init(shared_address(&control.sums_full),
                              1 + (params.shares_steps ? 1 << params.owned_log2 : 0));
-        if (params.sums_bytes > 0) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
+        if (params.joins) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
         initialise(control.input_full, control.input_free, params.shares_steps && params.stage_taps == 1 ? 4 : 8);
       }
     } else {
