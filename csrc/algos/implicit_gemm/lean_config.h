@@ -19,6 +19,7 @@ namespace fastconv::algos::implicit_gemm::lean {
 
 constexpr int row_bytes = 128;  // of a pixel of a stage, and of a filter of a step
 constexpr int most_filter_slots = 12, most_input_slots = 4, most_box_pixels = 640, most_parts = 8;
+constexpr std::int64_t most_grid = 65535;  // blocks along the second and third dimension
 constexpr std::size_t shared_limit = 227 * 1024, shared_of_two = 113 * 1024;
 
 // How the rows of A, pixels of a stage in shared memory, lie under a tile.
@@ -31,7 +32,8 @@ enum class Tile {
 
 struct Plan {
   Tile kind;
-  int pixels;       // of a tile: 128; or 64, whose steps the two warpgroups share
+  int pixels;       // of a tile: 128 or 64, 64 for each warpgroup; further ones share the steps of these
+  int warpgroups;   // that multiply: 2 or 4
   int filter_tile;  // of a block: 128, 64 or 32
   int parts;        // of the reduction: blocks of a cluster
   int tile_n, tile_p, tile_q;
@@ -40,19 +42,19 @@ struct Plan {
   int input_slots, filter_slots;
   std::int64_t steps, steps_of_part, packed_rows, filter_tiles, tiles_n, tiles_p, tiles_q;
 
-  bool shares_steps() const { return pixels == 64; }
+  int shares() const { return warpgroups * 64 / pixels; }  // warpgroups that have the same pixels
   std::size_t stage_bytes() const {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * row_bytes + 1023) / 1024 * 1024;
   }
   std::size_t filter_bytes() const { return static_cast<std::size_t>(filter_tile) * row_bytes; }
   // Sums that come from other warps: of each warp's 16 pixels, from all others that have them.
-  int contributors() const { return parts * (shares_steps() ? 2 : 1); }
-  int owned_warps() const { return (shares_steps() ? 4 : 8) / parts; }
+  int contributors() const { return parts * shares(); }
+  int owned_warps() const { return pixels / 16 / parts; }
   std::size_t sums_bytes() const {
     return static_cast<std::size_t>((contributors() - 1) * owned_warps() * filter_tile) * 64;
   }
   std::size_t bytes_from_others() const {  // of these, what other blocks send
-    const int others = shares_steps() ? contributors() - 2 : contributors() - 1;
+    const int others = contributors() - shares();
     return static_cast<std::size_t>(others * owned_warps() * filter_tile) * 64;
   }
   std::size_t shared_bytes() const {  // alignment, control and bias; stages; filters; sums
@@ -94,6 +96,8 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
         plan.box_n * plan.box_h * plan.box_w > most_box_pixels) {
       return;
     }
+    if (plan.kind != Tile::dense && taps < plan.shares()) return;  // or stages would be given back too late
+    if (plan.tiles_q > most_grid || plan.tiles_p * plan.tiles_n > most_grid) return;
     plan.element_bytes = static_cast<int>(size_of(problem.dtype));
     plan.step_channels = row_bytes / plan.element_bytes;
     plan.stage_taps = dense ? 1 : static_cast<int>(taps);
@@ -103,11 +107,11 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
       if (filters > packed_rows || (filters > 32 && problem.k <= filters / 2)) continue;
       plan.filter_tile = filters;
       plan.filter_tiles = divide(problem.k, filters);
-      for (plan.parts = 1; plan.parts <= (plan.shares_steps() ? 4 : most_parts); plan.parts *= 2) {
+      for (plan.parts = 1; plan.parts <= std::min(plan.pixels / 16, most_parts); plan.parts *= 2) {
         plan.steps_of_part = divide(plan.steps, plan.parts);
         if (divide(plan.steps, plan.steps_of_part) != plan.parts) continue;
         const std::int64_t least_steps = plan.steps - (plan.parts - 1) * plan.steps_of_part;
-        if (least_steps < (plan.shares_steps() ? 2 : 1)) continue;
+        if (least_steps < plan.shares()) continue;
         const auto stages = static_cast<int>(
             std::min<std::int64_t>(divide(plan.steps_of_part, plan.stage_taps) +
                                        (plan.parts > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
@@ -127,17 +131,20 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
           if (plan.shared_bytes() > limit) continue;
           // Warpgroups that take every other slot must meet each phase of theirs.
           const std::int64_t stages_of_part = plan.stage_taps == 1 ? plan.steps_of_part : 0;
-          if (plan.shares_steps() && plan.filter_slots < plan.steps_of_part) plan.filter_slots &= ~1;
-          if (plan.shares_steps() && plan.input_slots < stages_of_part) plan.input_slots &= ~1;
+          const int turns = ~(plan.shares() - 1);
+          if (plan.filter_slots < plan.steps_of_part) plan.filter_slots &= turns;
+          if (plan.input_slots < stages_of_part) plan.input_slots &= turns;
+          if (plan.filter_slots == 0 || plan.input_slots == 0) continue;
           visit(plan);
           if (plan.filter_slots == std::min<std::int64_t>(plan.steps_of_part, most_filter_slots)) break;
         }
       }
     }
   };
-  for (const int pixels : {128, 64}) {
+  const auto consider_tile = [&](int pixels, int warpgroups) {
     Plan plan{};
     plan.pixels = pixels;
+    plan.warpgroups = warpgroups;
     const auto set = [&](Tile kind, int n, int p, int q) {
       plan.kind = kind;
       plan.tile_n = n, plan.tile_p = p, plan.tile_q = q;
@@ -149,7 +156,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
       plan.tiles_n = plan.tiles_p = 1;
       plan.tiles_q = divide(problem.n * problem.h * problem.w, pixels);
       consider(plan);
-      continue;
+      return;
     }
     if (stride_1 && taps > 1) {
       for (const int n : {1, 2}) {
@@ -180,6 +187,9 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
         consider(plan);
       }
     }
+  };
+  for (const int pixels : {128, 64}) {
+    for (const int warpgroups : {2, 4}) consider_tile(pixels, warpgroups);
   }
 }
 

@@ -22,7 +22,7 @@ struct Params {
   int steps, steps_of_part, parts_log2;
   int input_slots, filter_slots, stage_bytes;
   int box_bytes, stage_taps, step_channels;
-  bool shares_steps;  // the warpgroups have the same pixels, and every other step each
+  int shares;  // warpgroups that have the same pixels, and each its turn of the steps
   bool joins;         // other warps have sums of the same pixels
   // Input.
   int rows_pixels;             // rows: pixels of a tile; else 0
@@ -52,13 +52,13 @@ struct Params {
   Epilogue<T> epilogue;
 };
 
-template <typename T_, int filter_tile_>
+template <typename T_, int filter_tile_, int warpgroups_>
 struct Shape {
   using T = T_;
   static constexpr int filter_tile = filter_tile_, sums = filter_tile / 2;
   static constexpr int filter_bytes = filter_tile * lean::row_bytes;
-  static constexpr int multiplying = 8, threads = 32 * (multiplying + 2);
-  static constexpr int blocks = filter_tile == 128 ? 1 : 2;  // on a multiprocessor, if shared memory has room
+  static constexpr int warpgroups = warpgroups_, multiplying = 4 * warpgroups, threads = 32 * (multiplying + 2);
+  static constexpr int blocks = filter_tile == 128 || warpgroups > 2 ? 1 : 2;  // on a multiprocessor, if memory has room
   static constexpr int chunk = 16 / sizeof(T);               // filters that a lane stores at once
 };
 
@@ -77,14 +77,14 @@ static_assert(sizeof(Control) <= 1024 && offsetof(Control, bias) % 16 == 0);
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p0 ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." types \
                " {" FASTCONV_S##count "}, %" #a0 ", %" #b0 ", p, 1, 1" transposed ";\n}"                          \
                : FASTCONV_D##count                                                                                \
-               : "l"(a), "l"(b), "r"(accumulate))
+               : "l"(a), "l"(b), "n"(1))
 #define FASTCONV_LEAN_SIZES(depth, types, transposed)                                                  \
   if constexpr (count == 16) FASTCONV_LEAN_PRODUCT("m64n32" depth, types, transposed, 16, 16, 17, 18); \
   if constexpr (count == 32) FASTCONV_LEAN_PRODUCT("m64n64" depth, types, transposed, 32, 32, 33, 34); \
   if constexpr (count == 64) FASTCONV_LEAN_PRODUCT("m64n128" depth, types, transposed, 64, 64, 65, 66);
 
 template <typename T, int count>
-__device__ __forceinline__ void multiply(float (&d)[count], std::uint64_t a, std::uint64_t b, int accumulate) {
+__device__ __forceinline__ void multiply(float (&d)[count], std::uint64_t a, std::uint64_t b) {
 #if defined(FASTCONV_HAS_WGMMA)
   if constexpr (std::is_same_v<T, float>) {
     FASTCONV_LEAN_SIZES("k8", "tf32.tf32", "")
@@ -216,63 +216,58 @@ template <typename S>
 __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& params, Control& control,
                                                std::uint32_t input, std::uint32_t filters, int start, int first_step,
                                                int steps, float (&sums)[S::sums]) {
-  const int group = static_cast<int>(threadIdx.x) / 128;
+#pragma unroll
+  for (int i = 0; i < S::sums; ++i) sums[i] = 0.0f;
+#ifdef LEAN_UNIFORM
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0), shares
+#else
+  const int group = static_cast<int>(threadIdx.x) / 128, shares
+#endif
+= params.shares, sets = S::warpgroups / shares;
   const bool leads = threadIdx.x % 32 == 0;
-  const bool shares = params.shares_steps;
+  int until_mine = group / sets;  // steps
   // Descriptors: rows of 128 bytes, swizzled by absolute addresses, so that a tile may begin at any pixel of a stage.
   constexpr std::uint64_t swizzled = std::uint64_t{1} << 62 | std::uint64_t{1} << 16;
   const std::uint64_t a_high = swizzled | static_cast<std::uint64_t>(params.group_stride) << 32;
   constexpr std::uint64_t b_high = swizzled | std::uint64_t{64} << 32;
-  std::uint32_t a_stage = (input >> 4) + (start + (shares ? 0 : group * params.second_pixels)) * 8;
+  std::uint32_t a_stage = (input >> 4) + (start + group % sets * params.second_pixels) * 8;
   const std::uint32_t inputs_full = shared_address(control.input_full),
                       filters_full = shared_address(control.filters_full);
   int tap = first_step - static_cast<int>(params.by_stage_taps.quotient(first_step)) * params.stage_taps;
   unsigned r = tap;
   int s = static_cast<int>(params.by_s.peel(r));
   int offset = static_cast<int>(r) * params.row_step + s * params.column_step;
-  bool mine = !shares || group == 0, fresh = true;
-  int accumulate = 0;
-#ifdef LEAN_WARM
-  // A first turn of no consequence, with whatever lies in shared memory, brings the loop into the instruction cache
-  // while the first operands are on their way.
-  bool warm = true;
-#else
-  constexpr bool warm = false;
-#endif
   int slot = 0, filter_slot = 0;
   unsigned parity = 0, filter_parity = 0;
+  bool fresh = true;
   std::uint32_t free_filters = 0, free_input = 0;  // what products that are under way have read
+#ifndef LEAN_EARLY
 #pragma unroll 1
-  while (steps > 0) {
-    if (mine || warm) {
-      if (fresh && !warm) wait<role_multiply>(inputs_full + 8 * slot, parity, params.report);
-      fresh = fresh && warm;
-      if (!warm) wait<role_multiply>(filters_full + 8 * filter_slot, filter_parity, params.report);
-      const std::uint32_t a = a_stage + offset, b = (filters + filter_slot * S::filter_bytes) >> 4;
+  for (; steps > 0; --steps) {
+    const bool mine = until_mine == 0;
+    const std::uint32_t a = a_stage + offset, b = (filters + filter_slot * S::filter_bytes) >> 4;
+    if (mine) {
+      if (fresh) wait<role_multiply>(inputs_full + 8 * slot, parity, params.report);
+      wait<role_multiply>(filters_full + 8 * filter_slot, filter_parity, params.report);
       hopper::fence_products();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        multiply<typename S::T>(sums, a_high | (a + 2 * i), b_high | (b + 2 * i), accumulate);
-        accumulate = 1;
+        multiply<typename S::T>(sums, a_high | (a + 2 * i), b_high | (b + 2 * i));
       }
       hopper::commit_products();
       hopper::wait_for_products<1>();
       if (leads && free_filters != 0) hopper::arrive(free_filters);
       if (leads && free_input != 0) hopper::arrive(free_input);
-#ifdef LEAN_WARM
-      if (warm) {
-        warm = false, accumulate = 0;
-        continue;
-      }
-#endif
       free_filters = filters_full + sizeof(control.filters_full) + 8 * filter_slot, free_input = 0;
+      fresh = false;
+      until_mine = shares;
     }
-    --steps;
+    --until_mine;
     if (++filter_slot == params.filter_slots) filter_slot = 0, filter_parity ^= 1;
     offset += params.column_step;
     if (++s == params.s) s = 0, offset += params.row_step - params.s * params.column_step;
     if (++tap == params.stage_taps) {
-      // One tap a stage: that of the other warpgroup is not ours to give back.
+      // One tap a stage: those of other warpgroups are not ours to give back.
       if (mine || params.stage_taps > 1) free_input = inputs_full + sizeof(control.input_full) + 8 * slot;
       tap = 0, s = 0, offset = 0, fresh = true;
       a_stage += params.stage_bytes >> 4;
@@ -281,8 +276,51 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
         a_stage -= params.input_slots * (params.stage_bytes >> 4);
       }
     }
-    mine = mine != shares;
   }
+#else
+  // Without branches: they would not be allowed between products.
+  const auto advance = [&](bool mine) {
+    --until_mine;
+    const bool filters_end = ++filter_slot == params.filter_slots;
+    filter_slot = filters_end ? 0 : filter_slot, filter_parity ^= filters_end;
+    const bool row_ends = ++s == params.s, stage_ends = ++tap == params.stage_taps;
+    offset += params.column_step + (row_ends ? params.row_step - params.s * params.column_step : 0);
+    // One tap a stage: those of other warpgroups are not ours to give back.
+    const bool gives_back = stage_ends && (mine || params.stage_taps > 1);
+    free_input = gives_back ? inputs_full + sizeof(control.input_full) + 8 * slot : free_input;
+    s = row_ends || stage_ends ? 0 : s, tap = stage_ends ? 0 : tap, offset = stage_ends ? 0 : offset;
+    fresh = fresh || stage_ends;
+    slot += stage_ends;
+    const bool inputs_end = slot == params.input_slots;
+    slot = inputs_end ? 0 : slot, parity ^= inputs_end;
+    a_stage += ((stage_ends ? params.stage_bytes : 0) - (inputs_end ? params.input_slots * params.stage_bytes : 0)) >> 4;
+  };
+#pragma unroll 1
+  for (; steps > 0; --steps) {
+    if (until_mine > 0) {
+      advance(false);
+      continue;
+    }
+    if (fresh) wait<role_multiply>(inputs_full + 8 * slot, parity, params.report);
+    wait<role_multiply>(filters_full + 8 * filter_slot, filter_parity, params.report);
+    const std::uint32_t a = a_stage + offset, b = (filters + filter_slot * S::filter_bytes) >> 4;
+    const std::uint32_t last_filters = free_filters, last_input = free_input;
+    hopper::fence_products();
+    multiply<typename S::T>(sums, a_high | a, b_high | b);
+    multiply<typename S::T>(sums, a_high | (a + 2), b_high | (b + 2));
+    // While these are under way: products block the warp that issues them until they begin.
+    free_filters = filters_full + sizeof(control.filters_full) + 8 * filter_slot, free_input = 0;
+    fresh = false;
+    until_mine = shares;
+    advance(true);
+    multiply<typename S::T>(sums, a_high | (a + 4), b_high | (b + 4));
+    multiply<typename S::T>(sums, a_high | (a + 6), b_high | (b + 6));
+    hopper::commit_products();
+    hopper::wait_for_products<1>();
+    if (leads && last_filters != 0) hopper::arrive(last_filters);
+    if (leads && last_input != 0) hopper::arrive(last_input);
+  }
+#endif
   hopper::wait_for_products<0>();
   hopper::pin(sums);
 }
@@ -294,10 +332,9 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
                                      float (&sums)[S::sums]) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int rank = static_cast<int>(blockIdx.x) & ((1 << params.parts_log2) - 1);
-  const int pixels = params.shares_steps ? warp % 4 : warp;  // of 16
+  const int of_share = S::multiplying / params.shares, pixels = warp % of_share;  // of 16
   const int owner = pixels >> params.owned_log2, within = pixels - (owner << params.owned_log2);
-  const int contributor = params.shares_steps ? rank * 2 + warp / 4 : rank;
-  const int of_owner = params.shares_steps ? owner * 2 : owner;
+  const int contributor = rank * params.shares + warp / of_share, of_owner = owner * params.shares;
   constexpr int bytes = 32 * S::sums * 4;
   if (contributor != of_owner) {
     const int place = contributor < of_owner ? contributor : contributor - 1;
@@ -324,7 +361,7 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
   hopper::wait_for_cluster(shared_address(&control.sums_full), 0,
                            WaitSite{params.report, kernel_implicit_gemm, role_multiply});
   std::uint32_t source = buffer + within * bytes + lane * 16;
-  const int others = (params.shares_steps ? 2 : 1) << params.parts_log2;
+  const int others = params.shares << params.parts_log2;
 #pragma unroll 1
   for (int i = 1; i < others; ++i, source += bytes << params.owned_log2) {
 #pragma unroll
@@ -361,7 +398,7 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
   using T = typename S::T;
   constexpr int chunk = S::chunk;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const unsigned pixel = place.start + (params.shares_steps ? warp % 4 : warp) * 16 + lane / 4;
+  const unsigned pixel = place.start + warp % (S::multiplying / params.shares) * 16 + lane / 4;
   const int of_lane = lane % 4 * chunk, first_k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile;
   const int k = first_k + of_lane;
   int index[2];
@@ -440,15 +477,15 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
     if (warp == loading) {
       if (lane == 0) {
         hopper::prefetch_map(map);
-        // Arrivals: this one, with what other blocks send, and the other warpgroup's warps.
-        hopper::barrier_init(shared_address(&control.sums_full),
-                             1 + (params.shares_steps ? 1 << params.owned_log2 : 0));
+        // Arrivals: this one, with what other blocks send, and the other warpgroups' warps.
+        hopper::barrier_init(shared_address(&control.sums_full), 1 + ((params.shares - 1) << params.owned_log2));
         if (params.joins) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
-        initialise(control.input_full, control.input_free, params.shares_steps && params.stage_taps == 1 ? 4 : 8);
+        initialise(control.input_full, control.input_free,
+                   params.stage_taps == 1 ? S::multiplying / params.shares : S::multiplying);
       }
     } else {
       if (lane == 0) {
-        initialise(control.filters_full, control.filters_free, params.shares_steps ? 4 : 8);
+        initialise(control.filters_full, control.filters_free, S::multiplying / params.shares);
       }
     }
     __syncwarp();

@@ -32,7 +32,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight
                    .box_bytes = plan.box_n * plan.box_h * plan.box_w * row_bytes,
                    .stage_taps = plan.stage_taps,
                    .step_channels = plan.step_channels,
-                   .shares_steps = plan.shares_steps(),
+                   .shares = plan.shares(),
                    .joins = plan.contributors() > 1,
                    .rows_pixels = plan.kind == Tile::rows ? plan.pixels : 0,
                    .tile_n = plan.tile_n,
@@ -92,8 +92,9 @@ void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weig
   const CUtensorMap map =
       is_product(problem) ? make_tensor_map(x, type, sizeof(T), 1, 1, problem.n * problem.h * problem.w, problem.c, box)
                           : make_tensor_map(x, type, sizeof(T), problem.n, problem.h, problem.w, problem.c, box);
-  const auto launch = [&](auto filter_tile) {
-    using S = Shape<T, filter_tile()>;
+  const auto launch = [&](auto filter_tile, auto warpgroups) {
+    if (plan.filter_tile != filter_tile() || plan.warpgroups != warpgroups()) return;
+    using S = Shape<T, filter_tile(), warpgroups()>;
     allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -108,11 +109,13 @@ void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weig
     config.numAttrs = plan.parts > 1 ? 1 : 0;
     check_cuda(cudaLaunchKernelEx(&config, convolve<S>, map, params), "implicit_gemm");
   };
-  switch (plan.filter_tile) {
-    case 128: return launch(std::integral_constant<int, 128>{});
-    case 64: return launch(std::integral_constant<int, 64>{});
-    default: return launch(std::integral_constant<int, 32>{});
-  }
+  const auto launch_either = [&](auto filter_tile) {
+    launch(filter_tile, std::integral_constant<int, 2>{});
+    launch(filter_tile, std::integral_constant<int, 4>{});
+  };
+  launch_either(std::integral_constant<int, 128>{});
+  launch_either(std::integral_constant<int, 64>{});
+  launch_either(std::integral_constant<int, 32>{});
 }
 
 }  // namespace fastconv::algos::implicit_gemm::lean
