@@ -5,6 +5,7 @@
 #include <string>
 
 #include "algos/implicit_gemm/config.h"
+#include "algos/implicit_gemm/lean_config.h"
 #include "algos/implicit_gemm/wgmma_config.h"
 #include "core/algorithm.h"
 

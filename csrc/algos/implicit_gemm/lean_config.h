@@ -131,10 +131,14 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
           if (plan.shared_bytes() > limit) continue;
           // Warpgroups that take every other slot must meet each phase of theirs.
           const std::int64_t stages_of_part = plan.stage_taps == 1 ? plan.steps_of_part : 0;
-          const int turns = ~(plan.shares() - 1);
+          // They give a slot back at their next one.
+          const int turns = ~(plan.shares() - 1), least = 2 * plan.shares();
           if (plan.filter_slots < plan.steps_of_part) plan.filter_slots &= turns;
           if (plan.input_slots < stages_of_part) plan.input_slots &= turns;
-          if (plan.filter_slots == 0 || plan.input_slots == 0) continue;
+          if (plan.filter_slots < std::min<std::int64_t>(plan.steps_of_part, least) ||
+              plan.input_slots < std::min<std::int64_t>(stages_of_part, least)) {
+            continue;
+          }
           visit(plan);
           if (plan.filter_slots == std::min<std::int64_t>(plan.steps_of_part, most_filter_slots)) break;
         }

@@ -23,7 +23,7 @@ struct Params {
   int input_slots, filter_slots, stage_bytes;
   int box_bytes, stage_taps, step_channels;
   int shares;  // warpgroups that have the same pixels, and each its turn of the steps
-  bool joins;         // other warps have sums of the same pixels
+  bool joins;  // other warps have sums of the same pixels
   // Input.
   int rows_pixels;             // rows: pixels of a tile; else 0
   int tile_n, tile_p, tile_q;  // rows: tile_q is the pitch
@@ -58,8 +58,9 @@ struct Shape {
   static constexpr int filter_tile = filter_tile_, sums = filter_tile / 2;
   static constexpr int filter_bytes = filter_tile * lean::row_bytes;
   static constexpr int warpgroups = warpgroups_, multiplying = 4 * warpgroups, threads = 32 * (multiplying + 2);
-  static constexpr int blocks = filter_tile == 128 || warpgroups > 2 ? 1 : 2;  // on a multiprocessor, if memory has room
-  static constexpr int chunk = 16 / sizeof(T);               // filters that a lane stores at once
+  static constexpr int blocks =
+      filter_tile == 128 || warpgroups > 2 ? 1 : 2;  // on a multiprocessor, if memory has room
+  static constexpr int chunk = 16 / sizeof(T);       // filters that a lane stores at once
 };
 
 struct Control {
@@ -218,12 +219,9 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
                                                int steps, float (&sums)[S::sums]) {
 #pragma unroll
   for (int i = 0; i < S::sums; ++i) sums[i] = 0.0f;
-#ifdef LEAN_UNIFORM
-  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0), shares
-#else
-  const int group = static_cast<int>(threadIdx.x) / 128, shares
-#endif
-= params.shares, sets = S::warpgroups / shares;
+  // A shuffle, so that the compiler knows it to be the same for all lanes: uniform registers are what products take.
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0), shares = params.shares,
+            sets = S::warpgroups / shares;
   const bool leads = threadIdx.x % 32 == 0;
   int until_mine = group / sets;  // steps
   // Descriptors: rows of 128 bytes, swizzled by absolute addresses, so that a tile may begin at any pixel of a stage.
@@ -241,43 +239,6 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
   unsigned parity = 0, filter_parity = 0;
   bool fresh = true;
   std::uint32_t free_filters = 0, free_input = 0;  // what products that are under way have read
-#ifndef LEAN_EARLY
-#pragma unroll 1
-  for (; steps > 0; --steps) {
-    const bool mine = until_mine == 0;
-    const std::uint32_t a = a_stage + offset, b = (filters + filter_slot * S::filter_bytes) >> 4;
-    if (mine) {
-      if (fresh) wait<role_multiply>(inputs_full + 8 * slot, parity, params.report);
-      wait<role_multiply>(filters_full + 8 * filter_slot, filter_parity, params.report);
-      hopper::fence_products();
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        multiply<typename S::T>(sums, a_high | (a + 2 * i), b_high | (b + 2 * i));
-      }
-      hopper::commit_products();
-      hopper::wait_for_products<1>();
-      if (leads && free_filters != 0) hopper::arrive(free_filters);
-      if (leads && free_input != 0) hopper::arrive(free_input);
-      free_filters = filters_full + sizeof(control.filters_full) + 8 * filter_slot, free_input = 0;
-      fresh = false;
-      until_mine = shares;
-    }
-    --until_mine;
-    if (++filter_slot == params.filter_slots) filter_slot = 0, filter_parity ^= 1;
-    offset += params.column_step;
-    if (++s == params.s) s = 0, offset += params.row_step - params.s * params.column_step;
-    if (++tap == params.stage_taps) {
-      // One tap a stage: those of other warpgroups are not ours to give back.
-      if (mine || params.stage_taps > 1) free_input = inputs_full + sizeof(control.input_full) + 8 * slot;
-      tap = 0, s = 0, offset = 0, fresh = true;
-      a_stage += params.stage_bytes >> 4;
-      if (++slot == params.input_slots) {
-        slot = 0, parity ^= 1;
-        a_stage -= params.input_slots * (params.stage_bytes >> 4);
-      }
-    }
-  }
-#else
   // Without branches: they would not be allowed between products.
   const auto advance = [&](bool mine) {
     --until_mine;
@@ -293,7 +254,8 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
     slot += stage_ends;
     const bool inputs_end = slot == params.input_slots;
     slot = inputs_end ? 0 : slot, parity ^= inputs_end;
-    a_stage += ((stage_ends ? params.stage_bytes : 0) - (inputs_end ? params.input_slots * params.stage_bytes : 0)) >> 4;
+    a_stage +=
+        ((stage_ends ? params.stage_bytes : 0) - (inputs_end ? params.input_slots * params.stage_bytes : 0)) >> 4;
   };
 #pragma unroll 1
   for (; steps > 0; --steps) {
@@ -320,7 +282,6 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
     if (leads && last_filters != 0) hopper::arrive(last_filters);
     if (leads && last_input != 0) hopper::arrive(last_input);
   }
-#endif
   hopper::wait_for_products<0>();
   hopper::pin(sums);
 }
@@ -458,13 +419,11 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ unsigned char memory[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-#ifdef LEAN_TOUCH
-  if (warp < S::multiplying) {
-    int word = *reinterpret_cast<const int*>(reinterpret_cast<const char*>(&params) +
-                                             min(warp * 64, static_cast<int>(sizeof(params)) - 4));
+  if (warp < S::multiplying) {  // while they have nothing to do: the constants' lines, all at once
+    const int at = min(warp * 64, static_cast<int>(sizeof(params)) - 4);
+    const int word = *reinterpret_cast<const int*>(reinterpret_cast<const char*>(&params) + at);
     asm volatile("" ::"r"(word));
   }
-#endif
   unsigned char* base = memory + (-shared_address(memory) & 1023);
   Control& control = *reinterpret_cast<Control*>(base);
   const std::uint32_t input = shared_address(base) + 1024, filters = input + params.input_slots * params.stage_bytes,
@@ -497,9 +456,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
     } else {
       load_filters<S>(params, control, filters, first_step, steps);
     }
-#ifndef LEAN_DRY
-    return;
-#endif
+    // On through the epilogue, which stores nothing for these warps: its instructions are then there for the others.
   }
   const Place place = place_of(params);
   float sums[S::sums];

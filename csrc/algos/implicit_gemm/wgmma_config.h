@@ -18,7 +18,10 @@
 #include <memory>
 
 #include "algos/implicit_gemm/config.h"
-#include "algos/implicit_gemm/lean_config.h"
+
+namespace fastconv::algos::implicit_gemm::lean {
+struct Plan;  // lean_config.h
+}
 
 namespace fastconv::algos::implicit_gemm::wgmma {
 
