@@ -17,6 +17,7 @@
 
 namespace fastconv::algos::implicit_gemm::lean {
 
+constexpr int multiply_warpgroups = 2;
 constexpr int row_bytes = 128;  // of a pixel of a stage, and of a filter of a step
 constexpr int most_filter_slots = 12, most_input_slots = 4, most_box_pixels = 640, most_parts = 8;
 constexpr std::int64_t most_grid = 65535;  // blocks along the second and third dimension
@@ -32,8 +33,7 @@ enum class Tile {
 
 struct Plan {
   Tile kind;
-  int pixels;       // of a tile: 128 or 64, 64 for each warpgroup; further ones share the steps of these
-  int warpgroups;   // that multiply: 2 or 4
+  int pixels;       // of a tile: 128; or 64, whose steps the two warpgroups share
   int filter_tile;  // of a block: 128, 64 or 32
   int parts;        // of the reduction: blocks of a cluster
   int tile_n, tile_p, tile_q;
@@ -42,7 +42,7 @@ struct Plan {
   int input_slots, filter_slots;
   std::int64_t steps, steps_of_part, packed_rows, filter_tiles, tiles_n, tiles_p, tiles_q;
 
-  int shares() const { return warpgroups * 64 / pixels; }  // warpgroups that have the same pixels
+  int shares() const { return multiply_warpgroups * 64 / pixels; }  // warpgroups that have the same pixels
   std::size_t stage_bytes() const {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * row_bytes + 1023) / 1024 * 1024;
   }
@@ -145,10 +145,9 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
       }
     }
   };
-  const auto consider_tile = [&](int pixels, int warpgroups) {
+  const auto consider_tile = [&](int pixels) {
     Plan plan{};
     plan.pixels = pixels;
-    plan.warpgroups = warpgroups;
     const auto set = [&](Tile kind, int n, int p, int q) {
       plan.kind = kind;
       plan.tile_n = n, plan.tile_p = p, plan.tile_q = q;
@@ -192,23 +191,31 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
       }
     }
   };
-  for (const int pixels : {128, 64}) {
-    for (const int warpgroups : {2, 4}) consider_tile(pixels, warpgroups);
-  }
+  for (const int pixels : {128, 64}) consider_tile(pixels);
 }
 
-// Microseconds of a launch with cold caches, fitted to an H200 (docs/performance.md).
+// Blocks that run side by side, one on a multiprocessor: clusters lie within groups of 16 or 18.
+inline double blocks_at_once(const Plan& plan, const DeviceInfo& device) {
+  return plan.parts >= 4 ? std::floor(device.processors * (120.0 / 132.0)) : device.processors;
+}
+
+// Microseconds of a launch with cold caches, timer included, fitted to 300 plans of 21 layers on an H200
+// (docs/performance.md).
 inline double cost_us(const Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
-  const double pixels = plan.pixels, filters = plan.filter_tile;
-  const double clocks_per_us = 1.2e-6 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
-  const bool two = plan.filter_tile < 128 && plan.shared_bytes() <= shared_of_two;  // blocks of a multiprocessor
-  const double step = std::max(1.06 * pixels * filters / 32.0, 150.0);
-  const double blocks = static_cast<double>(plan.blocks()), processors = device.processors;
-  const double waves = std::ceil(blocks / processors);
-  const double steps = static_cast<double>(plan.steps_of_part);
-  double clocks = 3500.0 + waves * steps * step + (two ? 0.5 : 1.0) * (waves - 1) * 2500.0;
-  if (plan.contributors() > 1) clocks += 700.0 + 200.0 * plan.contributors();
-  return 4.8 + clocks / clocks_per_us + 1e6 * problem.compulsory_bytes() / (4 * device.bandwidth_bytes_per_s);
+  const double filters = plan.filter_tile, steps = static_cast<double>(plan.steps_of_part);
+  const double rounds = std::ceil(static_cast<double>(plan.blocks()) / blocks_at_once(plan, device));
+  const double beside = std::min(rounds, plan.filter_tile < 128 && plan.shared_bytes() <= shared_of_two ? 2.0 : 1.0);
+  // What a warpgroup needs for its steps, however small; the tensor cores; the copies.
+  const double latency = std::ceil(steps / plan.shares()) * (0.196 + 0.00032 * filters);
+  const double tensor = beside * steps * plan.pixels * filters * 1.93e-5;
+  const double boxes = std::ceil(steps / plan.stage_taps) * plan.box_n * plan.box_h * plan.box_w;
+  const double copies = beside * (steps * filters * 0.00168 + boxes * 0.00133);
+  const double body = std::ceil(rounds / beside) * std::max({latency, tensor, copies}) + 0.98 * (rounds - 1);
+  const double contributors = plan.contributors();
+  const double joining =
+      (plan.parts > 1 ? 0.58 : 0.0) + (contributors > 1 ? 0.041 * contributors * std::sqrt(filters / 64) : 0.0);
+  const double bytes = problem.compulsory_bytes();
+  return 7.8 + joining + 0.11e-6 * bytes + std::max(body, 1e6 * bytes / device.bandwidth_bytes_per_s);
 }
 
 // The best plan, if there is one. packed_rows: filters of a packed tile.

@@ -52,15 +52,14 @@ struct Params {
   Epilogue<T> epilogue;
 };
 
-template <typename T_, int filter_tile_, int warpgroups_>
+template <typename T_, int filter_tile_>
 struct Shape {
   using T = T_;
   static constexpr int filter_tile = filter_tile_, sums = filter_tile / 2;
   static constexpr int filter_bytes = filter_tile * lean::row_bytes;
-  static constexpr int warpgroups = warpgroups_, multiplying = 4 * warpgroups, threads = 32 * (multiplying + 2);
-  static constexpr int blocks =
-      filter_tile == 128 || warpgroups > 2 ? 1 : 2;  // on a multiprocessor, if memory has room
-  static constexpr int chunk = 16 / sizeof(T);       // filters that a lane stores at once
+  static constexpr int warpgroups = multiply_warpgroups, multiplying = 4 * warpgroups, threads = 32 * (multiplying + 2);
+  static constexpr int blocks = filter_tile == 128 ? 1 : 2;  // on a multiprocessor, if memory has room
+  static constexpr int chunk = 16 / sizeof(T);               // filters that a lane stores at once
 };
 
 struct Control {

@@ -92,9 +92,8 @@ void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weig
   const CUtensorMap map =
       is_product(problem) ? make_tensor_map(x, type, sizeof(T), 1, 1, problem.n * problem.h * problem.w, problem.c, box)
                           : make_tensor_map(x, type, sizeof(T), problem.n, problem.h, problem.w, problem.c, box);
-  const auto launch = [&](auto filter_tile, auto warpgroups) {
-    if (plan.filter_tile != filter_tile() || plan.warpgroups != warpgroups()) return;
-    using S = Shape<T, filter_tile(), warpgroups()>;
+  const auto launch = [&](auto filter_tile) {
+    using S = Shape<T, filter_tile()>;
     allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -109,13 +108,11 @@ void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weig
     config.numAttrs = plan.parts > 1 ? 1 : 0;
     check_cuda(cudaLaunchKernelEx(&config, convolve<S>, map, params), "implicit_gemm");
   };
-  const auto launch_either = [&](auto filter_tile) {
-    launch(filter_tile, std::integral_constant<int, 2>{});
-    launch(filter_tile, std::integral_constant<int, 4>{});
-  };
-  launch_either(std::integral_constant<int, 128>{});
-  launch_either(std::integral_constant<int, 64>{});
-  launch_either(std::integral_constant<int, 32>{});
+  switch (plan.filter_tile) {
+    case 128: return launch(std::integral_constant<int, 128>{});
+    case 64: return launch(std::integral_constant<int, 64>{});
+    default: return launch(std::integral_constant<int, 32>{});
+  }
 }
 
 }  // namespace fastconv::algos::implicit_gemm::lean
