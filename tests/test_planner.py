@@ -189,6 +189,9 @@ def test_implicit_gemm_takes_the_kernel_of_the_device(capability):
         ({"stride": (2, 2)}, ["single taps"]),
         ({"r": 1, "s": 1, "padding": (0, 0)}, ["tile 1x1x", "2 steps of 32"]),
         ({"n": 1, "c": 512, "h": 14, "w": 14, "k": 512}, [" parts"]),
+        ({"n": 1, "dtype": "float16"}, ["lean", "9 steps of 64", "whole windows"]),
+        ({"n": 1, "precision": "tf32"}, ["lean", "18 steps of 32"]),
+        ({"n": 1, "dtype": "bfloat16", "stride": (2, 2)}, ["lean", "single taps"]),
         ({"k": 48}, ["48 filters"]),
         ({"k": 48, "dtype": "bfloat16"}, ["64 filters"]),
     ],
@@ -196,6 +199,13 @@ def test_implicit_gemm_takes_the_kernel_of_the_device(capability):
 def test_implicit_gemm_on_hopper_plans(change, words):
     config = implicit_gemm(_C.h200_device(), **change)["config"]
     assert all(word in config for word in words), config
+
+
+@pytest.mark.parametrize("change", [{"layout": "nchw"}, {"k": 60}, {"dtype": "float32", "precision": "fp32"}])
+def test_the_lean_kernel_of_implicit_gemm_leaves_what_it_cannot_do(change):
+    """NCHW, filters that are no whole pieces of 16 bytes, class fp32."""
+    arguments = {"n": 1, "dtype": "float16"} | change
+    assert "lean" not in implicit_gemm(_C.h200_device(), **arguments)["config"]
 
 
 def test_a_split_reduction_brings_its_workspace():

@@ -27,7 +27,13 @@ struct TensorMap4 {
   bool swizzled = true;  // as in Box4
 };
 
-inline CUtensorMap make_tensor_map(const void* x, DType dtype, const TensorMap4& shape) {
+inline CUtensorMapDataType map_type(DType dtype) {
+  return dtype == DType::f32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+         : dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                               : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+inline CUtensorMap make_tensor_map(const void* x, CUtensorMapDataType type, const TensorMap4& shape) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                               const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                               CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -39,9 +45,6 @@ inline CUtensorMap make_tensor_map(const void* x, DType dtype, const TensorMap4&
     if (function == nullptr) throw DeviceError("the driver has no cuTensorMapEncodeTiled: CUDA 12.0 or later expected");
     return reinterpret_cast<Encode>(function);
   }();
-  const CUtensorMapDataType type = dtype == DType::f32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                   : dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   CUtensorMap map;
   const CUresult status =
       encode(&map, type, 4, const_cast<void*>(x), shape.sizes, shape.strides, shape.box, shape.steps,
@@ -53,19 +56,27 @@ inline CUtensorMap make_tensor_map(const void* x, DType dtype, const TensorMap4&
   }
   return map;
 }
+inline CUtensorMap make_tensor_map(const void* x, DType dtype, const TensorMap4& shape) {
+  return make_tensor_map(x, map_type(dtype), shape);
+}
 
 // Of x [N, H, W, C], dense, 16-byte aligned, rows of C elements multiples of 16 bytes. Outside of the tensor are zeros.
-inline CUtensorMap make_tensor_map(const void* x, DType dtype, std::int64_t n, std::int64_t h, std::int64_t w,
-                                   std::int64_t c, const Box4& box) {
-  const auto size = static_cast<cuuint64_t>(size_of(dtype));
+// type, bytes: of an element; TFLOAT32 rounds float32 on the way.
+inline CUtensorMap make_tensor_map(const void* x, CUtensorMapDataType type, std::size_t bytes, std::int64_t n,
+                                   std::int64_t h, std::int64_t w, std::int64_t c, const Box4& box) {
+  const auto size = static_cast<cuuint64_t>(bytes);
   const auto at = [](std::int64_t value) { return static_cast<cuuint64_t>(value); };
   const auto span = [](int elements, int stride) { return static_cast<cuuint32_t>((elements - 1) * stride + 1); };
-  return make_tensor_map(x, dtype,
+  return make_tensor_map(x, type,
                          {.sizes = {at(c), at(w), at(h), at(n)},
                           .strides = {at(c) * size, at(w * c) * size, at(h * w * c) * size},
                           .box = {span(box.c, 1), span(box.w, box.stride_w), span(box.h, box.stride_h), span(box.n, 1)},
                           .steps = {1, static_cast<cuuint32_t>(box.stride_w), static_cast<cuuint32_t>(box.stride_h), 1},
                           .swizzled = box.swizzled});
+}
+inline CUtensorMap make_tensor_map(const void* x, DType dtype, std::int64_t n, std::int64_t h, std::int64_t w,
+                                   std::int64_t c, const Box4& box) {
+  return make_tensor_map(x, map_type(dtype), size_of(dtype), n, h, w, c, box);
 }
 
 }  // namespace fastconv

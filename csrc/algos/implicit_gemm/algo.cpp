@@ -5,6 +5,7 @@
 #include <string>
 
 #include "algos/implicit_gemm/config.h"
+#include "algos/implicit_gemm/lean_config.h"
 #include "algos/implicit_gemm/wgmma_config.h"
 #include "core/algorithm.h"
 
@@ -69,18 +70,8 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   return 8.0 + std::max({tensor_us, latency_us, gather_us}) + 1e6 * bytes / (0.6 * device.bandwidth_bytes_per_s);
 }
 
-ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
-  const auto detail =
-      std::make_shared<const wgmma::Plan>(wgmma::make_plan(problem, wgmma::make_weights(problem), device.processors));
-  const wgmma::Plan& plan = *detail;
+std::string describe_tile(const wgmma::Plan& plan) {
   const auto text = [](std::int64_t value) { return std::to_string(value); };
-  const std::size_t transposed = transposed_input_bytes(problem);
-  const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
-  const double kernel_us = std::max(1e6 * wgmma::plan_clocks(plan, device.processors) / clocks_per_s,
-                                    1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));
-  const double launch_us = plan.weights.mode == Mode::single ? 4.5 : 3.0;
-  const double transposition_us =
-      transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.9 * device.bandwidth_bytes_per_s);
   const std::string tile = plan.flat
                                ? text(plan.tile_q) + " outputs in a row"
                                : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
@@ -89,11 +80,38 @@ ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
     parts = ", " + (plan.whole > 0 ? "the last " + text(plan.tiles() - plan.whole) + " tiles in " : std::string()) +
             text(plan.splits) + " parts" + (plan.clusters ? " in a cluster" : "");
   }
-  return {"wgmma, " + std::string(describe(plan.weights.mode)) +
-              (plan.source == wgmma::Source::converted ? " beforehand" : "") + ", tile " + tile + ", " +
-              text(plan.filter_tile) + " filters, " + text(plan.stages * plan.stage_taps) + " steps of " +
-              text(plan.step_channels()) + (plan.whole_window ? ", whole windows" : ", single taps") + parts,
-          transposed + plan.workspace_bytes(problem), launch_us + kernel_us + transposition_us, detail};
+  return std::string(describe(plan.weights.mode)) + (plan.source == wgmma::Source::converted ? " beforehand" : "") +
+         ", tile " + tile + ", " + text(plan.filter_tile) + " filters, " + text(plan.stages * plan.stage_taps) +
+         " steps of " + text(plan.step_channels()) + (plan.whole_window ? ", whole windows" : ", single taps") + parts;
+}
+
+std::string describe_tile(const lean::Plan& plan) {
+  const auto text = [](std::int64_t value) { return std::to_string(value); };
+  const std::string tile = plan.kind == lean::Tile::rows
+                               ? text(plan.pixels) + " outputs in a row"
+                               : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
+  return std::string("lean, tile ") + tile + ", " + text(plan.filter_tile) + " filters, " + text(plan.steps) +
+         " steps of " + text(plan.step_channels) + (plan.stage_taps > 1 ? ", whole windows" : ", single taps") +
+         (plan.parts > 1 ? ", " + text(plan.parts) + " parts in a cluster" : "");
+}
+
+ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
+  const wgmma::Weights weights = wgmma::make_weights(problem);
+  wgmma::Plan plan = wgmma::make_plan(problem, weights, device.processors);
+  const std::size_t transposed = transposed_input_bytes(problem);
+  const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
+  const double kernel_us = std::max(1e6 * wgmma::plan_clocks(plan, device.processors) / clocks_per_s,
+                                    1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));
+  const double launch_us = plan.weights.mode == Mode::single ? 4.5 : 3.0;
+  const double transposition_us =
+      transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.9 * device.bandwidth_bytes_per_s);
+  double cost_us = launch_us + kernel_us + transposition_us;
+  if (const auto lean = lean::make_plan(problem, weights.filter_tile, device)) {
+    const double lean_us = lean::cost_us(*lean, problem, device);
+    if (lean_us < cost_us) cost_us = lean_us, plan.lean = std::make_shared<const lean::Plan>(*lean);
+  }
+  return {"wgmma, " + (plan.lean != nullptr ? describe_tile(*plan.lean) : describe_tile(plan)),
+          transposed + plan.workspace_bytes(problem), cost_us, std::make_shared<const wgmma::Plan>(plan)};
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {

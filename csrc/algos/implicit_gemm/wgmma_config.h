@@ -19,6 +19,10 @@
 
 #include "algos/implicit_gemm/config.h"
 
+namespace fastconv::algos::implicit_gemm::lean {
+struct Plan;  // lean_config.h
+}
+
 namespace fastconv::algos::implicit_gemm::wgmma {
 
 // Hopper's instructions exist on Hopper alone. Tensor copies need rows of C elements that are multiples of 16 bytes,
@@ -56,8 +60,13 @@ struct Weights {
   std::size_t weight_bytes() const {
     return static_cast<std::size_t>(filter_tiles * packed_blocks() * taps) * tile_bytes();
   }
-  std::size_t bytes() const {
+  std::size_t rounded_offset() const {
     return weight_bytes() + Config::align(static_cast<std::size_t>(filter_tiles * filter_tile) * sizeof(std::int32_t));
+  }
+  // Class tf32: once more as float32 rounded to TF32, in blocks of 128 bytes a row (lean_config.h).
+  std::size_t bytes() const {
+    const std::int64_t rounded = mode == Mode::single ? filter_tiles * channel_blocks * taps * filter_tile * 128 : 0;
+    return rounded_offset() + static_cast<std::size_t>(rounded);
   }
 };
 
@@ -122,7 +131,8 @@ struct Plan {
   std::int64_t splits, whole;
   bool clusters;
   std::int64_t tiles_n, tiles_p, tiles_q;
-  std::shared_ptr<const Plan> fallback;  // of a converted one: if the input's range is too wide for a scale an image
+  std::shared_ptr<const lean::Plan> lean;  // what is faster, if all vectors of y and of the residual are aligned
+  std::shared_ptr<const Plan> fallback;    // of a converted one: if the input's range is too wide for a scale an image
 
   bool raw() const { return source == Source::raw; }
   bool reads_halves() const { return source == Source::halves || source == Source::converted; }

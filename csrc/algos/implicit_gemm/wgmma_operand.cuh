@@ -1,7 +1,8 @@
 // The A operand, from a stage in shared memory into the registers that wgmma reads. The order of the reduction within a
 // step is free: where wgmma's layout gives lane l the indices 2t, 2t+1, 2t+8, 2t+9 (t = l % 4) of each product, we mean
 // neighbouring channels: the lane's 32 bytes of a pixel's 128 are its pieces 2t and 2t + 1, and each piece serves one
-// product (float32) or two (half types). So fragments are read by 16 bytes, ready to use.
+// product, or two. So fragments are read by 16 bytes, ready to use. But half types: their order is the natural one,
+// which the lean kernel needs, and matrices of 8 x 8 are loaded into fragments.
 #pragma once
 
 #include "algos/implicit_gemm/wgmma_tile.cuh"
@@ -13,7 +14,7 @@ namespace fastconv::algos::implicit_gemm::wgmma {
 template <bool is_float>
 constexpr __host__ __device__ int channel_of(int product, int index) {
   const int t = index % 8 / 2, within = index / 8 * 2 + index % 2;
-  return is_float ? 8 * t + 4 * product + within : 16 * t + 4 * product + within;
+  return is_float ? 8 * t + 4 * product + within : 16 * product + index;
 }
 
 // Scales bring values into float16's range; both limits hold for the largest value of each output pixel's window. Below
@@ -37,6 +38,12 @@ __device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
                : "r"(address));
   return value;
 }
+// Four matrices of 8 x 8 halves: the fragment of a product. Lane l has the address of row l % 16, k 8 (l / 16).
+__device__ __forceinline__ void load_matrices(std::uint32_t address, std::uint32_t (&fragment)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(fragment[0]), "=r"(fragment[1]), "=r"(fragment[2]), "=r"(fragment[3])
+               : "r"(address));
+}
 __device__ __forceinline__ void store_shared(std::uint32_t address, uint4 value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
@@ -58,18 +65,20 @@ __device__ __forceinline__ float larger(float largest, uint4 raw) {
   return fmaxf(fmaxf(largest, fabsf(__uint_as_float(raw.z))), fabsf(__uint_as_float(raw.w)));
 }
 
-// The lane's pixels: two of each 64.
+// The lane's pixels: two of each 64. Of half types the one whose row of matrices it loads.
 template <typename S>
 class Input {
  public:
   using T = typename S::T;
   static constexpr int rows = 2 * S::row_blocks;
+  static constexpr bool matrices = !S::scaled;
+  static constexpr int addresses = matrices ? S::row_blocks : rows;
 
   // Where they are in a box, for the whole kernel.
   __device__ __forceinline__ explicit Input(const Params<T>& params) {
 #pragma unroll
-    for (int i = 0; i < rows; ++i) {
-      unsigned index = pixel_of_lane<S>(i);
+    for (int i = 0; i < addresses; ++i) {
+      unsigned index = pixel_of(i);
       const unsigned q = params.by_tile_q.peel(index), p = params.by_tile_p.peel(index);
       // Pixels behind the tile's last exist if tile_n tile_p tile_q < pixel_tile: they read any row, and are not
       // stored.
@@ -84,8 +93,8 @@ class Input {
     const unsigned first_row = first_n;
     params.by_rows.peel(first_n);
 #pragma unroll
-    for (int i = 0; i < rows; ++i) {
-      const unsigned pixel = min(work.q + static_cast<int>(pixel_of_lane<S>(i)), params.q - 1);
+    for (int i = 0; i < addresses; ++i) {
+      const unsigned pixel = min(work.q + static_cast<int>(pixel_of(i)), params.q - 1);
       unsigned row = pixel;
       const unsigned q = params.by_row.peel(row);
       const unsigned n = params.by_rows.quotient(row);
@@ -95,6 +104,13 @@ class Input {
 
   // Row block m of a step: the stage at `stage`, the tap `shift` rows on. The stage is split, or of a half type.
   __device__ __forceinline__ void load(std::uint32_t stage, int shift, int m, Operand<S>& operand) const {
+    if constexpr (matrices) {
+      const unsigned row = row_[m] + shift;
+      const std::uint32_t address = stage + row * input_row_bytes + ((threadIdx.x % 32 / 16 ^ (row & 7)) << 4);
+#pragma unroll
+      for (int i = 0; i < S::depth; ++i) load_matrices(address ^ 32 * i, operand.high[i]);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::uint32_t address = address_of(stage, shift, 2 * m + i);
@@ -201,7 +217,12 @@ class Input {
     first[i] = piece.x, first[2 + i] = piece.y, second[i] = piece.z, second[2 + i] = piece.w;
   }
 
-  unsigned row_[rows];
+  static __device__ __forceinline__ unsigned pixel_of(int i) {
+    if constexpr (!matrices) return pixel_of_lane<S>(i);
+    return threadIdx.x / 128 * 64 * S::row_blocks + i * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
+  }
+
+  unsigned row_[addresses];
 };
 
 }  // namespace fastconv::algos::implicit_gemm::wgmma

@@ -45,6 +45,15 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double filling = std::min(1.0, (static_cast<double>(problem.k_per_group()) + 16.0) / 128.0);
   const double depth = tf32 ? terms / (terms + 110.0) : 1.0;
   const double conversions = problem.layout == Layout::nchw ? 2.0 * problem.compulsory_bytes() : 0.0;
+  const double terms_us = (tf32 ? 0.00226 : 0.00131) * terms;
+  if (problem.n == 1 && problem.groups == 1 && problem.direct_flops() < 8e9) {  // caches are cold: launch and latency
+    const double outputs =
+        1e-6 * static_cast<double>(problem.output_numel()) * static_cast<double>(size_of(problem.dtype));
+    const double gflop = 1e-9 * problem.direct_flops(), conversions_us = 1e6 * conversions / bandwidth;
+    if (few_channels) return (problem.accuracy == AccuracyClass::bf16 ? 15.0 : 8.5) + 0.9 * outputs + conversions_us;
+    return (tf32 ? 10.2 + 1.18 * gflop + 0.92 * outputs : 9.2 + 0.53 * gflop + 1.2 * outputs) + terms_us +
+           conversions_us;
+  }
   // First layers: the number of outputs decides, one in the time of 8.6 bytes.
   const double bytes =
       std::max(problem.compulsory_bytes(), few_channels ? 8.6 * static_cast<double>(problem.output_numel()) : 0.0);

@@ -1,0 +1,9 @@
+#include "algos/implicit_gemm/lean_launch.cuh"
+
+namespace fastconv::algos::implicit_gemm::lean {
+
+void run_bf16(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, Runtime& runtime) {
+  run<bfloat16_t>(args, plan, x, weight, runtime);
+}
+
+}  // namespace fastconv::algos::implicit_gemm::lean

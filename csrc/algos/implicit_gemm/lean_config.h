@@ -1,0 +1,232 @@
+// Tiles of the lean Hopper kernel, shared by the planner and the kernel: for problems that last some microseconds,
+// where what counts is how many instructions lie before the first product and behind the last one. Half types, and
+// class tf32 in TF32 products; NHWC. Both operands are read from shared memory by the tensor cores themselves.
+//
+// A block has one tile of output, or one part of its reduction. Steps and packed weights are those of wgmma_config.h;
+// in class tf32 a step has 32 channels and its weights are float32, rounded.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "core/device_info.h"
+#include "core/problem.h"
+
+namespace fastconv::algos::implicit_gemm::lean {
+
+constexpr int multiply_warpgroups = 2;
+constexpr int row_bytes = 128;  // of a pixel of a stage, and of a filter of a step
+constexpr int most_filter_slots = 12, most_input_slots = 4, most_box_pixels = 640, most_parts = 8;
+constexpr std::int64_t most_grid = 65535;  // blocks along the second and third dimension
+constexpr std::size_t shared_limit = 227 * 1024, shared_of_two = 113 * 1024;
+
+// How the rows of A, pixels of a stage in shared memory, lie under a tile.
+enum class Tile {
+  window,  // 8 columns of y, a stage with its halo serves all taps: groups of 8 pixels, a row of the stage apart
+  rows,    // consecutive pixels of rows of y that are as long as those of the stage, halo included; the surplus is
+           // dropped
+  dense,   // a stage is one tap: its pixels are those of the tile, one behind the other
+};
+
+struct Plan {
+  Tile kind;
+  int pixels;       // of a tile: 128; or 64, whose steps the two warpgroups share
+  int filter_tile;  // of a block: 128, 64 or 32
+  int parts;        // of the reduction: blocks of a cluster
+  int tile_n, tile_p, tile_q;
+  int box_n, box_h, box_w;
+  int stage_taps, step_channels, element_bytes;
+  int input_slots, filter_slots;
+  std::int64_t steps, steps_of_part, packed_rows, filter_tiles, tiles_n, tiles_p, tiles_q;
+
+  int shares() const { return multiply_warpgroups * 64 / pixels; }  // warpgroups that have the same pixels
+  std::size_t stage_bytes() const {
+    return (static_cast<std::size_t>(box_n * box_h * box_w) * row_bytes + 1023) / 1024 * 1024;
+  }
+  std::size_t filter_bytes() const { return static_cast<std::size_t>(filter_tile) * row_bytes; }
+  // Sums that come from other warps: of each warp's 16 pixels, from all others that have them.
+  int contributors() const { return parts * shares(); }
+  int owned_warps() const { return pixels / 16 / parts; }
+  std::size_t sums_bytes() const {
+    return static_cast<std::size_t>((contributors() - 1) * owned_warps() * filter_tile) * 64;
+  }
+  std::size_t bytes_from_others() const {  // of these, what other blocks send
+    const int others = contributors() - shares();
+    return static_cast<std::size_t>(others * owned_warps() * filter_tile) * 64;
+  }
+  std::size_t shared_bytes() const {  // alignment, control and bias; stages; filters; sums
+    return 1024 + 1024 + input_slots * stage_bytes() + filter_slots * filter_bytes() + sums_bytes();
+  }
+  std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * filter_tiles; }
+  std::int64_t blocks() const { return tiles() * parts; }
+};
+
+inline bool is_possible(const ConvProblem& problem) {
+  const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
+  return problem.layout == Layout::nhwc && problem.groups == 1 && problem.k * size % 16 == 0 &&
+         (problem.accuracy == AccuracyClass::fp16 || problem.accuracy == AccuracyClass::bf16 ||
+          problem.accuracy == AccuracyClass::tf32) &&
+         problem.output_numel() < std::int64_t{1} << 30;
+}
+
+// 1x1 without geometry: one row of N H W pixels.
+inline bool is_product(const ConvProblem& problem) {
+  return problem.r == 1 && problem.s == 1 && problem.stride_h == 1 && problem.stride_w == 1 && problem.pad_h == 0 &&
+         problem.pad_w == 0;
+}
+
+// All plans: visit(plan). packed_rows: filters of a packed tile.
+template <typename Visit>
+void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
+  if (!is_possible(problem)) return;
+  const auto divide = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  const std::int64_t taps = problem.r * problem.s;
+  const int halo_h = static_cast<int>((problem.r - 1) * problem.dilation_h),
+            halo_w = static_cast<int>((problem.s - 1) * problem.dilation_w);
+  const bool product = is_product(problem);
+  const bool stride_1 = problem.stride_h == 1 && problem.stride_w == 1;
+  const auto consider = [&](Plan plan) {
+    const auto span = [](int box, std::int64_t stride) { return (box - 1) * stride + 1; };
+    const bool dense = plan.kind == Tile::dense;
+    if (plan.box_n > 256 || span(plan.box_h, dense ? problem.stride_h : 1) > 256 ||
+        span(plan.box_w, dense ? problem.stride_w : 1) > 256 ||
+        plan.box_n * plan.box_h * plan.box_w > most_box_pixels) {
+      return;
+    }
+    if (plan.kind != Tile::dense && taps < plan.shares()) return;  // or stages would be given back too late
+    if (plan.tiles_q > most_grid || plan.tiles_p * plan.tiles_n > most_grid) return;
+    plan.element_bytes = static_cast<int>(size_of(problem.dtype));
+    plan.step_channels = row_bytes / plan.element_bytes;
+    plan.stage_taps = dense ? 1 : static_cast<int>(taps);
+    plan.steps = divide(problem.c, plan.step_channels) * taps;
+    plan.packed_rows = packed_rows;
+    for (int filters : {128, 64, 32}) {
+      if (filters > packed_rows || (filters > 32 && problem.k <= filters / 2)) continue;
+      plan.filter_tile = filters;
+      plan.filter_tiles = divide(problem.k, filters);
+      for (plan.parts = 1; plan.parts <= std::min(plan.pixels / 16, most_parts); plan.parts *= 2) {
+        plan.steps_of_part = divide(plan.steps, plan.parts);
+        if (divide(plan.steps, plan.steps_of_part) != plan.parts) continue;
+        const std::int64_t least_steps = plan.steps - (plan.parts - 1) * plan.steps_of_part;
+        if (least_steps < plan.shares()) continue;
+        const auto stages = static_cast<int>(
+            std::min<std::int64_t>(divide(plan.steps_of_part, plan.stage_taps) +
+                                       (plan.parts > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
+                                   most_input_slots));
+        for (const std::size_t limit : {shared_of_two, shared_limit}) {
+          plan.filter_slots = static_cast<int>(std::min<std::int64_t>(plan.steps_of_part, most_filter_slots));
+          plan.input_slots = std::min(stages, plan.stage_taps == 1 ? most_input_slots : 3);
+          const int least_inputs = std::min(stages, 2), least_filters = std::min(plan.filter_slots, 4);
+          while (plan.shared_bytes() > limit &&
+                 (plan.input_slots > least_inputs || plan.filter_slots > least_filters)) {
+            if (plan.filter_slots > least_filters) {
+              --plan.filter_slots;
+            } else {
+              --plan.input_slots;
+            }
+          }
+          if (plan.shared_bytes() > limit) continue;
+          // Warpgroups that take every other slot must meet each phase of theirs.
+          const std::int64_t stages_of_part = plan.stage_taps == 1 ? plan.steps_of_part : 0;
+          // They give a slot back at their next one.
+          const int turns = ~(plan.shares() - 1), least = 2 * plan.shares();
+          if (plan.filter_slots < plan.steps_of_part) plan.filter_slots &= turns;
+          if (plan.input_slots < stages_of_part) plan.input_slots &= turns;
+          if (plan.filter_slots < std::min<std::int64_t>(plan.steps_of_part, least) ||
+              plan.input_slots < std::min<std::int64_t>(stages_of_part, least)) {
+            continue;
+          }
+          visit(plan);
+          if (plan.filter_slots == std::min<std::int64_t>(plan.steps_of_part, most_filter_slots)) break;
+        }
+      }
+    }
+  };
+  const auto consider_tile = [&](int pixels) {
+    Plan plan{};
+    plan.pixels = pixels;
+    const auto set = [&](Tile kind, int n, int p, int q) {
+      plan.kind = kind;
+      plan.tile_n = n, plan.tile_p = p, plan.tile_q = q;
+      plan.tiles_n = divide(problem.n, n), plan.tiles_p = divide(problem.p(), p), plan.tiles_q = divide(problem.q(), q);
+      plan.box_n = n, plan.box_h = p, plan.box_w = q;
+    };
+    if (product) {
+      set(Tile::dense, 1, 1, pixels);
+      plan.tiles_n = plan.tiles_p = 1;
+      plan.tiles_q = divide(problem.n * problem.h * problem.w, pixels);
+      consider(plan);
+      return;
+    }
+    if (stride_1 && taps > 1) {
+      for (const int n : {1, 2}) {
+        const int p = pixels / 8 / n;
+        if (p % 8 != 0 || (n > 1 && problem.n < n)) continue;
+        set(Tile::window, n, p, 8);
+        plan.box_h = p + halo_h, plan.box_w = 8 + halo_w;
+        consider(plan);
+      }
+      const std::int64_t pitch = problem.q() + halo_w;
+      if (pitch <= 256) {
+        set(Tile::rows, 1, 1 << 20, static_cast<int>(pitch));
+        plan.tiles_n = problem.n;
+        plan.tiles_p = 1;
+        plan.tiles_q = divide((problem.p() - 1) * pitch + problem.q(), pixels);
+        plan.box_w = static_cast<int>(pitch);
+        plan.box_h = static_cast<int>((pitch - 1 + pixels - 1) / pitch) + 1 + halo_h;
+        if (pixels % pitch == 0) plan.box_h = static_cast<int>(pixels / pitch) + halo_h;
+        consider(plan);
+      }
+    }
+    for (int q = 8; q <= pixels && q < 2 * problem.q() + 8; q *= 2) {
+      for (int p = 1; p * q <= pixels; p *= 2) {
+        if (p >= 2 * problem.p() && p > 1) break;
+        const int n = pixels / (p * q);
+        if (n > 1 && n >= 2 * problem.n) continue;
+        set(Tile::dense, n, p, q);
+        consider(plan);
+      }
+    }
+  };
+  for (const int pixels : {128, 64}) consider_tile(pixels);
+}
+
+// Blocks that run side by side, one on a multiprocessor: clusters lie within groups of 16 or 18.
+inline double blocks_at_once(const Plan& plan, const DeviceInfo& device) {
+  return plan.parts >= 4 ? std::floor(device.processors * (120.0 / 132.0)) : device.processors;
+}
+
+// Microseconds of a launch with cold caches, timer included, fitted to 300 plans of 21 layers on an H200
+// (docs/performance.md).
+inline double cost_us(const Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
+  const double filters = plan.filter_tile, steps = static_cast<double>(plan.steps_of_part);
+  const double rounds = std::ceil(static_cast<double>(plan.blocks()) / blocks_at_once(plan, device));
+  const double beside = std::min(rounds, plan.filter_tile < 128 && plan.shared_bytes() <= shared_of_two ? 2.0 : 1.0);
+  // What a warpgroup needs for its steps, however small; the tensor cores; the copies.
+  const double latency = std::ceil(steps / plan.shares()) * (0.196 + 0.00032 * filters);
+  const double tensor = beside * steps * plan.pixels * filters * 1.93e-5;
+  const double boxes = std::ceil(steps / plan.stage_taps) * plan.box_n * plan.box_h * plan.box_w;
+  const double copies = beside * (steps * filters * 0.00168 + boxes * 0.00133);
+  const double body = std::ceil(rounds / beside) * std::max({latency, tensor, copies}) + 0.98 * (rounds - 1);
+  const double contributors = plan.contributors();
+  const double joining =
+      (plan.parts > 1 ? 0.58 : 0.0) + (contributors > 1 ? 0.041 * contributors * std::sqrt(filters / 64) : 0.0);
+  const double bytes = problem.compulsory_bytes();
+  return 7.8 + joining + 0.11e-6 * bytes + std::max(body, 1e6 * bytes / device.bandwidth_bytes_per_s);
+}
+
+// The best plan, if there is one. packed_rows: filters of a packed tile.
+inline std::optional<Plan> make_plan(const ConvProblem& problem, int packed_rows, const DeviceInfo& device) {
+  std::optional<Plan> best;
+  double least = 0;
+  for_each_plan(problem, packed_rows, [&](const Plan& plan) {
+    const double us = cost_us(plan, problem, device);
+    if (!best || us < least) best = plan, least = us;
+  });
+  return best;
+}
+
+}  // namespace fastconv::algos::implicit_gemm::lean

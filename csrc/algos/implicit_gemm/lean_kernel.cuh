@@ -1,0 +1,486 @@
+// The lean Hopper kernel (lean_config.h): a warp loads filters, another one input, two warpgroups multiply and store.
+// Written for the first microseconds of a cold multiprocessor: instructions come from memory, eight at a time, so the
+// way from the first one to the first product is short, and every loop is rolled.
+#pragma once
+
+#include <cuda.h>
+
+#include <type_traits>
+
+#include "algos/implicit_gemm/lean_config.h"
+#include "device/cluster.cuh"
+#include "device/epilogue.h"
+#include "device/fast_divide.h"
+#include "device/hopper.cuh"
+
+namespace fastconv::algos::implicit_gemm::lean {
+
+// In the order of use: constants come from memory, too, 64 bytes at a time (the first 48 bytes here are such a line).
+template <typename T>
+struct Params {
+  WaitReport* report;
+  int steps, steps_of_part, parts_log2;
+  int input_slots, filter_slots, stage_bytes;
+  int box_bytes, stage_taps, step_channels;
+  int shares;  // warpgroups that have the same pixels, and each its turn of the steps
+  bool joins;  // other warps have sums of the same pixels
+  // Input.
+  int rows_pixels;             // rows: pixels of a tile; else 0
+  int tile_n, tile_p, tile_q;  // rows: tile_q is the pitch
+  int pad_h, pad_w, stride_h, stride_w;
+  FastDivide by_tile_q, by_tiles_p, by_stage_taps;
+  // Filters.
+  const unsigned char* weight;  // [packed filter tile][step][packed rows][128 bytes]
+  std::int64_t packed_tile_bytes;
+  const T* bias;     // as in the epilogue; null: read there, element by element
+  int packed_bytes;  // of a step of a packed filter tile
+  int halves_log2;   // blocks that share a packed filter tile
+  int k;
+  // Products.
+  int group_stride;           // of A: from 8 pixels to the next, bytes / 16
+  int second_pixels;          // in a stage, from the first warpgroup's pixels to the second's
+  int column_step, row_step;  // in a stage, from a tap to that of the next column, of the next row, bytes / 16
+  int s;
+  FastDivide by_s, by_taps;
+  int dilation_h, dilation_w;
+  int sums_bytes;  // that come from other blocks
+  int owned_log2;  // sixteens of pixels that a block finishes
+  // Output.
+  int n, p, q;
+  FastDivide by_tile_p;
+  T* y;  // [N, P, Q, K]
+  Epilogue<T> epilogue;
+};
+
+template <typename T_, int filter_tile_>
+struct Shape {
+  using T = T_;
+  static constexpr int filter_tile = filter_tile_, sums = filter_tile / 2;
+  static constexpr int filter_bytes = filter_tile * lean::row_bytes;
+  static constexpr int warpgroups = multiply_warpgroups, multiplying = 4 * warpgroups, threads = 32 * (multiplying + 2);
+  static constexpr int blocks = filter_tile == 128 ? 1 : 2;  // on a multiprocessor, if memory has room
+  static constexpr int chunk = 16 / sizeof(T);               // filters that a lane stores at once
+};
+
+struct Control {
+  std::uint64_t input_full[most_input_slots], input_free[most_input_slots];
+  std::uint64_t filters_full[most_filter_slots], filters_free[most_filter_slots];
+  std::uint64_t sums_full;
+  std::uint64_t pad;
+  unsigned char bias[512];
+};
+static_assert(sizeof(Control) <= 1024 && offsetof(Control, bias) % 16 == 0);
+
+// ---- D[64][n] (+)= A[64][16] B[n][16]^T, both in shared memory, 32 bytes of each row; TF32: 8 values of 4 bytes.
+
+#define FASTCONV_LEAN_PRODUCT(shape, types, transposed, count, a0, b0, p0)                                        \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p0 ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." types \
+               " {" FASTCONV_S##count "}, %" #a0 ", %" #b0 ", p, 1, 1" transposed ";\n}"                          \
+               : FASTCONV_D##count                                                                                \
+               : "l"(a), "l"(b), "n"(1))
+#define FASTCONV_LEAN_SIZES(depth, types, transposed)                                                  \
+  if constexpr (count == 16) FASTCONV_LEAN_PRODUCT("m64n32" depth, types, transposed, 16, 16, 17, 18); \
+  if constexpr (count == 32) FASTCONV_LEAN_PRODUCT("m64n64" depth, types, transposed, 32, 32, 33, 34); \
+  if constexpr (count == 64) FASTCONV_LEAN_PRODUCT("m64n128" depth, types, transposed, 64, 64, 65, 66);
+
+template <typename T, int count>
+__device__ __forceinline__ void multiply(float (&d)[count], std::uint64_t a, std::uint64_t b) {
+#if defined(FASTCONV_HAS_WGMMA)
+  if constexpr (std::is_same_v<T, float>) {
+    FASTCONV_LEAN_SIZES("k8", "tf32.tf32", "")
+  } else if constexpr (std::is_same_v<T, bfloat16_t>) {
+    FASTCONV_LEAN_SIZES("k16", "bf16.bf16", ", 0, 0")
+  } else {
+    FASTCONV_LEAN_SIZES("k16", "f16.f16", ", 0, 0")
+  }
+#endif
+}
+#undef FASTCONV_LEAN_SIZES
+#undef FASTCONV_LEAN_PRODUCT
+
+// 16 bytes to shared memory of a block of the cluster, counted by a barrier there.
+__device__ __forceinline__ void send(std::uint32_t target, const float* values, std::uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(target),
+      "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "r"(barrier)
+      : "memory");
+}
+__device__ __forceinline__ float4 load_sums(std::uint32_t address) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+template <WaitRole role>
+__device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, WaitReport* report) {
+  hopper::wait(barrier, parity, WaitSite{report, kernel_implicit_gemm, role});
+}
+
+// Where a block's tile is.
+struct Place {
+  int n, p, q;  // first image, row, column
+  int start;    // rows: of the tile's first pixel in its row
+};
+template <typename T>
+__device__ __forceinline__ Place place_of(const Params<T>& params) {
+  Place place;
+  unsigned at = blockIdx.z;
+  if (params.rows_pixels > 0) {
+    unsigned first = blockIdx.y * params.rows_pixels;
+    place.start = static_cast<int>(params.by_tile_q.peel(first));
+    place.n = static_cast<int>(at), place.p = static_cast<int>(first), place.q = 0;
+  } else {
+    place.start = 0;
+    place.q = static_cast<int>(blockIdx.y) * params.tile_q;
+    place.p = static_cast<int>(params.by_tiles_p.peel(at)) * params.tile_p;
+    place.n = static_cast<int>(at) * params.tile_n;
+  }
+  return place;
+}
+
+// All threads arrive; what it orders is the initialisation of barriers, which has a fence of its own.
+__device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;"); }
+
+// The barriers of one ring, by one lane.
+template <int slots>
+__device__ __forceinline__ void initialise(std::uint64_t (&full)[slots], std::uint64_t (&free)[slots],
+                                           unsigned readers) {
+#pragma unroll
+  for (int i = 0; i < slots; ++i) {
+    hopper::barrier_init(shared_address(&full[i]), 1);
+    hopper::barrier_init(shared_address(&free[i]), readers);
+  }
+  hopper::barrier_init_fence();
+}
+
+// One lane.
+template <typename S>
+__device__ __forceinline__ void load_filters(const Params<typename S::T>& params, Control& control,
+                                             std::uint32_t target, int first_step, int steps) {
+  const unsigned filters = blockIdx.x >> params.parts_log2, packed = filters >> params.halves_log2;
+  const unsigned char* source = params.weight + packed * params.packed_tile_bytes +
+                                (filters - (packed << params.halves_log2)) * S::filter_bytes +
+                                static_cast<std::int64_t>(first_step) * params.packed_bytes;
+  const std::uint32_t full = shared_address(control.filters_full);
+  if (params.bias != nullptr) {
+    const unsigned bytes =
+        min(S::filter_tile, params.k - static_cast<int>(filters) * S::filter_tile) * sizeof(typename S::T);
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
+    hopper::copy_bulk(shared_address(control.bias), params.bias + filters * S::filter_tile, bytes, full);
+  }
+  int slot = 0;
+  unsigned parity = 1;
+#pragma unroll 1
+  for (; steps > 0; --steps, source += params.packed_bytes) {
+    const std::uint32_t barrier = full + 8 * slot;
+    wait<role_load>(barrier + sizeof(control.filters_full), parity, params.report);
+    hopper::arrive_expecting(barrier, S::filter_bytes);
+    hopper::copy_bulk(target + slot * S::filter_bytes, source, S::filter_bytes, barrier);
+    if (++slot == params.filter_slots) slot = 0, parity ^= 1;
+  }
+}
+
+// One lane.
+template <typename S>
+__device__ __forceinline__ void load_input(const Params<typename S::T>& params, const CUtensorMap& map,
+                                           Control& control, std::uint32_t input, int first_step, int steps) {
+  const Place place = place_of(params);
+  const int w = place.q * params.stride_w - params.pad_w, h = place.p * params.stride_h - params.pad_h;
+  unsigned stage = params.by_stage_taps.quotient(first_step);
+  steps += first_step - static_cast<int>(stage) * params.stage_taps;
+  const std::uint32_t full = shared_address(control.input_full);
+  int slot = 0;
+  unsigned parity = 1;
+#pragma unroll 1
+  for (; steps > 0; steps -= params.stage_taps, ++stage) {
+    unsigned block = stage, r = 0, s = 0;
+    if (params.stage_taps == 1) {
+      r = params.by_taps.peel(block);
+      s = params.by_s.peel(r);
+    }
+    const std::uint32_t barrier = full + 8 * slot;
+    wait<role_load>(barrier + sizeof(control.input_full), parity, params.report);
+    hopper::arrive_expecting(barrier, params.box_bytes);
+    hopper::copy_box(input + slot * params.stage_bytes, map, static_cast<int>(block) * params.step_channels,
+                     w + static_cast<int>(s) * params.dilation_w, h + static_cast<int>(r) * params.dilation_h, place.n,
+                     barrier);
+    if (++slot == params.input_slots) slot = 0, parity ^= 1;
+  }
+}
+
+// The sums of a warpgroup over its steps of this block. start: of the tile's first pixel in the stage.
+template <typename S>
+__device__ __forceinline__ void multiply_steps(const Params<typename S::T>& params, Control& control,
+                                               std::uint32_t input, std::uint32_t filters, int start, int first_step,
+                                               int steps, float (&sums)[S::sums]) {
+#pragma unroll
+  for (int i = 0; i < S::sums; ++i) sums[i] = 0.0f;
+  // A shuffle, so that the compiler knows it to be the same for all lanes: uniform registers are what products take.
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0), shares = params.shares,
+            sets = S::warpgroups / shares;
+  const bool leads = threadIdx.x % 32 == 0;
+  int until_mine = group / sets;  // steps
+  // Descriptors: rows of 128 bytes, swizzled by absolute addresses, so that a tile may begin at any pixel of a stage.
+  constexpr std::uint64_t swizzled = std::uint64_t{1} << 62 | std::uint64_t{1} << 16;
+  const std::uint64_t a_high = swizzled | static_cast<std::uint64_t>(params.group_stride) << 32;
+  constexpr std::uint64_t b_high = swizzled | std::uint64_t{64} << 32;
+  std::uint32_t a_stage = (input >> 4) + (start + group % sets * params.second_pixels) * 8;
+  const std::uint32_t inputs_full = shared_address(control.input_full),
+                      filters_full = shared_address(control.filters_full);
+  int tap = first_step - static_cast<int>(params.by_stage_taps.quotient(first_step)) * params.stage_taps;
+  unsigned r = tap;
+  int s = static_cast<int>(params.by_s.peel(r));
+  int offset = static_cast<int>(r) * params.row_step + s * params.column_step;
+  int slot = 0, filter_slot = 0;
+  unsigned parity = 0, filter_parity = 0;
+  bool fresh = true;
+  std::uint32_t free_filters = 0, free_input = 0;  // what products that are under way have read
+  // Without branches: they would not be allowed between products.
+  const auto advance = [&](bool mine) {
+    --until_mine;
+    const bool filters_end = ++filter_slot == params.filter_slots;
+    filter_slot = filters_end ? 0 : filter_slot, filter_parity ^= filters_end;
+    const bool row_ends = ++s == params.s, stage_ends = ++tap == params.stage_taps;
+    offset += params.column_step + (row_ends ? params.row_step - params.s * params.column_step : 0);
+    // One tap a stage: those of other warpgroups are not ours to give back.
+    const bool gives_back = stage_ends && (mine || params.stage_taps > 1);
+    free_input = gives_back ? inputs_full + sizeof(control.input_full) + 8 * slot : free_input;
+    s = row_ends || stage_ends ? 0 : s, tap = stage_ends ? 0 : tap, offset = stage_ends ? 0 : offset;
+    fresh = fresh || stage_ends;
+    slot += stage_ends;
+    const bool inputs_end = slot == params.input_slots;
+    slot = inputs_end ? 0 : slot, parity ^= inputs_end;
+    a_stage +=
+        ((stage_ends ? params.stage_bytes : 0) - (inputs_end ? params.input_slots * params.stage_bytes : 0)) >> 4;
+  };
+#pragma unroll 1
+  for (; steps > 0; --steps) {
+    if (until_mine > 0) {
+      advance(false);
+      continue;
+    }
+    if (fresh) wait<role_multiply>(inputs_full + 8 * slot, parity, params.report);
+    wait<role_multiply>(filters_full + 8 * filter_slot, filter_parity, params.report);
+    const std::uint32_t a = a_stage + offset, b = (filters + filter_slot * S::filter_bytes) >> 4;
+    const std::uint32_t last_filters = free_filters, last_input = free_input;
+    hopper::fence_products();
+    multiply<typename S::T>(sums, a_high | a, b_high | b);
+    multiply<typename S::T>(sums, a_high | (a + 2), b_high | (b + 2));
+    // While these are under way: products block the warp that issues them until they begin.
+    free_filters = filters_full + sizeof(control.filters_full) + 8 * filter_slot, free_input = 0;
+    fresh = false;
+    until_mine = shares;
+    advance(true);
+    multiply<typename S::T>(sums, a_high | (a + 4), b_high | (b + 4));
+    multiply<typename S::T>(sums, a_high | (a + 6), b_high | (b + 6));
+    hopper::commit_products();
+    hopper::wait_for_products<1>();
+    if (leads && last_filters != 0) hopper::arrive(last_filters);
+    if (leads && last_input != 0) hopper::arrive(last_input);
+  }
+  hopper::wait_for_products<0>();
+  hopper::pin(sums);
+}
+
+// The sums of the warp's pixels that other warps and blocks have, to the one that finishes them. Returns whether that
+// is this one.
+template <typename S>
+__device__ __forceinline__ bool join(const Params<typename S::T>& params, Control& control, std::uint32_t buffer,
+                                     float (&sums)[S::sums]) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int rank = static_cast<int>(blockIdx.x) & ((1 << params.parts_log2) - 1);
+  const int of_share = S::multiplying / params.shares, pixels = warp % of_share;  // of 16
+  const int owner = pixels >> params.owned_log2, within = pixels - (owner << params.owned_log2);
+  const int contributor = rank * params.shares + warp / of_share, of_owner = owner * params.shares;
+  constexpr int bytes = 32 * S::sums * 4;
+  if (contributor != of_owner) {
+    const int place = contributor < of_owner ? contributor : contributor - 1;
+    const std::uint32_t target = buffer + ((place << params.owned_log2) + within) * bytes + lane * 16;
+    const std::uint32_t barrier = shared_address(&control.sums_full);
+    if (params.parts_log2 > 0) hopper::wait_for_cluster_arrival();  // the other blocks' barriers are there
+    if (owner == rank) {
+#pragma unroll
+      for (int i = 0; i < S::sums; i += 4) {
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(target + i / 4 * 512), "f"(sums[i]),
+                     "f"(sums[i + 1]), "f"(sums[i + 2]), "f"(sums[i + 3])
+                     : "memory");
+      }
+      __syncwarp();
+      if (lane == 0) hopper::arrive(barrier);
+    } else {
+      const std::uint32_t there = hopper::address_in_block(target, owner),
+                          barrier_there = hopper::address_in_block(barrier, owner);
+#pragma unroll
+      for (int i = 0; i < S::sums; i += 4) send(there + i / 4 * 512, sums + i, barrier_there);
+    }
+    return false;
+  }
+  hopper::wait_for_cluster(shared_address(&control.sums_full), 0,
+                           WaitSite{params.report, kernel_implicit_gemm, role_multiply});
+  std::uint32_t source = buffer + within * bytes + lane * 16;
+  const int others = params.shares << params.parts_log2;
+#pragma unroll 1
+  for (int i = 1; i < others; ++i, source += bytes << params.owned_log2) {
+#pragma unroll
+    for (int j = 0; j < S::sums; j += 4) {
+      const float4 more = load_sums(source + j / 4 * 512);
+      sums[j] += more.x, sums[j + 1] += more.y, sums[j + 2] += more.z, sums[j + 3] += more.w;
+    }
+  }
+  return true;
+}
+
+enum class Finish {
+  plain,    // bias
+  clamped,  // bias, ReLU or ReLU6
+  general,  // the rest
+};
+
+// Within [0, cap]; NaN passes.
+__device__ __forceinline__ float clamp(float value, float cap) {
+  float result;
+  asm("max.NaN.f32 %0, %1, 0f00000000;\n\tmin.NaN.f32 %0, %0, %2;" : "=&f"(result) : "f"(value), "f"(cap));
+  return result;
+}
+
+template <typename T>
+struct alignas(16) Chunk {
+  T e[16 / sizeof(T)];
+};
+
+// A lane has 16 bytes of neighbouring filters of two pixels, from each 4 chunks (column_of in wgmma_tile.cuh).
+template <typename S, Finish finish>
+__device__ __forceinline__ void store(const Params<typename S::T>& params, const Place& place, const Control& control,
+                                      const float (&sums)[S::sums]) {
+  using T = typename S::T;
+  constexpr int chunk = S::chunk;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const unsigned pixel = place.start + warp % (S::multiplying / params.shares) * 16 + lane / 4;
+  const int of_lane = lane % 4 * chunk, first_k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile;
+  const int k = first_k + of_lane;
+  int index[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    unsigned n = pixel + 8 * i;
+    const int q = place.q + static_cast<int>(params.by_tile_q.peel(n));
+    const int p = place.p + static_cast<int>(params.by_tile_p.peel(n));
+    const int image = place.n + static_cast<int>(n);
+    const bool exists = warp < S::multiplying && q < params.q && p < params.p && image < params.n;
+    index[i] = exists ? ((image * params.p + p) * params.q + q) * params.k + k : -1;
+  }
+  const Epilogue<T>& epilogue = params.epilogue;
+  const ActivationFunction& activate = epilogue.activate;
+#pragma unroll
+  for (int column = 0; column < S::filter_tile; column += 4 * chunk) {
+    const auto of_filters = *reinterpret_cast<const Chunk<T>*>(control.bias + (column + of_lane) * sizeof(T));
+    float bias[chunk];
+#pragma unroll
+    for (int e = 0; e < chunk; ++e) bias[e] = to_float(of_filters.e[e]);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float value[chunk];
+#pragma unroll
+      for (int e = 0; e < chunk; ++e) value[e] = sums[(column / 8 + e / 2) * 4 + i * 2 + e % 2] + bias[e];
+      const bool exists = index[i] >= 0 && k + column < params.k;
+      const int at = exists ? index[i] + column : 0;
+      if constexpr (finish == Finish::clamped) {
+#pragma unroll
+        for (int e = 0; e < chunk; ++e) value[e] = clamp(value[e], activate.cap);
+      }
+      if constexpr (finish == Finish::general) {
+        if (epilogue.residual != nullptr) {
+          const auto residual = *reinterpret_cast<const Chunk<T>*>(epilogue.residual + at);
+#pragma unroll
+          for (int e = 0; e < chunk; ++e) value[e] += to_float(residual.e[e]);
+        }
+        if (activate.is_silu) {
+#pragma unroll
+          for (int e = 0; e < chunk; ++e) value[e] = ActivationFunction::silu(value[e]);
+        } else {
+#pragma unroll
+          for (int e = 0; e < chunk; ++e) value[e] = activate.piecewise(value[e]);
+        }
+      }
+      Chunk<T> result;
+#pragma unroll
+      for (int e = 0; e < chunk; ++e) result.e[e] = from_float<T>(value[e]);
+      if (exists) *reinterpret_cast<Chunk<T>*>(params.y + at) = result;
+    }
+  }
+}
+
+template <typename S>
+__global__ void __launch_bounds__(S::threads, S::blocks)
+    convolve(const __grid_constant__ CUtensorMap map, const __grid_constant__ Params<typename S::T> params) {
+#if defined(FASTCONV_HAS_WGMMA)
+  extern __shared__ unsigned char memory[];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  if (warp < S::multiplying) {  // while they have nothing to do: the constants' lines, all at once
+    const int at = min(warp * 64, static_cast<int>(sizeof(params)) - 4);
+    const int word = *reinterpret_cast<const int*>(reinterpret_cast<const char*>(&params) + at);
+    asm volatile("" ::"r"(word));
+  }
+  unsigned char* base = memory + (-shared_address(memory) & 1023);
+  Control& control = *reinterpret_cast<Control*>(base);
+  const std::uint32_t input = shared_address(base) + 1024, filters = input + params.input_slots * params.stage_bytes,
+                      sums_buffer = filters + params.filter_slots * S::filter_bytes;
+  const int rank = static_cast<int>(blockIdx.x) & ((1 << params.parts_log2) - 1);
+  const int first_step = rank * params.steps_of_part, steps = min(params.steps - first_step, params.steps_of_part);
+  constexpr int loading = S::multiplying;  // the two warps that load: input; filters
+  constexpr int all = 1;                   // named barrier
+  if (warp >= loading) {
+    if (warp == loading) {
+      if (lane == 0) {
+        hopper::prefetch_map(map);
+        // Arrivals: this one, with what other blocks send, and the other warpgroups' warps.
+        hopper::barrier_init(shared_address(&control.sums_full), 1 + ((params.shares - 1) << params.owned_log2));
+        if (params.joins) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
+        initialise(control.input_full, control.input_free,
+                   params.stage_taps == 1 ? S::multiplying / params.shares : S::multiplying);
+      }
+    } else {
+      if (lane == 0) {
+        initialise(control.filters_full, control.filters_free, S::multiplying / params.shares);
+      }
+    }
+    __syncwarp();
+    asm volatile("bar.arrive %0, %1;" ::"n"(all), "n"(S::threads) : "memory");
+    if (params.parts_log2 > 0) arrive_in_cluster();
+    if (lane > 0) return;
+    if (warp == loading) {
+      load_input<S>(params, map, control, input, first_step, steps);
+    } else {
+      load_filters<S>(params, control, filters, first_step, steps);
+    }
+    // On through the epilogue, which stores nothing for these warps: its instructions are then there for the others.
+  }
+  const Place place = place_of(params);
+  float sums[S::sums];
+  if (warp < loading) {
+    if (params.bias == nullptr && threadIdx.x < S::filter_tile) {  // there is none, or it is not aligned
+      const int k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile + static_cast<int>(threadIdx.x);
+      const bool exists = params.epilogue.bias != nullptr && k < params.k;
+      reinterpret_cast<typename S::T*>(control.bias)[threadIdx.x] =
+          exists ? params.epilogue.bias[k] : from_float<typename S::T>(0.0f);
+    }
+    asm volatile("bar.sync %0, %1;" ::"n"(all), "n"(S::threads) : "memory");
+    if (params.parts_log2 > 0) arrive_in_cluster();
+    multiply_steps<S>(params, control, input, filters, place.start, first_step, steps, sums);
+    if (params.joins && !join<S>(params, control, sums_buffer, sums)) return;
+  }
+  const ActivationFunction& activate = params.epilogue.activate;
+  if (params.epilogue.residual != nullptr || activate.is_silu ||
+      (activate.negative_slope != 0.0f && (activate.negative_slope != 1.0f || activate.cap != INFINITY))) {
+    store<S, Finish::general>(params, place, control, sums);
+  } else if (activate.negative_slope == 0.0f) {
+    store<S, Finish::clamped>(params, place, control, sums);
+  } else {
+    store<S, Finish::plain>(params, place, control, sums);
+  }
+#endif
+}
+
+}  // namespace fastconv::algos::implicit_gemm::lean

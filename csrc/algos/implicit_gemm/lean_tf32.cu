@@ -1,0 +1,9 @@
+#include "algos/implicit_gemm/lean_launch.cuh"
+
+namespace fastconv::algos::implicit_gemm::lean {
+
+void run_tf32(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, Runtime& runtime) {
+  run<float>(args, plan, x, weight, runtime);
+}
+
+}  // namespace fastconv::algos::implicit_gemm::lean
