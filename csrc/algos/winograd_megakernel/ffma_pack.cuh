@@ -1,0 +1,47 @@
+// U = G g G^T, offline, in the order in which the FP32 kernel loads it.
+#pragma once
+
+#include "algos/winograd_megakernel/ffma_params.cuh"
+#include "device/filter_snapshot.cuh"
+#include "device/winograd_matrices.h"
+
+namespace fastconv::algos::winograd_megakernel::ffma {
+
+constexpr int pack_threads = 128;
+
+// A block per filter of whole filter blocks; zeros beyond K and C. With a snapshot: a filter that equals it bit for bit
+// is left alone (PackArgs::snapshot).
+inline __global__ void __launch_bounds__(pack_threads)
+    pack_filters(int c, int k, int stages, const float* __restrict__ weight,  // [K, C, 3, 3]
+                 float* __restrict__ u,            // [filter blocks][36][stages][16 channels][128 filters]
+                 float* __restrict__ snapshot) {   // [K, C, 3, 3] or null
+  const std::int64_t index = blockIdx.x;
+  const bool exists = index < k;
+  const float* filter = exists ? weight + index * c * 9 : nullptr;
+  if (!filter_changed<pack_threads>(filter, snapshot, index, k, c * 9)) return;
+  float* const block = u + index / unit_filters * 36 * stages * stage_floats + index % unit_filters;
+  for (int channel = threadIdx.x; channel < stages * stage_channels; channel += pack_threads) {
+    float g[3][3], half[6][3];
+#pragma unroll
+    for (int i = 0; i < 9; ++i) g[i / 3][i % 3] = exists && channel < c ? filter[channel * 9 + i] : 0.0f;
+#pragma unroll
+    for (int s = 0; s < 3; ++s) {
+      const float column[3] = {g[0][s], g[1][s], g[2][s]};
+      float result[6];
+      winograd::Transform<4>::filter(column, result);
+#pragma unroll
+      for (int i = 0; i < 6; ++i) half[i][s] = result[i];
+    }
+    float* target = block + std::int64_t{channel} * unit_filters;
+#pragma unroll
+    for (int i = 0; i < 6; ++i) {
+      float row[6];
+      winograd::Transform<4>::filter(half[i], row);
+#pragma unroll
+      for (int j = 0; j < 6; ++j, target += std::int64_t{stages} * stage_floats) *target = row[j];
+    }
+  }
+  renew_snapshot<pack_threads>(filter, snapshot, index, k, c * 9);
+}
+
+}  // namespace fastconv::algos::winograd_megakernel::ffma
