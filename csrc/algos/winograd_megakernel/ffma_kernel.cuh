@@ -48,11 +48,25 @@ __global__ void __launch_bounds__(threads, blocks_per_processor) convolve(const 
   hopper::grow_registers<working_registers>();
 #endif
   RingPosition ring;
+#ifdef FFMA_SKIP
+  if (params.debug && blockIdx.x == 0 && threadIdx.x == 0) {
+    long long t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    params.debug[0] = clock64(), params.debug[1] = t;
+  }
+#endif
 #pragma unroll 1
   for (unsigned count = 0;; ++count) {
     const unsigned at = count % 2;
     wait<role_stream>(shared.item_full[at], count / 2 & 1, params.report);
     const Item& item = shared.items[at];  // not copied: registers are what is scarce
+#ifdef FFMA_SKIP
+    if (item.kind == item_stop && params.debug && blockIdx.x == 0 && threadIdx.x == 0) {
+      long long t;
+      asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+      params.debug[2] = clock64(), params.debug[3] = t;
+    }
+#endif
     if (item.kind == item_stop) return;
 #ifdef FFMA_SKIP
     if (params.skip >> item.kind & 1) {

@@ -49,9 +49,22 @@ __device__ __forceinline__ void multiply(const Params& params, Shared& shared, c
   };
   const auto multiply_add = [&](int buffer) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) sum[i][j] = fmaf(v[buffer][i], u[buffer][j], sum[i][j]);
+    for (int n = 0; n < 64; ++n) {
+#if ORDER == 0
+      const int i = n / 8, j = n % 8;
+#elif ORDER == 1
+      const int i = n / 8, j = i % 2 ? 7 - n % 8 : n % 8;
+#elif ORDER == 2
+      const int j = n / 8, i = n % 8;
+#elif ORDER == 3
+      const int j = n / 8, i = j % 2 ? 7 - n % 8 : n % 8;
+#elif ORDER == 4  // 2x2 cells
+      const int c = n / 4, ci = c / 4, cj = ci % 2 ? 3 - c % 4 : c % 4, e = n % 4;
+      const int i = ci * 2 + (e >> 1), j = cj * 2 + ((e ^ e >> 1) & 1);
+#elif ORDER == 5  // 4 x 2: columns of pairs, snake
+      const int c = n / 16, r = n % 16, i0 = c * 2, j = c % 2 ? 7 - r / 2 : r / 2, i = i0 + ((r + r / 2) % 2);
+#endif
+      sum[i][j] = fmaf(v[buffer][i], u[buffer][j], sum[i][j]);
     }
   };
   wait<role_multiply>(full + ring.slot * 8, ring.parity, params.report);

@@ -35,6 +35,7 @@ struct Params {
   unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
 #ifdef FFMA_SKIP
   unsigned skip;
+  long long* debug;
 #endif
 
   __host__ __device__ std::int64_t v_place() const { return std::int64_t{36} * stages * stage_floats; }
