@@ -36,7 +36,7 @@ struct Plan {
   TaskMap map;  // first: fastconv._C.task_map() reads any plan's detail as a map
   Weights weights;
 
-  std::int64_t v_place() const { return 36 * weights.stages * stage_floats; }                    // floats
+  std::int64_t v_place() const { return 36 * weights.stages * stage_floats; }                      // floats
   std::int64_t m_place() const { return 36 * weights.filter_blocks * unit_tiles * unit_filters; }  // floats
   std::size_t v_bytes() const { return align_bytes(map.v_groups * v_place() * 4); }
   std::size_t m_bytes() const { return align_bytes(map.m_groups * m_place() * 4); }
@@ -51,7 +51,9 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
   // A transform task takes several microseconds, unless there are so few that the blocks would have nothing to do.
   const std::int64_t columns = (std::min(problem.c, problem.k) + transform_channels - 1) / transform_channels;
-  const int rows = groups * columns * 4 >= 4 * device.processors ? 32 : groups * columns * 8 >= 2 * device.processors ? 16 : 8;
+  const int rows = groups * columns * 4 >= 4 * device.processors   ? 32
+                   : groups * columns * 8 >= 2 * device.processors ? 16
+                                                                   : 8;
   const TaskShapes shapes{.group_tiles = unit_tiles,
                           .filter_filters = 0,  // pack_weight() transforms them
                           .filter_channels = 0,

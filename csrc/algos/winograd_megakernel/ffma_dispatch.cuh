@@ -77,7 +77,7 @@ class Dispatcher {
 #ifdef FFMA_SKIP
       if (!(params_.skip >> 2 & 1))
 #endif
-      if (gemm) load(task.group % map.v_groups, extent.first_channel / unit_filters, extent.first_frequency);
+        if (gemm) load(task.group % map.v_groups, extent.first_channel / unit_filters, extent.first_frequency);
     }
   }
 
@@ -139,9 +139,10 @@ class Dispatcher {
     }
   }
   static __device__ __forceinline__ void copy_bulk(std::uint32_t target, const void* source, std::uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
-                 "l"(source), "n"(stage_floats * 4), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
+        "l"(source), "n"(stage_floats * 4), "r"(barrier)
+        : "memory");
   }
 
   const Params& params_;

@@ -1,5 +1,5 @@
-// The kernel of class `ieee`: persistent blocks, two of a multiprocessor where they fit, whose eight working warps do one
-// task after the other, whatever its kind. While one block transforms and waits for memory, the other multiplies.
+// The kernel of class `ieee`: persistent blocks, two of a multiprocessor where they fit, whose eight working warps do
+// one task after the other, whatever its kind. While one block transforms and waits for memory, the other multiplies.
 #pragma once
 
 #include "algos/winograd_megakernel/ffma_dispatch.cuh"
@@ -13,8 +13,9 @@ constexpr int shared_bytes = sizeof(Shared);
 #define FFMA_UNROLL 8
 #endif
 
-// Registers lie by quarters of a multiprocessor, and a quarter has two working warps of a block and one of the four that
-// dispatch, so that two blocks leave these numbers. (Only Hopper can move registers; elsewhere a quarter has one block.)
+// Registers lie by quarters of a multiprocessor, and a quarter has two working warps of a block and one of the four
+// that dispatch, so that two blocks leave these numbers. (Only Hopper can move registers; elsewhere a quarter has one
+// block.)
 constexpr int working_registers = 112, dispatch_registers = 32;
 static_assert(2 * working_registers + dispatch_registers <= 256);
 
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(threads, blocks_per_processor) convolve(const 
     if (params.skip >> item.kind & 1) {
     } else
 #endif
-    if (item.kind == static_cast<int>(TaskKind::gemm)) {
+        if (item.kind == static_cast<int>(TaskKind::gemm)) {
       multiply<FFMA_UNROLL>(params, shared, item, ring);
     } else if (item.kind == static_cast<int>(TaskKind::input)) {
       transform_input<access>(params, item);

@@ -11,19 +11,20 @@ constexpr int pack_threads = 128;
 
 // A block per filter of whole filter blocks; zeros beyond K and C. With a snapshot: a filter that equals it bit for bit
 // is left alone (PackArgs::snapshot).
-inline __global__ void __launch_bounds__(pack_threads)
-    pack_filters(int c, int k, int stages, const float* __restrict__ weight,  // [K, C, 3, 3]
-                 float* __restrict__ u,            // [filter blocks][36][stages][16 channels][128 filters]
-                 float* __restrict__ snapshot) {   // [K, C, 3, 3] or null
+template <typename T>
+__global__ void __launch_bounds__(pack_threads)
+    pack_filters(int c, int k, int stages, const T* __restrict__ weight,  // [K, C, 3, 3]
+                 float* __restrict__ u,       // [filter blocks][36][stages][16 channels][128 filters]
+                 T* __restrict__ snapshot) {  // [K, C, 3, 3] or null
   const std::int64_t index = blockIdx.x;
   const bool exists = index < k;
-  const float* filter = exists ? weight + index * c * 9 : nullptr;
+  const T* filter = exists ? weight + index * c * 9 : nullptr;
   if (!filter_changed<pack_threads>(filter, snapshot, index, k, c * 9)) return;
   float* const block = u + index / unit_filters * 36 * stages * stage_floats + index % unit_filters;
   for (int channel = threadIdx.x; channel < stages * stage_channels; channel += pack_threads) {
     float g[3][3], half[6][3];
 #pragma unroll
-    for (int i = 0; i < 9; ++i) g[i / 3][i % 3] = exists && channel < c ? filter[channel * 9 + i] : 0.0f;
+    for (int i = 0; i < 9; ++i) g[i / 3][i % 3] = exists && channel < c ? to_float(filter[channel * 9 + i]) : 0.0f;
 #pragma unroll
     for (int s = 0; s < 3; ++s) {
       const float column[3] = {g[0][s], g[1][s], g[2][s]};

@@ -46,12 +46,12 @@ struct Params {
 
 // A task as the dispatching warp hands it to the others.
 struct alignas(16) Item {
-  int kind;             // TaskKind, or item_stop
-  int group, place;     // place: in the ring of V (ITrans) or M
-  int counter;          // to raise
-  int tile, tiles;      // within the group
-  int channel;          // the first channel or filter
-  int count;            // of channels or filters; GEMM: the frequency
+  int kind;          // TaskKind, or item_stop
+  int group, place;  // place: in the ring of V (ITrans) or M
+  int counter;       // to raise
+  int tile, tiles;   // within the group
+  int channel;       // the first channel or filter
+  int count;         // of channels or filters; GEMM: the frequency
 };
 constexpr int item_stop = 4;
 
@@ -63,7 +63,7 @@ constexpr int blocks_per_processor = 2;
 #else
 constexpr int blocks_per_processor = 1;
 #endif
-constexpr int slots = 4;                       // of the ring of stages
+constexpr int slots = 4;  // of the ring of stages
 
 struct Shared {
   alignas(128) float stages[slots][2][stage_channels][128];  // V, U
@@ -81,7 +81,8 @@ __device__ __forceinline__ void arrive(std::uint64_t& barrier) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(shared_address(&barrier))
                : "memory");
 }
-// Until the phase of that parity has ended. Bounded; in one asm block, as hopper::wait_in_place(), to cost no registers.
+// Until the phase of that parity has ended. Bounded; in one asm block, as hopper::wait_in_place(), to cost no
+// registers.
 template <int role>
 __device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, WaitReport* report) {
   static_assert(offsetof(WaitReport, kernel) == 4 && offsetof(WaitReport, role) == 8 &&

@@ -16,7 +16,8 @@ struct TilePosition {
 };
 __device__ __forceinline__ TilePosition tile_position(const Params& params, int tile) {
   unsigned rest = static_cast<unsigned>(tile);
-  const int q = static_cast<int>(params.by_tiles_q.peel(rest)) * 4, p = static_cast<int>(params.by_tiles_p.peel(rest)) * 4;
+  const int q = static_cast<int>(params.by_tiles_q.peel(rest)) * 4,
+            p = static_cast<int>(params.by_tiles_p.peel(rest)) * 4;
   return {static_cast<int>(rest), p, q};
 }
 
@@ -32,8 +33,8 @@ __device__ __forceinline__ void transform_input(const Params& params, const Item
     if (in_item >= item.tiles) continue;
     const TilePosition position = tile_position(params, item.group * unit_tiles + in_group);
     const int h0 = position.p - params.pad_h, w0 = position.q - params.pad_w;
-    const float* source = params.x + position.n * params.x_image + channel * params.x_channel + h0 * params.x_row +
-                          w0 * params.x_pixel;
+    const float* source =
+        params.x + position.n * params.x_image + channel * params.x_channel + h0 * params.x_row + w0 * params.x_pixel;
     const bool first = channel < params.c, second = channel + 1 < params.c;
     Values d[6][6];
 #pragma unroll
@@ -118,8 +119,8 @@ __device__ __forceinline__ void transform_output(const Params& params, const Ite
 #pragma unroll
       for (int i = 0; i < 4; ++i) d[i][j] = result[i];
     }
-    std::int64_t index = position.n * params.y_image + k * params.y_filter + position.p * params.y_row +
-                         position.q * params.y_pixel;
+    std::int64_t index =
+        position.n * params.y_image + k * params.y_filter + position.p * params.y_row + position.q * params.y_pixel;
     const int rows = params.p - position.p, width = params.q - position.q;
 #pragma unroll
     for (int i = 0; i < 4; ++i, index += params.y_row) {
