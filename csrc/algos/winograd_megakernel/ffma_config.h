@@ -14,11 +14,16 @@
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 
-constexpr int unit_tiles = 128, unit_filters = 128;  // of a GEMM task
-constexpr int stage_channels = 16;                   // that a product loads at once
-constexpr int stage_floats = stage_channels * 128;   // of one operand
-constexpr int transform_channels = 64;               // of a transform task: channels or filters
-constexpr int ticket_stride = 32;                    // ints: the ticket has a cache line of its own
+constexpr int unit_tiles = 128;    // of a GEMM task
+constexpr int block_filters = 64;  // that lie together in U and M; a GEMM task has one block or two
+#ifndef FFMA_STAGE
+#define FFMA_STAGE 16
+#define FFMA_SLOTS 4
+#endif
+constexpr int stage_channels = FFMA_STAGE;  // that a product loads at once
+constexpr int stage_v = stage_channels * unit_tiles, stage_u = stage_channels * block_filters;  // floats
+constexpr int transform_channels = 64;  // of a transform task: channels or filters
+constexpr int ticket_stride = 32;       // ints: the ticket has a cache line of its own
 
 inline std::size_t align_bytes(std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); }
 
@@ -26,18 +31,18 @@ inline std::size_t align_bytes(std::int64_t bytes) { return static_cast<std::siz
 struct Weights {
   std::int64_t stages, filter_blocks;
 
-  std::size_t u_bytes() const { return align_bytes(36 * filter_blocks * stages * stage_floats * 4); }
+  std::size_t u_bytes() const { return align_bytes(36 * filter_blocks * stages * stage_u * 4); }
 };
 inline Weights make_weights(const ConvProblem& problem) {
-  return {(problem.c + stage_channels - 1) / stage_channels, (problem.k + unit_filters - 1) / unit_filters};
+  return {(problem.c + stage_channels - 1) / stage_channels, (problem.k + block_filters - 1) / block_filters};
 }
 
 struct Plan {
   TaskMap map;  // first: fastconv._C.task_map() reads any plan's detail as a map
   Weights weights;
 
-  std::int64_t v_place() const { return 36 * weights.stages * stage_floats; }                      // floats
-  std::int64_t m_place() const { return 36 * weights.filter_blocks * unit_tiles * unit_filters; }  // floats
+  std::int64_t v_place() const { return 36 * weights.stages * stage_v; }                            // floats
+  std::int64_t m_place() const { return 36 * weights.filter_blocks * unit_tiles * block_filters; }  // floats
   std::size_t v_bytes() const { return align_bytes(map.v_groups * v_place() * 4); }
   std::size_t m_bytes() const { return align_bytes(map.m_groups * m_place() * 4); }
   std::size_t counter_bytes() const { return align_bytes((ticket_stride + map.counters()) * std::int64_t{4}); }
@@ -60,7 +65,7 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device) {
                           .input_tiles = rows,
                           .input_channels = transform_channels,
                           .gemm_frequencies = 1,
-                          .gemm_filters = unit_filters,
+                          .gemm_filters = 2 * block_filters,
                           .output_tiles = rows,
                           .output_filters = transform_channels};
   // Two blocks of a multiprocessor have a task at work and one ahead each.

@@ -69,7 +69,7 @@ class Dispatcher {
                              task.kind == TaskKind::input ? task.group % map.v_groups : task.group % map.m_groups,
                              TaskMap::counter_of(task.kind, task.group),
                              extent.first_tile,
-                             extent.tiles,
+                             gemm ? extent.channels : extent.tiles,
                              extent.first_channel,
                              gemm ? extent.first_frequency : extent.channels};
         arrive(shared_.item_full[at]);
@@ -77,7 +77,7 @@ class Dispatcher {
 #ifdef FFMA_SKIP
       if (!(params_.skip >> 2 & 1))
 #endif
-        if (gemm) load(task.group % map.v_groups, extent.first_channel / unit_filters, extent.first_frequency);
+        if (gemm) load(task.group % map.v_groups, extent);
     }
   }
 
@@ -105,44 +105,54 @@ class Dispatcher {
   }
 
   // All stages of a product, as slots of the ring become free.
-  __device__ __forceinline__ void load(int place, int filter_block, int frequency) {
-    const int lane = threadIdx.x % 32;
-    constexpr int stage_bytes = stage_floats * 4;
-    const float* v = params_.v + place * params_.v_place() + frequency * stage_floats;
-    const float* u = params_.u + (std::int64_t{filter_block} * 36 + frequency) * params_.stages * stage_floats;
+  __device__ __forceinline__ void load(int place, const Extent& extent) {
+    const int lane = threadIdx.x % 32, frequency = extent.first_frequency;
+    const std::int64_t block_floats = std::int64_t{36} * params_.stages * stage_u;
+    const float* v = params_.v + place * params_.v_place() + frequency * stage_v;
+    const float* u =
+        params_.u + extent.first_channel / block_filters * block_floats + frequency * params_.stages * stage_u;
+    const bool two = extent.channels > block_filters;
 #if __CUDA_ARCH__ >= 900
     // V was written by ordinary stores, which this warp has waited for.
     if (lane == 0) asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
 #pragma unroll 1
-    for (int stage = 0; stage < params_.stages; ++stage, v += 36 * stage_floats, u += stage_floats) {
+    for (int stage = 0; stage < params_.stages; ++stage, v += 36 * stage_v, u += stage_u) {
       const int slot = static_cast<int>(stage_ % slots);
       wait<role_load>(shared_.empty[slot], (stage_ / slots & 1) ^ 1, params_.report);
       ++stage_;
-      const std::uint32_t target = shared_address(shared_.stages[slot]), barrier = shared_address(&shared_.full[slot]);
+      Shared::Stage& target = shared_.stages[slot];
+      const std::uint32_t barrier = shared_address(&shared_.full[slot]);
 #if __CUDA_ARCH__ >= 900
       if (lane == 0) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(2 * stage_bytes)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                     "r"(4 * (two ? stage_v + 2 * stage_u : stage_v + stage_u))
                      : "memory");
-        copy_bulk(target, v, barrier);
-        copy_bulk(target + stage_bytes, u, barrier);
+        copy_bulk<4 * stage_v>(target.v, v, barrier);
+        copy_bulk<4 * stage_u>(target.u[0], u, barrier);
+        if (two) copy_bulk<4 * stage_u>(target.u[1], u + block_floats, barrier);
       }
       __syncwarp();
 #else
-#pragma unroll 4
-      for (int i = lane; i < stage_bytes / 16; i += 32) {
-        copy_async(target + i * 16, v + i * 4, true);
-        copy_async(target + stage_bytes + i * 16, u + i * 4, true);
-      }
+      copy_by_lanes<stage_v>(target.v, v);
+      copy_by_lanes<stage_u>(target.u[0], u);
+      if (two) copy_by_lanes<stage_u>(target.u[1], u + block_floats);
       asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 #endif
     }
   }
-  static __device__ __forceinline__ void copy_bulk(std::uint32_t target, const void* source, std::uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
-        "l"(source), "n"(stage_floats * 4), "r"(barrier)
-        : "memory");
+  template <int bytes>
+  static __device__ __forceinline__ void copy_bulk(void* target, const void* source, std::uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(target)),
+                 "l"(source), "n"(bytes), "r"(barrier)
+                 : "memory");
+  }
+  template <int floats>
+  static __device__ __forceinline__ void copy_by_lanes(void* target, const float* source) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 4
+    for (int i = lane * 4; i < floats; i += 128) copy_async(shared_address(target) + i * 4, source + i, true);
   }
 
   const Params& params_;

@@ -9,15 +9,12 @@
 namespace fastconv::algos::winograd_megakernel::ffma {
 
 constexpr int shared_bytes = sizeof(Shared);
-#ifndef FFMA_UNROLL
-#define FFMA_UNROLL 8
-#endif
 
-// Registers lie by quarters of a multiprocessor, and a quarter has two working warps of a block and one of the four
-// that dispatch, so that two blocks leave these numbers. (Only Hopper can move registers; elsewhere a quarter has one
-// block.)
-constexpr int working_registers = 112, dispatch_registers = 32;
-static_assert(2 * working_registers + dispatch_registers <= 256);
+// A quarter of a multiprocessor has two working warps of a block and one of the four that dispatch, which share what
+// the three start with. (Only Hopper can move registers; elsewhere one block has them all.)
+constexpr int launch_registers = 80, working_registers = 104, dispatch_registers = 32;
+static_assert(2 * working_registers + dispatch_registers <= 3 * launch_registers &&
+              2 * threads * launch_registers <= 65536);
 
 template <Access access, bool plain>
 __global__ void __launch_bounds__(threads, blocks_per_processor) convolve(const __grid_constant__ Params params) {
@@ -39,13 +36,13 @@ __global__ void __launch_bounds__(threads, blocks_per_processor) convolve(const 
   }
   __syncthreads();
   if (threadIdx.x >= working_threads) {
-#if defined(FASTCONV_HAS_WGMMA)
+#if defined(FASTCONV_HAS_WGMMA) && !defined(FFMA_ONE)
     hopper::shrink_registers<dispatch_registers>();
 #endif
     if (threadIdx.x < working_threads + 32) Dispatcher(params, shared).run();
     return;
   }
-#if defined(FASTCONV_HAS_WGMMA)
+#if defined(FASTCONV_HAS_WGMMA) && !defined(FFMA_ONE)
   hopper::grow_registers<working_registers>();
 #endif
   RingPosition ring;
@@ -74,7 +71,11 @@ __global__ void __launch_bounds__(threads, blocks_per_processor) convolve(const 
     } else
 #endif
         if (item.kind == static_cast<int>(TaskKind::gemm)) {
-      multiply<FFMA_UNROLL>(params, shared, item, ring);
+      if (item.tiles > block_filters) {
+        multiply<2 * block_filters>(params, shared, item, ring);
+      } else {
+        multiply<block_filters>(params, shared, item, ring);
+      }
     } else if (item.kind == static_cast<int>(TaskKind::input)) {
       transform_input<access>(params, item);
     } else {

@@ -14,13 +14,13 @@ constexpr int pack_threads = 128;
 template <typename T>
 __global__ void __launch_bounds__(pack_threads)
     pack_filters(int c, int k, int stages, const T* __restrict__ weight,  // [K, C, 3, 3]
-                 float* __restrict__ u,       // [filter blocks][36][stages][16 channels][128 filters]
+                 float* __restrict__ u,       // [filter blocks][36][stages][16 channels][64 filters]
                  T* __restrict__ snapshot) {  // [K, C, 3, 3] or null
   const std::int64_t index = blockIdx.x;
   const bool exists = index < k;
   const T* filter = exists ? weight + index * c * 9 : nullptr;
   if (!filter_changed<pack_threads>(filter, snapshot, index, k, c * 9)) return;
-  float* const block = u + index / unit_filters * 36 * stages * stage_floats + index % unit_filters;
+  float* const block = u + index / block_filters * 36 * stages * stage_u + index % block_filters;
   for (int channel = threadIdx.x; channel < stages * stage_channels; channel += pack_threads) {
     float g[3][3], half[6][3];
 #pragma unroll
@@ -33,13 +33,13 @@ __global__ void __launch_bounds__(pack_threads)
 #pragma unroll
       for (int i = 0; i < 6; ++i) half[i][s] = result[i];
     }
-    float* target = block + std::int64_t{channel} * unit_filters;
+    float* target = block + std::int64_t{channel} * block_filters;
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
       float row[6];
       winograd::Transform<4>::filter(half[i], row);
 #pragma unroll
-      for (int j = 0; j < 6; ++j, target += std::int64_t{stages} * stage_floats) *target = row[j];
+      for (int j = 0; j < 6; ++j, target += std::int64_t{stages} * stage_u) *target = row[j];
     }
   }
   renew_snapshot<pack_threads>(filter, snapshot, index, k, c * 9);

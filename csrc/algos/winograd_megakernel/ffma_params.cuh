@@ -14,15 +14,16 @@
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 
-// A GEMM task is one frequency of 128 tiles x 128 filters. V and U lie in memory so that a stage of an operand, 16
-// channels, is one piece of 8 KB, and frequencies lie a constant number of bytes apart for those who transform.
+// A GEMM task is one frequency of 128 tiles x 128 or 64 filters. V and U lie in memory so that a stage, 16 channels, is
+// one piece of 8 KB and one or two of 4 KB, and frequencies lie a constant number of bytes apart for those who
+// transform.
 struct Params {
   TaskMap map;
   const float* x;   // [N, C, H, W], either layout
   float* y;         // [N, K, P, Q], same layout
-  const float* u;   // [filter blocks][36][stages][16 channels][128 filters]
+  const float* u;   // [filter blocks][36][stages][16 channels][64 filters]
   float* v;         // [v_groups][stages][36][16 channels][128 tiles]
-  float* products;  // M [m_groups][filter blocks][36][128 tiles][128 filters]
+  float* products;  // M [m_groups][filter blocks][36][128 tiles][64 filters]
   int* ticket;
   int* counters;  // the map's
   Epilogue<float> epilogue;
@@ -38,9 +39,9 @@ struct Params {
   long long* debug;
 #endif
 
-  __host__ __device__ std::int64_t v_place() const { return std::int64_t{36} * stages * stage_floats; }
+  __host__ __device__ std::int64_t v_place() const { return std::int64_t{36} * stages * stage_v; }
   __host__ __device__ std::int64_t m_place() const {
-    return std::int64_t{36} * filter_blocks * unit_tiles * unit_filters;
+    return std::int64_t{36} * filter_blocks * unit_tiles * block_filters;
   }
 };
 
@@ -55,18 +56,25 @@ struct alignas(16) Item {
 };
 constexpr int item_stop = 4;
 
+#ifndef FFMA_UNROLL
+#define FFMA_UNROLL 8
+#endif
 constexpr int multiplying_warps = 8;
 constexpr int working_threads = 32 * multiplying_warps;
 constexpr int threads = working_threads + 128;  // and four warps, of which one dispatches
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if (!defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)) && !defined(FFMA_ONE)
 constexpr int blocks_per_processor = 2;
 #else
 constexpr int blocks_per_processor = 1;
 #endif
-constexpr int slots = 4;  // of the ring of stages
+constexpr int slots = FFMA_SLOTS;  // of the ring of stages
 
 struct Shared {
-  alignas(128) float stages[slots][2][stage_channels][128];  // V, U
+  struct Stage {
+    float v[stage_channels][unit_tiles];
+    float u[2][stage_channels][block_filters];
+  };
+  alignas(128) Stage stages[slots];
   std::uint64_t full[slots], empty[slots];
   std::uint64_t item_full[2], item_empty[2];
   Item items[2];
@@ -131,7 +139,7 @@ __device__ __forceinline__ void wait_for(const int* counter, int value, WaitRepo
       "atom.sys.cas.b32 old, [%2], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
       "mov.u32 old, %%ctaid.x;\nst.u32 [%2+4], %3;\nst.u32 [%2+8], %4;\nst.u32 [%2+12], old;\nmembar.sys;\n"
       "stop:\ntrap;\ndone:\nld.acquire.gpu.global.s32 seen, [%0];\n}" ::"l"(counter),
-      "r"(value), "l"(report), "n"(static_cast<int>(kernel_winograd_megakernel)), "n"(static_cast<int>(role_dispatch)),
+      "r"(value), "l"(report), "n"(static_cast<int>(kernel_winograd_megakernel)), "n"(static_cast<int>(role_publish)),
       "n"(WaitSite::limit)
       : "memory");
 }

@@ -65,7 +65,7 @@ __device__ __forceinline__ void transform_input(const Params& params, const Item
       for (int i = 0; i < 6; ++i) d[i][j] = result[i];
     }
     float* const v = params.v + item.place * params.v_place() +
-                     std::int64_t{channel / stage_channels} * (36 * stage_floats) + channel % stage_channels * 128 +
+                     std::int64_t{channel / stage_channels} * (36 * stage_v) + channel % stage_channels * 128 +
                      in_group;
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
@@ -73,8 +73,8 @@ __device__ __forceinline__ void transform_input(const Params& params, const Item
       winograd::Transform<4>::input(d[i], result);
 #pragma unroll
       for (int j = 0; j < 6; ++j) {
-        v[(i * 6 + j) * stage_floats] = result[j].e[0];
-        v[(i * 6 + j) * stage_floats + 128] = result[j].e[1];
+        v[(i * 6 + j) * stage_v] = result[j].e[0];
+        v[(i * 6 + j) * stage_v + 128] = result[j].e[1];
       }
     }
   }
@@ -97,15 +97,15 @@ __device__ __forceinline__ void transform_output(const Params& params, const Ite
     if (in_item >= item.tiles || k >= params.k) continue;
     const int in_group = item.tile + in_item;
     const float* const m = params.products + item.place * params.m_place() +
-                           (std::int64_t{k / unit_filters * 36} * unit_tiles + in_group) * unit_filters +
-                           k % unit_filters;
+                           (std::int64_t{k / block_filters * 36} * unit_tiles + in_group) * block_filters +
+                           k % block_filters;
     Values d[6][6];
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
 #pragma unroll
       for (int j = 0; j < 6; ++j) {
         // Past the L1 cache: others have written it in this kernel.
-        const float2 pair = __ldcg(reinterpret_cast<const float2*>(m + (i * 6 + j) * unit_tiles * unit_filters));
+        const float2 pair = __ldcg(reinterpret_cast<const float2*>(m + (i * 6 + j) * unit_tiles * block_filters));
         d[i][j] = {pair.x, pair.y};
       }
     }
