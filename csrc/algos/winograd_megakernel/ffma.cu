@@ -61,11 +61,8 @@ void launch_kernel(const Params& params, int processors, cudaStream_t stream) {
   const auto kernel = convolve<access, plain>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
              "winograd_megakernel: shared memory");
-  int blocks = 0;  // of a multiprocessor
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
-             "winograd_megakernel: occupancy");
   // Any number of blocks comes to an end (docs/megakernel.md); more than there are tasks would find nothing to do.
-  const int grid = std::min(std::max(1, blocks) * processors, static_cast<int>(params.map.size()));
+  const int grid = std::min(processors, static_cast<int>(params.map.size()));
   kernel<<<static_cast<unsigned>(grid), threads, shared_bytes, stream>>>(params);
   check_launch("winograd_megakernel");
 }

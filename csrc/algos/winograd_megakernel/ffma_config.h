@@ -15,7 +15,7 @@
 namespace fastconv::algos::winograd_megakernel::ffma {
 
 constexpr int unit_tiles = 128;    // of a GEMM task
-constexpr int block_filters = 64;  // that lie together in U and M; a GEMM task has one block or two
+constexpr int block_filters = 64;  // of a GEMM task; they lie together in U and M
 #ifndef FFMA_STAGE
 #define FFMA_STAGE 16
 #define FFMA_SLOTS 4
@@ -65,7 +65,7 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device) {
                           .input_tiles = rows,
                           .input_channels = transform_channels,
                           .gemm_frequencies = 1,
-                          .gemm_filters = 2 * block_filters,
+                          .gemm_filters = block_filters,
                           .output_tiles = rows,
                           .output_filters = transform_channels};
   // Two blocks of a multiprocessor have a task at work and one ahead each.

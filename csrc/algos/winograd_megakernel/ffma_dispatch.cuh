@@ -69,7 +69,7 @@ class Dispatcher {
                              task.kind == TaskKind::input ? task.group % map.v_groups : task.group % map.m_groups,
                              TaskMap::counter_of(task.kind, task.group),
                              extent.first_tile,
-                             gemm ? extent.channels : extent.tiles,
+                             extent.tiles,
                              extent.first_channel,
                              gemm ? extent.first_frequency : extent.channels};
         arrive(shared_.item_full[at]);
@@ -111,7 +111,6 @@ class Dispatcher {
     const float* v = params_.v + place * params_.v_place() + frequency * stage_v;
     const float* u =
         params_.u + extent.first_channel / block_filters * block_floats + frequency * params_.stages * stage_u;
-    const bool two = extent.channels > block_filters;
 #if __CUDA_ARCH__ >= 900
     // V was written by ordinary stores, which this warp has waited for.
     if (lane == 0) asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -126,17 +125,15 @@ class Dispatcher {
 #if __CUDA_ARCH__ >= 900
       if (lane == 0) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                     "r"(4 * (two ? stage_v + 2 * stage_u : stage_v + stage_u))
+                     "n"(4 * (stage_v + stage_u))
                      : "memory");
         copy_bulk<4 * stage_v>(target.v, v, barrier);
-        copy_bulk<4 * stage_u>(target.u[0], u, barrier);
-        if (two) copy_bulk<4 * stage_u>(target.u[1], u + block_floats, barrier);
+        copy_bulk<4 * stage_u>(target.u, u, barrier);
       }
       __syncwarp();
 #else
       copy_by_lanes<stage_v>(target.v, v);
-      copy_by_lanes<stage_u>(target.u[0], u);
-      if (two) copy_by_lanes<stage_u>(target.u[1], u + block_floats);
+      copy_by_lanes<stage_u>(target.u, u);
       asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 #endif
     }

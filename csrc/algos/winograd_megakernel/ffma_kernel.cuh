@@ -8,26 +8,21 @@
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 
-constexpr int shared_bytes = sizeof(Shared);
-
-// A quarter of a multiprocessor has two working warps of a block and one of the four that dispatch, which share what
-// the three start with. (Only Hopper can move registers; elsewhere one block has them all.)
-constexpr int launch_registers = 80, working_registers = 104, dispatch_registers = 32;
-static_assert(2 * working_registers + dispatch_registers <= 3 * launch_registers &&
-              2 * threads * launch_registers <= 65536);
+constexpr int shared_bytes = teams * static_cast<int>(sizeof(Shared));
 
 template <Access access, bool plain>
-__global__ void __launch_bounds__(threads, blocks_per_processor) convolve(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ Params params) {
   extern __shared__ __align__(128) unsigned char dynamic[];
-  Shared& shared = *reinterpret_cast<Shared*>(dynamic);
-  if (threadIdx.x == 0) {
+  Shared* const all = reinterpret_cast<Shared*>(dynamic);
+  if (threadIdx.x < teams) {
+    Shared& shared = all[threadIdx.x];
     for (int i = 0; i < slots; ++i) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
       barrier_init(shared.full[i], 1);
 #else
       barrier_init(shared.full[i], 32);
 #endif
-      barrier_init(shared.empty[i], multiplying_warps);
+      barrier_init(shared.empty[i], team_warps);
     }
     for (int i = 0; i < 2; ++i) barrier_init(shared.item_full[i], 1), barrier_init(shared.item_empty[i], 1);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -35,16 +30,10 @@ __global__ void __launch_bounds__(threads, blocks_per_processor) convolve(const 
 #endif
   }
   __syncthreads();
-  if (threadIdx.x >= working_threads) {
-#if defined(FASTCONV_HAS_WGMMA) && !defined(FFMA_ONE)
-    hopper::shrink_registers<dispatch_registers>();
-#endif
-    if (threadIdx.x < working_threads + 32) Dispatcher(params, shared).run();
+  if (threadIdx.x >= teams * team_threads) {
+    if (const unsigned team = threadIdx.x / 32 - teams * team_warps; team < teams) Dispatcher(params, all[team]).run();
     return;
   }
-#if defined(FASTCONV_HAS_WGMMA) && !defined(FFMA_ONE)
-  hopper::grow_registers<working_registers>();
-#endif
   RingPosition ring;
 #ifdef FFMA_SKIP
   if (params.debug && blockIdx.x == 0 && threadIdx.x == 0) {
@@ -55,7 +44,8 @@ __global__ void __launch_bounds__(threads, blocks_per_processor) convolve(const 
 #endif
 #pragma unroll 1
   for (unsigned count = 0;; ++count) {
-    const unsigned at = count % 2;
+    const unsigned at = count % 2, team = fresh_thread() / team_threads;
+    Shared& shared = all[team];
     wait<role_stream>(shared.item_full[at], count / 2 & 1, params.report);
     const Item& item = shared.items[at];  // not copied: registers are what is scarce
 #ifdef FFMA_SKIP
@@ -71,20 +61,19 @@ __global__ void __launch_bounds__(threads, blocks_per_processor) convolve(const 
     } else
 #endif
         if (item.kind == static_cast<int>(TaskKind::gemm)) {
-      if (item.tiles > block_filters) {
-        multiply<2 * block_filters>(params, shared, item, ring);
-      } else {
-        multiply<block_filters>(params, shared, item, ring);
-      }
+      multiply(params, all, at, ring);
     } else if (item.kind == static_cast<int>(TaskKind::input)) {
       transform_input<access>(params, item);
     } else {
       transform_output<access, plain>(params, item);
     }
-    asm volatile("bar.sync 1, %0;" ::"n"(working_threads) : "memory");
-    if (threadIdx.x == 0) {
+    const unsigned thread = fresh_thread();
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + thread / team_threads), "n"(team_threads) : "memory");
+    if (thread % team_threads == 0) {
+      Shared& shared = all[thread / team_threads];
+      const int counter = shared.items[at].counter;
       arrive(shared.item_empty[at]);
-      raise(params.counters + item.counter);
+      raise(params.counters + counter);
     }
   }
 }

@@ -21,48 +21,63 @@ __device__ __forceinline__ void load_shared(float* target, std::uint32_t source)
                : "r"(source));
 }
 
-// `filters` is 128 or 64. A warp has 32 tiles x half the filters, a lane 4 + 4 tiles, 16 apart, and 4 + 4 filters, 32
-// apart, or 4. Lanes l and l ^ 1 read the same filters, l and l ^ 2 the same tiles: then a load of 16 bytes takes two
+__device__ __forceinline__ unsigned fresh_thread() {
+  unsigned thread;
+  asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
+  return thread;
+}
+// What a thread multiplies: quads of tiles `quad` and quad + 4 of the 8 of its warp, quads of filters `column` and
+// column + 8. Lanes l and l ^ 1 read the same filters, l and l ^ 2 the same tiles: then a load of 16 bytes takes two
 // passes through the banks instead of four.
-template <int filters>
-__device__ __forceinline__ void multiply(const Params& params, Shared& shared, const Item& item, RingPosition& ring) {
-  constexpr int columns = filters / 16, unroll = FFMA_UNROLL;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#ifdef FFMA_MAP
-  const int tile = warp % 4 * 32 + (lane >> 3) * 4;
-  const int filter = (lane & 7) * 4;
-#else
-  const int tile = warp % 4 * 32 + ((lane & 1) | (lane >> 4) << 1) * 4;
-  const int filter = (lane >> 1 & 7) * 4;
-#endif
-  constexpr std::uint32_t slot_bytes = sizeof(shared.stages[0]);
-  const std::uint32_t full = shared_address(shared.full);
-  // Of slot 0.
-  const std::uint32_t first_v = shared_address(&shared.stages[0].v[0][tile]);
-  const std::uint32_t first_u = shared_address(columns == 8 ? &shared.stages[0].u[warp / 4][0][filter]
-                                                            : &shared.stages[0].u[0][0][warp / 4 * 32 + filter]);
+struct Place {
+  unsigned team, warp, quad, column;
 
-  float sum[8][columns] = {};
-  float v[2][8], u[columns];
-  std::uint32_t row_v, row_u;
+  __device__ __forceinline__ explicit Place(unsigned thread)
+      : team(thread / team_threads),
+        warp(thread / 32 % team_warps),
+        quad((thread & 1) | (thread >> 3 & 2)),
+        column(thread >> 1 & 7) {}
+  __device__ __forceinline__ unsigned octet() const { return warp * 4 + quad / 2; }
+  __device__ __forceinline__ unsigned exchanged() const { return quad / 2; }
+};
+
+// A warp has 32 tiles x 64 filters.
+__device__ __forceinline__ void multiply(const Params& params, Shared* all, unsigned at, RingPosition& ring) {
+  constexpr int unroll = FFMA_UNROLL;
+  float sum[8][8] = {};
+  float v[2][8], u[8];
+  std::uint32_t row_v[2], row_u;  // row_v: for even and odd places
+  // Everything is computed anew for each stage from the thread's number, which the compiler cannot keep: registers.
   const auto begin_stage = [&] {
-    row_v = first_v + ring.slot * slot_bytes, row_u = first_u + ring.slot * slot_bytes;
-    wait<role_multiply>(full + ring.slot * 8, ring.parity, params.report);
+    const Place place(fresh_thread());
+    Shared& shared = all[place.team];
+    const Shared::Stage& stage = shared.stages[ring.slot];
+    row_v[0] = shared_address(&stage.v[place.octet()][0][place.quad % 2 * 4]) + place.exchanged() * 32;
+    row_v[1] = row_v[0] - place.exchanged() * 64;
+    row_u = shared_address(&stage.u[0][place.column * 4]);
+    wait<role_multiply>(shared.full[ring.slot], ring.parity, params.report);
   };
   const auto load_v = [&](int channel) {
-    load_shared(v[channel % 2], row_v + channel * (unit_tiles * 4));
-    load_shared(v[channel % 2] + 4, row_v + channel * (unit_tiles * 4) + 64);
+    load_shared(v[channel % 2], row_v[channel % 2] + channel * 32);
+    load_shared(v[channel % 2] + 4, row_v[channel % 2] + channel * 32 + 2 * stage_channels * 32);
   };
   const auto load_u = [&](int channel, int first) {
     load_shared(u + first, row_u + channel * (block_filters * 4) + first * 32);
   };
-  // Up and down, so that of the registers that an instruction reads the one before has read one already: it comes from
-  // the cache of operands, and three from one bank are rare. (4 % of the instructions; row by row 9 %.)
+  // A multiprocessor reads two operands of an FFMA from its registers, one of each bank (odd and even numbers), and
+  // takes the third from the instruction before. Up and down the columns one operand is always that one; and as U's
+  // filters lie in memory with neighbours exchanged, the register of a filter and those of its sums differ in parity.
   const auto multiply_add = [&](int channel, int first) {
 #pragma unroll
     for (int n = 0; n < 32; ++n) {
+#if ORDER == 1
+      const int i = n / 4, j = first + (i % 2 ? n % 4 : 3 - n % 4);
+#elif ORDER == 2
       const int j = first + n / 8, i = j % 2 ? 7 - n % 8 : n % 8;
-      sum[i][j] = fmaf(v[channel % 2][i], u[j], sum[i][j]);
+#else
+      const int i = n / 4, j = first + (i % 2 ? 3 - n % 4 : n % 4);
+#endif
+      sum[i][j] = fmaf(v[channel % 2][i], u[j ^ U_SWAP], sum[i][j]);
     }
   };
   begin_stage();
@@ -73,26 +88,26 @@ __device__ __forceinline__ void multiply(const Params& params, Shared& shared, c
     for (int part = unroll; part < stage_channels; part += unroll) {
 #pragma unroll
       for (int channel = 0; channel < unroll; ++channel) {
-        if constexpr (columns == 8) load_u(channel, 4);
+        load_u(channel, 4);
         load_v(channel + 1);
         multiply_add(channel, 0);
         load_u(channel + 1, 0);
-        if constexpr (columns == 8) multiply_add(channel, 4);
+        multiply_add(channel, 4);
       }
-      row_v += unroll * unit_tiles * 4, row_u += unroll * block_filters * 4;
+      row_v[0] += unroll * 32, row_v[1] += unroll * 32, row_u += unroll * block_filters * 4;
     }
 #pragma unroll
     for (int channel = 0; channel < unroll - 1; ++channel) {
-      if constexpr (columns == 8) load_u(channel, 4);
+      load_u(channel, 4);
       load_v(channel + 1);
       multiply_add(channel, 0);
       load_u(channel + 1, 0);
-      if constexpr (columns == 8) multiply_add(channel, 4);
+      multiply_add(channel, 4);
     }
-    if constexpr (columns == 8) load_u(unroll - 1, 4);
+    load_u(unroll - 1, 4);
     // The last channel is in registers: the slot can be filled again.
     __syncwarp();
-    if (lane == 0) arrive(shared.empty[ring.slot]);
+    if (const unsigned thread = fresh_thread(); thread % 32 == 0) arrive(all[thread / team_threads].empty[ring.slot]);
     ring.advance();
     multiply_add(unroll - 1, 0);
     if (stage > 1) {
@@ -100,17 +115,20 @@ __device__ __forceinline__ void multiply(const Params& params, Shared& shared, c
       load_v(0), load_u(0, 0);
     }
     static_assert(unroll % 2 == 0);
-    if constexpr (columns == 8) multiply_add(unroll - 1, 4);
+    multiply_add(unroll - 1, 4);
   }
-  const int block = item.channel / block_filters + (columns == 8 ? warp / 4 : 0);
-  float* m = params.products + item.place * params.m_place() +
-             (std::int64_t{block * 36 + item.count} * unit_tiles + tile) * block_filters + filter +
-             (columns == 8 ? 0 : warp / 4 * 32);
+  const Place place(fresh_thread());
+  const Item& item = all[place.team].items[at];
+  float* m =
+      params.products + item.place * params.m_place() +
+      (std::int64_t{item.channel / block_filters * 36 + item.count} * unit_tiles + place.warp * 32 + place.quad * 4) *
+          block_filters +
+      place.column * 4;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     float* const target = m + (i / 4 * 16 + i % 4) * block_filters;
 #pragma unroll
-    for (int j = 0; j < columns; j += 4) {
+    for (int j = 0; j < 8; j += 4) {
       *reinterpret_cast<float4*>(target + j * 8) = make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
     }
   }

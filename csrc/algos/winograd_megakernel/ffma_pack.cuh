@@ -14,13 +14,13 @@ constexpr int pack_threads = 128;
 template <typename T>
 __global__ void __launch_bounds__(pack_threads)
     pack_filters(int c, int k, int stages, const T* __restrict__ weight,  // [K, C, 3, 3]
-                 float* __restrict__ u,       // [filter blocks][36][stages][16 channels][64 filters]
+                 float* __restrict__ u,       // [filter blocks][36][stages][16 places of channels][64 filters]
                  T* __restrict__ snapshot) {  // [K, C, 3, 3] or null
   const std::int64_t index = blockIdx.x;
   const bool exists = index < k;
   const T* filter = exists ? weight + index * c * 9 : nullptr;
   if (!filter_changed<pack_threads>(filter, snapshot, index, k, c * 9)) return;
-  float* const block = u + index / block_filters * 36 * stages * stage_u + index % block_filters;
+  float* const block = u + index / block_filters * 36 * stages * stage_u + (index % block_filters ^ U_SWAP);
   for (int channel = threadIdx.x; channel < stages * stage_channels; channel += pack_threads) {
     float g[3][3], half[6][3];
 #pragma unroll
@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(pack_threads)
 #pragma unroll
       for (int i = 0; i < 6; ++i) half[i][s] = result[i];
     }
-    float* target = block + std::int64_t{channel} * block_filters;
+    const int place = channel / stage_channels * stage_channels + place_of(channel % stage_channels);
+    float* target = block + std::int64_t{place} * block_filters;
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
       float row[6];

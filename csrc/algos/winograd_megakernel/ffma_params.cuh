@@ -14,15 +14,15 @@
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 
-// A GEMM task is one frequency of 128 tiles x 128 or 64 filters. V and U lie in memory so that a stage, 16 channels, is
-// one piece of 8 KB and one or two of 4 KB, and frequencies lie a constant number of bytes apart for those who
+// A GEMM task is one frequency of 128 tiles x 64 filters. V and U lie in memory so that a stage, 16 channels, is one
+// piece of 8 KB and one of 4 KB, and frequencies lie a constant number of bytes apart for those who
 // transform.
 struct Params {
   TaskMap map;
   const float* x;   // [N, C, H, W], either layout
   float* y;         // [N, K, P, Q], same layout
-  const float* u;   // [filter blocks][36][stages][16 channels][64 filters]
-  float* v;         // [v_groups][stages][36][16 channels][128 tiles]
+  const float* u;   // [filter blocks][36][stages][16 places of channels][64 filters]
+  float* v;         // [v_groups][stages][36][16 octets of tiles][16 places of channels][8 tiles]
   float* products;  // M [m_groups][filter blocks][36][128 tiles][64 filters]
   int* ticket;
   int* counters;  // the map's
@@ -45,6 +45,15 @@ struct Params {
   }
 };
 
+// Where a stage's channel lies among its 16: eight channels of eight tiles, as a warp has them, are then two pieces of
+// 128 bytes. In V the places of every second octet of tiles are exchanged in pairs, against bank conflicts.
+constexpr __host__ __device__ int place_of(int channel) { return channel / 8 * 8 + channel % 2 * 4 + channel % 8 / 2; }
+
+constexpr int team_warps = 4;
+
+// The warp's number in its team.
+__device__ __forceinline__ int team_warp() { return static_cast<int>(threadIdx.x) / 32 % team_warps; }
+
 // A task as the dispatching warp hands it to the others.
 struct alignas(16) Item {
   int kind;          // TaskKind, or item_stop
@@ -56,23 +65,26 @@ struct alignas(16) Item {
 };
 constexpr int item_stop = 4;
 
+#ifndef U_SWAP
+#define U_SWAP 1
+#endif
+#ifndef ORDER
+#define ORDER 2
+#endif
 #ifndef FFMA_UNROLL
 #define FFMA_UNROLL 8
 #endif
-constexpr int multiplying_warps = 8;
-constexpr int working_threads = 32 * multiplying_warps;
-constexpr int threads = working_threads + 128;  // and four warps, of which one dispatches
-#if (!defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)) && !defined(FFMA_ONE)
-constexpr int blocks_per_processor = 2;
-#else
-constexpr int blocks_per_processor = 1;
-#endif
+constexpr int team_threads = 32 * team_warps, teams = 3;
+// Of a block: the teams, and four warps, of which one dispatches for each team. So a thread has 128 registers: with 112
+// the compiler finds no numbers for the products' that keep clear of bank conflicts, and they take a third longer.
+constexpr int threads = team_threads * teams + 128;
+static_assert(threads == 512);
 constexpr int slots = FFMA_SLOTS;  // of the ring of stages
 
-struct Shared {
+struct Shared {  // of a team
   struct Stage {
-    float v[stage_channels][unit_tiles];
-    float u[2][stage_channels][block_filters];
+    float v[unit_tiles / 8][stage_channels][8];
+    float u[stage_channels][block_filters];
   };
   alignas(128) Stage stages[slots];
   std::uint64_t full[slots], empty[slots];

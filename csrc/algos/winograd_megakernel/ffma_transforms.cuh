@@ -24,10 +24,10 @@ __device__ __forceinline__ TilePosition tile_position(const Params& params, int 
 // A warp takes 8 tiles x 8 channels at a time: it reads whole sectors of x in NHWC and writes whole sectors of V.
 template <Access access>
 __device__ __forceinline__ void transform_input(const Params& params, const Item& item) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = team_warp(), lane = threadIdx.x % 32;
   const int columns = (item.count + stage_channels - 1) / stage_channels * 2, pieces = (item.tiles + 7) / 8 * columns;
 #pragma unroll 1
-  for (int piece = warp; piece < pieces; piece += multiplying_warps) {
+  for (int piece = warp; piece < pieces; piece += team_warps) {
     const int row = piece / columns, in_item = row * 8 + lane / 4, in_group = item.tile + in_item;
     const int channel = item.channel + (piece - row * columns) * 8 + lane % 4 * 2;
     if (in_item >= item.tiles) continue;
@@ -64,9 +64,10 @@ __device__ __forceinline__ void transform_input(const Params& params, const Item
 #pragma unroll
       for (int i = 0; i < 6; ++i) d[i][j] = result[i];
     }
+    const int octet = in_group / 8, place = place_of(channel % stage_channels) ^ (octet & 1);
     float* const v = params.v + item.place * params.v_place() +
-                     std::int64_t{channel / stage_channels} * (36 * stage_v) + channel % stage_channels * 128 +
-                     in_group;
+                     std::int64_t{channel / stage_channels} * (36 * stage_v) + octet * (stage_channels * 8) +
+                     place * 8 + in_group % 8;
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
       Values result[6];
@@ -74,7 +75,7 @@ __device__ __forceinline__ void transform_input(const Params& params, const Item
 #pragma unroll
       for (int j = 0; j < 6; ++j) {
         v[(i * 6 + j) * stage_v] = result[j].e[0];
-        v[(i * 6 + j) * stage_v + 128] = result[j].e[1];
+        v[(i * 6 + j) * stage_v + 32] = result[j].e[1];  // four places further
       }
     }
   }
@@ -84,13 +85,13 @@ __device__ __forceinline__ void transform_input(const Params& params, const Item
 template <Access access, bool plain>
 __device__ __forceinline__ void transform_output(const Params& params, const Item& item) {
   constexpr int piece_tiles = is_nhwc(access) ? 1 : 8, tile_lanes = 32 / piece_tiles, piece_filters = 2 * tile_lanes;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = team_warp(), lane = threadIdx.x % 32;
   const int columns = (item.count + piece_filters - 1) / piece_filters;
   const int pieces = (item.tiles + piece_tiles - 1) / piece_tiles * columns;
   const ActivationFunction& activate = params.epilogue.activate;
   const bool identity = activate.negative_slope == 1.0f && activate.cap == INFINITY;
 #pragma unroll 1
-  for (int piece = warp; piece < pieces; piece += multiplying_warps) {
+  for (int piece = warp; piece < pieces; piece += team_warps) {
     const int row = piece / columns, in_item = row * piece_tiles + lane / tile_lanes;
     const int k = item.channel + (piece - row * columns) * piece_filters + lane % tile_lanes * 2;
     const bool second = k + 1 < params.k;
