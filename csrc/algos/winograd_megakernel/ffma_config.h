@@ -14,13 +14,9 @@
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 
-constexpr int unit_tiles = 128;    // of a GEMM task
-constexpr int block_filters = 64;  // of a GEMM task; they lie together in U and M
-#ifndef FFMA_STAGE
-#define FFMA_STAGE 16
-#define FFMA_SLOTS 4
-#endif
-constexpr int stage_channels = FFMA_STAGE;  // that a product loads at once
+constexpr int unit_tiles = 128;     // of a GEMM task
+constexpr int block_filters = 64;   // of a GEMM task; they lie together in U and M
+constexpr int stage_channels = 16;  // that a product loads at once
 constexpr int stage_v = stage_channels * unit_tiles, stage_u = stage_channels * block_filters;  // floats
 constexpr int transform_channels = 64;  // of a transform task: channels or filters
 constexpr int ticket_stride = 32;       // ints: the ticket has a cache line of its own

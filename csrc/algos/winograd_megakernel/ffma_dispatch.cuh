@@ -72,15 +72,9 @@ class Dispatcher {
                              extent.tiles,
                              extent.first_channel,
                              gemm ? extent.first_frequency : extent.channels};
-#ifdef FENCE_ITEM
-        __threadfence_block();
-#endif
         arrive(shared_.item_full[at]);
       }
-#ifdef FFMA_SKIP
-      if (!(params_.skip >> 2 & 1))
-#endif
-        if (gemm) load(task.group % map.v_groups, extent);
+      if (gemm) load(task.group % map.v_groups, extent);
     }
   }
 

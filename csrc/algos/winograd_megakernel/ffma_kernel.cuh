@@ -1,5 +1,5 @@
-// The kernel of class `ieee`: persistent blocks, two of a multiprocessor where they fit, whose eight working warps do
-// one task after the other, whatever its kind. While one block transforms and waits for memory, the other multiplies.
+// The kernel of class `ieee`: a persistent block of each multiprocessor, in which three teams of four warps do one task
+// after the other, whatever its kind. While one team transforms and waits for memory, the others multiply.
 #pragma once
 
 #include "algos/winograd_megakernel/ffma_dispatch.cuh"
@@ -34,46 +34,27 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
     if (const unsigned team = threadIdx.x / 32 - teams * team_warps; team < teams) Dispatcher(params, all[team]).run();
     return;
   }
+  const int team = static_cast<int>(threadIdx.x) / team_threads;
+  Shared& shared = all[team];
   RingPosition ring;
-#ifdef FFMA_SKIP
-  if (params.debug && blockIdx.x == 0 && threadIdx.x == 0) {
-    long long t;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-    params.debug[0] = clock64(), params.debug[1] = t;
-  }
-#endif
 #pragma unroll 1
   for (unsigned count = 0;; ++count) {
-    const unsigned at = count % 2, team = fresh_thread() / team_threads;
-    Shared& shared = all[team];
+    const unsigned at = count % 2;
     wait<role_stream>(shared.item_full[at], count / 2 & 1, params.report);
     const Item& item = shared.items[at];  // not copied: registers are what is scarce
-#ifdef FFMA_SKIP
-    if (item.kind == item_stop && params.debug && blockIdx.x == 0 && threadIdx.x == 0) {
-      long long t;
-      asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-      params.debug[2] = clock64(), params.debug[3] = t;
-    }
-#endif
     if (item.kind == item_stop) return;
-#ifdef FFMA_SKIP
-    if (params.skip >> item.kind & 1) {
-    } else
-#endif
-        if (item.kind == static_cast<int>(TaskKind::gemm)) {
-      multiply(params, all, at, ring);
+    if (item.kind == static_cast<int>(TaskKind::gemm)) {
+      multiply(params, shared, item, ring);
     } else if (item.kind == static_cast<int>(TaskKind::input)) {
       transform_input<access>(params, item);
     } else {
       transform_output<access, plain>(params, item);
     }
-    const unsigned thread = fresh_thread();
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + thread / team_threads), "n"(team_threads) : "memory");
-    if (thread % team_threads == 0) {
-      Shared& shared = all[thread / team_threads];
-      const int counter = shared.items[at].counter;
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(team_threads) : "memory");
+    if (threadIdx.x % team_threads == 0) {
+      int* const counter = params.counters + item.counter;
       arrive(shared.item_empty[at]);
-      raise(params.counters + counter);
+      raise(counter);
     }
   }
 }

@@ -21,41 +21,36 @@ __device__ __forceinline__ void load_shared(float* target, std::uint32_t source)
                : "r"(source));
 }
 
-__device__ __forceinline__ unsigned fresh_thread() {
-  unsigned thread;
-  asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
-  return thread;
-}
-// What a thread multiplies: quads of tiles `quad` and quad + 4 of the 8 of its warp, quads of filters `column` and
-// column + 8. Lanes l and l ^ 1 read the same filters, l and l ^ 2 the same tiles: then a load of 16 bytes takes two
-// passes through the banks instead of four.
+// What a thread multiplies: of its warp's 32 tiles the quads `quad` and quad + 4, of the 64 filters the quads `column`
+// and column + 8. Lanes l and l ^ 1 read the same filters, l and l ^ 2 the same tiles: then a load of 16 bytes takes
+// two passes through the banks instead of four.
 struct Place {
-  unsigned team, warp, quad, column;
+  int warp, quad, column;
 
-  __device__ __forceinline__ explicit Place(unsigned thread)
-      : team(thread / team_threads),
-        warp(thread / 32 % team_warps),
-        quad((thread & 1) | (thread >> 3 & 2)),
-        column(thread >> 1 & 7) {}
-  __device__ __forceinline__ unsigned octet() const { return warp * 4 + quad / 2; }
-  __device__ __forceinline__ unsigned exchanged() const { return quad / 2; }
+  __device__ __forceinline__ Place()
+      : warp(team_warp()),
+        quad(static_cast<int>((threadIdx.x & 1) | (threadIdx.x >> 3 & 2))),
+        column(static_cast<int>(threadIdx.x >> 1 & 7)) {}
 };
 
-// A warp has 32 tiles x 64 filters.
-__device__ __forceinline__ void multiply(const Params& params, Shared* all, unsigned at, RingPosition& ring) {
-  constexpr int unroll = FFMA_UNROLL;
+__device__ __forceinline__ void multiply(const Params& params, Shared& shared, const Item& item, RingPosition& ring) {
+  constexpr int unroll = 8;  // channels of a turn of the inner loop: a stage is one turn and the rest
+  static_assert(unroll % 2 == 0 && stage_channels % unroll == 0);
+  const Place place;
+  const int octet = place.warp * 4 + place.quad / 2, exchanged = octet % 2;
+  // In slot 0. Odd places of V lie 32 bytes before where they would be, or behind, in octets that are exchanged.
+  const std::uint32_t first_v = shared_address(&shared.stages[0].v[octet][exchanged][place.quad % 2 * 4]);
+  const std::uint32_t first_u = shared_address(&shared.stages[0].u[0][place.column * 4]);
+  const std::uint32_t full = shared_address(shared.full), empty = shared_address(shared.empty);
+  constexpr std::uint32_t slot_bytes = sizeof(Shared::Stage);
+
   float sum[8][8] = {};
   float v[2][8], u[2][8];
-  std::uint32_t row_v[2], row_u;  // row_v: for even and odd places
-  // Everything is computed anew for each stage from the thread's number, which the compiler cannot keep: registers.
+  std::uint32_t row_v[2], row_u;  // row_v: of even and of odd places
   const auto begin_stage = [&] {
-    const Place place(fresh_thread());
-    Shared& shared = all[place.team];
-    const Shared::Stage& stage = shared.stages[ring.slot];
-    row_v[0] = shared_address(&stage.v[place.octet()][0][place.quad % 2 * 4]) + place.exchanged() * 32;
-    row_v[1] = row_v[0] - place.exchanged() * 64;
-    row_u = shared_address(&stage.u[0][place.column * 4]);
-    wait<role_multiply>(shared.full[ring.slot], ring.parity, params.report);
+    row_v[0] = first_v + ring.slot * slot_bytes, row_v[1] = row_v[0] - exchanged * 64;
+    row_u = first_u + ring.slot * slot_bytes;
+    wait<role_multiply>(full + ring.slot * 8, ring.parity, params.report);
   };
   const auto load = [&](int channel) {
     const std::uint32_t from_v = row_v[channel % 2] + channel * 32, from_u = row_u + channel * (block_filters * 4);
@@ -64,9 +59,10 @@ __device__ __forceinline__ void multiply(const Params& params, Shared* all, unsi
     load_shared(v[channel % 2], from_v);
     load_shared(v[channel % 2] + 4, from_v + 2 * stage_channels * 32);
   };
-  // A multiprocessor reads two operands of an FFMA from its registers, one of each bank (odd and even numbers), and
-  // takes the third from the instruction before. Up and down the columns one operand is always that one; and as U's
-  // filters lie in memory with neighbours exchanged, the register of a filter and those of its sums differ in parity.
+  // A quarter of a multiprocessor can start an FFMA every clock if it reads two operands from the registers, one of
+  // each bank (odd and even numbers), and the third was read by the instruction before. To and fro along the rows one
+  // operand always is; and as U's filters lie in memory with neighbours exchanged, the register of a filter and those
+  // of its sums differ in parity.
   const auto multiply_add = [&](int channel) {
 #pragma unroll
     for (int n = 0; n < 64; ++n) {
@@ -93,21 +89,16 @@ __device__ __forceinline__ void multiply(const Params& params, Shared* all, unsi
       multiply_add(channel);
     }
     // The last channel is in registers: the slot can be filled again.
-#ifdef FENCE_WAR
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
+    release_reads();
     __syncwarp();
-    if (const unsigned thread = fresh_thread(); thread % 32 == 0) arrive(all[thread / team_threads].empty[ring.slot]);
+    if (threadIdx.x % 32 == 0) arrive(empty + ring.slot * 8);
     ring.advance();
     if (stage > 1) {
       begin_stage();
       load(0);
     }
-    static_assert(unroll % 2 == 0);
     multiply_add(unroll - 1);
   }
-  const Place place(fresh_thread());
-  const Item& item = all[place.team].items[at];
   float* m =
       params.products + item.place * params.m_place() +
       (std::int64_t{item.channel / block_filters * 36 + item.count} * unit_tiles + place.warp * 32 + place.quad * 4) *

@@ -34,10 +34,6 @@ struct Params {
   int stages, filter_blocks;
   FastDivide by_tiles_q, by_tiles_p;
   unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
-#ifdef FFMA_SKIP
-  unsigned skip;
-  long long* debug;
-#endif
 
   __host__ __device__ std::int64_t v_place() const { return std::int64_t{36} * stages * stage_v; }
   __host__ __device__ std::int64_t m_place() const {
@@ -65,15 +61,12 @@ struct alignas(16) Item {
 };
 constexpr int item_stop = 4;
 
-#ifndef FFMA_UNROLL
-#define FFMA_UNROLL 8
-#endif
 constexpr int team_threads = 32 * team_warps, teams = 3;
 // Of a block: the teams, and four warps, of which one dispatches for each team. So a thread has 128 registers: with 112
 // the compiler finds no numbers for the products' that keep clear of bank conflicts, and they take a third longer.
 constexpr int threads = team_threads * teams + 128;
 static_assert(threads == 512);
-constexpr int slots = FFMA_SLOTS;  // of the ring of stages
+constexpr int slots = 4;  // of the ring of stages
 
 struct Shared {  // of a team
   struct Stage {
@@ -91,9 +84,16 @@ struct Shared {  // of a team
 __device__ __forceinline__ void barrier_init(std::uint64_t& barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void arrive(std::uint64_t& barrier) {
-  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(shared_address(&barrier))
-               : "memory");
+__device__ __forceinline__ void arrive(std::uint32_t barrier) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void arrive(std::uint64_t& barrier) { arrive(shared_address(&barrier)); }
+// What this thread has read from shared memory, by ordinary loads, happens before copies that others start once it has
+// arrived. Without it a copy now and then overwrote what a load was still to read: 3 of 3000 launches were wrong.
+__device__ __forceinline__ void release_reads() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 // Until the phase of that parity has ended. Bounded; in one asm block, as hopper::wait_in_place(), to cost no
 // registers.

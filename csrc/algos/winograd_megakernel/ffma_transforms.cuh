@@ -1,6 +1,8 @@
 // ITrans and OTrans, by the same threads that multiply: a lane has a tile and two neighbouring channels or filters.
 #pragma once
 
+#include <type_traits>
+
 #include "algos/winograd_megakernel/ffma_params.cuh"
 #include "device/winograd_matrices.h"
 
@@ -21,9 +23,17 @@ __device__ __forceinline__ TilePosition tile_position(const Params& params, int 
   return {static_cast<int>(rest), p, q};
 }
 
-// A warp takes 8 tiles x 8 channels at a time: it reads whole sectors of x in NHWC and writes whole sectors of V.
+__device__ __forceinline__ void store(float* target, const Values& values) {
+  target[0] = values.e[0], target[4 * 8] = values.e[1];  // the next channel is four places further
+}
+__device__ __forceinline__ void store(float* target, float value) { *target = value; }
+
+// A warp takes 8 tiles x 8 channels at a time: it reads whole sectors of x in NHWC and writes whole lines of V. A lane
+// has two channels of a tile, at once or one after the other.
 template <Access access>
 __device__ __forceinline__ void transform_input(const Params& params, const Item& item) {
+  constexpr bool pairs = access == Access::nhwc_pairs;
+  using Value = std::conditional_t<pairs, Values, float>;
   const int warp = team_warp(), lane = threadIdx.x % 32;
   const int columns = (item.count + stage_channels - 1) / stage_channels * 2, pieces = (item.tiles + 7) / 8 * columns;
 #pragma unroll 1
@@ -32,50 +42,48 @@ __device__ __forceinline__ void transform_input(const Params& params, const Item
     const int channel = item.channel + (piece - row * columns) * 8 + lane % 4 * 2;
     if (in_item >= item.tiles) continue;
     const TilePosition position = tile_position(params, item.group * unit_tiles + in_group);
-    const int h0 = position.p - params.pad_h, w0 = position.q - params.pad_w;
-    const float* source =
+    const int h0 = position.p - params.pad_h, w0 = position.q - params.pad_w, octet = in_group / 8;
+    const float* corner =
         params.x + position.n * params.x_image + channel * params.x_channel + h0 * params.x_row + w0 * params.x_pixel;
-    const bool first = channel < params.c, second = channel + 1 < params.c;
-    Values d[6][6];
+    float* v = params.v + item.place * params.v_place() + std::int64_t{channel / stage_channels} * (36 * stage_v) +
+               octet * (stage_channels * 8) + (place_of(channel % stage_channels) ^ (octet & 1)) * 8 + in_group % 8;
+#pragma unroll 1
+    for (int e = 0; e < (pairs ? 1 : 2); ++e, corner += params.x_channel, v += 4 * 8) {
+      const float* source = corner;
+      Value d[6][6];
 #pragma unroll
-    for (int i = 0; i < 6; ++i, source += params.x_row) {
-      const bool row_inside = first && static_cast<unsigned>(h0 + i) < static_cast<unsigned>(params.h);
+      for (int i = 0; i < 6; ++i, source += params.x_row) {
+        const bool row_inside =
+            channel + e < params.c && static_cast<unsigned>(h0 + i) < static_cast<unsigned>(params.h);
 #pragma unroll
-      for (int j = 0; j < 6; ++j) {
-        const bool inside = row_inside && static_cast<unsigned>(w0 + j) < static_cast<unsigned>(params.w);
-        d[i][j] = {0.0f, 0.0f};
-        if constexpr (access == Access::nhwc_pairs) {
-          if (inside) {
-            const float2 pair = __ldg(reinterpret_cast<const float2*>(source + j * params.c));
-            d[i][j] = {pair.x, pair.y};
+        for (int j = 0; j < 6; ++j) {
+          const bool inside = row_inside && static_cast<unsigned>(w0 + j) < static_cast<unsigned>(params.w);
+          const float* const pixel = source + (is_nhwc(access) ? j * params.c : j);
+          d[i][j] = Value{};
+          if constexpr (pairs) {
+            if (inside) {
+              const float2 pair = __ldg(reinterpret_cast<const float2*>(pixel));
+              d[i][j] = {pair.x, pair.y};
+            }
+          } else {
+            if (inside) d[i][j] = __ldg(pixel);
           }
-        } else {
-          const float* pixel = source + (is_nhwc(access) ? j * params.c : j);
-          if (inside) d[i][j].e[0] = __ldg(pixel);
-          if (inside && second) d[i][j].e[1] = __ldg(pixel + params.x_channel);
         }
       }
-    }
-#pragma unroll
-    for (int j = 0; j < 6; ++j) {
-      const Values column[6] = {d[0][j], d[1][j], d[2][j], d[3][j], d[4][j], d[5][j]};
-      Values result[6];
-      winograd::Transform<4>::input(column, result);
-#pragma unroll
-      for (int i = 0; i < 6; ++i) d[i][j] = result[i];
-    }
-    const int octet = in_group / 8, place = place_of(channel % stage_channels) ^ (octet & 1);
-    float* const v = params.v + item.place * params.v_place() +
-                     std::int64_t{channel / stage_channels} * (36 * stage_v) + octet * (stage_channels * 8) +
-                     place * 8 + in_group % 8;
-#pragma unroll
-    for (int i = 0; i < 6; ++i) {
-      Values result[6];
-      winograd::Transform<4>::input(d[i], result);
 #pragma unroll
       for (int j = 0; j < 6; ++j) {
-        v[(i * 6 + j) * stage_v] = result[j].e[0];
-        v[(i * 6 + j) * stage_v + 32] = result[j].e[1];  // four places further
+        const Value column[6] = {d[0][j], d[1][j], d[2][j], d[3][j], d[4][j], d[5][j]};
+        Value result[6];
+        winograd::Transform<4>::input(column, result);
+#pragma unroll
+        for (int i = 0; i < 6; ++i) d[i][j] = result[i];
+      }
+#pragma unroll
+      for (int i = 0; i < 6; ++i) {
+        Value result[6];
+        winograd::Transform<4>::input(d[i], result);
+#pragma unroll
+        for (int j = 0; j < 6; ++j) store(v + (i * 6 + j) * stage_v, result[j]);
       }
     }
   }
