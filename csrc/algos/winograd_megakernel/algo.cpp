@@ -86,8 +86,8 @@ std::string describe(const TaskMap& map) {
          std::to_string(map.mapping.d_go) + ", M " + std::to_string(map.m);
 }
 
-ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device) {
-  const auto detail = std::make_shared<const CudaPlan>(make_cuda_plan(problem, device));
+ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
+  const auto detail = std::make_shared<const CudaPlan>(make_cuda_plan(problem, device, instruments));
   ConvPlan plan;
   plan.workspace_bytes = detail->v_bytes() + detail->m_bytes() + detail->exponent_bytes() + detail->counter_bytes() +
                          turned_input_bytes(problem);
@@ -130,3 +130,8 @@ const Algorithm algorithm{"winograd_megakernel",
                           packed_weight};
 
 }  // namespace fastconv::algos::winograd_megakernel
+
+fastconv::ConvPlan fastconv::plan_instrumented_megakernel(const ConvProblem& problem, const DeviceInfo& device,
+                                                          const Instruments& instruments) {
+  return algos::winograd_megakernel::plan_cuda(problem, device, instruments);
+}
