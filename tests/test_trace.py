@@ -121,7 +121,7 @@ def test_records_of_another_launch_are_refused():
 
 
 def test_overlap_and_shares_of_pools():
-    """Block 0 multiplies from 0 to 4 and transforms from 2 to 6 and 7 to 8; block 1 has no products. Two of seven hide."""
+    """Block 0 multiplies from 0 to 4, and transforms from 2 to 6 and 7 to 8; block 1 has no products: 2 of 7 hide."""
     tasks = trace.mapped(_C.TaskMap(4, 1, 1, 4, input=(1, 1), gemm=(36, 1), output=(4, 1)))
     assert tasks.kind.tolist() == [1, 1, 1, 1, 2, 3]
     worker = np.array([1, 1, 3, 3, 0, 3], np.int32)
