@@ -89,10 +89,12 @@ def trace(
         for pool, title in enumerate(run.pools if len(run.pools) > 1 else ()):
             say(f"  {title}: " + ", ".join(f"{what} {share:.1%}" for what, share in run.of_pool(pool).items()))
         if run.overlap is not None:
-            say(f"  {run.overlap:.1%} of the {run.pools[1]}' time beside {run.pools[0]} of the same block")
+            say(f"  {run.overlap:.1%} of the transforms' time beside GEMM tasks of the same multiprocessor")
     if "unrecorded_us" in detail:
         say(f"the launch takes {detail['unrecorded_us']:.1f} us, {detail['recorded_us']:.1f} us while recording")
         say(f"the clock's step is {detail['resolution_ns']} ns")
+    if "no_series" in detail:
+        say(f"not recorded: {SERIES}: {detail['no_series']}")
     if out is not None:
         traces.write_chrome(out, runs)
         say(f"written: {out}")
@@ -139,7 +141,8 @@ def _record(
     with torch.cuda.device(device):
         kernel = megakernel.random_kernel(item, batch, precision, device)
         found = megakernel.record(kernel, options)
-    return kernel.task_map(options), {SERIES: found.series, MAPPED: found.mapped}, found.detail
+    titles = {"series": SERIES, "mapped": MAPPED}
+    return kernel.task_map(options), {titles[name]: run for name, run in found.runs.items()}, found.detail
 
 
 def bench(

@@ -41,8 +41,7 @@ class Tasks:
 class Run:
     """A run of tasks: microseconds from the start, and the worker, for each task. Arrays over tasks.
 
-    A worker does one task at a time. Worker w is of pool w % len(pools); those of one number w // len(pools) share a
-    processor.
+    A worker does one task at a time. Worker w is of pool w % len(pools), in block w // len(pools).
     """
 
     tasks: Tasks
@@ -53,6 +52,7 @@ class Run:
     end: npt.NDArray[np.float64]
     pools: tuple[str, ...] = ("workers",)
     clock: str = "simulated"  # or recorded
+    processor: npt.NDArray[np.int32] | None = None  # of each worker, the multiprocessor; -1: it had no task
 
     @property
     def us(self) -> float:
@@ -77,29 +77,37 @@ class Run:
 
     @property
     def overlap(self) -> float | None:
-        """The share of the second pool's time in tasks during which the first pool's worker of the same processor is in
-        a task, too: what hides behind what. None where there is one pool."""
-        if len(self.pools) < 2:
+        """The share of the transforms' time during which a worker of the same processor is in a GEMM task: what hides
+        behind what. None where processors are not known."""
+        if self.processor is None:
             return None
+        gemm = self.tasks.kind == KINDS.index("gemm")
+        processor = self.processor[self.worker]
         beside = total = 0.0
-        for processor in range(self.workers // len(self.pools)):
-            first, second = (np.flatnonzero(self.worker == len(self.pools) * processor + pool) for pool in (0, 1))
-            first = first[np.argsort(self.start[first])]
-            # Time in tasks of the first pool up to a point, by the ends of its tasks, which do not overlap.
-            points = np.stack([self.start[first], self.end[first]], 1).ravel()
-            done = np.repeat(np.cumsum(self.end[first] - self.start[first]), 2)
-            done[0::2] -= self.end[first] - self.start[first]
-            if len(points):
-                beside += float((np.interp(self.end[second], points, done)).sum())
-                beside -= float((np.interp(self.start[second], points, done)).sum())
-            total += float((self.end[second] - self.start[second]).sum())
+        for number in np.unique(processor):
+            gemms, others = (np.flatnonzero((processor == number) & chosen) for chosen in (gemm, ~gemm))
+            gemms = gemms[np.argsort(self.start[gemms])]
+            total += float((self.end[others] - self.start[others]).sum())
+            if not len(gemms):
+                continue
+            # The time up to a point during which GEMM tasks run: what each adds, they begin in this order, to its end.
+            reached = np.maximum.accumulate(self.end[gemms])
+            begin = np.maximum(self.start[gemms], np.concatenate([[0.0], reached[:-1]]))
+            end = np.maximum(begin, reached)
+            done = np.cumsum(end - begin)
+            points, sums = np.stack([begin, end], 1).ravel(), np.stack([done - (end - begin), done], 1).ravel()
+            beside += float((np.interp(self.end[others], points, sums)).sum())
+            beside -= float((np.interp(self.start[others], points, sums)).sum())
         return beside / total if total else 0.0
 
     def summary(self) -> dict[str, Any]:
-        """us, busy, waiting; overlap, and busy and waiting of each pool, where there are several."""
+        """us, busy, waiting; the shares of all workers' time by kind; overlap, and each pool's shares, where known."""
         found: dict[str, Any] = {"us": self.us, "busy": self.busy, "waiting": self.waiting}
+        times = np.bincount(self.tasks.kind, self.end - self.start, len(KINDS)) / (self.workers * self.us)
+        found["kinds"] = dict(zip(KINDS, times.tolist(), strict=True))
+        if self.overlap is not None:
+            found["overlap"] = self.overlap
         if len(self.pools) > 1:
-            found |= {"overlap": self.overlap}
             found |= {name: self.of_pool(pool) for pool, name in enumerate(self.pools)}
         return found
 
@@ -107,8 +115,8 @@ class Run:
 def recorded(task_map: _C.TaskMap, records: npt.NDArray[np.int64]) -> Run:
     """The run that a launch has recorded (fastconv.instrumented): [tasks, fields of RECORD], in any order.
 
-    A block has two workers, one for GEMM tasks and one for all others. It may take a task while it is still at the one
-    before; the task then starts when that one ends.
+    A block has one worker, or two with tickets of their own, for GEMM tasks and for all others. A worker may take a
+    task while it is still at the one before; the task then starts when that one ends.
     Raises ValueError if a task has no record, or two.
     """
     tasks = mapped(task_map)
@@ -121,7 +129,9 @@ def recorded(task_map: _C.TaskMap, records: npt.NDArray[np.int64]) -> Run:
     same = [(field[name] == getattr(tasks, name)).all() for name in ("kind", "group", "index")]
     if not all(same) or (field["end"] < field["begin"]).any() or (field["begin"] < field["taken"]).any():
         raise ValueError("the records are not those of one launch with this map")
-    worker = 2 * field["block"] + (field["kind"] != KINDS.index("gemm"))
+    two = len(np.unique(field["ticket"])) < len(order)
+    pools = ("products", "transforms") if two else ("workers",)
+    worker = len(pools) * field["block"] + (two & (field["kind"] != KINDS.index("gemm")))
     first = field["taken"].min()
     taken, start, end = ((field[name] - first) / 1e3 for name in ("taken", "begin", "end"))
     for number in np.unique(worker):
@@ -131,8 +141,10 @@ def recorded(task_map: _C.TaskMap, records: npt.NDArray[np.int64]) -> Run:
         end[own] = np.maximum.accumulate(end[own])
         before = np.concatenate([[0.0], end[own[:-1]]])
         taken[own], start[own] = np.maximum(taken[own], before), np.maximum(start[own], before)
-    workers = 2 * (int(field["block"].max()) + 1)
-    return Run(tasks, workers, worker.astype(np.int32), taken, start, end, ("products", "transforms"), "recorded")
+    workers = len(pools) * (int(field["block"].max()) + 1)
+    processor = np.full(workers, -1, np.int32)
+    processor[worker] = field["processor"]
+    return Run(tasks, workers, worker.astype(np.int32), taken, start, end, pools, "recorded", processor)
 
 
 def resolution_ns(records: npt.NDArray[np.int64]) -> int:
@@ -203,8 +215,10 @@ def to_chrome(runs: dict[str, Run]) -> dict[str, Any]:
     for process, (name, run) in enumerate(runs.items()):
         events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
         for number in range(run.workers):
-            number_in_pool, pool = divmod(number, len(run.pools))
-            label = {"name": f"block {number_in_pool} {run.pools[pool]}" if len(run.pools) > 1 else f"worker {number}"}
+            block, pool = divmod(number, len(run.pools))
+            label = {"name": f"worker {number}"}
+            if run.processor is not None:
+                label = {"name": f"SM {run.processor[number]}, block {block}, {run.pools[pool]}"}
             events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": number, "args": label})
         tasks = run.tasks
         for position in range(len(tasks.kind)):

@@ -73,7 +73,9 @@ def test_tables_show_what_the_file_holds():
     rivals = megakernel_report.rivals_table(document, "fp32")
     assert re.search(r"winograd_f4` \| 25.0 \| 0.83x.*winograd_megakernel` \| 30.0 \| 1.00x.*2.00x", rivals, re.DOTALL)
     assert "direct" not in rivals
-    assert "| vgg4_2 | series | 90.0 | 80% | 10% | 80% | 10% | 50% |" in megakernel_report.tasks_table(document, "fp32")
+    assert "| vgg4_2 | series | 90.0 | 80% | 10% | 80% | 10% | 80% | 10% | 50% |" in megakernel_report.tasks_table(
+        document, "fp32"
+    )
 
 
 def test_regions_and_figures_from_a_file(tmp_path):

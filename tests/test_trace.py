@@ -106,7 +106,7 @@ def test_records_become_a_run_whatever_their_order():
         assert (run.taken[own] <= run.start[own]).all()
         assert (run.start[own] <= run.end[own]).all()
     events = trace.to_chrome({"a launch": run})["traceEvents"]
-    assert {"block 0 products", "block 2 transforms"} <= {event["args"].get("name") for event in events}
+    assert {"SM 7, block 0, products", "SM 9, block 2, transforms"} <= {event["args"].get("name") for event in events}
     assert trace.resolution_ns(records) == 4  # 1000 and 32
 
 
@@ -120,13 +120,24 @@ def test_records_of_another_launch_are_refused():
             trace.recorded(task_map, records)
 
 
+def test_one_ticket_for_all_is_one_worker_a_block():
+    task_map = _C.TaskMap(64, 8, 8, 16, input=(4, 8), gemm=(6, 8), output=(4, 8), d_ig=4, d_go=4, m=2)
+    records = some_records(task_map, blocks=2)
+    records[:, RECORD.index("ticket")] = np.arange(len(records))
+    run = trace.recorded(task_map, records)
+    assert (run.workers, run.pools, run.processor.tolist()) == (2, ("workers",), [7, 8])
+    assert run.overlap == 0.0
+    assert sum(run.summary()["kinds"].values()) == pytest.approx(run.busy)
+
+
 def test_overlap_and_shares_of_pools():
     """Block 0 multiplies from 0 to 4, and transforms from 2 to 6 and 7 to 8; block 1 has no products: 2 of 7 hide."""
     tasks = trace.mapped(_C.TaskMap(4, 1, 1, 4, input=(1, 1), gemm=(36, 1), output=(4, 1)))
     assert tasks.kind.tolist() == [1, 1, 1, 1, 2, 3]
     worker = np.array([1, 1, 3, 3, 0, 3], np.int32)
     start, end = np.array([2.0, 7.0, 0.0, 1.0, 0.0, 2.0]), np.array([6.0, 8.0, 1.0, 2.0, 4.0, 2.0])
-    run = trace.Run(tasks, 4, worker, np.maximum(start - 1.0, 0.0), start, end, ("products", "transforms"))
+    taken, processor = np.maximum(start - 1.0, 0.0), np.array([5, 5, 6, 6], np.int32)
+    run = trace.Run(tasks, 4, worker, taken, start, end, ("products", "transforms"), "recorded", processor)
     assert run.overlap == pytest.approx(2 / 7)
     assert run.of_pool(0) == pytest.approx({"busy": 4 / 16, "waiting": 0.0})
     assert run.of_pool(1) == pytest.approx({"busy": 7 / 16, "waiting": 4 / 16})

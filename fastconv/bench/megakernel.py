@@ -31,8 +31,7 @@ BATCHES = (1, 2, 4, 8, 16)  # M
 class Recording:
     """A launch in the order of the map, the same tasks kind by kind, and what is known beside them."""
 
-    mapped: trace.Run
-    series: trace.Run
+    runs: dict[str, trace.Run]  # series, mapped; without series where the kernel of the class has none: detail says so
     detail: dict[str, Any]
 
 
@@ -50,18 +49,23 @@ def random_kernel(layer: Layer, n: int, accuracy: str, device: torch.device) -> 
 
 def record(kernel: Megakernel, options: Options) -> Recording:
     """Records two launches on the current device. The times of a launch with and without recording are medians."""
-    mapped, series = (kernel.record(each) for each in (options, replace(options, series=True)))
-    task_map, records = kernel.task_map(options), kernel.new_records()
+    task_map, room = kernel.task_map(options), kernel.new_records()
     times = timing.measure(
         {
             "unrecorded_us": functools.partial(kernel, options),
-            "recorded_us": functools.partial(kernel, options, records=records),
+            "recorded_us": functools.partial(kernel, options, records=room),
         }
     ).timings
-    run, staged = (trace.recorded(task_map, found.numpy()) for found in (mapped, series))
-    detail: dict[str, Any] = {"clock": "recorded", "blocks": run.workers // 2}
-    detail |= {"resolution_ns": trace.resolution_ns(mapped.numpy())}
-    return Recording(run, staged, detail | {name: found.us for name, found in times.items()})
+    records = kernel.record(options).numpy()
+    mapped = trace.recorded(task_map, records)
+    detail: dict[str, Any] = {"clock": "recorded", "blocks": mapped.workers // len(mapped.pools)}
+    detail |= {"resolution_ns": trace.resolution_ns(records)} | {name: each.us for name, each in times.items()}
+    try:
+        series = trace.recorded(task_map, kernel.record(replace(options, series=True)).numpy())
+    except RuntimeError as error:
+        timing.recover()
+        return Recording({"mapped": mapped}, detail | {"no_series": timing.message_of(error)})
+    return Recording({"series": series, "mapped": mapped}, detail)
 
 
 def _row(layer: Layer, n: int, accuracy: str, part: str, variant: str = "") -> results.Row:
@@ -184,12 +188,14 @@ class _Suite:
                 self.say(f"missing: {self.missing[-1]}")
                 timing.recover()
                 continue
-            for variant, run in (("mapped", found.mapped), ("series", found.series)):
+            if "no_series" in found.detail:
+                self.missing.append(f"distribution: {layer.layer}, {accuracy}, series: {found.detail['no_series']}")
+            for variant, run in found.runs.items():
                 times, counts = trace.distribution(run, samples=300)
                 row = _row(layer, self.n, accuracy, "distribution", variant) | run.summary() | found.detail
                 running = dict(zip(trace.KINDS, counts.tolist(), strict=True))
                 self.put(row | {"times_us": times.tolist(), "running": running})
-                self.say(f"{layer.layer:8} {accuracy}: {variant} {run.us:.1f} us, overlap {run.overlap:.0%}")
+                self.say(f"{layer.layer:8} {accuracy}: {variant} {run.us:.1f} us, overlap {run.overlap or 0.0:.0%}")
 
 
 def run(

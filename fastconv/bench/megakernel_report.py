@@ -112,12 +112,13 @@ def rivals_table(document: Document, accuracy: str) -> str:
 
 
 def tasks_table(document: Document, accuracy: str) -> str:
-    """What the records of two launches say: how busy the workers are, what they wait for, what overlaps."""
-    header = ["layer", "order", "us", "products busy", "products waiting", "transforms busy", "transforms waiting"]
-    header += ["transforms beside products"]
+    """What the records of two launches say: how busy the workers are, how long they wait, what overlaps."""
+    header = ["layer", "order", "us", "busy", "waiting", "products busy", "products waiting", "transforms busy"]
+    header += ["transforms waiting", "transforms beside products"]
     lines = []
     for row in rows_of(document, "distribution", accuracy):
-        shares = [f"{row[pool][what]:.0%}" for pool in ("products", "transforms") for what in ("busy", "waiting")]
+        sources = (row, row.get("products"), row.get("transforms"))  # the pools: where a block has two workers
+        shares = ["-" if its is None else f"{its[what]:.0%}" for its in sources for what in ("busy", "waiting")]
         lines.append([row["layer"], row["variant"], report._us(row["us"]), *shares, f"{row['overlap']:.0%}"])
     return report.markdown_table(header, lines)
 
