@@ -101,10 +101,15 @@ class Run:
         return beside / total if total else 0.0
 
     def summary(self) -> dict[str, Any]:
-        """us, busy, waiting; the shares of all workers' time by kind; overlap, and each pool's shares, where known."""
+        """us, busy, waiting; by kind the shares of all workers' time, and the median microseconds of a task; overlap,
+        and each pool's shares, where known."""
         found: dict[str, Any] = {"us": self.us, "busy": self.busy, "waiting": self.waiting}
         times = np.bincount(self.tasks.kind, self.end - self.start, len(KINDS)) / (self.workers * self.us)
         found["kinds"] = dict(zip(KINDS, times.tolist(), strict=True))
+        of_kind = [(self.end - self.start)[self.tasks.kind == kind] for kind in range(len(KINDS))]
+        found["task_us"] = {
+            name: float(np.median(each)) for name, each in zip(KINDS, of_kind, strict=True) if len(each)
+        }
         if self.overlap is not None:
             found["overlap"] = self.overlap
         if len(self.pools) > 1:

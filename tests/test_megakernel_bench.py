@@ -43,7 +43,14 @@ def some_document() -> results.Document:
     for variant in ("mapped", "series"):
         running = {kind: [0, 3, 0] for kind in trace.KINDS}
         rows.append(row_of("vgg4_2", "distribution", variant, us=90.0, clock="recorded", running=running))
-        rows[-1] |= {"times_us": [0.0, 45.0, 90.0], "overlap": 0.5, "products": shares, "transforms": shares, **shares}
+        rows[-1] |= {
+            "times_us": [0.0, 45.0, 90.0],
+            "overlap": 0.5,
+            "task_us": {"gemm": 12.0},
+            "products": shares,
+            "transforms": shares,
+            **shares,
+        }
     rows.append(row_of("res3", "layers", notes={"winograd_megakernel": "no such class"}))
     return {**HEAD, "rows": rows, "missing": ["layers: res3, batch 64, ieee: no such class"]}
 
@@ -73,8 +80,9 @@ def test_tables_show_what_the_file_holds():
     rivals = megakernel_report.rivals_table(document, "fp32")
     assert re.search(r"winograd_f4` \| 25.0 \| 0.83x.*winograd_megakernel` \| 30.0 \| 1.00x.*2.00x", rivals, re.DOTALL)
     assert "direct" not in rivals
-    assert "| vgg4_2 | series | 90.0 | 80% | 10% | 80% | 10% | 80% | 10% | 50% |" in megakernel_report.tasks_table(
-        document, "fp32"
+    assert (
+        "| vgg4_2 | series | 90.0 | 80% | 10% | 80% | 10% | 80% | 10% | 50% | 12.0 |"
+        in megakernel_report.tasks_table(document, "fp32")
     )
 
 

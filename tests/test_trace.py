@@ -128,6 +128,7 @@ def test_one_ticket_for_all_is_one_worker_a_block():
     assert (run.workers, run.pools, run.processor.tolist()) == (2, ("workers",), [7, 8])
     assert run.overlap == 0.0
     assert sum(run.summary()["kinds"].values()) == pytest.approx(run.busy)
+    assert set(run.summary()["task_us"]) == {"input", "gemm", "output"}
 
 
 def test_overlap_and_shares_of_pools():

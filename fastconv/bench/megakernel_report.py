@@ -115,11 +115,15 @@ def tasks_table(document: Document, accuracy: str) -> str:
     """What the records of two launches say: how busy the workers are, how long they wait, what overlaps."""
     header = ["layer", "order", "us", "busy", "waiting", "products busy", "products waiting", "transforms busy"]
     header += ["transforms waiting", "transforms beside products"]
+    rows = rows_of(document, "distribution", accuracy)
+    kinds = [kind for kind in trace.KINDS if any(kind in row["task_us"] for row in rows)]
+    header += [f"{kind} task us" for kind in kinds]
     lines = []
-    for row in rows_of(document, "distribution", accuracy):
+    for row in rows:
         sources = (row, row.get("products"), row.get("transforms"))  # the pools: where a block has two workers
         shares = ["-" if its is None else f"{its[what]:.0%}" for its in sources for what in ("busy", "waiting")]
         lines.append([row["layer"], row["variant"], report._us(row["us"]), *shares, f"{row['overlap']:.0%}"])
+        lines[-1] += [report._us(row["task_us"].get(kind)) for kind in kinds]
     return report.markdown_table(header, lines)
 
 
