@@ -52,7 +52,11 @@ def some_document() -> results.Document:
             **shares,
         }
     rows.append(row_of("res3", "layers", notes={"winograd_megakernel": "no such class"}))
-    return {**HEAD, "rows": rows, "missing": ["layers: res3, batch 64, ieee: no such class"]}
+    return {
+        **HEAD,
+        "rows": rows,
+        "missing": [f"layers: {layer}, batch 64, ieee: no such class" for layer in ("res3", "res4")],
+    }
 
 
 def test_rows_keep_the_contract_and_replace_one_another(tmp_path):
@@ -73,7 +77,7 @@ def test_tables_show_what_the_file_holds():
     assert "**0.80x**" in table
     assert "| geometric mean |  |  |  | 1.00x |" in table
     assert "res3" not in table
-    assert "res3, batch 64, ieee: no such class" in megakernel_report.missing(document)
+    assert megakernel_report.missing(document) == "- Missing: layers, batch 64, ieee: res3, res4: no such class."
     mapping = megakernel_report.mapping_table(document, "fp32")
     assert "| vgg5 | **51.0** |" in mapping
     assert "50.0 (148)" in mapping
@@ -181,20 +185,22 @@ def test_a_launch_records_every_task_once(precision):
 @needs_cuda
 def test_wrong_arguments_are_refused():
     kernel, expected = some_kernel()
-    with pytest.raises(RuntimeError, match="records has shape"):
+    refused = (ValueError, RuntimeError)
+    with pytest.raises(refused, match="records has shape"):
         kernel(records=torch.zeros(3, 9, dtype=torch.int64, device="cuda"))
-    with pytest.raises(RuntimeError, match="not both dense in NHWC"):
+    with pytest.raises(refused, match="not both dense in NHWC"):
         kernel(output=expected.contiguous())
-    with pytest.raises(RuntimeError, match="m is -1; expected 0"):
+    with pytest.raises(refused, match="m is -1; expected 0"):
         kernel(instrumented.Options(m=-1))
 
 
 @needs_cuda
 def test_the_soak_counts_launches_and_sees_other_bits(tmp_path, monkeypatch):
-    wanted = {"launches": 4 * megakernel_soak.PER_STREAM, "shapes": 4, "classes": ("fp32",)}
+    streams, each = megakernel_soak.STREAMS, megakernel_soak.PER_STREAM
+    wanted = {"launches": streams * each, "shapes": streams, "classes": ("fp32",)}
     document = megakernel_soak.run(**wanted, out=tmp_path / "soak.json")
     assert results.read(tmp_path / "soak.json")["rows"]
-    assert [(row["launches"], row["mismatches"]) for row in document["rows"]] == [(megakernel_soak.PER_STREAM, 0)] * 4
+    assert [(row["launches"], row["mismatches"]) for row in document["rows"]] == [(each, 0)] * streams
     call = instrumented.Megakernel.__call__
 
     def other_bits(self, *arguments, **named):
@@ -202,4 +208,4 @@ def test_the_soak_counts_launches_and_sees_other_bits(tmp_path, monkeypatch):
 
     monkeypatch.setattr(instrumented.Megakernel, "__call__", other_bits)
     document = megakernel_soak.run(**wanted, out=tmp_path / "soak.json")
-    assert [row["mismatches"] for row in document["rows"]] == [megakernel_soak.PER_STREAM] * 4
+    assert [row["mismatches"] for row in document["rows"]] == [each] * streams

@@ -61,11 +61,11 @@ def record(kernel: Megakernel, options: Options) -> Recording:
     detail: dict[str, Any] = {"clock": "recorded", "blocks": mapped.workers // len(mapped.pools)}
     detail |= {"resolution_ns": trace.resolution_ns(records)} | {name: each.us for name, each in times.items()}
     try:
-        series = trace.recorded(task_map, kernel.record(replace(options, series=True)).numpy())
-    except RuntimeError as error:
+        records = kernel.record(replace(options, series=True)).numpy()
+    except (RuntimeError, ValueError) as error:
         timing.recover()
         return Recording({"mapped": mapped}, detail | {"no_series": timing.message_of(error)})
-    return Recording({"series": series, "mapped": mapped}, detail)
+    return Recording({"series": trace.recorded(task_map, records), "mapped": mapped}, detail)
 
 
 def _row(layer: Layer, n: int, accuracy: str, part: str, variant: str = "") -> results.Row:

@@ -64,8 +64,13 @@ def layer_table(document: Document, accuracy: str) -> str:
 
 def missing(document: Document) -> str:
     """What the suite did not measure, and why not."""
-    found = document.get("missing") or []
-    return "\n".join(f"- Missing: {text}." for text in found) or "Nothing is missing."
+    found: dict[tuple[str, ...], list[str]] = {}
+    for text in document.get("missing") or []:
+        part, where, reason = text.split(": ", 2)
+        layer, _, rest = where.partition(", ")
+        found.setdefault((part, rest, reason), []).append(layer)
+    lines = [f"- Missing: {part}, {rest}: {', '.join(layers)}: {why}." for (part, rest, why), layers in found.items()]
+    return "\n".join(lines) or "Nothing is missing."
 
 
 def _swept(document: Document, accuracy: str, name: str) -> dict[str, list[Row]]:

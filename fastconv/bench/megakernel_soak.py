@@ -18,7 +18,7 @@ from fastconv.bench.layers import Layer
 from fastconv.instrumented import Megakernel, Options
 
 NAME, SUITE = "winograd_megakernel", "soak_megakernel"
-STREAMS, PER_STREAM = 4, 48  # of a graph: launches that may overlap, and each stream's
+STREAMS, PER_STREAM = 8, 48  # of a graph: launches that may overlap, and each stream's
 NOISE = 30  # competing kernels of a graph
 
 
@@ -95,7 +95,7 @@ def _some(layer: Layer, n: int, layout: str, accuracy: str, device: torch.device
 def run(
     *,
     launches: int = 1_000_000,
-    shapes: int = 40,
+    shapes: int = 200,
     classes: Sequence[str] = ("fp32", "ieee"),
     seed: int = 0,
     budget_s: float = 600.0,
@@ -104,7 +104,7 @@ def run(
 ) -> results.Document:
     """Launches the megakernel `launches` times, over `shapes` random layers in each class, and writes a result file.
 
-    Four layers at a time, a stream each, in a CUDA graph that is replayed; each launch in it has a map, a grid and
+    Eight layers at a time, a stream each, in a CUDA graph that is replayed; each launch in it has a map, a grid and
     delays of its own. A launch that hangs ends in an exception that names the wait (docs/megakernel.md). No layer
     begins after `budget_s` seconds. Needs a CUDA device. Returns the document, suite `soak_megakernel`: a row per
     layer with `launches`, `mismatches`, `seconds` and the error of the ordinary call; `missing`: classes that the
