@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fastconv import _C, ops
 
-RECORD = ("taken", "begin", "end", "kind", "group", "index", "ticket", "processor", "block")  # device/task_trace.cuh
+# TaskRecord in csrc/device/task_trace.cuh.
+RECORD = ("taken", "begin", "end", "kind", "group", "index", "ticket", "worker", "processor", "block")
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,8 @@ class Run:
 def recorded(task_map: _C.TaskMap, records: npt.NDArray[np.int64]) -> Run:
     """The run that a launch has recorded (fastconv.instrumented): [tasks, fields of RECORD], in any order.
 
-    A block has one worker, or two with tickets of their own, for GEMM tasks and for all others. A worker may take a
-    task while it is still at the one before; the task then starts when that one ends.
+    A block may have several workers. One may take a task while it is still at the one before; the task then starts when
+    that one ends.
     Raises ValueError if a task has no record, or two.
     """
     tasks = mapped(task_map)
@@ -134,9 +134,13 @@ def recorded(task_map: _C.TaskMap, records: npt.NDArray[np.int64]) -> Run:
     same = [(field[name] == getattr(tasks, name)).all() for name in ("kind", "group", "index")]
     if not all(same) or (field["end"] < field["begin"]).any() or (field["begin"] < field["taken"]).any():
         raise ValueError("the records are not those of one launch with this map")
-    two = len(np.unique(field["ticket"])) < len(order)
-    pools = ("products", "transforms") if two else ("workers",)
-    worker = len(pools) * field["block"] + (two & (field["kind"] != KINDS.index("gemm")))
+    pools: tuple[str, ...] = ("workers",)
+    if count := int(field["worker"].max()):
+        roles = (field["worker"] == 0) == (field["kind"] == KINDS.index("gemm"))
+        pools = (
+            ("products", "transforms") if count == 1 and roles.all() else tuple(f"team {i}" for i in range(count + 1))
+        )
+    worker = len(pools) * field["block"] + field["worker"]
     first = field["taken"].min()
     taken, start, end = ((field[name] - first) / 1e3 for name in ("taken", "begin", "end"))
     for number in np.unique(worker):

@@ -89,13 +89,13 @@ def some_records(task_map, blocks: int = 3) -> np.ndarray:
             taken = 1000 * (ticket // blocks)
             times = taken, taken + 100, taken + 1000 + 32 * (ticket % 2)
             its = tasks.kind[position], tasks.group[position], tasks.index[position]
-            records[position] = *times, *its, ticket, ticket % blocks + 7, ticket % blocks
+            records[position] = *times, *its, ticket, int(not gemm), ticket % blocks + 7, ticket % blocks
     return records
 
 
 def test_records_become_a_run_whatever_their_order():
     task_map = _C.TaskMap(64, 8, 8, 16, input=(4, 8), gemm=(6, 8), output=(4, 8), d_ig=4, d_go=4, m=2)
-    records = some_records(task_map) + np.array([10**15] * 3 + [0] * 6)
+    records = some_records(task_map) + np.array([10**15] * 3 + [0] * 7)
     run = trace.recorded(task_map, np.random.default_rng(0).permutation(records))
     assert (run.clock, run.workers, run.pools) == ("recorded", 6, ("products", "transforms"))
     assert run.taken.min() == 0.0
@@ -120,13 +120,19 @@ def test_records_of_another_launch_are_refused():
             trace.recorded(task_map, records)
 
 
-def test_one_ticket_for_all_is_one_worker_a_block():
+@pytest.mark.parametrize("teams", [1, 2])
+def test_workers_that_do_every_kind(teams):
     task_map = _C.TaskMap(64, 8, 8, 16, input=(4, 8), gemm=(6, 8), output=(4, 8), d_ig=4, d_go=4, m=2)
     records = some_records(task_map, blocks=2)
     records[:, RECORD.index("ticket")] = np.arange(len(records))
+    records[:, RECORD.index("worker")] = np.arange(len(records)) % teams
     run = trace.recorded(task_map, records)
-    assert (run.workers, run.pools, run.processor.tolist()) == (2, ("workers",), [7, 8])
-    assert run.overlap == 0.0
+    assert run.pools == (("workers",) if teams == 1 else ("team 0", "team 1"))
+    assert (run.workers, run.processor.tolist()) == (2 * teams, sorted([7, 8] * teams))
+    for number in range(run.workers):
+        own = np.flatnonzero(run.worker == number)
+        assert (run.taken[own[1:]] >= run.end[own[:-1]]).all()
+    assert run.overlap == 0.0 if teams == 1 else run.overlap > 0.0
     assert sum(run.summary()["kinds"].values()) == pytest.approx(run.busy)
     assert set(run.summary()["task_us"]) == {"input", "gemm", "output"}
 

@@ -5,7 +5,7 @@
 //   const std::int64_t taken = trace.now();             the worker turns to a task
 //   ... waits ...
 //   const std::int64_t begin = trace.now();             its waits are over
-//   trace.begin(row, {taken, begin, 0, kind, group, index, ticket});
+//   trace.begin(row, {taken, begin, 0, kind, group, index, ticket, worker});
 //   ... works, raises its counter ...
 //   trace.end(row);                                     any thread that is ordered after begin()
 #pragma once
@@ -19,10 +19,11 @@ namespace fastconv {
 struct TaskRecord {
   std::int64_t taken, begin, end;
   std::int64_t kind, group, index;  // as in plan/task_map.h
-  std::int64_t ticket;              // its number among the tasks of its worker's kind
+  std::int64_t ticket;              // increases with the tasks of a worker
+  std::int64_t worker;              // of the block: who does one task at a time
   std::int64_t processor, block;    // filled in by begin()
 };
-constexpr int task_record_fields = 9;
+constexpr int task_record_fields = 10;
 static_assert(sizeof(TaskRecord) == 8 * task_record_fields);
 
 struct TaskTrace {

@@ -155,7 +155,8 @@ __device__ __forceinline__ void record_task(const Params<T>& params, int row, in
                            .kind = static_cast<int>(task.kind),
                            .group = task.group,
                            .index = task.index,
-                           .ticket = ticket});
+                           .ticket = ticket,
+                           .worker = task.kind == TaskKind::gemm ? 0 : 1});
 }
 // For tests: a delay of up to `mask` ns, now and then, that depends on who asks when.
 __device__ __forceinline__ void delay_randomly(unsigned mask) {
