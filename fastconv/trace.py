@@ -137,9 +137,9 @@ def recorded(task_map: _C.TaskMap, records: npt.NDArray[np.int64]) -> Run:
     pools: tuple[str, ...] = ("workers",)
     if count := int(field["worker"].max()):
         roles = (field["worker"] == 0) == (field["kind"] == KINDS.index("gemm"))
-        pools = (
-            ("products", "transforms") if count == 1 and roles.all() else tuple(f"team {i}" for i in range(count + 1))
-        )
+        pools = tuple(f"team {team}" for team in range(count + 1))
+        if count == 1 and roles.all():
+            pools = ("products", "transforms")
     worker = len(pools) * field["block"] + field["worker"]
     first = field["taken"].min()
     taken, start, end = ((field[name] - first) / 1e3 for name in ("taken", "begin", "end"))

@@ -143,14 +143,13 @@ class Loader {
   __device__ __forceinline__ int load(const Pending& pending, bool takes) {
     int ticket = 0;
     const ProductTask& product = pending.product;
-    const std::int64_t taken = params_.trace.now();
+    params_.trace.take(product.number);
     if (!pending.ready) {
       pending.input.template wait<role_load>(params_.report);
       pending.output.template wait<role_load>(params_.report);
     }
     fence_global_copies();
-    record_task(params_, product.number, product.number, taken,
-                [this](int number) { return params_.map.gemm_task(number); });
+    record_begin(params_, product.number, product.number, [this](int number) { return params_.map.gemm_task(number); });
     const bool loads_u = ring_.resident == 0 || product.u != resident_;
     hopper::RingPosition position = position_;
 #pragma unroll 1

@@ -144,19 +144,13 @@ __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap
       : "memory");
 }
 
-// A worker has taken a task of its ticket, and the task's waits are over.
+// A task's waits are over. task_of(ticket) is asked only if there is something to record.
 template <typename T, typename TaskOf>
-__device__ __forceinline__ void record_task(const Params<T>& params, int row, int ticket, std::int64_t taken,
-                                            TaskOf&& task_of) {
+__device__ __forceinline__ void record_begin(const Params<T>& params, int row, int ticket, TaskOf&& task_of) {
   if (params.trace.records == nullptr) return;
   const Task task = task_of(ticket);
-  params.trace.begin(row, {.taken = taken,
-                           .begin = params.trace.now(),
-                           .kind = static_cast<int>(task.kind),
-                           .group = task.group,
-                           .index = task.index,
-                           .ticket = ticket,
-                           .worker = task.kind == TaskKind::gemm ? 0 : 1});
+  const bool gemm = task.kind == TaskKind::gemm;
+  params.trace.begin(row, static_cast<int>(task.kind), task.group, task.index, ticket, gemm ? 0 : 1);
 }
 // For tests: a delay of up to `mask` ns, now and then, that depends on who asks when.
 __device__ __forceinline__ void delay_randomly(unsigned mask) {

@@ -103,11 +103,11 @@ class Dispatcher {
 #pragma unroll 1
       for (int i = 0; i < grab && first + i < streams; ++i, ++tasks_) {
         if (lane == i) {
-          const std::int64_t taken = params_.trace.now();
+          params_.trace.take(map.gemms() + task.number);
           if (!ready) wait.template wait<role_dispatch>(params_.report);
           fence_global_copies();  // M was written by ordinary stores
-          record_task(params_, map.gemms() + task.number, task.number, taken,
-                      [&map](int number) { return map.stream_task(number); });
+          record_begin(params_, map.gemms() + task.number, task.number,
+                       [&map](int number) { return map.stream_task(number); });
           hand_out(task);
         }
         __syncwarp();
