@@ -24,7 +24,7 @@ PARTS = ("layers", "mapping", "rivals", "distribution")
 KEY = ("part", "layer", "n", "class", "variant")
 SWEPT_LAYERS, RIVALS_LAYER, SHOWN_LAYER = "vgg4_2,vgg5,res3", "res1", "vgg4_2"
 DISTANCES = (0, 16, 33, 66, 132, 264, 528, 1056)  # tasks
-BATCHES = (1, 2, 4, 8, 16)  # M
+BATCHES = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # M
 
 
 @dataclass(frozen=True)
