@@ -123,6 +123,15 @@ def test_soak_draws_what_the_kernel_serves():
     assert not any(each.series for each in options)
 
 
+def test_instruments_are_those_of_the_gpu():
+    x = torch.randn(1, 4, 8, 8)
+    kernel = instrumented.Megakernel(x, torch.randn(4, 4, 3, 3))
+    assert len(kernel.planned) > 0
+    assert kernel.new_output(3).shape == (3, 1, 4, 8, 8)
+    with pytest.raises((ValueError, RuntimeError), match="input is on the CPU"):
+        kernel()
+
+
 # ---- On a GPU
 
 
