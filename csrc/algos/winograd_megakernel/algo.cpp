@@ -6,6 +6,7 @@
 
 #include "algos/winograd_megakernel/config.h"
 #include "algos/winograd_megakernel/cuda_config.h"
+#include "algos/winograd_megakernel/ffma_config.h"
 #include "core/error.h"
 #include "plan/winograd_limits.h"
 
@@ -14,14 +15,14 @@ namespace {
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (Support support = supports_winograd(problem, "winograd_megakernel"); !support.ok) return support;
-  const bool cuda = device.type == DeviceType::cuda;
-  if (cuda && problem.accuracy != AccuracyClass::fp32 && problem.accuracy != AccuracyClass::tf32) {
+  const bool cuda = device.type == DeviceType::cuda, ieee = problem.accuracy == AccuracyClass::ieee;
+  if (cuda && !ieee && problem.accuracy != AccuracyClass::fp32 && problem.accuracy != AccuracyClass::tf32) {
     return Support::no("precision", std::string("the class is ") + name_of(problem.accuracy) +
-                                        "; on CUDA winograd_megakernel has fp32 and tf32");
+                                        "; on CUDA winograd_megakernel has ieee, fp32 and tf32");
   }
-  if (cuda && device.compute_capability != 90) {
+  if (cuda && (ieee ? device.compute_capability < 80 : device.compute_capability != 90)) {
     return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
-                                     "; winograd_megakernel needs 90 (wgmma)");
+                                     "; winograd_megakernel needs " + (ieee ? "80 or more" : "90 (wgmma)"));
   }
   if (problem.output_numel() == 0) return Support::yes();
   // Coordinates have 31 bits, a tensor copy's strides 40.
@@ -35,7 +36,9 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
                                    "; winograd_megakernel needs below 2^40 and 2^22");
   }
   try {
-    if (cuda) {
+    if (cuda && ieee) {
+      ffma::make_plan(problem, device);
+    } else if (cuda) {
       make_cuda_plan(problem, device);
     } else {
       make_map(problem, device);
@@ -79,11 +82,25 @@ double cuda_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const Devi
   return 50.0 + pessimism * (std::max(gemm, streams) + 0.25 * std::min(gemm, streams) + 1e6 * turned);
 }
 
+double ffma_cost_us(const ConvProblem& problem, const ffma::Plan& plan, const DeviceInfo& device) {
+  return 1e9;
+}
+
 std::string describe(const TaskMap& map) {
   return std::to_string(map.groups) + " groups of " + std::to_string(map.shapes.group_tiles) +
          " tiles, tasks per group " + std::to_string(map.s_i) + " + " + std::to_string(map.s_g) + " + " +
          std::to_string(map.s_o) + ", D_IG " + std::to_string(map.mapping.d_ig) + ", D_GO " +
          std::to_string(map.mapping.d_go) + ", M " + std::to_string(map.m);
+}
+
+ConvPlan plan_ffma(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
+  const auto detail = std::make_shared<const ffma::Plan>(ffma::make_plan(problem, device, instruments));
+  ConvPlan plan;
+  plan.workspace_bytes = detail->workspace_bytes();
+  plan.config = describe(detail->map);
+  plan.cost_us = ffma_cost_us(problem, *detail, device);
+  plan.detail = detail;
+  return plan;
 }
 
 ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
@@ -98,7 +115,9 @@ ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device, const I
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
-  if (device.type == DeviceType::cuda) return plan_cuda(problem, device);
+  if (device.type == DeviceType::cuda) {
+    return problem.accuracy == AccuracyClass::ieee ? plan_ffma(problem, device) : plan_cuda(problem, device);
+  }
   const auto map = std::make_shared<const TaskMap>(make_map(problem, device));
   ConvPlan plan;
   plan.workspace_bytes = static_cast<std::size_t>(map->v_groups * v_place(*map, padded_channels(problem)) +
@@ -112,6 +131,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return {u_bytes(problem)};
+  if (problem.accuracy == AccuracyClass::ieee) return {ffma::make_weights(problem).u_bytes()};
   return {make_cuda_weights(problem).u_bytes() + align_bytes(problem.k * 4)};
 }
 
@@ -133,5 +153,7 @@ const Algorithm algorithm{"winograd_megakernel",
 
 fastconv::ConvPlan fastconv::plan_instrumented_megakernel(const ConvProblem& problem, const DeviceInfo& device,
                                                           const Instruments& instruments) {
-  return algos::winograd_megakernel::plan_cuda(problem, device, instruments);
+  namespace own = algos::winograd_megakernel;
+  return problem.accuracy == AccuracyClass::ieee ? own::plan_ffma(problem, device, instruments)
+                                                 : own::plan_cuda(problem, device, instruments);
 }

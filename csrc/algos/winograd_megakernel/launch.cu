@@ -1,6 +1,7 @@
 // From a plan to a launch.
 #include <algorithm>
 
+#include "algos/winograd_megakernel/ffma_launch.h"
 #include "algos/winograd_megakernel/kernel.cuh"
 #include "algos/winograd_megakernel/pack.cuh"
 #include "core/kernels.h"
@@ -134,6 +135,7 @@ void launch(const Params<float>& params, const StreamMaps& maps, const CudaPlan&
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
+  if (problem.accuracy == AccuracyClass::ieee) return ffma::run_cuda(args, runtime);
   const CudaPlan& plan = *static_cast<const CudaPlan*>(args.detail);
   const cudaStream_t stream = stream_of(runtime);
   const auto* x = static_cast<const float*>(args.x);
@@ -161,6 +163,7 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
 
 void pack_cuda(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
+  if (problem.accuracy == AccuracyClass::ieee) return ffma::pack_cuda(args, runtime);
   const CudaWeights weights = make_cuda_weights(problem);
   auto* packed = static_cast<char*>(args.packed);
   pack_filters<float>

@@ -1,0 +1,110 @@
+// Class `ieee`: from a plan to a launch.
+#include <algorithm>
+
+#include "algos/winograd_megakernel/ffma_kernel.cuh"
+#include "algos/winograd_megakernel/ffma_launch.h"
+#include "algos/winograd_megakernel/ffma_pack.cuh"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+#include "device/indexing.h"
+
+namespace fastconv::algos::winograd_megakernel::ffma {
+namespace {
+
+cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
+bool is_aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+Params make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
+  const Strides4 in = input_strides(problem), out = output_strides(problem);
+  auto* v = static_cast<char*>(args.workspace);
+  char* products = v + plan.v_bytes();
+  auto* ticket = reinterpret_cast<int*>(products + plan.m_bytes());
+  return {.map = plan.map,
+          .x = static_cast<const float*>(args.x),
+          .y = static_cast<float*>(args.y),
+          .u = static_cast<const float*>(args.weight),
+          .v = reinterpret_cast<float*>(v),
+          .products = reinterpret_cast<float*>(products),
+          .ticket = ticket,
+          .counters = ticket + ticket_stride,
+          .epilogue = make_epilogue<float>(args),
+          .report = runtime.wait_report(),
+          .c = as_int(problem.c),
+          .h = as_int(problem.h),
+          .w = as_int(problem.w),
+          .k = as_int(problem.k),
+          .p = as_int(problem.p()),
+          .q = as_int(problem.q()),
+          .pad_h = as_int(problem.pad_h),
+          .pad_w = as_int(problem.pad_w),
+          .x_image = in.n,
+          .x_channel = in.c,
+          .x_row = in.h,
+          .x_pixel = in.w,
+          .y_image = out.n,
+          .y_filter = out.c,
+          .y_row = out.h,
+          .y_pixel = out.w,
+          .stages = as_int(plan.weights.stages),
+          .filter_blocks = as_int(plan.weights.filter_blocks),
+          .by_tiles_q = FastDivide(static_cast<std::uint32_t>((problem.q() + 3) / 4)),
+          .by_tiles_p = FastDivide(static_cast<std::uint32_t>((problem.p() + 3) / 4)),
+          .delay = 0};
+}
+
+template <Access access, bool plain>
+void launch_kernel(const Params& params, int processors, cudaStream_t stream) {
+  const auto kernel = convolve<access, plain>;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+             "winograd_megakernel: shared memory");
+  // Any number of blocks comes to an end (docs/megakernel.md); more than there are tasks would find nothing to do.
+  const int grid = std::min(processors, static_cast<int>(params.map.size()));
+  kernel<<<static_cast<unsigned>(grid), threads, shared_bytes, stream>>>(params);
+  check_launch("winograd_megakernel");
+}
+
+template <Access access>
+void launch(const Params& params, int processors, cudaStream_t stream) {
+  if (params.epilogue.residual != nullptr || params.epilogue.activate.is_silu) {
+    return launch_kernel<access, false>(params, processors, stream);
+  }
+  launch_kernel<access, true>(params, processors, stream);
+}
+
+}  // namespace
+
+void run_cuda(const ConvArgs& args, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const Plan& plan = *static_cast<const Plan*>(args.detail);
+  const cudaStream_t stream = stream_of(runtime);
+  const Params params = make_params(args, plan, runtime);
+  check_cuda(cudaMemsetAsync(params.ticket, 0, plan.counter_bytes(), stream), "winograd_megakernel: counters");
+  const int processors = runtime.device().processors;
+  if (problem.layout == Layout::nhwc) {
+    if (problem.c % 2 == 0 && problem.k % 2 == 0 && is_aligned(args.x, 8) && is_aligned(args.y, 8)) {
+      launch<Access::nhwc_pairs>(params, processors, stream);
+    } else {
+      launch<Access::nhwc>(params, processors, stream);
+    }
+  } else if (problem.q() % 4 == 0 && is_aligned(args.y, 16)) {
+    launch<Access::nchw_quads>(params, processors, stream);
+  } else {
+    launch<Access::nchw>(params, processors, stream);
+  }
+}
+
+void pack_cuda(const PackArgs& args, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const Weights weights = make_weights(problem);
+  pack_filters<float>
+      <<<static_cast<unsigned>(weights.filter_blocks * block_filters), pack_threads, 0, stream_of(runtime)>>>(
+          static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.stages),
+          static_cast<const float*>(args.weight), static_cast<float*>(args.packed), static_cast<float*>(args.snapshot));
+  check_launch("winograd_megakernel: packing");
+}
+
+}  // namespace fastconv::algos::winograd_megakernel::ffma

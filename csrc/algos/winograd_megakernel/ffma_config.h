@@ -1,0 +1,77 @@
+// Sizes, task map and workspace of the CUDA kernel of class `ieee`, shared by the planner and ffma.cu. Layouts:
+// ffma_params.cuh.
+//
+// Workspace: V | M | ticket and counters
+// Packed weight: U
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/algorithm.h"
+#include "plan/task_map.h"
+
+namespace fastconv::algos::winograd_megakernel::ffma {
+
+constexpr int unit_tiles = 128;    // of a GEMM task
+constexpr int block_filters = 64;  // of a GEMM task; they lie together in U and M
+#ifndef FFMA_STAGE
+#define FFMA_STAGE 16
+#define FFMA_SLOTS 4
+#endif
+constexpr int stage_channels = FFMA_STAGE;  // that a product loads at once
+constexpr int stage_v = stage_channels * unit_tiles, stage_u = stage_channels * block_filters;  // floats
+constexpr int transform_channels = 64;  // of a transform task: channels or filters
+constexpr int ticket_stride = 32;       // ints: the ticket has a cache line of its own
+
+inline std::size_t align_bytes(std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); }
+
+// What depends on the weight alone (the rule of packed_weight()).
+struct Weights {
+  std::int64_t stages, filter_blocks;
+
+  std::size_t u_bytes() const { return align_bytes(36 * filter_blocks * stages * stage_u * 4); }
+};
+inline Weights make_weights(const ConvProblem& problem) {
+  return {(problem.c + stage_channels - 1) / stage_channels, (problem.k + block_filters - 1) / block_filters};
+}
+
+struct Plan {
+  TaskMap map;  // first: fastconv._C.task_map() reads any plan's detail as a map
+  Weights weights;
+
+  std::int64_t v_place() const { return 36 * weights.stages * stage_v; }                            // floats
+  std::int64_t m_place() const { return 36 * weights.filter_blocks * unit_tiles * block_filters; }  // floats
+  std::size_t v_bytes() const { return align_bytes(map.v_groups * v_place() * 4); }
+  std::size_t m_bytes() const { return align_bytes(map.m_groups * m_place() * 4); }
+  std::size_t counter_bytes() const { return align_bytes((ticket_stride + map.counters()) * std::int64_t{4}); }
+  std::size_t workspace_bytes() const { return v_bytes() + m_bytes() + counter_bytes(); }
+};
+
+// Throws InvalidArgument if the map has too many tasks.
+inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device) {
+  const std::int64_t tiles = std::max<std::int64_t>(1, problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4));
+  const Weights weights = make_weights(problem);
+  const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
+  // A transform task takes several microseconds, unless there are so few that the blocks would have nothing to do.
+  const std::int64_t columns = (std::min(problem.c, problem.k) + transform_channels - 1) / transform_channels;
+  const int rows = groups * columns * 4 >= 4 * device.processors   ? 32
+                   : groups * columns * 8 >= 2 * device.processors ? 16
+                                                                   : 8;
+  const TaskShapes shapes{.group_tiles = unit_tiles,
+                          .filter_filters = 0,  // pack_weight() transforms them
+                          .filter_channels = 0,
+                          .input_tiles = rows,
+                          .input_channels = transform_channels,
+                          .gemm_frequencies = 1,
+                          .gemm_filters = block_filters,
+                          .output_tiles = rows,
+                          .output_filters = transform_channels};
+  // Two blocks of a multiprocessor have a task at work and one ahead each.
+  const auto processors = static_cast<std::int32_t>(device.processors);
+  const Mapping mapping{.d_ig = processors / 2, .d_go = processors * 4, .m = 2, .bounded = true};
+  return {.map = make_task_map(tiles, problem.c, problem.k, shapes, mapping), .weights = weights};
+}
+
+}  // namespace fastconv::algos::winograd_megakernel::ffma
