@@ -82,9 +82,7 @@ double cuda_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const Devi
   return 50.0 + pessimism * (std::max(gemm, streams) + 0.25 * std::min(gemm, streams) + 1e6 * turned);
 }
 
-double ffma_cost_us(const ConvProblem& problem, const ffma::Plan& plan, const DeviceInfo& device) {
-  return 1e9;
-}
+double ffma_cost_us(const ConvProblem& problem, const ffma::Plan& plan, const DeviceInfo& device) { return 1e9; }
 
 std::string describe(const TaskMap& map) {
   return std::to_string(map.groups) + " groups of " + std::to_string(map.shapes.group_tiles) +

@@ -31,7 +31,9 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
   }
   __syncthreads();
   if (threadIdx.x >= teams * team_threads) {
-    if (const unsigned team = threadIdx.x / 32 - teams * team_warps; team < teams) Dispatcher(params, all[team]).run();
+    if (const unsigned team = threadIdx.x / 32 - teams * team_warps; team < teams) {
+      Dispatcher(params, all[team], static_cast<int>(team)).run();
+    }
     return;
   }
   RingPosition ring;
@@ -71,9 +73,10 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
     asm volatile("bar.sync %0, %1;" ::"r"(1 + thread / team_threads), "n"(team_threads) : "memory");
     if (thread % team_threads == 0) {
       Shared& shared = all[thread / team_threads];
-      const int counter = shared.items[at].counter;
+      const int counter = shared.items[at].counter, position = shared.items[at].position;
       arrive(shared.item_empty[at]);
       raise(params.counters + counter);
+      params.trace.end(position);
     }
   }
 }
