@@ -96,8 +96,13 @@ def test_regions_and_figures_from_a_file(tmp_path):
     rows = [row_of("res3", "soak", **soaked), row_of("res2", "soak", **soaked)]
     soak = {**HEAD, "suite": "soak_megakernel", "rows": rows, "missing": ["ieee: no such class"]}
     results.write(tmp_path / "h200" / "soak_megakernel.json", soak)
-    for name in ("fp32", "mapping/fp32", "rivals/fp32", "tasks/fp32", "missing"):
+    for name in ("layers/fp32", "mapping/fp32", "rivals/fp32", "tasks/fp32", "missing"):
         assert report.region(f"h200/megakernel/{name}", tmp_path)
+    for name, figure in (("layers", "layers"), ("mapping", "distances"), ("rivals", "rivals"), ("tasks", "tasks")):
+        section = report.region(f"h200/megakernel/{name}", tmp_path)
+        assert section.startswith("Class `fp32`:")
+        assert f"(figures/h200_megakernel_{figure}_fp32.svg)" in section
+        assert "ieee" not in section
     said = report.region("h200/soak_megakernel", tmp_path)
     assert said.startswith("`fp32`: 2,000 launches of 2 layers in 4 s, 0 differ")
     assert said.endswith("Missing: ieee: no such class.")

@@ -1,7 +1,8 @@
 """Tables and plots of the suite `megakernel`, for fastconv.bench.report: the paper's figures with our data.
 
-Regions: <gpu>/megakernel/<class>, .../mapping/<class>, .../rivals/<class>, .../tasks/<class>, .../missing and, from the
-suite `soak_megakernel`, <gpu>/soak_megakernel.
+Regions: <gpu>/megakernel/layers, .../mapping, .../rivals and .../tasks, each with figures and tables of all classes
+that the file holds; .../<one of them>/<class>, a table alone; .../missing; and, from the suite `soak_megakernel`,
+<gpu>/soak_megakernel.
 """
 
 from __future__ import annotations
@@ -148,20 +149,33 @@ def soak_line(document: Document) -> str:
     return ". ".join([*parts, *(f"Missing: {text}" for text in document.get("missing") or [])]) + "."
 
 
-def region(rest: Sequence[str], document: Document) -> str | None:
-    """The Markdown of a region; None for a name that is not this suite's."""
+# Section -> its part of the suite, its table, its figures.
+SECTIONS: dict[str, tuple[str, Callable[[Document, str], str], tuple[str, ...]]] = {
+    "layers": ("layers", layer_table, ("layers",)),
+    "mapping": ("mapping", mapping_table, ("distances", "m")),
+    "rivals": ("rivals", rivals_table, ("rivals",)),
+    "tasks": ("distribution", tasks_table, ("tasks",)),
+}
+
+
+def region(rest: Sequence[str], gpu: str, document: Document) -> str | None:
+    """The Markdown of a region, for a document in docs/; None for a name that is not this suite's."""
     match rest:
-        case [accuracy] if accuracy in CLASSES:
-            return layer_table(document, accuracy)
-        case ["mapping", accuracy] if accuracy in CLASSES:
-            return mapping_table(document, accuracy)
-        case ["rivals", accuracy] if accuracy in CLASSES:
-            return rivals_table(document, accuracy)
-        case ["tasks", accuracy] if accuracy in CLASSES:
-            return tasks_table(document, accuracy)
         case ["missing"]:
             return missing(document)
+        case [name] if name in SECTIONS:
+            classes = [accuracy for accuracy in CLASSES if rows_of(document, SECTIONS[name][0], accuracy)]
+            return "\n\n".join(_section(name, accuracy, gpu, document) for accuracy in classes)
+        case [name, accuracy] if name in SECTIONS and accuracy in CLASSES:
+            return SECTIONS[name][1](document, accuracy)
     return None
+
+
+def _section(name: str, accuracy: str, gpu: str, document: Document) -> str:
+    """The figures and the table of one class."""
+    _, table, drawn = SECTIONS[name]
+    images = [f"![{each}, class {accuracy}](figures/{gpu}_megakernel_{each}_{accuracy}.svg)" for each in drawn]
+    return "\n\n".join([f"Class `{accuracy}`:", *images, table(document, accuracy)])
 
 
 # ---- Plots

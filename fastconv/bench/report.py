@@ -233,8 +233,9 @@ def region(name: str, results: Path) -> str:
             return layer_table(file(suite), accuracy, int(n))
         case ["networks", accuracy] if accuracy in CLASSES:
             return network_table(file("networks"), accuracy)
-        case ["megakernel", *rest_of] if (text := megakernel_report.region(rest_of, file("megakernel"))) is not None:
-            return text
+        case ["megakernel", *name_of]:
+            if (text := megakernel_report.region(name_of, gpu, file("megakernel"))) is not None:
+                return text
         case ["soak_megakernel"]:
             return megakernel_report.soak_line(file("soak_megakernel"))
         case ["machine", suite]:
