@@ -43,17 +43,19 @@ def random_options(draw: random.Random, blocks: int) -> Options:
 
 
 def _capture(
-    kernels: Sequence[Megakernel], expected: Sequence[torch.Tensor], draw: random.Random, wrong: torch.Tensor
+    pairs: Sequence[Sequence[Megakernel]], expected: Sequence[torch.Tensor], draw: random.Random, wrong: torch.Tensor
 ) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
-    """A graph with PER_STREAM launches of each kernel on a stream of its own, beside matrix products on one more.
+    """A graph with PER_STREAM launches on a stream for each of `pairs`, beside matrix products on one more.
 
-    The outputs of a stream lie behind one another, NaN before its launches; how many of them differ from `expected` is
-    added to `wrong` [kernels]. The outputs are returned, so that they live as long as the graph.
+    A pair is the same layer with two inputs, which take turns: what a launch finds in the workspace is not what it is
+    about to write there, so that reading too early shows. The outputs of a stream lie behind one another, NaN before
+    its launches; how many of them differ from `expected` [2, ...] is added to `wrong` [pairs]. The outputs are
+    returned, so that they live as long as the graph.
     """
     blocks = ops.device_info(wrong.device).processors
-    streams = [torch.cuda.Stream() for _ in range(len(kernels) + 1)]
-    outputs = [kernel.new_output(PER_STREAM) for kernel in kernels]
-    options = [[random_options(draw, blocks) for _ in range(PER_STREAM)] for _ in kernels]
+    streams = [torch.cuda.Stream() for _ in range(len(pairs) + 1)]
+    outputs = [pair[0].new_output(PER_STREAM) for pair in pairs]
+    options = [[random_options(draw, blocks) for _ in range(PER_STREAM)] for _ in pairs]
     noise = torch.randn(1024, 1024, device=wrong.device)
     noise = noise @ noise  # the library is initialised before the capture, which does not allow it
     torch.cuda.synchronize(wrong.device)
@@ -62,13 +64,13 @@ def _capture(
         root = torch.cuda.current_stream()
         for stream in streams:
             stream.wait_stream(root)
-        for index, kernel in enumerate(kernels):
+        for index, pair in enumerate(pairs):
             with torch.cuda.stream(streams[index]):
                 outputs[index].fill_(float("nan"))
                 for launch, each in enumerate(options[index]):
-                    kernel(each, outputs[index][launch])
-                differ = outputs[index].view(torch.int32) != expected[index].view(torch.int32)
-                wrong[index] += differ.flatten(1).any(1).sum()
+                    pair[launch % 2](each, outputs[index][launch])
+                found = outputs[index].view(torch.int32).unflatten(0, (PER_STREAM // 2, 2))
+                wrong[index] += (found != expected[index].view(torch.int32)).flatten(2).any(2).sum()
         with torch.cuda.stream(streams[-1]):
             for _ in range(NOISE):
                 noise = (noise @ noise).tanh_()
@@ -78,18 +80,22 @@ def _capture(
 
 
 def _some(layer: Layer, n: int, layout: str, accuracy: str, device: torch.device) -> tuple[Any, ...]:
-    """(kernel, output of an ordinary call, its error) of a layer; values spread over many powers of two."""
+    """(two kernels, the outputs of ordinary calls [2, ...], the larger error) of a layer and two inputs, whose values
+    are spread over many powers of two."""
     order = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-    x = torch.randn(n, layer.c, layer.h, layer.w, device=device)
-    x = (x * torch.exp2(torch.randint(-6, 7, x.shape, device=device).float())).contiguous(memory_format=order)
     weight = torch.randn(layer.k, layer.c, 3, 3, device=device) / (layer.c * 3) ** 0.5
     padding = (layer.padding, layer.padding)
-    kernel = Megakernel(x, weight, padding, accuracy)
-    expected = kernel.new_output()
-    # From the ordinary operator, not from the instrumented one.
-    expected.copy_(ours.contender(NAME, x, weight, layer, accuracy)())
-    exact = reference.conv2d(x, weight, padding=layer.padding)
-    return kernel, expected, testing.errors(expected, exact)
+    pair, found = [], []
+    for _ in range(2):
+        x = torch.randn(n, layer.c, layer.h, layer.w, device=device)
+        x = (x * torch.exp2(torch.randint(-6, 7, x.shape, device=device).float())).contiguous(memory_format=order)
+        pair.append(Megakernel(x, weight, padding, accuracy))
+        y = ours.contender(NAME, x, weight, layer, accuracy)()  # the ordinary operator, not the instrumented one
+        found.append((y, testing.errors(y, reference.conv2d(x, weight, padding=layer.padding))))
+    expected = pair[0].new_output(2)
+    for place, (y, _) in zip(expected, found, strict=True):
+        place.copy_(y)
+    return pair, expected, max((errors for _, errors in found), key=lambda errors: errors.relative_l2)
 
 
 def run(
@@ -105,7 +111,8 @@ def run(
     """Launches the megakernel `launches` times, over `shapes` random layers in each class, and writes a result file.
 
     Eight layers at a time, a stream each, in a CUDA graph that is replayed; each launch in it has a map, a grid and
-    delays of its own. A launch that hangs ends in an exception that names the wait (docs/megakernel.md). No layer
+    delays of its own, and another input than the one before. A launch that hangs ends in an exception that names the
+    wait (docs/megakernel.md). No layer
     begins after `budget_s` seconds. Needs a CUDA device. Returns the document, suite `soak_megakernel`: a row per
     layer with `launches`, `mismatches`, `seconds` and the error of the ordinary call; `missing`: classes that the
     kernel does not offer, and what there was no time for.
