@@ -56,11 +56,7 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device, cons
   const std::int64_t tiles = std::max<std::int64_t>(1, problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4));
   const Weights weights = make_weights(problem);
   const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
-  // A transform task takes several microseconds, unless there are so few that the blocks would have nothing to do.
-  const std::int64_t columns = (std::min(problem.c, problem.k) + transform_channels - 1) / transform_channels;
-  const int rows = groups * columns * 4 >= 4 * device.processors   ? 32
-                   : groups * columns * 8 >= 2 * device.processors ? 16
-                                                                   : 8;
+  const int rows = groups >= 64 ? 16 : 8;  // tiles of a transform task: few, so that all teams have some
   const TaskShapes shapes{.group_tiles = unit_tiles,
                           .filter_filters = 0,  // pack_weight() transforms them
                           .filter_channels = 0,
@@ -70,9 +66,9 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device, cons
                           .gemm_filters = block_filters,
                           .output_tiles = rows,
                           .output_filters = transform_channels};
-  // Two blocks of a multiprocessor have a task at work and one ahead each.
+  // What three teams of a multiprocessor have at work and ahead, and some more. (Measured: docs/performance.md.)
   const auto processors = static_cast<std::int32_t>(device.processors);
-  const Mapping mapping{.d_ig = processors / 2, .d_go = processors * 4, .m = 2, .bounded = true};
+  const Mapping mapping{.d_ig = 2 * processors, .d_go = 8 * processors, .m = 4, .bounded = true};
   return {.map = make_task_map(tiles, problem.c, problem.k, shapes, instruments.mapping(mapping)),
           .weights = weights,
           .instruments = instruments};

@@ -78,6 +78,9 @@ class Dispatcher {
                              extent.first_channel,
                              gemm ? extent.first_frequency : extent.channels,
                              position};
+#ifdef FENCE_ITEM
+        __threadfence_block();
+#endif
         arrive(shared_.item_full[at]);
       }
 #ifdef FFMA_SKIP

@@ -70,6 +70,8 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
       transform_output<access, plain>(params, item);
     }
     const unsigned thread = fresh_thread();
+    // The barrier counts warps, not threads: one that came in parts, after a break of some lanes, would count twice.
+    __syncwarp();
     asm volatile("bar.sync %0, %1;" ::"r"(1 + thread / team_threads), "n"(team_threads) : "memory");
     if (thread % team_threads == 0) {
       Shared& shared = all[thread / team_threads];

@@ -57,63 +57,54 @@ __device__ __forceinline__ void multiply(const Params& params, Shared* all, unsi
     row_u = shared_address(&stage.u[0][place.column * 4]);
     wait<role_multiply>(shared.full[ring.slot], ring.parity, params.report);
   };
-  const auto load_v = [&](int channel) {
-    load_shared(v[channel % 2], row_v[channel % 2] + channel * 32);
-    load_shared(v[channel % 2] + 4, row_v[channel % 2] + channel * 32 + 2 * stage_channels * 32);
-  };
-  const auto load_u = [&](int channel, int first) {
-    load_shared(u[channel % 2] + first, row_u + channel * (block_filters * 4) + first * 32);
+  const auto load = [&](int channel) {
+    const std::uint32_t from_v = row_v[channel % 2] + channel * 32, from_u = row_u + channel * (block_filters * 4);
+    load_shared(u[channel % 2], from_u);
+    load_shared(u[channel % 2] + 4, from_u + 128);
+    load_shared(v[channel % 2], from_v);
+    load_shared(v[channel % 2] + 4, from_v + 2 * stage_channels * 32);
   };
   // A multiprocessor reads two operands of an FFMA from its registers, one of each bank (odd and even numbers), and
   // takes the third from the instruction before. Up and down the columns one operand is always that one; and as U's
   // filters lie in memory with neighbours exchanged, the register of a filter and those of its sums differ in parity.
-  const auto multiply_add = [&](int channel, int first) {
+  const auto multiply_add = [&](int channel) {
 #pragma unroll
     for (int n = 0; n < 64; ++n) {
-#if ORDER == 0
       const int i = n / 8, j = i % 2 ? n % 8 : 7 - n % 8;
-#elif ORDER == 1
-      const int i = n / 8, j = i % 2 ? 7 - n % 8 : n % 8;
-#elif ORDER == 2
-      const int j = n / 8, i = j % 2 ? 7 - n % 8 : n % 8;
-#elif ORDER == 3
-      const int i = n / 8, j = n % 8;
-#elif ORDER == 4
-      const int h = n / 32, i = n / 4 % 8, j = h * 4 + (i % 2 ? n % 4 : 3 - n % 4);
-#elif ORDER == 5
-      const int h = n / 32, i = h * 4 + n % 4, jj = n / 4 % 8, j = jj;
-#endif
-      sum[i][j] = fmaf(v[channel % 2][i], u[channel % 2][j ^ U_SWAP], sum[i][j]);
+      sum[i][j] = fmaf(v[channel % 2][i], u[channel % 2][j ^ 1], sum[i][j]);
     }
   };
   begin_stage();
-  load_v(0), load_u(0, 0), load_u(0, 4);
+  load(0);
 #pragma unroll 1
   for (int stage = params.stages; stage > 0; --stage) {
 #pragma unroll 1
     for (int part = unroll; part < stage_channels; part += unroll) {
 #pragma unroll
       for (int channel = 0; channel < unroll; ++channel) {
-        load_v(channel + 1), load_u(channel + 1, 0), load_u(channel + 1, 4);
-        multiply_add(channel, 0);
+        load(channel + 1);
+        multiply_add(channel);
       }
       row_v[0] += unroll * 32, row_v[1] += unroll * 32, row_u += unroll * block_filters * 4;
     }
 #pragma unroll
     for (int channel = 0; channel < unroll - 1; ++channel) {
-      load_v(channel + 1), load_u(channel + 1, 0), load_u(channel + 1, 4);
-      multiply_add(channel, 0);
+      load(channel + 1);
+      multiply_add(channel);
     }
     // The last channel is in registers: the slot can be filled again.
+#ifdef FENCE_WAR
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
     __syncwarp();
     if (const unsigned thread = fresh_thread(); thread % 32 == 0) arrive(all[thread / team_threads].empty[ring.slot]);
     ring.advance();
     if (stage > 1) {
       begin_stage();
-      load_v(0), load_u(0, 0), load_u(0, 4);
+      load(0);
     }
     static_assert(unroll % 2 == 0);
-    multiply_add(unroll - 1, 0);
+    multiply_add(unroll - 1);
   }
   const Place place(fresh_thread());
   const Item& item = all[place.team].items[at];

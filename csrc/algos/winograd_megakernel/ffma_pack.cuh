@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(pack_threads)
   const bool exists = index < k;
   const T* filter = exists ? weight + index * c * 9 : nullptr;
   if (!filter_changed<pack_threads>(filter, snapshot, index, k, c * 9)) return;
-  float* const block = u + index / block_filters * 36 * stages * stage_u + (index % block_filters ^ U_SWAP);
+  float* const block = u + index / block_filters * 36 * stages * stage_u + (index % block_filters ^ 1);
   for (int channel = threadIdx.x; channel < stages * stage_channels; channel += pack_threads) {
     float g[3][3], half[6][3];
 #pragma unroll

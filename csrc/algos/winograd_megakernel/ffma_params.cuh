@@ -69,12 +69,6 @@ struct alignas(16) Item {
 };
 constexpr int item_stop = 4;
 
-#ifndef U_SWAP
-#define U_SWAP 1
-#endif
-#ifndef ORDER
-#define ORDER 2
-#endif
 #ifndef FFMA_UNROLL
 #define FFMA_UNROLL 8
 #endif
