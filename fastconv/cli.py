@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 import os
 import platform
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-# torch takes seconds to import, and `--help` needs none of it: every command imports what it runs.
+from fastconv import cli_megakernel
+from fastconv.cli_support import (
+    BatchOption,
+    DeviceOption,
+    ImageOption,
+    JsonOption,
+    NetworkOption,
+    Precision,
+    PrecisionOption,
+    console,
+    device_named,
+    fail,
+    numbers,
+    split,
+    write_json,
+)
 
-console = Console()
-if not console.is_terminal:
-    console = Console(width=120)  # a pipe has no width, and 80 columns cut the tables
-errors = Console(stderr=True)
+# torch takes seconds to import, and `--help` needs none of it: every command imports what it runs.
 
 
 class Commands(TyperGroup):
@@ -48,86 +55,6 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(help="Time ours against PyTorch and cuDNN, and draw what was measured.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-
-JsonOption = Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write the result here, as JSON.")]
-DeviceOption = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:1, ...")]
-
-NetworkOption = Annotated[str, typer.Option(help="all (the four main ones), or some, with commas between.")]
-BatchOption = Annotated[int | None, typer.Option(min=1, help="Photographs; default the paper's 64 (DenseNet 48).")]
-ImageOption = Annotated[int | None, typer.Option(min=32, help="Side of the photographs; default the network's own.")]
-
-
-class Precision(str, Enum):
-    ieee = "ieee"
-    fp32 = "fp32"
-    tf32 = "tf32"
-    fp16 = "fp16"
-    bf16 = "bf16"
-
-
-PrecisionOption = Annotated[Precision, typer.Option(help="Accuracy class.")]
-
-
-def fail(message: str) -> typer.Exit:
-    """Prints an error; the caller raises what this returns."""
-    errors.print(f"[red]error:[/red] {escape(message)}", highlight=False)
-    return typer.Exit(1)
-
-
-def write_json(path: Path | None, content: Any) -> None:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(_strict(content), indent=1, default=str) + "\n")
-        console.print(f"written: {path}", highlight=False)
-
-
-def _strict(value: Any) -> Any:
-    """JSON knows no NaN: null."""
-    if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def device_named(name: str) -> Any:
-    """The torch device that an option names. Raises ValueError if this machine has it not."""
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device is {name!r}; expected auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device is {name!r}; expected auto, cpu or cuda")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ValueError(f"device is {name!r}; PyTorch sees {count} CUDA devices here")
-    return device
-
-
-def split(text: str, name: str, known: list[str]) -> list[str]:
-    """The entries of a list like `a,b`; `all` is all that are known. Raises ValueError for an unknown one."""
-    if text == "all":
-        return known
-    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
-    for entry in entries:
-        if entry not in known:
-            raise ValueError(f"{name} is {entry!r}; expected all, or some of {', '.join(known)}")
-    if not entries:
-        raise ValueError(f"{name} is empty; expected all, or some of {', '.join(known)}")
-    return entries
-
-
-def numbers(text: str, name: str) -> list[int]:
-    """The entries of a list like `64,1`. Raises ValueError for one that is not a positive integer."""
-    entries = [entry.strip() for entry in text.split(",")]
-    for entry in entries:
-        if not entry.isdecimal() or int(entry) < 1:
-            raise ValueError(f"{name} is {text!r}; expected positive integers with commas between")
-    return [int(entry) for entry in entries]
 
 
 def gather_info() -> dict[str, Any]:
@@ -274,67 +201,6 @@ def explain(
     write_json(json_path, dataclasses.asdict(explanation))
 
 
-@app.command()
-def trace(
-    layer: Annotated[str, typer.Option(help="A layer of the set (fastconv bench layers): 3x3, stride 1.")] = "res2",
-    batch: Annotated[int, typer.Option(min=1)] = 64,
-    workers: Annotated[int, typer.Option(min=1, help="Blocks or threads that run tasks at the same time.")] = 132,
-    out: Annotated[Path | None, typer.Option(metavar="PATH", help="The trace, for ui.perfetto.dev.")] = None,
-    figure: Annotated[Path | None, typer.Option(metavar="PATH", help="Tasks over time, before and after.")] = None,
-    group_tiles: Annotated[int | None, typer.Option(min=1, help="t; default as planned.")] = None,
-    d_ig: Annotated[int | None, typer.Option(min=0, help="D_IG, in tasks; default as planned.")] = None,
-    d_go: Annotated[int | None, typer.Option(min=0, help="D_GO, in tasks; default as planned.")] = None,
-    m: Annotated[int | None, typer.Option(min=1, help="M; default as planned.")] = None,
-    filter_tasks: Annotated[bool, typer.Option("--filter-tasks", help="Transform the filters in the map.")] = False,
-    costs: Annotated[
-        str | None, typer.Option(help="Microseconds of a filter, input, gemm, output task; default an even H200's.")
-    ] = None,
-    json_path: JsonOption = None,
-) -> None:
-    """Play a task map of winograd_megakernel through, in simulated time: a trace to look at, and what it says."""
-    from fastconv import _C
-    from fastconv import trace as traces
-    from fastconv.bench.layers import LAYERS
-
-    known = {item.layer: item for item in LAYERS}
-    if layer not in known:
-        raise ValueError(f"layer is {layer!r}; expected one of {', '.join(known)}")
-    item = known[layer]
-    padding = (item.padding, item.padding)
-    stride = (item.stride, item.stride)
-    problem = _C.ConvProblem(batch, item.c, item.h, item.w, item.k, item.r, item.s, stride=stride, padding=padding)
-    planned = _C.task_map(problem, _C.cpu_device(workers)).arguments()
-    wanted = {"group_tiles": group_tiles, "d_ig": d_ig, "d_go": d_go, "m": m}
-    arguments = planned | {name: value for name, value in wanted.items() if value is not None}
-    task_map = _C.TaskMap(**(arguments | ({"filter": (64, 64)} if filter_tasks else {})))
-    each = traces.default_costs(task_map, workers)
-    if costs is not None:
-        try:
-            each = tuple(float(cost) for cost in costs.split(","))  # type: ignore[assignment]
-        except ValueError:
-            raise ValueError(f"costs is {costs!r}; expected four numbers with commas between") from None
-    runs = {
-        "kinds in series": traces.play(traces.staged(task_map), workers, each),
-        "task map": traces.play(traces.mapped(task_map), workers, each),
-    }
-    console.print(
-        f"{layer}, batch {batch}: {task_map.groups} groups, {len(task_map)} tasks (S_I {task_map.s_i}, "
-        f"S_G {task_map.s_g}, S_O {task_map.s_o}, N_F {task_map.n_f}), V of {task_map.v_groups} and M of "
-        f"{task_map.m_groups} groups in memory",
-        highlight=False,
-    )
-    for name, run in runs.items():
-        console.print(f"{name}: {run.us:.0f} us, busy {run.busy:.1%}, waiting {run.waiting:.1%}", highlight=False)
-    if out is not None:
-        traces.write_chrome(out, runs)
-        console.print(f"written: {out}", highlight=False)
-    if figure is not None:
-        traces.plot(runs, figure)
-        console.print(f"written: {figure}", highlight=False)
-    found = {name: {"us": run.us, "busy": run.busy, "waiting": run.waiting} for name, run in runs.items()}
-    write_json(json_path, {"layer": layer, "batch": batch, "workers": workers, "costs": each, **arguments, **found})
-
-
 @bench_app.command("layers")
 def bench_layers(
     layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
@@ -475,6 +341,11 @@ def bench_report(
     write_json(json_path, paths)
     if check and paths:
         raise fail(f"{len(paths)} documents are out of date; run fastconv bench report")
+
+
+app.command()(cli_megakernel.trace)
+bench_app.command("megakernel")(cli_megakernel.bench)
+bench_app.command("megakernel-soak")(cli_megakernel.soak)
 
 
 def main() -> None:

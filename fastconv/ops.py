@@ -152,6 +152,16 @@ def weight_gradient_reason(
     )
 
 
+def instrumented_megakernel(
+    input: Tensor, packed: Tensor, weight_shape: Sequence[int], padding: Sequence[int], channels_last: bool,
+    precision: str, d_ig: int, d_go: int, m: int, blocks: int, delay: int, series: bool, output: Tensor,
+    records: Tensor | None,
+) -> None:  # fmt: skip
+    """winograd_megakernel as measurements want it, into `output`: see `fastconv.instrumented`, which calls it."""
+    arguments = (input, packed, weight_shape, padding, channels_last, precision, d_ig, d_go, m, blocks, delay, series)
+    _call(torch.ops.fastconv.instrumented_megakernel.default, *arguments, output, records)
+
+
 def last_call() -> dict[str, Any] | None:
     """What the most recent convolution on this thread ran, or None before the first."""
     call = json.loads(torch.ops.fastconv.last_call())

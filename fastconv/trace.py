@@ -1,14 +1,16 @@
-"""A task map of `winograd_megakernel` played through in simulated time: a trace for Perfetto, and a figure.
+"""What the tasks of `winograd_megakernel` do over time: a trace for Perfetto, and a figure.
 
-Workers take tasks in the order of the map and wait for counters, exactly as the threads and blocks do; how long a task
-takes is given. It shows what the map does (who waits, what runs beside what), not how fast a machine is: tasks do not
-slow one another down.
+A run is recorded on a GPU, by the kernel itself, or played through in simulated time: workers take tasks in the order
+of the map and wait for counters, exactly as the threads and blocks do; how long a task takes is given. A played run
+shows what the map does (who waits, what runs beside what), not how fast a machine is: tasks do not slow one another
+down.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastconv import _C
+from fastconv.instrumented import RECORD
 
 KINDS = ("filter", "input", "gemm", "output")
 COLOURS = ("#8d99ae", "#2a6f97", "#c44536", "#e9c46a")
@@ -36,14 +39,20 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Run:
-    """One play: microseconds from the start, and the worker, for each task."""
+    """A run of tasks: microseconds from the start, and the worker, for each task. Arrays over tasks.
+
+    A worker does one task at a time. Worker w is of pool w % len(pools), in block w // len(pools).
+    """
 
     tasks: Tasks
     workers: int
     worker: npt.NDArray[np.int32]
-    taken: npt.NDArray[np.float64]  # the worker is free and takes the task
+    taken: npt.NDArray[np.float64]  # the worker is free and turns to the task
     start: npt.NDArray[np.float64]  # its waits are over
     end: npt.NDArray[np.float64]
+    pools: tuple[str, ...] = ("workers",)
+    clock: str = "simulated"  # or recorded
+    processor: npt.NDArray[np.int32] | None = None  # of each worker, the multiprocessor; -1: it had no task
 
     @property
     def us(self) -> float:
@@ -59,6 +68,98 @@ class Run:
     def waiting(self) -> float:
         """The share of all workers' time that is spent waiting for counters."""
         return float((self.start - self.taken).sum()) / (self.workers * self.us)
+
+    def of_pool(self, pool: int) -> dict[str, float]:
+        """The shares busy and waiting of one pool's workers."""
+        own, of_all = self.worker % len(self.pools) == pool, self.workers // len(self.pools) * self.us
+        times = {"busy": self.end - self.start, "waiting": self.start - self.taken}
+        return {name: float(time[own].sum()) / of_all for name, time in times.items()}
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of the transforms' time during which a worker of the same processor is in a GEMM task: what hides
+        behind what. None where processors are not known."""
+        if self.processor is None:
+            return None
+        gemm = self.tasks.kind == KINDS.index("gemm")
+        processor = self.processor[self.worker]
+        beside = total = 0.0
+        for number in np.unique(processor):
+            gemms, others = (np.flatnonzero((processor == number) & chosen) for chosen in (gemm, ~gemm))
+            gemms = gemms[np.argsort(self.start[gemms])]
+            total += float((self.end[others] - self.start[others]).sum())
+            if not len(gemms):
+                continue
+            # The time up to a point during which GEMM tasks run: what each adds, they begin in this order, to its end.
+            reached = np.maximum.accumulate(self.end[gemms])
+            begin = np.maximum(self.start[gemms], np.concatenate([[0.0], reached[:-1]]))
+            end = np.maximum(begin, reached)
+            done = np.cumsum(end - begin)
+            points, sums = np.stack([begin, end], 1).ravel(), np.stack([done - (end - begin), done], 1).ravel()
+            beside += float((np.interp(self.end[others], points, sums)).sum())
+            beside -= float((np.interp(self.start[others], points, sums)).sum())
+        return beside / total if total else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """us, busy, waiting; by kind the shares of all workers' time, and the median microseconds of a task; overlap,
+        and each pool's shares, where known."""
+        found: dict[str, Any] = {"us": self.us, "busy": self.busy, "waiting": self.waiting}
+        times = np.bincount(self.tasks.kind, self.end - self.start, len(KINDS)) / (self.workers * self.us)
+        found["kinds"] = dict(zip(KINDS, times.tolist(), strict=True))
+        of_kind = [(self.end - self.start)[self.tasks.kind == kind] for kind in range(len(KINDS))]
+        found["task_us"] = {
+            name: float(np.median(each)) for name, each in zip(KINDS, of_kind, strict=True) if len(each)
+        }
+        if self.overlap is not None:
+            found["overlap"] = self.overlap
+        if len(self.pools) > 1:
+            found |= {name: self.of_pool(pool) for pool, name in enumerate(self.pools)}
+        return found
+
+
+def recorded(task_map: _C.TaskMap, records: npt.NDArray[np.int64]) -> Run:
+    """The run that a launch has recorded (fastconv.instrumented): [tasks, fields of RECORD], in any order.
+
+    A block may have several workers. One may take a task while it is still at the one before; the task then starts when
+    that one ends.
+    Raises ValueError if a task has no record, or two.
+    """
+    tasks = mapped(task_map)
+    field = dict(zip(RECORD, records.T, strict=True))
+    keys = tuple(field[name] for name in ("index", "group", "kind"))
+    found, wanted = np.lexsort(keys), np.lexsort((tasks.index, tasks.group, tasks.kind))
+    order = np.empty_like(found)
+    order[wanted] = found
+    field = {name: values[order] for name, values in field.items()}
+    same = [(field[name] == getattr(tasks, name)).all() for name in ("kind", "group", "index")]
+    if not all(same) or (field["end"] < field["begin"]).any() or (field["begin"] < field["taken"]).any():
+        raise ValueError("the records are not those of one launch with this map")
+    pools: tuple[str, ...] = ("workers",)
+    if count := int(field["worker"].max()):
+        roles = (field["worker"] == 0) == (field["kind"] == KINDS.index("gemm"))
+        pools = tuple(f"team {team}" for team in range(count + 1))
+        if count == 1 and roles.all():
+            pools = ("products", "transforms")
+    worker = len(pools) * field["block"] + field["worker"]
+    first = field["taken"].min()
+    taken, start, end = ((field[name] - first) / 1e3 for name in ("taken", "begin", "end"))
+    for number in np.unique(worker):
+        own = np.flatnonzero(worker == number)
+        own = own[np.argsort(field["ticket"][own])]
+        # Two tasks of one worker may end in either order; in a row, each ends when all before it have.
+        end[own] = np.maximum.accumulate(end[own])
+        before = np.concatenate([[0.0], end[own[:-1]]])
+        taken[own], start[own] = np.maximum(taken[own], before), np.maximum(start[own], before)
+    workers = len(pools) * (int(field["block"].max()) + 1)
+    processor = np.full(workers, -1, np.int32)
+    processor[worker] = field["processor"]
+    return Run(tasks, workers, worker.astype(np.int32), taken, start, end, pools, "recorded", processor)
+
+
+def resolution_ns(records: npt.NDArray[np.int64]) -> int:
+    """The step of the clock that the records were made with, as far as they show it; 0 if they show none."""
+    steps = np.diff(np.unique(records[:, :3]))
+    return int(np.gcd.reduce(steps)) if len(steps) else 0
 
 
 def mapped(task_map: _C.TaskMap) -> Tasks:
@@ -123,7 +224,10 @@ def to_chrome(runs: dict[str, Run]) -> dict[str, Any]:
     for process, (name, run) in enumerate(runs.items()):
         events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
         for number in range(run.workers):
+            block, pool = divmod(number, len(run.pools))
             label = {"name": f"worker {number}"}
+            if run.processor is not None:
+                label = {"name": f"SM {run.processor[number]}, block {block}, {run.pools[pool]}"}
             events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": number, "args": label})
         tasks = run.tasks
         for position in range(len(tasks.kind)):
@@ -157,24 +261,40 @@ def distribution(run: Run, samples: int = 400) -> tuple[npt.NDArray[np.float64],
     return times, counts
 
 
-def plot(runs: dict[str, Run], path: Path) -> None:
-    """The distribution of tasks over time, a panel per run, above one another. Needs matplotlib."""
+@dataclass(frozen=True)
+class Panel:
+    """What the figure shows of a run: title, clock, microseconds [samples], and tasks that run [kinds, samples]."""
+
+    title: str
+    clock: str
+    times: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]
+
+
+def panel(name: str, run: Run) -> Panel:
+    """The panel of a run."""
+    return Panel(f"{name}: {run.us:.0f} us, workers busy {run.busy:.0%}", run.clock, *distribution(run))
+
+
+def plot(panels: Sequence[Panel], path: Path) -> None:
+    """The distribution of tasks over time, the panels above one another. Needs matplotlib."""
     from fastconv.bench import report
 
-    figure, first = report._figure(7.0, 1.8 * len(runs))
+    figure, first = report._figure(7.0, 1.8 * len(panels))
     first.remove()
-    panels = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
-    for panel, (name, run) in zip(panels, runs.items(), strict=True):
-        times, counts = distribution(run)
-        shown = [kind for kind in range(len(KINDS)) if (run.tasks.kind == kind).any()]
-        labels = [KINDS[kind] for kind in shown]
-        panel.stackplot(times, counts[shown], labels=labels, colors=[COLOURS[kind] for kind in shown], step="post")
-        panel.set_title(f"{name}: {run.us:.0f} us, workers busy {run.busy:.0%}", loc="left", fontsize=9)
-        panel.set_ylabel("tasks running")
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.margins(x=0.0)
-    panels[-1].set_xlabel("simulated time, us")
-    handles, labels = panels[0].get_legend_handles_labels()
+    all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    shown = [kind for kind in range(len(KINDS)) if any(item.counts[kind].any() for item in panels)]
+    for axes, item in zip(all_axes, panels, strict=True):
+        colours = [COLOURS[kind] for kind in shown]
+        axes.stackplot(
+            item.times, item.counts[shown], labels=[KINDS[kind] for kind in shown], colors=colours, step="post"
+        )
+        axes.set_title(item.title, loc="left", fontsize=9)
+        axes.set_ylabel("tasks running")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.0)
+    all_axes[-1].set_xlabel(f"{panels[0].clock} time, us")
+    handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
     report._save(figure, path)
 

@@ -61,6 +61,10 @@ def test_explain(tmp_path):
         (["trace", "--layer", "vgg9"], "layer is 'vgg9'; expected one of vgg1_1"),
         (["trace", "--costs", "1,2,x,4"], "costs is '1,2,x,4'; expected four numbers"),
         (["trace", "--costs", "1,2,3,0"], "expected four positive numbers"),
+        (["trace", "--device", "cpu", "--blocks", "3"], "blocks is 3, but the run is simulated; expected --workers"),
+        (["bench", "megakernel", "--parts", "all,most"], "parts is 'all'; expected all, or some of layers, mapping"),
+        (["bench", "megakernel", "--classes", "fp16"], "classes is 'fp16'; expected all, or some of fp32, ieee, tf32"),
+        (["bench", "megakernel-soak", "--classes", "fp16"], "classes is 'fp16'"),
         (["bench", "layers", "--device", "cpu", "--batch", "zero"], "batch is 'zero'; expected positive integers"),
         (["bench", "layers", "--device", "cpu", "--algorithms", "magic"], "algorithms is 'magic'"),
     ],
@@ -119,6 +123,14 @@ def test_bench_networks(tmp_path):
     document = results.read(path)
     assert document["suite"] == "networks_cpu"
     assert [row["network"] for row in document["rows"]] == ["resnet18"]
+
+
+@pytest.mark.parametrize("suite", ["megakernel", "megakernel-soak"])
+def test_a_suite_that_needs_a_gpu_says_so(suite, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = run(cli.app, ["bench", suite])
+    assert result.exit_code == 1
+    assert "no CUDA GPU on this machine: nothing was" in said(result)
 
 
 def test_trace(tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from test_schedule import maps
 
 from fastconv import _C, trace
+from fastconv.instrumented import RECORD
 
 costs = st.tuples(*[st.floats(0.1, 100.0)] * 4)
 
@@ -76,3 +77,76 @@ def test_the_distribution_counts_running_tasks():
     for time, found in zip(times, counts.T, strict=True):
         running = (run.start <= time) & (time < run.end)
         assert [int((running & (run.tasks.kind == kind)).sum()) for kind in range(4)] == found.tolist()
+
+
+def some_records(task_map, blocks: int = 3) -> np.ndarray:
+    """What a launch might record: two workers a block, each at its tasks in the order of its tickets."""
+    tasks = trace.mapped(task_map)
+    records = np.zeros((len(tasks.kind), len(RECORD)), np.int64)
+    for gemm in (True, False):
+        own = np.flatnonzero((tasks.kind == 2) == gemm)
+        for ticket, position in enumerate(own):
+            taken = 1000 * (ticket // blocks)
+            times = taken, taken + 100, taken + 1000 + 32 * (ticket % 2)
+            its = tasks.kind[position], tasks.group[position], tasks.index[position]
+            records[position] = *times, *its, ticket, int(not gemm), ticket % blocks + 7, ticket % blocks
+    return records
+
+
+def test_records_become_a_run_whatever_their_order():
+    task_map = _C.TaskMap(64, 8, 8, 16, input=(4, 8), gemm=(6, 8), output=(4, 8), d_ig=4, d_go=4, m=2)
+    records = some_records(task_map) + np.array([10**15] * 3 + [0] * 7)
+    run = trace.recorded(task_map, np.random.default_rng(0).permutation(records))
+    assert (run.clock, run.workers, run.pools) == ("recorded", 6, ("products", "transforms"))
+    assert run.taken.min() == 0.0
+    assert ((run.worker % 2 == 0) == (run.tasks.kind == 2)).all()
+    for number in range(run.workers):
+        own = np.flatnonzero(run.worker == number)
+        assert (run.taken[own[1:]] >= run.end[own[:-1]]).all()  # one at a time
+        assert (run.taken[own] <= run.start[own]).all()
+        assert (run.start[own] <= run.end[own]).all()
+    events = trace.to_chrome({"a launch": run})["traceEvents"]
+    assert {"SM 7, block 0, products", "SM 9, block 2, transforms"} <= {event["args"].get("name") for event in events}
+    assert trace.resolution_ns(records) == 4  # 1000 and 32
+
+
+def test_records_of_another_launch_are_refused():
+    task_map = _C.TaskMap(64, 8, 8, 16, input=(4, 8), gemm=(6, 8), output=(4, 8), d_ig=4, d_go=4, m=2)
+    twice, unfinished = some_records(task_map), some_records(task_map)
+    twice[3] = twice[4]
+    unfinished[5, 2] = 0
+    for records in (twice, unfinished):
+        with pytest.raises(ValueError, match="not those of one launch"):
+            trace.recorded(task_map, records)
+
+
+@pytest.mark.parametrize("teams", [1, 2])
+def test_workers_that_do_every_kind(teams):
+    task_map = _C.TaskMap(64, 8, 8, 16, input=(4, 8), gemm=(6, 8), output=(4, 8), d_ig=4, d_go=4, m=2)
+    records = some_records(task_map, blocks=2)
+    records[:, RECORD.index("ticket")] = np.arange(len(records))
+    records[:, RECORD.index("worker")] = np.arange(len(records)) % teams
+    run = trace.recorded(task_map, records)
+    assert run.pools == (("workers",) if teams == 1 else ("team 0", "team 1"))
+    assert (run.workers, run.processor.tolist()) == (2 * teams, sorted([7, 8] * teams))
+    for number in range(run.workers):
+        own = np.flatnonzero(run.worker == number)
+        assert (run.taken[own[1:]] >= run.end[own[:-1]]).all()
+    assert run.overlap == 0.0 if teams == 1 else run.overlap > 0.0
+    assert sum(run.summary()["kinds"].values()) == pytest.approx(run.busy)
+    assert set(run.summary()["task_us"]) == {"input", "gemm", "output"}
+
+
+def test_overlap_and_shares_of_pools():
+    """Block 0 multiplies from 0 to 4, and transforms from 2 to 6 and 7 to 8; block 1 has no products: 2 of 7 hide."""
+    tasks = trace.mapped(_C.TaskMap(4, 1, 1, 4, input=(1, 1), gemm=(36, 1), output=(4, 1)))
+    assert tasks.kind.tolist() == [1, 1, 1, 1, 2, 3]
+    worker = np.array([1, 1, 3, 3, 0, 3], np.int32)
+    start, end = np.array([2.0, 7.0, 0.0, 1.0, 0.0, 2.0]), np.array([6.0, 8.0, 1.0, 2.0, 4.0, 2.0])
+    taken, processor = np.maximum(start - 1.0, 0.0), np.array([5, 5, 6, 6], np.int32)
+    run = trace.Run(tasks, 4, worker, taken, start, end, ("products", "transforms"), "recorded", processor)
+    assert run.overlap == pytest.approx(2 / 7)
+    assert run.of_pool(0) == pytest.approx({"busy": 4 / 16, "waiting": 0.0})
+    assert run.of_pool(1) == pytest.approx({"busy": 7 / 16, "waiting": 4 / 16})
+    assert run.summary()["transforms"] == run.of_pool(1)
+    assert trace.play(tasks, 1, (1.0,) * 4).overlap is None

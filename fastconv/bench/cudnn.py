@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_void_p
 from importlib.util import find_spec
 from pathlib import Path
@@ -220,9 +220,9 @@ class Problem:
 
 
 def contenders(
-    problems: dict[str, Problem], limit: int = WORKSPACE_LIMIT
+    problems: dict[str, Problem], limit: int = WORKSPACE_LIMIT, only: Sequence[str] | None = None
 ) -> tuple[dict[str, Callable[[], torch.Tensor]], dict[str, str]]:
-    """name -> call for every algorithm in every layout of `problems`, and name -> why not for the others.
+    """name -> call for every algorithm (of `only`) in every layout of `problems`, and name -> why not for the others.
 
     Names: cudnn_<algorithm> in NCHW, cudnn_<algorithm>_nhwc in NHWC. All share one workspace: run them one at a time.
     """
@@ -230,6 +230,8 @@ def contenders(
     refused: dict[str, str] = {}
     for layout, problem in problems.items():
         for index, algorithm in enumerate(ALGORITHMS[problem.direction]):
+            if only is not None and algorithm not in only:
+                continue
             name = f"cudnn_{algorithm}" + ("_nhwc" if layout == "nhwc" else "")
             try:
                 size = problem.workspace_bytes(index)

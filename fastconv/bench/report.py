@@ -7,6 +7,8 @@ is replaced. Names:
     <gpu>/layers/summary               geometric means, losses and errors of every class and batch
     <gpu>/layers/algorithms/<class>/<batch>   microseconds of every algorithm of ours
     <gpu>/networks/<class>             whole networks
+    <gpu>/megakernel/...               fastconv/bench/megakernel_report.py
+    <gpu>/soak_megakernel              how many launches, how many of them differ
     <gpu>/machine/<suite>              what the file was measured on
 
 <gpu> is the folder of `benchmarks/results`. Plots go to docs/figures/<gpu>_*.svg.
@@ -210,6 +212,8 @@ def machine_line(document: Document) -> str:
 
 def region(name: str, results: Path) -> str:
     """The Markdown of a region's name. Raises ValueError if the name or the file it needs does not exist."""
+    from fastconv.bench import megakernel_report  # which draws with this module
+
     gpu, _, rest = name.partition("/")
 
     def file(suite: str) -> Document:
@@ -229,6 +233,11 @@ def region(name: str, results: Path) -> str:
             return layer_table(file(suite), accuracy, int(n))
         case ["networks", accuracy] if accuracy in CLASSES:
             return network_table(file("networks"), accuracy)
+        case ["megakernel", *name_of]:
+            if (text := megakernel_report.region(name_of, gpu, file("megakernel"))) is not None:
+                return text
+        case ["soak_megakernel"]:
+            return megakernel_report.soak_line(file("soak_megakernel"))
         case ["machine", suite]:
             return machine_line(file(suite))
     raise ValueError(f"region {name!r}: expected one of the names in fastconv/bench/report.py")
@@ -319,6 +328,8 @@ def _save(figure, path: Path) -> None:  # type: ignore[no-untyped-def]
 
 def figures(results: Path, folder: Path) -> list[Path]:
     """Draws every plot that the result files allow; the paths written."""
+    from fastconv.bench import megakernel_report
+
     written = []
 
     def draw(plot: Callable[..., None], name: str, *arguments: object) -> None:
@@ -331,6 +342,8 @@ def figures(results: Path, folder: Path) -> list[Path]:
         if file.stem.startswith("networks"):
             if document["rows"]:
                 draw(plot_networks, f"{gpu}_{file.stem}.svg", document)
+        elif file.stem == "megakernel":
+            written += megakernel_report.figures(document, f"{gpu}_megakernel", folder)
         elif file.stem.startswith("layers"):
             for n in sorted({row["n"] for row in document["rows"]}):
                 draw(plot_channels, f"{gpu}_{file.stem}_channels_n{n}.svg", document, n)

@@ -105,8 +105,8 @@ std::string describe(const TaskMap& map) {
          std::to_string(map.mapping.d_go) + ", M " + std::to_string(map.m);
 }
 
-ConvPlan plan_ffma(const ConvProblem& problem, const DeviceInfo& device) {
-  const auto detail = std::make_shared<const ffma::Plan>(ffma::make_plan(problem, device));
+ConvPlan plan_ffma(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
+  const auto detail = std::make_shared<const ffma::Plan>(ffma::make_plan(problem, device, instruments));
   ConvPlan plan;
   plan.workspace_bytes = detail->workspace_bytes();
   plan.config = describe(detail->map);
@@ -115,8 +115,8 @@ ConvPlan plan_ffma(const ConvProblem& problem, const DeviceInfo& device) {
   return plan;
 }
 
-ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device) {
-  const auto detail = std::make_shared<const CudaPlan>(make_cuda_plan(problem, device));
+ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
+  const auto detail = std::make_shared<const CudaPlan>(make_cuda_plan(problem, device, instruments));
   ConvPlan plan;
   plan.workspace_bytes = detail->v_bytes() + detail->m_bytes() + detail->exponent_bytes() + detail->counter_bytes() +
                          turned_input_bytes(problem);
@@ -162,3 +162,10 @@ const Algorithm algorithm{"winograd_megakernel",
                           packed_weight};
 
 }  // namespace fastconv::algos::winograd_megakernel
+
+fastconv::ConvPlan fastconv::plan_instrumented_megakernel(const ConvProblem& problem, const DeviceInfo& device,
+                                                          const Instruments& instruments) {
+  namespace own = algos::winograd_megakernel;
+  return problem.accuracy == AccuracyClass::ieee ? own::plan_ffma(problem, device, instruments)
+                                                 : own::plan_cuda(problem, device, instruments);
+}

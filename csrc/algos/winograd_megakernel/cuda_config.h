@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "core/algorithm.h"
+#include "plan/instruments.h"
 #include "plan/task_map.h"
 
 namespace fastconv::algos::winograd_megakernel {
@@ -37,6 +38,7 @@ inline CudaWeights make_cuda_weights(const ConvProblem& problem) {
 struct CudaPlan {
   TaskMap map;  // first: fastconv._C.task_map() reads any plan's detail as a map
   CudaWeights weights;
+  Instruments instruments = {};
 
   std::int64_t v_place_bytes() const { return 36 * weights.chunks * 2 * operand_bytes; }
   std::int64_t m_place_bytes() const { return 36 * weights.filter_blocks * unit_tiles * unit_filters * 4; }
@@ -54,7 +56,8 @@ inline std::size_t turned_input_bytes(const ConvProblem& problem) {
 constexpr bool has_many_groups(std::int64_t groups, std::int64_t chunks) { return groups > 64 && chunks >= 4; }
 
 // Throws InvalidArgument if the map has too many tasks.
-inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& device) {
+inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& device,
+                               const Instruments& instruments = {}) {
   const std::int64_t tiles = problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4);
   const TaskShapes shapes{.group_tiles = unit_tiles,
                           .filter_filters = 0,  // pack_weight() transforms them
@@ -70,8 +73,10 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
   const bool many = has_many_groups((tiles + unit_tiles - 1) / unit_tiles, make_cuda_weights(problem).chunks);
   const Mapping mapping{
       .d_ig = processors * 9 / (many ? 8 : 16), .d_go = processors * 9 / (many ? 4 : 16), .m = 4, .bounded = true};
-  return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes, mapping),
-          .weights = make_cuda_weights(problem)};
+  return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes,
+                               instruments.mapping(mapping)),
+          .weights = make_cuda_weights(problem),
+          .instruments = instruments};
 }
 
 }  // namespace fastconv::algos::winograd_megakernel

@@ -31,6 +31,8 @@ Params make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtim
           .products = reinterpret_cast<float*>(products),
           .ticket = ticket,
           .counters = ticket + ticket_stride,
+          .end = plan.map.size(),
+          .trace = {static_cast<TaskRecord*>(plan.instruments.records)},
           .epilogue = make_epilogue<float>(args),
           .report = runtime.wait_report(),
           .c = as_int(problem.c),
@@ -53,26 +55,47 @@ Params make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtim
           .filter_blocks = as_int(plan.weights.filter_blocks),
           .by_tiles_q = FastDivide(static_cast<std::uint32_t>((problem.q() + 3) / 4)),
           .by_tiles_p = FastDivide(static_cast<std::uint32_t>((problem.p() + 3) / 4)),
-          .delay = 0};
+          .delay = plan.instruments.delay};
+}
+
+__global__ void set_ticket(int* ticket, int position) { *ticket = position; }
+
+// The tasks kind by kind, a launch each. In this map all ITrans come first, all OTrans last.
+template <typename Launch>
+void launch_series(const Params& params, cudaStream_t stream, Launch&& launch) {
+  const int inputs = params.map.inputs(), ends[] = {inputs, inputs + params.map.gemms(), params.map.size()};
+  int first = 0;
+  for (const int end : ends) {
+    set_ticket<<<1, 1, 0, stream>>>(params.ticket, first);
+    check_launch("winograd_megakernel: ticket");
+    Params part = params;
+    part.end = end;
+    launch(part);
+    first = end;
+  }
 }
 
 template <Access access, bool plain>
-void launch_kernel(const Params& params, int processors, cudaStream_t stream) {
+void launch_kernel(const Params& params, const Plan& plan, int processors, cudaStream_t stream) {
   const auto kernel = convolve<access, plain>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
              "winograd_megakernel: shared memory");
   // Any number of blocks comes to an end (docs/megakernel.md); more than there are tasks would find nothing to do.
-  const int grid = std::min(processors, static_cast<int>(params.map.size()));
-  kernel<<<static_cast<unsigned>(grid), threads, shared_bytes, stream>>>(params);
-  check_launch("winograd_megakernel");
+  const int wanted = plan.instruments.blocks > 0 ? plan.instruments.blocks : processors;
+  const int grid = std::min(wanted, static_cast<int>(params.map.size()));
+  const auto launch = [&](const Params& its) {
+    kernel<<<static_cast<unsigned>(grid), threads, shared_bytes, stream>>>(its);
+    check_launch("winograd_megakernel");
+  };
+  plan.instruments.series ? launch_series(params, stream, launch) : launch(params);
 }
 
 template <Access access>
-void launch(const Params& params, int processors, cudaStream_t stream) {
+void launch(const Params& params, const Plan& plan, int processors, cudaStream_t stream) {
   if (params.epilogue.residual != nullptr || params.epilogue.activate.is_silu) {
-    return launch_kernel<access, false>(params, processors, stream);
+    return launch_kernel<access, false>(params, plan, processors, stream);
   }
-  launch_kernel<access, true>(params, processors, stream);
+  launch_kernel<access, true>(params, plan, processors, stream);
 }
 
 }  // namespace
@@ -86,14 +109,14 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const int processors = runtime.device().processors;
   if (problem.layout == Layout::nhwc) {
     if (problem.c % 2 == 0 && problem.k % 2 == 0 && is_aligned(args.x, 8) && is_aligned(args.y, 8)) {
-      launch<Access::nhwc_pairs>(params, processors, stream);
+      launch<Access::nhwc_pairs>(params, plan, processors, stream);
     } else {
-      launch<Access::nhwc>(params, processors, stream);
+      launch<Access::nhwc>(params, plan, processors, stream);
     }
   } else if (problem.q() % 4 == 0 && is_aligned(args.y, 16)) {
-    launch<Access::nchw_quads>(params, processors, stream);
+    launch<Access::nchw_quads>(params, plan, processors, stream);
   } else {
-    launch<Access::nchw>(params, processors, stream);
+    launch<Access::nchw>(params, plan, processors, stream);
   }
 }
 

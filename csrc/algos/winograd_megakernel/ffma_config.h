@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "core/algorithm.h"
+#include "plan/instruments.h"
 #include "plan/task_map.h"
 
 namespace fastconv::algos::winograd_megakernel::ffma {
@@ -36,6 +37,7 @@ inline Weights make_weights(const ConvProblem& problem) {
 struct Plan {
   TaskMap map;  // first: fastconv._C.task_map() reads any plan's detail as a map
   Weights weights;
+  Instruments instruments = {};
 
   std::int64_t v_place() const { return 36 * weights.stages * stage_v; }                            // floats
   std::int64_t m_place() const { return 36 * weights.filter_blocks * unit_tiles * block_filters; }  // floats
@@ -46,7 +48,7 @@ struct Plan {
 };
 
 // Throws InvalidArgument if the map has too many tasks.
-inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device) {
+inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
   const std::int64_t tiles = std::max<std::int64_t>(1, problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4));
   const Weights weights = make_weights(problem);
   const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
@@ -63,7 +65,9 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device) {
   // What three teams of a multiprocessor have at work and ahead, and some more. (Measured: docs/performance.md.)
   const auto processors = static_cast<std::int32_t>(device.processors);
   const Mapping mapping{.d_ig = 2 * processors, .d_go = 8 * processors, .m = 4, .bounded = true};
-  return {.map = make_task_map(tiles, problem.c, problem.k, shapes, mapping), .weights = weights};
+  return {.map = make_task_map(tiles, problem.c, problem.k, shapes, instruments.mapping(mapping)),
+          .weights = weights,
+          .instruments = instruments};
 }
 
 }  // namespace fastconv::algos::winograd_megakernel::ffma

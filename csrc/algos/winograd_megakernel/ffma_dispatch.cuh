@@ -38,7 +38,8 @@ __device__ __forceinline__ Task find_task(const TaskMap& map, int position) {
 
 class Dispatcher {
  public:
-  __device__ __forceinline__ Dispatcher(const Params& params, Shared& shared) : params_(params), shared_(shared) {}
+  __device__ __forceinline__ Dispatcher(const Params& params, Shared& shared, int team)
+      : params_(params), shared_(shared), team_(team) {}
 
   __device__ __forceinline__ void run() {
     const int lane = threadIdx.x % 32;
@@ -51,16 +52,20 @@ class Dispatcher {
       int position = 0;
       if (lane == 0) position = atomicAdd(params_.ticket, 1);
       position = __shfl_sync(0xffffffffu, position, 0);
-      if (position >= map.size()) {
+      if (position >= params_.end) {
         if (lane == 0) {
           shared_.items[at].kind = item_stop;
           arrive(shared_.item_full[at]);
         }
         return;
       }
+      if (lane == 0) params_.trace.take(position);
       const Task task = find_task(map, position);
       delay_randomly(params_.delay);
       wait_for_parents(task);
+      if (lane == 0) {
+        params_.trace.begin(position, static_cast<int>(task.kind), task.group, task.index, position, team_);
+      }
       const Extent extent = map.extent(task);
       const bool gemm = task.kind == TaskKind::gemm;
       if (lane == 0) {
@@ -71,7 +76,8 @@ class Dispatcher {
                              extent.first_tile,
                              extent.tiles,
                              extent.first_channel,
-                             gemm ? extent.first_frequency : extent.channels};
+                             gemm ? extent.first_frequency : extent.channels,
+                             position};
         arrive(shared_.item_full[at]);
       }
       if (gemm) load(task.group % map.v_groups, extent);
@@ -151,6 +157,7 @@ class Dispatcher {
 
   const Params& params_;
   Shared& shared_;
+  const int team_;
   unsigned stage_ = 0;  // loaded so far
 };
 

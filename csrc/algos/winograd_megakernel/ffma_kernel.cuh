@@ -31,7 +31,9 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
   }
   __syncthreads();
   if (threadIdx.x >= teams * team_threads) {
-    if (const unsigned team = threadIdx.x / 32 - teams * team_warps; team < teams) Dispatcher(params, all[team]).run();
+    if (const unsigned team = threadIdx.x / 32 - teams * team_warps; team < teams) {
+      Dispatcher(params, all[team], static_cast<int>(team)).run();
+    }
     return;
   }
   const int team = static_cast<int>(threadIdx.x) / team_threads;
@@ -50,11 +52,15 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
     } else {
       transform_output<access, plain>(params, item);
     }
+    // The barrier counts warps, not threads: one that came in parts, after a break of some lanes, would count twice.
+    __syncwarp();
     asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(team_threads) : "memory");
     if (threadIdx.x % team_threads == 0) {
       int* const counter = params.counters + item.counter;
+      const int position = item.position;
       arrive(shared.item_empty[at]);
       raise(counter);
+      params.trace.end(position);
     }
   }
 }

@@ -9,6 +9,7 @@
 #include "device/epilogue.h"
 #include "device/fast_divide.h"
 #include "device/hopper.cuh"
+#include "device/task_trace.cuh"
 #include "device/wait_report.h"
 #include "plan/task_map.h"
 
@@ -25,7 +26,9 @@ struct Params {
   float* v;         // [v_groups][stages][36][16 octets of tiles][16 places of channels][8 tiles]
   float* products;  // M [m_groups][filter blocks][36][128 tiles][64 filters]
   int* ticket;
-  int* counters;  // the map's
+  int* counters;    // the map's
+  int end;          // of the positions: map.size(), or where a kind of the series ends
+  TaskTrace trace;  // [map.size()] by position, or off
   Epilogue<float> epilogue;
   WaitReport* report;
   int c, h, w, k, p, q, pad_h, pad_w;
@@ -58,6 +61,7 @@ struct alignas(16) Item {
   int tile, tiles;   // within the group
   int channel;       // the first channel or filter
   int count;         // of channels or filters; GEMM: the frequency
+  int position;      // in the map
 };
 constexpr int item_stop = 4;
 

@@ -39,7 +39,7 @@ Params<float> make_params(const ConvArgs& args, const CudaPlan& plan, const floa
           .products = reinterpret_cast<float*>(products),
           .tickets = tickets,
           .counters = tickets + 2 * ticket_stride,
-          .trace = nullptr,
+          .trace = {static_cast<TaskRecord*>(plan.instruments.records)},
           .epilogue = make_epilogue<float>(args),
           .report = runtime.wait_report(),
           .n = as_int(problem.n),
@@ -64,7 +64,7 @@ Params<float> make_params(const ConvArgs& args, const CudaPlan& plan, const floa
           .stream_grab = has_many_groups(plan.map.groups, plan.weights.chunks) ? 2 : 1,
           .by_tiles_q = FastDivide(static_cast<std::uint32_t>(tiles_q)),
           .by_tiles_p = FastDivide(static_cast<std::uint32_t>(tiles_p)),
-          .delay = 0};
+          .delay = plan.instruments.delay};
 }
 
 StreamMaps make_maps(const ConvProblem& problem, const CudaPlan& plan, const Params<float>& params) {
@@ -83,8 +83,30 @@ StreamMaps make_maps(const ConvProblem& problem, const CudaPlan& plan, const Par
   return maps;
 }
 
+__global__ void set_tickets(int* tickets, int product, int stream) {
+  tickets[0] = product;
+  tickets[ticket_stride] = stream;
+}
+
+// The transforms of the inputs, the products, the transforms of the outputs: a launch each, with the same tasks and
+// counters. A launch finds the tickets of all others taken. In this map all ITrans come first, all OTrans last.
+template <typename Launch>
+void launch_series(const Params<float>& params, cudaStream_t stream, Launch&& launch) {
+  const TaskMap& map = params.map;
+  for (const TaskKind kind : {TaskKind::input, TaskKind::gemm, TaskKind::output}) {
+    Params<float> part = params;
+    if (kind == TaskKind::input) part.map.s_o = part.map.last_s_o = 0;  // and there is nothing behind them
+    const int product = kind == TaskKind::gemm ? 0 : map.gemms();
+    const int other = kind == TaskKind::input ? 0 : kind == TaskKind::gemm ? map.streams() : map.inputs();
+    set_tickets<<<1, 1, 0, stream>>>(params.tickets, product, other);
+    check_launch("winograd_megakernel: tickets");
+    launch(part);
+  }
+}
+
 template <Output output, bool plain>
-void launch_kernel(const Params<float>& params, const StreamMaps& maps, int processors, cudaStream_t stream) {
+void launch_kernel(const Params<float>& params, const StreamMaps& maps, const CudaPlan& plan, int processors,
+                   cudaStream_t stream) {
   const auto kernel = convolve<float, output, plain>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
              "winograd_megakernel: shared memory");
@@ -92,16 +114,21 @@ void launch_kernel(const Params<float>& params, const StreamMaps& maps, int proc
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
              "winograd_megakernel: occupancy");
   // Any number of blocks comes to an end (docs/megakernel.md): more than fit would only find nothing left to do.
-  kernel<<<static_cast<unsigned>(std::max(1, blocks) * processors), threads, shared_bytes, stream>>>(params, maps);
-  check_launch("winograd_megakernel");
+  const int grid = plan.instruments.blocks > 0 ? plan.instruments.blocks : std::max(1, blocks) * processors;
+  const auto launch = [&](const Params<float>& its) {
+    kernel<<<static_cast<unsigned>(grid), threads, shared_bytes, stream>>>(its, maps);
+    check_launch("winograd_megakernel");
+  };
+  plan.instruments.series ? launch_series(params, stream, launch) : launch(params);
 }
 
 template <Output output>
-void launch(const Params<float>& params, const StreamMaps& maps, int processors, cudaStream_t stream) {
+void launch(const Params<float>& params, const StreamMaps& maps, const CudaPlan& plan, int processors,
+            cudaStream_t stream) {
   if (params.epilogue.residual != nullptr || params.epilogue.activate.is_silu) {
-    return launch_kernel<output, false>(params, maps, processors, stream);
+    return launch_kernel<output, false>(params, maps, plan, processors, stream);
   }
-  launch_kernel<output, true>(params, maps, processors, stream);
+  launch_kernel<output, true>(params, maps, plan, processors, stream);
 }
 
 }  // namespace
@@ -126,11 +153,11 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const bool vectors = (nchw ? problem.q() % 4 == 0 : problem.k % 2 == 0) && is_aligned(args.y, bytes);
   const int processors = runtime.device().processors;
   if (!vectors) {
-    launch<Output::elements>(params, maps, processors, stream);
+    launch<Output::elements>(params, maps, plan, processors, stream);
   } else if (nchw) {
-    launch<Output::quads>(params, maps, processors, stream);
+    launch<Output::quads>(params, maps, plan, processors, stream);
   } else {
-    launch<Output::pairs>(params, maps, processors, stream);
+    launch<Output::pairs>(params, maps, plan, processors, stream);
   }
 }
 

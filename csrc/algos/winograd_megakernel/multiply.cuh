@@ -143,15 +143,13 @@ class Loader {
   __device__ __forceinline__ int load(const Pending& pending, bool takes) {
     int ticket = 0;
     const ProductTask& product = pending.product;
+    params_.trace.take(product.number);
     if (!pending.ready) {
       pending.input.template wait<role_load>(params_.report);
       pending.output.template wait<role_load>(params_.report);
     }
     fence_global_copies();
-    if (params_.trace != nullptr) {
-      const Task task = params_.map.gemm_task(product.number);
-      params_.trace[product.number] = {global_time(), 0, 2, task.group, task.index, processor()};
-    }
+    record_begin(params_, product.number, product.number, [this](int number) { return params_.map.gemm_task(number); });
     const bool loads_u = ring_.resident == 0 || product.u != resident_;
     hopper::RingPosition position = position_;
 #pragma unroll 1

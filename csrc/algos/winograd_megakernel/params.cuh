@@ -8,6 +8,7 @@
 #include "device/epilogue.h"
 #include "device/fast_divide.h"
 #include "device/hopper.cuh"
+#include "device/task_trace.cuh"
 #include "plan/task_map.h"
 
 namespace fastconv::algos::winograd_megakernel {
@@ -24,12 +25,6 @@ constexpr __host__ __device__ int m_segment(int tile, int filter) {
   return (tile / 16 * 8 + filter / 16) * 4 + tile / 4 % 4;
 }
 
-// One task's times, for fastconv trace: %globaltimer in ns.
-struct TraceRecord {
-  unsigned long long begin, end;
-  int kind, group, index, processor;
-};
-
 template <typename T>
 struct Params {
   TaskMap map;
@@ -42,7 +37,7 @@ struct Params {
   float* products;              // M [m_groups][36][filter blocks][m_segment()][64]
   int* tickets;                 // two, 128 bytes apart: of the GEMM tasks, and of all others
   int* counters;                // the map's
-  TraceRecord* trace;           // [map.size()], GEMM tasks first; or null
+  TaskTrace trace;              // [map.size()], GEMM tasks first; or off
   Epilogue<T> epilogue;
   WaitReport* report;
   int n, c, h, w, k, p, q, pad_h, pad_w;
@@ -149,15 +144,13 @@ __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap
       : "memory");
 }
 
-__device__ __forceinline__ unsigned long long global_time() {
-  unsigned long long time;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
-  return time;
-}
-__device__ __forceinline__ int processor() {
-  int id;
-  asm volatile("mov.u32 %0, %smid;" : "=r"(id));
-  return id;
+// A task's waits are over. task_of(ticket) is asked only if there is something to record.
+template <typename T, typename TaskOf>
+__device__ __forceinline__ void record_begin(const Params<T>& params, int row, int ticket, TaskOf&& task_of) {
+  if (params.trace.records == nullptr) return;
+  const Task task = task_of(ticket);
+  const bool gemm = task.kind == TaskKind::gemm;
+  params.trace.begin(row, static_cast<int>(task.kind), task.group, task.index, ticket, gemm ? 0 : 1);
 }
 // For tests: a delay of up to `mask` ns, now and then, that depends on who asks when.
 __device__ __forceinline__ void delay_randomly(unsigned mask) {

@@ -13,7 +13,7 @@ __device__ __forceinline__ void publish(const Params<T>& params, ProductStorage&
   const auto finish = [&params](int counter, int record) {
     delay_randomly(params.delay);
     raise(params.counters + counter);
-    if (params.trace != nullptr) params.trace[record].end = global_time();
+    params.trace.end(record);
   };
   bool more_products = true, more_streams = true;
   unsigned product = 0, task = 0;

@@ -103,8 +103,11 @@ class Dispatcher {
 #pragma unroll 1
       for (int i = 0; i < grab && first + i < streams; ++i, ++tasks_) {
         if (lane == i) {
+          params_.trace.take(map.gemms() + task.number);
           if (!ready) wait.template wait<role_dispatch>(params_.report);
           fence_global_copies();  // M was written by ordinary stores
+          record_begin(params_, map.gemms() + task.number, task.number,
+                       [&map](int number) { return map.stream_task(number); });
           hand_out(task);
         }
         __syncwarp();
@@ -124,11 +127,6 @@ class Dispatcher {
     const int slot = static_cast<int>(tasks_ % stream_task_slots);
     wait_in_place<role_dispatch>(control_.reusable[slot], tasks_ / stream_task_slots & 1 ^ 1, params_.report);
     control_.tasks[slot] = task;
-    if (params_.trace != nullptr && task.kind >= 0) {
-      const Task its = params_.map.stream_task(task.number);
-      params_.trace[params_.map.gemms() + task.number] = {global_time(), 0,         task.kind,
-                                                          its.group,     its.index, processor()};
-    }
     hopper::arrive(shared_address(&control_.ready[slot]));
     return slot;
   }

@@ -1,0 +1,93 @@
+"""`winograd_megakernel` on CUDA with instruments: another map or grid, delays, records of its tasks.
+
+For measurements and tests; an ordinary call knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastconv import _C, ops
+
+# TaskRecord in csrc/device/task_trace.cuh.
+RECORD = ("taken", "begin", "end", "kind", "group", "index", "ticket", "worker", "processor", "block")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a launch is asked for; the defaults are an ordinary call's.
+
+    d_ig, d_go, m: of the map; None: as planned. blocks: of the grid; 0: all that fit. delay: tasks wait now and then,
+    for some of these bits as nanoseconds; 0: none does. series: the tasks kind by kind, a launch each.
+    """
+
+    d_ig: int | None = None
+    d_go: int | None = None
+    m: int | None = None
+    blocks: int = 0
+    delay: int = 0
+    series: bool = False
+
+
+class Megakernel:
+    """One convolution, stride 1, its filters packed once.
+
+    x: [N, C, H, W], CUDA, dense in NCHW or NHWC; weight: [K, C, 3, 3]; precision: ieee, fp32 or tf32.
+    Raises UnsupportedError where winograd_megakernel cannot serve it, with the reason.
+    """
+
+    def __init__(self, x: Tensor, weight: Tensor, padding: Sequence[int] = (1, 1), precision: str = "fp32") -> None:
+        self._x, self._shape, self._padding, self._precision = x, list(weight.shape), list(padding), precision
+        self._channels_last = not x.is_contiguous()
+        self._packed = ops.pack_weight(weight, 1, "winograd_megakernel", precision)
+        n, c, h, w = x.shape
+        k, _, r, s = weight.shape
+        self.output_shape = (n, k, *ops.output_size(x.shape, weight.shape, (1, 1), self._padding, (1, 1)))
+        problem = _C.ConvProblem(
+            n, c, h, w, k, r, s, padding=(self._padding[0], self._padding[1]), dtype=ops.dtype_name(x.dtype),
+            precision=precision, layout="nhwc" if self._channels_last else "nchw",
+        )  # fmt: skip
+        self.planned = _C.task_map(problem, ops.device_info(x.device))
+
+    def task_map(self, options: Options) -> _C.TaskMap:
+        """The map that a launch with these options goes through."""
+        wanted = {"d_ig": options.d_ig, "d_go": options.d_go, "m": options.m}
+        changes = {name: value for name, value in wanted.items() if value is not None}
+        return _C.TaskMap(**(self.planned.arguments() | changes))
+
+    def new_output(self, copies: int | None = None) -> Tensor:
+        """Uninitialised [N, K, P, Q] in the layout of x; with `copies`: [copies, N, K, P, Q], each of them dense so."""
+        n, k, p, q = self.output_shape
+        count = () if copies is None else (copies,)
+        if not self._channels_last:
+            return self._x.new_empty((*count, n, k, p, q))
+        return self._x.new_empty((*count, n, p, q, k)).movedim(-1, -3)
+
+    def __call__(
+        self, options: Options = Options(), output: Tensor | None = None, records: Tensor | None = None
+    ) -> Tensor:
+        """The convolution, on the current stream. records: see new_records()."""
+        y = self.new_output() if output is None else output
+        d_ig, d_go = (-1 if value is None else value for value in (options.d_ig, options.d_go))
+        ops.instrumented_megakernel(
+            self._x, self._packed, self._shape, self._padding, self._channels_last, self._precision, d_ig, d_go,
+            options.m or 0, options.blocks, options.delay, options.series, y, records,
+        )  # fmt: skip
+        return y
+
+    def new_records(self) -> Tensor:
+        """Room for a launch's records: int64 [tasks, fields of RECORD], zeros; times in ns of the GPU's clock."""
+        return torch.zeros((len(self.planned), len(RECORD)), dtype=torch.int64, device=self._x.device)
+
+    def record(self, options: Options = Options()) -> Tensor:
+        """The records of one launch, on the CPU; the device has run it before, so that nothing is loaded in between."""
+        records = self.new_records()
+        for _ in range(2):
+            self(options)
+        torch.cuda.synchronize(self._x.device)
+        self(options, records=records)
+        return records.cpu()
