@@ -85,13 +85,15 @@ std::string describe_tile(const wgmma::Plan& plan) {
          " steps of " + text(plan.step_channels()) + (plan.whole_window ? ", whole windows" : ", single taps") + parts;
 }
 
-std::string describe_tile(const lean::Plan& plan) {
+std::string describe_tile(const lean::Plan& plan, AccuracyClass accuracy) {
   const auto text = [](std::int64_t value) { return std::to_string(value); };
   const std::string tile = plan.kind == lean::Tile::rows
                                ? text(plan.pixels) + " outputs in a row"
                                : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
-  return std::string("lean, tile ") + tile + ", " + text(plan.filter_tile) + " filters, " + text(plan.steps) +
-         " steps of " + text(plan.step_channels) + (plan.stage_taps > 1 ? ", whole windows" : ", single taps") +
+  const char* type = accuracy == AccuracyClass::tf32 ? "TF32" : describe(select_mode(accuracy));
+  return "lean, " + std::string(type) + ", tile " + tile + ", " + text(plan.filter_tile) + " filters, " +
+         text(plan.steps) + " steps of " + text(plan.step_channels) +
+         (plan.stage_taps > 1 ? ", whole windows" : ", single taps") +
          (plan.parts > 1 ? ", " + text(plan.parts) + " parts in a cluster" : "");
 }
 
@@ -110,7 +112,7 @@ ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
     const double lean_us = lean::cost_us(*lean, problem, device);
     if (lean_us < cost_us) cost_us = lean_us, plan.lean = std::make_shared<const lean::Plan>(*lean);
   }
-  return {"wgmma, " + (plan.lean != nullptr ? describe_tile(*plan.lean) : describe_tile(plan)),
+  return {"wgmma, " + (plan.lean != nullptr ? describe_tile(*plan.lean, problem.accuracy) : describe_tile(plan)),
           transposed + plan.workspace_bytes(problem), cost_us, std::make_shared<const wgmma::Plan>(plan)};
 }
 

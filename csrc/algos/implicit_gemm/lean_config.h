@@ -20,6 +20,9 @@ namespace fastconv::algos::implicit_gemm::lean {
 constexpr int multiply_warpgroups = 2;
 constexpr int row_bytes = 128;  // of a pixel of a stage, and of a filter of a step
 constexpr int most_filter_slots = 12, most_input_slots = 4, most_box_pixels = 640, most_parts = 8;
+// What has been measured: batch 1, up to a few rounds of blocks. Beyond, the other kernel.
+constexpr std::int64_t most_images = 8;
+constexpr double most_rounds = 6;
 constexpr std::int64_t most_grid = 65535;  // blocks along the second and third dimension
 constexpr std::size_t shared_limit = 227 * 1024, shared_of_two = 113 * 1024;
 
@@ -221,8 +224,10 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
 // The best plan, if there is one. packed_rows: filters of a packed tile.
 inline std::optional<Plan> make_plan(const ConvProblem& problem, int packed_rows, const DeviceInfo& device) {
   std::optional<Plan> best;
+  if (problem.n > most_images) return best;
   double least = 0;
   for_each_plan(problem, packed_rows, [&](const Plan& plan) {
+    if (static_cast<double>(plan.blocks()) > most_rounds * blocks_at_once(plan, device)) return;
     const double us = cost_us(plan, problem, device);
     if (!best || us < least) best = plan, least = us;
   });
