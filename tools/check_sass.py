@@ -31,6 +31,9 @@ ALLOWED: dict[str, str] = {
         "odd numbers of channels on sm_80: ptxas parks one or two values, outside the inner loop, for a third block; "
         "a bound on the blocks instead would cost the sm_90a kernels occupancy"
     ),
+    r"winograd_megakernel::ffma::convolve<": (
+        "sm_80 alone: one or two values parked beside the products; sm_90a has none, and is the one that was measured"
+    ),
     r"implicit_gemm::convolve<fastconv::algos::implicit_gemm::Shape<float, 3, 8, false>": (
         "the portable kernel where channels are no vectors: four to eight values parked, beside element-wise loads"
     ),

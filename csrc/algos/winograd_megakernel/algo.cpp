@@ -86,15 +86,15 @@ double cuda_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const Devi
 // teams at work; what of the transforms is not hidden, by their bytes; or, with few channels, the memory's time.
 double ffma_cost_us(const ConvProblem& problem, const ffma::Plan& plan, const DeviceInfo& device) {
   const TaskMap& map = plan.map;
-  const double rate = 1.05 * device.fp32_flops_per_s / device.processors;
+  const double rate = 1.1 * device.fp32_flops_per_s / device.processors;
   const double task = 0.45 + 1e6 * 2.0 * ffma::unit_tiles * ffma::block_filters * ffma::stage_channels *
                                  static_cast<double>(plan.weights.stages) / rate;
   const double rounds = std::ceil(static_cast<double>(map.gemms()) / device.processors);
   const double elements = 36.0 * static_cast<double>(map.tiles) * static_cast<double>(problem.c + problem.k);
   const double bytes = problem.compulsory_bytes() + 2.0 * elements * sizeof(float);
-  const double products = 8.0 + (rounds + 0.7) * task;
+  const double products = 18.0 + (rounds + 0.7) * task;
   const double seconds = bytes / device.bandwidth_bytes_per_s;
-  const double cost = std::max(products + 1e6 * seconds / 2.6, 1e6 * seconds / 0.65);
+  const double cost = std::max(products + 1e6 * seconds / 2.6, 1e6 * seconds / 0.75);
   return device.compute_capability == 90 ? cost : 1.3 * cost;  // elsewhere nobody has measured it
 }
 
