@@ -68,11 +68,17 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
                           .gemm_filters = unit_filters,
                           .output_tiles = output_halves * segment_tiles,
                           .output_filters = 4 * segment_filters};
-  // Distances: what is under way in all blocks. M: U is read once per batch. (Measured: docs/performance.md.)
+  // Distances: more than what is under way in all blocks. M: U is read once per batch, but a map of two batches
+  // overlaps little, and the last batch should not be a small one. (Measured: docs/performance.md.)
   const auto processors = static_cast<std::int32_t>(device.processors);
-  const bool many = has_many_groups((tiles + unit_tiles - 1) / unit_tiles, make_cuda_weights(problem).chunks);
-  const Mapping mapping{
-      .d_ig = processors * 9 / (many ? 8 : 16), .d_go = processors * 9 / (many ? 4 : 16), .m = 4, .bounded = true};
+  const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
+  const bool many = has_many_groups(groups, make_cuda_weights(problem).chunks);
+  const Mapping mapping{.d_ig = 3 * processors,
+                        .d_go = processors * 9 / (many ? 4 : 16),
+                        .m = groups <= 8    ? 3
+                             : groups <= 64 ? 5
+                                            : 8,
+                        .bounded = true};
   return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes,
                                instruments.mapping(mapping)),
           .weights = make_cuda_weights(problem),
