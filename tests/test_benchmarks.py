@@ -419,9 +419,9 @@ def test_rows_of_an_earlier_commit_are_named_below_their_table():
     }
     row |= {"swapped": 13, "total": 13, "logits_error": 1e-3, "top1_agreement": 1.0}
     document = {**HEAD, "suite": "networks", "commit": "a" * 40, "rows": [row]}
-    assert "Kept from" not in report.network_table(document, "fp16")
+    assert "Of commit" not in report.network_table(document, "fp16")
     document["rows"] = [row | {"commit": "b" * 40}]
-    assert report.network_table(document, "fp16").endswith("Kept from commit bbbbbbbbbbbb: vgg16.")
+    assert report.network_table(document, "fp16").endswith("Of commit bbbbbbbbbbbb: vgg16.")
 
 
 def test_soak_layers_are_convolutions_and_the_same_for_a_seed():

@@ -151,7 +151,7 @@ def layer_summary(document: Document) -> str:
                     "-" if not errors else f"{max(errors):.2f}",
                 ]
             )
-    return markdown_table(header, lines)
+    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, document["rows"], "class")])
 
 
 def algorithm_table(document: Document, accuracy: str, n: int) -> str:
@@ -174,7 +174,7 @@ def algorithm_table(document: Document, accuracy: str, n: int) -> str:
 def network_table(document: Document, accuracy: str) -> str:
     """Whole networks: ours and every peer in milliseconds, the ratio to the fastest, agreement with float64.
 
-    A row with a `commit` of its own was kept from an earlier run; the line below the table says so.
+    A row with a `commit` of its own is of another run; the line below the table says so.
     """
     rows = [row for row in document["rows"] if row["class"] == accuracy]
     names = list(dict.fromkeys(name for row in rows for name in row["peers"]))
@@ -190,12 +190,16 @@ def network_table(document: Document, accuracy: str) -> str:
             + [_ms(row["peers"].get(name)) for name in names]
             + [_times(speedup), _scientific(row["logits_error"]), "-" if agreement is None else f"{agreement:.1%}"]
         )
-    older: dict[str, list[str]] = {}
+    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, rows, "network")])
+
+
+def _other_commits(document: Document, rows: Sequence[Row], name: str) -> list[str]:
+    """A sentence for each commit other than the document's that rows name, with what it has measured."""
+    found: dict[str, list[str]] = {}
     for row in rows:
         if (commit := row.get("commit", document["commit"])) != document["commit"]:
-            older.setdefault(commit[:12], []).append(row["network"])
-    notes = [f"Kept from commit {commit}: {', '.join(dict.fromkeys(names))}." for commit, names in older.items()]
-    return "\n\n".join([markdown_table(header, lines), *notes])
+            found.setdefault(commit[:12], []).append(row[name])
+    return [f"Of commit {commit}: {', '.join(dict.fromkeys(names))}." for commit, names in found.items()]
 
 
 def _ms(us: float | None) -> str:
