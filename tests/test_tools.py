@@ -224,6 +224,14 @@ def test_sanitize_judges_a_run(code, output, status):
     assert sanitize.judge("racecheck", code, output).status == status
 
 
+def test_sanitize_says_where_a_known_report_ended_kernels(monkeypatch):
+    monkeypatch.setattr(sanitize, "KNOWN", {("synccheck", r"a\.cuh:4:"): "a reason", ("racecheck", r"a\.cuh:4:"): "one"})
+    assert sanitize.judge("synccheck", 1, RACE).status == "aborted"
+    assert sanitize.judge("racecheck", 1, RACE).status == "failed"  # which ends no kernel
+    assert sanitize.judge("synccheck", 1, RACE.replace("a.cuh", "b.cuh")).status == "failed"
+    assert sanitize.judge("synccheck", 1, "1 failed").status == "failed"
+
+
 def test_sanitize_takes_no_empty_line_for_a_report():
     spaced = RACE.replace("=========\n", "========= \n")
     assert spaced != RACE

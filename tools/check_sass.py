@@ -34,6 +34,8 @@ ALLOWED: dict[str, str] = {
     r"winograd_megakernel::ffma::convolve<": (
         "sm_80 alone: one or two values parked beside the products; sm_90a has none, and is the one that was measured"
     ),
+    r"(implicit_gemm::wgrad::convert_tiles<float, 2>|winograd::filter_transform<float, 4, "
+    r"\(fastconv::winograd::Mode\)1>)": ("sm_80 alone: conversions and packing beside the products, not the products"),
     r"implicit_gemm::convolve<fastconv::algos::implicit_gemm::Shape<float, 3, 8, false>": (
         "the portable kernel where channels are no vectors: four to eight values parked, beside element-wise loads"
     ),
@@ -42,7 +44,7 @@ ALLOWED: dict[str, str] = {
 
 # Kernels that are written for wgmma, as a regular expression on the demangled name.
 WGMMA = (
-    r"(implicit_gemm::wgmma|winograd_fused(::single)?|winograd_megakernel)::convolve<|wgrad::multiply_pixels<"
+    r"(implicit_gemm::(wgmma|lean)|winograd_fused(::single)?|winograd_megakernel)::convolve<|wgrad::multiply_pixels<"
     r"|winograd::products::.*multiply<"
 )
 

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
 OURS_ALONE = ("--kernel-name", "kernel_substring=fastconv")
 OPTIONS: dict[str, tuple[str, ...]] = {"racecheck": OURS_ALONE, "synccheck": OURS_ALONE}
+ENDS_KERNELS = ("synccheck",)  # a kernel that it reports does not run on; the test that launched it fails
 REPORTED = 9  # our exit status for compute-sanitizer: the tests passed, the tool has something to say
 
 # Reports that are known to be false: (tool, regular expression on the report) -> why. They are counted in the table.
@@ -60,7 +61,8 @@ class Run:
 
 @dataclass
 class Outcome:
-    """What came of a run: `status` is clean, known, errors, failed or timeout."""
+    """What came of a run: `status` is clean, known, aborted, errors, failed or timeout. aborted: the tool ended kernels
+    at what is known to be false, so that it says nothing of the rest of them."""
 
     status: str
     seconds: float = 0.0
@@ -96,6 +98,8 @@ def judge(tool: str, code: int | None, output: str) -> Outcome:
     outcome.reports = [report for report, is_known in zip(reports, known, strict=True) if not is_known]
     if code is None:
         outcome.status = "timeout"
+    elif tool in ENDS_KERNELS and code not in (0, REPORTED) and outcome.known and not outcome.reports:
+        outcome.status = "aborted"
     elif code not in (0, REPORTED):
         outcome.status = "failed"
     elif outcome.reports or (code == REPORTED and not outcome.known):
@@ -171,7 +175,7 @@ def describe(run: Run, outcome: Outcome) -> str:
 
 
 def table(outcomes: dict[Run, Outcome]) -> str:
-    """A row per group, a column per tool: clean, or the number of reports, or failed, or timeout."""
+    """A row per group, a column per tool: clean or aborted (known reports), the number of others, failed, timeout."""
     tools = [tool for tool in TOOLS if any(run.tool == tool for run in outcomes)]
     cells = {(run.group, run.tool): outcome for run, outcome in outcomes.items()}
     lines = [f"{'':20}" + "".join(f"{tool:>14}" for tool in tools)]
@@ -180,6 +184,7 @@ def table(outcomes: dict[Run, Outcome]) -> str:
         for tool in tools:
             outcome = cells[group, tool]
             text = {"errors": f"{len(outcome.reports)} errors", "known": f"clean ({outcome.known})"}
+            text["aborted"] = f"aborted ({outcome.known})"
             texts.append(text.get(outcome.status, outcome.status))
         lines.append(f"{group:20}" + "".join(f"{text:>14}" for text in texts))
     for (tool, what), why in KNOWN.items():
@@ -222,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(one, todo))
     print("\n" + table({run: outcomes[run] for run in todo}))
-    bad = [run for run in todo if outcomes[run].status not in ("clean", "known")]
+    bad = [run for run in todo if outcomes[run].status not in ("clean", "known", "aborted")]
     print(f"{len(todo)} runs, {len(bad)} with errors")
     return 1 if bad or not todo else 0
 

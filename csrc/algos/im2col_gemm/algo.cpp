@@ -41,8 +41,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double pixels = static_cast<double>(problem.n * problem.p() * problem.q());
   const double outputs = static_cast<double>(problem.output_numel());
   double bytes = problem.compulsory_bytes();
-  if (chunk.unrolls) {  // on an H200 at a quarter of the memory's rate
-    const double slowness = device.type == DeviceType::cuda ? 4.0 : 1.0;
+  if (chunk.unrolls) {  // on an H200 at a quarter of the memory's rate, or less where channels are few
+    const double slowness = device.type == DeviceType::cuda ? (problem.c <= 4 ? 6.5 : 4.0) : 1.0;
     bytes += slowness * 2.0 * pixels * depth * static_cast<double>(size_of(chunk.gemm_type));
   }
   if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));

@@ -104,7 +104,7 @@ ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
   const double kernel_us = std::max(1e6 * wgmma::plan_clocks(plan, device.processors) / clocks_per_s,
                                     1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));
-  const double launch_us = plan.weights.mode == Mode::single ? 4.5 : 3.0;
+  const double launch_us = plan.weights.mode == Mode::single ? 4.5 : 6.0;
   const double transposition_us =
       transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.9 * device.bandwidth_bytes_per_s);
   double cost_us = launch_us + kernel_us + transposition_us;

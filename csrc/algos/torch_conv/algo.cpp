@@ -22,13 +22,17 @@ double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
 double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   const double bandwidth = device.bandwidth_bytes_per_s;
-  const bool few_channels = problem.groups == 1 && problem.c <= 4;
+  const bool few_channels = problem.groups == 1 && problem.c <= 4, nhwc = problem.layout == Layout::nhwc;
+  if (problem.groups > 1 && problem.c_per_group() == 1) {  // depthwise, in FP32 arithmetic whatever the class
+    const bool half = problem.dtype != DType::f32;
+    const double rate = (!nhwc ? 0.17 : half ? 0.24 : 0.145) * device.fp32_flops_per_s;
+    const double share = !nhwc ? 0.19 : half ? 0.85 : 0.97;
+    return 5.0 + 1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / (share * bandwidth));
+  }
   if (problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32) {
-    if (problem.groups > 1) {  // from two layers: depthwise by memory, grouped by arithmetic; each prefers one layout
-      const bool nhwc = problem.layout == Layout::nhwc, depthwise = problem.c_per_group() == 1;
-      const double rate = (depthwise ? 0.17 : nhwc ? 0.11 : 0.21) * device.fp32_flops_per_s;
-      const double share = !depthwise ? 1.0 : nhwc ? 0.66 : 0.19;
-      return 5.0 + 1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / (share * bandwidth));
+    if (problem.groups > 1) {  // from one layer
+      const double rate = (nhwc ? 0.11 : 0.21) * device.fp32_flops_per_s;
+      return 5.0 + 1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / bandwidth);
     }
     // 28 to 50 TFLOP/s; where its search finds Winograd, for 3x3 kernels on small maps, 65 to 115.
     const bool winograd = problem.r == 3 && problem.s == 3 && problem.stride_h == 1 && problem.h <= 28;
@@ -43,8 +47,9 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const bool tf32 = problem.accuracy == AccuracyClass::tf32;
   const double peak = (tf32 ? 0.66 : 1.15) * device.fp16_tensor_flops_per_s;
   const double filling = std::min(1.0, (static_cast<double>(problem.k_per_group()) + 16.0) / 128.0);
-  const double depth = tf32 ? terms / (terms + 110.0) : 1.0;
-  const double conversions = problem.layout == Layout::nchw ? 2.0 * problem.compulsory_bytes() : 0.0;
+  const double channels = static_cast<double>(problem.c_per_group());
+  const double depth = tf32 ? terms / (terms + 140.0) : channels / (channels + 6.0);
+  const double conversions = nhwc ? 0.0 : 2.0 * problem.compulsory_bytes();
   const double terms_us = (tf32 ? 0.00226 : 0.00131) * terms;
   if (problem.n == 1 && problem.groups == 1 && problem.direct_flops() < 8e9) {  // caches are cold: launch and latency
     const double outputs =
@@ -53,6 +58,10 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
     if (few_channels) return (problem.accuracy == AccuracyClass::bf16 ? 15.0 : 8.5) + 0.9 * outputs + conversions_us;
     return (tf32 ? 10.2 + 1.18 * gflop + 0.92 * outputs : 9.2 + 0.53 * gflop + 1.2 * outputs) + terms_us +
            conversions_us;
+  }
+  if (few_channels && problem.r * problem.s > 9) {  // large kernels of first layers
+    const double rate = (problem.accuracy == AccuracyClass::bf16 ? 0.045 : 0.056) * device.fp16_tensor_flops_per_s;
+    return 8.5 + 1e6 * (problem.direct_flops() / rate + conversions / bandwidth);
   }
   // First layers: the number of outputs decides, one in the time of 8.6 bytes.
   const double bytes =

@@ -58,14 +58,21 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double y_bytes = element * static_cast<double>(problem.output_numel()) * (problem.has_residual ? 2.0 : 1.0);
   const bool turned = problem.layout == Layout::nchw;
   const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / ((config.own_product ? 0.9 : 0.85) * bandwidth);
-  const double rate = config.mode == Mode::fp32 ? device.fp32_flops_per_s : 0.95 * device.fp16_tensor_flops_per_s;
+  const bool plain = config.mode == Mode::fp32;  // short or narrow products do not fill the library's tiles
+  const double width = static_cast<double>(std::min(problem.c, problem.k));
+  const double filling = problem.n == 1 ? 1.0 : std::min(1.0, 0.35 + width / 192.0);
+  const double rate = plain ? filling * device.fp32_flops_per_s : 0.95 * device.fp16_tensor_flops_per_s;
   const double u_bytes = static_cast<double>(config.u_bytes(problem.k));
   const double gemm_bytes = u_bytes + w.v_bytes + w.m_bytes;
   const double gemm = config.own_product ? own_product_seconds(problem, config, device, gemm_bytes)
                                          : std::max(gemm_bytes / (0.92 * bandwidth), w.flops / rate);
   const double output = (w.m_bytes + y_bytes) / ((turned ? 0.8 : 0.9) * bandwidth);
-  // Three launches (our product counts its own); the larger tile's transforms take longer to walk.
-  return (config.own_product ? 5.0 : 11.0) + 1.2 * config.m + (turned ? 3.0 : 0.0) + 1e6 * (input + gemm + output);
+  const double filled = std::min(1.0, static_cast<double>(config.tiles) / 1000.0);
+  const double reduction_us = plain ? 0.04 * filled * static_cast<double>(problem.c) : 0.0;
+  // Three launches (our product counts its own); the larger tile's transforms take longer to walk, and a block of a
+  // product in FP32 arithmetic walks the whole reduction.
+  return (config.own_product ? 2.0 : 11.0) + reduction_us + 1.2 * config.m + (turned ? 3.0 : 0.0) +
+         1e6 * (input + gemm + output);
 }
 
 // V and M stay in the caches, U comes from memory once per chunk. Constants: fitted to the 3x3 layers of VGG, ResNet,

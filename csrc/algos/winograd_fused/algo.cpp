@@ -60,7 +60,7 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
       2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
   const double step = loads_boxes(problem) ? rates.step_us : rates.element_step_us;
   const double item = problem.layout == Layout::nchw ? rates.nchw_item_us : rates.item_us;
-  return 8.0 + waves * (static_cast<double>(config.u_steps) * step + item) + 1e6 * turned;
+  return (config.split ? 13.0 : 8.0) + waves * (static_cast<double>(config.u_steps) * step + item) + 1e6 * turned;
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
