@@ -225,7 +225,9 @@ def test_sanitize_judges_a_run(code, output, status):
 
 
 def test_sanitize_says_where_a_known_report_ended_kernels(monkeypatch):
-    monkeypatch.setattr(sanitize, "KNOWN", {("synccheck", r"a\.cuh:4:"): "a reason", ("racecheck", r"a\.cuh:4:"): "one"})
+    monkeypatch.setattr(
+        sanitize, "KNOWN", {("synccheck", r"a\.cuh:4:"): "a reason", ("racecheck", r"a\.cuh:4:"): "one"}
+    )
     assert sanitize.judge("synccheck", 1, RACE).status == "aborted"
     assert sanitize.judge("racecheck", 1, RACE).status == "failed"  # which ends no kernel
     assert sanitize.judge("synccheck", 1, RACE.replace("a.cuh", "b.cuh")).status == "failed"

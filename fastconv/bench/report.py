@@ -197,7 +197,8 @@ def _other_commits(document: Document, rows: Sequence[Row], name: str) -> list[s
     """A sentence for each commit other than the document's that rows name, with what it has measured."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        if (commit := row.get("commit", document["commit"])) != document["commit"]:
+        commit = str(row.get("commit") or document["commit"])
+        if commit != document["commit"]:
             found.setdefault(commit[:12], []).append(row[name])
     return [f"Of commit {commit}: {', '.join(dict.fromkeys(names))}." for commit, names in found.items()]
 
