@@ -82,21 +82,14 @@ void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* ex
   check_launch("winograd input transform");
 }
 
-// after_own_product: it lets this kernel begin beside its last blocks.
+// early: the product before lets this kernel begin beside its last blocks.
 template <typename T, int m>
 void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents, const int* filter_exponents,
-                      const ConvArgs& args, bool after_own_product, cudaStream_t stream) {
+                      const ConvArgs& args, bool early, cudaStream_t stream) {
   const auto launch = [&](auto kernel, dim3 grid, dim3 block) {
-    const char* name = "winograd output transform";
-    const auto epilogue = make_epilogue<T>(args);
-    auto* y = static_cast<T*>(args.y);
-    if (after_own_product && grid.x * grid.y <= few_blocks) {
-      launch_dependent(kernel, grid, block, 0, stream, name, chunk, products, tile_exponents, filter_exponents, y,
-                       epilogue);
-    } else {
-      kernel<<<grid, block, 0, stream>>>(chunk, products, tile_exponents, filter_exponents, y, epilogue);
-      check_launch(name);
-    }
+    launch_in_series(early && grid.x * grid.y <= few_blocks, kernel, grid, block, 0, stream,
+                     "winograd output transform", chunk, products, tile_exponents, filter_exponents,
+                     static_cast<T*>(args.y), make_epilogue<T>(args));
   };
   if (args.problem.layout == Layout::nhwc) {
     const bool even = chunk.k % 2 == 0;
@@ -112,7 +105,7 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
 
 // M = V U^T at every frequency.
 void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, const void* v, const void* u, float* m,
-              const int* group_exponents, int* tile_exponents, Runtime& runtime) {
+              const int* group_exponents, int* tile_exponents, bool early, Runtime& runtime) {
   if (config.own_product) {
     products::run({.v = v,
                    .u = u,
@@ -127,7 +120,8 @@ void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, co
                    .k_pad = config.k_pad,
                    .processors = runtime.device().processors,
                    .stream = runtime.stream(),
-                   .report = runtime.wait_report()});
+                   .report = runtime.wait_report(),
+                   .early = early});
     return;
   }
   GemmArgs gemm;
@@ -170,9 +164,10 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     } else {
       transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
     }
-    multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, runtime);
-    transform_output<T, m>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args,
-                           config.own_product, stream);
+    // The input transform of a small grid admits the product, which admits the output transform.
+    const bool early = config.own_product && static_cast<unsigned>(chunk.tiles) * chunk.groups <= few_blocks;
+    multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, early, runtime);
+    transform_output<T, m>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, early, stream);
   }
 }
 

@@ -180,8 +180,8 @@ void launch(const Arguments& args) {
                   args.tile_exponents,
                   args.report};
   allow_shared_memory<multiply<S>>(shared_bytes<S>, "winograd products: shared memory");
-  launch_dependent(multiply<S>, static_cast<unsigned>(std::min<std::int64_t>(args.processors, tasks)), threads,
-                   shared_bytes<S>, static_cast<cudaStream_t>(args.stream), "winograd products", grid,
+  launch_in_series(args.early, multiply<S>, static_cast<unsigned>(std::min<std::int64_t>(args.processors, tasks)),
+                   threads, shared_bytes<S>, static_cast<cudaStream_t>(args.stream), "winograd products", grid,
                    make_operand_map<S>(args, args.v, args.tiles), make_operand_map<S>(args, args.u, args.filters),
                    make_product_map(args));
 }

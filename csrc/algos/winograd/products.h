@@ -18,6 +18,7 @@ struct Arguments {
   int processors;
   void* stream;  // cudaStream_t
   WaitReport* report;
+  bool early;  // may begin before the input transform has ended
 };
 
 void run(const Arguments& args);
