@@ -1,6 +1,9 @@
 // Element offsets of the two memory orders. 64-bit throughout: tensors may exceed 2^31 elements.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "core/problem.h"
 #include "device/numeric.h"
 
@@ -30,6 +33,11 @@ inline Strides4 output_strides(const ConvProblem& problem) {
 template <typename Integer>
 FASTCONV_HOST_DEVICE constexpr Integer ceil_div(Integer a, Integer b) {
   return (a + b - 1) / b;
+}
+
+// Whether accesses of so many bytes at a time may begin there.
+inline bool is_aligned(const void* pointer, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
 }  // namespace fastconv

@@ -12,10 +12,6 @@ namespace {
 
 cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
-bool is_aligned(const void* pointer, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
-}
-
 template <typename T>
 Params<T> make_params(const ConvArgs& args, const Config& config, const T* x, Layout x_layout) {
   const ConvProblem& problem = args.problem;

@@ -13,10 +13,6 @@
 
 namespace fastconv::algos::winograd_fused {
 
-inline bool is_aligned(const void* pointer, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
-}
-
 // layout: of x, which may have been turned.
 template <typename T>
 ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, Layout layout, WaitReport* report) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "algos/winograd_megakernel/cuda_common.h"
 #include "core/algorithm.h"
 #include "plan/instruments.h"
 #include "plan/task_map.h"
@@ -21,9 +22,6 @@ constexpr int operand_bytes = unit_tiles * stage_channels * 2 * 2;  // of a stag
 constexpr int most_items = 8;  // of a transform task: tiles, or segments of M (4 tiles x 16 filters)
 constexpr int segment_tiles = 4, segment_filters = 16;
 constexpr int output_halves = most_items / 4;  // segments of an output task, along its tiles
-constexpr int ticket_stride = 32;              // ints: a ticket has a cache line of its own
-
-inline std::size_t align_bytes(std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); }
 
 // What depends on the weight alone (the rule of packed_weight()).
 struct CudaWeights {

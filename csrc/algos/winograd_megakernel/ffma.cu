@@ -7,14 +7,12 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/shared_memory.h"
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 namespace {
 
 cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
-bool is_aligned(const void* pointer, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
-}
 
 Params make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
@@ -78,8 +76,7 @@ void launch_series(const Params& params, cudaStream_t stream, Launch&& launch) {
 template <Access access, bool plain>
 void launch_kernel(const Params& params, const Plan& plan, int processors, cudaStream_t stream) {
   const auto kernel = convolve<access, plain>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-             "winograd_megakernel: shared memory");
+  allow_shared_memory<convolve<access, plain>>(shared_bytes, "winograd_megakernel: shared memory");
   // Any number of blocks comes to an end (docs/megakernel.md); more than there are tasks would find nothing to do.
   const int wanted = plan.instruments.blocks > 0 ? plan.instruments.blocks : processors;
   const int grid = std::min(wanted, static_cast<int>(params.map.size()));

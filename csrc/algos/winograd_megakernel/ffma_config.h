@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "algos/winograd_megakernel/cuda_common.h"
 #include "core/algorithm.h"
 #include "plan/instruments.h"
 #include "plan/task_map.h"
@@ -20,9 +21,6 @@ constexpr int block_filters = 64;   // of a GEMM task; they lie together in U an
 constexpr int stage_channels = 16;  // that a product loads at once
 constexpr int stage_v = stage_channels * unit_tiles, stage_u = stage_channels * block_filters;  // floats
 constexpr int transform_channels = 64;  // of a transform task: channels or filters
-constexpr int ticket_stride = 32;       // ints: the ticket has a cache line of its own
-
-inline std::size_t align_bytes(std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); }
 
 // What depends on the weight alone (the rule of packed_weight()).
 struct Weights {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "algos/winograd_megakernel/counters.cuh"
 #include "algos/winograd_megakernel/ffma_config.h"
 #include "algos/winograd_megakernel/values.cuh"
 #include "device/epilogue.h"
@@ -135,10 +136,6 @@ __device__ __forceinline__ void wait(std::uint64_t& barrier, unsigned parity, Wa
 
 // ---- Counters in device memory
 
-// What this thread has done or seen happens before the raise.
-__device__ __forceinline__ void raise(int* counter) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
-}
 // Until the counter has reached the value: polls without ordering, which would empty the L1 cache each time.
 __device__ __forceinline__ void wait_for(const int* counter, int value, WaitReport* report) {
   asm volatile(
@@ -152,15 +149,6 @@ __device__ __forceinline__ void wait_for(const int* counter, int value, WaitRepo
       "r"(value), "l"(report), "n"(static_cast<int>(kernel_winograd_megakernel)), "n"(static_cast<int>(role_publish)),
       "n"(WaitSite::limit)
       : "memory");
-}
-
-// For tests: a delay of up to `mask` ns, now and then, that depends on who asks when.
-__device__ __forceinline__ void delay_randomly(unsigned mask) {
-  if (mask == 0) return;
-  unsigned clock;
-  asm volatile("mov.u32 %0, %clock;" : "=r"(clock));
-  const unsigned random = (clock ^ blockIdx.x * 0x9E3779B9u) * 0x85EBCA6Bu;
-  if (random >> 30 == 0) asm volatile("nanosleep.u32 %0;" ::"r"(random >> 8 & mask));
 }
 
 }  // namespace fastconv::algos::winograd_megakernel::ffma

@@ -7,6 +7,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/shared_memory.h"
 #include "device/tensor_map.h"
 #include "device/transpose.cuh"
 
@@ -14,9 +15,6 @@ namespace fastconv::algos::winograd_megakernel {
 namespace {
 
 cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
-bool is_aligned(const void* pointer, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
-}
 
 // x: [N, H, W, C].
 Params<float> make_params(const ConvArgs& args, const CudaPlan& plan, const float* x, const Runtime& runtime) {
@@ -108,8 +106,7 @@ template <Output output, bool plain>
 void launch_kernel(const Params<float>& params, const StreamMaps& maps, const CudaPlan& plan, int processors,
                    cudaStream_t stream) {
   const auto kernel = convolve<float, output, plain>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-             "winograd_megakernel: shared memory");
+  allow_shared_memory<convolve<float, output, plain>>(shared_bytes, "winograd_megakernel: shared memory");
   int blocks = 0;  // of a multiprocessor
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
              "winograd_megakernel: occupancy");

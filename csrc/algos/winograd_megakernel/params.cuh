@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "algos/winograd_megakernel/counters.cuh"
 #include "algos/winograd_megakernel/cuda_config.h"
 #include "device/epilogue.h"
 #include "device/fast_divide.h"
@@ -61,10 +62,6 @@ __device__ __forceinline__ int load_acquire(const int* counter) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   return value;
-}
-// What this thread has done or seen happens before the raise.
-__device__ __forceinline__ void raise(int* counter) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 // A wait has expired: says so and stops the kernel. (expire_wait() as a call would cost the kernel its registers: the
 // products' accumulators and a call do not go together, ptxas 13.0 says C7600.)
@@ -151,14 +148,6 @@ __device__ __forceinline__ void record_begin(const Params<T>& params, int row, i
   const Task task = task_of(ticket);
   const bool gemm = task.kind == TaskKind::gemm;
   params.trace.begin(row, static_cast<int>(task.kind), task.group, task.index, ticket, gemm ? 0 : 1);
-}
-// For tests: a delay of up to `mask` ns, now and then, that depends on who asks when.
-__device__ __forceinline__ void delay_randomly(unsigned mask) {
-  if (mask == 0) return;
-  unsigned clock;
-  asm volatile("mov.u32 %0, %clock;" : "=r"(clock));
-  const unsigned random = (clock ^ blockIdx.x * 0x9E3779B9u) * 0x85EBCA6Bu;
-  if (random >> 30 == 0) asm volatile("nanosleep.u32 %0;" ::"r"(random >> 8 & mask));
 }
 
 }  // namespace fastconv::algos::winograd_megakernel
