@@ -389,17 +389,23 @@ def _weight_gradient(
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, backend_flags: int,
 ) -> Tensor:  # fmt: skip
     memory_format = format_of(input, grad)
-    target = (
-        input, grad, weight_size, stride, padding, dilation, groups, memory_format == torch.channels_last, algorithm,
-        precision,
-    )  # fmt: skip
-    reason = weight_gradient_reason(*target)
+    geometry = (weight_size, stride, padding, dilation, groups, memory_format == torch.channels_last)
+    reason = weight_gradient_reason(input, grad, *geometry, algorithm, precision)
+    agrees = torch_agrees(grad, precision) or math.prod(input.shape) == 0 or math.prod(grad.shape) == 0
+    if reason and algorithm == "auto" and not agrees:
+        # PyTorch's gradient, estimated to be faster, is one in another class; in this one it is far slower.
+        algorithm = "implicit_gemm"
+        reason = weight_gradient_reason(input, grad, *geometry, algorithm, precision)
     if settings.log_calls:
         settings.logger.debug("weight gradient %s: %s", list(weight_size), "PyTorch, " + reason if reason else "own")
     if not reason:
-        return weight_gradient_kernel_op(*target)
-    if torch_agrees(grad, precision) or math.prod(input.shape) == 0 or math.prod(grad.shape) == 0:
-        like = torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
+        return weight_gradient_kernel_op(input, grad, *geometry, algorithm, precision)
+    like_format = memory_format
+    if not agrees and precision != "tf32" and groups == input.shape[1]:
+        # PyTorch's kernel for depthwise float32 in NCHW is its own, which knows no TF32.
+        input, grad, like_format, agrees = input.contiguous(), grad.contiguous(), torch.contiguous_format, True
+    if agrees:
+        like = torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=like_format)
         result = torch.ops.aten.convolution_backward(
             grad, input, like, None, stride, padding, dilation, False, [0, 0], groups, [False, True, False]
         )[1]

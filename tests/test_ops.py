@@ -205,14 +205,16 @@ def test_gradcheck(algorithm, activation):
     assert torch.autograd.gradgradcheck(function, tensors)
 
 
+@pytest.mark.parametrize("channels_last", [False, True], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize("algorithm", ["torch", "auto"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_gradients_in_a_class_that_torch_is_not_switched_to(shape, device, monkeypatch):
+def test_gradients_in_a_class_that_torch_is_not_switched_to(shape, algorithm, channels_last, device, monkeypatch):
     """The formulas with an explicit class, forced also where the switch agrees."""
     monkeypatch.setattr(ops, "torch_agrees", lambda tensor, precision: False)
     x_shape, w_shape, *geometry = SHAPES[shape]
-    inputs = [make(s, device=device) for s in (x_shape, w_shape)]
+    inputs = [make(s, device=device, channels_last=channels_last) for s in (x_shape, w_shape)]
     doubles = [t.detach().double().requires_grad_() for t in inputs]
-    y = fastconv.conv2d(*inputs, None, *geometry, algorithm="torch", precision="fp32")
+    y = fastconv.conv2d(*inputs, None, *geometry, algorithm=algorithm, precision="fp32")
     cotangent = torch.randn_like(y)
     result = torch.autograd.grad(y, inputs, cotangent)
     expected = torch.autograd.grad(reference.conv2d(*doubles, None, *geometry), doubles, cotangent.double())

@@ -107,6 +107,15 @@ def gradient_contender(
     """
     stride, padding, dilation = ([value] * 2 for value in (layer.stride, layer.padding, layer.dilation))
     rest = (stride, padding, dilation, layer.groups, algorithm, _PRECISIONS[accuracy], _BENCHMARK | _CUDNN_ENABLED)
+    operator, operands = ops.input_gradient_op, (grad, weight, list(x.shape))
     if direction == "backward_weight":
-        return functools.partial(ops.weight_gradient_op, x, grad, list(weight.shape), *rest)
-    return functools.partial(ops.input_gradient_op, grad, weight, list(x.shape), *rest)
+        operator, operands = ops.weight_gradient_op, (x, grad, list(weight.shape))
+
+    def call() -> torch.Tensor:
+        # Where PyTorch computes it, it follows the global switches: those that the peers have.
+        with torch.backends.cudnn.flags(
+            enabled=True, benchmark=True, deterministic=False, allow_tf32=accuracy == "tf32"
+        ):
+            return operator(*operands, *rest)
+
+    return call

@@ -53,7 +53,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const auto text = [](std::int64_t value) { return std::to_string(value); };
   const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
   // The clocks are those of float32; half types, read where they lie, take less, as measured, unrolled ones more.
-  const double share = plan.scaled() ? 1.0 : plan.unrolled ? 1.35 : plan.rows_by_warps ? 0.86 : 0.72;
+  const bool split = problem.accuracy == AccuracyClass::fp32, large = problem.r * problem.s > 9;
+  const double unrolled = split ? (large ? 1.35 : 1.07) : plan.scaled() ? (large ? 1.8 : 1.35) : large ? 2.0 : 1.5;
+  const double share = plan.unrolled ? unrolled : plan.scaled() ? 1.0 : plan.rows_by_warps ? 0.86 : 0.72;
   const double product_us = share * 1e6 * wgrad::detail::plan_clocks(plan, problem, device.processors) / clocks_per_s;
   const double elements = static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double read =

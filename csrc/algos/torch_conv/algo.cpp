@@ -79,7 +79,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 // Of the weight gradient, fitted to the layer set likewise. In FP32 it takes about as long as the forward convolution:
-// the same products, with up to 64 channels twice as long; but on first layers in NHWC cuDNN's heuristics, where nobody
+// the same products, with up to 64 channels or filters twice as long; but on first layers in NHWC cuDNN's heuristics, where nobody
 // asks for a search, take an algorithm of ten times the best one's time. Tensor cores need many filters and channels;
 // NCHW tensors are converted before.
 ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& device) {
@@ -88,7 +88,7 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
   if (device.type == DeviceType::cpu || problem.groups > 1) return result;
   if (plain) {
     const double first_layer = problem.layout == Layout::nhwc ? 10.0 : 1.0;
-    result.cost_us *= problem.c <= 4 ? first_layer : problem.c <= 64 ? 2.0 : 1.0;
+    result.cost_us *= problem.c <= 4 ? first_layer : std::min(problem.c, problem.k) <= 64 ? 2.0 : 1.0;
     return result;
   }
   const double c = static_cast<double>(problem.c), k = static_cast<double>(problem.k);
@@ -101,7 +101,8 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
   } else {
     const double filling = std::max(0.055, std::min(1.0, (k - 10.0) / 80.0) * std::min(1.0, c / 75.0));
     const double rate = 1.15 * filling * device.fp16_tensor_flops_per_s;
-    result.cost_us = 18.0 + 1e6 * (problem.direct_flops() / rate + conversions);
+    const double latency = problem.r * problem.s > 1 ? 18.0 : 11.0;
+    result.cost_us = latency + 1e6 * (problem.direct_flops() / rate + conversions);
   }
   return result;
 }
