@@ -13,7 +13,7 @@ import fastconv
 from fastconv import _C, ops, testing
 
 NAME = "implicit_gemm"  # the algorithm whose weight gradient serves the most
-NAMES = ("winograd_f4", NAME)  # those of the registry that have a weight gradient
+NAMES = ("direct_tiled", "winograd_f4", NAME)  # those of the registry that have a weight gradient
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 # Of sums of many independent products (docs/numerics.md, "The weight gradient"); half types end with one rounding.
 LIMIT = {"fp32": 2e-6, "tf32": 1e-3, "fp16": 1e-3, "bf16": 8e-3}
@@ -32,17 +32,18 @@ class Case:
     stride: int = 1
     padding: int = 0
     dilation: int = 1
+    groups: int = 1
 
     @property
     def geometry(self) -> tuple[list[int], list[int], list[int], int]:
-        return [self.stride] * 2, [self.padding] * 2, [self.dilation] * 2, 1
+        return [self.stride] * 2, [self.padding] * 2, [self.dilation] * 2, self.groups
 
     @property
     def weight_size(self) -> list[int]:
-        return [self.k, self.c, self.r, self.s]
+        return [self.k, self.c // self.groups, self.r, self.s]
 
     def __str__(self) -> str:
-        return "{}x{}x{}x{}-{}-{}x{}-s{}p{}d{}".format(*vars(self).values())
+        return "{}x{}x{}x{}-{}-{}x{}-s{}p{}d{}g{}".format(*vars(self).values())
 
 
 CASES = [
@@ -60,13 +61,22 @@ CASES = [
     Case(3, 5, 4, 9, 6, 3, 3, padding=2),
     Case(1, 70, 3, 3, 130, 3, 3),
     Case(3, 33, 33, 7, 65, 3, 3, padding=1),
+    Case(1, 1, 3, 3, 1, 3, 3),
+    Case(3, 33, 13, 9, 33, 3, 3, padding=1, groups=33),  # depthwise: lanes without a channel, a strip without rows
+    Case(2, 70, 14, 33, 70, 3, 3, stride=2, padding=1, groups=70),
+    Case(2, 32, 7, 7, 32, 5, 5, padding=2, groups=32),
+    Case(1, 40, 15, 8, 40, 5, 5, stride=2, padding=3, groups=40),
+    Case(5, 5, 9, 14, 5, 7, 7, padding=3, groups=5),
+    Case(1, 34, 21, 10, 34, 7, 7, stride=2, padding=3, groups=34),
 ]
 
 
 def serves(name: str, case: Case, cls: str = "fp32") -> bool:
     """Whether the algorithm has a weight gradient for the case."""
+    if name == "direct_tiled":
+        return case.groups == case.c == case.k and case.r == case.s and case.r in (3, 5, 7)
     plain = (case.r, case.s, case.stride, case.dilation) == (3, 3, 1, 1)
-    return name == NAME or (plain and case.padding <= 2 and cls == "fp32")
+    return case.groups == 1 and (name == NAME or (plain and case.padding <= 2 and cls == "fp32"))
 
 
 def named(cases: list[Case]) -> list[tuple[str, Case]]:
@@ -86,8 +96,9 @@ def operands(
 def exact(x: torch.Tensor, grad: torch.Tensor, case: Case) -> torch.Tensor:
     like = torch.empty(case.weight_size, dtype=torch.float64)
     return torch.ops.aten.convolution_backward(
-        grad.double().cpu(), x.double().cpu(), like, None, *case.geometry[:3], False, [0, 0], 1, [False, True, False]
-    )[1]
+        grad.double().cpu(), x.double().cpu(), like, None, *case.geometry[:3], False, [0, 0], case.groups,
+        [False, True, False],
+    )[1]  # fmt: skip
 
 
 def own(x: torch.Tensor, grad: torch.Tensor, case: Case, cls: str, layout: str, name: str = NAME) -> torch.Tensor:
@@ -118,14 +129,14 @@ def test_weight_gradient(name, case, cls, layout, device):
     assert errors.relative_l2 <= LIMIT[cls], errors
 
 
-@pytest.mark.parametrize(("name", "case"), named([CASES[2], CASES[3]]), ids=str)
+@pytest.mark.parametrize(("name", "case"), named([CASES[2], CASES[3], CASES[16]]), ids=str)
 def test_weight_gradient_is_the_same_every_time(name, case, device):
     x, grad = operands(case, torch.float32, "nhwc", device)
     results = [own(x, grad, case, "fp32", "nhwc", name) for _ in range(3)]
     assert all(torch.equal(results[0], result) for result in results[1:])
 
 
-@pytest.mark.parametrize(("name", "case"), named([CASES[1], CASES[3], CASES[6]]), ids=str)
+@pytest.mark.parametrize(("name", "case"), named([CASES[1], CASES[3], CASES[6], CASES[15]]), ids=str)
 @pytest.mark.parametrize(("of_x", "of_grad"), [(1e-30, 1e25), (1e30, 1e-30), (1e-15, 1e-15), (1e18, 1e18)])
 @pytest.mark.parametrize("layout", FORMATS)
 def test_weight_gradient_at_any_magnitude(name, case, of_x, of_grad, layout, device):
@@ -135,7 +146,7 @@ def test_weight_gradient_at_any_magnitude(name, case, of_x, of_grad, layout, dev
     assert errors.relative_l2 <= LIMIT["fp32"], errors
 
 
-@pytest.mark.parametrize(("name", "case"), named([CASES[2], CASES[3], CASES[6]]), ids=str)
+@pytest.mark.parametrize(("name", "case"), named([CASES[2], CASES[3], CASES[6], CASES[15]]), ids=str)
 def test_weight_gradient_of_images_of_unlike_magnitude(name, case, device):
     """Images whose x and dY differ by many powers of ten, but whose products do not: each has its own scales. One is
     zero, its dY large, and one has a value that no sample may find."""

@@ -79,9 +79,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 // Of the weight gradient, fitted to the layer set likewise. In FP32 it takes about as long as the forward convolution:
-// the same products, with up to 64 channels or filters twice as long; but on first layers in NHWC cuDNN's heuristics, where nobody
-// asks for a search, take an algorithm of ten times the best one's time. Tensor cores need many filters and channels;
-// NCHW tensors are converted before.
+// the same products, with up to 64 channels or filters twice as long; but on first layers in NHWC cuDNN's heuristics,
+// where nobody asks for a search, take an algorithm of ten times the best one's time. Tensor cores need many filters
+// and channels; NCHW tensors are converted before.
 ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvPlan result = plan(problem, device);
   const bool plain = problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32;
