@@ -203,11 +203,15 @@ def test_choice_for_a_gpu_that_is_not_there():
     assert choose(c=64, h=224, w=224, k=64)["algorithm"] == NAME  # the transforms would cost more than they save
     assert choose(algorithm=NAME)["workspace_bytes"] > 2 * 64 * 256 * 56 * 56 * 4  # both operands as two halves a value
     assert choose(layout="nhwc", dtype="float16", algorithm=NAME)["workspace_bytes"] < 100 << 20  # read where they lie
+    depthwise = {"k": 256, "groups": 256}
+    assert choose(**depthwise, layout="nchw")["algorithm"] == "direct_tiled"
+    assert choose(**depthwise, layout="nhwc", r=7, s=7, padding=(3, 3))["algorithm"] == "direct_tiled"
     ampere = _C.h200_device()
     ampere.compute_capability = 80
     for changes, code in (
         ({"algorithm": "torch"}, "algorithm"),
         ({"groups": 2}, "groups"),
+        ({**depthwise, "dtype": "float16", "layout": "nhwc", "r": 7, "s": 7, "padding": (3, 3)}, "cost"),
         ({"stride": (9, 1)}, "stride"),
         ({"n": 70000, "h": 3, "w": 3}, "size"),
         ({"precision": "ieee"}, "precision"),

@@ -129,7 +129,8 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
         support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
       }
     }
-    if (choice.algorithm == nullptr) choice.support = support;
+    // One that is only too slow says more than one that does not fit.
+    if (choice.algorithm == nullptr && choice.support.code != "cost") choice.support = support;
   }
   return choice;
 }

@@ -40,9 +40,11 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   result.config = "depthwise, strips of " + std::to_string(wgrad::strip_rows(problem.r, problem.stride_h)) + " rows, " +
                   std::to_string(detail->parts) + " parts";
   result.workspace_bytes = wgrad::Plan::workspace_bytes(problem, detail->parts);
-  const double rate = (nhwc ? 0.25 : 0.12) * device.fp32_flops_per_s;
-  result.cost_us = 12.0 + 1e6 * std::max(problem.direct_flops() / rate,
-                                         problem.compulsory_bytes() / (0.6 * device.bandwidth_bytes_per_s));
+  // The issue of instructions decides, whatever the type (docs/performance.md).
+  const double rate = (nhwc ? problem.r == 3 ? 0.11 : 0.19 : 0.14) * device.fp32_flops_per_s;
+  const double bytes =
+      4.0 * static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
+  result.cost_us = 12.0 + 1e6 * std::max(problem.direct_flops() / rate, bytes / (0.54 * device.bandwidth_bytes_per_s));
   result.detail = detail;
   return result;
 }

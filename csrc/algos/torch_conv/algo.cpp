@@ -78,6 +78,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   return plan;
 }
 
+// Of depthwise layers' weight gradient: NCHW by PyTorch's own kernel; NHWC by cuDNN's, which in float32 is slow with
+// 7x7.
+double depthwise_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool nhwc = problem.layout == Layout::nhwc, half = problem.dtype != DType::f32;
+  const double rate = !nhwc ? 0.025 : half ? 0.25 : problem.r == 3 ? 0.14 : problem.r == 5 ? 0.10 : 0.01;
+  return (half ? 10.0 : 5.0) + 1e6 * std::max(problem.direct_flops() / (rate * device.fp32_flops_per_s),
+                                              problem.compulsory_bytes() / (0.6 * device.bandwidth_bytes_per_s));
+}
+
 // Of the weight gradient, fitted to the layer set likewise. In FP32 it takes about as long as the forward convolution:
 // the same products, with up to 64 channels or filters twice as long; but on first layers in NHWC cuDNN's heuristics,
 // where nobody asks for a search, take an algorithm of ten times the best one's time. Tensor cores need many filters
@@ -85,7 +94,11 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvPlan result = plan(problem, device);
   const bool plain = problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32;
-  if (device.type == DeviceType::cpu || problem.groups > 1) return result;
+  if (device.type == DeviceType::cpu) return result;
+  if (problem.groups > 1) {
+    if (problem.c_per_group() == 1) result.cost_us = depthwise_gradient_us(problem, device);
+    return result;
+  }
   if (plain) {
     const double first_layer = problem.layout == Layout::nhwc ? 10.0 : 1.0;
     result.cost_us *= problem.c <= 4 ? first_layer : std::min(problem.c, problem.k) <= 64 ? 2.0 : 1.0;
