@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fastconv import ops, reference, testing
-from fastconv.bench import environment, ours, results
+from fastconv.bench import concurrent, environment, ours, results
 from fastconv.bench.layers import Layer
 from fastconv.instrumented import Megakernel, Options
 
@@ -42,41 +42,25 @@ def random_options(draw: random.Random, blocks: int) -> Options:
     return Options(d_ig, d_go, draw.choice((None, None, 1, 2, 3)), grid, delay)
 
 
-def _capture(
-    pairs: Sequence[Sequence[Megakernel]], expected: Sequence[torch.Tensor], draw: random.Random, wrong: torch.Tensor
-) -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
-    """A graph with PER_STREAM launches on a stream for each of `pairs`, beside matrix products on one more.
+def _varied(
+    pair: Sequence[Megakernel], outputs: torch.Tensor, expected: torch.Tensor, options: Sequence[Options],
+    wrong: torch.Tensor,
+) -> Callable[[], None]:  # fmt: skip
+    """A launch for each of `options`, of the same layer with two inputs, which take turns: what a launch finds in the
+    workspace is not what it is about to write there, so that reading too early shows.
 
-    A pair is the same layer with two inputs, which take turns: what a launch finds in the workspace is not what it is
-    about to write there, so that reading too early shows. The outputs of a stream lie behind one another, NaN before
-    its launches; how many of them differ from `expected` [2, ...] is added to `wrong` [pairs]. The outputs are
-    returned, so that they live as long as the graph.
+    The outputs [launches, ...] lie behind one another, NaN before the launches; how many of them differ from `expected`
+    [2, ...] is added to `wrong` [1].
     """
-    blocks = ops.device_info(wrong.device).processors
-    streams = [torch.cuda.Stream() for _ in range(len(pairs) + 1)]
-    outputs = [pair[0].new_output(PER_STREAM) for pair in pairs]
-    options = [[random_options(draw, blocks) for _ in range(PER_STREAM)] for _ in pairs]
-    noise = torch.randn(1024, 1024, device=wrong.device)
-    noise = noise @ noise  # the library is initialised before the capture, which does not allow it
-    torch.cuda.synchronize(wrong.device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        root = torch.cuda.current_stream()
-        for stream in streams:
-            stream.wait_stream(root)
-        for index, pair in enumerate(pairs):
-            with torch.cuda.stream(streams[index]):
-                outputs[index].fill_(float("nan"))
-                for launch, each in enumerate(options[index]):
-                    pair[launch % 2](each, outputs[index][launch])
-                found = outputs[index].view(torch.int32).unflatten(0, (PER_STREAM // 2, 2))
-                wrong[index] += (found != expected[index].view(torch.int32)).flatten(2).any(2).sum()
-        with torch.cuda.stream(streams[-1]):
-            for _ in range(NOISE):
-                noise = (noise @ noise).tanh_()
-        for stream in streams:
-            root.wait_stream(stream)
-    return graph, outputs
+
+    def work() -> None:
+        outputs.fill_(float("nan"))
+        for launch, each in enumerate(options):
+            pair[launch % 2](each, outputs[launch])
+        found = outputs.view(torch.int32).unflatten(0, (len(options) // 2, 2))
+        wrong.add_((found != expected.view(torch.int32)).flatten(2).any(2).sum())
+
+    return work
 
 
 def _some(layer: Layer, n: int, layout: str, accuracy: str, device: torch.device) -> tuple[Any, ...]:
@@ -121,6 +105,7 @@ def run(
     head = environment.describe(SUITE, device)
     document: results.Document = {**head, "rows": [], "missing": []}
     draw, begin = random.Random(seed), time.perf_counter()
+    blocks = ops.device_info(device).processors
     offered = []
     for accuracy in classes:
         rows = ours.candidates(Layer("any", 64, 14, 14, 64), 1, accuracy, "nhwc", device)
@@ -138,7 +123,12 @@ def run(
             chosen = [next(layers) for _ in range(STREAMS)]
             some = [_some(*each, accuracy, device) for each in chosen]
             wrong = torch.zeros(STREAMS, dtype=torch.int64, device=device)
-            graph, outputs = _capture([each[0] for each in some], [each[1] for each in some], draw, wrong)
+            outputs = [pair[0].new_output(PER_STREAM) for pair, _, _ in some]
+            works = []
+            for (pair, expected, _), place, count in zip(some, outputs, wrong.split(1), strict=True):
+                options = [random_options(draw, blocks) for _ in range(PER_STREAM)]
+                works.append(_varied(pair, place, expected, options, count))
+            graph = concurrent.capture(works, NOISE, device)
             start = time.perf_counter()
             for _ in range(replays):
                 graph.replay()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fastconv import reference, testing
-from fastconv.bench import environment, ours, results
+from fastconv.bench import concurrent, environment, ours, results
 from fastconv.bench.layers import Layer
 
 PER_GRAPH = 25  # launches of each of two streams in a graph
@@ -34,34 +34,18 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
 
 
-def _capture(calls: Sequence[Callable[[], torch.Tensor]], expected: Sequence[torch.Tensor], wrong: torch.Tensor):
-    """A graph in which each call runs PER_GRAPH times on a stream of its own, beside matrix products on another.
+def _repeated(call: Callable[[], torch.Tensor], expected: torch.Tensor, wrong: torch.Tensor) -> Callable[[], None]:
+    """PER_GRAPH runs of a call. Each output is compared with the expected bits, counted in `wrong` [1], and overwritten
+    with NaN: its memory is the next launch's."""
 
-    Each output is compared with the expected bits, counted in `wrong`, and overwritten with NaN: its memory is the next
-    launch's.
-    """
-    streams = [torch.cuda.Stream() for _ in range(len(calls) + 1)]
-    noise = torch.randn(1024, 1024, device=wrong.device)
-    noise = noise @ noise  # the library is initialised before the capture, which does not allow it
-    torch.cuda.synchronize(wrong.device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        root = torch.cuda.current_stream()
-        for stream in streams:
-            stream.wait_stream(root)
-        for index, (call, bits) in enumerate(zip(calls, expected, strict=True)):
-            with torch.cuda.stream(streams[index]):
-                for _ in range(PER_GRAPH):
-                    output = call()
-                    wrong[index] += (_bits(output) != bits).any()
-                    output.fill_(float("nan"))
-                    del output
-        with torch.cuda.stream(streams[-1]):
-            for _ in range(PER_GRAPH):
-                noise = (noise @ noise).tanh_()
-        for stream in streams:
-            root.wait_stream(stream)
-    return graph
+    def work() -> None:
+        for _ in range(PER_GRAPH):
+            output = call()
+            wrong.add_((_bits(output) != expected).any())
+            output.fill_(float("nan"))
+            del output
+
+    return work
 
 
 def _one(algorithm: str, layer: Layer, n: int, accuracy: str, layout: str, launches: int, device: torch.device):
@@ -78,7 +62,8 @@ def _one(algorithm: str, layer: Layer, n: int, accuracy: str, layout: str, launc
     exact = reference.conv2d(inputs[0], weight, stride=layer.stride, padding=layer.padding)
     expected = [_bits(y.clone(memory_format=torch.preserve_format)) for y in first]
     wrong = torch.zeros(len(calls), dtype=torch.int64, device=device)
-    graph = _capture(calls, expected, wrong)
+    works = [_repeated(*each) for each in zip(calls, expected, wrong.split(1), strict=True)]
+    graph = concurrent.capture(works, PER_GRAPH, device)
     replays = ceil(launches / (PER_GRAPH * len(calls)))
     start = time.perf_counter()
     for _ in range(replays):
