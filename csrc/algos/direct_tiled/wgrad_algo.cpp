@@ -40,11 +40,13 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   result.config = "depthwise, strips of " + std::to_string(wgrad::strip_rows(problem.r, problem.stride_h)) + " rows, " +
                   std::to_string(detail->parts) + " parts";
   result.workspace_bytes = wgrad::Plan::workspace_bytes(problem, detail->parts);
-  // The issue of instructions decides, whatever the type (docs/performance.md).
-  const double rate = (nhwc ? problem.r == 3 ? 0.11 : 0.19 : 0.14) * device.fp32_flops_per_s;
+  // The issue of instructions decides; those of half types are more (docs/performance.md).
+  const double share = problem.dtype == DType::f32 ? 1.0 : 0.55;
+  const double rate = share * (nhwc ? problem.r == 3 ? 0.11 : 0.19 : 0.14) * device.fp32_flops_per_s;
   const double bytes =
       4.0 * static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
-  result.cost_us = 12.0 + 1e6 * std::max(problem.direct_flops() / rate, bytes / (0.54 * device.bandwidth_bytes_per_s));
+  result.cost_us =
+      12.0 + 1e6 * std::max(problem.direct_flops() / rate, bytes / (0.54 * share * device.bandwidth_bytes_per_s));
   result.detail = detail;
   return result;
 }
