@@ -22,10 +22,11 @@ from torch.nn.modules.utils import _pair
 from fastconv import _C, functional, ops, settings
 from fastconv.functional import conv2d
 
-__all__ = ["Conv2d"]
+__all__ = ["Conv2d", "FusedConv2d"]
 
 # torch.fx records the convolution as one call instead of tracing into its argument checks.
 torch.fx.wrap("conv2d")
+torch.fx.wrap("_conv2d_with_epilogue")
 
 _CHOICES_KEPT = 64  # input shapes whose choice a layer remembers; beyond that it forgets all and starts again
 
@@ -48,7 +49,9 @@ class _Packed:
     def __init__(self, weight: Tensor, groups: int, algorithm: str, precision: str) -> None:
         # Ordinary tensors even inside inference_mode: they are written again outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            self.snapshot = weight.clone(memory_format=torch.contiguous_format)
+            # In the weight's own format, so that comparing the two converts neither.
+            format = torch.contiguous_format if weight.is_contiguous() else ops.format_of(weight)
+            self.snapshot = weight.clone(memory_format=format)
             self.bytes = ops.pack_weight(self.snapshot, groups, algorithm, precision)
         self.in_graph = False
         self.streams: set[int] = set()
@@ -193,6 +196,7 @@ class Conv2d(nn.Conv2d):
     """
 
     _fastconv: LayerState
+    _sums_in_place = False  # the residual is added as by `+=`, which keeps the dtype, not as by `+`
 
     def __init__(
         self,
@@ -240,14 +244,20 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.Conv2d."""
+        return self._convolve(input)
+
+    def _convolve(
+        self, input: Tensor, residual: Tensor | None = None, activation: str = "none", slope: float = 0.0
+    ) -> Tensor:
+        """activation(conv(input) + bias + residual)"""
         weight, bias, state = self.weight, self.bias, self._fastconv
         padding: Any = self.padding
         x = input
         if self.padding_mode != "zeros":
             x = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = (0, 0)
-        if not _is_eager(x, weight, bias):
-            return self._plain(x, weight, bias, padding)
+        if not _is_eager(x, weight, bias, residual):
+            return self._plain(x, weight, bias, padding, residual, activation, slope)
         x, padding = _explicit_padding(x, weight, padding, self.dilation)
         algorithm = settings.auto_algorithm if state.algorithm == "auto" or settings.disabled else state.algorithm
         # Of another dtype the dtype itself is the class.
@@ -257,15 +267,18 @@ class Conv2d(nn.Conv2d):
             x.shape, x.stride(), x.dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
             weight.get_device(), bias is None, self.stride, padding, self.dilation, self.groups, algorithm, precision,
             torch.get_autocast_dtype(x.device.type) if autocast else None,
+            None if residual is None else (residual.shape, residual.dtype, residual.get_device()),
         )  # fmt: skip
         choice = state.choices.get(key)
         if choice is None and not autocast:
-            choice = self._choose(x, padding, algorithm, precision)
+            choice = self._choose(x, padding, algorithm, precision, residual, activation)
             if choice is not None:
                 state.remember(key, choice)
-        y = None if choice is None else self._run_directly(x, weight, bias, padding, choice, precision)
+        y = None
+        if choice is not None:
+            y = self._run_directly(x, weight, bias, padding, choice, precision, residual, activation, slope)
         if y is None:
-            y = self._plain(x, weight, bias, padding)
+            y = self._plain(x, weight, bias, padding, residual, activation, slope)
         if choice is None:
             call = ops.last_call()
             choice = _Choice(call["algorithm"] if call is not None else "torch", is_planned=False)
@@ -273,17 +286,24 @@ class Conv2d(nn.Conv2d):
         state.last_algorithm, state.last_input_shape = choice.algorithm, input.shape
         return y
 
-    def _plain(self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> Tensor:
+    def _plain(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, residual: Tensor | None, activation: str,
+        slope: float,
+    ) -> Tensor:  # fmt: skip
         state = self._fastconv
-        return conv2d(
-            x, weight, bias, self.stride, padding, self.dilation, self.groups,
-            algorithm=state.algorithm, precision=state.precision,
-        )  # fmt: skip
+        arguments = (x, weight, bias, self.stride, padding, self.dilation, self.groups)
+        if residual is None and activation == "none":
+            return conv2d(*arguments, algorithm=state.algorithm, precision=state.precision)
+        return _conv2d_with_epilogue(
+            *arguments, residual, activation, slope, self._sums_in_place, state.algorithm, state.precision
+        )
 
-    def _choose(self, x: Tensor, padding: Any, algorithm: str, precision: str) -> _Choice | None:
+    def _choose(
+        self, x: Tensor, padding: Any, algorithm: str, precision: str, residual: Tensor | None, activation: str
+    ) -> _Choice | None:
         """What conv2d would run; None where only conv2d can tell, by running or by raising."""
         weight, bias = self.weight, self.bias
-        others = [weight] if bias is None else [weight, bias]
+        others = [t for t in (weight, bias, residual) if t is not None]
         if x.dim() not in (3, 4) or any(t.dtype != x.dtype or t.device != x.device for t in others):
             return None
         batch = x if x.dim() == 4 else x.unsqueeze(0)
@@ -298,26 +318,31 @@ class Conv2d(nn.Conv2d):
             problem = _C.ConvProblem(
                 n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=_pair(self.stride), padding=padding,
                 dilation=_pair(self.dilation), groups=self.groups, dtype=ops.dtype_name(x.dtype), precision=precision,
-                layout=layout, bias=bias is not None,
+                layout=layout, bias=bias is not None, residual=residual is not None, activation=activation,
             )  # fmt: skip
+            if residual is not None and residual.shape != (*batch.shape[: x.dim() - 3], k, problem.p, problem.q):
+                return None
             row = _C.choose(algorithm, problem, ops.device_info(x.device))
         except (TypeError, ValueError, RuntimeError):
             return None
         return _Choice(row["algorithm"], row["packed_bytes"], ops.format_of(batch, weight))
 
     def _run_directly(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, choice: _Choice, precision: str
-    ) -> Tensor | None:
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, choice: _Choice, precision: str,
+        residual: Tensor | None, activation: str, slope: float,
+    ) -> Tensor | None:  # fmt: skip
         """Runs the choice without conv2d's way through checks and dispatcher; None where that is needed: for gradients,
         autocast, a named algorithm that reads the plain weight, replicas, a graph before any use."""
-        if _needs_gradient(x, weight, bias):
+        if _needs_gradient(x, weight, bias, residual):
             return None
         if choice.algorithm == "torch":
-            return self._run_torch(x, weight, bias, padding, choice, precision)
+            return self._run_torch(x, weight, bias, padding, choice, precision, residual, activation, slope)
         # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
         if choice.packed_bytes == 0 or getattr(self, "_is_replica", False):
             return None
-        batch = x if x.dim() == 4 else x.unsqueeze(0)
+        batch = x
+        if x.dim() == 3:
+            batch, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
         geometry = (*_pair(self.stride), *padding, *_pair(self.dilation), self.groups)
         # There is no gradient to record: below autograd a call takes two thirds of the time.
         with torch._C._AutoDispatchBelowAutograd():
@@ -325,26 +350,33 @@ class Conv2d(nn.Conv2d):
             if entry is None:
                 return None
             if settings.log_calls:
-                self._log(batch, padding, choice, precision)
+                self._log(batch, padding, choice, precision, activation)
             y = ops.conv2d_refreshed(
-                batch, weight, entry.bytes, entry.snapshot, bias, geometry, choice.algorithm, precision
-            )
+                batch, weight, entry.bytes, entry.snapshot, bias, residual, geometry, choice.algorithm, precision,
+                activation, slope,
+            )  # fmt: skip
         return y if x.dim() == 4 else y.squeeze(0)
 
     def _run_torch(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, choice: _Choice, precision: str
-    ) -> Tensor | None:
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, choice: _Choice, precision: str,
+        residual: Tensor | None, activation: str, slope: float,
+    ) -> Tensor | None:  # fmt: skip
         if not choice.is_planned or not ops.torch_agrees(x, precision):
             return None
         if settings.log_calls:
-            self._log(x, padding, choice, precision)
+            self._log(x, padding, choice, precision, activation)
         y = F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
-        return y.contiguous(memory_format=choice.memory_format) if x.dim() == 4 else y
+        if x.dim() == 4:
+            y = y.contiguous(memory_format=choice.memory_format)
+        # In place: nobody else has y, and there is no gradient to record.
+        if residual is not None:
+            y.add_(residual)
+        return y if activation == "none" else _activate(y, activation, slope, inplace=True)
 
-    def _log(self, x: Tensor, padding: Any, choice: _Choice, precision: str) -> None:
+    def _log(self, x: Tensor, padding: Any, choice: _Choice, precision: str, activation: str) -> None:
         functional._log(
             x, self.weight, list(_pair(self.stride)), list(padding), list(_pair(self.dilation)), self.groups,
-            choice.algorithm, precision, "none",
+            choice.algorithm, precision, activation,
         )  # fmt: skip
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -359,6 +391,73 @@ class Conv2d(nn.Conv2d):
         if state.precision is not None:
             text += f", precision={state.precision}"
         return text
+
+
+class FusedConv2d(Conv2d):
+    """A `Conv2d` that computes ``activation(conv(input) + bias + residual)`` in one pass over its output.
+
+    Args:
+        activation: None, "relu", "relu6", "silu" or "leaky_relu" (with `negative_slope`).
+        The others: as for fastconv.Conv2d.
+
+    Raises:
+        As fastconv.Conv2d; ValueError for an unknown activation.
+
+    `fastconv.fuse` makes them out of a convolution and what follows it.
+    """
+
+    def __init__(
+        self, *args: Any, activation: str | None = None, negative_slope: float = 0.01, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        settings.resolve_activation(activation)
+        self.activation = activation
+        self.negative_slope = float(negative_slope)
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`residual` is what `+` takes: of the output's shape and dtype it is added inside the convolution; of another
+        that `+` admits (broadcast or promoted) by PyTorch."""
+        return self._convolve(input, residual, self.activation or "none", self.negative_slope)
+
+    def extra_repr(self) -> str:
+        text = super().extra_repr()
+        if self.activation is not None:
+            text += f", activation={self.activation}"
+        if self.activation == "leaky_relu":
+            text += f", negative_slope={self.negative_slope}"
+        return text
+
+
+def _activate(y: Tensor, activation: str, slope: float, inplace: bool = False) -> Tensor:
+    if activation == "leaky_relu":
+        return F.leaky_relu(y, slope, inplace)
+    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y, inplace)
+
+
+def _conv2d_with_epilogue(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int,
+    residual: Any, activation: str, slope: float, in_place: bool, algorithm: str, precision: str | None,
+) -> Tensor:  # fmt: skip
+    """conv2d with an epilogue. What the operator does not take as a residual is added by PyTorch."""
+    x, padding = _explicit_padding(x, weight, padding, dilation)
+    asked: dict[str, Any] = {"algorithm": algorithm, "precision": precision}
+    if residual is not None and not _is_output_like(residual, x, weight, stride, padding, dilation):
+        y = conv2d(x, weight, bias, stride, padding, dilation, groups, **asked)
+        y = y.add_(residual) if in_place else y + residual
+        return y if activation == "none" else _activate(y, activation, slope)
+    asked |= {"residual": residual, "activation": None if activation == "none" else activation}
+    return conv2d(x, weight, bias, stride, padding, dilation, groups, negative_slope=slope, **asked)
+
+
+def _is_output_like(residual: Any, x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> bool:
+    """Whether the residual has the shape, dtype and device of the convolution's output."""
+    if not isinstance(residual, Tensor) or residual.dim() != x.dim() or residual.device != x.device:
+        return False
+    autocast = torch.is_autocast_enabled(x.device.type)
+    if residual.dtype != (torch.get_autocast_dtype(x.device.type) if autocast else x.dtype):
+        return False
+    size = ops.output_size(x.shape, weight.shape, _pair(stride), padding, _pair(dilation))
+    return list(residual.shape) == [*x.shape[:-3], weight.shape[0], *size]
 
 
 def check_settings(algorithm: str, precision: str | None) -> None:

@@ -101,8 +101,9 @@ def pack_weight(weight: Tensor, groups: int, algorithm: str, precision: str) -> 
 def refresh_packed(
     packed: Tensor, snapshot: Tensor, weight: Tensor, groups: int, algorithm: str, precision: str
 ) -> None:
-    """Brings `packed` up to date with `weight`, in place, without a host synchronisation. `snapshot` is a contiguous
-    copy of the weight that `packed` was made from, and becomes one of `weight`."""
+    """Brings `packed` up to date with `weight`, in place, without a host synchronisation. `snapshot` is a copy of the
+    weight that `packed` was made from, and becomes one of `weight`; contiguous or channels_last: a weight in the same
+    format is read as it is, any other is converted first."""
     _call(refresh_packed_op, packed, snapshot, weight.detach(), groups, algorithm, precision)
 
 
@@ -131,12 +132,15 @@ def conv2d_packed(
 
 
 def conv2d_refreshed(
-    input: Tensor, weight: Tensor, packed: Tensor, snapshot: Tensor, bias: Tensor | None, geometry: Sequence[int],
-    algorithm: str, precision: str,
+    input: Tensor, weight: Tensor, packed: Tensor, snapshot: Tensor, bias: Tensor | None, residual: Tensor | None,
+    geometry: Sequence[int], algorithm: str, precision: str, activation: str, negative_slope: float,
 ) -> Tensor:  # fmt: skip
-    """`refresh_packed`, then `conv2d_packed` without an epilogue: one call instead of two for eager layers, below
-    autograd. `geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers."""
-    return _call(conv2d_refreshed_op, input, weight, packed, snapshot, bias, geometry, algorithm, precision)
+    """`refresh_packed`, then `conv2d_packed`: one call instead of two for eager layers, below autograd. `geometry`:
+    stride, padding and dilation, each for height and width, and groups: 7 integers."""
+    return _call(
+        conv2d_refreshed_op, input, weight, packed, snapshot, bias, residual, geometry, algorithm, precision,
+        activation, negative_slope,
+    )  # fmt: skip
 
 
 def weight_gradient_reason(
@@ -292,10 +296,10 @@ def _(packed, snapshot, weight, groups, algorithm, precision):  # type: ignore[n
 
 
 @torch.library.register_fake(conv2d_refreshed_op, lib=_library)
-def _(input, weight, packed, snapshot, bias, geometry, *_):  # type: ignore[no-untyped-def]
+def _(input, weight, packed, snapshot, bias, residual, geometry, *_):  # type: ignore[no-untyped-def]
     stride, padding, dilation = (geometry[i : i + 2] for i in (0, 2, 4))
     return _fake_conv2d(
-        input, weight.shape, bias, None, stride, padding, dilation, geometry[6], format_of(input, weight)
+        input, weight.shape, bias, residual, stride, padding, dilation, geometry[6], format_of(input, weight)
     )
 
 

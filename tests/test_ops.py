@@ -95,7 +95,30 @@ def test_opcheck_packed(name, device):
         opcheck_all(ops.refresh_packed_op, (packed, snapshot, (w * 2).detach().requires_grad_(), groups, name, "fp32"))
         flat = [size for pair in geometry[:3] for size in pair] + [groups]
         plain = [tensor.detach() for tensor in (x, w, packed, snapshot, bias)]
-        opcheck_all(ops.conv2d_refreshed_op, (*plain, flat, name, "fp32"))
+        size = ops.output_size(x_shape, w_shape, *geometry[:3])
+        added = make([x_shape[0], w_shape[0], *size], device=device).detach()
+        for residual, activation in ((None, "none"), (added, "relu")):
+            opcheck_all(ops.conv2d_refreshed_op, (*plain, residual, flat, name, "fp32", activation, 0.0))
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_packing_does_not_depend_on_the_weights_format(name, dtype, device):
+    for x_shape, w_shape, *geometry in SHAPES.values():
+        if not fits(name, x_shape, w_shape, geometry, dtype, device):
+            continue
+        groups = geometry[3]
+        w, other = (make(w_shape, dtype, device).detach() for _ in range(2))
+        expected = ops.pack_weight(w, groups, name, "fp32")
+        formats = (torch.contiguous_format, torch.channels_last)
+        for of_weight in formats:
+            weight = w.contiguous(memory_format=of_weight)
+            assert torch.equal(ops.pack_weight(weight, groups, name, "fp32"), expected)
+            for of_snapshot in formats:
+                snapshot = other.clone(memory_format=of_snapshot)
+                packed = ops.pack_weight(snapshot, groups, name, "fp32")
+                ops.refresh_packed(packed, snapshot, weight, groups, name, "fp32")
+                assert torch.equal(packed, expected)
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -48,7 +48,7 @@ def add_in_place(layer: nn.Conv2d) -> None:
 
 
 def change_one_element(layer: nn.Conv2d) -> None:
-    layer.weight.data.view(-1)[-1] += 100
+    layer.weight.data[-1, -1, -1, -1] += 100
 
 
 def set_data(layer: nn.Conv2d) -> None:
@@ -106,7 +106,7 @@ MUTATIONS = {
     "half_and_back": to_half_and_back,
     "channels_last": lambda layer: layer.to(memory_format=torch.channels_last).weight.data.mul_(2),
     "inference_mode": change_inside_inference_mode,
-    "nan": lambda layer: layer.weight.data.view(-1)[0].fill_(float("inf")),
+    "nan": lambda layer: layer.weight.data[0, 0, 0, 0].fill_(float("inf")),
 }
 
 
@@ -117,11 +117,13 @@ class TestPackedWeight:
         layer = fastconv.Conv2d(8, 16, 3, padding=1, algorithm=algorithm, precision="fp32", device=device)
         return layer, torch.randn(2, 8, 13, 11, device=device)
 
+    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
     @pytest.mark.parametrize("mutation", MUTATIONS)
     def test_no_mutation_leaves_it_stale(
-        self, algorithm: str, device: str, mutation: str, packed_calls: list[str]
+        self, algorithm: str, device: str, mutation: str, format: torch.memory_format, packed_calls: list[str]
     ) -> None:
         layer, x = self.layer(algorithm, device)
+        layer.to(memory_format=format)
         with torch.no_grad():
             before = check(layer, x)
         MUTATIONS[mutation](layer)
@@ -129,7 +131,7 @@ class TestPackedWeight:
         with torch.no_grad():
             if mutation == "nan":
                 layer(x)
-                layer.weight.data.view(-1)[0] = 1.0
+                layer.weight.data[0, 0, 0, 0] = 1.0
                 after = check(layer, x)
             else:
                 after = check(layer, x)
@@ -178,6 +180,18 @@ class TestPackedWeight:
             assert layer(x.to(memory_format=last)).is_contiguous(memory_format=last)
             layer.to(memory_format=last)
             assert check(layer, x).is_contiguous(memory_format=last)
+
+    @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+    def test_a_dense_weight_is_not_copied(self, algorithm: str, device: str, format: torch.memory_format) -> None:
+        layer, x = self.layer(algorithm, device)
+        x = layer.to(memory_format=format) and x.to(memory_format=format)
+        with torch.no_grad():
+            layer(x)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                layer(x)
+        operators = {event.key for event in profile.key_averages()}
+        assert "fastconv::conv2d_refreshed" in operators
+        assert not operators & {"aten::clone", "aten::copy_", "aten::contiguous", "aten::to"}
 
     def test_functional_call(self, algorithm: str, device: str) -> None:
         layer, x = self.layer(algorithm, device)

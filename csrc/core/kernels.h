@@ -21,14 +21,25 @@ struct ConvArgs {
   const void* detail;    // plan().detail
 };
 
+// Where a filter's weights lie: that of a channel and a tap (r * S + s) at channel * this->channel + tap * this->tap.
+struct FilterStrides {
+  int channel, tap;
+};
+
 struct PackArgs {
   const ConvProblem& problem;  // n, h, w, layout and epilogue are not meaningful here
-  const void* weight;          // plain contiguous [K, C/groups, R, S]
+  const void* weight;          // [K, C/groups, R, S], dense
+  bool channels_last;          // weight and snapshot lie in memory as [K, R, S, C/groups], else [K, C/groups, R, S]
   void* packed;                // packed_weight().bytes, 256-byte aligned, uninitialised unless snapshot is given
   // Null: pack everything. Else the plain weight as of the last packing, same shape: a filter that still equals its
   // snapshot bit for bit is left alone; any other is packed again and its snapshot renewed after that, in one kernel,
   // so that a cached packing follows the weight without the host having to know that the weight has changed.
   void* snapshot;
+
+  FilterStrides strides() const {
+    if (channels_last) return {1, static_cast<int>(problem.c_per_group())};
+    return {static_cast<int>(problem.r * problem.s), 1};
+  }
 };
 
 // dw[k,c,r,s] = sum_{n,p,q} grad[n,k,p,q] * x[n, g*C/G + c, p*stride_h + r*dilation_h - pad_h, ...]

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/kernels.h"
 #include "device/numeric.h"
 
 namespace fastconv {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "core/kernels.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"
 #include "device/winograd_matrices.h"
@@ -110,8 +111,8 @@ FASTCONV_CPU_CLONES void transform_output(const float* products,  // [alpha^2][t
 
 // G g G^T of one filter.
 template <int m, typename T>
-FASTCONV_CPU_CLONES void transform_filter(const T* filter,  // [channels][3][3]
-                                          int channels, int padded_channels,
+FASTCONV_CPU_CLONES void transform_filter(const T* filter,  // [channels][3][3], where `strides` says
+                                          FilterStrides strides, int channels, int padded_channels,
                                           float* u,  // [alpha^2][padded_channels], the last ones zero
                                           std::int64_t frequency_stride) {
   constexpr int alpha = m + 2;
@@ -119,7 +120,7 @@ FASTCONV_CPU_CLONES void transform_filter(const T* filter,  // [channels][3][3]
   alignas(64) float half[alpha * 3 * block_channels];  // [alpha][3][padded_channels]
   for (int tap = 0; tap < 9; ++tap) {
     for (int c = 0; c < padded_channels; ++c) {
-      taps[tap * padded_channels + c] = c < channels ? to_float(filter[c * 9 + tap]) : 0.0f;
+      taps[tap * padded_channels + c] = c < channels ? to_float(filter[c * strides.channel + tap * strides.tap]) : 0.0f;
     }
   }
   transform_lines<FilterStep<m>>(taps, 3 * padded_channels, half, 3 * padded_channels, 3 * padded_channels);

@@ -109,6 +109,7 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
         shape_of(*arguments.bias) == IntList(1, problem.k),
         "bias has shape " + to_text(shape_of(*arguments.bias)) + "; expected " + to_text(IntList(1, problem.k)));
     FASTCONV_REQUIRE(arguments.bias->scalar_type() == input.scalar_type(), "bias and input differ in dtype");
+    require_same_device(input, *arguments.bias, "bias");
   }
   if (arguments.residual) {
     const std::int64_t k = problem.c == 0 ? 0 : problem.k;  // what PyTorch makes of no input channels
@@ -117,6 +118,7 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
                                                                     to_text(shape_of(*arguments.residual)) +
                                                                     "; expected the output's " + to_text(expected));
     FASTCONV_REQUIRE(arguments.residual->scalar_type() == input.scalar_type(), "residual and input differ in dtype");
+    require_same_device(input, *arguments.residual, "residual");
   }
   return problem;
 }

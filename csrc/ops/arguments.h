@@ -30,6 +30,9 @@ MemoryFormat memory_format(Layout layout);
 // PyTorch's definition: whether the tensor's strides ask for channels_last.
 bool suggests_channels_last(const Tensor& tensor);
 
+// Whether it is dense in that format. Of 4 dimensions.
+bool is_channels_last(const Tensor& tensor);
+
 // contiguous(), without a call through the dispatcher where there is nothing to do. nhwc: of 4 dimensions.
 Tensor in_layout(const Tensor& tensor, Layout layout);
 

@@ -56,13 +56,19 @@ Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& p
 
 std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
+// Of a dense tensor. One that is both, as any 1x1 filter is, counts as contiguous.
+Layout layout_of(const Tensor& dense) { return dense.is_contiguous() ? Layout::nchw : Layout::nhwc; }
+
+Tensor dense(const Tensor& weight) { return is_channels_last(weight) ? weight : in_layout(weight, Layout::nchw); }
+
+// weight: dense.
 void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& weight, void* packed, void* snapshot,
           Runtime& runtime) {
-  const PackArgs args{problem, weight.const_data_ptr(), packed, snapshot};
+  const PackArgs args{problem, weight.const_data_ptr(), layout_of(weight) == Layout::nhwc, packed, snapshot};
   find_kernels(algorithm, runtime.device().type).pack(args, runtime);
 }
 
-// Runs an algorithm of ours. Exactly one of `weight` (plain contiguous) and `packed` is given.
+// Runs an algorithm of ours. Exactly one of `weight` (plain) and `packed` is given.
 Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, const Candidate& choice,
                const ConvProblem& problem, const Arguments& arguments, const DeviceInfo& device) {
   const std::unique_ptr<Runtime> runtime = make_runtime(device);
@@ -73,13 +79,14 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   if (arguments.residual) residual = in_layout(*arguments.residual, problem.layout);
 
   const bool pack_here = weight != nullptr && kernels.pack != nullptr;
+  const Tensor filters = weight == nullptr ? *packed : pack_here ? dense(*weight) : in_layout(*weight, Layout::nchw);
   const std::size_t packed_bytes = pack_here ? align(choice.algorithm->packed_weight(problem, device).bytes) : 0;
   GuardedBytes workspace(packed_bytes + choice.plan.workspace_bytes, input);
   GuardedOutput output(input, problem);
   auto* base = static_cast<char*>(workspace.data());
-  const void* weight_data = weight != nullptr ? weight->const_data_ptr() : packed->const_data_ptr();
+  const void* weight_data = filters.const_data_ptr();
   if (pack_here) {
-    pack(*choice.algorithm, problem, *weight, base, nullptr, *runtime);
+    pack(*choice.algorithm, problem, filters, base, nullptr, *runtime);
     weight_data = base;
   }
   const ConvArgs args{problem,
@@ -106,9 +113,7 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
     return run_torch(input, *weight, problem, arguments);
   }
   if (problem.output_numel() == 0) return GuardedOutput(input, problem).finish(choice.algorithm->name);
-  if (weight == nullptr) return run_own(input, nullptr, packed, choice, problem, arguments, device);
-  const Tensor plain = in_layout(*weight, Layout::nchw);
-  return run_own(input, &plain, nullptr, choice, problem, arguments, device);
+  return run_own(input, weight, packed, choice, problem, arguments, device);
 }
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
@@ -186,8 +191,7 @@ Tensor pack_weight(const Tensor& weight, std::int64_t groups, std::string algori
     torch::stable::copy_(view, weight);
   } else if (weight.numel() > 0) {
     const std::unique_ptr<Runtime> runtime = make_runtime(device);
-    pack(*target.packing->algorithm, target.problem, torch::stable::contiguous(weight), packed.mutable_data_ptr(),
-         nullptr, *runtime);
+    pack(*target.packing->algorithm, target.problem, dense(weight), packed.mutable_data_ptr(), nullptr, *runtime);
   }
   return packed;
 }
@@ -207,16 +211,16 @@ void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t 
     torch::stable::copy_(view, weight);
     return;
   }
-  FASTCONV_REQUIRE(shape_of(snapshot) == shape_of(weight) && snapshot.is_contiguous() &&
+  FASTCONV_REQUIRE(shape_of(snapshot) == shape_of(weight) && (snapshot.is_contiguous() || is_channels_last(snapshot)) &&
                        snapshot.scalar_type() == weight.scalar_type(),
                    "snapshot has shape " + to_text(shape_of(snapshot)) +
-                       "; expected a contiguous tensor like weight, " + to_text(shape_of(weight)));
+                       "; expected a contiguous or channels_last tensor like weight, " + to_text(shape_of(weight)));
   if (weight.numel() == 0) return;
   // Two threads that share a layer must not find one another's snapshot new and packing old.
   static std::mutex refreshing;
   const std::lock_guard lock(refreshing);
   const std::unique_ptr<Runtime> runtime = make_runtime(device);
-  pack(*target.packing->algorithm, target.problem, torch::stable::contiguous(weight), packed.mutable_data_ptr(),
+  pack(*target.packing->algorithm, target.problem, in_layout(weight, layout_of(snapshot)), packed.mutable_data_ptr(),
        snapshot.mutable_data_ptr(), *runtime);
 }
 
@@ -242,14 +246,15 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
 // refresh_packed and conv2d_packed in one, with few arguments, for a layer in eager mode: on small inputs the way
 // through the dispatcher is most of a call. geometry: stride, padding, dilation, each for height and width; groups.
 Tensor conv2d_refreshed(const Tensor& input, const Tensor& weight, Tensor packed, Tensor snapshot,
-                        std::optional<Tensor> bias, IntList geometry, std::string algorithm, std::string precision) {
+                        std::optional<Tensor> bias, std::optional<Tensor> residual, IntList geometry,
+                        std::string algorithm, std::string precision, std::string activation, double negative_slope) {
   FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) +
                                              "; expected 7 integers: stride, padding, dilation (two each), groups");
   const auto pair = [&](int i) { return IntList(geometry.begin() + i, geometry.begin() + i + 2); };
   const std::int64_t groups = geometry[6];
   refresh_packed(packed, snapshot, weight, groups, algorithm, precision);
-  return conv2d_packed(input, packed, shape_of(weight), std::move(bias), std::nullopt, pair(0), pair(2), pair(4),
-                       groups, suggests_channels_last(weight), algorithm, precision, "none", 0.0);
+  return conv2d_packed(input, packed, shape_of(weight), std::move(bias), std::move(residual), pair(0), pair(2), pair(4),
+                       groups, suggests_channels_last(weight), algorithm, precision, activation, negative_slope);
 }
 
 // JSON by hand: four fields, none of which needs escaping. Empty before the first call.
@@ -293,7 +298,8 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
       "str precision) -> ()");
   library.def(
       "conv2d_refreshed(Tensor input, Tensor weight, Tensor(a!) packed, Tensor(b!) snapshot, Tensor? bias, "
-      "int[] geometry, str algorithm, str precision) -> Tensor");
+      "Tensor? residual, int[] geometry, str algorithm, str precision, str activation, float negative_slope) -> "
+      "Tensor");
   library.def("last_call() -> str");
   library.def("device_info(int index) -> str");
   library.def("set_debug(bool enabled) -> ()");

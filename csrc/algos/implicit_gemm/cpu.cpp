@@ -58,6 +58,7 @@ template <typename T>
 void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const std::int64_t taps = problem.r * problem.s, channels = problem.c_per_group(), size = channels * taps;
+  const FilterStrides strides = args.strides();
   const auto* weight = static_cast<const T*>(args.weight);  // [K, C/G, R, S]
   auto* snapshot = static_cast<T*>(args.snapshot);          // the same, or null
   auto* packed = static_cast<float*>(args.packed);          // [R, S, C/G, K]
@@ -68,7 +69,7 @@ void pack(const PackArgs& args, Runtime& runtime) {
       if (snapshot != nullptr && std::memcmp(filter, snapshot + k * size, bytes) == 0) continue;
       for (std::int64_t c = 0; c < channels; ++c) {
         for (std::int64_t tap = 0; tap < taps; ++tap) {
-          packed[(tap * channels + c) * problem.k + k] = to_float(filter[c * taps + tap]);
+          packed[(tap * channels + c) * problem.k + k] = to_float(filter[c * strides.channel + tap * strides.tap]);
         }
       }
       if (snapshot != nullptr) std::memcpy(snapshot + k * size, filter, bytes);

@@ -147,8 +147,9 @@ void pack(const PackArgs& args, Runtime& runtime) {
   auto* packed = static_cast<char*>(args.packed);
   pack_filters<T, planes><<<static_cast<unsigned>(problem.k), threads, 0, stream_of(runtime)>>>(
       static_cast<int>(problem.c_per_group()), static_cast<int>(problem.r * problem.s), static_cast<int>(config.steps),
-      static_cast<int>(problem.k_per_group()), static_cast<const T*>(args.weight), reinterpret_cast<Half<T>*>(packed),
-      reinterpret_cast<int*>(packed + config.weight_bytes(problem.k)), static_cast<T*>(args.snapshot));
+      static_cast<int>(problem.k_per_group()), args.strides(), static_cast<const T*>(args.weight),
+      reinterpret_cast<Half<T>*>(packed), reinterpret_cast<int*>(packed + config.weight_bytes(problem.k)),
+      static_cast<T*>(args.snapshot));
   check_launch("implicit_gemm: packing");
 }
 

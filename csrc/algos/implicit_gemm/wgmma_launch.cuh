@@ -221,8 +221,8 @@ void pack_class(const PackArgs& args, Runtime& runtime) {
   pack_filters<T, mode><<<static_cast<unsigned>(weights.filter_tiles * weights.filter_tile), pack_threads, 0,
                           static_cast<cudaStream_t>(runtime.stream())>>>(
       static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.taps),
-      static_cast<int>(weights.packed_blocks()), weights.filter_tile, static_cast<const T*>(args.weight), packed,
-      reinterpret_cast<int*>(packed + weights.weight_bytes()),
+      static_cast<int>(weights.packed_blocks()), weights.filter_tile, args.strides(),
+      static_cast<const T*>(args.weight), packed, reinterpret_cast<int*>(packed + weights.weight_bytes()),
       static_cast<std::int64_t>(weights.rounded_offset() - weights.weight_bytes()), static_cast<T*>(args.snapshot));
   check_launch("implicit_gemm: packing");
 }

@@ -18,7 +18,7 @@ __device__ __forceinline__ float round_to_tf32(float value) {
 // bit is left alone (PackArgs::snapshot).
 template <typename T, Mode mode>
 __global__ void __launch_bounds__(pack_threads) pack_filters(
-    int c, int k, int taps, int channel_blocks, int filter_tile,
+    int c, int k, int taps, int channel_blocks, int filter_tile, FilterStrides strides,
     const T* __restrict__ weight,        // [K, C, R, S]
     unsigned char* __restrict__ packed,  // [filter tile][channel block][tap][filter_tile][row bytes] (wgmma_config.h)
     int* __restrict__ exponents,         // [filter tiles * filter_tile]
@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(
   for (int i = threadIdx.x; i < channel_blocks * taps * channels; i += pack_threads) {
     const int step = i / channels, within = i % channels, product = within / 16, index = within % 16;
     const int channel = step / taps * channels + channel_of<is_float>(product, index), tap = step % taps;
-    const T raw = source != nullptr && channel < c ? source[channel * taps + tap] : from_float<T>(0.0f);
+    const T raw =
+        source != nullptr && channel < c ? source[channel * strides.channel + tap * strides.tap] : from_float<T>(0.0f);
     const int block = step / taps;
     const int position = mode == Mode::single ? (block / 2 * taps + tap) * 2 + block % 2 : step;
     unsigned char* line = target + static_cast<std::int64_t>(position) * filter_tile * row_bytes;
@@ -63,7 +64,8 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(
       if constexpr (mode == Mode::split) store(line, 64 + within * 2, from_float<half_t>(value - to_float(high)));
       if (mode == Mode::single && block * channels < c) {
         const int natural = step / taps * channels + within;
-        const float weight = source != nullptr && natural < c ? source[natural * taps + tap] : 0.0f;
+        const float weight =
+            source != nullptr && natural < c ? source[natural * strides.channel + tap * strides.tap] : 0.0f;
         unsigned char* of_row = rounded + static_cast<std::int64_t>(step) * filter_tile * 128;
         *reinterpret_cast<float*>(of_row + hopper::swizzle_128(row, within / 4) * 16 + within % 4 * 4) =
             round_to_tf32(weight);

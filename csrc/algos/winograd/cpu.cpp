@@ -53,6 +53,7 @@ void pack(const PackArgs& args, Runtime& runtime) {
   auto* exponents =
       reinterpret_cast<std::int32_t*>(static_cast<char*>(args.packed) + config.u_bytes(problem.k));  // [K]
   const std::int64_t filter_size = problem.c * 9;
+  const FilterStrides strides = args.strides();
   runtime.parallel_for(0, problem.k, 4, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const T* filter = weight + k * filter_size;
@@ -61,7 +62,8 @@ void pack(const PackArgs& args, Runtime& runtime) {
       for (std::int64_t c = 0; c < config.c_pad; c += block_channels) {
         const auto padded = static_cast<int>(std::min<std::int64_t>(block_channels, config.c_pad - c));
         const auto channels = static_cast<int>(std::min<std::int64_t>(padded, problem.c - c));
-        transform_filter<m>(filter + c * 9, channels, padded, u + k * config.c_pad + c, problem.k * config.c_pad);
+        transform_filter<m>(filter + c * strides.channel, strides, channels, padded, u + k * config.c_pad + c,
+                            problem.k * config.c_pad);
       }
       exponents[k] = 0;  // FP32 needs no scale
       if (snapshot != nullptr) std::memcpy(snapshot + k * filter_size, filter, bytes);

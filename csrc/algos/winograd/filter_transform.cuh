@@ -27,7 +27,7 @@ __device__ __forceinline__ void transform_filter(const float (&g)[3][3], float (
 // A block per filter. With a snapshot: a filter that equals it bit for bit is left alone (PackArgs::snapshot).
 template <typename T, int m, Mode mode>
 __global__ void __launch_bounds__(filter_threads)
-    filter_transform(int c, int c_pad, int group_channels, int depth,
+    filter_transform(int c, int c_pad, int group_channels, int depth, FilterStrides strides,
                      const T* __restrict__ weight,                  // [K, C, 3, 3]
                      typename Operand<mode>::type* __restrict__ u,  // [alpha^2][K][depth]
                      int* __restrict__ exponents,                   // [K]
@@ -40,7 +40,9 @@ __global__ void __launch_bounds__(filter_threads)
   const auto transform = [&](int channel, float (&result)[alpha][alpha]) {
     float g[3][3];
 #pragma unroll
-    for (int i = 0; i < 9; ++i) g[i / 3][i % 3] = channel < c ? to_float(filter[channel * 9 + i]) : 0.0f;
+    for (int i = 0; i < 9; ++i) {
+      g[i / 3][i % 3] = channel < c ? to_float(filter[channel * strides.channel + i * strides.tap]) : 0.0f;
+    }
     transform_filter<m>(g, result);
   };
 

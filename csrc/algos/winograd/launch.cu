@@ -193,7 +193,7 @@ void pack_cuda(const PackArgs& args, Runtime& runtime) {
         filter_transform<T, m, mode()>
             <<<static_cast<unsigned>(args.problem.k), filter_threads, 0, stream_of(runtime)>>>(
                 static_cast<int>(args.problem.c), static_cast<int>(config.c_pad),
-                static_cast<int>(config.group_channels), static_cast<int>(config.depth),
+                static_cast<int>(config.group_channels), static_cast<int>(config.depth), args.strides(),
                 static_cast<const T*>(args.weight), reinterpret_cast<typename Operand<mode()>::type*>(packed),
                 reinterpret_cast<int*>(packed + config.u_bytes(args.problem.k)), static_cast<T*>(args.snapshot));
         check_launch("winograd filter transform");

@@ -88,6 +88,7 @@ template <typename T>
 void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const std::int64_t size = problem.c * taps * taps;
+  const FilterStrides strides = args.strides();
   const auto* weight = static_cast<const T*>(args.weight);  // [K, C, 3, 3]
   auto* snapshot = static_cast<T*>(args.snapshot);          // the same, or null
   auto* u = static_cast<float*>(args.packed);               // [r][f][C][K]
@@ -98,8 +99,8 @@ void pack(const PackArgs& args, Runtime& runtime) {
       if (snapshot != nullptr && std::memcmp(filter, snapshot + k * size, bytes) == 0) continue;
       for (std::int64_t c = 0; c < problem.c; ++c) {
         for (std::int64_t r = 0; r < taps; ++r) {
-          const T* row = filter + (c * taps + r) * taps;
-          const float g[taps] = {to_float(row[0]), to_float(row[1]), to_float(row[2])};
+          const T* row = filter + c * strides.channel + r * taps * strides.tap;
+          const float g[taps] = {to_float(row[0]), to_float(row[strides.tap]), to_float(row[2 * strides.tap])};
           float result[frequencies];
           Transform::filter(g, result);
           for (std::int64_t f = 0; f < frequencies; ++f) {

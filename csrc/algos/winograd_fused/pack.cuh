@@ -32,7 +32,7 @@ __device__ __forceinline__ std::int64_t packed_index(int k, int c, int steps, in
 // A block per filter, beyond K for those that fill the last 64. With a snapshot: a filter that equals it bit for bit is
 // left alone (PackArgs::snapshot). parts: hi and lo, or one half alone. steps: of 16 channels.
 template <typename T, int parts>
-__global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters, int steps,
+__global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters, int steps, FilterStrides strides,
                                                              const T* __restrict__ weight,  // [K, C, 3, 3]
                                                              half_t* __restrict__ u,
                                                              int* __restrict__ exponents,  // [K]
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters,
     float g[3] = {};
     if (k < filters && channel < c) {
 #pragma unroll
-      for (int s = 0; s < 3; ++s) g[s] = to_float(filter[channel * 9 + r * 3 + s]);
+      for (int s = 0; s < 3; ++s) g[s] = to_float(filter[channel * strides.channel + (r * 3 + s) * strides.tap]);
     }
     Transform::filter(g, result);
   };
@@ -85,7 +85,7 @@ void pack(const PackArgs& args, cudaStream_t stream) {
   auto* packed = static_cast<char*>(args.packed);
   const auto blocks = static_cast<unsigned>(config.filter_tiles * filter_tile);
   pack_filters<T, parts><<<blocks, pack_threads, 0, stream>>>(
-      static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(config.u_steps),
+      static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(config.u_steps), args.strides(),
       static_cast<const T*>(args.weight), reinterpret_cast<half_t*>(packed),
       reinterpret_cast<int*>(packed + config.u_bytes()), static_cast<T*>(args.snapshot));
   check_launch("winograd_fused: packing");

@@ -15,6 +15,7 @@ template <typename T>
 void pack_filters(const PackArgs& args, std::int64_t begin, std::int64_t end) {
   const ConvProblem& problem = args.problem;
   const std::int64_t c_pad = padded_channels(problem), k_pad = padded_filters(problem), size = problem.c * 9;
+  const FilterStrides strides = args.strides();
   const auto* weight = static_cast<const T*>(args.weight);  // [K, C, 3, 3]
   auto* snapshot = static_cast<T*>(args.snapshot);          // like weight, or null
   auto* u = static_cast<float*>(args.packed);               // [36][K_pad / 16][C_pad][16]
@@ -28,7 +29,8 @@ void pack_filters(const PackArgs& args, std::int64_t begin, std::int64_t end) {
       alignas(64) float transformed[frequencies * winograd::block_channels] = {};  // [36][count]
       if (!padding) {
         const auto channels = static_cast<int>(std::min<std::int64_t>(count, problem.c - c));
-        winograd::transform_filter<tile_outputs>(filter + c * 9, channels, count, transformed, count);
+        winograd::transform_filter<tile_outputs>(filter + c * strides.channel, strides, channels, count, transformed,
+                                                 count);
       }
       for (std::int64_t f = 0; f < frequencies; ++f) {
         float* target = u + (f * k_pad + k / filter_lanes * filter_lanes) * c_pad + k % filter_lanes;

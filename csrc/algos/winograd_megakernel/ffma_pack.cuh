@@ -13,7 +13,7 @@ constexpr int pack_threads = 128;
 // is left alone (PackArgs::snapshot).
 template <typename T>
 __global__ void __launch_bounds__(pack_threads)
-    pack_filters(int c, int k, int stages, const T* __restrict__ weight,  // [K, C, 3, 3]
+    pack_filters(int c, int k, int stages, FilterStrides strides, const T* __restrict__ weight,  // [K, C, 3, 3]
                  float* __restrict__ u,       // [filter blocks][36][stages][16 places of channels][64 filters]
                  T* __restrict__ snapshot) {  // [K, C, 3, 3] or null
   const std::int64_t index = blockIdx.x;
@@ -24,7 +24,9 @@ __global__ void __launch_bounds__(pack_threads)
   for (int channel = threadIdx.x; channel < stages * stage_channels; channel += pack_threads) {
     float g[3][3], half[6][3];
 #pragma unroll
-    for (int i = 0; i < 9; ++i) g[i / 3][i % 3] = exists && channel < c ? to_float(filter[channel * 9 + i]) : 0.0f;
+    for (int i = 0; i < 9; ++i) {
+      g[i / 3][i % 3] = exists && channel < c ? to_float(filter[channel * strides.channel + i * strides.tap]) : 0.0f;
+    }
 #pragma unroll
     for (int s = 0; s < 3; ++s) {
       const float column[3] = {g[0][s], g[1][s], g[2][s]};

@@ -165,7 +165,7 @@ void pack_cuda(const PackArgs& args, Runtime& runtime) {
   auto* packed = static_cast<char*>(args.packed);
   pack_filters<float>
       <<<static_cast<unsigned>(weights.filter_blocks * unit_filters), pack_threads, 0, stream_of(runtime)>>>(
-          static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.chunks),
+          static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.chunks), args.strides(),
           static_cast<const float*>(args.weight), packed, reinterpret_cast<int*>(packed + weights.u_bytes()),
           static_cast<float*>(args.snapshot));
   check_launch("winograd_megakernel: packing");

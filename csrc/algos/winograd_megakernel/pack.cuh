@@ -29,7 +29,7 @@ __device__ __forceinline__ void transform_filter(const float (&g)[3][3], float (
 // is left alone (PackArgs::snapshot).
 template <typename T>
 __global__ void __launch_bounds__(pack_threads)
-    pack_filters(int c, int k, int chunks, const T* __restrict__ weight,  // [K, C, 3, 3]
+    pack_filters(int c, int k, int chunks, FilterStrides strides, const T* __restrict__ weight,  // [K, C, 3, 3]
                  char* __restrict__ u,         // [36][filter blocks][2 chunks][128 filters][lo, hi][32]
                  int* __restrict__ exponents,  // [K]
                  T* __restrict__ snapshot) {   // [K, C, 3, 3] or null
@@ -42,7 +42,9 @@ __global__ void __launch_bounds__(pack_threads)
   const auto transform = [&](int channel, float (&result)[6][6]) {
     float g[3][3];
 #pragma unroll
-    for (int i = 0; i < 9; ++i) g[i / 3][i % 3] = exists && channel < c ? to_float(filter[channel * 9 + i]) : 0.0f;
+    for (int i = 0; i < 9; ++i) {
+      g[i / 3][i % 3] = exists && channel < c ? to_float(filter[channel * strides.channel + i * strides.tap]) : 0.0f;
+    }
     transform_filter(g, result);
   };
   float largest = 0.0f;
