@@ -1,14 +1,17 @@
 """Fast 2-D convolutions for PyTorch.
 
 `conv2d` and `Conv2d` mean what `torch.nn.functional.conv2d` and `torch.nn.Conv2d` mean; `swap_` puts the layers into
-an existing model; `explain` says which algorithm runs, and why not the others.
+an existing model; `fuse` makes a copy of one for inference, with batch norms, residuals and activations inside the
+convolutions; `explain` says which algorithm runs, and why not the others.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
 from fastconv.explain import AlgorithmInfo, Explanation, algorithms, explain
 from fastconv.functional import conv2d
-from fastconv.nn import Conv2d
+from fastconv.fuse import FusedModule, fuse
+from fastconv.fuse_report import FuseReport
+from fastconv.nn import Conv2d, FusedConv2d
 from fastconv.ops import UnsupportedError, last_call
 from fastconv.swap import SwapReport, swap_
 
@@ -21,12 +24,16 @@ __all__ = [
     "AlgorithmInfo",
     "Conv2d",
     "Explanation",
+    "FuseReport",
+    "FusedConv2d",
+    "FusedModule",
     "SwapReport",
     "UnsupportedError",
     "__version__",
     "algorithms",
     "conv2d",
     "explain",
+    "fuse",
     "last_call",
     "swap_",
 ]

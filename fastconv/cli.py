@@ -250,8 +250,10 @@ def bench_layers(
 def bench_networks(
     network: NetworkOption = "all",
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
-    modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph; default all (CPU: eager).")] = "",
-    peers: Annotated[str, typer.Option(help="How PyTorch runs: likewise; default all (CPU: no graph).")] = "",
+    modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph, fused, fused_graph.")] = "",
+    peers: Annotated[
+        str, typer.Option(help="How PyTorch runs: eager, compile, graph; default all (CPU: no graph).")
+    ] = "",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nchw,nhwc",
     compiled_layouts: Annotated[str, typer.Option(help="Of compiled networks; default all of --layouts.")] = "",
     algorithm: Annotated[str, typer.Option(help="Ask for this one in every layer.")] = "auto",
@@ -272,7 +274,7 @@ def bench_networks(
     document = networks.run(
         list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS)),
         split(classes, "classes", list(CLASS_DTYPE)),
-        split(modes, "modes", list(networks.FORMS)) if modes else None,
+        split(modes, "modes", list(networks.MODES)) if modes else None,
         rounds,
         where,
         out,

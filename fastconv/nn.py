@@ -406,9 +406,7 @@ class FusedConv2d(Conv2d):
     `fastconv.fuse` makes them out of a convolution and what follows it.
     """
 
-    def __init__(
-        self, *args: Any, activation: str | None = None, negative_slope: float = 0.01, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, activation: str | None = None, negative_slope: float = 0.01, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings.resolve_activation(activation)
         self.activation = activation

@@ -127,11 +127,7 @@ class SwapReport:
     def __str__(self) -> str:
         verb = "would be swapped" if self.dry_run else "swapped, then undone" if self.undone else "swapped"
         title = f"fastconv: {self.swapped} of {self.total} convolutions {verb}"
-        if not self.rows:
-            return title
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for header in ("layer", "weight", "stride", "padding", "dilation", "groups", "dtype", "device", "algorithm"):
-            table.add_column(header, no_wrap=True)
+        rows = []
         for row in self.rows:
             padding = row.padding if isinstance(row.padding, str) else _by(row.padding)
             if row.padding_mode != "zeros":
@@ -140,15 +136,28 @@ class SwapReport:
                 ", ".join(name or "(model)" for name in row.names), row.shape, _by(row.stride), padding,
                 _by(row.dilation), str(row.groups), row.dtype, row.device, _outcome(row),
             ]  # fmt: skip
-            table.add_row(*map(Text, cells))
-        out = StringIO()
-        console = Console(file=out, width=100_000, color_system=None, force_terminal=False, legacy_windows=False)
-        console.print(table)
-        lines = (line.rstrip() for line in out.getvalue().splitlines())
-        return "\n".join([title, *(line for line in lines if line)])
+            rows.append(cells)
+        headers = ["layer", "weight", "stride", "padding", "dilation", "groups", "dtype", "device", "algorithm"]
+        return "\n".join([title, *plain_table(headers, rows)])
 
     def __repr__(self) -> str:
         return f"SwapReport(swapped={self.swapped}, total={self.total}, dry_run={self.dry_run}, undone={self.undone})"
+
+
+def plain_table(headers: list[str], rows: list[list[str]]) -> list[str]:
+    """Lines of a table as wide as it must be; none without rows."""
+    if not rows:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in headers:
+        table.add_column(header, no_wrap=True)
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    out = StringIO()
+    console = Console(file=out, width=100_000, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(table)
+    lines = (line.rstrip() for line in out.getvalue().splitlines())
+    return [line for line in lines if line]
 
 
 def swap_(

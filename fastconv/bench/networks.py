@@ -1,6 +1,7 @@
-"""`fastconv bench networks`: whole networks, swapped against unswapped, eager, compiled and as CUDA graphs.
+"""`fastconv bench networks`: whole networks, swapped or fused against unswapped, eager, compiled and as CUDA graphs.
 
-A contender is a form (eager, compile, graph) of the swapped or the unswapped network in one memory layout. All
+A contender is a form (eager, compile, graph; of ours also fused, fused_graph: what `fastconv.fuse` made of the network,
+eager and as a graph) of the swapped or the unswapped network in one memory layout. All
 contenders of a network and class are timed interleaved, one forward pass each per round, after a synchronisation, so
 that the host's launch gaps count for everybody whose GPU waits for them.
 """
@@ -26,6 +27,7 @@ from fastconv.models import MAIN_NETWORKS, build, flatten_output, network, photo
 from fastconv.models.compare import CLASS_DTYPE, Agreement, agreement, precision_of, pytorch_class
 
 FORMS = ("eager", "compile", "graph")
+MODES = (*FORMS, "fused", "fused_graph")
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 KEY = ("network", "batch", "class", "mode")
 LAYER_PASSES = 3
@@ -56,7 +58,7 @@ class _Case:
     algorithm: str
     pictures: Tensor
     device: torch.device
-    models: dict[tuple[bool, str], nn.Module] = field(default_factory=dict)
+    models: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
     inputs: dict[str, Tensor] = field(default_factory=dict)
     swapped: int = 0
     total: int = 0
@@ -67,20 +69,26 @@ class _Case:
             self.inputs[layout] = x.to(memory_format=LAYOUTS[layout])
         return self.inputs[layout]
 
-    def model(self, ours: bool, layout: str) -> nn.Module:
-        if (ours, layout) not in self.models:
+    def model(self, ours: bool, layout: str, form: str = "eager") -> nn.Module:
+        kind = "torch" if not ours else "fused" if form in ("fused", "fused_graph") else "swapped"
+        if (kind, layout) not in self.models:
             model = copy.deepcopy(self.base).to(self.device, CLASS_DTYPE[self.cls])
             model = model.to(memory_format=LAYOUTS[layout])  # type: ignore[call-overload]
-            if ours:
-                report = fastconv.swap_(model, algorithm=self.algorithm, precision=precision_of(self.cls))
+            precision = precision_of(self.cls)
+            if kind == "swapped":
+                report = fastconv.swap_(model, algorithm=self.algorithm, precision=precision)
                 self.swapped, self.total = report.swapped, report.total
-            self.models[ours, layout] = model
-        return self.models[ours, layout]
+            elif kind == "fused":
+                model = fastconv.fuse(model, algorithm=self.algorithm, precision=precision)
+                rows = model.report.rows
+                self.swapped, self.total = sum(bool(row.fused) for row in rows), len(rows)
+            self.models[kind, layout] = model
+        return self.models[kind, layout]
 
     def call(self, contender: Contender) -> Callable[[], Any]:
         """One forward pass of a contender. Compilation and capture happen here or in the first call."""
-        model, x = self.model(contender.ours, contender.layout), self.input(contender.layout)
-        if contender.form == "graph":
+        model, x = self.model(contender.ours, contender.layout, contender.form), self.input(contender.layout)
+        if contender.form in ("graph", "fused_graph"):
             return _graphed(model, x)
         forward: Callable[..., Any] = torch.compile(model, dynamic=False) if contender.form == "compile" else model
         return lambda: forward(x)
@@ -183,10 +191,10 @@ def contenders_of(
 
     Raises ValueError for an unknown mode, form or layout.
     """
-    layouts_of = {form: layouts for form in FORMS} | {"compile": compiled_layouts}
+    layouts_of = {form: layouts for form in MODES} | {"compile": compiled_layouts}
     every_layout = [*layouts, *compiled_layouts]
     for kind, values, known in (
-        ("mode", modes, FORMS),
+        ("mode", modes, MODES),
         ("peer", peers, FORMS),
         ("layout", every_layout, tuple(LAYOUTS)),
     ):
@@ -224,8 +232,9 @@ def run(
 
     networks, classes: names, see `fastconv.models.NETWORKS` and `CLASS_DTYPE`.
     compiled_layouts: those of compiled networks, if not all: the compiler lays convolutions out as it likes.
-    modes: how ours runs, one row each: "eager", "compile", "graph". peers: how PyTorch runs; every row has all of them,
-        but graphs only a row of graphs. None: all on CUDA; on the CPU ours "eager", peers "eager" and "compile".
+    modes: how ours runs, one row each: "eager", "compile", "graph" swapped, "fused" and "fused_graph" through
+        `fastconv.fuse`. peers: how PyTorch runs, "eager", "compile", "graph"; every row has all of them, but graphs
+        only a row of graphs. None: all on CUDA; on the CPU ours "eager" and "fused", peers "eager" and "compile".
     batch, image: instead of the network's own. reference_pictures: pictures of the batch that are compared.
     out: the result file, written after every network and class; rows of the same machine and commit are kept.
     budget_s: after so many seconds nothing more is compiled, and no further network or class is begun.
@@ -237,7 +246,7 @@ def run(
         precision_of(cls)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     cuda = target.type == "cuda"
-    modes = (FORMS if cuda else ("eager",)) if modes is None else modes
+    modes = (MODES if cuda else ("eager", "fused")) if modes is None else modes
     peers = (FORMS if cuda else ("eager", "compile")) if peers is None else peers
     contenders = contenders_of(modes, peers, layouts, layouts if compiled_layouts is None else compiled_layouts)
     head = environment.describe(suite_name(target), target)
@@ -365,7 +374,7 @@ def _measure(
 
 def _is_rival(contender: Contender, mode: str) -> bool:
     """A captured graph competes with ours as a graph alone: who asks for it can have both."""
-    return not contender.ours and (contender.form != "graph" or mode == "graph")
+    return not contender.ours and (contender.form != "graph" or mode in ("graph", "fused_graph"))
 
 
 def _layer_times(
@@ -373,7 +382,7 @@ def _layer_times(
 ) -> dict[bool, float | None]:
     """Time inside the layers that the swap took, ours (True) and PyTorch's, each in its faster eager layout."""
     found: dict[bool, float | None] = {True: None, False: None}
-    swapped = next((swapped_layers(model) for (ours, _), model in case.models.items() if ours), [])
+    swapped = next((swapped_layers(model) for (kind, _), model in case.models.items() if kind == "swapped"), [])
     for ours in found:
         layout = _fastest({c.layout: times[c.name].us for c in contenders if c.ours == ours and c.form == "eager"})
         if layout is not None and swapped:
