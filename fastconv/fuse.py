@@ -33,7 +33,7 @@ _IN_PLACE_OPERATORS = [
     getattr(operator, name)
     for name in (
         "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift",
-        "irshift", "setitem", "delitem",
+        "irshift", "setitem",
     )
 ]  # fmt: skip
 _ACTIVATION_MODULES = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.LeakyReLU: "leaky_relu"}
@@ -180,13 +180,31 @@ def _has_hooks(module: nn.Module) -> bool:
 # --- Tracing
 
 
-class _Tracer(fx.Tracer):
-    """Convolutions and torch.nn's modules stay calls; so does what has hooks or a forward of its own."""
+class _Proxy(fx.Proxy):
+    """torch.fx takes `x += y` for `x = x + y`, which is another thing for whoever else holds x."""
+
+
+def _in_place(operation: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: self.tracer.create_proxy("call_function", operation, (self, other), {})
+
+
+for _operation in _IN_PLACE_OPERATORS:
+    if _operation is not operator.setitem:
+        setattr(_Proxy, f"__{_operation.__name__}__", _in_place(_operation))
+
+
+class _InPlaceTracer(fx.Tracer):
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+
+class _Tracer(_InPlaceTracer):
+    """Convolutions, norms and torch.nn's modules stay calls; so does what has hooks or a forward of its own."""
 
     autocast: tuple[bool, ...] = ()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        own = isinstance(m, nn.Conv2d) or _has_hooks(m) or "forward" in m.__dict__
+        own = isinstance(m, (nn.Conv2d, nn.modules.batchnorm._BatchNorm)) or _has_hooks(m) or "forward" in m.__dict__
         return own or super().is_leaf_module(m, module_qualified_name)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
@@ -202,22 +220,25 @@ def _autocast_state() -> tuple[bool, ...]:
 def _traced(root: nn.Module) -> fx.Graph:
     tracer = _Tracer()
     tracer.autocast = _autocast_state()
-    parameters = inspect.signature(type(root).forward).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(type(root).forward).parameters
     fixed = {
-        p.name: p.default
-        for p in parameters
-        if p.kind in kinds and (p.default is None or isinstance(p.default, (bool, int, float, str)))
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is None or isinstance(parameter.default, (bool, int, float, str))
     }
     try:
         graph = tracer.trace(root, concrete_args=fixed or None)
-        graph._tracer_cls = fx.Tracer  # for unpickling, which traces the generated code
-        return graph
     except Exception as error:
         raise ops.UnsupportedError(
             f"model cannot be traced by torch.fx: {type(error).__name__}: {error}. fastconv.swap_ takes any model, "
             "without fusing; or fuse the parts of it that can be traced"
         ) from error
+    graph._tracer_cls = _InPlaceTracer  # for unpickling, which traces the generated code
+    for node in graph.find_nodes(op="placeholder"):
+        name = str(node.target).rpartition("_")[0]  # torch.fx numbers the arguments that it fixes
+        if node.target not in parameters and name in fixed:
+            node.target = name
+    return graph
 
 
 # --- Patterns

@@ -1,0 +1,704 @@
+"""fuse: what is computed inside a convolution, what stays apart and why, and the result as a module."""
+
+import copy
+import io
+import json
+import pickle
+import warnings
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from layers import DEVICES, NO_GPU, relative_error
+from torch import Tensor, nn
+
+import fastconv
+from fastconv import FusedConv2d, FusedModule
+from fastconv.models import build, flatten_output, photographs
+from fastconv.models.compare import bound
+
+pytestmark = pytest.mark.usefixtures("full_precision")
+
+
+def norm(features: int, **arguments: Any) -> nn.BatchNorm2d:
+    """A batch norm whose every number counts."""
+    layer = nn.BatchNorm2d(features, **arguments)
+    with torch.no_grad():
+        for tensor in (layer.running_mean, layer.weight, layer.bias):
+            if tensor is not None:
+                tensor.normal_()
+        if layer.running_var is not None:
+            layer.running_var.uniform_(0.1, 3)
+    return layer
+
+
+class Function(nn.Module):
+    """A convolution of 6 channels, a norm, and what a test does with them."""
+
+    def __init__(self, function: Any, activation: nn.Module | None = None, **conv: Any) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(6, 6, 3, padding=1, **conv)
+        self.norm = norm(6)
+        self.activation = activation
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def sequence(*modules: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*modules)
+
+
+def fuse_quietly(model: nn.Module, **arguments: Any) -> FusedModule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fastconv.fuse(model.eval(), **arguments)
+
+
+def check(model: nn.Module, x: Tensor, limit: float = 1e-5, **arguments: Any) -> FusedModule:
+    """Fuses the model and holds the result against the model in float64."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    fused = fuse_quietly(model, **arguments)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.clone().double())
+        y = fused(x.clone())
+    assert y.shape == exact.shape
+    assert relative_error(y.double(), exact) < limit
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    return fused
+
+
+def parts(fused: FusedModule) -> list[str]:
+    return [row.fused for row in fused.report.rows]
+
+
+def codes(fused: FusedModule) -> list[str]:
+    return [row.reason_code for row in fused.report.rows]
+
+
+def layers(fused: FusedModule) -> int:
+    return len([module for module in fused.modules() if isinstance(module, FusedConv2d)])
+
+
+# ------------------------------------------------------------------------------------------------- what is fused
+
+ACTIVATIONS = {
+    "relu": [nn.ReLU(), nn.ReLU(inplace=True)],
+    "relu6": [nn.ReLU6(), nn.ReLU6(inplace=True)],
+    "silu": [nn.SiLU(), nn.SiLU(inplace=True)],
+    "leaky_relu": [nn.LeakyReLU(0.2), nn.LeakyReLU(inplace=True), nn.LeakyReLU(-0.3)],
+}
+FUNCTIONS = {
+    "relu": [
+        F.relu,
+        torch.relu,
+        torch.relu_,
+        lambda y: F.relu(y, inplace=True),
+        lambda y: y.relu(),
+        lambda y: y.relu_(),
+    ],
+    "relu6": [F.relu6, lambda y: F.relu6(y, True)],
+    "silu": [F.silu, lambda y: F.silu(y, inplace=True)],
+    "leaky_relu": [F.leaky_relu, lambda y: F.leaky_relu(y, 0.3), lambda y: F.leaky_relu(y, negative_slope=0.2)],
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation_modules(activation: str, device: str) -> None:
+    for module in ACTIVATIONS[activation]:
+        model = sequence(nn.Conv2d(5, 7, 3, bias=False), norm(7), module, nn.Conv2d(7, 3, 1), module).to(device)
+        fused = check(model, torch.randn(2, 5, 9, 7, device=device))
+        assert parts(fused) == [f"conv+bn+{activation}", f"conv+{activation}"]
+        assert layers(fused) == len(list(fused.children())) == 2
+
+
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_activation_functions(activation: str) -> None:
+    for function in FUNCTIONS[activation]:
+        fused = check(Function(lambda self, x, f=function: f(self.norm(self.conv(x)))), torch.randn(2, 6, 5, 8))
+        assert parts(fused) == [f"conv+bn+{activation}"]
+
+
+SUMS = {
+    "plus": lambda a, b: a + b,
+    "other_way": lambda a, b: b + a,
+    "method": lambda a, b: a.add(b),
+    "method_in_place": lambda a, b: a.add_(b),
+    "function": torch.add,
+    "alpha": lambda a, b: torch.add(a, b, alpha=1),
+}
+
+
+def in_place(a: Tensor, b: Tensor) -> Tensor:
+    a += b
+    return a
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", [*SUMS, "in_place"])
+@pytest.mark.parametrize("activated", [True, False])
+def test_sums(name: str, activated: bool, device: str) -> None:
+    add = SUMS.get(name, in_place)
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = add(self.norm(self.conv(x)), x)
+        return F.relu(y) if activated else y
+
+    fused = check(Function(forward).to(device), torch.randn(3, 6, 7, 13, device=device))
+    assert parts(fused) == ["conv+bn+residual" + "+relu" * activated]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("algorithm", [row.name for row in fastconv.algorithms()])
+def test_every_algorithm_has_the_epilogue(algorithm: str, device: str) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.activation(self.norm(self.conv(x)) + x)
+
+    for name, modules in ACTIVATIONS.items():
+        model = Function(forward, modules[0]).to(device, memory_format=torch.channels_last)
+        for n in (1, 3):
+            x = torch.randn(n, 6, 9, 11, device=device).to(memory_format=torch.channels_last)
+            try:
+                fused = check(model, x, algorithm=algorithm, precision="fp32")
+            except fastconv.UnsupportedError:
+                continue
+            assert parts(fused) in ([f"conv+bn+residual+{name}"], [""])
+            if parts(fused) != [""]:
+                assert fused.report.rows[0].algorithm == algorithm
+                with torch.no_grad():
+                    assert fused(x).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        {"bias": False},
+        {"groups": 3},
+        {"stride": 2},
+        {"dilation": 2},
+        {"padding_mode": "reflect"},
+        {"padding_mode": "circular"},
+        {"kernel_size": 4, "padding": "same"},
+        {"kernel_size": (3, 2), "padding": "valid"},
+        {"kernel_size": 1, "padding": (2, 1)},
+    ],
+    ids=str,
+)
+def test_geometry(conv: dict[str, Any]) -> None:
+    arguments = {"kernel_size": 3, "padding": 1} | conv
+    model = sequence(nn.Conv2d(6, 9, **arguments), norm(9), nn.ReLU())
+    for x in (torch.randn(2, 6, 11, 13), torch.randn(2, 6, 8, 7).to(memory_format=torch.channels_last)):
+        assert parts(check(model, x)) == ["conv+bn+relu"]
+
+
+@pytest.mark.parametrize("arguments", [{"affine": False}, {"momentum": None}, {"eps": 0.1}], ids=str)
+def test_norms(arguments: dict[str, Any]) -> None:
+    assert parts(check(sequence(nn.Conv2d(4, 6, 3), norm(6, **arguments)), torch.randn(1, 4, 6, 5))) == ["conv+bn"]
+
+
+def test_dropouts_and_identities_do_not_stand_in_the_way() -> None:
+    model = sequence(nn.Conv2d(4, 6, 3), nn.Identity(), norm(6), nn.Dropout2d(), nn.ReLU(), nn.Dropout())
+    assert parts(check(model, torch.randn(1, 4, 6, 5))) == ["conv+bn+relu"]
+
+
+def test_of_two_convolutions_that_are_added_one_takes_the_sum() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm1 = nn.Conv2d(4, 6, 3, padding=1), norm(6)
+            self.second, self.norm2 = nn.Conv2d(4, 6, 1), norm(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm1(self.first(x))
+            y += self.norm2(self.second(x))
+            return F.relu_(y)
+
+    fused = fuse_quietly(Block())
+    # The sum is written over the first one's output, which is the residual of neither.
+    assert sorted(parts(fused)) in (["conv+bn", "conv+bn+residual+relu"],)
+    check(Block(), torch.randn(2, 4, 7, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half(dtype: torch.dtype) -> None:
+    model = sequence(nn.Conv2d(8, 8, 3, padding=1), norm(8), nn.ReLU()).to(dtype)
+    x = torch.randn(2, 8, 9, 9).to(dtype)
+    fused = check(model, x, 2e-2)
+    assert fused(x).dtype == dtype
+    assert parts(fused) == ["conv+bn+relu"]
+
+
+def test_norm_in_float32_behind_a_half_convolution() -> None:
+    model = sequence(nn.Conv2d(8, 8, 3, padding=1), norm(8), nn.ReLU())
+    model[0].to(torch.bfloat16)
+    fused = fuse_quietly(model)
+    x = torch.randn(2, 8, 9, 9).to(torch.bfloat16)
+    with torch.no_grad():
+        assert parts(fused) == ["conv+bn+relu"]
+        assert fused(x).dtype == model(x).dtype == torch.bfloat16
+        assert relative_error(fused(x), model(x)) < 2e-2
+
+
+def test_the_fold_is_rounded_once() -> None:
+    conv, bn = nn.Conv2d(5, 7, 3), norm(7)
+    (layer,) = fuse_quietly(sequence(conv, bn)).children()
+    s = bn.weight.double() / (bn.running_var.double() + bn.eps).sqrt()
+    weight = conv.weight.double() * s[:, None, None, None]
+    bias = (conv.bias.double() - bn.running_mean.double()) * s + bn.bias.double()
+    assert (layer.weight.double() - weight).abs().max() <= 2.0**-24 * weight.abs().max()
+    assert (layer.bias.double() - bias).abs().max() <= 2.0**-24 * bias.abs().max()
+
+
+# ------------------------------------------------------------------------------------- residuals of other kinds
+
+
+@pytest.mark.parametrize("shape", [(6, 1, 1), (1, 6, 1, 8), (2, 6, 5, 8), (2, 2, 6, 5, 8)], ids=str)
+def test_a_residual_that_must_be_broadcast(shape: tuple[int, ...]) -> None:
+    model = Function(lambda self, x: F.relu(self.conv(x) + self.other))
+    model.register_buffer("other", torch.randn(shape))
+    assert parts(check(model, torch.randn(2, 6, 5, 8))) == ["conv+residual+relu"]
+
+
+def test_residuals_promote_as_sums_do() -> None:
+    x, wide = torch.randn(2, 6, 5, 8).bfloat16(), torch.randn(2, 6, 5, 8)
+    for add in (SUMS["plus"], in_place):
+        model = Function(lambda self, x, add=add: add(self.conv(x), self.other)).bfloat16()
+        model.register_buffer("other", wide)
+        fused = fuse_quietly(model)
+        assert parts(fused) == ["conv+residual"]
+        with torch.no_grad():
+            assert fused(x).dtype == model(x).dtype
+            assert relative_error(fused(x), model(x)) < 1e-2
+
+
+def test_a_number_of_the_graph_as_residual() -> None:
+    assert parts(check(Function(lambda self, x: self.conv(x) + x.shape[2]), torch.randn(2, 6, 5, 8))) == [
+        "conv+residual"
+    ]
+
+
+def test_unbatched() -> None:
+    model = Function(lambda self, x: F.relu(self.conv(x) + x))
+    assert parts(check(model, torch.randn(6, 5, 8))) == ["conv+residual+relu"]
+
+
+# ---------------------------------------------------------------------------------------------- what stays apart
+
+
+def hooked(module: nn.Module) -> nn.Module:
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+class OtherNorm(nn.BatchNorm2d):
+    pass
+
+
+def far_norm() -> nn.BatchNorm2d:
+    layer = norm(6)
+    layer.running_var.fill_(6e4)
+    nn.init.constant_(layer.weight, 1e-4)
+    return layer
+
+
+REFUSED = {
+    "norm_class": lambda: sequence(nn.Conv2d(4, 6, 3), OtherNorm(6)),
+    "norm_training": lambda: sequence(nn.Conv2d(4, 6, 3), norm(6)),
+    "norm_statistics": lambda: sequence(nn.Conv2d(4, 6, 3), norm(6, track_running_stats=False)),
+    "norm_dtype": lambda: sequence(nn.Conv2d(4, 6, 3), norm(6).double()),
+    "norm_range": lambda: sequence(nn.Conv2d(4, 6, 3), far_norm()).half(),
+    "hooks": lambda: sequence(nn.Conv2d(4, 6, 3), hooked(norm(6))),
+    "users": lambda: Function(lambda self, x: self.norm(y := self.conv(x)) + y.mean()),
+    "in_place": lambda: Function(lambda self, x: (self.norm(self.conv(x)), x.mul_(2))[0]),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_norms_that_stay_apart(code: str) -> None:
+    model = REFUSED[code]().eval()
+    if code == "norm_training":
+        model[1].train()
+    fused = fuse_quietly(model) if code != "norm_training" else fastconv.fuse(model)
+    if code == "in_place":  # behind everything: no harm done
+        assert codes(fused) == [""]
+        return
+    assert codes(fused) == [code]
+    assert parts(fused) == ["conv"]
+    assert layers(fused) == 0
+    with pytest.raises(fastconv.UnsupportedError, match=code):
+        fastconv.fuse(model, strict=True)
+
+
+def test_values_with_other_readers_are_kept() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return F.relu(y) + y
+
+    fused = check(Function(forward), torch.randn(2, 6, 5, 8))
+    assert parts(fused) == ["conv+bn"]
+    assert codes(fused) == ["users"]
+
+
+def test_a_sum_behind_the_activation_is_none_of_ours() -> None:
+    fused = check(Function(lambda self, x: x + F.relu(self.norm(self.conv(x)))), torch.randn(2, 6, 5, 8))
+    assert parts(fused) == ["conv+bn+relu"]
+    assert codes(fused) == [""]
+
+
+OTHER_SUMS = {
+    "itself": lambda self, x: (y := self.conv(x)) + y,
+    "number": lambda self, x: self.conv(x) + 1,
+    "alpha": lambda self, x: torch.add(self.conv(x), x, alpha=2),
+    "difference": lambda self, x: self.conv(x) - x,
+    "slope_of_the_graph": lambda self, x: F.leaky_relu(self.conv(x), x.shape[0] / 8),
+    "hardtanh": lambda self, x: F.hardtanh(self.conv(x)),
+    "norm_twice": lambda self, x: self.norm(torch.sigmoid(self.conv(x))),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SUMS)
+def test_what_only_looks_like_it(name: str) -> None:
+    fused = check(Function(OTHER_SUMS[name]), torch.randn(2, 6, 5, 8))
+    assert parts(fused) == ["conv"]
+    assert codes(fused) == [""]
+
+
+def written_before_the_sum(self: Any, x: Tensor) -> Tensor:
+    x = x * 1
+    y = self.norm(self.conv(x))
+    x.mul_(3)
+    return y + x
+
+
+def written_by_the_sum(self: Any, x: Tensor) -> Tensor:
+    x = x * 1
+    z = x.sin()
+    x += self.conv(z)
+    return x * z
+
+
+def written_by_an_activation(self: Any, x: Tensor) -> Tensor:
+    x = x * 1
+    y = self.conv(x)
+    x = F.relu(x, True)
+    return F.relu(y + x)
+
+
+def written_as_out(self: Any, x: Tensor) -> Tensor:
+    x = x * 1
+    y = self.conv(x)
+    torch.sin(x, out=x)
+    return F.relu(y + x)
+
+
+def written_under_another_name(self: Any, x: Tensor) -> Tensor:
+    y = z = self.conv(x)
+    y += x
+    return y * z
+
+
+@pytest.mark.parametrize(
+    "forward", [written_before_the_sum, written_by_the_sum, written_by_an_activation, written_as_out]
+)
+def test_operations_in_place_keep_their_order(forward: Any) -> None:
+    fused = check(Function(forward), torch.randn(2, 6, 5, 8))
+    assert codes(fused) == ["in_place"]
+    assert layers(fused) <= 1
+
+
+def test_a_sum_in_place_with_another_name() -> None:
+    fused = check(Function(written_under_another_name), torch.randn(2, 6, 5, 8))
+    assert codes(fused) == ["users"]
+
+
+def test_hooks() -> None:
+    seen: list[str] = []
+
+    def note(name: str) -> Any:
+        return lambda module, inputs, output: seen.append(name)
+
+    model = nn.Sequential(OrderedDict(
+        conv=nn.Conv2d(4, 4, 3), relu=nn.ReLU(), whole=sequence(nn.Conv2d(4, 4, 1), norm(4)),
+        other=nn.Conv2d(4, 4, 1), last=nn.ReLU(),
+    ))  # fmt: skip
+    model.conv.register_forward_hook(note("conv"))
+    model.whole.register_forward_hook(note("whole"))
+    model.last.register_forward_hook(note("last"))
+    fused = fuse_quietly(model)
+    assert codes(fused) == ["hooks", "not_called", "hooks"]
+    with torch.no_grad():
+        fused(torch.randn(1, 4, 5, 5))
+    assert seen == ["conv", "whole", "last"]
+    assert type(fused.whole[0]) is fastconv.Conv2d
+
+
+def test_convolutions_that_are_not_ours_stay_as_they_are() -> None:
+    class Own(nn.Conv2d):
+        pass
+
+    model = sequence(Own(4, 4, 3), norm(4), nn.Conv2d(4, 4, 1), norm(4), nn.ConvTranspose2d(4, 4, 3), norm(4))
+    nn.utils.parametrize.register_parametrization(model[2], "weight", nn.Identity())
+    model.append(nn.Conv2d(4, 4, 1)).append(nn.ReLU())
+    fused = check(model, torch.randn(1, 4, 9, 9), filter_fn=lambda name, module: name != "6")
+    assert codes(fused) == ["subclass", "parametrized", "filtered"]
+    assert parts(fused) == ["", "", ""]
+    assert isinstance(fused.get_submodule("0"), Own)
+
+
+def test_nothing_to_fuse_warns() -> None:
+    with pytest.warns(UserWarning, match="no convolution"):
+        fastconv.fuse(sequence(nn.Linear(3, 3)).eval())
+
+
+# ------------------------------------------------------------------------------------------------ shared modules
+
+
+def test_a_convolution_that_is_used_in_two_ways_becomes_two() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x))) * torch.sigmoid(self.conv(x)) * F.silu(self.conv(x))
+
+    fused = check(Function(forward), torch.randn(2, 6, 5, 8))
+    assert sorted(parts(fused)) == ["conv", "conv+bn+relu", "conv+silu"]
+    assert layers(fused) == 2
+    assert len({row.name for row in fused.report.rows}) == 3
+
+
+def test_a_block_that_is_used_twice_stays_one() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = F.relu(self.norm(self.conv(x)) + x)
+        return x
+
+    fused = check(Function(forward), torch.randn(2, 6, 5, 8))
+    assert parts(fused) == ["conv+bn+residual+relu"]
+    assert layers(fused) == 1
+
+
+def test_one_module_under_two_names() -> None:
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    fused = check(sequence(conv, nn.ReLU(), conv, norm(4)), torch.randn(1, 4, 5, 5))
+    assert sorted(parts(fused)) == ["conv+bn", "conv+relu"]
+
+
+# -------------------------------------------------------------------------------------------- arguments, tracing
+
+
+def test_arguments() -> None:
+    model = sequence(nn.Conv2d(4, 4, 3)).eval()
+    with pytest.raises(TypeError, match="model is a int"):
+        fastconv.fuse(3)
+    with pytest.raises(TypeError, match="strict is 1"):
+        fastconv.fuse(model, strict=1)
+    with pytest.raises(ValueError, match="algorithm is 'magic'"):
+        fastconv.fuse(model, algorithm="magic")
+    with pytest.raises(ValueError, match="precision is 'fp8'"):
+        fastconv.fuse(model, precision="fp8")
+    with pytest.raises(ValueError, match="activation is 'tanh'"):
+        FusedConv2d(3, 3, 3, activation="tanh")
+
+
+def test_training_is_refused() -> None:
+    model = sequence(nn.Conv2d(4, 4, 3), norm(4))
+    with pytest.raises(RuntimeError, match="model is in training mode"):
+        fastconv.fuse(model)
+    fused = fastconv.fuse(model.eval())
+    for module in (fused, copy.deepcopy(fused), sequence(fused)):
+        with pytest.raises(RuntimeError, match="serves inference alone"):
+            module.train()
+        assert not fused.training
+        module.eval()
+    assert not any(parameter.requires_grad for parameter in fused.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_models_that_cannot_be_traced() -> None:
+    def branch(self: Any, x: Tensor) -> Tensor:
+        return self.conv(x) if x.sum() > 0 else x
+
+    def autocast(self: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.conv(x)
+
+    for forward, message in ((branch, "control flow.*swap_"), (autocast, "autocast")):
+        with pytest.raises(fastconv.UnsupportedError, match=f"(?s)cannot be traced.*{message}"):
+            fastconv.fuse(Function(forward).eval())
+    with pytest.raises(fastconv.UnsupportedError, match="hooks"):
+        fastconv.fuse(hooked(sequence(nn.Conv2d(4, 4, 3)).eval()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.script(sequence(nn.Conv2d(4, 4, 3)).eval())
+    with pytest.raises(fastconv.UnsupportedError, match="TorchScript"):
+        fastconv.fuse(script)
+
+
+def test_arguments_with_a_default_keep_it() -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None, twice: bool = False) -> Tensor:
+            y = F.relu(self.conv(x))
+            y = y if mask is None else y * mask
+            return 2 * y if twice else y
+
+    fused = check(Optional(), torch.randn(1, 4, 5, 5))
+    assert parts(fused) == ["conv+relu"]
+    with pytest.raises(AssertionError, match="specialized"):
+        fused(torch.randn(1, 4, 5, 5), twice=True)
+
+
+def test_layers_that_were_swapped_or_fused_before() -> None:
+    model = sequence(nn.Conv2d(4, 4, 3), norm(4), nn.ReLU()).eval()
+    fastconv.swap_(model, algorithm="direct", precision="ieee")
+    x = torch.randn(1, 4, 5, 5)
+    fused = fastconv.fuse(model)
+    assert parts(fused) == ["conv+bn+relu"]
+    with torch.no_grad():
+        assert relative_error(fused(x), model(x)) < 1e-5
+    layer = fused.get_submodule("0")
+    assert (layer.algorithm, layer.precision, layer.last_algorithm) == ("direct", "ieee", "direct")
+    again = fastconv.fuse(fused, strict=True)
+    assert codes(again) == ["already_fused"]
+    assert torch.equal(again(x), fused(x))
+    assert fastconv.swap_(fused).rows[0].reason_code == "already_swapped"
+
+
+# -------------------------------------------------------------------------------------------- a module like others
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = sequence(nn.Conv2d(3, 8, 3, padding=1), norm(8), nn.SiLU())
+        self.body = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm = norm(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = F.relu(self.norm(self.body(x)) + x)
+        return self.head(x.mean((2, 3)))
+
+
+def test_report() -> None:
+    fused = fastconv.fuse(Small().eval())
+    report = fused.report
+    assert (report.fused, report.total) == (2, 2)
+    assert [row.name for row in report.rows] == ["stem.0", "body"]
+    assert [row.algorithm for row in report.rows] == ["auto", "auto"]
+    assert "conv+bn+residual+relu" in str(report)
+    with torch.no_grad():
+        fused(torch.randn(2, 3, 9, 7))
+    ran = json.loads(fused.report.to_json())
+    assert (ran["schema"], ran["fused"], ran["total"]) == (1, 2, 2)
+    assert [row["last_input_shape"] for row in ran["rows"]] == [[2, 3, 9, 7], [2, 8, 9, 7]]
+    assert all(row["algorithm"] in [entry.name for entry in fastconv.algorithms()] for row in ran["rows"])
+
+
+def test_copies_pickles_and_state() -> None:
+    fused = fastconv.fuse(Small().eval())
+    x = torch.randn(2, 3, 9, 7)
+    with torch.no_grad():
+        y = fused(x)
+        buffer = io.BytesIO()
+        torch.save(fused, buffer)
+        buffer.seek(0)
+        copies = [copy.deepcopy(fused), pickle.loads(pickle.dumps(fused)), torch.load(buffer, weights_only=False)]
+        for other in copies:
+            assert isinstance(other, FusedModule)
+            assert not other.training
+            assert torch.equal(other(x), y)
+            assert parts(other) == parts(fused)
+            other.get_submodule("stem.0").weight.zero_()
+            assert torch.equal(fused(x), y)
+        assert list(fused.state_dict()) == [
+            "stem.0.weight", "stem.0.bias", "body.weight", "body.bias", "head.weight", "head.bias",
+        ]  # fmt: skip
+        copies[0].load_state_dict(fused.state_dict())
+        assert torch.equal(copies[0](x), y)  # what was packed before follows
+        assert relative_error(fused.double()(x.double()).float(), y) < 1e-5
+
+
+def test_it_holds_the_weights_of_its_day() -> None:
+    model = Small().eval()
+    fused = fastconv.fuse(model)
+    x = torch.randn(2, 3, 9, 7)
+    with torch.no_grad():
+        y = fused(x)
+        for tensor in model.state_dict().values():
+            tensor.fill_(3)
+        assert torch.equal(fused(x), y)
+
+
+def test_compile_and_export() -> None:
+    fused = fastconv.fuse(Small().eval())
+    x = torch.randn(2, 3, 9, 7)
+    with torch.no_grad():
+        y = fused(x)
+        compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
+        assert relative_error(compiled(x), y) < 1e-5
+        exported = torch.export.export(fused, (x,))
+        assert relative_error(exported.module()(x), y) < 1e-5
+        targets = [str(node.target) for node in exported.graph.nodes]
+        assert sum("fastconv.conv2d" in target for target in targets) == 2
+        assert not any("batch_norm" in target or "silu" in target or "relu" in target for target in targets)
+
+
+def test_autocast_and_gradients_of_the_input() -> None:
+    model = Small().eval()
+    fused = fastconv.fuse(model)
+    x = torch.randn(2, 3, 9, 7)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert fused(x).dtype == model(x).dtype
+        assert relative_error(fused(x), model(x)) < 3e-2
+    gradients = []
+    for module in (fused, model):
+        leaf = x.clone().requires_grad_()
+        module(leaf).square().sum().backward()
+        gradients.append(leaf.grad)
+    assert relative_error(*gradients) < 1e-4
+    assert relative_error(torch.func.vmap(fused)(x[:, None])[:, 0], fused(x)) < 1e-5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"test_cuda_graph: {NO_GPU}")
+def test_cuda_graph() -> None:
+    model = Small().eval().cuda().to(memory_format=torch.channels_last)
+    fused = fastconv.fuse(model)
+    x = torch.randn(4, 3, 13, 11, device="cuda").to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        fused(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = fused(x)
+        for _ in range(3):
+            x.normal_()
+            graph.replay()
+            assert relative_error(y, model(x)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "expected"),
+    [
+        ("vgg16", 32, {"conv+relu": 13}),
+        ("resnet50", 32, {"conv+bn+relu": 33, "conv+bn+residual+relu": 16, "conv+bn": 4}),
+        ("densenet161", 32, {"conv+bn+relu": 79, "conv": 81}),
+        ("yolov3", 32, {"conv+bn+leaky_relu": 72, "conv": 3}),
+    ],
+)
+def test_networks(name: str, image: int, expected: dict[str, int]) -> None:
+    pytest.importorskip("torchvision", reason="torchvision is not installed: no networks to run")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: no photographs to feed")
+    model = build(name, image=image)
+    fused = fastconv.fuse(model, strict=True)
+    found = parts(fused)
+    assert {part: found.count(part) for part in found} == expected
+    x = photographs(1, image)
+    with torch.inference_mode():
+        y, plain = flatten_output(fused(x)), flatten_output(model(x))
+        exact = flatten_output(model.double()(x.double()))
+    assert relative_error(y.double(), exact) <= bound(relative_error(plain.double(), exact), "fp32", len(found))
