@@ -9,8 +9,6 @@ filters, the sum and the activation are the kernels' epilogue, which costs no pa
 from __future__ import annotations
 
 import copy
-import inspect
-import operator
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -18,31 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fastconv import ops, swap
+from fastconv.fuse_graph import IDENTITIES, IN_PLACE_SUMS, activation_of, is_altered, is_sum, may_write, traced
 from fastconv.fuse_report import FuseReport, FuseRow
 from fastconv.nn import Conv2d, FusedConv2d, check_settings
 
 __all__ = ["FusedModule", "fuse"]
 
-_SUMS = ("add", "add_", operator.add, operator.iadd, torch.add)
-_IN_PLACE_SUMS = ("add_", operator.iadd)
-_IN_PLACE_OPERATORS = [
-    getattr(operator, name)
-    for name in (
-        "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift",
-        "irshift", "setitem",
-    )
-]  # fmt: skip
-_ACTIVATION_MODULES = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.LeakyReLU: "leaky_relu"}
-_ACTIVATION_FUNCTIONS: dict[Any, str] = {
-    torch.relu: "relu", torch.relu_: "relu", F.relu: "relu", F.relu_: "relu", "relu": "relu", "relu_": "relu",
-    F.relu6: "relu6", F.silu: "silu", F.leaky_relu: "leaky_relu", F.leaky_relu_: "leaky_relu",
-}  # fmt: skip
-_IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # The relative L2 error of the filters that rounding them to their dtype makes is at most half a spacing, unless the
 # norm's factors push them out of the dtype's range.
 _ROUNDING_LIMIT = 1.0
@@ -145,7 +127,7 @@ def fuse(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         swapped = swap.swap_(root, filter_fn, algorithm, precision)
-    graph = _traced(root)
+    graph = traced(root)
     fusion = _Fusion(root, graph)
     rows = fusion.run(swapped)
     refused = [row for row in rows if row.reason_code not in ("", "filtered", "already_fused")]
@@ -163,7 +145,7 @@ def fuse(
 def _copied(model: nn.Module) -> nn.Module:
     if isinstance(model, torch.jit.ScriptModule):
         raise ops.UnsupportedError("model is a TorchScript module; fuse it before scripting")
-    if "forward" in model.__dict__ or _has_hooks(model):
+    if is_altered(model):
         raise ops.UnsupportedError(
             "model has hooks or a forward of its own, which a traced copy would lose; fuse the modules inside it"
         )
@@ -171,74 +153,6 @@ def _copied(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
     except Exception as error:
         raise ops.UnsupportedError(f"model cannot be copied: {type(error).__name__}: {error}") from error
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return any(getattr(module, name, None) for name in _HOOKS)
-
-
-# --- Tracing
-
-
-class _Proxy(fx.Proxy):
-    """torch.fx takes `x += y` for `x = x + y`, which is another thing for whoever else holds x."""
-
-
-def _in_place(operation: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, other: self.tracer.create_proxy("call_function", operation, (self, other), {})
-
-
-for _operation in _IN_PLACE_OPERATORS:
-    if _operation is not operator.setitem:
-        setattr(_Proxy, f"__{_operation.__name__}__", _in_place(_operation))
-
-
-class _InPlaceTracer(fx.Tracer):
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
-
-
-class _Tracer(_InPlaceTracer):
-    """Convolutions, norms and torch.nn's modules stay calls; so does what has hooks or a forward of its own."""
-
-    autocast: tuple[bool, ...] = ()
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        own = isinstance(m, (nn.Conv2d, nn.modules.batchnorm._BatchNorm)) or _has_hooks(m) or "forward" in m.__dict__
-        return own or super().is_leaf_module(m, module_qualified_name)
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        if _autocast_state() != self.autocast:
-            raise ops.UnsupportedError("its forward switches autocast, which a trace does not record")
-        return super().create_node(*args, **kwargs)
-
-
-def _autocast_state() -> tuple[bool, ...]:
-    return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
-
-
-def _traced(root: nn.Module) -> fx.Graph:
-    tracer = _Tracer()
-    tracer.autocast = _autocast_state()
-    parameters = inspect.signature(type(root).forward).parameters
-    fixed = {
-        name: parameter.default
-        for name, parameter in parameters.items()
-        if parameter.default is None or isinstance(parameter.default, (bool, int, float, str))
-    }
-    try:
-        graph = tracer.trace(root, concrete_args=fixed or None)
-    except Exception as error:
-        raise ops.UnsupportedError(
-            f"model cannot be traced by torch.fx: {type(error).__name__}: {error}. fastconv.swap_ takes any model, "
-            "without fusing; or fuse the parts of it that can be traced"
-        ) from error
-    graph._tracer_cls = _InPlaceTracer  # for unpickling, which traces the generated code
-    for node in graph.find_nodes(op="placeholder"):
-        name = str(node.target).rpartition("_")[0]  # torch.fx numbers the arguments that it fixes
-        if node.target not in parameters and name in fixed:
-            node.target = name
-    return graph
 
 
 # --- Patterns
@@ -263,7 +177,7 @@ class _Chain:
 
     @property
     def sums_in_place(self) -> bool:
-        return self.sum is not None and self.sum.target in _IN_PLACE_SUMS
+        return self.sum is not None and self.sum.target in IN_PLACE_SUMS
 
     @property
     def residual(self) -> fx.Node | None:
@@ -314,7 +228,7 @@ class _Fusion:
     def _drop_identities(self) -> None:
         for node in list(self.graph.nodes):
             module = self._module(node)
-            if module is None or type(module) not in _IDENTITIES or module.training or _has_hooks(module):
+            if module is None or type(module) not in IDENTITIES or module.training or is_altered(module):
                 continue
             if len(node.args) == 1 and isinstance(node.args[0], fx.Node):
                 node.replace_all_uses_with(node.args[0])
@@ -325,7 +239,7 @@ class _Fusion:
         chain = _Chain([node])
         conv = self._module(node)
         assert isinstance(conv, Conv2d)
-        if _has_hooks(conv):
+        if is_altered(conv):
             chain.obstacle = "hooks", "it has hooks, which see the convolution's own output"
             return chain
         while chain.activation is None:
@@ -350,11 +264,11 @@ class _Fusion:
         if user in self.claimed:
             return None
         last, module = chain.nodes[-1], self._module(user)
-        if user.args[:1] == (last,) and _activation(user, module) is not None:
+        if user.args[:1] == (last,) and activation_of(user, module) is not None:
             return self._take_activation
         if chain.sum is not None:
             return None
-        if _is_sum(user) and last in user.args and len(set(user.args)) == 2:
+        if is_sum(user) and last in user.args and len(set(user.args)) == 2:
             return self._take_sum
         if chain.norm is None and isinstance(module, nn.modules.batchnorm._BatchNorm) and user.args == (last,):
             return self._take_norm
@@ -362,16 +276,16 @@ class _Fusion:
 
     def _take_activation(self, user: fx.Node, chain: _Chain, conv: Conv2d) -> tuple[str, str]:
         module = self._module(user)
-        if module is not None and _has_hooks(module):
-            return "hooks", f"{user.target} has hooks"
-        found = _activation(user, module)
+        if module is not None and is_altered(module):
+            return "hooks", f"{user.target} has hooks or a forward of its own"
+        found = activation_of(user, module)
         assert found is not None
         chain.activation, chain.slope = found
         chain.parts.append(chain.activation)
         return "", ""
 
     def _take_sum(self, user: fx.Node, chain: _Chain, conv: Conv2d) -> tuple[str, str]:
-        if user.target in _IN_PLACE_SUMS and user.args[0] is not chain.nodes[-1]:
+        if user.target in IN_PLACE_SUMS and user.args[0] is not chain.nodes[-1]:
             return "in_place", "the sum is written over another value"
         chain.sum = user
         chain.parts.append("residual")
@@ -390,7 +304,7 @@ class _Fusion:
         """The fused layer runs where the last operation was. What it reads must not be written over before that."""
         node = first.next
         while node is not last:
-            if _may_write(node, self._module(node)):
+            if may_write(node, self._module(node)):
                 return "in_place", f"{node.name}, which works in place, stands between them"
             node = node.next
         return None
@@ -428,47 +342,6 @@ class _Fusion:
             self.graph.erase_node(node)
 
 
-def _is_sum(node: fx.Node) -> bool:
-    """Of two values of the graph, with nothing else to it."""
-    if len(node.args) != 2 or not all(isinstance(arg, fx.Node) for arg in node.args):
-        return False
-    if node.kwargs not in ({}, {"alpha": 1}):
-        return False
-    return node.op in ("call_method", "call_function") and node.target in _SUMS
-
-
-def _activation(node: fx.Node, module: nn.Module | None) -> tuple[str, float] | None:
-    """Name and slope, of those that the kernels' epilogue has."""
-    if module is not None:
-        name = _ACTIVATION_MODULES.get(type(module))
-        if name is None or len(node.args) != 1 or node.kwargs:
-            return None
-        return name, float(getattr(module, "negative_slope", 0.01))
-    if node.op not in ("call_function", "call_method") or node.target not in _ACTIVATION_FUNCTIONS:
-        return None
-    name, slope = _ACTIVATION_FUNCTIONS[node.target], 0.01
-    if name == "leaky_relu":
-        slope = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)  # type: ignore[assignment]
-    return (name, float(slope)) if isinstance(slope, (int, float)) else None
-
-
-def _may_write(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether the operation may write over a value that it did not make."""
-    if module is not None:
-        # What is made of several modules is looked into; torch.nn's own say so by an attribute.
-        return any(bool(getattr(inner, "inplace", False)) or _has_hooks(inner) for inner in module.modules())
-    if node.op == "call_method":
-        name = str(node.target)
-        return name.endswith("_") and not name.endswith("__")
-    if node.op != "call_function":
-        return False
-    if node.target in _IN_PLACE_OPERATORS or str(getattr(node.target, "__name__", "")).endswith("_"):
-        return True
-    # Of PyTorch's functions a flag given by position may be `inplace`.
-    flagged = any(arg is True for arg in node.args) or node.kwargs.get("inplace", False) is not False
-    return flagged or node.kwargs.get("out") is not None
-
-
 # --- Folding
 
 
@@ -476,7 +349,7 @@ def _norm_obstacle(conv: Conv2d, norm: nn.Module) -> tuple[str, str]:
     """The code and text of what keeps a batch norm from being folded into the convolution before it."""
     if type(norm) is not nn.BatchNorm2d:
         return "norm_class", f"the norm is a {type(norm).__module__}.{type(norm).__qualname__}"
-    if _has_hooks(norm) or "forward" in norm.__dict__:
+    if is_altered(norm):
         return "hooks", "the norm has hooks or a forward of its own"
     if norm.training:
         return "norm_training", "the norm is in training mode"

@@ -1,0 +1,242 @@
+"""What fuse returns is a module like others; what it refuses to trace; whole networks."""
+
+import copy
+import io
+import json
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fusing import Function, check, codes, hooked, norm, parts, sequence
+from layers import NO_GPU, relative_error
+from torch import Tensor, nn
+
+import fastconv
+from fastconv import FusedConv2d, FusedModule
+from fastconv.models import build, flatten_output, photographs
+from fastconv.models.compare import bound
+
+pytestmark = pytest.mark.usefixtures("full_precision")
+
+
+# -------------------------------------------------------------------------------------------- arguments, tracing
+
+
+def test_arguments() -> None:
+    model = sequence(nn.Conv2d(4, 4, 3)).eval()
+    with pytest.raises(TypeError, match="model is a int"):
+        fastconv.fuse(3)
+    with pytest.raises(TypeError, match="strict is 1"):
+        fastconv.fuse(model, strict=1)
+    with pytest.raises(ValueError, match="algorithm is 'magic'"):
+        fastconv.fuse(model, algorithm="magic")
+    with pytest.raises(ValueError, match="precision is 'fp8'"):
+        fastconv.fuse(model, precision="fp8")
+    with pytest.raises(ValueError, match="activation is 'tanh'"):
+        FusedConv2d(3, 3, 3, activation="tanh")
+
+
+def test_training_is_refused() -> None:
+    model = sequence(nn.Conv2d(4, 4, 3), norm(4))
+    with pytest.raises(RuntimeError, match="model is in training mode"):
+        fastconv.fuse(model)
+    fused = fastconv.fuse(model.eval())
+    for module in (fused, copy.deepcopy(fused), sequence(fused)):
+        with pytest.raises(RuntimeError, match="serves inference alone"):
+            module.train()
+        assert not fused.training
+        module.eval()
+    assert not any(parameter.requires_grad for parameter in fused.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_models_that_cannot_be_traced() -> None:
+    def branch(self: Any, x: Tensor) -> Tensor:
+        return self.conv(x) if x.sum() > 0 else x
+
+    def autocast(self: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.conv(x)
+
+    for forward, message in ((branch, "control flow.*swap_"), (autocast, "autocast")):
+        with pytest.raises(fastconv.UnsupportedError, match=f"(?s)cannot be traced.*{message}"):
+            fastconv.fuse(Function(forward).eval())
+    with pytest.raises(fastconv.UnsupportedError, match="hooks"):
+        fastconv.fuse(hooked(sequence(nn.Conv2d(4, 4, 3)).eval()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.script(sequence(nn.Conv2d(4, 4, 3)).eval())
+    with pytest.raises(fastconv.UnsupportedError, match="TorchScript"):
+        fastconv.fuse(script)
+
+
+def test_arguments_with_a_default_keep_it() -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None, twice: bool = False) -> Tensor:
+            y = F.relu(self.conv(x))
+            y = y if mask is None else y * mask
+            return 2 * y if twice else y
+
+    fused = check(Optional(), torch.randn(1, 4, 5, 5))
+    assert parts(fused) == ["conv+relu"]
+    with pytest.raises(AssertionError, match="specialized"):
+        fused(torch.randn(1, 4, 5, 5), twice=True)
+
+
+def test_layers_that_were_swapped_or_fused_before() -> None:
+    model = sequence(nn.Conv2d(4, 4, 3), norm(4), nn.ReLU()).eval()
+    fastconv.swap_(model, algorithm="direct", precision="ieee")
+    x = torch.randn(1, 4, 5, 5)
+    fused = fastconv.fuse(model)
+    assert parts(fused) == ["conv+bn+relu"]
+    with torch.no_grad():
+        assert relative_error(fused(x), model(x)) < 1e-5
+    layer = fused.get_submodule("0")
+    assert (layer.algorithm, layer.precision, layer.last_algorithm) == ("direct", "ieee", "direct")
+    again = fastconv.fuse(fused, strict=True)
+    assert codes(again) == ["already_fused"]
+    assert torch.equal(again(x), fused(x))
+    assert fastconv.swap_(fused).rows[0].reason_code == "already_swapped"
+
+
+# -------------------------------------------------------------------------------------------- a module like others
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = sequence(nn.Conv2d(3, 8, 3, padding=1), norm(8), nn.SiLU())
+        self.body = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm = norm(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = F.relu(self.norm(self.body(x)) + x)
+        return self.head(x.mean((2, 3)))
+
+
+def test_report() -> None:
+    fused = fastconv.fuse(Small().eval())
+    report = fused.report
+    assert (report.fused, report.total) == (2, 2)
+    assert [row.name for row in report.rows] == ["stem.0", "body"]
+    assert [row.algorithm for row in report.rows] == ["auto", "auto"]
+    assert "conv+bn+residual+relu" in str(report)
+    with torch.no_grad():
+        fused(torch.randn(2, 3, 9, 7))
+    ran = json.loads(fused.report.to_json())
+    assert (ran["schema"], ran["fused"], ran["total"]) == (1, 2, 2)
+    assert [row["last_input_shape"] for row in ran["rows"]] == [[2, 3, 9, 7], [2, 8, 9, 7]]
+    assert all(row["algorithm"] in [entry.name for entry in fastconv.algorithms()] for row in ran["rows"])
+
+
+def test_copies_pickles_and_state() -> None:
+    fused = fastconv.fuse(Small().eval())
+    x = torch.randn(2, 3, 9, 7)
+    with torch.no_grad():
+        y = fused(x)
+        buffer = io.BytesIO()
+        torch.save(fused, buffer)
+        buffer.seek(0)
+        copies = [copy.deepcopy(fused), pickle.loads(pickle.dumps(fused)), torch.load(buffer, weights_only=False)]
+        for other in copies:
+            assert isinstance(other, FusedModule)
+            assert not other.training
+            assert torch.equal(other(x), y)
+            assert parts(other) == parts(fused)
+            other.get_submodule("stem.0").weight.zero_()
+            assert torch.equal(fused(x), y)
+        assert list(fused.state_dict()) == [
+            "stem.0.weight", "stem.0.bias", "body.weight", "body.bias", "head.weight", "head.bias",
+        ]  # fmt: skip
+        copies[0].load_state_dict(fused.state_dict())
+        assert torch.equal(copies[0](x), y)  # what was packed before follows
+        assert relative_error(fused.double()(x.double()).float(), y) < 1e-5
+
+
+def test_it_holds_the_weights_of_its_day() -> None:
+    model = Small().eval()
+    fused = fastconv.fuse(model)
+    x = torch.randn(2, 3, 9, 7)
+    with torch.no_grad():
+        y = fused(x)
+        for tensor in model.state_dict().values():
+            tensor.fill_(3)
+        assert torch.equal(fused(x), y)
+
+
+def test_compile_and_export() -> None:
+    fused = fastconv.fuse(Small().eval())
+    x = torch.randn(2, 3, 9, 7)
+    with torch.no_grad():
+        y = fused(x)
+        compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
+        assert relative_error(compiled(x), y) < 1e-5
+        exported = torch.export.export(fused, (x,))
+        assert relative_error(exported.module()(x), y) < 1e-5
+        targets = [str(node.target) for node in exported.graph.nodes]
+        assert sum("fastconv.conv2d" in target for target in targets) == 2
+        assert not any("batch_norm" in target or "silu" in target or "relu" in target for target in targets)
+
+
+def test_autocast_and_gradients_of_the_input() -> None:
+    model = Small().eval()
+    fused = fastconv.fuse(model)
+    x = torch.randn(2, 3, 9, 7)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert fused(x).dtype == model(x).dtype
+        assert relative_error(fused(x), model(x)) < 3e-2
+    gradients = []
+    for module in (fused, model):
+        leaf = x.clone().requires_grad_()
+        module(leaf).square().sum().backward()
+        gradients.append(leaf.grad)
+    assert relative_error(*gradients) < 1e-4
+    assert relative_error(torch.func.vmap(fused)(x[:, None])[:, 0], fused(x)) < 1e-5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"test_cuda_graph: {NO_GPU}")
+def test_cuda_graph() -> None:
+    model = Small().eval().cuda().to(memory_format=torch.channels_last)
+    fused = fastconv.fuse(model)
+    x = torch.randn(4, 3, 13, 11, device="cuda").to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        fused(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = fused(x)
+        for _ in range(3):
+            x.normal_()
+            graph.replay()
+            assert relative_error(y, model(x)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "expected"),
+    [
+        ("vgg16", 32, {"conv+relu": 13}),
+        ("resnet50", 32, {"conv+bn+relu": 33, "conv+bn+residual+relu": 16, "conv+bn": 4}),
+        ("densenet161", 32, {"conv+bn+relu": 79, "conv": 81}),
+        ("yolov3", 32, {"conv+bn+leaky_relu": 72, "conv": 3}),
+    ],
+)
+def test_networks(name: str, image: int, expected: dict[str, int]) -> None:
+    pytest.importorskip("torchvision", reason="torchvision is not installed: no networks to run")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: no photographs to feed")
+    model = build(name, image=image)
+    fused = fastconv.fuse(model, strict=True)
+    found = parts(fused)
+    assert {part: found.count(part) for part in found} == expected
+    x = photographs(1, image)
+    with torch.inference_mode():
+        y, plain = flatten_output(fused(x)), flatten_output(model(x))
+        exact = flatten_output(model.double()(x.double()))
+    assert relative_error(y.double(), exact) <= bound(relative_error(plain.double(), exact), "fp32", len(found))
