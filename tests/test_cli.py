@@ -122,7 +122,7 @@ def test_bench_networks(tmp_path):
     assert result.exit_code == 0, said(result)
     document = results.read(path)
     assert document["suite"] == "networks_cpu"
-    assert [row["network"] for row in document["rows"]] == ["resnet18"]
+    assert [(row["network"], row["mode"]) for row in document["rows"]] == [("resnet18", "eager"), ("resnet18", "fused")]
 
 
 @pytest.mark.parametrize("suite", ["megakernel", "megakernel-soak"])

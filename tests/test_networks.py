@@ -251,11 +251,17 @@ def test_bench_rows(tmp_path):
     out = tmp_path / "networks.json"
     lines = []
     document = bench.run(
-        ["resnet18"], ["fp32"], ["eager"], 2, "cpu", out, peers=["eager"], batch=2, image=32, report=lines.append
-    )
+        ["resnet18"], ["fp32"], ["eager", "fused"], 2, "cpu", out, peers=["eager"], batch=2, image=32,
+        report=lines.append,
+    )  # fmt: skip
     assert results.problems(document) == []
     assert results.problems(json.loads(out.read_text())) == []
-    (row,) = document["rows"]
+    row, fused = document["rows"]
+    assert (fused["mode"], fused["swapped"], fused["total"]) == ("fused", 20, 20)
+    assert fused["us"] > 0
+    assert 0 < fused["logits_error"] < 1e-4
+    assert fused["logits_error"] != row["logits_error"]  # other weights: it was the fused network that ran
+    assert fused["peers"] == row["peers"]
     assert (row["network"], row["batch"], row["class"], row["mode"]) == ("resnet18", 2, "fp32", "eager")
     assert row["swapped"] == row["total"] == 20
     assert set(row["peers"]) == {"torch_nchw", "torch_nhwc"}
@@ -268,13 +274,15 @@ def test_bench_rows(tmp_path):
     assert row["layers_us"] > 0
     assert row["peer_layers_us"] > 0
     assert row["failures"] == {}
-    assert lines[-1].startswith("resnet18 fp32 eager: ")
+    assert lines[-2].startswith("resnet18 fp32 eager: ")
 
     # The same machine and commit: rows are replaced, not repeated.
     again = bench.run(
         ["resnet18"], ["fp32", "ieee"], ["eager"], 1, "cpu", out, peers=["eager"], layouts=["nchw"], batch=2, image=32
     )
-    assert [row["class"] for row in again["rows"]] == ["fp32", "ieee"]
+    assert [(row["class"], row["mode"]) for row in again["rows"]] == [
+        ("fp32", "eager"), ("fp32", "fused"), ("ieee", "eager")
+    ]  # fmt: skip
     assert set(again["rows"][0]["peers"]) == {"torch_nchw"}
 
 
@@ -322,7 +330,7 @@ def test_on_the_gpu(tmp_path):
     passes = demo.run(["resnet18"], device="cuda", batch=8, image=64)
     assert [item.problem for item in passes] == [None] * len(passes)
     document = bench.run(
-        ["resnet18"], ["fp32", "fp16"], ["eager", "graph"], 3, "cuda", tmp_path / "n.json",
+        ["resnet18"], ["fp32", "fp16"], ["eager", "graph", "fused", "fused_graph"], 3, "cuda", tmp_path / "n.json",
         peers=["eager", "graph"], batch=8, image=64,
     )  # fmt: skip
     assert results.problems(document) == []
