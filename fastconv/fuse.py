@@ -9,6 +9,7 @@ filters, the sum and the activation are the kernels' epilogue, which costs no pa
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -168,7 +169,8 @@ class _Chain:
     activation: str | None = None
     slope: float = 0.01
     parts: list[str] = field(default_factory=lambda: ["conv"])
-    obstacle: tuple[str, str] = ("", "")  # why the next operation, which is of a kind that could be fused, is not
+    next: fx.Node | None = None  # the operation behind it, if it is of a kind that could be fused and is not
+    obstacle: tuple[str, str] = ("", "")  # why not
 
     @property
     def layer(self) -> tuple[Any, ...]:
@@ -203,6 +205,9 @@ class _Fusion:
         for node in reversed(calls):
             if type(self._module(node)) is Conv2d:
                 chains[id(self._module(node))].append(self._follow(node))
+        for chain in itertools.chain.from_iterable(chains.values()):
+            if chain.next in self.claimed:  # by the other convolution of a sum
+                chain.obstacle = "", ""
         rows: list[FuseRow] = []
         for entry in swapped.rows:
             module = entry._module()
@@ -254,6 +259,7 @@ class _Fusion:
             assert take is not None
             chain.obstacle = self._written_between(chain.nodes[-1], user) or take(user, chain, conv)
             if chain.obstacle != ("", ""):
+                chain.next = user
                 break
             chain.nodes.append(user)
             self.claimed.add(user)
