@@ -102,6 +102,10 @@ def explain(
     device: str | torch.device | None = None,
     precision: str | None = None,
     layout: str = "nchw",
+    *,
+    bias: bool = False,
+    residual: bool = False,
+    activation: str | None = None,
 ) -> Explanation:
     """Every algorithm for one convolution: whether it fits or why not, its estimated cost, and the choice of `auto`.
 
@@ -112,6 +116,8 @@ def explain(
         device: ``"cpu"`` or ``"cuda"``; None takes the GPU if there is one. ``"cuda"`` without a GPU plans for an H200.
         precision: as in `fastconv.conv2d`.
         layout: memory order of the input and output, ``"nchw"`` or ``"nhwc"``.
+        bias, residual, activation: what is computed with the convolution. Ours do it in their epilogue; PyTorch's takes
+            a pass over the output for each.
 
     Raises ValueError or RuntimeError for shapes and values that no convolution has."""
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -132,7 +138,8 @@ def explain(
     problem = _C.ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(strides), padding=tuple(paddings), dilation=tuple(dilations),
         groups=groups, dtype=ops.dtype_name(dtype),
-        precision=settings.resolve_precision(precision, device.type == "cuda"), layout=layout,
+        precision=settings.resolve_precision(precision, device.type == "cuda"), layout=layout, bias=bias,
+        residual=residual, activation=settings.resolve_activation(activation),
     )  # fmt: skip
     info = ops.device_info(device)
     missing = device.type == "cuda" and not torch.cuda.is_available()

@@ -239,15 +239,16 @@ def test_every_algorithm_answers_or_says_why(name, case, device):
             x = x.contiguous(memory_format=layout)
         w = torch.randn(w_shape, dtype=dtype, device=device)
         bias = torch.randn(w_shape[0], dtype=dtype, device=device)
-        plan = fastconv.explain(
-            batched, w_shape, **case, dtype=dtype, device=device, precision="fp32",
-            layout="nhwc" if functional.ops.format_of(x, w) == torch.channels_last else "nchw",
-        )  # fmt: skip
-        row = {row.algorithm: row for row in plan.rows}.get(name)
         expected = reference.conv2d(x, w, bias, **case)
         residual = torch.randn(expected.shape, dtype=dtype, device=device)
         for activation in (None, "relu", "relu6", "silu", "leaky_relu"):
             epilogue = {"residual": residual, "activation": activation, "negative_slope": 0.3}
+            plan = fastconv.explain(
+                batched, w_shape, **case, dtype=dtype, device=device, precision="fp32", bias=True, residual=True,
+                activation=activation,
+                layout="nhwc" if functional.ops.format_of(x, w) == torch.channels_last else "nchw",
+            )  # fmt: skip
+            row = {row.algorithm: row for row in plan.rows}.get(name)
 
             def call(x=x, w=w, bias=bias, epilogue=epilogue):
                 return fastconv.conv2d(x, w, bias, **case, algorithm=name, precision="fp32", **epilogue)

@@ -216,3 +216,15 @@ def test_a_split_reduction_brings_its_workspace():
     assert implicit_gemm(_C.h200_device())["workspace_bytes"] == 0
     turned = implicit_gemm(_C.h200_device(), layout="nchw")["workspace_bytes"]
     assert turned == 64 * 64 * 56 * 56 * 4
+
+
+@pytest.mark.parametrize("device", [_C.h200_device(), _C.cpu_device(2)], ids=["h200", "cpu"])
+def test_what_follows_costs_pytorch_a_pass_and_ours_nothing(device):
+    def costs(**epilogue):
+        problem = _C.ConvProblem(n=64, c=64, h=56, w=56, k=256, r=1, s=1, layout="nhwc", **epilogue)
+        return {row["algorithm"]: row["cost_us"] for row in _C.candidates(problem, device)}
+
+    plain, activated, added = costs(), costs(activation="relu"), costs(activation="relu", residual=True)
+    assert plain["torch"] < activated["torch"] < added["torch"]
+    assert activated["implicit_gemm"] == plain["implicit_gemm"]
+    assert added["torch"] - activated["torch"] > added["implicit_gemm"] - activated["implicit_gemm"]
