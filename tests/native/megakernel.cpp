@@ -76,7 +76,7 @@ struct Case {
     x = random_floats(problem.n * c * h * w, 1), weight = random_floats(k * c * 9, 2);
     u.resize(u_bytes(problem) / sizeof(float));
     Threads serial(1);
-    pack_cpu({problem, weight.data(), u.data(), nullptr}, serial);
+    pack_cpu({problem, weight.data(), false, u.data(), nullptr}, serial);
   }
 
   ConvArgs args() { return {problem, x.data(), u.data(), nullptr, nullptr, y.data(), workspace.data(), &map}; }
