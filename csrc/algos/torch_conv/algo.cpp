@@ -60,7 +60,13 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
            conversions_us;
   }
   if (few_channels && problem.r * problem.s > 9) {  // large kernels of first layers
-    const double rate = (problem.accuracy == AccuracyClass::bf16 ? 0.045 : 0.056) * device.fp16_tensor_flops_per_s;
+    // For 64 filters of 7x7 in FP16 cuDNN has a kernel.
+    const bool half = problem.accuracy == AccuracyClass::fp16,
+               fits = half && problem.k <= 64 && problem.r * problem.s <= 49;
+    const double rate = (problem.accuracy == AccuracyClass::bf16 ? 0.045
+                         : fits                                  ? 0.137
+                                                                 : 0.056) *
+                        device.fp16_tensor_flops_per_s;
     return 8.5 + 1e6 * (problem.direct_flops() / rate + conversions / bandwidth);
   }
   // First layers: the number of outputs decides, one in the time of 8.6 bytes.
