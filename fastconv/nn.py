@@ -79,6 +79,7 @@ class LayerState:
         "__weakref__",
         "algorithm",
         "choices",
+        "cudnn_has_epilogue",
         "last_algorithm",
         "last_input_shape",
         "lock",
@@ -89,6 +90,7 @@ class LayerState:
     def __init__(self, algorithm: str = "auto", precision: str | None = None) -> None:
         self.algorithm = algorithm
         self.precision = precision
+        self.cudnn_has_epilogue = True  # until it has refused one
         self.last_algorithm: str | None = None
         self.last_input_shape: tuple[int, ...] | None = None
         self.choices: dict[tuple[Any, ...], _Choice] = {}
@@ -365,6 +367,9 @@ class Conv2d(nn.Conv2d):
             return None
         if settings.log_calls:
             self._log(x, padding, choice, precision, activation)
+        y = self._run_cudnn(x, weight, bias, padding, residual) if activation == "relu" else None
+        if y is not None:
+            return y.contiguous(memory_format=choice.memory_format)
         y = F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
         if x.dim() == 4:
             y = y.contiguous(memory_format=choice.memory_format)
@@ -372,6 +377,28 @@ class Conv2d(nn.Conv2d):
         if residual is not None:
             y.add_(residual)
         return y if activation == "none" else _activate(y, activation, slope, inplace=True)
+
+    def _run_cudnn(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, residual: Tensor | None
+    ) -> Tensor | None:
+        """relu(conv + bias + residual) in one kernel of cuDNN, which PyTorch does not use by itself; None where it has
+        none."""
+        state = self._fastconv
+        if not (state.cudnn_has_epilogue and x.is_cuda and bias is not None and x.dim() == 4 and self.groups == 1):
+            return None
+        n, _, h, w = x.shape
+        # Unlike PyTorch's convolution these do not divide what 32 bits cannot index.
+        largest = n * max(x.size(1), weight.size(0)) * (h + 2 * padding[0]) * (w + 2 * padding[1])
+        if largest >= 2**31 or not torch._C._get_cudnn_enabled():
+            return None
+        geometry = (bias, _pair(self.stride), padding, _pair(self.dilation), self.groups)
+        try:
+            if residual is None:
+                return torch.cudnn_convolution_relu(x, weight, *geometry)
+            return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, *geometry)
+        except RuntimeError:
+            state.cudnn_has_epilogue = False
+            return None
 
     def _log(self, x: Tensor, padding: Any, choice: _Choice, precision: str, activation: str) -> None:
         functional._log(
