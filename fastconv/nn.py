@@ -20,13 +20,14 @@ from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
 from fastconv import _C, functional, ops, settings
+from fastconv.epilogue import activate, conv2d_with_epilogue, cudnn_relu, explicit_padding
 from fastconv.functional import conv2d
 
 __all__ = ["Conv2d", "FusedConv2d"]
 
 # torch.fx records the convolution as one call instead of tracing into its argument checks.
 torch.fx.wrap("conv2d")
-torch.fx.wrap("_conv2d_with_epilogue")
+torch.fx.wrap("conv2d_with_epilogue")
 
 _CHOICES_KEPT = 64  # input shapes whose choice a layer remembers; beyond that it forgets all and starts again
 
@@ -146,18 +147,6 @@ def _is_capturing(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-def _explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) -> tuple[Tensor, Any]:
-    """Padding as two integers; what of "same" is not symmetric is added to the input, at its end, as PyTorch does."""
-    if padding == "valid":
-        return x, (0, 0)
-    if padding != "same":
-        return x, _pair(padding)
-    total = [d * (size - 1) for d, size in zip(_pair(dilation), weight.shape[2:], strict=True)]
-    if any(t % 2 for t in total) and x.dim() in (3, 4):
-        x = F.pad(x, [0, total[1] % 2, 0, total[0] % 2])
-    return x, (total[0] // 2, total[1] // 2)
-
-
 def _is_eager(*tensors: Tensor | None) -> bool:
     """Whether a call on these tensors computes, here and now: not traced, transformed, faked or overridden."""
     if torch.compiler.is_compiling():
@@ -260,7 +249,7 @@ class Conv2d(nn.Conv2d):
             padding = (0, 0)
         if not _is_eager(x, weight, bias, residual):
             return self._plain(x, weight, bias, padding, residual, activation, slope)
-        x, padding = _explicit_padding(x, weight, padding, self.dilation)
+        x, padding = explicit_padding(x, weight, padding, self.dilation)
         algorithm = settings.auto_algorithm if state.algorithm == "auto" or settings.disabled else state.algorithm
         # Of another dtype the dtype itself is the class.
         precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
@@ -296,7 +285,7 @@ class Conv2d(nn.Conv2d):
         arguments = (x, weight, bias, self.stride, padding, self.dilation, self.groups)
         if residual is None and activation == "none":
             return conv2d(*arguments, algorithm=state.algorithm, precision=state.precision)
-        return _conv2d_with_epilogue(
+        return conv2d_with_epilogue(
             *arguments, residual, activation, slope, self._sums_in_place, state.algorithm, state.precision
         )
 
@@ -316,11 +305,14 @@ class Conv2d(nn.Conv2d):
         n, c, h, w = batch.shape
         k, _, r, s = weight.shape
         layout = "nhwc" if ops.format_of(batch, weight) == torch.channels_last else "nchw"
+        # What cuDNN's epilogue does costs neither side anything.
+        free = self._has_cudnn_epilogue(x, padding, activation)
         try:
             problem = _C.ConvProblem(
                 n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=_pair(self.stride), padding=padding,
                 dilation=_pair(self.dilation), groups=self.groups, dtype=ops.dtype_name(x.dtype), precision=precision,
-                layout=layout, bias=bias is not None, residual=residual is not None, activation=activation,
+                layout=layout, bias=bias is not None and not free, residual=residual is not None and not free,
+                activation="none" if free else activation,
             )  # fmt: skip
             if residual is not None and residual.shape != (*batch.shape[: x.dim() - 3], k, problem.p, problem.q):
                 return None
@@ -367,38 +359,31 @@ class Conv2d(nn.Conv2d):
             return None
         if settings.log_calls:
             self._log(x, padding, choice, precision, activation)
-        y = self._run_cudnn(x, weight, bias, padding, residual) if activation == "relu" else None
-        if y is not None:
-            return y.contiguous(memory_format=choice.memory_format)
+        if self._has_cudnn_epilogue(x, padding, activation):
+            try:
+                y = cudnn_relu(x, weight, bias, residual, _pair(self.stride), padding, _pair(self.dilation))
+            except RuntimeError:  # no kernel for these sizes
+                self._fastconv.cudnn_has_epilogue = False
+            else:
+                return y.contiguous(memory_format=choice.memory_format)
         y = F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
         if x.dim() == 4:
             y = y.contiguous(memory_format=choice.memory_format)
         # In place: nobody else has y, and there is no gradient to record.
         if residual is not None:
             y.add_(residual)
-        return y if activation == "none" else _activate(y, activation, slope, inplace=True)
+        return y if activation == "none" else activate(y, activation, slope, inplace=True)
 
-    def _run_cudnn(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, residual: Tensor | None
-    ) -> Tensor | None:
-        """relu(conv + bias + residual) in one kernel of cuDNN, which PyTorch does not use by itself; None where it has
-        none."""
-        state = self._fastconv
-        if not (state.cudnn_has_epilogue and x.is_cuda and bias is not None and x.dim() == 4 and self.groups == 1):
-            return None
-        n, _, h, w = x.shape
-        # Unlike PyTorch's convolution these do not divide what 32 bits cannot index.
-        largest = n * max(x.size(1), weight.size(0)) * (h + 2 * padding[0]) * (w + 2 * padding[1])
-        if largest >= 2**31 or not torch._C._get_cudnn_enabled():
-            return None
-        geometry = (bias, _pair(self.stride), padding, _pair(self.dilation), self.groups)
-        try:
-            if residual is None:
-                return torch.cudnn_convolution_relu(x, weight, *geometry)
-            return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, *geometry)
-        except RuntimeError:
-            state.cudnn_has_epilogue = False
-            return None
+    def _has_cudnn_epilogue(self, x: Tensor, padding: Any, activation: str) -> bool:
+        """Whether relu(conv + bias + residual) may be one kernel of cuDNN. In FP32 it is slower than PyTorch's way."""
+        if activation != "relu" or not (self._fastconv.cudnn_has_epilogue and x.is_cuda and x.dim() == 4):
+            return False
+        if self.bias is None or self.groups != 1 or x.dtype not in (torch.float16, torch.bfloat16):
+            return False
+        n, c, h, w = x.shape
+        # Unlike PyTorch's convolution it does not divide what 32 bits cannot index.
+        largest = n * max(c, self.weight.size(0)) * (h + 2 * padding[0]) * (w + 2 * padding[1])
+        return largest < 2**31 and torch._C._get_cudnn_enabled()
 
     def _log(self, x: Tensor, padding: Any, choice: _Choice, precision: str, activation: str) -> None:
         functional._log(
@@ -451,38 +436,6 @@ class FusedConv2d(Conv2d):
         if self.activation == "leaky_relu":
             text += f", negative_slope={self.negative_slope}"
         return text
-
-
-def _activate(y: Tensor, activation: str, slope: float, inplace: bool = False) -> Tensor:
-    if activation == "leaky_relu":
-        return F.leaky_relu(y, slope, inplace)
-    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y, inplace)
-
-
-def _conv2d_with_epilogue(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int,
-    residual: Any, activation: str, slope: float, in_place: bool, algorithm: str, precision: str | None,
-) -> Tensor:  # fmt: skip
-    """conv2d with an epilogue. What the operator does not take as a residual is added by PyTorch."""
-    x, padding = _explicit_padding(x, weight, padding, dilation)
-    asked: dict[str, Any] = {"algorithm": algorithm, "precision": precision}
-    if residual is not None and not _is_output_like(residual, x, weight, stride, padding, dilation):
-        y = conv2d(x, weight, bias, stride, padding, dilation, groups, **asked)
-        y = y.add_(residual) if in_place else y + residual
-        return y if activation == "none" else _activate(y, activation, slope)
-    asked |= {"residual": residual, "activation": None if activation == "none" else activation}
-    return conv2d(x, weight, bias, stride, padding, dilation, groups, negative_slope=slope, **asked)
-
-
-def _is_output_like(residual: Any, x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> bool:
-    """Whether the residual has the shape, dtype and device of the convolution's output."""
-    if not isinstance(residual, Tensor) or residual.dim() != x.dim() or residual.device != x.device:
-        return False
-    autocast = torch.is_autocast_enabled(x.device.type)
-    if residual.dtype != (torch.get_autocast_dtype(x.device.type) if autocast else x.dtype):
-        return False
-    size = ops.output_size(x.shape, weight.shape, _pair(stride), padding, _pair(dilation))
-    return list(residual.shape) == [*x.shape[:-3], weight.shape[0], *size]
 
 
 def check_settings(algorithm: str, precision: str | None) -> None:

@@ -77,13 +77,14 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
              (std::max(problem.direct_flops() / (peak * filling * depth), bytes / bandwidth) + conversions / bandwidth);
 }
 
-// What follows the convolution takes passes over the output: the bias one (on CUDA; cuDNN is not asked to add it),
-// the residual, the activation.
+// What follows the convolution takes passes over the output: the bias (on CUDA, where cuDNN is not asked to add it, by
+// a kernel far from the bandwidth), the residual, the activation.
 double epilogue_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double y_us = 1e6 * static_cast<double>(problem.output_numel()) * static_cast<double>(size_of(problem.dtype)) /
                       device.bandwidth_bytes_per_s;
   const bool bias_pass = problem.has_bias && device.type == DeviceType::cuda;
-  return (bias_pass ? 2.0 + 2.0 * y_us : 0.0) + (problem.has_residual ? 2.0 + 3.0 * y_us : 0.0) +
+  return (bias_pass ? 2.0 + (problem.dtype == DType::f32 ? 3.0 : 5.5) * y_us : 0.0) +
+         (problem.has_residual ? 2.0 + 3.0 * y_us : 0.0) +
          (problem.activation != Activation::none ? 2.0 + 2.0 * y_us : 0.0);
 }
 

@@ -1,0 +1,67 @@
+"""Convolution, residual and activation where one operator does not serve them all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.modules.utils import _pair
+
+from fastconv import ops
+from fastconv.functional import conv2d
+
+
+def explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) -> tuple[Tensor, Any]:
+    """Padding as two integers; what of "same" is not symmetric is added to the input, at its end, as PyTorch does."""
+    if padding == "valid":
+        return x, (0, 0)
+    if padding != "same":
+        return x, _pair(padding)
+    total = [d * (size - 1) for d, size in zip(_pair(dilation), weight.shape[2:], strict=True)]
+    if any(t % 2 for t in total) and x.dim() in (3, 4):
+        x = F.pad(x, [0, total[1] % 2, 0, total[0] % 2])
+    return x, (total[0] // 2, total[1] // 2)
+
+
+def activate(y: Tensor, activation: str, slope: float, inplace: bool = False) -> Tensor:
+    if activation == "leaky_relu":
+        return F.leaky_relu(y, slope, inplace)
+    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y, inplace)
+
+
+def cudnn_relu(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Any, padding: Any, dilation: Any
+) -> Tensor:
+    """relu(conv + bias + residual) in one kernel of cuDNN, which PyTorch does not use by itself. Raises RuntimeError if
+    cuDNN has none."""
+    if residual is None:
+        return torch.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, 1)
+    return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, stride, padding, dilation, 1)
+
+
+def conv2d_with_epilogue(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int,
+    residual: Any, activation: str, slope: float, in_place: bool, algorithm: str, precision: str | None,
+) -> Tensor:  # fmt: skip
+    """conv2d with an epilogue. What the operator does not take as a residual is added by PyTorch."""
+    x, padding = explicit_padding(x, weight, padding, dilation)
+    asked: dict[str, Any] = {"algorithm": algorithm, "precision": precision}
+    if residual is not None and not is_output_like(residual, x, weight, stride, padding, dilation):
+        y = conv2d(x, weight, bias, stride, padding, dilation, groups, **asked)
+        y = y.add_(residual) if in_place else y + residual
+        return y if activation == "none" else activate(y, activation, slope)
+    asked |= {"residual": residual, "activation": None if activation == "none" else activation}
+    return conv2d(x, weight, bias, stride, padding, dilation, groups, negative_slope=slope, **asked)
+
+
+def is_output_like(residual: Any, x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> bool:
+    """Whether the residual has the shape, dtype and device of the convolution's output."""
+    if not isinstance(residual, Tensor) or residual.dim() != x.dim() or residual.device != x.device:
+        return False
+    autocast = torch.is_autocast_enabled(x.device.type)
+    if residual.dtype != (torch.get_autocast_dtype(x.device.type) if autocast else x.dtype):
+        return False
+    size = ops.output_size(x.shape, weight.shape, _pair(stride), padding, _pair(dilation))
+    return list(residual.shape) == [*x.shape[:-3], weight.shape[0], *size]
