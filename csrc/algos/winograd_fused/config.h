@@ -32,10 +32,25 @@ constexpr int u_frequency_bytes = taps * 2 * u_fragment_bytes;
 constexpr int u_stage_bytes = frequencies * u_frequency_bytes;
 
 // The one-product classes have a third of the products and half of U, so that U's way from the L2 cache and the
-// transform would bound them: a block takes 64 filters x 14 output rows x 7 tiles.
+// transform would bound them: a block takes 64 filters x as many tiles as the registers hold.
 namespace single {
-constexpr int tile_rows = 14, tile_columns = 7, positions = tile_rows * tile_columns;
-constexpr int tile_width = tile_columns * tile_outputs, input_rows = tile_rows + taps - 1;
+// Of an item: so many images side by side, so many tiles of each of so many of their rows.
+struct Shape {
+  int images, rows, tiles;
+
+  // The columns of a product are positions: tiles fastest, then images, then rows; and some that are none.
+  constexpr int row_positions() const { return images * tiles; }
+  constexpr int positions() const { return rows * row_positions(); }
+  constexpr int products() const { return (positions() + 7) / 8 * 8; }
+  constexpr int width() const { return tiles * tile_outputs; }
+  constexpr int input_rows() const { return rows + taps - 1; }
+  // Odd, so that neighbouring rows lie in different banks: one more than needed, or one less, which is zero then.
+  constexpr int raw_columns() const { return width() + (images == 1 ? 3 : 1); }
+  constexpr bool operator==(const Shape&) const = default;
+};
+// For maps of 28 columns and more; for 9 to 16.
+constexpr Shape wide{1, 14, 7}, narrow{2, 14, 4};
+constexpr Shape shape_of(int images) { return images == 1 ? wide : narrow; }
 // 64 bytes of a pixel are a stage.
 constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32; }
 // Where frequency f of U and V lies: +a, -a, 0 of one warpgroup, +b, -b, infinity of the other.
@@ -44,6 +59,7 @@ constexpr int slot(int f) { return f == 0 ? 2 : f < 3 ? f - 1 : f; }
 
 struct Config {
   bool split;            // three products of halves, else one
+  single::Shape shape;   // of an item of one product
   std::int64_t stages;   // of 16 channels, or 64 bytes
   std::int64_t u_steps;  // 16 channels of U
   std::int64_t filter_tiles, column_tiles, row_tiles, items;
@@ -56,16 +72,17 @@ struct Config {
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-inline Config make_config(const ConvProblem& problem) {
+inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide) {
   Config config{};
+  config.shape = shape;
   config.split = problem.accuracy == AccuracyClass::fp32;
   const int stage_channels = config.split ? channels : single::stage_channels(problem.dtype);
   config.stages = divide_up(problem.c, stage_channels);
   config.u_steps = config.stages * (stage_channels / channels);
   config.filter_tiles = divide_up(problem.k, filter_tile);
-  config.column_tiles = divide_up(problem.q(), config.split ? tile_width : single::tile_width);
-  config.row_tiles = divide_up(problem.p(), config.split ? tile_rows : single::tile_rows);
-  config.items = problem.n * config.row_tiles * config.column_tiles * config.filter_tiles;
+  config.column_tiles = divide_up(problem.q(), config.split ? tile_width : shape.width());
+  config.row_tiles = divide_up(problem.p(), config.split ? tile_rows : shape.rows);
+  config.items = divide_up(problem.n, config.split ? 1 : shape.images) * config.row_tiles * config.column_tiles * config.filter_tiles;
   return config;
 }
 
@@ -78,6 +95,18 @@ inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
   if (problem.layout == Layout::nhwc || !loads_boxes(problem)) return 0;
   return Config::align(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) *
                        size_of(problem.dtype));
+}
+
+// Whole waves of items.
+inline std::int64_t count_waves(const Config& config, int processors) { return divide_up(config.items, processors); }
+
+// The shape of items that makes the fewest waves. The narrow one is for what tensor copies bring from and to NHWC.
+inline Config choose_config(const ConvProblem& problem, int processors) {
+  const Config wide = make_config(problem), narrow = make_config(problem, single::narrow);
+  const bool fits = !wide.split && problem.layout == Layout::nhwc && loads_boxes(problem) &&
+                    problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0 &&
+                    problem.w + problem.pad_w <= single::narrow.raw_columns();
+  return fits && count_waves(narrow, processors) < count_waves(wide, processors) ? narrow : wide;
 }
 
 }  // namespace fastconv::algos::winograd_fused
