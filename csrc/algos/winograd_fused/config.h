@@ -48,9 +48,9 @@ struct Shape {
   constexpr int raw_columns() const { return width() + (images == 1 ? 3 : 1); }
   constexpr bool operator==(const Shape&) const = default;
 };
-// For maps of 28 columns and more; for 9 to 16.
-constexpr Shape wide{1, 14, 7}, narrow{2, 14, 4};
-constexpr Shape shape_of(int images) { return images == 1 ? wide : narrow; }
+// For maps of 28 columns and more; for 9 to 16; for up to 8.
+constexpr Shape wide{1, 14, 7}, narrow{2, 14, 4}, small{4, 7, 2};
+constexpr Shape shape_of(int images) { return images == 1 ? wide : images == 2 ? narrow : small; }
 // 64 bytes of a pixel are a stage.
 constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32; }
 // Where frequency f of U and V lies: +a, -a, 0 of one warpgroup, +b, -b, infinity of the other.
@@ -100,13 +100,19 @@ inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
 // Whole waves of items.
 inline std::int64_t count_waves(const Config& config, int processors) { return divide_up(config.items, processors); }
 
-// The shape of items that makes the fewest waves. The narrow one is for what tensor copies bring from and to NHWC.
+// The shape of items that makes the fewest waves. All but the wide one are for what tensor copies bring from and to NHWC.
 inline Config choose_config(const ConvProblem& problem, int processors) {
-  const Config wide = make_config(problem), narrow = make_config(problem, single::narrow);
-  const bool fits = !wide.split && problem.layout == Layout::nhwc && loads_boxes(problem) &&
-                    problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0 &&
-                    problem.w + problem.pad_w <= single::narrow.raw_columns();
-  return fits && count_waves(narrow, processors) < count_waves(wide, processors) ? narrow : wide;
+  Config best = make_config(problem);
+  if (best.split || problem.layout != Layout::nhwc || !loads_boxes(problem) ||
+      problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0) {
+    return best;
+  }
+  for (const single::Shape& shape : {single::narrow, single::small}) {
+    if (problem.w + problem.pad_w > shape.raw_columns()) continue;
+    const Config other = make_config(problem, shape);
+    if (count_waves(other, processors) < count_waves(best, processors)) best = other;
+  }
+  return best;
 }
 
 }  // namespace fastconv::algos::winograd_fused

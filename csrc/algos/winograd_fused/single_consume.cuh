@@ -44,7 +44,10 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
             next();
           },
           [&](int j) {
-            if (j < group_frequencies * taps) load_filter(u[j / taps], source + j / taps * u_frequency, j % taps);
+#pragma unroll
+            for (int i = j; i < group_frequencies * taps; i += position_groups(shape)) {
+              load_filter(u[i / taps], source + i / taps * u_frequency, i % taps);
+            }
           });
     } else {
       finish_products(shared, sum, state);

@@ -49,8 +49,8 @@ void run_class(const ConvArgs& args, const Config& plan, const T* x, Layout layo
   const ConvProblem& problem = args.problem;
   const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
   const Output output = select_output<T>(args);
-  const bool is_narrow = plan.shape == narrow && boxes && output == Output::filters;
-  const Config config = make_config(problem, is_narrow ? narrow : wide);
+  const bool by_copies = boxes && output == Output::filters;  // what any shape but the wide one needs
+  const Config config = make_config(problem, by_copies ? plan.shape : wide);
   const auto params = make_params(args, config, x, layout, runtime.wait_report());
   const Box4 box{.c = 64 / static_cast<int>(sizeof(T)),
                  .w = config.shape.raw_columns(),
@@ -62,7 +62,12 @@ void run_class(const ConvArgs& args, const Config& plan, const T* x, Layout layo
   const LineMaps lines = output == Output::filters ? make_line_maps<T>(args, config.shape) : LineMaps{};
   const int processors = runtime.device().processors;
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
-  if (is_narrow) return launch<T, narrow, true, Output::filters>(params, config, map, lines, processors, stream);
+  if (config.shape == narrow) {
+    return launch<T, narrow, true, Output::filters>(params, config, map, lines, processors, stream);
+  }
+  if (config.shape == small) {
+    return launch<T, small, true, Output::filters>(params, config, map, lines, processors, stream);
+  }
   const auto launch_as = [&]<Output output>() {
     boxes ? launch<T, wide, true, output>(params, config, map, lines, processors, stream)
           : launch<T, wide, false, output>(params, config, map, lines, processors, stream);

@@ -9,14 +9,14 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-// What setmaxnreg shares out: with 8 registers less, ptxas 13.0 serialises the products of either shape.
-constexpr int consumer_registers(Shape shape) { return shape.products() <= 104 ? 224 : 232; }
-constexpr int producer_registers(Shape shape) { return shape.products() <= 104 ? 56 : 40; }
+// What setmaxnreg shares out: with 8 registers less for products of 104 or 112 positions, ptxas 13.0 serialises them.
+constexpr int consumer_registers(Shape shape) { return shape == narrow ? 232 : shape == wide ? 224 : 200; }
+constexpr int producer_registers(Shape shape) { return shape == narrow ? 40 : shape == wide ? 56 : 104; }
 constexpr bool shares_registers(Shape shape) {
   return consumer_threads * consumer_registers(shape) + producer_threads * producer_registers(shape) <=
          launch_registers * block_threads;
 }
-static_assert(shares_registers(wide) && shares_registers(narrow));
+static_assert(shares_registers(wide) && shares_registers(narrow) && shares_registers(small));
 
 constexpr int group_frequencies = frequencies / consumer_groups;
 // A filter row further is a row of positions further, wherever a row ends: a constant in wgmma's descriptor, since its
@@ -50,22 +50,23 @@ template <typename T, Shape shape>
 struct Stage {
   static constexpr int channels = 64 / sizeof(T), steps = channels / winograd_fused::channels;
   // V, a stage: [f][step][channel half] planes of one position after the other, 8 channels (16 bytes) each. The pitches
-  // are such that the producers' stores of 4 rows, 7 positions apart, by all channels meet every bank equally often: of
-  // planes an odd multiple of 64 bytes, of steps 32 more. Rows of 8 positions are all alike, and images 64 bytes apart:
-  // then 16 and 32 bytes more than a multiple of 128.
-  static constexpr int plane_bytes = shape.images == 1 ? 1984 : 2064;
-  static constexpr int step_bytes = 2 * plane_bytes + (shape.images == 1 ? (steps - 1) * 32 : 0);
+  // are such that the producers' stores, of 4 rows or images by all channels, meet every bank equally often. Rows 7
+  // positions apart: planes an odd multiple of 64 bytes, steps 32 more. Rows of 8 positions are all alike; two images
+  // are 64 bytes apart: 16 and 32 bytes more than a multiple of 128; four are 32 bytes apart: 16 and 64.
+  static constexpr int plane_bytes = shape.images == 1 ? 1984 : last_position(shape) * 16 + 16;
+  static constexpr int step_bytes = 2 * plane_bytes + (shape.images == 2 ? 0 : (steps - 1) * 32);
   static constexpr int frequency_bytes = steps * step_bytes;
   static constexpr int v_stage_bytes = frequencies * frequency_bytes;
   static constexpr int raw_stages = steps == 1 ? 3 : 2, v_stages = 2;
   static_assert(plane_bytes % 128 == (shape.images == 1 ? 64 : 16) && plane_bytes / 16 >= last_position(shape));
 
   // Raw input, a stage: [image][row][column][64 bytes]. The row's pitch is an odd multiple of 64 bytes: neighbouring
-  // rows by 64 bytes are read without a bank conflict.
+  // rows (of four images: neighbouring images) by 64 bytes are read without a bank conflict.
   static constexpr int raw_row_bytes = shape.raw_columns() * raw_column_bytes;
   static constexpr int raw_image_bytes = shape.input_rows() * raw_row_bytes;
   static constexpr int raw_stage_bytes = shape.images * raw_image_bytes;
-  static_assert(raw_row_bytes % 128 == 64 && raw_image_bytes % 128 == 0);
+  static_assert(raw_row_bytes % 128 == 64 && raw_image_bytes % 128 == (shape.images == 4 ? 64 : 0));
+  static_assert(raw_stage_bytes % 128 == 0);
 };
 
 // Whether a thread's sums j of 8 positions are of a position. Those behind the last row are sums of whatever shared

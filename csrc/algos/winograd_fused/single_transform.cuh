@@ -69,7 +69,7 @@ __device__ __forceinline__ unsigned largest_bits(const uint4& d) {
 template <typename T, Shape shape>
 __device__ __forceinline__ int guess_exponent(const unsigned char* raw, int lane, int image) {
   using Stage = single::Stage<T, shape>;
-  raw += (lane >> 2) * 2 * Stage::raw_row_bytes + shape.tiles / 2 * raw_column_bytes + (lane & 3) * 16;
+  raw += (lane >> 2) * (shape.input_rows() / 8) * Stage::raw_row_bytes + shape.tiles / 2 * raw_column_bytes + (lane & 3) * 16;
   unsigned found = 0;
 #pragma unroll
   for (int i = 0; i < shape.images; ++i) {
@@ -156,15 +156,16 @@ __device__ __forceinline__ void convert(const uint2& bits, float scale, __half2 
 }
 
 // A thread's rows of the raw input: 64 bytes of channels by 8 threads, so a warp has 4 rows at a time. Of two images,
-// two rows each, so that neither reading raw input nor storing V has a bank conflict.
+// two rows each; of four, one row: so that neither reading raw input nor storing V has a bank conflict.
 template <Shape shape>
 __device__ __forceinline__ int image_of_lane(int lane) {
-  static_assert(shape.images <= 2);
-  return shape.images == 1 ? 0 : lane / 8 % 2;
+  return lane / 8 % shape.images;
 }
 template <Shape shape>
-__device__ __forceinline__ int row_of_lane(int warp, int lane) {
-  return warp * 4 + (shape.images == 1 ? lane / 8 : lane / 16 ^ image_of_lane<shape>(lane));
+__device__ __forceinline__ int first_row(int warp, int lane) {
+  return shape.images == 1   ? warp * 4 + lane / 8
+         : shape.images == 2 ? warp * 4 + (lane / 16 ^ lane / 8 % 2)
+                             : warp;
 }
 
 // Along a row: each column is read once, 8 bytes a thread.
@@ -220,8 +221,8 @@ template <typename T, Shape shape, bool scaled>
 __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsigned char* v, int warp, int lane,
                                                 float scale) {
   using Stage = single::Stage<T, shape>;
-  static_assert(4 * producer_warps == shape.input_rows());
-  const int chunk = lane % 8, row = row_of_lane<shape>(warp, lane), image = image_of_lane<shape>(lane);
+  static_assert(shape.images == 4 || 4 * producer_warps == shape.input_rows());
+  const int chunk = lane % 8, row = first_row<shape>(warp, lane), image = image_of_lane<shape>(lane);
   raw += image * Stage::raw_image_bytes + row * Stage::raw_row_bytes + chunk * 8;
   v += (row * shape.row_positions() + image * shape.tiles) * 16;
   if constexpr (Stage::steps == 1) {
@@ -229,12 +230,14 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
   } else {
     v += chunk / 4 * Stage::step_bytes + chunk / 2 % 2 * Stage::plane_bytes + chunk % 2 * 8;
   }
-  constexpr int rows = 4 / shape.images;  // of an image at a time
+  if constexpr (shape.images == 1) return transform_row<T, shape, scaled>(raw, v, scale);
+  constexpr int step = shape.images == 2 ? 2 : producer_warps;  // to the thread's next row
+  int left = shape.images == 2 ? 2 : (shape.input_rows() - 1 - warp) / step + 1;
 #pragma unroll 1
-  for (int done = 0; done < 4; done += rows) {
+  do {
     transform_row<T, shape, scaled>(raw, v, scale);
-    raw += rows * Stage::raw_row_bytes, v += rows * shape.row_positions() * 16;
-  }
+    raw += step * Stage::raw_row_bytes, v += step * shape.row_positions() * 16;
+  } while (--left > 0);
 }
 
 // One pass over the items. boxes: x is loaded by tensor copies.
@@ -243,6 +246,9 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
                                         bool repeated, ProducerState<T, shape>& state) {
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
   const int image = image_of_lane<shape>(lane);
+  // One thread of each image, of the last warp: the first has the copies to issue.
+  const bool tells = shape.images == 1 ? thread == producer_threads - 32
+                                       : thread >= producer_threads - 32 && lane % 8 == 0 && lane / 8 < shape.images;
   const unsigned* repeat = repeated ? shared.repeat : nullptr;
   if (boxes && thread == 0) {
     Walk<Params<T>> first{params, repeat};
@@ -271,9 +277,9 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       if (stage == 0 && !repeated) exponent = guess_exponent<T, shape>(raw, lane, image);
       wait_bounded(shared_address(&shared.v_empty[state.v_slot()]), state.v_parity() ^ 1, params.report,
                    role_transform);
-      if (stage == 0 && warp == producer_warps - 1) {  // the first warp has the copies to issue
-        if (lane == 0) shared.items[state.item_slot] = find_item<shape>(params, walk.number());
-        if (lane % 8 == 0 && lane / 8 < shape.images) shared.exponents[state.item_slot][image] = exponent;
+      if (stage == 0 && tells) {
+        if (image == 0) shared.items[state.item_slot] = find_item<shape>(params, walk.number());
+        shared.exponents[state.item_slot][image] = exponent;
       }
       unsigned char* v = shared.v[state.v_slot()];
       if (shape.images == 1 ? exponent == 0 : __all_sync(~0u, exponent == 0)) {
