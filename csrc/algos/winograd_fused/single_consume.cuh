@@ -19,10 +19,16 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
            threadIdx.x % 128;
   };
   if (!walk.next()) return;
-  Filters u[group_frequencies];
+  constexpr int pieces = u_depth(shape) * taps;
+  Filters u[u_depth(shape)];
   const uint4* source = filters();
+  const auto load_piece = [&](int i) {
+    if (i < group_frequencies * taps * Stage<T, shape>::steps || params.stages > 1) {
+      load_filter(u[i / taps], piece_of(source, i), i % taps);
+    }
+  };
 #pragma unroll
-  for (int f = 0; f < group_frequencies; ++f) load_filters(u[f], source + f * u_frequency);
+  for (int i = 0; i < pieces; ++i) load_piece(i);
 #pragma unroll 1
   for (bool more = true; more;) {
     Sums<shape> sum;
@@ -45,9 +51,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
           },
           [&](int j) {
 #pragma unroll
-            for (int i = j; i < group_frequencies * taps; i += position_groups(shape)) {
-              load_filter(u[i / taps], source + i / taps * u_frequency, i % taps);
-            }
+            for (int i = j; i < pieces; i += position_groups(shape)) load_piece(i);
           });
     } else {
       finish_products(shared, sum, state);

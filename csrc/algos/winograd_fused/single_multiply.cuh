@@ -47,42 +47,58 @@ __device__ __forceinline__ void multiply_frequency(float (&sum)[shape.products()
   hopper::wait_for_products<1>();
 }
 
+// Frequencies of U that are in registers: the one that multiplies, and those under way.
+constexpr int u_depth(Shape shape) { return shape == small ? 2 * group_frequencies : group_frequencies; }
+
+// U's piece i of an item, three of them a frequency: where it lies, from the item's first.
+__device__ __forceinline__ const uint4* piece_of(const uint4* source, int i) {
+  return source + i / (group_frequencies * taps) * u_step + i / taps % group_frequencies * u_frequency;
+}
+
 // The whole reduction of an item, but for the last frequency's last products, which are still under way. u holds its
-// first three frequencies.
+// first frequencies.
 template <typename T, Shape shape>
 __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T, shape>& shared, Sums<shape>& sum,
-                                           Filters (&u)[group_frequencies], const uint4* source, int group,
+                                           Filters (&u)[u_depth(shape)], const uint4* source, int group,
                                            ConsumerState& state) {
+  using Stage = single::Stage<T, shape>;
 #pragma unroll
   for (int f = 0; f < group_frequencies; ++f) {
 #pragma unroll
     for (int i = 0; i < shape.products() / 2; ++i) sum[f][i] = 0.0f;
   }
   const auto release_previous = [&] {  // the stage before the current one has been read
-    const int slot = state.v.slot == 0 ? Stage<T, shape>::v_stages - 1 : state.v.slot - 1;
+    const int slot = state.v.slot == 0 ? Stage::v_stages - 1 : state.v.slot - 1;
     if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
   };
-#pragma unroll 1
-  for (int i = 0; i < params.stages; ++i) {
+  constexpr int stage_frequencies = Stage::steps * group_frequencies, depth = u_depth(shape);
+  constexpr int phases = (depth + stage_frequencies - 1) / stage_frequencies;  // stages until u is in its old place
+  const auto run_stage = [&]<int phase>(int i) {
     wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report, role_multiply);
     const std::uint64_t stage =
-        core_descriptor<T, shape>(shared_address(shared.v[0]) + state.v.slot * Stage<T, shape>::v_stage_bytes +
-                           group * group_frequencies * Stage<T, shape>::frequency_bytes);
+        core_descriptor<T, shape>(shared_address(shared.v[0]) + state.v.slot * Stage::v_stage_bytes +
+                                  group * group_frequencies * Stage::frequency_bytes);
 #pragma unroll
-    for (int step = 0; step < Stage<T, shape>::steps; ++step) {
-      const std::uint64_t v = hopper::advance_descriptor(stage, step * Stage<T, shape>::step_bytes);
-      multiply_frequency<shape>(sum[0], u[0], v);
+    for (int j = 0; j < stage_frequencies; ++j) {
+      const int step = j / group_frequencies, f = j % group_frequencies, now = phase * stage_frequencies + j;
+      multiply_frequency<shape>(sum[f], u[now % depth],
+                                hopper::advance_descriptor(stage, step * Stage::step_bytes + f * Stage::frequency_bytes));
+      if (j == 0 && i > 0) release_previous();
       // Into registers that the frequency before has just left.
-      if (step > 0 || i > 0) load_filters(u[2], source + 2 * u_frequency);
-      if (step == 0 && i > 0) release_previous();
-      const bool more = step + 1 < Stage<T, shape>::steps || i + 1 < params.stages;
-      source += u_step;
-      multiply_frequency<shape>(sum[1], u[1], hopper::advance_descriptor(v, Stage<T, shape>::frequency_bytes));
-      if (more) load_filters(u[0], source);
-      multiply_frequency<shape>(sum[2], u[2], hopper::advance_descriptor(v, 2 * Stage<T, shape>::frequency_bytes));
-      if (more) load_filters(u[1], source + u_frequency);
+      const int next = j + depth - 1, stages_ahead = next / stage_frequencies;
+      if ((j > 0 || i > 0) && i + stages_ahead < params.stages) {
+        load_filters(u[(now + depth - 1) % depth], piece_of(source, next * taps));
+      }
     }
-    state.v.advance(Stage<T, shape>::v_stages);
+    source += Stage::steps * u_step;
+    state.v.advance(Stage::v_stages);
+  };
+#pragma unroll 1
+  for (int i = 0; i < params.stages; i += phases) {
+    run_stage.template operator()<0>(i);
+    if constexpr (phases == 2) {
+      if (i + 1 < params.stages) run_stage.template operator()<1>(i + 1);
+    }
   }
 #pragma unroll
   for (int f = 0; f + 1 < group_frequencies; ++f) hopper::pin(sum[f]);

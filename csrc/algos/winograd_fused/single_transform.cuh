@@ -180,15 +180,17 @@ __device__ __forceinline__ void transform_row(const unsigned char* raw, unsigned
   for (int j = 0; j < kept; ++j) convert<T, scaled>(load(j), scale, d[j]);
 #pragma unroll
   for (int j = 0; j < tile_outputs; ++j) next[j] = load(kept + j);
-#pragma unroll 1
+  constexpr int unrolled = shape.images == 1 ? 1 : shape.tiles;
+#pragma unroll unrolled
   for (int tile = 0; tile < shape.tiles; ++tile) {
+    // Where a column is missing it is zero. Asked here: behind its load, everything would wait for that.
+    if (shape.raw_columns() < shape.width() + 2 && tile + 1 == shape.tiles) next[tile_outputs - 1] = make_uint2(0, 0);
 #pragma unroll
     for (int j = 0; j < tile_outputs; ++j) convert<T, scaled>(next[j], scale, d[kept + j]);
     raw += tile_outputs * raw_column_bytes;
     if (tile + 1 < shape.tiles) {
 #pragma unroll
       for (int j = 0; j < tile_outputs; ++j) next[j] = load(kept + j);
-      if (shape.raw_columns() < shape.width() + 2 && tile + 2 == shape.tiles) next[tile_outputs - 1] = make_uint2(0, 0);
     }
     __half2 out[words][frequencies];
 #pragma unroll
