@@ -1,6 +1,5 @@
 // One-dimensional Winograd F(4,3) along W in one kernel: nothing but x, U and y touches memory.
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "algos/winograd_fused/config.h"
@@ -45,22 +44,10 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   return Support::yes();
 }
 
-// Whole waves of items at the rates seen on an H200 (docs/performance.md): 16 channels, and the end of an item, when
-// the tensor cores wait for the outputs.
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
-  struct Rates {
-    double step_us, item_us, nchw_item_us, element_step_us;
-  };
-  const Rates rates = config.split                   ? Rates{1.88, 2.3, 2.7, 12.0}
-                      : problem.dtype == DType::f32  ? Rates{1.28, 3.4, 7.6, 20.0}
-                      : problem.dtype == DType::bf16 ? Rates{0.95, 2.0, 5.7, 20.0}
-                                                     : Rates{0.93, 2.1, 5.7, 20.0};
-  const double waves = static_cast<double>(count_waves(config, device.processors));
   const double turned =
       2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
-  const double step = loads_boxes(problem) ? rates.step_us : rates.element_step_us;
-  const double item = problem.layout == Layout::nchw ? rates.nchw_item_us : rates.item_us;
-  return (config.split ? 13.0 : 8.0) + waves * (static_cast<double>(config.u_steps) * step + item) + 1e6 * turned;
+  return (config.split ? 13.0 : 8.0) + kernel_us(problem, config, device.processors) + 1e6 * turned;
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {

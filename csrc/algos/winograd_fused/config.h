@@ -82,7 +82,8 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
   config.filter_tiles = divide_up(problem.k, filter_tile);
   config.column_tiles = divide_up(problem.q(), config.split ? tile_width : shape.width());
   config.row_tiles = divide_up(problem.p(), config.split ? tile_rows : shape.rows);
-  config.items = divide_up(problem.n, config.split ? 1 : shape.images) * config.row_tiles * config.column_tiles * config.filter_tiles;
+  config.items = divide_up(problem.n, config.split ? 1 : shape.images) * config.row_tiles * config.column_tiles *
+                 config.filter_tiles;
   return config;
 }
 
@@ -97,10 +98,28 @@ inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
                        size_of(problem.dtype));
 }
 
-// Whole waves of items.
-inline std::int64_t count_waves(const Config& config, int processors) { return divide_up(config.items, processors); }
+// Times seen on an H200 (docs/performance.md), in us: 16 channels of an item, and its end, when the tensor cores wait
+// for the outputs.
+struct Rates {
+  double step, end, nchw_end, element_step;
+};
+inline Rates rates_of(const ConvProblem& problem, const Config& config) {
+  if (config.split) return {1.88, 2.3, 2.7, 12.0};
+  const bool wide = config.shape == single::wide, narrow = config.shape == single::narrow;
+  if (problem.dtype == DType::f32) return {wide ? 1.28 : narrow ? 1.70 : 0.95, wide || narrow ? 3.4 : 1.7, 7.6, 20.0};
+  const double step = problem.dtype == DType::bf16 ? 0.95 : 0.93;
+  return {wide ? step : narrow ? step + 0.20 : step - 0.16, wide || narrow ? 2.1 : 1.1, 5.7, 20.0};
+}
 
-// The shape of items that makes the fewest waves. All but the wide one are for what tensor copies bring from and to NHWC.
+// Whole waves of items.
+inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
+  const Rates rates = rates_of(problem, config);
+  return static_cast<double>(divide_up(config.items, processors)) *
+         (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
+          (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
+}
+
+// The fastest shape of items. All but the wide one are for what tensor copies bring from and to NHWC.
 inline Config choose_config(const ConvProblem& problem, int processors) {
   Config best = make_config(problem);
   if (best.split || problem.layout != Layout::nhwc || !loads_boxes(problem) ||
@@ -110,7 +129,7 @@ inline Config choose_config(const ConvProblem& problem, int processors) {
   for (const single::Shape& shape : {single::narrow, single::small}) {
     if (problem.w + problem.pad_w > shape.raw_columns()) continue;
     const Config other = make_config(problem, shape);
-    if (count_waves(other, processors) < count_waves(best, processors)) best = other;
+    if (kernel_us(problem, other, processors) < kernel_us(problem, best, processors)) best = other;
   }
   return best;
 }

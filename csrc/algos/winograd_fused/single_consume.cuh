@@ -8,15 +8,15 @@ namespace fastconv::algos::winograd_fused::single {
 
 // One pass over the items.
 template <typename T, Shape shape, Output output>
-__device__ __forceinline__ void consume(const Params<T>& params, const LineMaps& lines,
-                                        Shared<T, shape>& shared, bool repeated, ConsumerState& state) {
+__device__ __forceinline__ void consume(const Params<T>& params, const LineMaps& lines, Shared<T, shape>& shared,
+                                        bool repeated, ConsumerState& state) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
   const auto filters = [&] {
     unsigned number = walk.number();
     const std::int64_t block = params.by_filters.peel(number);
-    return params.u + block * params.stages * (Stage<T, shape>::steps * u_step) + group * group_frequencies * u_frequency +
-           threadIdx.x % 128;
+    return params.u + block * params.stages * (Stage<T, shape>::steps * u_step) +
+           group * group_frequencies * u_frequency + threadIdx.x % 128;
   };
   if (!walk.next()) return;
   constexpr int pieces = u_depth(shape) * taps;

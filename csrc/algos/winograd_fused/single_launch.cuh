@@ -39,7 +39,7 @@ LineMaps make_line_maps(const ConvArgs& args, const Shape& shape) {
 template <typename T, Shape shape, bool boxes, Output output>
 void launch(const Params<T>& params, const Config& config, const CUtensorMap& map, const LineMaps& lines,
             int processors, cudaStream_t stream) {
-  constexpr std::size_t bytes = 
+  constexpr std::size_t bytes =
       output == Output::filters ? sizeof(Shared<T, shape>) : Shared<T, shape>::bytes_for_exchange();
   launch_items<convolve<T, shape.images, boxes, output>>(params, config, bytes, processors, stream, map, lines);
 }

@@ -103,7 +103,8 @@ __device__ __forceinline__ int filter_of_row(int row) {
 
 // Where the thread that issues tensor copies is. In shared memory: registers are short.
 struct LoaderState {
-  unsigned ordinal;
+  unsigned ordinal;  // of the item
+  int w, h, n;       // where its input starts; n < 0: there is no item
   int stage;
   hopper::RingPosition raw;
 };
@@ -141,7 +142,8 @@ static_assert(sizeof(Shared<half_t, wide>) <= 227 * 1024 && sizeof(Shared<half_t
 static_assert(sizeof(Shared<float, wide>) <= 195 * 1024 &&
               Shared<half_t, wide>::bytes_for_exchange() <= 195 * 1024);  // the rest is L1 cache
 
-// y for the copies, a tensor for each column of the tiles: [P, N, tiles with that column, K], in the order of positions.
+// y for the copies, a tensor for each column of the tiles: [P, N, tiles with that column, K], in the order of
+// positions.
 struct LineMaps {
   CUtensorMap column[tile_outputs];
 };

@@ -173,8 +173,8 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
   return bad;
 }
 
-// Returns NaN if a sum is not finite. prepare_next: once sum[2] may be waited for; load_next(j), j a group of positions: into
-// registers of the next item.
+// Returns NaN if a sum is not finite. prepare_next: once sum[2] may be waited for; load_next(j), j a group of
+// positions: into registers of the next item.
 template <typename T, Shape shape, typename Prepare, typename Load>
 __device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps& maps, Shared<T, shape>& shared,
                                               Sums<shape>& sum, const Item& item, int item_exponent, int group,
@@ -189,7 +189,7 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
   prepare_next();
   hopper::synchronise(pair_barrier + warp, 64);
   const Fragment<T, shape> mine{pairs, FilterScales(terms, item_exponent),    item, group, warp,
-                         lane,  received_at(shared, group, warp, lane)};
+                                lane,  received_at(shared, group, warp, lane)};
   float bad;
   bool plain = is_plain(params, mine.filters);
   if constexpr (has_lines<T>) {

@@ -7,7 +7,7 @@ namespace fastconv::algos::winograd_fused::single {
 
 template <Shape shape>
 using Sums = float[group_frequencies][shape.products() / 2];  // of 64 filters; [f][4 * group of 8 positions + register]
-using Filters = std::uint32_t[taps][4];               // U of one frequency and 16 channels
+using Filters = std::uint32_t[taps][4];                       // U of one frequency and 16 channels
 
 constexpr int u_step = frequencies * taps * u_fragment_bytes / 16, u_frequency = taps * u_fragment_bytes / 16;
 
@@ -25,8 +25,8 @@ __device__ __forceinline__ void load_filters(Filters& u, const uint4* source) {
 // Core matrices of 8 positions x 16 bytes without a swizzle, one behind the other.
 template <typename T, Shape shape>
 __device__ __forceinline__ std::uint64_t core_descriptor(std::uint32_t address) {
-  return static_cast<std::uint64_t>(128 / 16) << 32 | static_cast<std::uint64_t>(Stage<T, shape>::plane_bytes / 16) << 16 |
-         (address & 0x3ffff) >> 4;
+  return static_cast<std::uint64_t>(128 / 16) << 32 |
+         static_cast<std::uint64_t>(Stage<T, shape>::plane_bytes / 16) << 16 | (address & 0x3ffff) >> 4;
 }
 
 struct ConsumerState {
@@ -81,8 +81,9 @@ __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T, sh
 #pragma unroll
     for (int j = 0; j < stage_frequencies; ++j) {
       const int step = j / group_frequencies, f = j % group_frequencies, now = phase * stage_frequencies + j;
-      multiply_frequency<shape>(sum[f], u[now % depth],
-                                hopper::advance_descriptor(stage, step * Stage::step_bytes + f * Stage::frequency_bytes));
+      multiply_frequency<shape>(
+          sum[f], u[now % depth],
+          hopper::advance_descriptor(stage, step * Stage::step_bytes + f * Stage::frequency_bytes));
       if (j == 0 && i > 0) release_previous();
       // Into registers that the frequency before has just left.
       const int next = j + depth - 1, stages_ahead = next / stage_frequencies;

@@ -1,5 +1,5 @@
-// The end of a wide item in NCHW, or where y is not aligned: all sums go through shared memory, to threads that each finish
-// two filters.
+// The end of a wide item in NCHW, or where y is not aligned: all sums go through shared memory, to threads that each
+// finish two filters.
 #pragma once
 
 #include <cstring>
@@ -225,9 +225,9 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T, 
   for (int turn = 0; turn < turns; ++turn) {
     float* target = &shared.exchange[group * group_frequencies][fragment % 4 * 2][first_filter];
     switch (turn) {
-#define FASTCONV_TURN(i)                                                          \
-  case i:                                                                         \
-    hand_over<2 * i>(target, sum);                                                \
+#define FASTCONV_TURN(i)                                                 \
+  case i:                                                                \
+    hand_over<2 * i>(target, sum);                                       \
     if constexpr (2 * i + 1 < groups) hand_over<2 * i + 1>(target, sum); \
     break;
       FASTCONV_TURN(0)

@@ -124,7 +124,8 @@ __device__ __forceinline__ void for_columns(const Params<T>& params, const Fragm
   for (int which = 0; which < 2; ++which) {
     const int q = mine.item.q0 + tile * tile_outputs + own_column(mine.group, which);
     if (q >= params.q) continue;
-    visit((mine.item.n + image) * params.y_image + (mine.item.p0 + row) * params.y_row + q * params.y_column + k, which);
+    visit((mine.item.n + image) * params.y_image + (mine.item.p0 + row) * params.y_row + q * params.y_column + k,
+          which);
   }
 }
 

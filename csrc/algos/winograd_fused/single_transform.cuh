@@ -22,7 +22,9 @@ struct ProducerState {
   static_assert(Stage<T, shape>::v_stages == 2);
   __device__ __forceinline__ int v_slot() const { return stage & 1; }
   __device__ __forceinline__ unsigned v_parity() const { return stage >> 1 & 1; }
-  __device__ __forceinline__ int raw_slot() const { return Stage<T, shape>::raw_stages == 2 ? v_slot() : three_raw.slot; }
+  __device__ __forceinline__ int raw_slot() const {
+    return Stage<T, shape>::raw_stages == 2 ? v_slot() : three_raw.slot;
+  }
   __device__ __forceinline__ unsigned raw_parity() const {
     return Stage<T, shape>::raw_stages == 2 ? v_parity() : three_raw.parity;
   }
@@ -32,21 +34,30 @@ struct ProducerState {
   }
 };
 
+// On to the next item, if there is one. Only here, since what it takes would delay the first warp at every stage.
+template <Shape shape, typename T>
+__device__ __forceinline__ void load_next_item(const Params<T>& params, LoaderState& state, const unsigned* repeat) {
+  Walk<Params<T>> walk{params, repeat, state.ordinal};
+  state.n = -1, state.stage = 0;
+  if (!walk.next()) return;
+  const Item item = find_item<shape>(params, walk.number());
+  state.ordinal = walk.ordinal;
+  state.w = item.q0 - params.pad_w, state.h = item.p0 - params.pad_h, state.n = item.n;
+}
+
 // The next tensor copy, ahead of the stage that is transformed. One thread.
 template <typename T, Shape shape>
 __device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtensorMap& map, Shared<T, shape>& shared,
                                            const unsigned* repeat) {
   LoaderState state = shared.loader;
-  Walk<Params<T>> walk{params, repeat, state.ordinal};
-  if (walk.number() >= params.end_item) return;
-  const Item item = find_item<shape>(params, walk.number());
+  if (state.n < 0) return;
   const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot]);
   wait_bounded(shared_address(&shared.raw_empty[state.raw.slot]), state.raw.parity ^ 1, params.report, role_load);
   hopper::arrive_expecting(full, Stage<T, shape>::raw_stage_bytes);
-  hopper::copy_box(shared_address(shared.raw[state.raw.slot]), map, state.stage * Stage<T, shape>::channels,
-                   item.q0 - params.pad_w, item.p0 - params.pad_h, item.n, full);
+  hopper::copy_box(shared_address(shared.raw[state.raw.slot]), map, state.stage * Stage<T, shape>::channels, state.w,
+                   state.h, state.n, full);
   state.raw.advance(Stage<T, shape>::raw_stages);
-  if (++state.stage == params.stages) walk.next(), state.stage = 0, state.ordinal = walk.ordinal;
+  if (++state.stage == params.stages) load_next_item<shape>(params, state, repeat);
   shared.loader = state;
 }
 
@@ -69,15 +80,16 @@ __device__ __forceinline__ unsigned largest_bits(const uint4& d) {
 template <typename T, Shape shape>
 __device__ __forceinline__ int guess_exponent(const unsigned char* raw, int lane, int image) {
   using Stage = single::Stage<T, shape>;
-  raw += (lane >> 2) * (shape.input_rows() / 8) * Stage::raw_row_bytes + shape.tiles / 2 * raw_column_bytes + (lane & 3) * 16;
+  raw += (lane >> 2) * (shape.input_rows() / 8) * Stage::raw_row_bytes + shape.tiles / 2 * raw_column_bytes +
+         (lane & 3) * 16;
   unsigned found = 0;
 #pragma unroll
   for (int i = 0; i < shape.images; ++i) {
     unsigned largest = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const auto& piece = *reinterpret_cast<const uint4*>(raw + i * Stage::raw_image_bytes +
-                                                          j * shape.tiles * raw_column_bytes);
+      const auto& piece =
+          *reinterpret_cast<const uint4*>(raw + i * Stage::raw_image_bytes + j * shape.tiles * raw_column_bytes);
       largest = max(largest, largest_bits<T>(piece));
     }
     largest = __reduce_max_sync(~0u, largest);
@@ -165,7 +177,7 @@ template <Shape shape>
 __device__ __forceinline__ int first_row(int warp, int lane) {
   return shape.images == 1   ? warp * 4 + lane / 8
          : shape.images == 2 ? warp * 4 + (lane / 16 ^ lane / 8 % 2)
-                             : warp;
+                             : (warp + 1) % producer_warps;  // a row more for the last warp, not for the first
 }
 
 // Along a row: each column is read once, 8 bytes a thread.
@@ -234,7 +246,7 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
   }
   if constexpr (shape.images == 1) return transform_row<T, shape, scaled>(raw, v, scale);
   constexpr int step = shape.images == 2 ? 2 : producer_warps;  // to the thread's next row
-  int left = shape.images == 2 ? 2 : (shape.input_rows() - 1 - warp) / step + 1;
+  int left = shape.images == 2 ? 2 : (shape.input_rows() - 1 - row) / step + 1;
 #pragma unroll 1
   do {
     transform_row<T, shape, scaled>(raw, v, scale);
@@ -253,16 +265,16 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
                                        : thread >= producer_threads - 32 && lane % 8 == 0 && lane / 8 < shape.images;
   const unsigned* repeat = repeated ? shared.repeat : nullptr;
   if (boxes && thread == 0) {
-    Walk<Params<T>> first{params, repeat};
-    first.next();
-    shared.loader.ordinal = first.ordinal, shared.loader.stage = 0;
+    LoaderState state = shared.loader;
+    state.ordinal = ~0u;
+    load_next_item<shape>(params, state, repeat);
+    shared.loader = state;
     for (int i = 0; i < Stage<T, shape>::raw_stages - 1; ++i) issue_copy(params, map, shared, repeat);
   }
   Walk<Params<T>> walk{params, repeat};
   while (walk.next()) {
     int exponent =
-        repeated ? find_exact_exponent(params, shared, find_item<shape>(params, walk.number()), thread, image)
-                 : 0;
+        repeated ? find_exact_exponent(params, shared, find_item<shape>(params, walk.number()), thread, image) : 0;
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage) {
       unsigned char* raw = shared.raw[state.raw_slot()];
