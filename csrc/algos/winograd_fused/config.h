@@ -105,10 +105,11 @@ struct Rates {
 };
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.split) return {1.88, 2.3, 2.7, 12.0};
-  const bool wide = config.shape == single::wide, narrow = config.shape == single::narrow;
-  if (problem.dtype == DType::f32) return {wide ? 1.28 : narrow ? 1.70 : 0.95, wide || narrow ? 3.4 : 1.7, 7.6, 20.0};
-  const double step = problem.dtype == DType::bf16 ? 0.95 : 0.93;
-  return {wide ? step : narrow ? step + 0.20 : step - 0.16, wide || narrow ? 2.1 : 1.1, 5.7, 20.0};
+  const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
+  if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.21 : 1.03, 6.2, 0.0, 0.0};
+  if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
+  if (floats) return {1.28, 3.4, 7.6, 20.0};
+  return {bf16 ? 0.95 : 0.93, 2.1, 5.7, 20.0};
 }
 
 // Whole waves of items.

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(block_threads, 1)
     ProducerState<T, shape> state;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
-      produce<T, shape, boxes>(params, map, shared, pass == 1, state);
+      produce<T, shape, boxes, output != Output::filters>(params, map, shared, pass == 1, state);
       if (pass == 0) end_pass(params, shared, role_transform);
     }
   } else {

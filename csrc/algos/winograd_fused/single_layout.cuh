@@ -57,7 +57,8 @@ struct Stage {
   static constexpr int step_bytes = 2 * plane_bytes + (shape.images == 2 ? 0 : (steps - 1) * 32);
   static constexpr int frequency_bytes = steps * step_bytes;
   static constexpr int v_stage_bytes = frequencies * frequency_bytes;
-  static constexpr int raw_stages = steps == 1 ? 3 : 2, v_stages = 2;
+  // Two of raw input where three would leave too little L1 cache, which U needs on its way.
+  static constexpr int raw_stages = steps == 1 && shape != narrow ? 3 : 2, v_stages = 2;
   static_assert(plane_bytes % 128 == (shape.images == 1 ? 64 : 16) && plane_bytes / 16 >= last_position(shape));
 
   // Raw input, a stage: [image][row][column][64 bytes]. The row's pitch is an odd multiple of 64 bytes: neighbouring
@@ -137,9 +138,8 @@ struct Shared {
   };
   static constexpr int bytes_for_exchange() { return offsetof(Shared, exchange) + sizeof(Exchange); }
 };
-static_assert(sizeof(Shared<half_t, wide>) <= 227 * 1024 && sizeof(Shared<half_t, narrow>) <= 227 * 1024 &&
-              sizeof(Shared<float, narrow>) <= 227 * 1024);
-static_assert(sizeof(Shared<float, wide>) <= 195 * 1024 &&
+static_assert(sizeof(Shared<half_t, wide>) <= 227 * 1024 && sizeof(Shared<half_t, narrow>) <= 227 * 1024);
+static_assert(sizeof(Shared<float, wide>) <= 195 * 1024 && sizeof(Shared<float, narrow>) <= 195 * 1024 &&
               Shared<half_t, wide>::bytes_for_exchange() <= 195 * 1024);  // the rest is L1 cache
 
 // y for the copies, a tensor for each column of the tiles: [P, N, tiles with that column, K], in the order of

@@ -180,8 +180,15 @@ __device__ __forceinline__ int first_row(int warp, int lane) {
                              : (warp + 1) % producer_warps;  // a row more for the last warp, not for the first
 }
 
+// Tiles of a row in straight-line code: as many as cost no spills. few_registers: in kernels that need them elsewhere.
+template <typename T, Shape shape>
+constexpr int unrolled_tiles(bool few_registers, bool scaled) {
+  if (shape.images > 1) return shape.tiles;
+  return few_registers || scaled ? 1 : sizeof(T) == 4 ? 2 : 4;
+}
+
 // Along a row: each column is read once, 8 bytes a thread.
-template <typename T, Shape shape, bool scaled>
+template <typename T, Shape shape, bool scaled, int unrolled>
 __device__ __forceinline__ void transform_row(const unsigned char* raw, unsigned char* v, float scale) {
   constexpr int words = Stage<T, shape>::steps;  // of two halves
   const auto load = [&](int column) { return *reinterpret_cast<const uint2*>(raw + column * raw_column_bytes); };
@@ -192,7 +199,6 @@ __device__ __forceinline__ void transform_row(const unsigned char* raw, unsigned
   for (int j = 0; j < kept; ++j) convert<T, scaled>(load(j), scale, d[j]);
 #pragma unroll
   for (int j = 0; j < tile_outputs; ++j) next[j] = load(kept + j);
-  constexpr int unrolled = shape.images == 1 ? 1 : shape.tiles;
 #pragma unroll unrolled
   for (int tile = 0; tile < shape.tiles; ++tile) {
     // Where a column is missing it is zero. Asked here: behind its load, everything would wait for that.
@@ -231,10 +237,11 @@ __device__ __forceinline__ void transform_row(const unsigned char* raw, unsigned
 }
 
 // A warp's part of a stage.
-template <typename T, Shape shape, bool scaled>
+template <typename T, Shape shape, bool scaled, bool few_registers>
 __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsigned char* v, int warp, int lane,
                                                 float scale) {
   using Stage = single::Stage<T, shape>;
+  constexpr int unrolled = unrolled_tiles<T, shape>(few_registers, scaled);
   static_assert(shape.images == 4 || 4 * producer_warps == shape.input_rows());
   const int chunk = lane % 8, row = first_row<shape>(warp, lane), image = image_of_lane<shape>(lane);
   raw += image * Stage::raw_image_bytes + row * Stage::raw_row_bytes + chunk * 8;
@@ -244,18 +251,18 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
   } else {
     v += chunk / 4 * Stage::step_bytes + chunk / 2 % 2 * Stage::plane_bytes + chunk % 2 * 8;
   }
-  if constexpr (shape.images == 1) return transform_row<T, shape, scaled>(raw, v, scale);
+  if constexpr (shape.images == 1) return transform_row<T, shape, scaled, unrolled>(raw, v, scale);
   constexpr int step = shape.images == 2 ? 2 : producer_warps;  // to the thread's next row
   int left = shape.images == 2 ? 2 : (shape.input_rows() - 1 - row) / step + 1;
 #pragma unroll 1
   do {
-    transform_row<T, shape, scaled>(raw, v, scale);
+    transform_row<T, shape, scaled, unrolled>(raw, v, scale);
     raw += step * Stage::raw_row_bytes, v += step * shape.row_positions() * 16;
   } while (--left > 0);
 }
 
 // One pass over the items. boxes: x is loaded by tensor copies.
-template <typename T, Shape shape, bool boxes>
+template <typename T, Shape shape, bool boxes, bool few_registers>
 __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorMap& map, Shared<T, shape>& shared,
                                         bool repeated, ProducerState<T, shape>& state) {
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
@@ -297,9 +304,9 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       }
       unsigned char* v = shared.v[state.v_slot()];
       if (shape.images == 1 ? exponent == 0 : __all_sync(~0u, exponent == 0)) {
-        transform_stage<T, shape, false>(raw, v, warp, lane, 1.0f);
+        transform_stage<T, shape, false, few_registers>(raw, v, warp, lane, 1.0f);
       } else {
-        transform_stage<T, shape, true>(raw, v, warp, lane, power_of_two(exponent));
+        transform_stage<T, shape, true, few_registers>(raw, v, warp, lane, power_of_two(exponent));
       }
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
