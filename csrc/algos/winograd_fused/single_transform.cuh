@@ -181,10 +181,8 @@ __device__ __forceinline__ int first_row(int warp, int lane) {
 }
 
 // Tiles of a row in straight-line code: as many as cost no spills. few_registers: in kernels that need them elsewhere.
-template <typename T, Shape shape>
-constexpr int unrolled_tiles(bool few_registers, bool scaled) {
-  if (shape.images > 1) return shape.tiles;
-  return few_registers || scaled ? 1 : sizeof(T) == 4 ? 2 : 4;
+constexpr int unrolled_tiles(Shape shape, bool few_registers, bool scaled) {
+  return shape.images > 1 ? shape.tiles : few_registers || scaled ? 1 : 2;
 }
 
 // Along a row: each column is read once, 8 bytes a thread.
@@ -241,7 +239,7 @@ template <typename T, Shape shape, bool scaled, bool few_registers>
 __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsigned char* v, int warp, int lane,
                                                 float scale) {
   using Stage = single::Stage<T, shape>;
-  constexpr int unrolled = unrolled_tiles<T, shape>(few_registers, scaled);
+  constexpr int unrolled = unrolled_tiles(shape, few_registers, scaled);
   static_assert(shape.images == 4 || 4 * producer_warps == shape.input_rows());
   const int chunk = lane % 8, row = first_row<shape>(warp, lane), image = image_of_lane<shape>(lane);
   raw += image * Stage::raw_image_bytes + row * Stage::raw_row_bytes + chunk * 8;
