@@ -134,6 +134,15 @@ LARGER = [
     Shape(5, 1, 1025, 5, 33, 3, 3, padding=(1, 1)),  # more tiles of outputs than a GPU has room for blocks
 ]
 
+# Narrow maps, more of them than a GPU has multiprocessors.
+NARROW = [
+    Shape(133, 8, 3, 14, 8, 3, 3, padding=(1, 1)),
+    Shape(134, 8, 15, 9, 72, 3, 3, padding=(0, 1)),  # more rows than 14, more filters than 64
+    Shape(133, 8, 4, 15, 8, 3, 3, padding=(2, 2)),
+    Shape(267, 8, 7, 7, 72, 3, 3, padding=(1, 1)),
+    Shape(530, 8, 9, 5, 8, 3, 3, padding=(1, 0)),
+]
+
 SMALL = [*UNIT_3X3, *POINTWISE, *DEPTHWISE, *GENERAL]
 SHAPES = [*SMALL, *LARGER]
 

@@ -30,7 +30,7 @@ from harness import (
     supported,
     yardstick,
 )
-from shapes import LARGER, SANITIZE, SHAPES, SMALL, Shape
+from shapes import LARGER, NARROW, SANITIZE, SHAPES, SMALL, Shape
 
 from fastconv import _C, ops, testing
 from fastconv.testing import poisoned_memory
@@ -225,6 +225,30 @@ def test_images_of_different_magnitude(algorithm, cls, device):
                 for k in {0, shape.k - 1}:
                     found = whole.part(i, k).violations(output[i : i + 1, k : k + 1], algorithm, cls)
                     wrong += [f"{shape} image {i} filter {k}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
+
+
+@devices
+@classes
+@own
+def test_many_images_of_a_narrow_map(algorithm, cls, device):
+    """Where several images may share a piece of work: each is as accurate as it is alone, whatever the others hold."""
+    offers(algorithm, cls)
+    wrong = []
+    large, small = (1e3, 1e-3) if cls in ("fp16", "bf16") else (1e25, 1e-30)
+    for shape in supported(algorithm, NARROW, cls, "nhwc", device):
+        case = make_case(shape, cls, "nhwc", device)
+        scales = torch.tensor([small, large, 1.0, 0.0, small, 1.0, 1.0, large], device=device)
+        case.input.mul_(scales[torch.arange(shape.n, device=device) % len(scales), None, None, None])
+        output = conv2d(case, algorithm, cls)
+        whole = yardstick(case, cls)
+        for i in (*range(8), shape.n - 2, shape.n - 1):
+            found = whole.part(i, shape.k - 1).violations(output[i : i + 1, -1:], algorithm, cls)
+            wrong += [f"{shape} image {i}: {text}" for text in found]
+        case.input[1, 0, 0, 0], case.input[6, 0, 0, 0] = float("nan"), float("inf")
+        finite = conv2d(case, algorithm, cls).isfinite().flatten(1).all(1)
+        if finite.logical_not().nonzero().flatten().tolist() != [1, 6]:
+            wrong.append(f"{shape}: NaN in image 1 and infinity in image 6, finite are {finite.tolist()}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -228,3 +228,26 @@ def test_what_follows_costs_pytorch_a_pass_and_ours_nothing(device):
     assert plain["torch"] < activated["torch"] < added["torch"]
     assert activated["implicit_gemm"] == plain["implicit_gemm"]
     assert added["torch"] - activated["torch"] > added["implicit_gemm"] - activated["implicit_gemm"]
+
+
+@pytest.mark.parametrize(
+    ("change", "outputs"),
+    [
+        ({"h": 28, "w": 28}, "14x28"),
+        ({}, "2x14x16"),
+        ({"h": 13, "w": 13, "precision": "tf32", "dtype": "float32"}, "2x14x16"),
+        ({"h": 18, "w": 18, "padding": (0, 0)}, "14x28"),  # 16 columns, but the input has 18
+        ({"h": 7, "w": 7}, "4x7x8"),
+        ({"k": 48}, "14x28"),  # half of the items, but one wave either way
+        ({"k": 60}, "14x28"),  # no tensor copies of rows of filters
+        ({"layout": "nchw"}, "14x28"),
+        ({"precision": "fp32", "dtype": "float32"}, "8x32"),
+    ],
+)
+def test_winograd_fused_fits_its_items_to_the_map(change, outputs):
+    """Two or four images share an item where their rows are short and that saves a wave of items."""
+    geometry = {"n": 64, "c": 512, "h": 14, "w": 14, "k": 512, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float16"}
+    problem = _C.ConvProblem(**geometry | {"layout": "nhwc"} | change)
+    rows = _C.candidates(problem, _C.h200_device())
+    config = next(row for row in rows if row["algorithm"] == "winograd_fused")["config"]
+    assert f" filters, {outputs} outputs" in config, config

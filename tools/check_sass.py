@@ -27,6 +27,10 @@ ALLOWED: dict[str, str] = {
     r"\(fastconv::algos::implicit_gemm::Mode\)1, 128, 2, \(fastconv::algos::implicit_gemm::wgmma::Source\)": (
         "class tf32: counters of the loop over tiles parked, none within the loop over steps"
     ),
+    r"winograd_fused::single::convolve<(float|__half|__nv_bfloat16), 2, ": (
+        "168 sums beside 36 registers of filters: values of the loop over items parked, none within the loops over "
+        "products or over the tiles of a row"
+    ),
     r"winograd::input_transform_nhwc<(__half|__nv_bfloat16), [24], \(fastconv::winograd::Mode\)[23], 1>": (
         "odd numbers of channels on sm_80: ptxas parks one or two values, outside the inner loop, for a third block; "
         "a bound on the blocks instead would cost the sm_90a kernels occupancy"

@@ -226,15 +226,19 @@ __device__ __forceinline__ void pin(float (&d)[count]) {
       "+f"(d[i + 7])
 #define FASTCONV_S16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define FASTCONV_S24 FASTCONV_S16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define FASTCONV_S28 FASTCONV_S24 ",%24,%25,%26,%27"
 #define FASTCONV_S32 FASTCONV_S24 ",%24,%25,%26,%27,%28,%29,%30,%31"
 #define FASTCONV_S48 FASTCONV_S32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define FASTCONV_S52 FASTCONV_S48 ",%48,%49,%50,%51"
+#define FASTCONV_S56 FASTCONV_S48 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define FASTCONV_S64 FASTCONV_S48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define FASTCONV_D16 FASTCONV_D8(0), FASTCONV_D8(8)
 #define FASTCONV_D24 FASTCONV_D16, FASTCONV_D8(16)
+#define FASTCONV_D28 FASTCONV_D24, "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
 #define FASTCONV_D32 FASTCONV_D24, FASTCONV_D8(24)
 #define FASTCONV_D48 FASTCONV_D32, FASTCONV_D8(32), FASTCONV_D8(40)
 #define FASTCONV_D52 FASTCONV_D48, "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
+#define FASTCONV_D56 FASTCONV_D48, FASTCONV_D8(48)
 #define FASTCONV_D64 FASTCONV_D48, FASTCONV_D8(48), FASTCONV_D8(56)
 
 // a0..p: numbers of the operands behind the accumulators
@@ -247,21 +251,26 @@ __device__ __forceinline__ void pin(float (&d)[count]) {
 // accumulate: whether D is added to, or replaced.
 template <typename Half, bool accumulate, int count>
 __device__ __forceinline__ void multiply(float (&d)[count], const std::uint32_t (&a)[4], std::uint64_t descriptor) {
-  static_assert(count == 16 || count == 24 || count == 32 || count == 48 || count == 52 || count == 64);
+  static_assert(count == 16 || count == 24 || count == 28 || count == 32 || count == 48 || count == 52 || count == 56 ||
+                count == 64);
 #if defined(FASTCONV_HAS_WGMMA)
   if constexpr (std::is_same_v<Half, bfloat16_t>) {
     if constexpr (count == 16) FASTCONV_PRODUCT(32, bf16, 16, 16, 17, 18, 19, 20, 21);
     if constexpr (count == 24) FASTCONV_PRODUCT(48, bf16, 24, 24, 25, 26, 27, 28, 29);
+    if constexpr (count == 28) FASTCONV_PRODUCT(56, bf16, 28, 28, 29, 30, 31, 32, 33);
     if constexpr (count == 32) FASTCONV_PRODUCT(64, bf16, 32, 32, 33, 34, 35, 36, 37);
     if constexpr (count == 48) FASTCONV_PRODUCT(96, bf16, 48, 48, 49, 50, 51, 52, 53);
     if constexpr (count == 52) FASTCONV_PRODUCT(104, bf16, 52, 52, 53, 54, 55, 56, 57);
+    if constexpr (count == 56) FASTCONV_PRODUCT(112, bf16, 56, 56, 57, 58, 59, 60, 61);
     if constexpr (count == 64) FASTCONV_PRODUCT(128, bf16, 64, 64, 65, 66, 67, 68, 69);
   } else {
     if constexpr (count == 16) FASTCONV_PRODUCT(32, f16, 16, 16, 17, 18, 19, 20, 21);
     if constexpr (count == 24) FASTCONV_PRODUCT(48, f16, 24, 24, 25, 26, 27, 28, 29);
+    if constexpr (count == 28) FASTCONV_PRODUCT(56, f16, 28, 28, 29, 30, 31, 32, 33);
     if constexpr (count == 32) FASTCONV_PRODUCT(64, f16, 32, 32, 33, 34, 35, 36, 37);
     if constexpr (count == 48) FASTCONV_PRODUCT(96, f16, 48, 48, 49, 50, 51, 52, 53);
     if constexpr (count == 52) FASTCONV_PRODUCT(104, f16, 52, 52, 53, 54, 55, 56, 57);
+    if constexpr (count == 56) FASTCONV_PRODUCT(112, f16, 56, 56, 57, 58, 59, 60, 61);
     if constexpr (count == 64) FASTCONV_PRODUCT(128, f16, 64, 64, 65, 66, 67, 68, 69);
   }
 #endif

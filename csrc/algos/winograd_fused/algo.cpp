@@ -1,6 +1,5 @@
 // One-dimensional Winograd F(4,3) along W in one kernel: nothing but x, U and y touches memory.
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "algos/winograd_fused/config.h"
@@ -45,36 +44,25 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   return Support::yes();
 }
 
-// Whole waves of items at the rates seen on an H200 (docs/performance.md): 16 channels, and the end of an item, when
-// the tensor cores wait for the outputs.
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
-  struct Rates {
-    double step_us, item_us, nchw_item_us, element_step_us;
-  };
-  const Rates rates = config.split                   ? Rates{1.88, 2.3, 2.7, 12.0}
-                      : problem.dtype == DType::f32  ? Rates{1.28, 3.4, 7.6, 20.0}
-                      : problem.dtype == DType::bf16 ? Rates{0.95, 2.0, 5.7, 20.0}
-                                                     : Rates{0.93, 2.1, 5.7, 20.0};
-  const double waves = std::ceil(static_cast<double>(config.items) / device.processors);
   const double turned =
       2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
-  const double step = loads_boxes(problem) ? rates.step_us : rates.element_step_us;
-  const double item = problem.layout == Layout::nchw ? rates.nchw_item_us : rates.item_us;
-  return (config.split ? 13.0 : 8.0) + waves * (static_cast<double>(config.u_steps) * step + item) + 1e6 * turned;
+  return (config.split ? 13.0 : 8.0) + kernel_us(problem, config, device.processors) + 1e6 * turned;
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
-  const Config config = make_config(problem);
+  const Config config = choose_config(problem, device.processors);
   ConvPlan plan;
   if (device.type == DeviceType::cpu) {  // for the tests: never the fastest
     plan.config = "float32, a tile at a time";
     plan.cost_us = 20.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
     return plan;
   }
-  const int rows = config.split ? tile_rows : single::tile_rows;
-  const int width = config.split ? tile_width : single::tile_width;
+  const int rows = config.split ? tile_rows : config.shape.rows;
+  const int width = config.split ? tile_width : config.shape.width();
+  const std::string images = config.split || config.shape.images == 1 ? "" : std::to_string(config.shape.images) + "x";
   plan.config = std::string(config.split ? "3 x" : "1 x") + " float16, items of " + std::to_string(filter_tile) +
-                " filters, " + std::to_string(rows) + "x" + std::to_string(width) + " outputs, " +
+                " filters, " + images + std::to_string(rows) + "x" + std::to_string(width) + " outputs, " +
                 std::to_string(config.stages) + " stages of " +
                 std::to_string(config.u_steps / config.stages * channels) + ", " +
                 (loads_boxes(problem) ? "boxes" : "elements");

@@ -32,10 +32,25 @@ constexpr int u_frequency_bytes = taps * 2 * u_fragment_bytes;
 constexpr int u_stage_bytes = frequencies * u_frequency_bytes;
 
 // The one-product classes have a third of the products and half of U, so that U's way from the L2 cache and the
-// transform would bound them: a block takes 64 filters x 14 output rows x 7 tiles.
+// transform would bound them: a block takes 64 filters x as many tiles as the registers hold.
 namespace single {
-constexpr int tile_rows = 14, tile_columns = 7, positions = tile_rows * tile_columns;
-constexpr int tile_width = tile_columns * tile_outputs, input_rows = tile_rows + taps - 1;
+// Of an item: so many images side by side, so many tiles of each of so many of their rows.
+struct Shape {
+  int images, rows, tiles;
+
+  // The columns of a product are positions: tiles fastest, then images, then rows; and some that are none.
+  constexpr int row_positions() const { return images * tiles; }
+  constexpr int positions() const { return rows * row_positions(); }
+  constexpr int products() const { return (positions() + 7) / 8 * 8; }
+  constexpr int width() const { return tiles * tile_outputs; }
+  constexpr int input_rows() const { return rows + taps - 1; }
+  // Odd, so that neighbouring rows lie in different banks: one more than needed, or one less, which is zero then.
+  constexpr int raw_columns() const { return width() + (images == 1 ? 3 : 1); }
+  constexpr bool operator==(const Shape&) const = default;
+};
+// For maps of 28 columns and more; for 9 to 16; for up to 8.
+constexpr Shape wide{1, 14, 7}, narrow{2, 14, 4}, small{4, 7, 2};
+constexpr Shape shape_of(int images) { return images == 1 ? wide : images == 2 ? narrow : small; }
 // 64 bytes of a pixel are a stage.
 constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32; }
 // Where frequency f of U and V lies: +a, -a, 0 of one warpgroup, +b, -b, infinity of the other.
@@ -44,6 +59,7 @@ constexpr int slot(int f) { return f == 0 ? 2 : f < 3 ? f - 1 : f; }
 
 struct Config {
   bool split;            // three products of halves, else one
+  single::Shape shape;   // of an item of one product
   std::int64_t stages;   // of 16 channels, or 64 bytes
   std::int64_t u_steps;  // 16 channels of U
   std::int64_t filter_tiles, column_tiles, row_tiles, items;
@@ -56,16 +72,18 @@ struct Config {
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-inline Config make_config(const ConvProblem& problem) {
+inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide) {
   Config config{};
+  config.shape = shape;
   config.split = problem.accuracy == AccuracyClass::fp32;
   const int stage_channels = config.split ? channels : single::stage_channels(problem.dtype);
   config.stages = divide_up(problem.c, stage_channels);
   config.u_steps = config.stages * (stage_channels / channels);
   config.filter_tiles = divide_up(problem.k, filter_tile);
-  config.column_tiles = divide_up(problem.q(), config.split ? tile_width : single::tile_width);
-  config.row_tiles = divide_up(problem.p(), config.split ? tile_rows : single::tile_rows);
-  config.items = problem.n * config.row_tiles * config.column_tiles * config.filter_tiles;
+  config.column_tiles = divide_up(problem.q(), config.split ? tile_width : shape.width());
+  config.row_tiles = divide_up(problem.p(), config.split ? tile_rows : shape.rows);
+  config.items = divide_up(problem.n, config.split ? 1 : shape.images) * config.row_tiles * config.column_tiles *
+                 config.filter_tiles;
   return config;
 }
 
@@ -78,6 +96,43 @@ inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
   if (problem.layout == Layout::nhwc || !loads_boxes(problem)) return 0;
   return Config::align(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) *
                        size_of(problem.dtype));
+}
+
+// Times seen on an H200 (docs/performance.md), in us: 16 channels of an item, and its end, when the tensor cores wait
+// for the outputs.
+struct Rates {
+  double step, end, nchw_end, element_step;
+};
+inline Rates rates_of(const ConvProblem& problem, const Config& config) {
+  if (config.split) return {1.88, 2.3, 2.7, 12.0};
+  const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
+  if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.21 : 1.03, 6.2, 0.0, 0.0};
+  if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
+  if (floats) return {1.28, 3.4, 7.6, 20.0};
+  return {bf16 ? 0.95 : 0.93, 2.1, 5.7, 20.0};
+}
+
+// Whole waves of items.
+inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
+  const Rates rates = rates_of(problem, config);
+  return static_cast<double>(divide_up(config.items, processors)) *
+         (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
+          (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
+}
+
+// The fastest shape of items. All but the wide one are for what tensor copies bring from and to NHWC.
+inline Config choose_config(const ConvProblem& problem, int processors) {
+  Config best = make_config(problem);
+  if (best.split || problem.layout != Layout::nhwc || !loads_boxes(problem) ||
+      problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0) {
+    return best;
+  }
+  for (const single::Shape& shape : {single::narrow, single::small}) {
+    if (problem.w + problem.pad_w > shape.raw_columns()) continue;
+    const Config other = make_config(problem, shape);
+    if (kernel_us(problem, other, processors) < kernel_us(problem, best, processors)) best = other;
+  }
+  return best;
 }
 
 }  // namespace fastconv::algos::winograd_fused

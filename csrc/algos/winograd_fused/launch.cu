@@ -57,7 +57,7 @@ void run_split(const ConvArgs& args, const Config& config, const float* x, Layou
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const Config config = make_config(problem);
+  const Config config = choose_config(problem, runtime.device().processors);
   dispatch_dtype(problem.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto* x = static_cast<const T*>(args.x);

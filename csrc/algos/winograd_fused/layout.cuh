@@ -74,7 +74,7 @@ struct ParamsOf {
   WaitReport* report;
   std::int64_t x_image, x_row, x_column, x_channel;  // strides of x, in elements
   std::int64_t y_image, y_row, y_column, y_channel;  // of y and residual
-  int c, h, w, k, p, q, pad_h, pad_w;
+  int n, c, h, w, k, p, q, pad_h, pad_w;
   int stages;
   unsigned first_item, end_item;  // of this launch
   FastDivide by_filters, by_columns, by_rows;

@@ -7,29 +7,35 @@
 namespace fastconv::algos::winograd_fused::single {
 
 // One pass over the items.
-template <typename T, Output output>
-__device__ __forceinline__ void consume(const Params<T>& params, const LineMaps& lines, Shared<T>& shared,
+template <typename T, Shape shape, Output output>
+__device__ __forceinline__ void consume(const Params<T>& params, const LineMaps& lines, Shared<T, shape>& shared,
                                         bool repeated, ConsumerState& state) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
   const auto filters = [&] {
     unsigned number = walk.number();
     const std::int64_t block = params.by_filters.peel(number);
-    return params.u + block * params.stages * (Stage<T>::steps * u_step) + group * group_frequencies * u_frequency +
-           threadIdx.x % 128;
+    return params.u + block * params.stages * (Stage<T, shape>::steps * u_step) +
+           group * group_frequencies * u_frequency + threadIdx.x % 128;
   };
   if (!walk.next()) return;
-  Filters u[group_frequencies];
+  constexpr int pieces = u_depth(shape) * taps;
+  Filters u[u_depth(shape)];
   const uint4* source = filters();
+  const auto load_piece = [&](int i) {
+    if (i < group_frequencies * taps * Stage<T, shape>::steps || params.stages > 1) {
+      load_filter(u[i / taps], piece_of(source, i), i % taps);
+    }
+  };
 #pragma unroll
-  for (int f = 0; f < group_frequencies; ++f) load_filters(u[f], source + f * u_frequency);
+  for (int i = 0; i < pieces; ++i) load_piece(i);
 #pragma unroll 1
   for (bool more = true; more;) {
-    Sums sum;
+    Sums<shape> sum;
     accumulate(params, shared, sum, u, source, group, state);
-    const int slot = static_cast<int>(state.item % Shared<T>::item_slots);
+    const int slot = static_cast<int>(state.item % Shared<T, shape>::item_slots);
     const Item item = shared.items[slot];
-    const int exponent = shared.exponents[slot];
+    const int exponent = shared.exponents[slot][image_of_sums<shape>(static_cast<int>(threadIdx.x) % 32)];
     const unsigned ordinal = walk.ordinal;
     const auto next = [&] {
       more = walk.next();
@@ -44,7 +50,8 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
             next();
           },
           [&](int j) {
-            if (j < group_frequencies * taps) load_filter(u[j / taps], source + j / taps * u_frequency, j % taps);
+#pragma unroll
+            for (int i = j; i < pieces; i += position_groups(shape)) load_piece(i);
           });
     } else {
       finish_products(shared, sum, state);

@@ -6,14 +6,14 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-template <typename T>
-__device__ __forceinline__ void initialise(Shared<T>& shared) {
+template <typename T, Shape shape>
+__device__ __forceinline__ void initialise(Shared<T, shape>& shared) {
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Stage<T>::raw_stages; ++i) {
+    for (int i = 0; i < Stage<T, shape>::raw_stages; ++i) {
       hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
       hopper::barrier_init(shared_address(&shared.raw_empty[i]), producer_warps);
     }
-    for (int i = 0; i < Stage<T>::v_stages; ++i) {
+    for (int i = 0; i < Stage<T, shape>::v_stages; ++i) {
       hopper::barrier_init(shared_address(&shared.v_full[i]), producer_warps);
       hopper::barrier_init(shared_address(&shared.v_empty[i]), consumer_threads / 32);
     }
@@ -26,35 +26,36 @@ __device__ __forceinline__ void initialise(Shared<T>& shared) {
 }
 
 // Between the passes every thread has said all that it knows of items to be repeated.
-template <typename T>
-__device__ __forceinline__ void end_pass(const Params<T>& params, Shared<T>& shared, int role) {
+template <typename T, Shape shape>
+__device__ __forceinline__ void end_pass(const Params<T>& params, Shared<T, shape>& shared, int role) {
   hopper::arrive(shared_address(&shared.pass_done));
   wait_bounded(shared_address(&shared.pass_done), 0, params.report, role);
 }
 
 // boxes: x is loaded by tensor copies, through `map`; else by element.
-template <typename T, bool boxes, Output output>
+template <typename T, int images, bool boxes, Output output>
 __global__ void __launch_bounds__(block_threads, 1)
     convolve(const __grid_constant__ Params<T> params, const __grid_constant__ CUtensorMap map,
              const __grid_constant__ LineMaps lines) {
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<T>*>(memory);
+  constexpr Shape shape = shape_of(images);  // nvcc 13.0 takes no structure as a kernel's template argument
+  auto& shared = *reinterpret_cast<Shared<T, shape>*>(memory);
   initialise(shared);
   if (static_cast<int>(threadIdx.x) >= consumer_threads) {
-    hopper::shrink_registers<producer_registers>();
-    ProducerState<T> state;
+    hopper::shrink_registers<producer_registers(shape)>();
+    ProducerState<T, shape> state;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
-      produce<T, boxes>(params, map, shared, pass == 1, state);
+      produce<T, shape, boxes, output != Output::filters>(params, map, shared, pass == 1, state);
       if (pass == 0) end_pass(params, shared, role_transform);
     }
   } else {
-    hopper::grow_registers<consumer_registers>();
+    hopper::grow_registers<consumer_registers(shape)>();
     ConsumerState state;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
-      consume<T, output>(params, lines, shared, pass == 1, state);
+      consume<T, shape, output>(params, lines, shared, pass == 1, state);
       if (pass == 0) end_pass(params, shared, role_multiply);
     }
   }

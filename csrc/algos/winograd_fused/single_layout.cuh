@@ -9,45 +9,74 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-// What setmaxnreg shares out: with 216 registers ptxas 13.0 serialises the products.
-constexpr int consumer_registers = 224, producer_registers = 56;
-static_assert(consumer_threads * consumer_registers + producer_threads * producer_registers <=
-              launch_registers * block_threads);
+// What setmaxnreg shares out: with 8 registers less for products of 104 or 112 positions, ptxas 13.0 serialises them.
+constexpr int consumer_registers(Shape shape) { return shape == narrow ? 232 : shape == wide ? 224 : 200; }
+constexpr int producer_registers(Shape shape) { return shape == narrow ? 40 : shape == wide ? 56 : 104; }
+constexpr bool shares_registers(Shape shape) {
+  return consumer_threads * consumer_registers(shape) + producer_threads * producer_registers(shape) <=
+         launch_registers * block_threads;
+}
+static_assert(shares_registers(wide) && shares_registers(narrow) && shares_registers(small));
 
 constexpr int group_frequencies = frequencies / consumer_groups;
-// The columns of a product are positions: tile columns fastest, then rows. A filter row further is tile_columns
-// positions further, wherever a row ends: a constant in wgmma's descriptor, since its core matrices lie one behind the
-// other. The last positions are none.
-constexpr int products = (positions + 7) / 8 * 8, position_groups = products / 8;
-constexpr int stored_positions = input_rows * tile_columns;
-constexpr int last_position = products + (taps - 1) * tile_columns;  // that is read
+// A filter row further is a row of positions further, wherever a row ends: a constant in wgmma's descriptor, since its
+// core matrices lie one behind the other.
+constexpr int position_groups(Shape shape) { return shape.products() / 8; }
+constexpr int last_position(Shape shape) {  // that is read
+  return shape.products() + (taps - 1) * shape.row_positions();
+}
+// The row of a position.
+template <Shape shape>
+__device__ __forceinline__ int row_of(int position) {
+  if constexpr (shape.row_positions() == 7) {
+    static_assert(shape.row_positions() != 7 || shape.products() <= 104);
+    return position * 147 >> 10;  // position / 7
+  } else {
+    return static_cast<int>(static_cast<unsigned>(position) / shape.row_positions());
+  }
+}
+// The image of a lane's sums, always the same one.
+template <Shape shape>
+__device__ __forceinline__ int image_of_sums(int lane) {
+  static_assert(shape.images == 1 || (8 % shape.row_positions() == 0 && shape.tiles % 2 == 0));
+  return shape.images == 1 ? 0 : lane % 4 * 2 / shape.tiles;
+}
+
+constexpr int raw_column_bytes = 64;
 
 // What differs between input types: a stage's columns are 64 bytes in shared memory, 16 channels of float32 or 32 of
 // half types.
-template <typename T>
+template <typename T, Shape shape>
 struct Stage {
   static constexpr int channels = 64 / sizeof(T), steps = channels / winograd_fused::channels;
-  // V, a stage: [f][step][channel half] planes of one position after the other, 8 channels (16 bytes) each. A plane's
-  // pitch is an odd multiple of 64 bytes, that of steps is 32 more: the producers' stores of 8 rows (7 positions apart)
-  // by all channels then meet every bank equally often.
-  static constexpr int plane_bytes = 1984, step_bytes = 2 * plane_bytes + (steps - 1) * 32;
+  // V, a stage: [f][step][channel half] planes of one position after the other, 8 channels (16 bytes) each. The pitches
+  // are such that the producers' stores, of 4 rows or images by all channels, meet every bank equally often. Rows 7
+  // positions apart: planes an odd multiple of 64 bytes, steps 32 more. Rows of 8 positions are all alike; two images
+  // are 64 bytes apart: 16 and 32 bytes more than a multiple of 128; four are 32 bytes apart: 16 and 64.
+  static constexpr int plane_bytes = shape.images == 1 ? 1984 : last_position(shape) * 16 + 16;
+  static constexpr int step_bytes = 2 * plane_bytes + (shape.images == 2 ? 0 : (steps - 1) * 32);
   static constexpr int frequency_bytes = steps * step_bytes;
   static constexpr int v_stage_bytes = frequencies * frequency_bytes;
-  static constexpr int raw_stages = steps == 1 ? 3 : 2, v_stages = 2;
-  static_assert(plane_bytes % 128 == 64 && plane_bytes / 16 >= last_position && v_stage_bytes % 128 == 0);
-};
+  // Two of raw input where three would leave too little L1 cache, which U needs on its way.
+  static constexpr int raw_stages = steps == 1 && shape != narrow ? 3 : 2, v_stages = 2;
+  static_assert(plane_bytes % 128 == (shape.images == 1 ? 64 : 16) && plane_bytes / 16 >= last_position(shape));
 
-// Raw input, a stage: [row][column][64 bytes]. The row's pitch is an odd multiple of 64 bytes: 8 rows by 64 bytes are
-// read without a bank conflict; hence one column more than needed.
-constexpr int raw_columns = tile_width + 3, raw_column_bytes = 64, raw_row_bytes = raw_columns * raw_column_bytes;
-constexpr int raw_stage_bytes = input_rows * raw_row_bytes;
-static_assert(raw_row_bytes % 128 == 64 && raw_stage_bytes % 128 == 0);
+  // Raw input, a stage: [image][row][column][64 bytes]. The row's pitch is an odd multiple of 64 bytes: neighbouring
+  // rows (of four images: neighbouring images) by 64 bytes are read without a bank conflict.
+  static constexpr int raw_row_bytes = shape.raw_columns() * raw_column_bytes;
+  static constexpr int raw_image_bytes = shape.input_rows() * raw_row_bytes;
+  static constexpr int raw_stage_bytes = shape.images * raw_image_bytes;
+  static_assert(raw_row_bytes % 128 == 64 && raw_image_bytes % 128 == (shape.images == 4 ? 64 : 0));
+  static_assert(raw_stage_bytes % 128 == 0);
+};
 
 // Whether a thread's sums j of 8 positions are of a position. Those behind the last row are sums of whatever shared
 // memory held.
+template <Shape shape>
 __device__ __forceinline__ bool is_position(int j, int lane) {
-  static_assert(positions % 8 == 2);
-  return j < position_groups - 1 || lane % 4 == 0;
+  constexpr int rest = shape.positions() % 8;
+  static_assert(rest == 0 || rest == 2);
+  return rest == 0 || j < position_groups(shape) - 1 || lane % 4 == 0;
 }
 
 // Sums of 16 positions and all frequencies on their way from wgmma's registers to the threads that finish them:
@@ -59,8 +88,8 @@ using Exchange = float[frequencies][8 * exchanged_groups][exchange_pitch];
 // Outputs on their way to NHWC by tensor copies, lines of 128 bytes in the swizzle of that width: [column of the
 // tiles][position] of 64 filters of half types; of float32, half of the columns at a time, [warpgroup][half of the
 // filters][position]. Before that, in the same place, what the warpgroups give each other (single_pairs.cuh).
-constexpr int line_bytes = 128, column_bytes = products * line_bytes;
-static_assert(column_bytes % 1024 == 0);
+constexpr int line_bytes = 128;
+constexpr int column_bytes(Shape shape) { return shape.products() * line_bytes; }
 template <typename T>
 constexpr bool has_lines = filter_tile * sizeof(T) == line_bytes;
 
@@ -75,7 +104,8 @@ __device__ __forceinline__ int filter_of_row(int row) {
 
 // Where the thread that issues tensor copies is. In shared memory: registers are short.
 struct LoaderState {
-  unsigned ordinal;
+  unsigned ordinal;  // of the item
+  int w, h, n;       // where its input starts; n < 0: there is no item
   int stage;
   hopper::RingPosition raw;
 };
@@ -86,39 +116,47 @@ struct alignas(16) FilterEnds {
   int two_factors[filter_tile / 32];
 };
 
-template <typename T>
+template <typename T, Shape shape>
 struct Shared {
-  static constexpr int item_slots = Stage<T>::v_stages + 1;  // the producers are never further ahead
+  static constexpr int item_slots = Stage<T, shape>::v_stages + 1;  // the producers are never further ahead
 
-  alignas(128) unsigned char raw[Stage<T>::raw_stages][raw_stage_bytes];
-  alignas(128) unsigned char v[Stage<T>::v_stages][Stage<T>::v_stage_bytes];
-  alignas(8) std::uint64_t raw_full[Stage<T>::raw_stages], raw_empty[Stage<T>::raw_stages];
-  std::uint64_t v_full[Stage<T>::v_stages], v_empty[Stage<T>::v_stages], pass_done;
+  alignas(128) unsigned char raw[Stage<T, shape>::raw_stages][Stage<T, shape>::raw_stage_bytes];
+  alignas(128) unsigned char v[Stage<T, shape>::v_stages][Stage<T, shape>::v_stage_bytes];
+  alignas(8) std::uint64_t raw_full[Stage<T, shape>::raw_stages], raw_empty[Stage<T, shape>::raw_stages];
+  std::uint64_t v_full[Stage<T, shape>::v_stages], v_empty[Stage<T, shape>::v_stages], pass_done;
   FilterEnds ends[2];  // of the item that ends, and the next one
   LoaderState loader;
   Item items[item_slots];
-  int exponents[item_slots];         // of the items' scales
-  unsigned largest;                  // bits of the largest |x| of an item that is repeated
-  unsigned repeat[most_items / 32];  // items whose scale did not fit
+  int exponents[item_slots][shape.images];  // of their images' scales
+  unsigned largest[shape.images];           // bits of the largest |x| of an item that is repeated
+  unsigned repeat[most_items / 32];         // items whose scale did not fit
   union {
     alignas(1024) Exchange exchange;
-    alignas(1024) unsigned char lines[has_lines<T> ? tile_outputs : 1][column_bytes];
-    unsigned char half_lines[consumer_groups][2][column_bytes];
-    float4 given[consumer_groups][position_groups][128];
+    alignas(1024) unsigned char lines[has_lines<T> ? tile_outputs : 1][column_bytes(shape)];
+    unsigned char half_lines[consumer_groups][2][column_bytes(shape)];
+    float4 given[consumer_groups][position_groups(shape)][128];
   };
   static constexpr int bytes_for_exchange() { return offsetof(Shared, exchange) + sizeof(Exchange); }
 };
-static_assert(sizeof(Shared<half_t>) <= 227 * 1024);
-static_assert(sizeof(Shared<float>) <= 195 * 1024 &&
-              Shared<half_t>::bytes_for_exchange() <= 195 * 1024);  // the rest is L1 cache
+static_assert(sizeof(Shared<half_t, wide>) <= 227 * 1024 && sizeof(Shared<half_t, narrow>) <= 227 * 1024);
+static_assert(sizeof(Shared<float, wide>) <= 195 * 1024 && sizeof(Shared<float, narrow>) <= 195 * 1024 &&
+              Shared<half_t, wide>::bytes_for_exchange() <= 195 * 1024);  // the rest is L1 cache
 
-// y for the copies, a tensor for each column of the tiles: [N, P, tiles with that column, K].
+// y for the copies, a tensor for each column of the tiles: [P, N, tiles with that column, K], in the order of
+// positions.
 struct LineMaps {
   CUtensorMap column[tile_outputs];
 };
 
 template <typename T>
 using Params = ParamsOf<T>;
+
+template <Shape shape, typename T>
+__device__ __forceinline__ Item find_item(const Params<T>& params, unsigned number) {
+  Item item = winograd_fused::find_item<shape.rows, shape.width()>(params, number);
+  item.n *= shape.images;
+  return item;
+}
 
 __device__ __forceinline__ __half2 as_halves(unsigned bits) { return *reinterpret_cast<const __half2*>(&bits); }
 __device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<const unsigned*>(&value); }

@@ -43,8 +43,8 @@ template <typename T>
 __device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMaps& maps, const Item& item, int column,
                                            int filter, const unsigned char* lines) {
   if (column < params.q) {
-    hopper::store_box(maps.column[column], item.filter_block * filter_tile + filter, item.q0 / tile_outputs, item.p0,
-                      item.n, shared_address(lines));
+    hopper::store_box(maps.column[column], item.filter_block * filter_tile + filter, item.q0 / tile_outputs, item.n,
+                      item.p0, shared_address(lines));
   }
   hopper::commit_stores();
 }
@@ -60,9 +60,10 @@ __device__ __forceinline__ bool is_plain(const Params<T>& params, const FilterSc
 
 // Half types, no activation or ReLU. between(j) comes among the 8 positions j. Outputs beyond float16 look like sums
 // that are not finite: their item is repeated in vain.
-template <typename T, typename Between>
-__device__ __forceinline__ float finish_plain_halves(const Params<T>& params, const Fragment<T>& mine, Sums& sum,
-                                                     const Between& between) {
+template <typename T, Shape shape, typename Between>
+__device__ __forceinline__ float finish_plain_halves(const Params<T>& params, const Fragment<T, shape>& mine,
+                                                     Sums<shape>& sum, const Between& between) {
+  constexpr int groups = position_groups(shape);
   constexpr std::uint32_t minus_infinity = std::is_same_v<T, half_t> ? 0xfc00fc00 : 0xff80ff80;
   const std::uint32_t least = params.epilogue.activate.negative_slope == 0.0f ? 0 : minus_infinity;
   const auto load = [&](int j) { hopper::load_shared(&sum[1][4 * j], mine.received + j * group_bytes<T>); };
@@ -71,8 +72,8 @@ __device__ __forceinline__ float finish_plain_halves(const Params<T>& params, co
 #pragma unroll
   for (int j = 0; j < ahead; ++j) load(j);
 #pragma unroll
-  for (int j = 0; j < position_groups; ++j) {
-    if (j + ahead < position_groups) load(j + ahead);
+  for (int j = 0; j < groups; ++j) {
+    if (j + ahead < groups) load(j + ahead);
     between(j);
     PairOutputs value;
 #pragma unroll
@@ -85,7 +86,7 @@ __device__ __forceinline__ float finish_plain_halves(const Params<T>& params, co
     std::uint32_t halves[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) halves[i] = pack_halves<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
-    if (is_position(j, mine.lane)) bad = add_unless_finite<T>(bad, halves[0]);
+    if (is_position<shape>(j, mine.lane)) bad = add_unless_finite<T>(bad, halves[0]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) halves[i] = most_of_halves<T>(halves[i], least);
     hopper::store_transposed(mine.received + j * group_bytes<T>, halves);
@@ -105,9 +106,11 @@ __device__ __forceinline__ bool all_of_group(int group, bool mine) {
 }
 
 // float32, likewise: one column after the other, since shared memory holds half of the outputs.
-template <typename T, typename Between>
-__device__ __forceinline__ float finish_plain_floats(const Params<T>& params, const LineMaps& maps, Shared<T>& shared,
-                                                     const Fragment<T>& mine, Sums& sum, const Between& between) {
+template <typename T, Shape shape, typename Between>
+__device__ __forceinline__ float finish_plain_floats(const Params<T>& params, const LineMaps& maps,
+                                                     Shared<T, shape>& shared, const Fragment<T, shape>& mine,
+                                                     Sums<shape>& sum, const Between& between) {
+  constexpr int groups = position_groups(shape);
   const float least = params.epilogue.activate.negative_slope == 0.0f ? 0.0f : -INFINITY;
   const auto end = [&](float value, int b) {
     value = fmaf(value, mine.filters.scale[b], mine.filters.bias[b]);
@@ -115,7 +118,7 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
     return value;
   };
 #pragma unroll
-  for (int j = 0; j < position_groups; ++j) {
+  for (int j = 0; j < groups; ++j) {
     hopper::load_shared(&sum[1][4 * j], mine.received + j * group_bytes<T>);
     between(j);
   }
@@ -138,11 +141,11 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
   };
   float bad = 0.0f;
 #pragma unroll
-  for (int j = 0; j < position_groups; ++j) {
+  for (int j = 0; j < groups; ++j) {
     float value[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) value[i] = mine.pairs.first(sum[0][4 * j + i], sum[1][4 * j + i], sum[2][4 * j + i]);
-    if (is_position(j, mine.lane)) bad = fmaf(value[1], 0.0f, fmaf(value[0], 0.0f, bad));
+    if (is_position<shape>(j, mine.lane)) bad = fmaf(value[1], 0.0f, fmaf(value[0], 0.0f, bad));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       hopper::store_shared(place[i] + j * 8 * line_bytes, end(value[i], 0), end(value[2 + i], 1));
@@ -150,7 +153,7 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
   }
   copy(0);
 #pragma unroll
-  for (int j = 0; j < position_groups; ++j) {
+  for (int j = 0; j < groups; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float& value = sum[1][4 * j + i];
@@ -160,7 +163,7 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
   if (copies(mine.warp, mine.lane)) hopper::wait_for_reading<0>();
   hopper::synchronise(group_barrier + mine.group, 128);
 #pragma unroll
-  for (int j = 0; j < position_groups; ++j) {
+  for (int j = 0; j < groups; ++j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       hopper::store_shared(place[i] + j * 8 * line_bytes, sum[1][4 * j + i], sum[1][4 * j + 2 + i]);
@@ -170,22 +173,23 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
   return bad;
 }
 
-// Returns NaN if a sum is not finite. prepare_next: once sum[2] may be waited for; load_next(j), j from 0 to 12: into
-// registers of the next item.
-template <typename T, typename Prepare, typename Load>
-__device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps& maps, Shared<T>& shared,
-                                              Sums& sum, const Item& item, int item_exponent, int group,
+// Returns NaN if a sum is not finite. prepare_next: once sum[2] may be waited for; load_next(j), j a group of
+// positions: into registers of the next item.
+template <typename T, Shape shape, typename Prepare, typename Load>
+__device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps& maps, Shared<T, shape>& shared,
+                                              Sums<shape>& sum, const Item& item, int item_exponent, int group,
                                               const Prepare& prepare_next, const Load& load_next) {
+  constexpr int groups = position_groups(shape);
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
   const PairSums pairs(group);
   if (copies(warp, lane)) hopper::wait_for_reading<0>();  // by the copies of the item before
   synchronise<consumer_barrier, consumer_threads>();
-  give<T>(sum, pairs.sign, received_at(shared, 1 - group, warp, lane));
+  give<T, shape>(sum, pairs.sign, received_at(shared, 1 - group, warp, lane));
   const FilterTerms terms(params, item.filter_block * filter_tile + filter_of_row<T>(warp * 16 + lane / 4));
   prepare_next();
   hopper::synchronise(pair_barrier + warp, 64);
-  const Fragment<T> mine{pairs, FilterScales(terms, item_exponent),    item, group, warp,
-                         lane,  received_at(shared, group, warp, lane)};
+  const Fragment<T, shape> mine{pairs, FilterScales(terms, item_exponent),    item, group, warp,
+                                lane,  received_at(shared, group, warp, lane)};
   float bad;
   bool plain = is_plain(params, mine.filters);
   if constexpr (has_lines<T>) {
@@ -193,7 +197,7 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
       bad = finish_plain_halves(params, mine, sum, load_next);
     } else {
 #pragma unroll
-      for (int j = 0; j < position_groups; ++j) load_next(j);
+      for (int j = 0; j < groups; ++j) load_next(j);
       bad = finish_groups(params, mine, sum, [&](const PairOutputs& value, int j) {
         std::uint32_t halves[4];
 #pragma unroll
@@ -213,7 +217,7 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
       bad = finish_plain_floats(params, maps, shared, mine, sum, load_next);
     } else {
 #pragma unroll
-      for (int j = 0; j < position_groups; ++j) load_next(j);
+      for (int j = 0; j < groups; ++j) load_next(j);
       bad = finish_groups(params, mine, sum, [&](const PairOutputs& value, int j) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {

@@ -1,5 +1,5 @@
-// The end of an item in NCHW, or where y is not aligned: all sums go through shared memory, to threads that each finish
-// two filters.
+// The end of a wide item in NCHW, or where y is not aligned: all sums go through shared memory, to threads that each
+// finish two filters.
 #pragma once
 
 #include <cstring>
@@ -46,7 +46,7 @@ struct Finisher {
   std::int64_t base;      // element of y at the item's first output and the thread's first filter
 
   __device__ __forceinline__ Finisher(const Params<T>& params, const Item& item, bool along_filters)
-      : q0(item.q0), rows(min(tile_rows, params.p - item.p0)) {
+      : q0(item.q0), rows(min(wide.rows, params.p - item.p0)) {
     // Filters or positions along the lanes, as y lies; without a bank conflict either way.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     position = along_filters ? warp : lane / 2 % 8;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void prepare_ends(const Params<T>& params, FilterEnds
 
 // Eight positions' sums of one warpgroup to shared memory: without a bank conflict, and from the registers as they are.
 template <int position_group>
-__device__ __forceinline__ void hand_over(float* target, const Sums& sum) {
+__device__ __forceinline__ void hand_over(float* target, const Sums<wide>& sum) {
 #pragma unroll
   for (int f = 0; f < group_frequencies; ++f) {
 #pragma unroll
@@ -130,8 +130,7 @@ __device__ __forceinline__ void activate(const ActivationFunction& activation, O
 template <typename T, Output output>
 __device__ __forceinline__ void store_position(const Params<T>& params, const FilterEnds& ends, const Finisher<T>& mine,
                                                int number, Outputs<T>& value) {
-  const int row = number * 147 >> 10, column = (number - row * tile_columns) * tile_outputs;  // number / 7
-  static_assert(tile_columns == 7 && products <= 104);
+  const int row = row_of<wide>(number), column = (number - row * wide.tiles) * tile_outputs;
   const int columns = params.q - mine.q0 - column;  // that exist
   if (row >= mine.rows || columns <= 0 || mine.filters <= 0) return;
   const auto of_filters = [&](const float (&values)[filter_tile]) {
@@ -215,20 +214,21 @@ __device__ __forceinline__ void take_filters(Filters& u, const float* registers)
 // item, waits for the instruction cache at every step (docs/performance.md). Returns NaN if a sum of an output is not
 // finite. next: U of the next item; its first three frequencies are in u at the end.
 template <typename T, Output output>
-__device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>& shared, Sums& sum,
+__device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T, wide>& shared, Sums<wide>& sum,
                                              const FilterEnds& ends, const Finisher<T>& mine, int group,
                                              Filters (&u)[group_frequencies], const uint4* next) {
   const int fragment = threadIdx.x % 128, first_filter = fragment / 32 * 16 + fragment % 32 / 4;
   float bad = 0.0f;
-  constexpr int turns = (position_groups + exchanged_groups - 1) / exchanged_groups;
+  constexpr int groups = position_groups(wide);
+  constexpr int turns = (groups + exchanged_groups - 1) / exchanged_groups;
 #pragma unroll 1
   for (int turn = 0; turn < turns; ++turn) {
     float* target = &shared.exchange[group * group_frequencies][fragment % 4 * 2][first_filter];
     switch (turn) {
-#define FASTCONV_TURN(i)                                                          \
-  case i:                                                                         \
-    hand_over<2 * i>(target, sum);                                                \
-    if constexpr (2 * i + 1 < position_groups) hand_over<2 * i + 1>(target, sum); \
+#define FASTCONV_TURN(i)                                                 \
+  case i:                                                                \
+    hand_over<2 * i>(target, sum);                                       \
+    if constexpr (2 * i + 1 < groups) hand_over<2 * i + 1>(target, sum); \
     break;
       FASTCONV_TURN(0)
       FASTCONV_TURN(1)
@@ -239,7 +239,7 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>&
       FASTCONV_TURN(6)
 #undef FASTCONV_TURN
     }
-    static_assert(position_groups == 13);
+    static_assert(groups == 13);
     if (turn == 3) {  // of frequency 0, groups 0 to 5 are gone: 24 registers
       load_filters(&sum[0][0], next);
       load_filters(&sum[0][12], next + u_frequency);
@@ -262,7 +262,7 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T>&
       const float seen = transform_sums<T>(m, value);
       // Positions behind the last row are sums of whatever shared memory held.
       const int number = turn * exchanged_positions + position + mine.position;
-      if (number < positions) bad += seen;
+      if (number < wide.positions()) bad += seen;
       store_position<T, output>(params, ends, mine, number, value);
     }
   }

@@ -38,8 +38,8 @@ struct PairSums {
 // Half types: where the same warp's outputs will lie, column lane / 16, filters 8 (lane / 8 % 2), position lane % 8.
 template <typename T>
 constexpr int group_bytes = has_lines<T> ? 8 * line_bytes : 128 * 16;
-template <typename T>
-__device__ __forceinline__ std::uint32_t received_at(Shared<T>& shared, int group, int warp, int lane) {
+template <typename T, Shape shape>
+__device__ __forceinline__ std::uint32_t received_at(Shared<T, shape>& shared, int group, int warp, int lane) {
   if constexpr (has_lines<T>) {
     return shared_address(shared.lines[own_column(group, lane / 16)]) + lane % 8 * line_bytes +
            ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
@@ -49,10 +49,10 @@ __device__ __forceinline__ std::uint32_t received_at(Shared<T>& shared, int grou
 }
 
 // The difference (warpgroup 0; else the sum) of sum[0] and sum[1] to the other warpgroup, the rest stays in sum[0].
-template <typename T>
-__device__ __forceinline__ void give(Sums& sum, float sign, std::uint32_t target) {
+template <typename T, Shape shape>
+__device__ __forceinline__ void give(Sums<shape>& sum, float sign, std::uint32_t target) {
 #pragma unroll
-  for (int j = 0; j < position_groups; ++j) {
+  for (int j = 0; j < position_groups(shape); ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float &kept = sum[0][4 * j + i], &given = sum[1][4 * j + i];
@@ -101,7 +101,7 @@ struct FilterScales {
 };
 
 // What a thread must know to finish its outputs of an item.
-template <typename T>
+template <typename T, Shape shape>
 struct Fragment {
   PairSums pairs;
   FilterScales filters;
@@ -113,17 +113,19 @@ struct Fragment {
 };
 
 // visit(element of y, which column) for the outputs that exist of a position and filters from k.
-template <typename T, typename Visitor>
-__device__ __forceinline__ void for_columns(const Params<T>& params, const Fragment<T>& mine, int number, int k,
+template <typename T, Shape shape, typename Visitor>
+__device__ __forceinline__ void for_columns(const Params<T>& params, const Fragment<T, shape>& mine, int number, int k,
                                             const Visitor& visit) {
-  const int row = number * 147 >> 10, tile = number - row * tile_columns;  // number / 7
-  static_assert(tile_columns == 7 && products <= 104);
-  if (mine.item.p0 + row >= params.p || row >= tile_rows || k >= params.k) return;
+  const int row = row_of<shape>(number), place = number - row * shape.row_positions();
+  const int image = shape.images == 1 ? 0 : place / shape.tiles, tile = place - image * shape.tiles;
+  if (mine.item.p0 + row >= params.p || row >= shape.rows || k >= params.k) return;
+  if (shape.images > 1 && mine.item.n + image >= params.n) return;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     const int q = mine.item.q0 + tile * tile_outputs + own_column(mine.group, which);
     if (q >= params.q) continue;
-    visit(mine.item.n * params.y_image + (mine.item.p0 + row) * params.y_row + q * params.y_column + k, which);
+    visit((mine.item.n + image) * params.y_image + (mine.item.p0 + row) * params.y_row + q * params.y_column + k,
+          which);
   }
 }
 
@@ -131,8 +133,8 @@ __device__ __forceinline__ void for_columns(const Params<T>& params, const Fragm
 using PairOutputs = float[2][4];
 
 // The residual. Half types: loaded where two filters are neighbours, and transposed.
-template <typename T>
-__device__ __forceinline__ void add_residual(const Params<T>& params, const Fragment<T>& mine, int j,
+template <typename T, Shape shape>
+__device__ __forceinline__ void add_residual(const Params<T>& params, const Fragment<T, shape>& mine, int j,
                                              PairOutputs& value) {
   const T* residual = params.epilogue.residual;
   int lane;  // read here, so that what follows from it takes no registers elsewhere
@@ -165,23 +167,26 @@ __device__ __forceinline__ void add_residual(const Params<T>& params, const Frag
 
 // Any epilogue, 8 positions at a time, in a loop that jumps to the registers of its turn; store(value, turn). Returns
 // NaN if a sum of an output is not finite. A V that is not finite spoils every filter, so half of them are looked at.
-template <typename T, typename Store>
-__device__ __forceinline__ float finish_groups(const Params<T>& params, const Fragment<T>& mine, const Sums& sum,
-                                               const Store& store) {
+template <typename T, Shape shape, typename Store>
+__device__ __forceinline__ float finish_groups(const Params<T>& params, const Fragment<T, shape>& mine,
+                                               const Sums<shape>& sum, const Store& store) {
+  constexpr int groups = position_groups(shape);
   const FilterScales& filters = mine.filters;
   float bad = 0.0f;
 #pragma unroll 1
-  for (int j = 0; j < position_groups; ++j) {
+  for (int j = 0; j < groups; ++j) {
     float received[4];
     PairOutputs value;
     hopper::load_shared(received, mine.received + j * group_bytes<T>);
     switch (j) {
-#define FASTCONV_TURN(turn)                                                                    \
-  case turn:                                                                                   \
-    for (int i = 0; i < 4; ++i) {                                                              \
-      value[0][i] = mine.pairs.first(sum[0][4 * turn + i], received[i], sum[2][4 * turn + i]); \
-      value[1][i] = mine.pairs.second(sum[0][4 * turn + i], received[i]);                      \
-    }                                                                                          \
+#define FASTCONV_TURN(turn)                                                                      \
+  case turn:                                                                                     \
+    if constexpr (turn < groups) {                                                               \
+      for (int i = 0; i < 4; ++i) {                                                              \
+        value[0][i] = mine.pairs.first(sum[0][4 * turn + i], received[i], sum[2][4 * turn + i]); \
+        value[1][i] = mine.pairs.second(sum[0][4 * turn + i], received[i]);                      \
+      }                                                                                          \
+    }                                                                                            \
     break;
       FASTCONV_TURN(0)
       FASTCONV_TURN(1)
@@ -196,10 +201,11 @@ __device__ __forceinline__ float finish_groups(const Params<T>& params, const Fr
       FASTCONV_TURN(10)
       FASTCONV_TURN(11)
       FASTCONV_TURN(12)
+      FASTCONV_TURN(13)
 #undef FASTCONV_TURN
     }
-    static_assert(position_groups == 13);
-    if (is_position(j, mine.lane)) bad = fmaf(value[0][1], 0.0f, fmaf(value[0][0], 0.0f, bad));
+    static_assert(groups <= 14);
+    if (is_position<shape>(j, mine.lane)) bad = fmaf(value[0][1], 0.0f, fmaf(value[0][0], 0.0f, bad));
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float& v = value[i / 4][i % 4];

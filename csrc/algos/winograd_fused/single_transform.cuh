@@ -13,40 +13,51 @@ constexpr int guessed_target = 6, exact_target = 12, unknown_exponent = 126;
 constexpr float least_unscaled = 0x1p-6f, most_unscaled = 0x1p10f;
 static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0f);
 
-template <typename T>
+template <typename T, Shape shape>
 struct ProducerState {
   unsigned stage = 0;              // all of them so far; says where V is in its two slots
   hopper::RingPosition three_raw;  // where raw input is, if it has more than two
   int item_slot = 0;
 
-  static_assert(Stage<T>::v_stages == 2);
+  static_assert(Stage<T, shape>::v_stages == 2);
   __device__ __forceinline__ int v_slot() const { return stage & 1; }
   __device__ __forceinline__ unsigned v_parity() const { return stage >> 1 & 1; }
-  __device__ __forceinline__ int raw_slot() const { return Stage<T>::raw_stages == 2 ? v_slot() : three_raw.slot; }
+  __device__ __forceinline__ int raw_slot() const {
+    return Stage<T, shape>::raw_stages == 2 ? v_slot() : three_raw.slot;
+  }
   __device__ __forceinline__ unsigned raw_parity() const {
-    return Stage<T>::raw_stages == 2 ? v_parity() : three_raw.parity;
+    return Stage<T, shape>::raw_stages == 2 ? v_parity() : three_raw.parity;
   }
   __device__ __forceinline__ void advance() {
     ++stage;
-    if constexpr (Stage<T>::raw_stages != 2) three_raw.advance(Stage<T>::raw_stages);
+    if constexpr (Stage<T, shape>::raw_stages != 2) three_raw.advance(Stage<T, shape>::raw_stages);
   }
 };
 
+// On to the next item, if there is one. Only here, since what it takes would delay the first warp at every stage.
+template <Shape shape, typename T>
+__device__ __forceinline__ void load_next_item(const Params<T>& params, LoaderState& state, const unsigned* repeat) {
+  Walk<Params<T>> walk{params, repeat, state.ordinal};
+  state.n = -1, state.stage = 0;
+  if (!walk.next()) return;
+  const Item item = find_item<shape>(params, walk.number());
+  state.ordinal = walk.ordinal;
+  state.w = item.q0 - params.pad_w, state.h = item.p0 - params.pad_h, state.n = item.n;
+}
+
 // The next tensor copy, ahead of the stage that is transformed. One thread.
-template <typename T>
-__device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtensorMap& map, Shared<T>& shared,
+template <typename T, Shape shape>
+__device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtensorMap& map, Shared<T, shape>& shared,
                                            const unsigned* repeat) {
   LoaderState state = shared.loader;
-  Walk<Params<T>> walk{params, repeat, state.ordinal};
-  if (walk.number() >= params.end_item) return;
-  const Item item = find_item<tile_rows, tile_width>(params, walk.number());
+  if (state.n < 0) return;
   const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot]);
   wait_bounded(shared_address(&shared.raw_empty[state.raw.slot]), state.raw.parity ^ 1, params.report, role_load);
-  hopper::arrive_expecting(full, raw_stage_bytes);
-  hopper::copy_box(shared_address(shared.raw[state.raw.slot]), map, state.stage * Stage<T>::channels,
-                   item.q0 - params.pad_w, item.p0 - params.pad_h, item.n, full);
-  state.raw.advance(Stage<T>::raw_stages);
-  if (++state.stage == params.stages) walk.next(), state.stage = 0, state.ordinal = walk.ordinal;
+  hopper::arrive_expecting(full, Stage<T, shape>::raw_stage_bytes);
+  hopper::copy_box(shared_address(shared.raw[state.raw.slot]), map, state.stage * Stage<T, shape>::channels, state.w,
+                   state.h, state.n, full);
+  state.raw.advance(Stage<T, shape>::raw_stages);
+  if (++state.stage == params.stages) load_next_item<shape>(params, state, repeat);
   shared.loader = state;
 }
 
@@ -64,47 +75,61 @@ __device__ __forceinline__ unsigned largest_bits(const uint4& d) {
   }
 }
 
-// The scale's exponent from a sample of an item's first stage: 128 times 16 bytes. All warps find the same.
-template <typename T>
-__device__ __forceinline__ int guess_exponent(const unsigned char* raw, int lane) {
-  unsigned largest = 0;
+// The scale's exponent from a sample of the first stage of an image of an item: 128 times 16 bytes. All warps find the
+// same.
+template <typename T, Shape shape>
+__device__ __forceinline__ int guess_exponent(const unsigned char* raw, int lane, int image) {
+  using Stage = single::Stage<T, shape>;
+  raw += (lane >> 2) * (shape.input_rows() / 8) * Stage::raw_row_bytes + shape.tiles / 2 * raw_column_bytes +
+         (lane & 3) * 16;
+  unsigned found = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    largest =
-        max(largest, largest_bits<T>(*reinterpret_cast<const uint4*>(
-                         raw + (lane >> 2) * 2 * raw_row_bytes + (i * 7 + 3) * raw_column_bytes + (lane & 3) * 16)));
+  for (int i = 0; i < shape.images; ++i) {
+    unsigned largest = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const auto& piece =
+          *reinterpret_cast<const uint4*>(raw + i * Stage::raw_image_bytes + j * shape.tiles * raw_column_bytes);
+      largest = max(largest, largest_bits<T>(piece));
+    }
+    largest = __reduce_max_sync(~0u, largest);
+    if (i == image) found = largest;
   }
-  const float value = __uint_as_float(__reduce_max_sync(~0u, largest));
+  const float value = __uint_as_float(found);
   if (value >= least_unscaled && value < most_unscaled) return 0;
   // Nothing but zeros seen: a scale at which anything else overflows, and is noticed.
   return value == 0.0f ? unknown_exponent : scale_exponent(value, guessed_target);
 }
 
-// The exponent from the whole input of an item, infinities and NaN left out.
-template <typename T>
-__device__ __forceinline__ int find_exact_exponent(const Params<T>& params, Shared<T>& shared, const Item& item,
-                                                   int thread) {
-  if (thread == 0) shared.largest = 0;
+// The exponent from the whole input of an image of an item, infinities and NaN left out.
+template <typename T, Shape shape>
+__device__ __forceinline__ int find_exact_exponent(const Params<T>& params, Shared<T, shape>& shared, const Item& item,
+                                                   int thread, int my_image) {
+  if (thread < shape.images) shared.largest[thread] = 0;
   synchronise<producer_barrier, producer_threads>();
-  const T* image = params.x + item.n * params.x_image;
-  unsigned largest = 0;
+  constexpr int columns = shape.width() + 2;
 #pragma unroll 1
-  for (int pixel = thread / 32; pixel < input_rows * (tile_width + 2); pixel += producer_warps) {
-    const int h = item.p0 - params.pad_h + pixel / (tile_width + 2);
-    const int w = item.q0 - params.pad_w + pixel % (tile_width + 2);
-    if (static_cast<unsigned>(h) >= static_cast<unsigned>(params.h) ||
-        static_cast<unsigned>(w) >= static_cast<unsigned>(params.w)) {
-      continue;
+  for (int i = 0; i < shape.images && item.n + i < params.n; ++i) {
+    const T* image = params.x + (item.n + i) * params.x_image;
+    unsigned largest = 0;
+#pragma unroll 1
+    for (int pixel = thread / 32; pixel < shape.input_rows() * columns; pixel += producer_warps) {
+      const int h = item.p0 - params.pad_h + pixel / columns, w = item.q0 - params.pad_w + pixel % columns;
+      if (static_cast<unsigned>(h) >= static_cast<unsigned>(params.h) ||
+          static_cast<unsigned>(w) >= static_cast<unsigned>(params.w)) {
+        continue;
+      }
+      for (int c = thread % 32; c < params.c; c += 32) {
+        const unsigned bits =
+            __float_as_uint(to_float(image[h * params.x_row + w * params.x_column + c * params.x_channel])) &
+            0x7fffffff;
+        largest = max(largest, bits < 0x7f800000 ? bits : 0);
+      }
     }
-    for (int c = thread % 32; c < params.c; c += 32) {
-      const unsigned bits =
-          __float_as_uint(to_float(image[h * params.x_row + w * params.x_column + c * params.x_channel])) & 0x7fffffff;
-      largest = max(largest, bits < 0x7f800000 ? bits : 0);
-    }
+    atomicMax(&shared.largest[i], largest);
   }
-  atomicMax(&shared.largest, largest);
   synchronise<producer_barrier, producer_threads>();
-  const float value = __uint_as_float(shared.largest);
+  const float value = __uint_as_float(shared.largest[my_image]);
   synchronise<producer_barrier, producer_threads>();
   return value > 0.0f ? scale_exponent(value, exact_target) : 0;
 }
@@ -124,8 +149,9 @@ __device__ __forceinline__ void transform_halves(const __half2 (&d)[frequencies]
 }
 
 // Halves of 8 bytes of raw input. scaled: multiply by scale.
-template <typename T, bool scaled>
-__device__ __forceinline__ void convert(const uint2& bits, float scale, __half2 (&halves)[Stage<T>::steps]) {
+template <typename T, bool scaled, int words>
+__device__ __forceinline__ void convert(const uint2& bits, float scale, __half2 (&halves)[words]) {
+  static_assert(4 * words == 16 / sizeof(T));
   if constexpr (std::is_same_v<T, half_t> && !scaled) {
     halves[0] = as_halves(bits.x), halves[1] = as_halves(bits.y);
   } else {
@@ -141,20 +167,28 @@ __device__ __forceinline__ void convert(const uint2& bits, float scale, __half2 
   }
 }
 
-// A warp's part of a stage: 4 rows by 64 bytes of channels, 8 bytes a thread, along the row: each column is read once.
-template <typename T, bool scaled>
-__device__ __forceinline__ void transform_stage(const unsigned char* raw, unsigned char* v, int warp, int lane,
-                                                float scale) {
-  constexpr int words = Stage<T>::steps;  // of two halves
-  static_assert(4 * producer_warps == input_rows);
-  const int chunk = lane % 8, row = warp * 4 + lane / 8;
-  raw += row * raw_row_bytes + chunk * 8;
-  v += row * tile_columns * 16;
-  if constexpr (words == 1) {
-    v += chunk / 4 * Stage<T>::plane_bytes + chunk % 4 * 4;
-  } else {
-    v += chunk / 4 * Stage<T>::step_bytes + chunk / 2 % 2 * Stage<T>::plane_bytes + chunk % 2 * 8;
-  }
+// A thread's rows of the raw input: 64 bytes of channels by 8 threads, so a warp has 4 rows at a time. Of two images,
+// two rows each; of four, one row: so that neither reading raw input nor storing V has a bank conflict.
+template <Shape shape>
+__device__ __forceinline__ int image_of_lane(int lane) {
+  return lane / 8 % shape.images;
+}
+template <Shape shape>
+__device__ __forceinline__ int first_row(int warp, int lane) {
+  return shape.images == 1   ? warp * 4 + lane / 8
+         : shape.images == 2 ? warp * 4 + (lane / 16 ^ lane / 8 % 2)
+                             : (warp + 1) % producer_warps;  // a row more for the last warp, not for the first
+}
+
+// Tiles of a row in straight-line code: as many as cost no spills. few_registers: in kernels that need them elsewhere.
+constexpr int unrolled_tiles(Shape shape, bool few_registers, bool scaled) {
+  return shape.images > 1 ? shape.tiles : few_registers || scaled ? 1 : 2;
+}
+
+// Along a row: each column is read once, 8 bytes a thread.
+template <typename T, Shape shape, bool scaled, int unrolled>
+__device__ __forceinline__ void transform_row(const unsigned char* raw, unsigned char* v, float scale) {
+  constexpr int words = Stage<T, shape>::steps;  // of two halves
   const auto load = [&](int column) { return *reinterpret_cast<const uint2*>(raw + column * raw_column_bytes); };
   constexpr int kept = frequencies - tile_outputs;  // columns that neighbouring tiles share
   __half2 d[frequencies][words];
@@ -163,12 +197,14 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
   for (int j = 0; j < kept; ++j) convert<T, scaled>(load(j), scale, d[j]);
 #pragma unroll
   for (int j = 0; j < tile_outputs; ++j) next[j] = load(kept + j);
-#pragma unroll 1
-  for (int tile = 0; tile < tile_columns; ++tile) {
+#pragma unroll unrolled
+  for (int tile = 0; tile < shape.tiles; ++tile) {
+    // Where a column is missing it is zero. Asked here: behind its load, everything would wait for that.
+    if (shape.raw_columns() < shape.width() + 2 && tile + 1 == shape.tiles) next[tile_outputs - 1] = make_uint2(0, 0);
 #pragma unroll
     for (int j = 0; j < tile_outputs; ++j) convert<T, scaled>(next[j], scale, d[kept + j]);
     raw += tile_outputs * raw_column_bytes;
-    if (tile + 1 < tile_columns) {
+    if (tile + 1 < shape.tiles) {
 #pragma unroll
       for (int j = 0; j < tile_outputs; ++j) next[j] = load(kept + j);
     }
@@ -182,7 +218,7 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
     }
 #pragma unroll
     for (int f = 0; f < frequencies; ++f) {
-      unsigned char* target = v + slot(f) * Stage<T>::frequency_bytes;
+      unsigned char* target = v + slot(f) * Stage<T, shape>::frequency_bytes;
       if constexpr (words == 1) {
         *reinterpret_cast<unsigned*>(target) = as_bits(out[0][f]);
       } else {
@@ -198,23 +234,52 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
   }
 }
 
+// A warp's part of a stage.
+template <typename T, Shape shape, bool scaled, bool few_registers>
+__device__ __forceinline__ void transform_stage(const unsigned char* raw, unsigned char* v, int warp, int lane,
+                                                float scale) {
+  using Stage = single::Stage<T, shape>;
+  constexpr int unrolled = unrolled_tiles(shape, few_registers, scaled);
+  static_assert(shape.images == 4 || 4 * producer_warps == shape.input_rows());
+  const int chunk = lane % 8, row = first_row<shape>(warp, lane), image = image_of_lane<shape>(lane);
+  raw += image * Stage::raw_image_bytes + row * Stage::raw_row_bytes + chunk * 8;
+  v += (row * shape.row_positions() + image * shape.tiles) * 16;
+  if constexpr (Stage::steps == 1) {
+    v += chunk / 4 * Stage::plane_bytes + chunk % 4 * 4;
+  } else {
+    v += chunk / 4 * Stage::step_bytes + chunk / 2 % 2 * Stage::plane_bytes + chunk % 2 * 8;
+  }
+  if constexpr (shape.images == 1) return transform_row<T, shape, scaled, unrolled>(raw, v, scale);
+  constexpr int step = shape.images == 2 ? 2 : producer_warps;  // to the thread's next row
+  int left = shape.images == 2 ? 2 : (shape.input_rows() - 1 - row) / step + 1;
+#pragma unroll 1
+  do {
+    transform_row<T, shape, scaled, unrolled>(raw, v, scale);
+    raw += step * Stage::raw_row_bytes, v += step * shape.row_positions() * 16;
+  } while (--left > 0);
+}
+
 // One pass over the items. boxes: x is loaded by tensor copies.
-template <typename T, bool boxes>
-__device__ __forceinline__ void produce(const Params<T>& params, const CUtensorMap& map, Shared<T>& shared,
-                                        bool repeated, ProducerState<T>& state) {
+template <typename T, Shape shape, bool boxes, bool few_registers>
+__device__ __forceinline__ void produce(const Params<T>& params, const CUtensorMap& map, Shared<T, shape>& shared,
+                                        bool repeated, ProducerState<T, shape>& state) {
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
+  const int image = image_of_lane<shape>(lane);
+  // One thread of each image, of the last warp: the first has the copies to issue.
+  const bool tells = shape.images == 1 ? thread == producer_threads - 32
+                                       : thread >= producer_threads - 32 && lane % 8 == 0 && lane / 8 < shape.images;
   const unsigned* repeat = repeated ? shared.repeat : nullptr;
   if (boxes && thread == 0) {
-    Walk<Params<T>> first{params, repeat};
-    first.next();
-    shared.loader.ordinal = first.ordinal, shared.loader.stage = 0;
-    for (int i = 0; i < Stage<T>::raw_stages - 1; ++i) issue_copy(params, map, shared, repeat);
+    LoaderState state = shared.loader;
+    state.ordinal = ~0u;
+    load_next_item<shape>(params, state, repeat);
+    shared.loader = state;
+    for (int i = 0; i < Stage<T, shape>::raw_stages - 1; ++i) issue_copy(params, map, shared, repeat);
   }
   Walk<Params<T>> walk{params, repeat};
   while (walk.next()) {
     int exponent =
-        repeated ? find_exact_exponent(params, shared, find_item<tile_rows, tile_width>(params, walk.number()), thread)
-                 : 0;
+        repeated ? find_exact_exponent(params, shared, find_item<shape>(params, walk.number()), thread, image) : 0;
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage) {
       unsigned char* raw = shared.raw[state.raw_slot()];
@@ -224,22 +289,22 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
         wait_bounded(shared_address(&shared.raw_full[state.raw_slot()]), state.raw_parity(), params.report,
                      role_transform);
       } else {
-        load_elements<input_rows, raw_columns, Stage<T>::channels>(
-            params, raw, find_item<tile_rows, tile_width>(params, walk.number()), stage * Stage<T>::channels, thread);
+        load_elements<shape.input_rows(), shape.raw_columns(), Stage<T, shape>::channels>(
+            params, raw, find_item<shape>(params, walk.number()), stage * Stage<T, shape>::channels, thread);
         synchronise<producer_barrier, producer_threads>();
       }
-      if (stage == 0 && !repeated) exponent = guess_exponent<T>(raw, lane);
+      if (stage == 0 && !repeated) exponent = guess_exponent<T, shape>(raw, lane, image);
       wait_bounded(shared_address(&shared.v_empty[state.v_slot()]), state.v_parity() ^ 1, params.report,
                    role_transform);
-      if (stage == 0 && thread == producer_threads - 32) {  // the first warp has the copies to issue
-        shared.items[state.item_slot] = find_item<tile_rows, tile_width>(params, walk.number());
-        shared.exponents[state.item_slot] = exponent;
+      if (stage == 0 && tells) {
+        if (image == 0) shared.items[state.item_slot] = find_item<shape>(params, walk.number());
+        shared.exponents[state.item_slot][image] = exponent;
       }
       unsigned char* v = shared.v[state.v_slot()];
-      if (exponent == 0) {
-        transform_stage<T, false>(raw, v, warp, lane, 1.0f);
+      if (shape.images == 1 ? exponent == 0 : __all_sync(~0u, exponent == 0)) {
+        transform_stage<T, shape, false, few_registers>(raw, v, warp, lane, 1.0f);
       } else {
-        transform_stage<T, true>(raw, v, warp, lane, power_of_two(exponent));
+        transform_stage<T, shape, true, few_registers>(raw, v, warp, lane, power_of_two(exponent));
       }
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
@@ -249,7 +314,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       }
       state.advance();
     }
-    state.item_slot = (state.item_slot + 1) % Shared<T>::item_slots;
+    state.item_slot = (state.item_slot + 1) % Shared<T, shape>::item_slots;
   }
 }
 
