@@ -7,6 +7,7 @@
 // is no lo. On the CPU: [r][f][C][K] float32.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -17,10 +18,11 @@ namespace fastconv::algos::winograd_fused {
 constexpr int frequencies = 6, taps = 3;  // of F(4,3) along W; filter rows
 constexpr int tile_outputs = 4;           // along W
 
-// A block: 64 filters x 8 output rows x 8 tiles of 4 outputs.
+// An item: 64 filters x 9 rows x 7 tiles of 4 outputs, which divide the widths of 28, 56, 112 and 224. The rows are those
+// of a canvas: strips of that width, of all images, one below the other (strip_pitch).
 constexpr int filter_tile = 64;
-constexpr int tile_rows = 8;
-constexpr int tile_columns = 8;  // also the rows of a core matrix of wgmma: a filter row further is a whole one
+constexpr int tile_rows = 9;
+constexpr int tile_columns = 7;
 constexpr int tile_width = tile_columns * tile_outputs;
 constexpr int input_rows = tile_rows + taps - 1;
 
@@ -46,7 +48,8 @@ struct Config {
   bool split;            // three products of halves, else one
   std::int64_t stages;   // of 16 channels, or 64 bytes
   std::int64_t u_steps;  // 16 channels of U
-  std::int64_t filter_tiles, column_tiles, row_tiles, items;
+  std::int64_t filter_tiles, column_tiles, row_tiles, items;  // split: row_tiles of all strips, else of an image
+  std::int64_t pitch;                                         // split: of the canvas
 
   std::size_t u_bytes() const {
     return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
@@ -56,6 +59,12 @@ struct Config {
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+// Rows from one strip to the next. Row i of a strip is row i - pad_h of the input and row i of the output: the rows of
+// padding between two strips serve both. At least 9, so that no item meets a third strip.
+inline std::int64_t strip_pitch(const ConvProblem& problem) {
+  return std::max<std::int64_t>(problem.h + problem.pad_h, tile_rows);
+}
+
 inline Config make_config(const ConvProblem& problem) {
   Config config{};
   config.split = problem.accuracy == AccuracyClass::fp32;
@@ -64,8 +73,15 @@ inline Config make_config(const ConvProblem& problem) {
   config.u_steps = config.stages * (stage_channels / channels);
   config.filter_tiles = divide_up(problem.k, filter_tile);
   config.column_tiles = divide_up(problem.q(), config.split ? tile_width : single::tile_width);
-  config.row_tiles = divide_up(problem.p(), config.split ? tile_rows : single::tile_rows);
-  config.items = problem.n * config.row_tiles * config.column_tiles * config.filter_tiles;
+  if (config.split) {
+    config.pitch = strip_pitch(problem);
+    const std::int64_t strips = problem.n * config.column_tiles;
+    config.row_tiles = divide_up((strips - 1) * config.pitch + problem.p(), tile_rows);
+    config.items = config.row_tiles * config.filter_tiles;
+  } else {
+    config.row_tiles = divide_up(problem.p(), single::tile_rows);
+    config.items = problem.n * config.row_tiles * config.column_tiles * config.filter_tiles;
+  }
   return config;
 }
 

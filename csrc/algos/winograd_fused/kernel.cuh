@@ -7,7 +7,7 @@ namespace fastconv::algos::winograd_fused {
 
 __device__ __forceinline__ void initialise(Shared& shared) {
   if (threadIdx.x == 0) {
-    for (int i = 0; i < raw_stages; ++i) {
+    for (int i = 0; i < raw_slots; ++i) {
       hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
       hopper::barrier_init(shared_address(&shared.raw_empty[i]), producer_warps);
     }
@@ -36,7 +36,7 @@ template <bool boxes, Output output>
 __global__ void __launch_bounds__(block_threads, 1)
     convolve(const __grid_constant__ Params params, const __grid_constant__ CUtensorMap map) {
 #if defined(FASTCONV_HAS_WGMMA)
-  extern __shared__ __align__(128) unsigned char memory[];
+  extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   initialise(shared);
   const int group = static_cast<int>(threadIdx.x) / 128;

@@ -10,9 +10,9 @@ namespace {
 
 cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
-// x [N, H, W, C] in boxes of one raw stage, zeros outside.
+// x [N, H, W, C] in boxes of one row of an item, zeros outside.
 CUtensorMap make_map(const ConvProblem& problem, const float* x) {
-  const Box4 box{.c = channels, .w = raw_columns, .h = input_rows, .n = 1, .swizzled = false};
+  const Box4 box{.c = raw_channels, .w = raw_columns, .h = 1, .n = 1};
   return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
 }
 

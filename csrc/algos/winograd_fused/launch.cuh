@@ -35,6 +35,7 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, 
           .y_row = out.h,
           .y_column = out.w,
           .y_channel = out.c,
+          .n = as_int(problem.n),
           .c = as_int(problem.c),
           .h = as_int(problem.h),
           .w = as_int(problem.w),
@@ -48,7 +49,7 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, 
           .end_item = 0,
           .by_filters = divide(config.filter_tiles),
           .by_columns = divide(config.column_tiles),
-          .by_rows = divide(config.row_tiles)};
+          .by_rows = divide(config.split ? config.pitch : config.row_tiles)};
 }
 
 // In launches of as many items as a block of every multiprocessor can keep account of.

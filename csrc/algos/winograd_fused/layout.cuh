@@ -22,39 +22,60 @@ static_assert(consumer_threads * consumer_registers + producer_threads * produce
               launch_registers * block_threads);
 
 constexpr int group_frequencies = frequencies / consumer_groups;
-constexpr int half_rows = tile_rows / 2;  // an instruction's part of the tiles: 4 rows of 8
+// The columns of a product are positions: tile columns fastest, then rows. A filter row further is tile_columns positions
+// further, wherever a row ends: a constant in wgmma's descriptor, since its core matrices lie one behind the other. The
+// last position of an item is none. An instruction takes half of them.
+constexpr int products = 64, positions = tile_rows * tile_columns, half_groups = products / 2 / 8;
+constexpr int stored_positions = input_rows * tile_columns;
+constexpr int read_positions = products + (taps - 1) * tile_columns;
+static_assert(positions < products && stored_positions <= read_positions);
 
-// Raw input, a stage: [row][column][channel] float32. The row's pitch is an odd multiple of 64 bytes, so that two rows
-// by 16 channels are read without a bank conflict; hence one column more than the 34 needed.
-constexpr int raw_columns = tile_width + 3;
-constexpr int raw_column_bytes = channels * 4, raw_row_bytes = raw_columns * raw_column_bytes;
-constexpr int raw_stage_bytes = input_rows * raw_row_bytes, raw_stages = 3;
-static_assert(raw_row_bytes % 128 == 64 && raw_stage_bytes % 128 == 0);
+// Raw input, two stages: [row][column][32 channels] float32, rows of 128 bytes in the swizzle of that width, which spreads
+// neighbouring tiles over the banks. A row's pitch is a multiple of 1024 bytes, so that a tile's parity says how its
+// columns are swizzled.
+constexpr int raw_channels = 2 * channels, raw_columns = tile_width + 2, raw_column_bytes = raw_channels * 4;
+constexpr int raw_row_bytes = 4096, raw_slots = 2, raw_slot_bytes = input_rows * raw_row_bytes;
+constexpr int raw_copied_bytes = input_rows * raw_columns * raw_column_bytes;
+static_assert(raw_row_bytes % 1024 == 0 && raw_columns * raw_column_bytes <= raw_row_bytes);
 
-// V, a stage: [f][hi, lo][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
-// producers' stores of 2 rows x 2 tiles x 16 channels then meet every bank once.
-constexpr int core_bytes = 128 + 32, v_row_bytes = 2 * core_bytes, v_plane_bytes = input_rows * v_row_bytes;
-constexpr int v_stage_bytes = frequencies * 2 * v_plane_bytes, v_stages = 2;
-static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
+// V, a stage: [f][channel half][hi, lo] planes of one position after the other, 8 channels (16 bytes) each. The halves are
+// an odd multiple of 64 bytes apart: the producers' stores of 4 positions x 16 channels then meet every bank once.
+constexpr int v_plane_bytes = read_positions * 16, v_half_bytes = 2 * v_plane_bytes;
+constexpr int v_frequency_bytes = 2 * v_half_bytes, v_stage_bytes = frequencies * v_frequency_bytes, v_stages = 2;
+static_assert(v_half_bytes % 128 == 64 && v_stage_bytes % 128 == 0);
 
 // Items of a block and launch: a bit each says which must be repeated.
-constexpr int most_items = 8192;
-// Items whose scales are remembered: the producers are never further ahead than their stages allow.
+constexpr int most_items = 4096;
+// Items whose outputs and largest values are remembered: the producers are never further ahead than their stages allow.
 constexpr int item_slots = v_stages + 1;
 
+// Tile columns of an item that share a scale: those of its first and of its second strip.
+constexpr int scales = 2 * tile_columns;
+
+// Where the outputs of a position go, and what undoes its input's scale: two factors, since 2^126 times a filter's has
+// none.
+struct alignas(16) Outputs {
+  float first, second;
+  std::int64_t packed;  // 8 times the element of y of the first output and filter 0, plus the number of outputs
+
+  __device__ __forceinline__ std::int64_t index() const { return packed >> 3; }
+  __device__ __forceinline__ int count() const { return static_cast<int>(packed) & 7; }
+};
+
 struct Shared {
-  alignas(128) unsigned char raw[raw_stages][raw_stage_bytes];
+  alignas(1024) unsigned char raw[raw_slots][raw_slot_bytes];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];
-  // At the end of an item each warpgroup gives the other its three sums of half of the outputs, a row at a time.
-  // Or (pairs.cuh) one sum in six of half of the rows.
+  // At the end of an item each warpgroup gives the other its three sums of half of the outputs, 8 positions at a time.
+  // Or (pairs.cuh) one sum in six, 16 positions at a time.
   union {
     alignas(128) float4 exchange[consumer_groups][group_frequencies][128];
-    float4 pairs[consumer_groups][half_rows][128];
+    float4 pairs[consumer_groups][2][128];
   };
-  alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
-  int exponents[item_slots][tile_columns];                      // of the scales of an item's tile columns
-  float largest[item_slots][producer_warps][tile_columns / 2];  // largest |V| of a warp's columns, scaled
-  float column_largest[tile_columns];                           // of |x|, for an item that is repeated
+  Outputs outputs[item_slots][products];
+  // Bits of the largest |V|, scaled, of each warp's positions: for scales that are a mere guess, and in the end of all.
+  unsigned largest[item_slots][producer_warps][16];
+  alignas(8) std::uint64_t raw_full[raw_slots], raw_empty[raw_slots], v_full[v_stages], v_empty[v_stages];
+  float exact_largest[scales];  // of |x|, for an item that is repeated
   unsigned repeat[most_items / 32];
 };
 
@@ -74,10 +95,10 @@ struct ParamsOf {
   WaitReport* report;
   std::int64_t x_image, x_row, x_column, x_channel;  // strides of x, in elements
   std::int64_t y_image, y_row, y_column, y_channel;  // of y and residual
-  int c, h, w, k, p, q, pad_h, pad_w;
+  int n, c, h, w, k, p, q, pad_h, pad_w;
   int stages;
   unsigned first_item, end_item;  // of this launch
-  FastDivide by_filters, by_columns, by_rows;
+  FastDivide by_filters, by_columns, by_rows;  // by_rows: class fp32 by the pitch of strips
 };
 using Params = ParamsOf<float>;
 
@@ -95,6 +116,25 @@ __device__ __forceinline__ Item find_item(const ParamsOf<T>& params, unsigned it
   result.p0 = static_cast<int>(params.by_rows.peel(item)) * rows;
   result.n = static_cast<int>(item);
   return result;
+}
+
+// An item of class fp32: 9 rows of the canvas, those before `boundary` of one strip, the others from the top of the next.
+struct Place {
+  int row, boundary;  // of the first row, in its strip; of the item's rows
+  int n[2], q0[2];    // of the two strips
+};
+
+__device__ __forceinline__ Place find_place(const Params& params, unsigned item) {
+  params.by_filters.peel(item);
+  unsigned strip = item * tile_rows;
+  Place place;
+  place.row = static_cast<int>(params.by_rows.peel(strip));
+  place.boundary = static_cast<int>(params.by_rows.divisor()) - place.row;
+  const int column = static_cast<int>(params.by_columns.peel(strip));
+  const bool last = column + 1 == static_cast<int>(params.by_columns.divisor());
+  place.n[0] = static_cast<int>(strip), place.q0[0] = column * tile_width;
+  place.n[1] = place.n[0] + (last ? 1 : 0), place.q0[1] = last ? 0 : place.q0[0] + tile_width;
+  return place;
 }
 
 // The items of a block, in two passes: all of them with guessed scales, then those that need exact ones. Every role

@@ -1,11 +1,11 @@
-// The consumers: three frequencies of 64 filters x 64 tiles each, U in registers, V in shared memory.
+// The consumers: three frequencies of 64 filters x 64 positions each, U in registers, V in shared memory.
 #pragma once
 
 #include "algos/winograd_fused/layout.cuh"
 
 namespace fastconv::algos::winograd_fused {
 
-using Half = float[half_rows * 4];  // of one frequency: 64 filters x 4 rows x 8 tiles
+using Half = float[half_groups * 4];  // of one frequency: 64 filters x 4 groups of 8 positions
 using Totals = Half[group_frequencies][2];
 using Filters = std::uint32_t[taps][2][4];  // U of one frequency and stage: [r][hi, lo]
 
@@ -22,30 +22,31 @@ __device__ __forceinline__ void load_filters(Filters& u, const uint4* source) {
   }
 }
 
-// Core matrices of 8 rows x 16 bytes without a swizzle.
+// Core matrices of 8 positions x 16 bytes without a swizzle, one behind the other.
 __device__ __forceinline__ std::uint64_t core_descriptor(std::uint32_t address) {
-  return static_cast<std::uint64_t>(v_row_bytes / 16) << 32 | static_cast<std::uint64_t>(core_bytes / 16) << 16 |
+  return static_cast<std::uint64_t>(128 / 16) << 32 | static_cast<std::uint64_t>(v_half_bytes / 16) << 16 |
          (address & 0x3ffff) >> 4;
 }
 
-// sum = the products of one frequency, stage and half of the rows: nine, the small ones first, because the tensor cores
+// sum = the products of one frequency, stage and half of the positions: nine, the small ones first, because the tensor cores
 // truncate their accumulator at every instruction (docs/numerics.md).
 template <int frequency, int half>
 __device__ __forceinline__ void multiply_half(Half& sum, const Filters& u, std::uint64_t stage) {
-  constexpr int high = 2 * frequency * v_plane_bytes + half * half_rows * v_row_bytes, low = high + v_plane_bytes;
+  constexpr int high = frequency * v_frequency_bytes + half * half_groups * 128, low = high + v_plane_bytes;
+  constexpr int row_bytes = tile_columns * 16;
   hopper::fence_products();
   hopper::multiply<half_t, false>(sum, u[0][1], hopper::advance_descriptor(stage, high));
 #pragma unroll
   for (int r = 1; r < taps; ++r) {
-    hopper::multiply<half_t, true>(sum, u[r][1], hopper::advance_descriptor(stage, high + r * v_row_bytes));
+    hopper::multiply<half_t, true>(sum, u[r][1], hopper::advance_descriptor(stage, high + r * row_bytes));
   }
 #pragma unroll
   for (int r = 0; r < taps; ++r) {
-    hopper::multiply<half_t, true>(sum, u[r][0], hopper::advance_descriptor(stage, low + r * v_row_bytes));
+    hopper::multiply<half_t, true>(sum, u[r][0], hopper::advance_descriptor(stage, low + r * row_bytes));
   }
 #pragma unroll
   for (int r = 0; r < taps; ++r) {
-    hopper::multiply<half_t, true>(sum, u[r][0], hopper::advance_descriptor(stage, high + r * v_row_bytes));
+    hopper::multiply<half_t, true>(sum, u[r][0], hopper::advance_descriptor(stage, high + r * row_bytes));
   }
   hopper::commit_products();
 }
@@ -54,7 +55,7 @@ __device__ __forceinline__ void multiply_half(Half& sum, const Filters& u, std::
 __device__ __forceinline__ void promote(Half& total, Half& sum) {
   hopper::pin(sum);
 #pragma unroll
-  for (int i = 0; i < half_rows * 4; ++i) total[i] += sum[i];
+  for (int i = 0; i < half_groups * 4; ++i) total[i] += sum[i];
 }
 
 // One frequency of one stage. On entry the second half of the frequency before is under way; on exit that of this one.
@@ -84,7 +85,7 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared& shared,
                                            ConsumerState& state) {
   Half sum[2];
 #pragma unroll
-  for (int i = 0; i < half_rows * 4; ++i) {
+  for (int i = 0; i < half_groups * 4; ++i) {
     sum[1][i] = 0.0f;
 #pragma unroll
     for (int f = 0; f < group_frequencies; ++f) total[f][0][i] = total[f][1][i] = 0.0f;
