@@ -29,8 +29,9 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
                                      "; winograd_fused needs 90 (wgmma)");
   }
-  // Items are numbered with 31 bits, sizes and coordinates too; a tensor copy's strides have 40.
-  const double items = static_cast<double>(make_config(problem).items);
+  // Items are numbered with 31 bits, sizes and coordinates too, and rows of the canvas; a tensor copy's strides have 40.
+  const Config config = make_config(problem);
+  const double items = static_cast<double>(std::max(config.items, config.row_tiles * tile_rows));
   const double image = 4.0 * static_cast<double>(problem.c) * static_cast<double>(problem.h * problem.w);
   // Within an item, outputs are reached by 32 bits.
   const double rows = 16.0 * static_cast<double>(problem.q()) * static_cast<double>(problem.k);
