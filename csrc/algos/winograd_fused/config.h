@@ -18,13 +18,14 @@ namespace fastconv::algos::winograd_fused {
 constexpr int frequencies = 6, taps = 3;  // of F(4,3) along W; filter rows
 constexpr int tile_outputs = 4;           // along W
 
-// An item: 64 filters x 9 rows x 7 tiles of 4 outputs, which divide the widths of 28, 56, 112 and 224. The rows are those
-// of a canvas: strips of that width, of all images, one below the other (strip_pitch).
+// An item: 64 filters x 8 rows x 8 tiles of 4 outputs. The tiles are neighbours in a list of all columns of tiles: of a
+// block of 8 rows from left to right, then of the block below, in the next image if need be. So none are lost but the last
+// ones, whatever the width. The rows may be those of a canvas (make_config).
 constexpr int filter_tile = 64;
-constexpr int tile_rows = 9;
-constexpr int tile_columns = 7;
-constexpr int tile_width = tile_columns * tile_outputs;
+constexpr int tile_rows = 8;
+constexpr int tile_columns = 8;  // also the rows of a core matrix of wgmma: a filter row further is a whole one
 constexpr int input_rows = tile_rows + taps - 1;
+constexpr int least_columns = tile_columns - 1;  // of a block: an item meets two blocks at most
 
 constexpr int channels = 16;  // of a stage: the depth of one wgmma
 
@@ -48,8 +49,8 @@ struct Config {
   bool split;            // three products of halves, else one
   std::int64_t stages;   // of 16 channels, or 64 bytes
   std::int64_t u_steps;  // 16 channels of U
-  std::int64_t filter_tiles, column_tiles, row_tiles, items;  // split: row_tiles of all strips, else of an image
-  std::int64_t pitch;                                         // split: of the canvas
+  std::int64_t filter_tiles, column_tiles, row_tiles, items;  // split: of a block; blocks
+  std::int64_t pitch;                                         // split: rows from one image to the next
 
   std::size_t u_bytes() const {
     return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
@@ -59,10 +60,13 @@ struct Config {
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Rows from one strip to the next. Row i of a strip is row i - pad_h of the input and row i of the output: the rows of
-// padding between two strips serve both. At least 9, so that no item meets a third strip.
-inline std::int64_t strip_pitch(const ConvProblem& problem) {
-  return std::max<std::int64_t>(problem.h + problem.pad_h, tile_rows);
+// Rows from one image to the next, row i of which is row i - pad_h of the input and row i of the output. A multiple of 8,
+// so that no block crosses images. Or, if that makes fewer blocks, images one below the other with the rows of padding
+// between two serving both: a canvas. Even, since input is copied two rows at a time, and large enough for blocks that
+// cross only once.
+inline std::int64_t image_pitch(const ConvProblem& problem) {
+  const std::int64_t whole = divide_up(problem.p(), tile_rows) * tile_rows;
+  return std::min(whole, std::max<std::int64_t>(divide_up(problem.h + problem.pad_h, 2) * 2, input_rows));
 }
 
 inline Config make_config(const ConvProblem& problem) {
@@ -72,13 +76,13 @@ inline Config make_config(const ConvProblem& problem) {
   config.stages = divide_up(problem.c, stage_channels);
   config.u_steps = config.stages * (stage_channels / channels);
   config.filter_tiles = divide_up(problem.k, filter_tile);
-  config.column_tiles = divide_up(problem.q(), config.split ? tile_width : single::tile_width);
   if (config.split) {
-    config.pitch = strip_pitch(problem);
-    const std::int64_t strips = problem.n * config.column_tiles;
-    config.row_tiles = divide_up((strips - 1) * config.pitch + problem.p(), tile_rows);
-    config.items = config.row_tiles * config.filter_tiles;
+    config.column_tiles = std::max<std::int64_t>(divide_up(problem.q(), tile_outputs), least_columns);
+    config.pitch = image_pitch(problem);
+    config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), tile_rows);
+    config.items = divide_up(config.row_tiles * config.column_tiles, tile_columns) * config.filter_tiles;
   } else {
+    config.column_tiles = divide_up(problem.q(), single::tile_width);
     config.row_tiles = divide_up(problem.p(), single::tile_rows);
     config.items = problem.n * config.row_tiles * config.column_tiles * config.filter_tiles;
   }

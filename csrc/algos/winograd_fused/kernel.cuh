@@ -7,7 +7,7 @@ namespace fastconv::algos::winograd_fused {
 
 __device__ __forceinline__ void initialise(Shared& shared) {
   if (threadIdx.x == 0) {
-    for (int i = 0; i < raw_slots; ++i) {
+    for (int i = 0; i < raw_stages; ++i) {
       hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
       hopper::barrier_init(shared_address(&shared.raw_empty[i]), producer_warps);
     }
@@ -31,12 +31,12 @@ __device__ __forceinline__ void run_consumers(const Params& params, Shared& shar
   }
 }
 
-// boxes: x is loaded by tensor copies, through `map`; else by element.
+// boxes: x is loaded by tensor copies, through `maps`; else by element.
 template <bool boxes, Output output>
 __global__ void __launch_bounds__(block_threads, 1)
-    convolve(const __grid_constant__ Params params, const __grid_constant__ CUtensorMap map) {
+    convolve(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
 #if defined(FASTCONV_HAS_WGMMA)
-  extern __shared__ __align__(1024) unsigned char memory[];
+  extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   initialise(shared);
   const int group = static_cast<int>(threadIdx.x) / 128;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(block_threads, 1)
     ProducerState state;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
-      produce<boxes>(params, map, shared, pass == 1, state);
+      produce<boxes>(params, maps, shared, pass == 1, state);
       synchronise<pass_barrier, block_threads>();
     }
   } else if (group == 0) {

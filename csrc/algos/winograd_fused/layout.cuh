@@ -22,34 +22,31 @@ static_assert(consumer_threads * consumer_registers + producer_threads * produce
               launch_registers * block_threads);
 
 constexpr int group_frequencies = frequencies / consumer_groups;
-// The columns of a product are positions: tile columns fastest, then rows. A filter row further is tile_columns positions
-// further, wherever a row ends: a constant in wgmma's descriptor, since its core matrices lie one behind the other. The
-// last position of an item is none. An instruction takes half of them.
-constexpr int products = 64, positions = tile_rows * tile_columns, half_groups = products / 2 / 8;
-constexpr int stored_positions = input_rows * tile_columns;
-constexpr int read_positions = products + (taps - 1) * tile_columns;
-static_assert(positions < products && stored_positions <= read_positions);
+constexpr int half_groups = tile_rows / 2;  // an instruction's part of the tiles: 4 rows of 8
+constexpr int positions = tile_rows * tile_columns;
 
-// Raw input, two stages: [row][column][32 channels] float32, rows of 128 bytes in the swizzle of that width, which spreads
-// neighbouring tiles over the banks. A row's pitch is a multiple of 1024 bytes, so that a tile's parity says how its
-// columns are swizzled.
-constexpr int raw_channels = 2 * channels, raw_columns = tile_width + 2, raw_column_bytes = raw_channels * 4;
-constexpr int raw_row_bytes = 4096, raw_slots = 2, raw_slot_bytes = input_rows * raw_row_bytes;
-constexpr int raw_copied_bytes = input_rows * raw_columns * raw_column_bytes;
-static_assert(raw_row_bytes % 1024 == 0 && raw_columns * raw_column_bytes <= raw_row_bytes);
+// Raw input, a stage: what the tiles of one block of rows read, then those of the next: [row][column][channel] float32. A
+// row's pitch is an odd multiple of 64 bytes, so that two rows by 16 channels are read without a bank conflict; hence one
+// column more than needed. Two rows are a tensor copy.
+constexpr int raw_column_bytes = channels * 4, raw_copied_rows = 2;
+__host__ __device__ constexpr int raw_columns(int tiles) { return tiles * tile_outputs + 3; }
+__host__ __device__ constexpr int raw_row_bytes(int tiles) { return raw_columns(tiles) * raw_column_bytes; }
+__host__ __device__ constexpr int raw_part_bytes(int tiles) { return tiles > 0 ? input_rows * raw_row_bytes(tiles) : 0; }
+constexpr int raw_stage_bytes = raw_part_bytes(1) + raw_part_bytes(tile_columns - 1), raw_stages = 3;
+static_assert(raw_row_bytes(1) % 128 == 64 && raw_part_bytes(1) % 128 == 0 && raw_stage_bytes % 128 == 0);
 
-// V, a stage: [f][channel half][hi, lo] planes of one position after the other, 8 channels (16 bytes) each. The halves are
-// an odd multiple of 64 bytes apart: the producers' stores of 4 positions x 16 channels then meet every bank once.
-constexpr int v_plane_bytes = read_positions * 16, v_half_bytes = 2 * v_plane_bytes;
-constexpr int v_frequency_bytes = 2 * v_half_bytes, v_stage_bytes = frequencies * v_frequency_bytes, v_stages = 2;
-static_assert(v_half_bytes % 128 == 64 && v_stage_bytes % 128 == 0);
+// V, a stage: [f][hi, lo][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
+// producers' stores of 2 rows x 2 tiles x 16 channels then meet every bank once.
+constexpr int core_bytes = 128 + 32, v_row_bytes = 2 * core_bytes, v_plane_bytes = input_rows * v_row_bytes;
+constexpr int v_stage_bytes = frequencies * 2 * v_plane_bytes, v_stages = 2;
+static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
 
 // Items of a block and launch: a bit each says which must be repeated.
 constexpr int most_items = 4096;
 // Items whose outputs and largest values are remembered: the producers are never further ahead than their stages allow.
 constexpr int item_slots = v_stages + 1;
 
-// Tile columns of an item that share a scale: those of its first and of its second strip.
+// Of an item: for each of its columns, in the first and in the second image that it meets.
 constexpr int scales = 2 * tile_columns;
 
 // Where the outputs of a position go, and what undoes its input's scale: two factors, since 2^126 times a filter's has
@@ -63,19 +60,20 @@ struct alignas(16) Outputs {
 };
 
 struct Shared {
-  alignas(1024) unsigned char raw[raw_slots][raw_slot_bytes];
+  alignas(128) unsigned char raw[raw_stages][raw_stage_bytes];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];
-  // At the end of an item each warpgroup gives the other its three sums of half of the outputs, 8 positions at a time.
-  // Or (pairs.cuh) one sum in six, 16 positions at a time.
+  // At the end of an item each warpgroup gives the other its three sums of half of the outputs, a row at a time.
+  // Or (pairs.cuh) one sum in six, two rows at a time.
   union {
     alignas(128) float4 exchange[consumer_groups][group_frequencies][128];
     float4 pairs[consumer_groups][2][128];
   };
-  Outputs outputs[item_slots][products];
-  // Bits of the largest |V|, scaled, of each warp's positions: for scales that are a mere guess, and in the end of all.
-  unsigned largest[item_slots][producer_warps][16];
-  alignas(8) std::uint64_t raw_full[raw_slots], raw_empty[raw_slots], v_full[v_stages], v_empty[v_stages];
-  float exact_largest[scales];  // of |x|, for an item that is repeated
+  Outputs outputs[item_slots][positions];
+  // Bits of the largest |V|, scaled, of a warp: for scales that are a mere guess, and of all.
+  unsigned watched[item_slots][producer_warps][scales], largest[item_slots][producer_warps];
+  alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
+  int4 copies[2 * input_rows / raw_copied_rows];  // of a raw stage: issue_copies
+  float exact_largest[scales];                    // of |x|, for an item that is repeated
   unsigned repeat[most_items / 32];
 };
 
@@ -98,9 +96,14 @@ struct ParamsOf {
   int n, c, h, w, k, p, q, pad_h, pad_w;
   int stages;
   unsigned first_item, end_item;  // of this launch
-  FastDivide by_filters, by_columns, by_rows;  // by_rows: class fp32 by the pitch of strips
+  FastDivide by_filters, by_columns, by_rows;  // by_rows: class fp32 by the pitch of images
 };
 using Params = ParamsOf<float>;
+
+// x for the tensor copies of class fp32, by the number of tiles less 1.
+struct Maps {
+  CUtensorMap tiles[tile_columns];
+};
 
 // A piece of the output: 64 filters x `rows` x `width` of an image. Filters run fastest, so that neighbours share their
 // input in the L2 cache.
@@ -118,23 +121,31 @@ __device__ __forceinline__ Item find_item(const ParamsOf<T>& params, unsigned it
   return result;
 }
 
-// An item of class fp32: 9 rows of the canvas, those before `boundary` of one strip, the others from the top of the next.
+// The tiles of an item of class fp32 that lie in one block of rows. Rows of the item before `boundary` are from `row` on of
+// image n, the others from the top of the next image.
+struct Part {
+  int n, row, boundary, q0;
+
+  __device__ __forceinline__ bool crosses(int r) const { return r >= boundary; }
+  __device__ __forceinline__ int image_of(int r) const { return crosses(r) ? n + 1 : n; }
+  __device__ __forceinline__ int row_of(int r) const { return crosses(r) ? r - boundary : row + r; }
+};
 struct Place {
-  int row, boundary;  // of the first row, in its strip; of the item's rows
-  int n[2], q0[2];    // of the two strips
+  unsigned block;     // of rows
+  int first, tiles;  // column of the first tile; tiles in that block, the others are the first ones of the next
 };
 
 __device__ __forceinline__ Place find_place(const Params& params, unsigned item) {
   params.by_filters.peel(item);
-  unsigned strip = item * tile_rows;
-  Place place;
-  place.row = static_cast<int>(params.by_rows.peel(strip));
-  place.boundary = static_cast<int>(params.by_rows.divisor()) - place.row;
-  const int column = static_cast<int>(params.by_columns.peel(strip));
-  const bool last = column + 1 == static_cast<int>(params.by_columns.divisor());
-  place.n[0] = static_cast<int>(strip), place.q0[0] = column * tile_width;
-  place.n[1] = place.n[0] + (last ? 1 : 0), place.q0[1] = last ? 0 : place.q0[0] + tile_width;
-  return place;
+  unsigned block = item * tile_columns;
+  const int first = static_cast<int>(params.by_columns.peel(block));
+  return {block, first, min(tile_columns, static_cast<int>(params.by_columns.divisor()) - first)};
+}
+__device__ __forceinline__ Part find_part(const Params& params, const Place& place, bool second) {
+  unsigned image = (place.block + (second ? 1 : 0)) * tile_rows;
+  const int pitch = static_cast<int>(params.by_rows.divisor()), row = static_cast<int>(params.by_rows.peel(image));
+  return {static_cast<int>(image), row, pitch % tile_rows == 0 ? input_rows : pitch - row,
+          second ? 0 : place.first * tile_outputs};
 }
 
 // The items of a block, in two passes: all of them with guessed scales, then those that need exact ones. Every role

@@ -1,11 +1,11 @@
-// The consumers: three frequencies of 64 filters x 64 positions each, U in registers, V in shared memory.
+// The consumers: three frequencies of 64 filters x 64 tiles each, U in registers, V in shared memory.
 #pragma once
 
 #include "algos/winograd_fused/layout.cuh"
 
 namespace fastconv::algos::winograd_fused {
 
-using Half = float[half_groups * 4];  // of one frequency: 64 filters x 4 groups of 8 positions
+using Half = float[half_groups * 4];  // of one frequency: 64 filters x 4 rows x 8 tiles
 using Totals = Half[group_frequencies][2];
 using Filters = std::uint32_t[taps][2][4];  // U of one frequency and stage: [r][hi, lo]
 
@@ -22,31 +22,30 @@ __device__ __forceinline__ void load_filters(Filters& u, const uint4* source) {
   }
 }
 
-// Core matrices of 8 positions x 16 bytes without a swizzle, one behind the other.
+// Core matrices of 8 rows x 16 bytes without a swizzle.
 __device__ __forceinline__ std::uint64_t core_descriptor(std::uint32_t address) {
-  return static_cast<std::uint64_t>(128 / 16) << 32 | static_cast<std::uint64_t>(v_half_bytes / 16) << 16 |
+  return static_cast<std::uint64_t>(v_row_bytes / 16) << 32 | static_cast<std::uint64_t>(core_bytes / 16) << 16 |
          (address & 0x3ffff) >> 4;
 }
 
-// sum = the products of one frequency, stage and half of the positions: nine, the small ones first, because the tensor cores
+// sum = the products of one frequency, stage and half of the rows: nine, the small ones first, because the tensor cores
 // truncate their accumulator at every instruction (docs/numerics.md).
 template <int frequency, int half>
 __device__ __forceinline__ void multiply_half(Half& sum, const Filters& u, std::uint64_t stage) {
-  constexpr int high = frequency * v_frequency_bytes + half * half_groups * 128, low = high + v_plane_bytes;
-  constexpr int row_bytes = tile_columns * 16;
+  constexpr int high = 2 * frequency * v_plane_bytes + half * half_groups * v_row_bytes, low = high + v_plane_bytes;
   hopper::fence_products();
   hopper::multiply<half_t, false>(sum, u[0][1], hopper::advance_descriptor(stage, high));
 #pragma unroll
   for (int r = 1; r < taps; ++r) {
-    hopper::multiply<half_t, true>(sum, u[r][1], hopper::advance_descriptor(stage, high + r * row_bytes));
+    hopper::multiply<half_t, true>(sum, u[r][1], hopper::advance_descriptor(stage, high + r * v_row_bytes));
   }
 #pragma unroll
   for (int r = 0; r < taps; ++r) {
-    hopper::multiply<half_t, true>(sum, u[r][0], hopper::advance_descriptor(stage, low + r * row_bytes));
+    hopper::multiply<half_t, true>(sum, u[r][0], hopper::advance_descriptor(stage, low + r * v_row_bytes));
   }
 #pragma unroll
   for (int r = 0; r < taps; ++r) {
-    hopper::multiply<half_t, true>(sum, u[r][0], hopper::advance_descriptor(stage, high + r * row_bytes));
+    hopper::multiply<half_t, true>(sum, u[r][0], hopper::advance_descriptor(stage, high + r * v_row_bytes));
   }
   hopper::commit_products();
 }
@@ -60,12 +59,15 @@ __device__ __forceinline__ void promote(Half& total, Half& sum) {
 
 // One frequency of one stage. On entry the second half of the frequency before is under way; on exit that of this one.
 // While one half is promoted the other keeps the tensor cores busy.
-template <int group, int f>
+// before_is_done: called when the frequency before has read V.
+template <int group, int f, typename Function>
 __device__ __forceinline__ void multiply_frequency(Totals& total, Half (&sum)[2], const Filters& u, Filters& next,
-                                                   const uint4* next_source, std::uint64_t stage) {
+                                                   const uint4* next_source, std::uint64_t stage,
+                                                   const Function& before_is_done) {
   constexpr int frequency = group * group_frequencies + f, before = (f + group_frequencies - 1) % group_frequencies;
   multiply_half<frequency, 0>(sum[0], u, stage);
   hopper::wait_for_products<1>();
+  before_is_done();
   promote(total[before][1], sum[1]);
   load_filters(next, next_source);  // into registers that the frequency before has just left
   multiply_half<frequency, 1>(sum[1], u, stage);
@@ -99,12 +101,14 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared& shared,
   for (int i = 0; i < params.stages; ++i) {
     wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report, role_multiply);
     const std::uint64_t stage = core_descriptor(shared_address(shared.v[0]) + state.v.slot * v_stage_bytes);
-    multiply_frequency<group, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage);
-    if (i > 0) release();  // the stage before has been read
+    // The stage before is released as soon as it has been read: the producers need every clock of two stages.
+    multiply_frequency<group, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage, [&] {
+      if (i > 0) release();
+    });
     previous = state.v.slot;
     source = i + 1 == params.stages ? next_item : source + stage_step;
-    multiply_frequency<group, 1>(total, sum, u[1], u[0], source, stage);
-    multiply_frequency<group, 2>(total, sum, u[2], u[1], source + frequency_step, stage);
+    multiply_frequency<group, 1>(total, sum, u[1], u[0], source, stage, [] {});
+    multiply_frequency<group, 2>(total, sum, u[2], u[1], source + frequency_step, stage, [] {});
     state.v.advance(v_stages);
   }
   hopper::wait_for_products<0>();

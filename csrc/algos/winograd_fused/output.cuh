@@ -9,12 +9,12 @@ namespace fastconv::algos::winograd_fused {
 
 // Whether a guessed scale has let something overflow, or has lost bits. A column of zeros is right.
 __device__ __forceinline__ bool must_repeat(const Shared& shared, int slot) {
-  const int lane = threadIdx.x % 16;
+  const int lane = threadIdx.x % 32;
   unsigned bits = 0;
 #pragma unroll
-  for (int warp = 0; warp < producer_warps; ++warp) bits = max(bits, shared.largest[slot][warp][lane]);
-  const bool off = lane == 15 ? bits >= __float_as_uint(INFINITY) : bits != 0 && bits < __float_as_uint(least_high);
-  return __any_sync(~0u, off);
+  for (int warp = 0; warp < producer_warps; ++warp) bits = max(bits, shared.watched[slot][warp][lane % scales]);
+  const bool low = bits != 0 && bits < __float_as_uint(least_high);
+  return __any_sync(~0u, low || shared.largest[slot][lane % producer_warps] >= __float_as_uint(INFINITY));
 }
 
 // How y is written.
@@ -127,7 +127,7 @@ __device__ __forceinline__ void finish_item(const Params& params, Shared& shared
                                             int slot) {
   const int thread = threadIdx.x % 128, lane = thread % 32;
   const int k = filter_block * filter_tile + thread / 32 * 16 + lane / 4 * 2;
-  const Outputs* outputs = shared.outputs[slot] + group * (products / 2) + lane % 4 * 2;
+  const Outputs* outputs = shared.outputs[slot] + group * (positions / 2) + lane % 4 * 2;
   float bias[2], first[2], second[2];  // [filter]
 #pragma unroll
   for (int b = 0; b < 2; ++b) {
@@ -162,11 +162,11 @@ __device__ __forceinline__ void finish_item(const Params& params, Shared& shared
 #pragma unroll
       for (int f = 0; f < frequencies; ++f) sums[f] = m[f][i];
       winograd::Transform<4>::output(sums, value[e][b]);
-      const float one = outputs[8 * j + e].first * first[b], two = outputs[8 * j + e].second * second[b];
+      const float one = outputs[tile_columns * j + e].first * first[b], two = outputs[tile_columns * j + e].second * second[b];
 #pragma unroll
       for (int o = 0; o < tile_outputs; ++o) value[e][b][o] = value[e][b][o] * one * two + bias[b];
     }
-    store<output>(params, Target(params, outputs + 8 * j, k), value);
+    store<output>(params, Target(params, outputs + tile_columns * j, k), value);
     synchronise<consumer_barrier, consumer_threads>();  // before the next ones are written
   }
   if (params.epilogue.activate.is_silu) apply_silu(params, outputs, k);

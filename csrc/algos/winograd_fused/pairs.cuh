@@ -41,7 +41,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared& share
   float* const y[2] = {params.y + columns[0] * params.y_column + k, params.y + columns[1] * params.y_column + k};
   const int most = k < params.k ? 0 : tile_outputs;  // columns that a filter beyond K has too many
 #pragma unroll
-  for (int part = 0; part < products / 16; ++part) {
+  for (int part = 0; part < tile_rows / 2; ++part) {
     constexpr int groups = 2;
     const int half = part / 2;
     // Into what the same thread has received before; so nobody waits for it.

@@ -14,19 +14,13 @@ static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0
 // So a column whose own sample is not zero need not be watched: |d| <= 3.13 max|V|.
 static_assert((1 << guessed_target) / 3.13f > least_high);
 
-constexpr int loader_warp = producer_warps - 1;  // has the fewest positions in the stages in which it issues copies
+constexpr int loader_warp = producer_warps - 1;
 
 struct ProducerState {
-  hopper::RingCounter<raw_slots> raw;
+  hopper::RingPosition raw;
   hopper::RingCounter<v_stages> v;
   int item_slot = 0;
 };
-
-// Which strip of a place a row of the item is in, and which row of the input it is.
-__device__ __forceinline__ int strip_of(const Place& place, int row) { return row >= place.boundary ? 1 : 0; }
-__device__ __forceinline__ int input_row(const Params& params, const Place& place, int row) {
-  return (row >= place.boundary ? row - place.boundary : place.row + row) - params.pad_h;
-}
 
 // Keeps the compiler from deriving anything from a value before this point, which it would keep in registers.
 template <typename Integer>
@@ -34,122 +28,131 @@ __device__ __forceinline__ void forget(Integer& value) {
   asm volatile("" : "+r"(value));
 }
 
-// Issues the tensor copies of a raw slot, a row a lane.
-__device__ __forceinline__ void issue_copies(const Params& params, const CUtensorMap& map, Shared& shared, int lane,
-                                             unsigned item, int first_channel,
-                                             const hopper::RingCounter<raw_slots>& position) {
+// Issues the tensor copies of a raw stage, each of two rows of one part, by a warp's first lanes. What they are of an item
+// they keep in shared memory: w, h, n and the target, with the number of the map in its last bits.
+constexpr int part_copies = input_rows / raw_copied_rows;
+__device__ __forceinline__ void note_copies(const Params& params, Shared& shared, int lane, unsigned item) {
+  if (lane >= 2 * part_copies) return;
   forget(item);
   const Place place = find_place(params, item);
-  const std::uint32_t full = shared_address(&shared.raw_full[position.slot()]);
-  wait_bounded(shared_address(&shared.raw_empty[position.slot()]), position.parity() ^ 1, params.report, role_load);
-  if (lane == 0) hopper::arrive_expecting(full, raw_copied_bytes);
+  const bool second = lane >= part_copies;
+  const Part part = find_part(params, place, second);
+  const int tiles = second ? tile_columns - place.tiles : place.tiles;
+  const int r = (second ? lane - part_copies : lane) * raw_copied_rows;
+  const int target = (second ? raw_part_bytes(place.tiles) : 0) + r * raw_row_bytes(tiles);
+  shared.copies[lane] = make_int4(part.q0 - params.pad_w, part.row_of(r) - params.pad_h, part.image_of(r),
+                                  tiles > 0 ? target | (tiles - 1) : -1);
+}
+__device__ __forceinline__ void issue_copies(const Params& params, const Maps& maps, Shared& shared, int lane,
+                                             int first_channel, const hopper::RingPosition& position) {
+  const std::uint32_t full = shared_address(&shared.raw_full[position.slot]);
+  wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
+  const int4 copy = shared.copies[min(lane, 2 * part_copies - 1)];
+  const int tiles = (copy.w & 127) + 1;
+  if (lane == 0) {
+    hopper::arrive_expecting(full, tiles == tile_columns ? raw_part_bytes(tile_columns) : raw_stage_bytes);
+  }
   __syncwarp();
-  if (lane < input_rows) {
-    const bool second = strip_of(place, lane) != 0;
-    hopper::copy_box(shared_address(shared.raw[position.slot()]) + lane * raw_row_bytes, map, first_channel,
-                     (second ? place.q0[1] : place.q0[0]) - params.pad_w, input_row(params, place, lane),
-                     second ? place.n[1] : place.n[0], full);
+  if (lane < 2 * part_copies && copy.w >= 0) {
+    hopper::copy_box(shared_address(shared.raw[position.slot]) + (copy.w & ~127), maps.tiles[tiles - 1], first_channel,
+                     copy.x, copy.y, copy.z, full);
   }
   __syncwarp();
 }
 
-// The byte of a raw row in which 16 bytes of a column lie.
-__device__ __forceinline__ int swizzled(int column, int piece) {
-  return column * raw_column_bytes + hopper::swizzle_128(column, piece) * 16;
-}
-
-// A raw slot element by element, from any layout and alignment, by all producers. Zeros outside.
-__device__ __forceinline__ void load_rows(const Params& params, unsigned char* raw, const Place& place,
-                                          int first_channel, int thread) {
+// A raw stage element by element, from any layout and alignment, by all producers. Zeros outside.
+__device__ __forceinline__ void load_elements(const Params& params, unsigned char* raw, unsigned item,
+                                              int first_channel, int thread) {
+  const Place place = find_place(params, item);
 #pragma unroll 1
-  for (int i = thread; i < input_rows * raw_columns * raw_channels; i += producer_threads) {
-    const int channel = i % raw_channels, c = first_channel + channel;
-    const int column = i / raw_channels % raw_columns, row = i / (raw_channels * raw_columns);
-    const int strip = strip_of(place, row), h = input_row(params, place, row);
-    const int w = (strip != 0 ? place.q0[1] : place.q0[0]) - params.pad_w + column;
-    const int n = strip != 0 ? place.n[1] : place.n[0];
-    const bool inside = n < params.n && c < params.c && static_cast<unsigned>(h) < static_cast<unsigned>(params.h) &&
-                        static_cast<unsigned>(w) < static_cast<unsigned>(params.w);
-    reinterpret_cast<float*>(raw + row * raw_row_bytes + swizzled(column, channel / 4))[channel % 4] =
-        inside
-            ? params.x[n * params.x_image + h * params.x_row + w * params.x_column + c * params.x_channel]
-            : 0.0f;
+  for (int second = 0; second < 2; ++second) {
+    const Part part = find_part(params, place, second != 0);
+    const int tiles = second != 0 ? tile_columns - place.tiles : place.tiles, columns = raw_columns(tiles);
+    if (tiles == 0) break;
+#pragma unroll 1
+    for (int i = thread; i < input_rows * columns * channels; i += producer_threads) {
+      const int c = first_channel + i % channels, pixel = i / channels, r = pixel / columns;
+      const int n = part.image_of(r), h = part.row_of(r) - params.pad_h;
+      const int w = part.q0 - params.pad_w + pixel - r * columns;
+      const bool inside = n < params.n && c < params.c && static_cast<unsigned>(h) < static_cast<unsigned>(params.h) &&
+                          static_cast<unsigned>(w) < static_cast<unsigned>(params.w);
+      reinterpret_cast<float*>(raw)[i] =
+          inside ? params.x[n * params.x_image + h * params.x_row + w * params.x_column + c * params.x_channel] : 0.0f;
+    }
+    raw += raw_part_bytes(tiles);
   }
 }
+
+// A lane's part of a pass: 2 rows x 4 tiles x 16 channels of a warp are one tile by four channels of a lane.
+struct Lane {
+  int row, column, quad;  // of the pair; of the block's eight; of the channels
+
+  __device__ __forceinline__ Lane(int warp, int lane)
+      : row(lane >> 2 & 1), column((warp & 1) * (tile_columns / 2) + (lane >> 3)), quad(lane & 3) {}
+  __device__ __forceinline__ int v() const {
+    return row * v_row_bytes + (quad >> 1) * core_bytes + column * 16 + (quad & 1) * 8;
+  }
+};
+
+// What a lane must know of an item: of the column that it transforms, in the first and in the second image.
+struct Column {
+  int raw, raw_pair;   // offset in a raw stage, and from one pair of rows to the next
+  int boundary;        // Part
+  float scale[2];      // zero where there are no outputs
+  unsigned guessed;    // bits: a scale that no sample supports, so that its largest |V| is watched; bit 2: of any lane
+};
 
 __device__ __forceinline__ float largest_of(float4 a) {
   return fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(a.z), fabsf(a.w)));
 }
 
-// The largest of a sample of each tile column, of `rows` rows of a slot: in lane 4 * column.
-__device__ __forceinline__ float sample_columns(const unsigned char* raw, int rows, int lane) {
-  const int column = min(lane / 4, tile_columns - 1) * tile_outputs;
+// The largest of a sample of a lane's column: of `pairs` pairs of rows.
+__device__ __forceinline__ float sample_column(const unsigned char* raw, int raw_pair, int pairs) {
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    const unsigned char* row = raw + rows * (2 * i + 1) / 6 * raw_row_bytes;
+    largest = fmaxf(largest, largest_of(*reinterpret_cast<const float4*>(raw + pairs * (2 * i + 1) / 6 * raw_pair +
+                                                                         (1 + i) * raw_column_bytes)));
+  }
 #pragma unroll
-    for (int j = 1; j < 3; ++j) {
-      largest = fmaxf(largest, largest_of(*reinterpret_cast<const float4*>(row + swizzled(column + j, lane & 3))));
-    }
-  }
-  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-  return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+  for (int lanes = 1; lanes < 8; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
+  return largest;
 }
 
-// Lane i has the scale of tile column i of the first strip's rows, or i - 7 of the second's. Every warp finds the same.
-struct Scales {
-  int exponent;      // of this lane's
-  float scale;       // zero where there are no outputs
-  unsigned guessed;  // bits: of which nothing is known, so that their largest |V| is watched
-};
-
-__device__ __forceinline__ Scales make_scales(const Params& params, const Place& place, int lane, int exponent,
-                                              bool guessed) {
-  const bool second = lane >= tile_columns;
-  const int column = second ? lane - tile_columns : lane;
-  const bool rows = second ? place.boundary < tile_rows : place.row < params.p;
-  const bool outputs = lane < scales && rows && (second ? place.n[1] : place.n[0]) < params.n &&
-                       (second ? place.q0[1] : place.q0[0]) + column * tile_outputs < params.q;
-  return {exponent, outputs ? power_of_two(exponent) : 0.0f, __ballot_sync(~0u, outputs && guessed)};
-}
-
-// From a sample of the first stage; where that is zero, from the largest of the other columns' samples.
-__device__ __forceinline__ Scales guess_scales(const Params& params, const Place& place, const unsigned char* raw,
-                                               int lane) {
-  const int first_rows = min(place.boundary, input_rows);
-  const float first = sample_columns(raw, first_rows, lane);
-  float second = 0.0f;
-  if (first_rows < input_rows) {
-    second = sample_columns(raw + first_rows * raw_row_bytes, input_rows - first_rows, lane);
+// The exponent for a column by its sample's largest; by that of its neighbours in the same block where it is zero.
+__device__ __forceinline__ int guess_exponent(float largest, bool second) {
+#pragma unroll
+  for (int lanes = 8; lanes < 32; lanes *= 2) {
+    const float other = __shfl_xor_sync(~0u, largest, lanes);
+    const bool same = (__shfl_xor_sync(~0u, second ? 1 : 0, lanes) != 0) == second;
+    if (largest == 0.0f && same) largest = other;
   }
-  const float first_all = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(first)));
-  const float second_all = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(second)));
-  const bool is_second = lane >= tile_columns;
-  const int source = 4 * (is_second ? lane - tile_columns : lane);
-  const float own_first = __shfl_sync(~0u, first, source), own_second = __shfl_sync(~0u, second, source);
-  const float own = is_second ? own_second : own_first;
-  const float largest = own > 0.0f ? own : is_second ? second_all : first_all;
   // Nothing but zeros seen: a scale at which anything else overflows, and is noticed.
-  const int exponent = largest == 0.0f ? unknown_exponent : scale_exponent(largest, guessed_target);
-  return make_scales(params, place, lane, exponent, own == 0.0f);
+  return largest == 0.0f ? unknown_exponent : scale_exponent(largest, guessed_target);
 }
 
-// From the whole input of an item. By all producers.
-__device__ __forceinline__ Scales find_exact_scales(const Params& params, Shared& shared, const Place& place, int warp,
-                                                    int lane) {
+// The largest finite |x| of all columns from the whole input of an item. By all producers.
+__device__ __forceinline__ void find_exact_largest(const Params& params, Shared& shared, unsigned item, int warp,
+                                                   int lane) {
+  const Place place = find_place(params, item);
+#pragma unroll 1
   for (int i = warp; i < scales; i += producer_warps) {
-    const int strip = i / tile_columns, n = strip != 0 ? place.n[1] : place.n[0];
-    const int w0 = (strip != 0 ? place.q0[1] : place.q0[0]) + i % tile_columns * tile_outputs - params.pad_w;
+    const int column = i % tile_columns;
+    const bool second = column >= place.tiles;
+    const Part part = find_part(params, place, second);
+    const int w0 = part.q0 + (column - (second ? place.tiles : 0)) * tile_outputs - params.pad_w;
     float largest = 0.0f;
+#pragma unroll 1
     for (int pixel = 0; pixel < input_rows * frequencies; ++pixel) {
-      const int row = pixel / frequencies, h = input_row(params, place, row), w = w0 + pixel % frequencies;
-      if (strip_of(place, row) != strip || n >= params.n ||
+      const int r = pixel / frequencies, n = part.image_of(r), h = part.row_of(r) - params.pad_h;
+      const int w = w0 + pixel % frequencies;
+      if (part.crosses(r) != (i >= tile_columns) || n >= params.n ||
           static_cast<unsigned>(h) >= static_cast<unsigned>(params.h) ||
           static_cast<unsigned>(w) >= static_cast<unsigned>(params.w)) {
         continue;
       }
       const float* x = params.x + n * params.x_image + h * params.x_row + w * params.x_column;
+#pragma unroll 1
       for (int c = lane; c < params.c; c += 32) {
         const float value = fabsf(__ldg(x + c * params.x_channel));
         largest = fmaxf(largest, isinf(value) ? 0.0f : value);
@@ -159,30 +162,54 @@ __device__ __forceinline__ Scales find_exact_scales(const Params& params, Shared
     if (lane == 0) shared.exact_largest[i] = __uint_as_float(bits);
   }
   synchronise<producer_barrier, producer_threads>();
-  const float largest = lane < scales ? shared.exact_largest[lane] : 0.0f;
-  synchronise<producer_barrier, producer_threads>();
-  return make_scales(params, place, lane, largest > 0.0f ? scale_exponent(largest, exact_target) : exact_target, false);
 }
 
-// The row of a position; position - 7 * that is its tile.
-__device__ __forceinline__ int row_of(int position) {
-  static_assert(tile_columns == 7 && stored_positions <= 83);
-  return position * 37 >> 8;
-}
-
-// Where an item's outputs go: 16 positions of a warp.
-__device__ __forceinline__ void note_outputs(const Params& params, Outputs (&outputs)[products], const Place& place,
-                                             const Scales& found, int warp, int lane) {
-  static_assert(products == 16 * producer_warps);
-  const int position = warp * 16 + lane % 16, row = row_of(position), tile = position - row * tile_columns;
-  const int strip = strip_of(place, row);
-  const int exponent = __shfl_sync(~0u, found.exponent, strip * tile_columns + tile), half = exponent / 2;
-  const int n = strip != 0 ? place.n[1] : place.n[0], p = input_row(params, place, row) + params.pad_h;
-  const int q = (strip != 0 ? place.q0[1] : place.q0[0]) + tile * tile_outputs;
-  const bool inside = position < positions && n < params.n && p < params.p;
-  const int count = inside ? max(0, min(params.q - q, tile_outputs)) : 0;
-  const std::int64_t index = n * params.y_image + p * params.y_row + q * params.y_column;
-  if (lane < 16) outputs[position] = {power_of_two(-half), power_of_two(half - exponent), index * 8 + count};
+// The beginning of an item: scales, from a sample of the first stage or exact ones, and where its outputs go.
+__device__ __forceinline__ Column begin_item(const Params& params, Shared& shared, const unsigned char* raw, int slot,
+                                             unsigned item, bool exact, int warp, int lane) {
+  const Lane mine(warp, lane);
+  const Place place = find_place(params, item);
+  const bool second = mine.column >= place.tiles;
+  const int column = mine.column - (second ? place.tiles : 0), tiles = second ? tile_columns - place.tiles : place.tiles;
+  const Part part = find_part(params, place, second);
+  const int q = part.q0 + column * tile_outputs;
+  Column result;
+  result.raw = (second ? raw_part_bytes(place.tiles) : 0) + mine.row * raw_row_bytes(tiles) +
+               column * tile_outputs * raw_column_bytes + mine.quad * 16;
+  result.raw_pair = 2 * raw_row_bytes(tiles);
+  result.boundary = part.boundary;
+  result.guessed = 0;
+  int exponent[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    bool guessed = false;
+    if (exact) {
+      const float largest = shared.exact_largest[i * tile_columns + mine.column];
+      exponent[i] = largest > 0.0f ? scale_exponent(largest, exact_target) : exact_target;
+    } else {
+      const int first = i == 0 ? 0 : part.boundary / 2, pairs = (i == 0 ? part.boundary : input_rows) / 2 - first;
+      const float largest = pairs > 0 ? sample_column(raw + result.raw + first * result.raw_pair, result.raw_pair, pairs) : 0.0f;
+      exponent[i] = guess_exponent(largest, second);
+      guessed = largest == 0.0f;
+    }
+    const bool outputs = (i == 0 ? part.row < params.p : part.boundary < tile_rows) && part.n + i < params.n && q < params.q;
+    result.scale[i] = outputs ? power_of_two(exponent[i]) : 0.0f;
+    if (outputs && guessed) result.guessed |= 1u << i;
+  }
+  if (__any_sync(~0u, result.guessed != 0)) result.guessed |= 4;
+  // A lane for each position.
+  static_assert(tile_rows == 8);
+  if (warp < 2) {
+    const int r = lane & 7, p = part.row_of(r), n = part.image_of(r);
+    const int used = part.crosses(r) ? exponent[1] : exponent[0], half = used / 2;
+    const int count = n < params.n && p < params.p ? max(0, min(params.q - q, tile_outputs)) : 0;
+    const std::int64_t index = n * params.y_image + p * params.y_row + q * params.y_column;
+    shared.outputs[slot][r * tile_columns + mine.column] = {power_of_two(-half), power_of_two(half - used),
+                                                            index * 8 + count};
+  }
+  if (lane < scales) shared.watched[slot][warp][lane] = 0;
+  __syncwarp();
+  return result;
 }
 
 // hi and lo of two values; notes the largest |hi|, NaN included.
@@ -200,13 +227,13 @@ __device__ __forceinline__ unsigned largest_bits(__half2 two) {
   return max(__float_as_uint(__low2float(two)), __float_as_uint(__high2float(two)));
 }
 
-// Six columns to six frequencies. piece: where 16 bytes of the first column lie.
-__device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, int piece, unsigned char* v, float scale) {
+// One tile, four channels: six columns to six frequencies. Returns the largest |hi|.
+__device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsigned char* v, float scale) {
   __half2 largest = __float2half2_rn(0.0f);
   float values[frequencies][4];
 #pragma unroll
   for (int j = 0; j < frequencies; ++j) {
-    const float4 d = *reinterpret_cast<const float4*>(raw + j * raw_column_bytes + (piece ^ j * 16));
+    const float4 d = *reinterpret_cast<const float4*>(raw + j * raw_column_bytes);
     values[j][0] = d.x * scale, values[j][1] = d.y * scale, values[j][2] = d.z * scale, values[j][3] = d.w * scale;
   }
 #pragma unroll
@@ -223,110 +250,98 @@ __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, int 
     uint2 high, low;
     split(values[f][0], values[f][1], high.x, low.x, largest);
     split(values[f][2], values[f][3], high.y, low.y, largest);
-    *reinterpret_cast<uint2*>(v + f * v_frequency_bytes) = high;
-    *reinterpret_cast<uint2*>(v + f * v_frequency_bytes + v_plane_bytes) = low;
+    *reinterpret_cast<uint2*>(v + (2 * f) * v_plane_bytes) = high;
+    *reinterpret_cast<uint2*>(v + (2 * f + 1) * v_plane_bytes) = low;
   }
   return largest;
 }
 
-// A warp's part of a stage. half: which 16 of the slot's channels.
-__device__ __forceinline__ void transform_stage(const unsigned char* raw, unsigned char* v, int half, int first_pass,
-                                                int lane, int boundary, const Scales& found,
-                                                unsigned (&watched)[16], __half2& largest) {
-  constexpr int passes = (stored_positions + 7) / 8;
-  // A lane has one position by four channels.
-  v += (lane >> 1 & 1) * v_half_bytes + (lane & 1) * 8;
-#pragma unroll 1
-  for (int pass = first_pass; pass < passes; pass += producer_warps) {
-    const int position = min(8 * pass + lane / 4, stored_positions - 1);  // the last ones do the same
-    const int row = row_of(position), tile = position - row * tile_columns;
-    const int which = (row >= boundary ? tile_columns : 0) + tile;
-    const float scale = __shfl_sync(~0u, found.scale, which);
-    const __half2 here =
-        transform_tile(raw + row * raw_row_bytes + tile * tile_outputs * raw_column_bytes,
-                       (lane & 3) * 16 + ((tile ^ half) & 1) * 64, v + position * 16, scale);
-    largest = __hmax2_nan(largest, here);
-    if (found.guessed != 0) {
-      unsigned bits = largest_bits(here);
-      bits = max(bits, __shfl_xor_sync(~0u, bits, 1));
-      bits = max(bits, __shfl_xor_sync(~0u, bits, 2));
-      if ((lane & 3) == 0 && (found.guessed >> which & 1) != 0) atomicMax(&watched[which], bits);
-    }
-  }
-}
-
 // One pass over the items. boxes: x is loaded by tensor copies.
 template <bool boxes>
-__device__ __forceinline__ void produce(const Params& params, const CUtensorMap& map, Shared& shared, bool repeated,
+__device__ __forceinline__ void produce(const Params& params, const Maps& maps, Shared& shared, bool repeated,
                                         ProducerState& state) {
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
+  const int v_offset = Lane(warp, lane).v();
+  constexpr int sharing = producer_warps / 2;  // warps of the same columns share the row pairs
+  constexpr int row_pairs = input_rows / 2;
   Walk<Params> walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
-  if (boxes && warp == loader_warp) issue_copies(params, map, shared, lane, walk.number(), 0, state.raw);
+  if (boxes && warp == loader_warp) {
+    note_copies(params, shared, lane, walk.number());
+    issue_copies(params, maps, shared, lane, 0, state.raw);
+  }
 #pragma unroll 1
   do {
-    unsigned(&watched)[16] = shared.largest[state.item_slot][warp];
+    // What happens once an item happens here: within the loop over stages it would cost registers.
     const auto wait_for_raw = [&](int stage) {
       if constexpr (boxes) {
-        wait_bounded(shared_address(&shared.raw_full[state.raw.slot()]), state.raw.parity(), params.report,
-                     role_transform);
+        // A stage ahead: the slot was last read two stages ago, so no warp waits for the others here.
+        if (warp == loader_warp) {
+          hopper::RingPosition next = state.raw;
+          next.advance(raw_stages);
+          Walk<Params> ahead = walk;
+          const int lane_here = lane;
+          forget(ahead.ordinal);
+          const bool same = stage + 1 < params.stages, more = same || ahead.next();
+          if (!same && more) note_copies(params, shared, lane_here, ahead.number());
+          if (more) issue_copies(params, maps, shared, lane_here, same ? (stage + 1) * channels : 0, next);
+        }
+        wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
       } else {
-        load_rows(params, shared.raw[state.raw.slot()], find_place(params, walk.number()), stage * channels, thread);
+        load_elements(params, shared.raw[state.raw.slot], walk.number(), stage * channels, thread);
         synchronise<producer_barrier, producer_threads>();
       }
     };
     const auto wait_for_v = [&] {
-      wait_bounded(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report,
-                   role_transform);
+      wait_bounded(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report, role_transform);
     };
-    // What happens once an item happens here: within the loop over stages it would cost registers.
-    int boundary, lane_here = lane;
+    int lane_here = lane, warp_here = warp;
     forget(lane_here);
-    Scales found;
-    {
-      const Place place = find_place(params, walk.number());
-      boundary = place.boundary;
-      wait_for_raw(0);
-      found = repeated ? find_exact_scales(params, shared, place, warp, lane_here)
-                       : guess_scales(params, place, shared.raw[state.raw.slot()], lane_here);
-      wait_for_v();
-      note_outputs(params, shared.outputs[state.item_slot], place, found, warp, lane_here);
-      if (lane_here < 16) watched[lane_here] = 0;
-      __syncwarp();
-    }
+    if (repeated) find_exact_largest(params, shared, walk.number(), warp_here, lane_here);
+    wait_for_raw(0);
+    wait_for_v();
+    const Column column = begin_item(params, shared, shared.raw[state.raw.slot], state.item_slot, walk.number(),
+                                     repeated, warp_here, lane_here);
+    if (repeated) synchronise<producer_barrier, producer_threads>();
     __half2 largest = __float2half2_rn(0.0f);
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage) {
-      const int half = stage & 1;
-      if (half == 0 && stage > 0) wait_for_raw(stage);
-      if (stage > 0) wait_for_v();
-      const int raw_slot = state.raw.slot(), v_slot = state.v.slot();
-      transform_stage(shared.raw[raw_slot], shared.v[v_slot], half, (warp + 2 * half) % producer_warps, lane, boundary,
-                      found, watched, largest);
-      const bool last = stage == params.stages - 1;
-      if (last) {
+      if (stage > 0) {
+        wait_for_raw(stage);
+        wait_for_v();
+      }
+      const unsigned char* raw = shared.raw[state.raw.slot] + column.raw;
+      unsigned char* v = shared.v[state.v.slot()] + v_offset;
+#pragma unroll 1
+      for (int pair = (warp / 2 + (sharing - row_pairs % sharing) * stage) % sharing; pair < row_pairs;
+           pair += sharing) {
+        const bool crosses = 2 * pair >= column.boundary;
+        const __half2 here = transform_tile(raw + pair * column.raw_pair, v + 2 * pair * v_row_bytes,
+                                            crosses ? column.scale[1] : column.scale[0]);
+        largest = __hmax2_nan(largest, here);
+        if (column.guessed != 0) {  // the same in all lanes
+          unsigned bits = largest_bits(here);
+#pragma unroll
+          for (int lanes = 1; lanes < 8; lanes *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, lanes));
+          int lane_here = lane, warp_here = warp;
+          forget(lane_here), forget(warp_here);
+          const int which = crosses ? 1 : 0;
+          if ((lane_here & 7) == 0 && (column.guessed >> which & 1) != 0) {
+            atomicMax(&shared.watched[state.item_slot][warp_here][which * tile_columns + Lane(warp_here, lane_here).column], bits);
+          }
+        }
+      }
+      if (stage == params.stages - 1) {
         const unsigned bits = __reduce_max_sync(~0u, largest_bits(largest));
-        if (lane == 0) watched[15] = bits;
+        if (lane == 0) shared.largest[state.item_slot][warp] = bits;
       }
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
-      const bool read = half == 1 || last;
       if (lane == 0) {
-        hopper::arrive(shared_address(&shared.v_full[v_slot]));
-        if (boxes && read) hopper::arrive(shared_address(&shared.raw_empty[raw_slot]));
+        hopper::arrive(shared_address(&shared.v_full[state.v.slot()]));
+        if (boxes) hopper::arrive(shared_address(&shared.raw_empty[state.raw.slot]));
       }
-      // The other slot was last read a stage ago or more, so that this warp hardly waits for the others.
-      if (boxes && half == 0 && warp == loader_warp) {
-        hopper::RingCounter<raw_slots> next = state.raw;
-        ++next.count;
-        Walk<Params> ahead = walk;
-        forget(ahead.ordinal);
-        const bool same = stage + raw_channels / channels < params.stages;
-        if (same || ahead.next()) {
-          issue_copies(params, map, shared, lane, ahead.number(), same ? stage * channels + raw_channels : 0, next);
-        }
-      }
-      if (read) ++state.raw.count;
+      state.raw.advance(raw_stages);
       ++state.v.count;
     }
     state.item_slot = (state.item_slot + 1) % item_slots;
