@@ -63,6 +63,7 @@ __device__ __forceinline__ void issue_copies(const Params& params, const Maps& m
 // A raw stage element by element, from any layout and alignment, by all producers. Zeros outside.
 __device__ __forceinline__ void load_elements(const Params& params, unsigned char* raw, unsigned item,
                                               int first_channel, int thread) {
+  forget(item);
   const Place place = find_place(params, item);
 #pragma unroll 1
   for (int second = 0; second < 2; ++second) {
@@ -288,7 +289,9 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
         }
         wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
       } else {
-        load_elements(params, shared.raw[state.raw.slot], walk.number(), stage * channels, thread);
+        int thread_here = thread;
+        forget(thread_here);
+        load_elements(params, shared.raw[state.raw.slot], walk.number(), stage * channels, thread_here);
         synchronise<producer_barrier, producer_threads>();
       }
     };
@@ -297,6 +300,7 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
     };
     int lane_here = lane, warp_here = warp;
     forget(lane_here);
+    if constexpr (!boxes) forget(warp_here);
     if (repeated) find_exact_largest(params, shared, walk.number(), warp_here, lane_here);
     wait_for_raw(0);
     wait_for_v();
