@@ -12,14 +12,18 @@ namespace {
 
 cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
-// x [N, H, W, C] in boxes of two rows of some tiles, zeros outside. An item's first column in its block is a multiple of
-// what 8 and the number of columns have in common, and so are the numbers of tiles.
+// x [N, H, W, C] in boxes of some tiles, zeros outside. An item's first column in its block is a multiple of what 8 and the
+// number of columns have in common, and so are the numbers of tiles. Pairs of rows are needed where blocks cross images.
 Maps make_maps(const ConvProblem& problem, const Config& config, const float* x) {
   Maps maps{};
   const int step = static_cast<int>(std::gcd<std::int64_t, std::int64_t>(tile_columns, config.column_tiles));
   for (int tiles = step; tiles <= tile_columns; tiles += step) {
-    const Box4 box{.c = channels, .w = raw_columns(tiles), .h = raw_copied_rows, .n = 1, .swizzled = false};
-    maps.tiles[tiles - 1] = make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
+    const auto make = [&](int rows) {
+      const Box4 box{.c = channels, .w = raw_columns(tiles), .h = rows, .n = 1, .swizzled = false};
+      return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
+    };
+    maps.whole[tiles - 1] = make(input_rows);
+    if (config.pitch % tile_rows != 0) maps.pair[tiles - 1] = make(raw_copied_rows);
   }
   return maps;
 }

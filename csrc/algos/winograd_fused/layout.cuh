@@ -27,7 +27,7 @@ constexpr int positions = tile_rows * tile_columns;
 
 // Raw input, a stage: what the tiles of one block of rows read, then those of the next: [row][column][channel] float32. A
 // row's pitch is an odd multiple of 64 bytes, so that two rows by 16 channels are read without a bank conflict; hence one
-// column more than needed. Two rows are a tensor copy.
+// column more than needed. A part is one tensor copy, or, where it meets two images, two rows are.
 constexpr int raw_column_bytes = channels * 4, raw_copied_rows = 2;
 __host__ __device__ constexpr int raw_columns(int tiles) { return tiles * tile_outputs + 3; }
 __host__ __device__ constexpr int raw_row_bytes(int tiles) { return raw_columns(tiles) * raw_column_bytes; }
@@ -42,7 +42,7 @@ constexpr int v_stage_bytes = frequencies * 2 * v_plane_bytes, v_stages = 2;
 static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
 
 // Items of a block and launch: a bit each says which must be repeated.
-constexpr int most_items = 4096;
+constexpr int most_items = 2048;
 // Items whose outputs and largest values are remembered: the producers are never further ahead than their stages allow.
 constexpr int item_slots = v_stages + 1;
 
@@ -73,6 +73,7 @@ struct Shared {
   unsigned watched[item_slots][producer_warps][scales], largest[item_slots][producer_warps];
   alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
   int4 copies[2 * input_rows / raw_copied_rows];  // of a raw stage: issue_copies
+  int4 columns[item_slots][tile_columns];         // note_item
   float exact_largest[scales];                    // of |x|, for an item that is repeated
   unsigned repeat[most_items / 32];
 };
@@ -100,9 +101,9 @@ struct ParamsOf {
 };
 using Params = ParamsOf<float>;
 
-// x for the tensor copies of class fp32, by the number of tiles less 1.
+// x for the tensor copies of class fp32, by the number of tiles less 1: all rows of an item, or two.
 struct Maps {
-  CUtensorMap tiles[tile_columns];
+  CUtensorMap whole[tile_columns], pair[tile_columns];
 };
 
 // A piece of the output: 64 filters x `rows` x `width` of an image. Filters run fastest, so that neighbours share their
@@ -126,6 +127,7 @@ __device__ __forceinline__ Item find_item(const ParamsOf<T>& params, unsigned it
 struct Part {
   int n, row, boundary, q0;
 
+  __device__ __forceinline__ int boundary_within() const { return min(boundary, input_rows); }
   __device__ __forceinline__ bool crosses(int r) const { return r >= boundary; }
   __device__ __forceinline__ int image_of(int r) const { return crosses(r) ? n + 1 : n; }
   __device__ __forceinline__ int row_of(int r) const { return crosses(r) ? r - boundary : row + r; }

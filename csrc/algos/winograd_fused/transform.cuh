@@ -14,7 +14,10 @@ static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0
 // So a column whose own sample is not zero need not be watched: |d| <= 3.13 max|V|.
 static_assert((1 << guessed_target) / 3.13f > least_high);
 
-constexpr int loader_warp = producer_warps - 1;
+constexpr int loader_warp = 0;
+
+constexpr int sharing = producer_warps / 2;  // warps of the same columns share the pairs of rows
+constexpr int row_pairs = input_rows / 2;
 
 struct ProducerState {
   hopper::RingPosition raw;
@@ -28,34 +31,48 @@ __device__ __forceinline__ void forget(Integer& value) {
   asm volatile("" : "+r"(value));
 }
 
-// Issues the tensor copies of a raw stage, each of two rows of one part, by a warp's first lanes. What they are of an item
-// they keep in shared memory: w, h, n and the target, with the number of the map in its last bits.
+// What the producers need to know of an item is worked out by one warp, ahead, and kept in shared memory.
+//   Columns: image, row in it, column of the output; boundary (Part) in the last 4 bits, then the number of tiles in its
+//   block less 1, the byte of its first column in a raw stage, which block.
+//   Copies of a raw stage, a part each, or two rows of it: w, h, n; the map in the last bits, the target.
 constexpr int part_copies = input_rows / raw_copied_rows;
-__device__ __forceinline__ void note_copies(const Params& params, Shared& shared, int lane, unsigned item) {
-  if (lane >= 2 * part_copies) return;
-  forget(item);
+constexpr int copy_pair = 64;  // of two rows
+__device__ __forceinline__ void note_item(const Params& params, Shared& shared, int slot, int lane, unsigned item) {
+  forget(item), forget(lane);
   const Place place = find_place(params, item);
-  const bool second = lane >= part_copies;
+  const int column = lane - 16;
+  const bool second = column >= 0 ? column >= place.tiles : (lane & 1) != 0;
   const Part part = find_part(params, place, second);
-  const int tiles = second ? tile_columns - place.tiles : place.tiles;
-  const int r = (second ? lane - part_copies : lane) * raw_copied_rows;
-  const int target = (second ? raw_part_bytes(place.tiles) : 0) + r * raw_row_bytes(tiles);
-  shared.copies[lane] = make_int4(part.q0 - params.pad_w, part.row_of(r) - params.pad_h, part.image_of(r),
-                                  tiles > 0 ? target | (tiles - 1) : -1);
+  const int tiles = second ? tile_columns - place.tiles : place.tiles, start = second ? raw_part_bytes(place.tiles) : 0;
+  if (column >= 0 && column < tile_columns) {
+    const int in_block = (column - (second ? place.tiles : 0)) * tile_outputs;
+    shared.columns[slot][column] = make_int4(
+        part.n, part.row, part.q0 + in_block,
+        (second ? 1 << 16 : 0) | (start + in_block * raw_column_bytes) | (tiles - 1) << 4 | part.boundary_within());
+  } else if (lane < 2 * part_copies) {
+    const int r = lane / 2 * raw_copied_rows;
+    const bool whole = part.boundary >= input_rows, exists = tiles > 0 && (!whole || r == 0);
+    const int target = start + r * raw_row_bytes(tiles);
+    shared.copies[lane] = make_int4(part.q0 - params.pad_w, part.row_of(r) - params.pad_h, part.image_of(r),
+                                    exists ? target | (whole ? 0 : copy_pair) | (tiles - 1) : -1);
+  }
+  __syncwarp();
 }
 __device__ __forceinline__ void issue_copies(const Params& params, const Maps& maps, Shared& shared, int lane,
                                              int first_channel, const hopper::RingPosition& position) {
+  forget(lane);
   const std::uint32_t full = shared_address(&shared.raw_full[position.slot]);
   wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
   const int4 copy = shared.copies[min(lane, 2 * part_copies - 1)];
-  const int tiles = (copy.w & 127) + 1;
+  const int map = copy.w & (copy_pair - 1);
   if (lane == 0) {
-    hopper::arrive_expecting(full, tiles == tile_columns ? raw_part_bytes(tile_columns) : raw_stage_bytes);
+    hopper::arrive_expecting(full, map == tile_columns - 1 ? raw_part_bytes(tile_columns) : raw_stage_bytes);
   }
   __syncwarp();
   if (lane < 2 * part_copies && copy.w >= 0) {
-    hopper::copy_box(shared_address(shared.raw[position.slot]) + (copy.w & ~127), maps.tiles[tiles - 1], first_channel,
-                     copy.x, copy.y, copy.z, full);
+    hopper::copy_box(shared_address(shared.raw[position.slot]) + (copy.w & ~127),
+                     (copy.w & copy_pair) != 0 ? maps.pair[map] : maps.whole[map], first_channel, copy.x, copy.y,
+                     copy.z, full);
   }
   __syncwarp();
 }
@@ -167,19 +184,18 @@ __device__ __forceinline__ void find_exact_largest(const Params& params, Shared&
 
 // The beginning of an item: scales, from a sample of the first stage or exact ones, and where its outputs go.
 __device__ __forceinline__ Column begin_item(const Params& params, Shared& shared, const unsigned char* raw, int slot,
-                                             unsigned item, bool exact, int warp, int lane) {
+                                             bool exact, int warp, int lane) {
   const Lane mine(warp, lane);
-  const Place place = find_place(params, item);
-  const bool second = mine.column >= place.tiles;
-  const int column = mine.column - (second ? place.tiles : 0), tiles = second ? tile_columns - place.tiles : place.tiles;
-  const Part part = find_part(params, place, second);
-  const int q = part.q0 + column * tile_outputs;
+  const int4 noted = shared.columns[slot][mine.column];
+  const Part part{noted.x, noted.y, noted.w & 15, 0};
+  const int q = noted.z, tiles = (noted.w >> 4 & 7) + 1;
+  const bool second = noted.w >> 16 != 0;
   Column result;
-  result.raw = (second ? raw_part_bytes(place.tiles) : 0) + mine.row * raw_row_bytes(tiles) +
-               column * tile_outputs * raw_column_bytes + mine.quad * 16;
+  result.raw = (noted.w & 0x7f80) + mine.row * raw_row_bytes(tiles) + mine.quad * 16;
   result.raw_pair = 2 * raw_row_bytes(tiles);
   result.boundary = part.boundary;
   result.guessed = 0;
+  const bool crosses = __any_sync(~0u, part.boundary < input_rows);
   int exponent[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -188,9 +204,15 @@ __device__ __forceinline__ Column begin_item(const Params& params, Shared& share
       const float largest = shared.exact_largest[i * tile_columns + mine.column];
       exponent[i] = largest > 0.0f ? scale_exponent(largest, exact_target) : exact_target;
     } else {
-      const int first = i == 0 ? 0 : part.boundary / 2, pairs = (i == 0 ? part.boundary : input_rows) / 2 - first;
-      const float largest = pairs > 0 ? sample_column(raw + result.raw + first * result.raw_pair, result.raw_pair, pairs) : 0.0f;
-      exponent[i] = guess_exponent(largest, second);
+      float largest = 0.0f;
+      if (i == 0 || crosses) {  // the same in all lanes
+        const int first_pairs = min(part.boundary, input_rows) / 2, pairs = i == 0 ? first_pairs : row_pairs - first_pairs;
+        largest = sample_column(raw + result.raw + (i == 0 ? 0 : first_pairs) * result.raw_pair, result.raw_pair, pairs);
+        if (pairs == 0) largest = 0.0f;
+        exponent[i] = guess_exponent(largest, second);
+      } else {
+        exponent[i] = 0;
+      }
       guessed = largest == 0.0f;
     }
     const bool outputs = (i == 0 ? part.row < params.p : part.boundary < tile_rows) && part.n + i < params.n && q < params.q;
@@ -200,7 +222,7 @@ __device__ __forceinline__ Column begin_item(const Params& params, Shared& share
   if (__any_sync(~0u, result.guessed != 0)) result.guessed |= 4;
   // A lane for each position.
   static_assert(tile_rows == 8);
-  if (warp < 2) {
+  if (warp >= 2) {  // they have fewer rows in the first stage
     const int r = lane & 7, p = part.row_of(r), n = part.image_of(r);
     const int used = part.crosses(r) ? exponent[1] : exponent[0], half = used / 2;
     const int count = n < params.n && p < params.p ? max(0, min(params.q - q, tile_outputs)) : 0;
@@ -263,12 +285,10 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
                                         ProducerState& state) {
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
   const int v_offset = Lane(warp, lane).v();
-  constexpr int sharing = producer_warps / 2;  // warps of the same columns share the row pairs
-  constexpr int row_pairs = input_rows / 2;
   Walk<Params> walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
   if (boxes && warp == loader_warp) {
-    note_copies(params, shared, lane, walk.number());
+    note_item(params, shared, state.item_slot, lane, walk.number());
     issue_copies(params, maps, shared, lane, 0, state.raw);
   }
 #pragma unroll 1
@@ -284,13 +304,16 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
           const int lane_here = lane;
           forget(ahead.ordinal);
           const bool same = stage + 1 < params.stages, more = same || ahead.next();
-          if (!same && more) note_copies(params, shared, lane_here, ahead.number());
+          if (!same && more) {
+            note_item(params, shared, (state.item_slot + 1) % item_slots, lane_here, ahead.number());
+          }
           if (more) issue_copies(params, maps, shared, lane_here, same ? (stage + 1) * channels : 0, next);
         }
         wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
       } else {
         int thread_here = thread;
         forget(thread_here);
+        if (stage == 0 && thread_here < 32) note_item(params, shared, state.item_slot, thread_here, walk.number());
         load_elements(params, shared.raw[state.raw.slot], walk.number(), stage * channels, thread_here);
         synchronise<producer_barrier, producer_threads>();
       }
@@ -300,12 +323,12 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
     };
     int lane_here = lane, warp_here = warp;
     forget(lane_here);
-    if constexpr (!boxes) forget(warp_here);
+    forget(warp_here);
     if (repeated) find_exact_largest(params, shared, walk.number(), warp_here, lane_here);
     wait_for_raw(0);
     wait_for_v();
-    const Column column = begin_item(params, shared, shared.raw[state.raw.slot], state.item_slot, walk.number(),
-                                     repeated, warp_here, lane_here);
+    const Column column = begin_item(params, shared, shared.raw[state.raw.slot], state.item_slot, repeated, warp_here,
+                                     lane_here);
     if (repeated) synchronise<producer_barrier, producer_threads>();
     __half2 largest = __float2half2_rn(0.0f);
 #pragma unroll 1
