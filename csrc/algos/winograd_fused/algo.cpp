@@ -29,11 +29,11 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
                                      "; winograd_fused needs 90 (wgmma)");
   }
-  // Items are numbered with 31 bits, sizes and coordinates too, and rows and tiles of all images; a tensor copy's strides
-  // have 40.
+  // Items are numbered with 31 bits, sizes and coordinates too, and rows and tiles of all images; a tensor copy's
+  // strides have 40.
   const Config config = make_config(problem);
-  const double items =
-      static_cast<double>(std::max(config.items, config.row_tiles * std::max<std::int64_t>(config.column_tiles, tile_rows)));
+  const double items = static_cast<double>(
+      std::max(config.items, config.row_tiles * std::max<std::int64_t>(config.column_tiles, tile_rows)));
   const double image = 4.0 * static_cast<double>(problem.c) * static_cast<double>(problem.h * problem.w);
   // Within an item, outputs are reached by 32 bits.
   const double rows = 16.0 * static_cast<double>(problem.q()) * static_cast<double>(problem.k);

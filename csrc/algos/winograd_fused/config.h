@@ -19,8 +19,8 @@ constexpr int frequencies = 6, taps = 3;  // of F(4,3) along W; filter rows
 constexpr int tile_outputs = 4;           // along W
 
 // An item: 64 filters x 8 rows x 8 tiles of 4 outputs. The tiles are neighbours in a list of all columns of tiles: of a
-// block of 8 rows from left to right, then of the block below, in the next image if need be. So none are lost but the last
-// ones, whatever the width. The rows may be those of a canvas (make_config).
+// block of 8 rows from left to right, then of the block below, in the next image if need be. So none are lost but the
+// last ones, whatever the width. The rows may be those of a canvas (make_config).
 constexpr int filter_tile = 64;
 constexpr int tile_rows = 8;
 constexpr int tile_columns = 8;  // also the rows of a core matrix of wgmma: a filter row further is a whole one
@@ -46,9 +46,9 @@ constexpr int slot(int f) { return f == 0 ? 2 : f < 3 ? f - 1 : f; }
 }  // namespace single
 
 struct Config {
-  bool split;            // three products of halves, else one
-  std::int64_t stages;   // of 16 channels, or 64 bytes
-  std::int64_t u_steps;  // 16 channels of U
+  bool split;                                                 // three products of halves, else one
+  std::int64_t stages;                                        // of 16 channels, or 64 bytes
+  std::int64_t u_steps;                                       // 16 channels of U
   std::int64_t filter_tiles, column_tiles, row_tiles, items;  // split: of a block; blocks
   std::int64_t pitch;                                         // split: rows from one image to the next
 
@@ -60,10 +60,10 @@ struct Config {
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Rows from one image to the next, row i of which is row i - pad_h of the input and row i of the output. A multiple of 8,
-// so that no block crosses images. Or, if that makes fewer blocks, images one below the other with the rows of padding
-// between two serving both: a canvas. Even, since input is copied two rows at a time, and large enough for blocks that
-// cross only once.
+// Rows from one image to the next, row i of which is row i - pad_h of the input and row i of the output. A multiple of
+// 8, so that no block crosses images. Or, if that makes fewer blocks, images one below the other with the rows of
+// padding between two serving both: a canvas. Even, since input is copied two rows at a time, and large enough for
+// blocks that cross only once.
 inline std::int64_t image_pitch(const ConvProblem& problem) {
   const std::int64_t whole = divide_up(problem.p(), tile_rows) * tile_rows;
   return std::min(whole, std::max<std::int64_t>(divide_up(problem.h + problem.pad_h, 2) * 2, input_rows));

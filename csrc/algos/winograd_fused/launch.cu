@@ -12,8 +12,9 @@ namespace {
 
 cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
-// x [N, H, W, C] in boxes of some tiles, zeros outside. An item's first column in its block is a multiple of what 8 and the
-// number of columns have in common, and so are the numbers of tiles. Pairs of rows are needed where blocks cross images.
+// x [N, H, W, C] in boxes of some tiles, zeros outside. An item's first column in its block is a multiple of what 8 and
+// the number of columns have in common, and so are the numbers of tiles. Pairs of rows are needed where blocks cross
+// images.
 Maps make_maps(const ConvProblem& problem, const Config& config, const float* x) {
   Maps maps{};
   const int step = static_cast<int>(std::gcd<std::int64_t, std::int64_t>(tile_columns, config.column_tiles));

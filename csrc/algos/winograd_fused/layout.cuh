@@ -25,13 +25,15 @@ constexpr int group_frequencies = frequencies / consumer_groups;
 constexpr int half_groups = tile_rows / 2;  // an instruction's part of the tiles: 4 rows of 8
 constexpr int positions = tile_rows * tile_columns;
 
-// Raw input, a stage: what the tiles of one block of rows read, then those of the next: [row][column][channel] float32. A
-// row's pitch is an odd multiple of 64 bytes, so that two rows by 16 channels are read without a bank conflict; hence one
-// column more than needed. A part is one tensor copy, or, where it meets two images, two rows are.
+// Raw input, a stage: what the tiles of one block of rows read, then those of the next: [row][column][channel] float32.
+// A row's pitch is an odd multiple of 64 bytes, so that two rows by 16 channels are read without a bank conflict; hence
+// one column more than needed. A part is one tensor copy, or, where it meets two images, two rows are.
 constexpr int raw_column_bytes = channels * 4, raw_copied_rows = 2;
 __host__ __device__ constexpr int raw_columns(int tiles) { return tiles * tile_outputs + 3; }
 __host__ __device__ constexpr int raw_row_bytes(int tiles) { return raw_columns(tiles) * raw_column_bytes; }
-__host__ __device__ constexpr int raw_part_bytes(int tiles) { return tiles > 0 ? input_rows * raw_row_bytes(tiles) : 0; }
+__host__ __device__ constexpr int raw_part_bytes(int tiles) {
+  return tiles > 0 ? input_rows * raw_row_bytes(tiles) : 0;
+}
 constexpr int raw_stage_bytes = raw_part_bytes(1) + raw_part_bytes(tile_columns - 1), raw_stages = 3;
 static_assert(raw_row_bytes(1) % 128 == 64 && raw_part_bytes(1) % 128 == 0 && raw_stage_bytes % 128 == 0);
 
@@ -96,7 +98,7 @@ struct ParamsOf {
   std::int64_t y_image, y_row, y_column, y_channel;  // of y and residual
   int n, c, h, w, k, p, q, pad_h, pad_w;
   int stages;
-  unsigned first_item, end_item;  // of this launch
+  unsigned first_item, end_item;               // of this launch
   FastDivide by_filters, by_columns, by_rows;  // by_rows: class fp32 by the pitch of images
 };
 using Params = ParamsOf<float>;
@@ -122,8 +124,8 @@ __device__ __forceinline__ Item find_item(const ParamsOf<T>& params, unsigned it
   return result;
 }
 
-// The tiles of an item of class fp32 that lie in one block of rows. Rows of the item before `boundary` are from `row` on of
-// image n, the others from the top of the next image.
+// The tiles of an item of class fp32 that lie in one block of rows. Rows of the item before `boundary` are from `row`
+// on of image n, the others from the top of the next image.
 struct Part {
   int n, row, boundary, q0;
 
@@ -133,7 +135,7 @@ struct Part {
   __device__ __forceinline__ int row_of(int r) const { return crosses(r) ? r - boundary : row + r; }
 };
 struct Place {
-  unsigned block;     // of rows
+  unsigned block;    // of rows
   int first, tiles;  // column of the first tile; tiles in that block, the others are the first ones of the next
 };
 

@@ -162,7 +162,8 @@ __device__ __forceinline__ void finish_item(const Params& params, Shared& shared
 #pragma unroll
       for (int f = 0; f < frequencies; ++f) sums[f] = m[f][i];
       winograd::Transform<4>::output(sums, value[e][b]);
-      const float one = outputs[tile_columns * j + e].first * first[b], two = outputs[tile_columns * j + e].second * second[b];
+      const float one = outputs[tile_columns * j + e].first * first[b],
+                  two = outputs[tile_columns * j + e].second * second[b];
 #pragma unroll
       for (int o = 0; o < tile_outputs; ++o) value[e][b][o] = value[e][b][o] * one * two + bias[b];
     }

@@ -32,9 +32,9 @@ __device__ __forceinline__ void forget(Integer& value) {
 }
 
 // What the producers need to know of an item is worked out by one warp, ahead, and kept in shared memory.
-//   Columns: image, row in it, column of the output; boundary (Part) in the last 4 bits, then the number of tiles in its
-//   block less 1, the byte of its first column in a raw stage, which block.
-//   Copies of a raw stage, a part each, or two rows of it: w, h, n; the map in the last bits, the target.
+//   Columns: image, row in it, column of the output; boundary (Part) in the last 4 bits, then the number of tiles in
+//   its block less 1, the byte of its first column in a raw stage, which block. Copies of a raw stage, a part each, or
+//   two rows of it: w, h, n; the map in the last bits, the target.
 constexpr int part_copies = input_rows / raw_copied_rows;
 constexpr int copy_pair = 64;  // of two rows
 __device__ __forceinline__ void note_item(const Params& params, Shared& shared, int slot, int lane, unsigned item) {
@@ -114,10 +114,10 @@ struct Lane {
 
 // What a lane must know of an item: of the column that it transforms, in the first and in the second image.
 struct Column {
-  int raw, raw_pair;   // offset in a raw stage, and from one pair of rows to the next
-  int boundary;        // Part
-  float scale[2];      // zero where there are no outputs
-  unsigned guessed;    // bits: a scale that no sample supports, so that its largest |V| is watched; bit 2: of any lane
+  int raw, raw_pair;  // offset in a raw stage, and from one pair of rows to the next
+  int boundary;       // Part
+  float scale[2];     // zero where there are no outputs
+  unsigned guessed;   // bits: a scale that no sample supports, so that its largest |V| is watched; bit 2: of any lane
 };
 
 __device__ __forceinline__ float largest_of(float4 a) {
@@ -206,8 +206,10 @@ __device__ __forceinline__ Column begin_item(const Params& params, Shared& share
     } else {
       float largest = 0.0f;
       if (i == 0 || crosses) {  // the same in all lanes
-        const int first_pairs = min(part.boundary, input_rows) / 2, pairs = i == 0 ? first_pairs : row_pairs - first_pairs;
-        largest = sample_column(raw + result.raw + (i == 0 ? 0 : first_pairs) * result.raw_pair, result.raw_pair, pairs);
+        const int first_pairs = min(part.boundary, input_rows) / 2,
+                  pairs = i == 0 ? first_pairs : row_pairs - first_pairs;
+        largest =
+            sample_column(raw + result.raw + (i == 0 ? 0 : first_pairs) * result.raw_pair, result.raw_pair, pairs);
         if (pairs == 0) largest = 0.0f;
         exponent[i] = guess_exponent(largest, second);
       } else {
@@ -215,7 +217,8 @@ __device__ __forceinline__ Column begin_item(const Params& params, Shared& share
       }
       guessed = largest == 0.0f;
     }
-    const bool outputs = (i == 0 ? part.row < params.p : part.boundary < tile_rows) && part.n + i < params.n && q < params.q;
+    const bool outputs =
+        (i == 0 ? part.row < params.p : part.boundary < tile_rows) && part.n + i < params.n && q < params.q;
     result.scale[i] = outputs ? power_of_two(exponent[i]) : 0.0f;
     if (outputs && guessed) result.guessed |= 1u << i;
   }
@@ -319,7 +322,8 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
       }
     };
     const auto wait_for_v = [&] {
-      wait_bounded(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report, role_transform);
+      wait_bounded(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report,
+                   role_transform);
     };
     int lane_here = lane, warp_here = warp;
     forget(lane_here);
@@ -327,8 +331,8 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
     if (repeated) find_exact_largest(params, shared, walk.number(), warp_here, lane_here);
     wait_for_raw(0);
     wait_for_v();
-    const Column column = begin_item(params, shared, shared.raw[state.raw.slot], state.item_slot, repeated, warp_here,
-                                     lane_here);
+    const Column column =
+        begin_item(params, shared, shared.raw[state.raw.slot], state.item_slot, repeated, warp_here, lane_here);
     if (repeated) synchronise<producer_barrier, producer_threads>();
     __half2 largest = __float2half2_rn(0.0f);
 #pragma unroll 1
@@ -354,7 +358,9 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
           forget(lane_here), forget(warp_here);
           const int which = crosses ? 1 : 0;
           if ((lane_here & 7) == 0 && (column.guessed >> which & 1) != 0) {
-            atomicMax(&shared.watched[state.item_slot][warp_here][which * tile_columns + Lane(warp_here, lane_here).column], bits);
+            atomicMax(
+                &shared.watched[state.item_slot][warp_here][which * tile_columns + Lane(warp_here, lane_here).column],
+                bits);
           }
         }
       }
