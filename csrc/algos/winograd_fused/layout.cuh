@@ -34,13 +34,13 @@ __host__ __device__ constexpr int raw_row_bytes(int tiles) { return raw_columns(
 __host__ __device__ constexpr int raw_part_bytes(int tiles) {
   return tiles > 0 ? input_rows * raw_row_bytes(tiles) : 0;
 }
-constexpr int raw_stage_bytes = raw_part_bytes(1) + raw_part_bytes(tile_columns - 1), raw_stages = 3;
+constexpr int raw_stage_bytes = raw_part_bytes(1) + raw_part_bytes(tile_columns - 1), raw_stages = 2;
 static_assert(raw_row_bytes(1) % 128 == 64 && raw_part_bytes(1) % 128 == 0 && raw_stage_bytes % 128 == 0);
 
 // V, a stage: [f][hi, lo][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
 // producers' stores of 2 rows x 2 tiles x 16 channels then meet every bank once.
 constexpr int core_bytes = 128 + 32, v_row_bytes = 2 * core_bytes, v_plane_bytes = input_rows * v_row_bytes;
-constexpr int v_stage_bytes = frequencies * 2 * v_plane_bytes, v_stages = 2;
+constexpr int v_stage_bytes = frequencies * 2 * v_plane_bytes, v_stages = 3;
 static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
 
 // Items of a block and launch: a bit each says which must be repeated.
@@ -82,7 +82,7 @@ struct Shared {
 
 // What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
 // loads under way seem to bound the rate of U (docs/performance.md).
-constexpr int most_shared_bytes = 163 * 1024;
+constexpr int most_shared_bytes = 195 * 1024;
 static_assert(sizeof(Shared) <= most_shared_bytes);
 
 // What both kernels of this folder are told. T: of x and y.

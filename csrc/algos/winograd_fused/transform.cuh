@@ -21,7 +21,7 @@ constexpr int row_pairs = input_rows / 2;
 
 struct ProducerState {
   hopper::RingPosition raw;
-  hopper::RingCounter<v_stages> v;
+  hopper::RingPosition v;
   int item_slot = 0;
 };
 
@@ -322,7 +322,7 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
       }
     };
     const auto wait_for_v = [&] {
-      wait_bounded(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report,
+      wait_bounded(shared_address(&shared.v_empty[state.v.slot]), state.v.parity ^ 1, params.report,
                    role_transform);
     };
     int lane_here = lane, warp_here = warp;
@@ -342,7 +342,7 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
         wait_for_v();
       }
       const unsigned char* raw = shared.raw[state.raw.slot] + column.raw;
-      unsigned char* v = shared.v[state.v.slot()] + v_offset;
+      unsigned char* v = shared.v[state.v.slot] + v_offset;
 #pragma unroll 1
       for (int pair = (warp / 2 + (sharing - row_pairs % sharing) * stage) % sharing; pair < row_pairs;
            pair += sharing) {
@@ -371,11 +371,11 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
       if (lane == 0) {
-        hopper::arrive(shared_address(&shared.v_full[state.v.slot()]));
+        hopper::arrive(shared_address(&shared.v_full[state.v.slot]));
         if (boxes) hopper::arrive(shared_address(&shared.raw_empty[state.raw.slot]));
       }
       state.raw.advance(raw_stages);
-      ++state.v.count;
+      state.v.advance(v_stages);
     }
     state.item_slot = (state.item_slot + 1) % item_slots;
   } while (walk.next());
