@@ -28,8 +28,11 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
                                      "; winograd_fused needs 90 (wgmma)");
   }
-  // Items are numbered with 31 bits, sizes and coordinates too; a tensor copy's strides have 40.
-  const double items = static_cast<double>(make_config(problem).items);
+  // Items are numbered with 31 bits, sizes and coordinates too, and rows and tiles of all images; a tensor copy's
+  // strides have 40.
+  const Config config = make_config(problem);
+  const double items = static_cast<double>(
+      std::max(config.items, config.row_tiles * std::max<std::int64_t>(config.column_tiles, tile_rows)));
   const double image = 4.0 * static_cast<double>(problem.c) * static_cast<double>(problem.h * problem.w);
   // Within an item, outputs are reached by 32 bits.
   const double rows = 16.0 * static_cast<double>(problem.q()) * static_cast<double>(problem.k);
@@ -59,7 +62,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     return plan;
   }
   const int rows = config.split ? tile_rows : config.shape.rows;
-  const int width = config.split ? tile_width : config.shape.width();
+  const int width = config.split ? tile_columns * tile_outputs : config.shape.width();
   const std::string images = config.split || config.shape.images == 1 ? "" : std::to_string(config.shape.images) + "x";
   plan.config = std::string(config.split ? "3 x" : "1 x") + " float16, items of " + std::to_string(filter_tile) +
                 " filters, " + images + std::to_string(rows) + "x" + std::to_string(width) + " outputs, " +

@@ -7,6 +7,7 @@
 // is no lo. On the CPU: [r][f][C][K] float32.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -17,12 +18,14 @@ namespace fastconv::algos::winograd_fused {
 constexpr int frequencies = 6, taps = 3;  // of F(4,3) along W; filter rows
 constexpr int tile_outputs = 4;           // along W
 
-// A block: 64 filters x 8 output rows x 8 tiles of 4 outputs.
+// An item: 64 filters x 8 rows x 8 tiles of 4 outputs. The tiles are neighbours in a list of all columns of tiles: of a
+// block of 8 rows from left to right, then of the block below, in the next image if need be. So none are lost but the
+// last ones, whatever the width. The rows may be those of a canvas (make_config).
 constexpr int filter_tile = 64;
 constexpr int tile_rows = 8;
 constexpr int tile_columns = 8;  // also the rows of a core matrix of wgmma: a filter row further is a whole one
-constexpr int tile_width = tile_columns * tile_outputs;
 constexpr int input_rows = tile_rows + taps - 1;
+constexpr int least_columns = tile_columns - 1;  // of a block: an item meets two blocks at most
 
 constexpr int channels = 16;  // of a stage: the depth of one wgmma
 
@@ -58,11 +61,12 @@ constexpr int slot(int f) { return f == 0 ? 2 : f < 3 ? f - 1 : f; }
 }  // namespace single
 
 struct Config {
-  bool split;            // three products of halves, else one
-  single::Shape shape;   // of an item of one product
-  std::int64_t stages;   // of 16 channels, or 64 bytes
-  std::int64_t u_steps;  // 16 channels of U
-  std::int64_t filter_tiles, column_tiles, row_tiles, items;
+  bool split;                                                 // three products of halves, else one
+  single::Shape shape;                                        // of an item of one product
+  std::int64_t stages;                                        // of 16 channels, or 64 bytes
+  std::int64_t u_steps;                                       // 16 channels of U
+  std::int64_t filter_tiles, column_tiles, row_tiles, items;  // split: of a block; blocks
+  std::int64_t pitch;                                         // split: rows from one image to the next
 
   std::size_t u_bytes() const {
     return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
@@ -72,6 +76,15 @@ struct Config {
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+// Rows from one image to the next, row i of which is row i - pad_h of the input and row i of the output. A multiple of
+// 8, so that no block crosses images. Or, if that makes fewer blocks, images one below the other with the rows of
+// padding between two serving both: a canvas. Even, since input is copied two rows at a time, and large enough for
+// blocks that cross only once.
+inline std::int64_t image_pitch(const ConvProblem& problem) {
+  const std::int64_t whole = divide_up(problem.p(), tile_rows) * tile_rows;
+  return std::min(whole, std::max<std::int64_t>(divide_up(problem.h + problem.pad_h, 2) * 2, input_rows));
+}
+
 inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide) {
   Config config{};
   config.shape = shape;
@@ -80,10 +93,16 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
   config.stages = divide_up(problem.c, stage_channels);
   config.u_steps = config.stages * (stage_channels / channels);
   config.filter_tiles = divide_up(problem.k, filter_tile);
-  config.column_tiles = divide_up(problem.q(), config.split ? tile_width : shape.width());
-  config.row_tiles = divide_up(problem.p(), config.split ? tile_rows : shape.rows);
-  config.items = divide_up(problem.n, config.split ? 1 : shape.images) * config.row_tiles * config.column_tiles *
-                 config.filter_tiles;
+  if (config.split) {
+    config.column_tiles = std::max<std::int64_t>(divide_up(problem.q(), tile_outputs), least_columns);
+    config.pitch = image_pitch(problem);
+    config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), tile_rows);
+    config.items = divide_up(config.row_tiles * config.column_tiles, tile_columns) * config.filter_tiles;
+  } else {
+    config.column_tiles = divide_up(problem.q(), shape.width());
+    config.row_tiles = divide_up(problem.p(), shape.rows);
+    config.items = divide_up(problem.n, shape.images) * config.row_tiles * config.column_tiles * config.filter_tiles;
+  }
   return config;
 }
 
@@ -104,7 +123,7 @@ struct Rates {
   double step, end, nchw_end, element_step;
 };
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
-  if (config.split) return {1.88, 2.3, 2.7, 12.0};
+  if (config.split) return {1.77, 2.65, 3.1, 12.0};
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
   if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.21 : 1.03, 6.2, 0.0, 0.0};
   if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};

@@ -31,10 +31,10 @@ __device__ __forceinline__ void run_consumers(const Params& params, Shared& shar
   }
 }
 
-// boxes: x is loaded by tensor copies, through `map`; else by element.
+// boxes: x is loaded by tensor copies, through `maps`; else by element.
 template <bool boxes, Output output>
 __global__ void __launch_bounds__(block_threads, 1)
-    convolve(const __grid_constant__ Params params, const __grid_constant__ CUtensorMap map) {
+    convolve(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(block_threads, 1)
     ProducerState state;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
-      produce<boxes>(params, map, shared, pass == 1, state);
+      produce<boxes>(params, maps, shared, pass == 1, state);
       synchronise<pass_barrier, block_threads>();
     }
   } else if (group == 0) {

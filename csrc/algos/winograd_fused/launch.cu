@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include "algos/winograd_fused/kernel.cuh"
 #include "algos/winograd_fused/launch.cuh"
 #include "algos/winograd_fused/pack.cuh"
@@ -10,10 +12,21 @@ namespace {
 
 cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
-// x [N, H, W, C] in boxes of one raw stage, zeros outside.
-CUtensorMap make_map(const ConvProblem& problem, const float* x) {
-  const Box4 box{.c = channels, .w = raw_columns, .h = input_rows, .n = 1, .swizzled = false};
-  return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
+// x [N, H, W, C] in boxes of some tiles, zeros outside. An item's first column in its block is a multiple of what 8 and
+// the number of columns have in common, and so are the numbers of tiles. Pairs of rows are needed where blocks cross
+// images.
+Maps make_maps(const ConvProblem& problem, const Config& config, const float* x) {
+  Maps maps{};
+  const int step = static_cast<int>(std::gcd<std::int64_t, std::int64_t>(tile_columns, config.column_tiles));
+  for (int tiles = step; tiles <= tile_columns; tiles += step) {
+    const auto make = [&](int rows) {
+      const Box4 box{.c = channels, .w = raw_columns(tiles), .h = rows, .n = 1, .swizzled = false};
+      return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
+    };
+    maps.whole[tiles - 1] = make(input_rows);
+    if (config.pitch % tile_rows != 0) maps.pair[tiles - 1] = make(raw_copied_rows);
+  }
+  return maps;
 }
 
 Output select_output(const ConvArgs& args) {
@@ -26,8 +39,8 @@ Output select_output(const ConvArgs& args) {
 }
 
 template <bool boxes, Output output>
-void launch(const Params& params, const Config& config, const CUtensorMap& map, int processors, cudaStream_t stream) {
-  launch_items<convolve<boxes, output>>(params, config, sizeof(Shared), processors, stream, map);
+void launch(const Params& params, const Config& config, const Maps& maps, int processors, cudaStream_t stream) {
+  launch_items<convolve<boxes, output>>(params, config, sizeof(Shared), processors, stream, maps);
 }
 
 void run_split(const ConvArgs& args, const Config& config, const float* x, Layout layout, Runtime& runtime) {
@@ -36,19 +49,19 @@ void run_split(const ConvArgs& args, const Config& config, const float* x, Layou
   const cudaStream_t stream = stream_of(runtime);
   const Params params = make_params(args, config, x, layout, runtime.wait_report());
   const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
-  const CUtensorMap map = boxes ? make_map(problem, x) : CUtensorMap{};
+  const Maps maps = boxes ? make_maps(problem, config, x) : Maps{};
   switch (select_output(args)) {
     case Output::pairs:
-      boxes ? launch<true, Output::pairs>(params, config, map, processors, stream)
-            : launch<false, Output::pairs>(params, config, map, processors, stream);
+      boxes ? launch<true, Output::pairs>(params, config, maps, processors, stream)
+            : launch<false, Output::pairs>(params, config, maps, processors, stream);
       break;
     case Output::quads:
-      boxes ? launch<true, Output::quads>(params, config, map, processors, stream)
-            : launch<false, Output::quads>(params, config, map, processors, stream);
+      boxes ? launch<true, Output::quads>(params, config, maps, processors, stream)
+            : launch<false, Output::quads>(params, config, maps, processors, stream);
       break;
     case Output::elements:
-      boxes ? launch<true, Output::elements>(params, config, map, processors, stream)
-            : launch<false, Output::elements>(params, config, map, processors, stream);
+      boxes ? launch<true, Output::elements>(params, config, maps, processors, stream)
+            : launch<false, Output::elements>(params, config, maps, processors, stream);
       break;
   }
 }

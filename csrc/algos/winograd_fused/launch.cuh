@@ -49,7 +49,7 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, 
           .end_item = 0,
           .by_filters = divide(config.filter_tiles),
           .by_columns = divide(config.column_tiles),
-          .by_rows = divide(config.row_tiles)};
+          .by_rows = divide(config.split ? config.pitch : config.row_tiles)};
 }
 
 // In launches of as many items as a block of every multiprocessor can keep account of.

@@ -22,45 +22,67 @@ static_assert(consumer_threads * consumer_registers + producer_threads * produce
               launch_registers * block_threads);
 
 constexpr int group_frequencies = frequencies / consumer_groups;
-constexpr int half_rows = tile_rows / 2;  // an instruction's part of the tiles: 4 rows of 8
+constexpr int half_groups = tile_rows / 2;  // an instruction's part of the tiles: 4 rows of 8
+constexpr int positions = tile_rows * tile_columns;
 
-// Raw input, a stage: [row][column][channel] float32. The row's pitch is an odd multiple of 64 bytes, so that two rows
-// by 16 channels are read without a bank conflict; hence one column more than the 34 needed.
-constexpr int raw_columns = tile_width + 3;
-constexpr int raw_column_bytes = channels * 4, raw_row_bytes = raw_columns * raw_column_bytes;
-constexpr int raw_stage_bytes = input_rows * raw_row_bytes, raw_stages = 3;
-static_assert(raw_row_bytes % 128 == 64 && raw_stage_bytes % 128 == 0);
+// Raw input, a stage: what the tiles of one block of rows read, then those of the next: [row][column][channel] float32.
+// A row's pitch is an odd multiple of 64 bytes, so that two rows by 16 channels are read without a bank conflict; hence
+// one column more than needed. A part is one tensor copy, or, where it meets two images, two rows are.
+constexpr int raw_column_bytes = channels * 4, raw_copied_rows = 2;
+__host__ __device__ constexpr int raw_columns(int tiles) { return tiles * tile_outputs + 3; }
+__host__ __device__ constexpr int raw_row_bytes(int tiles) { return raw_columns(tiles) * raw_column_bytes; }
+__host__ __device__ constexpr int raw_part_bytes(int tiles) {
+  return tiles > 0 ? input_rows * raw_row_bytes(tiles) : 0;
+}
+constexpr int raw_stage_bytes = raw_part_bytes(1) + raw_part_bytes(tile_columns - 1), raw_stages = 2;
+static_assert(raw_row_bytes(1) % 128 == 64 && raw_part_bytes(1) % 128 == 0 && raw_stage_bytes % 128 == 0);
 
 // V, a stage: [f][hi, lo][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
 // producers' stores of 2 rows x 2 tiles x 16 channels then meet every bank once.
 constexpr int core_bytes = 128 + 32, v_row_bytes = 2 * core_bytes, v_plane_bytes = input_rows * v_row_bytes;
-constexpr int v_stage_bytes = frequencies * 2 * v_plane_bytes, v_stages = 2;
+constexpr int v_stage_bytes = frequencies * 2 * v_plane_bytes, v_stages = 3;
 static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
 
 // Items of a block and launch: a bit each says which must be repeated.
-constexpr int most_items = 8192;
-// Items whose scales are remembered: the producers are never further ahead than their stages allow.
+constexpr int most_items = 2048;
+// Items whose outputs and largest values are remembered: the producers are never further ahead than their stages allow.
 constexpr int item_slots = v_stages + 1;
+
+// Of an item: for each of its columns, in the first and in the second image that it meets.
+constexpr int scales = 2 * tile_columns;
+
+// Where the outputs of a position go, and what undoes its input's scale: two factors, since 2^126 times a filter's has
+// none.
+struct alignas(16) Outputs {
+  float first, second;
+  std::int64_t packed;  // 8 times the element of y of the first output and filter 0, plus the number of outputs
+
+  __device__ __forceinline__ std::int64_t index() const { return packed >> 3; }
+  __device__ __forceinline__ int count() const { return static_cast<int>(packed) & 7; }
+};
 
 struct Shared {
   alignas(128) unsigned char raw[raw_stages][raw_stage_bytes];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];
   // At the end of an item each warpgroup gives the other its three sums of half of the outputs, a row at a time.
-  // Or (pairs.cuh) one sum in six of half of the rows.
+  // Or (pairs.cuh) one sum in six, two rows at a time.
   union {
     alignas(128) float4 exchange[consumer_groups][group_frequencies][128];
-    float4 pairs[consumer_groups][half_rows][128];
+    float4 pairs[consumer_groups][2][128];
   };
+  Outputs outputs[item_slots][positions];
+  // Bits of the largest |V|, scaled, of a warp: for scales that are a mere guess, and of all.
+  unsigned watched[item_slots][producer_warps][scales], largest[item_slots][producer_warps];
   alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
-  int exponents[item_slots][tile_columns];                      // of the scales of an item's tile columns
-  float largest[item_slots][producer_warps][tile_columns / 2];  // largest |V| of a warp's columns, scaled
-  float column_largest[tile_columns];                           // of |x|, for an item that is repeated
+  int4 copies[2 * input_rows / raw_copied_rows];  // of a raw stage: issue_copies
+  int4 columns[item_slots][tile_columns];         // note_item
+  float exact_largest[scales];                    // of |x|, for an item that is repeated
   unsigned repeat[most_items / 32];
 };
 
 // What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
 // loads under way seem to bound the rate of U (docs/performance.md).
-constexpr int most_shared_bytes = 163 * 1024;
+constexpr int most_shared_bytes = 195 * 1024;
 static_assert(sizeof(Shared) <= most_shared_bytes);
 
 // What both kernels of this folder are told. T: of x and y.
@@ -76,10 +98,15 @@ struct ParamsOf {
   std::int64_t y_image, y_row, y_column, y_channel;  // of y and residual
   int n, c, h, w, k, p, q, pad_h, pad_w;
   int stages;
-  unsigned first_item, end_item;  // of this launch
-  FastDivide by_filters, by_columns, by_rows;
+  unsigned first_item, end_item;               // of this launch
+  FastDivide by_filters, by_columns, by_rows;  // by_rows: class fp32 by the pitch of images
 };
 using Params = ParamsOf<float>;
+
+// x for the tensor copies of class fp32, by the number of tiles less 1: all rows of an item, or two.
+struct Maps {
+  CUtensorMap whole[tile_columns], pair[tile_columns];
+};
 
 // A piece of the output: 64 filters x `rows` x `width` of an image. Filters run fastest, so that neighbours share their
 // input in the L2 cache.
@@ -95,6 +122,34 @@ __device__ __forceinline__ Item find_item(const ParamsOf<T>& params, unsigned it
   result.p0 = static_cast<int>(params.by_rows.peel(item)) * rows;
   result.n = static_cast<int>(item);
   return result;
+}
+
+// The tiles of an item of class fp32 that lie in one block of rows. Rows of the item before `boundary` are from `row`
+// on of image n, the others from the top of the next image.
+struct Part {
+  int n, row, boundary, q0;
+
+  __device__ __forceinline__ int boundary_within() const { return min(boundary, input_rows); }
+  __device__ __forceinline__ bool crosses(int r) const { return r >= boundary; }
+  __device__ __forceinline__ int image_of(int r) const { return crosses(r) ? n + 1 : n; }
+  __device__ __forceinline__ int row_of(int r) const { return crosses(r) ? r - boundary : row + r; }
+};
+struct Place {
+  unsigned block;    // of rows
+  int first, tiles;  // column of the first tile; tiles in that block, the others are the first ones of the next
+};
+
+__device__ __forceinline__ Place find_place(const Params& params, unsigned item) {
+  params.by_filters.peel(item);
+  unsigned block = item * tile_columns;
+  const int first = static_cast<int>(params.by_columns.peel(block));
+  return {block, first, min(tile_columns, static_cast<int>(params.by_columns.divisor()) - first)};
+}
+__device__ __forceinline__ Part find_part(const Params& params, const Place& place, bool second) {
+  unsigned image = (place.block + (second ? 1 : 0)) * tile_rows;
+  const int pitch = static_cast<int>(params.by_rows.divisor()), row = static_cast<int>(params.by_rows.peel(image));
+  return {static_cast<int>(image), row, pitch % tile_rows == 0 ? input_rows : pitch - row,
+          second ? 0 : place.first * tile_outputs};
 }
 
 // The items of a block, in two passes: all of them with guessed scales, then those that need exact ones. Every role

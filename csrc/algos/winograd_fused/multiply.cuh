@@ -5,7 +5,7 @@
 
 namespace fastconv::algos::winograd_fused {
 
-using Half = float[half_rows * 4];  // of one frequency: 64 filters x 4 rows x 8 tiles
+using Half = float[half_groups * 4];  // of one frequency: 64 filters x 4 rows x 8 tiles
 using Totals = Half[group_frequencies][2];
 using Filters = std::uint32_t[taps][2][4];  // U of one frequency and stage: [r][hi, lo]
 
@@ -32,7 +32,7 @@ __device__ __forceinline__ std::uint64_t core_descriptor(std::uint32_t address) 
 // truncate their accumulator at every instruction (docs/numerics.md).
 template <int frequency, int half>
 __device__ __forceinline__ void multiply_half(Half& sum, const Filters& u, std::uint64_t stage) {
-  constexpr int high = 2 * frequency * v_plane_bytes + half * half_rows * v_row_bytes, low = high + v_plane_bytes;
+  constexpr int high = 2 * frequency * v_plane_bytes + half * half_groups * v_row_bytes, low = high + v_plane_bytes;
   hopper::fence_products();
   hopper::multiply<half_t, false>(sum, u[0][1], hopper::advance_descriptor(stage, high));
 #pragma unroll
@@ -54,17 +54,20 @@ __device__ __forceinline__ void multiply_half(Half& sum, const Filters& u, std::
 __device__ __forceinline__ void promote(Half& total, Half& sum) {
   hopper::pin(sum);
 #pragma unroll
-  for (int i = 0; i < half_rows * 4; ++i) total[i] += sum[i];
+  for (int i = 0; i < half_groups * 4; ++i) total[i] += sum[i];
 }
 
 // One frequency of one stage. On entry the second half of the frequency before is under way; on exit that of this one.
 // While one half is promoted the other keeps the tensor cores busy.
-template <int group, int f>
+// before_is_done: called when the frequency before has read V.
+template <int group, int f, typename Function>
 __device__ __forceinline__ void multiply_frequency(Totals& total, Half (&sum)[2], const Filters& u, Filters& next,
-                                                   const uint4* next_source, std::uint64_t stage) {
+                                                   const uint4* next_source, std::uint64_t stage,
+                                                   const Function& before_is_done) {
   constexpr int frequency = group * group_frequencies + f, before = (f + group_frequencies - 1) % group_frequencies;
   multiply_half<frequency, 0>(sum[0], u, stage);
   hopper::wait_for_products<1>();
+  before_is_done();
   promote(total[before][1], sum[1]);
   load_filters(next, next_source);  // into registers that the frequency before has just left
   multiply_half<frequency, 1>(sum[1], u, stage);
@@ -84,7 +87,7 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared& shared,
                                            ConsumerState& state) {
   Half sum[2];
 #pragma unroll
-  for (int i = 0; i < half_rows * 4; ++i) {
+  for (int i = 0; i < half_groups * 4; ++i) {
     sum[1][i] = 0.0f;
 #pragma unroll
     for (int f = 0; f < group_frequencies; ++f) total[f][0][i] = total[f][1][i] = 0.0f;
@@ -98,12 +101,14 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared& shared,
   for (int i = 0; i < params.stages; ++i) {
     wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report, role_multiply);
     const std::uint64_t stage = core_descriptor(shared_address(shared.v[0]) + state.v.slot * v_stage_bytes);
-    multiply_frequency<group, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage);
-    if (i > 0) release();  // the stage before has been read
+    // The stage before is released as soon as it has been read: the producers need every clock of two stages.
+    multiply_frequency<group, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage, [&] {
+      if (i > 0) release();
+    });
     previous = state.v.slot;
     source = i + 1 == params.stages ? next_item : source + stage_step;
-    multiply_frequency<group, 1>(total, sum, u[1], u[0], source, stage);
-    multiply_frequency<group, 2>(total, sum, u[2], u[1], source + frequency_step, stage);
+    multiply_frequency<group, 1>(total, sum, u[1], u[0], source, stage, [] {});
+    multiply_frequency<group, 2>(total, sum, u[2], u[1], source + frequency_step, stage, [] {});
     state.v.advance(v_stages);
   }
   hopper::wait_for_products<0>();

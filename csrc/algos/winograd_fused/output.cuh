@@ -7,22 +7,14 @@
 
 namespace fastconv::algos::winograd_fused {
 
-// Whether the guessed scale of a column has lost bits, or let something overflow. A column of zeros is right, and one
-// without outputs does not matter.
-__device__ __forceinline__ bool must_repeat(const Params& params, const Shared& shared, const Item& item, int slot) {
-  bool off = false;
+// Whether a guessed scale has let something overflow, or has lost bits. A column of zeros is right.
+__device__ __forceinline__ bool must_repeat(const Shared& shared, int slot) {
+  const int lane = threadIdx.x % 32;
+  unsigned bits = 0;
 #pragma unroll
-  for (int column = 0; column < tile_columns; ++column) {
-    float largest = 0.0f;
-#pragma unroll
-    for (int warp = column / (tile_columns / 2); warp < producer_warps; warp += 2) {
-      const float other = shared.largest[slot][warp][column % (tile_columns / 2)];
-      largest = !(other <= largest) ? other : largest;  // NaN wins
-    }
-    off |=
-        largest != 0.0f && !(largest >= least_high && largest < INFINITY) && item.q0 + column * tile_outputs < params.q;
-  }
-  return off;
+  for (int warp = 0; warp < producer_warps; ++warp) bits = max(bits, shared.watched[slot][warp][lane % scales]);
+  const bool low = bits != 0 && bits < __float_as_uint(least_high);
+  return __any_sync(~0u, low || shared.largest[slot][lane % producer_warps] >= __float_as_uint(INFINITY));
 }
 
 // How y is written.
@@ -32,36 +24,43 @@ enum class Output : int {
   elements,  // either, where alignment forbids both
 };
 
-struct Position {
-  int p, q, k;
+// Where a thread's outputs are: of two neighbouring positions, from filter k.
+struct Target {
+  std::int64_t index[2];
+  int count[2], k;
+
+  __device__ __forceinline__ Target(const Params& params, const Outputs* outputs, int filter) : k(filter) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      index[e] = outputs[e].index() + filter * params.y_channel;
+      count[e] = outputs[e].count();
+    }
+  }
 };
 
-// A thread's part of a row: four outputs of two neighbouring tiles for two neighbouring filters.
-using Outputs = float[2][2][tile_outputs];  // [tile][filter][output]
+// Four outputs of two neighbouring positions for two neighbouring filters.
+using Values = float[2][2][tile_outputs];  // [position][filter][output]
 
-// visit(index of the element, tile, filter, output) for those that exist.
+// visit(index of the element, position, filter, output) for those that exist.
 template <Output output, typename Visitor>
-__device__ __forceinline__ void for_each_output(const Params& params, const Position& at, const Visitor& visit) {
-  if (at.p >= params.p) return;
+__device__ __forceinline__ void for_each_output(const Params& params, const Target& at, const Visitor& visit) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const int q = at.q + e * tile_outputs;
-    const std::int64_t base = at.p * params.y_row + q * params.y_column + at.k * params.y_channel;
     if constexpr (output == Output::quads) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        if (q < params.q && at.k + b < params.k) visit(base + b * params.y_channel, e, b, 0);
+        if (at.count[e] > 0 && at.k + b < params.k) visit(at.index[e] + b * params.y_channel, e, b, 0);
       }
     } else {
 #pragma unroll
       for (int i = 0; i < tile_outputs; ++i) {
-        const bool inside = q + i < params.q && at.k < params.k;
+        const bool inside = i < at.count[e] && at.k < params.k;
         if constexpr (output == Output::pairs) {
-          if (inside) visit(base + i * params.y_column, e, 0, i);
+          if (inside) visit(at.index[e] + i * params.y_column, e, 0, i);
         } else {
 #pragma unroll
           for (int b = 0; b < 2; ++b) {
-            if (inside && at.k + b < params.k) visit(base + i * params.y_column + b * params.y_channel, e, b, i);
+            if (inside && at.k + b < params.k) visit(at.index[e] + i * params.y_column + b * params.y_channel, e, b, i);
           }
         }
       }
@@ -69,11 +68,12 @@ __device__ __forceinline__ void for_each_output(const Params& params, const Posi
   }
 }
 
-// Residual, activation and store. y and residual point at the image. SiLU comes later (apply_silu): inlined for every
+// Residual, activation and store. SiLU comes later (apply_silu): inlined for every
 // output it would make the code larger than the instruction cache.
 template <Output output>
-__device__ __forceinline__ void store(const Params& params, const Position& at, float* y, const float* residual,
-                                      Outputs& value) {
+__device__ __forceinline__ void store(const Params& params, const Target& at, Values& value) {
+  float* y = params.y;
+  const float* residual = params.epilogue.residual;
   if (residual != nullptr) {
     for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {
       if constexpr (output == Output::pairs) {
@@ -109,109 +109,103 @@ __device__ __forceinline__ void store(const Params& params, const Position& at, 
   });
 }
 
-// In place, over what this thread has just stored.
-__device__ __forceinline__ void apply_silu(const Params& params, const Position& first, float* y) {
+// In place, over what this thread has just stored: of its positions, two by two, 8 apart.
+__device__ __forceinline__ void apply_silu(const Params& params, const Outputs* outputs, int k) {
 #pragma unroll 1
-  for (int j = 0; j < half_rows * 4 * tile_outputs; ++j) {
-    const int row = first.p + j / (4 * tile_outputs), q = first.q + j / 2 % (2 * tile_outputs), k = first.k + j % 2;
-    if (row >= params.p || q >= params.q || k >= params.k) continue;
-    float* target = y + row * params.y_row + q * params.y_column + k * params.y_channel;
+  for (int j = 0; j < half_groups * 4 * tile_outputs; ++j) {
+    const Outputs& at = outputs[j / (4 * tile_outputs) * 8 + j / (2 * tile_outputs) % 2];
+    const int i = j / 2 % tile_outputs, filter = k + j % 2;
+    if (i >= at.count() || filter >= params.k) continue;
+    float* target = params.y + at.index() + i * params.y_column + filter * params.y_channel;
     *target = params.epilogue.activate(*target);
   }
 }
 
-// Each warpgroup finishes half of the rows, with the other's sums of three frequencies, a row at a time.
+// Each warpgroup finishes half of the positions, with the other's sums of three frequencies, 8 at a time.
 template <int group, Output output>
-__device__ __forceinline__ void finish_item(const Params& params, Shared& shared, const Totals& total, const Item& item,
+__device__ __forceinline__ void finish_item(const Params& params, Shared& shared, const Totals& total, int filter_block,
                                             int slot) {
-  const int thread = threadIdx.x % 128, lane = thread % 32, column = lane % 4 * 2;
-  const Position first_position{item.p0 + group * half_rows, item.q0 + column * tile_outputs,
-                                item.filter_block * filter_tile + thread / 32 * 16 + lane / 4 * 2};
-  float* y = params.y + item.n * params.y_image;
-  const float* residual = params.epilogue.residual;
-  if (residual != nullptr) residual += item.n * params.y_image;
-  float bias[2], first[2][2], second[2][2];  // [filter][tile]
+  const int thread = threadIdx.x % 128, lane = thread % 32;
+  const int k = filter_block * filter_tile + thread / 32 * 16 + lane / 4 * 2;
+  const Outputs* outputs = shared.outputs[slot] + group * (positions / 2) + lane % 4 * 2;
+  float bias[2], first[2], second[2];  // [filter]
 #pragma unroll
   for (int b = 0; b < 2; ++b) {
-    const int k = first_position.k + b;
-    const bool inside = k < params.k;
-    bias[b] = inside ? params.epilogue.bias_of(k) : 0.0f;
-    const int exponent = inside ? __ldg(params.exponents + k) : 0;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const Unscale unscale(shared.exponents[slot][column + e], exponent);
-      first[b][e] = unscale.first;
-      second[b][e] = unscale.second;
-    }
+    const bool inside = k + b < params.k;
+    bias[b] = inside ? params.epilogue.bias_of(k + b) : 0.0f;
+    const Unscale unscale(0, inside ? __ldg(params.exponents + k + b) : 0);
+    first[b] = unscale.first, second[b] = unscale.second;
   }
 #pragma unroll
-  for (int row = 0; row < half_rows; ++row) {
+  for (int j = 0; j < half_groups; ++j) {
 #pragma unroll
     for (int f = 0; f < group_frequencies; ++f) {
-      const float* sum = total[f][1 - group] + row * 4;
+      const float* sum = total[f][1 - group] + j * 4;
       shared.exchange[group][f][thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     }
     synchronise<consumer_barrier, consumer_threads>();
-    float m[frequencies][4];  // [f][2 * filter + tile]
+    float m[frequencies][4];  // [f][2 * filter + position]
 #pragma unroll
     for (int f = 0; f < group_frequencies; ++f) {
-      const float* sum = total[f][group] + row * 4;
+      const float* sum = total[f][group] + j * 4;
       const float4 other = shared.exchange[1 - group][f][thread];
       const int own = group * group_frequencies + f, theirs = (1 - group) * group_frequencies + f;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) m[own][j] = sum[j];
+      for (int i = 0; i < 4; ++i) m[own][i] = sum[i];
       m[theirs][0] = other.x, m[theirs][1] = other.y, m[theirs][2] = other.z, m[theirs][3] = other.w;
     }
-    Outputs value;
+    Values value;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int b = j / 2, e = j % 2;
+    for (int i = 0; i < 4; ++i) {
+      const int b = i / 2, e = i % 2;
       float sums[frequencies];
 #pragma unroll
-      for (int f = 0; f < frequencies; ++f) sums[f] = m[f][j];
+      for (int f = 0; f < frequencies; ++f) sums[f] = m[f][i];
       winograd::Transform<4>::output(sums, value[e][b]);
+      const float one = outputs[tile_columns * j + e].first * first[b],
+                  two = outputs[tile_columns * j + e].second * second[b];
 #pragma unroll
-      for (int o = 0; o < tile_outputs; ++o) value[e][b][o] = value[e][b][o] * first[b][e] * second[b][e] + bias[b];
+      for (int o = 0; o < tile_outputs; ++o) value[e][b][o] = value[e][b][o] * one * two + bias[b];
     }
-    Position at = first_position;
-    at.p += row;
-    store<output>(params, at, y, residual, value);
-    synchronise<consumer_barrier, consumer_threads>();  // before the next row is written
+    store<output>(params, Target(params, outputs + tile_columns * j, k), value);
+    synchronise<consumer_barrier, consumer_threads>();  // before the next ones are written
   }
-  if (params.epilogue.activate.is_silu) apply_silu(params, first_position, y);
+  if (params.epilogue.activate.is_silu) apply_silu(params, outputs, k);
 }
 
 // One pass over the items.
 template <int group, Output output>
 __device__ __forceinline__ void consume(const Params& params, Shared& shared, bool repeated, ConsumerState& state) {
-  const auto filters_of = [&](const Item& item) {
-    return params.u + static_cast<std::int64_t>(item.filter_block) * params.stages * (u_stage_bytes / 16) +
+  // The filters of an item are its number's fastest part.
+  const auto filter_block_of = [&](unsigned item) { return static_cast<int>(params.by_filters.peel(item)); };
+  const auto filters_of = [&](int filter_block) {
+    return params.u + static_cast<std::int64_t>(filter_block) * params.stages * (u_stage_bytes / 16) +
            group * group_frequencies * (u_frequency_bytes / 16) + threadIdx.x % 128;
   };
   Walk<Params> walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
   Filters u[group_frequencies];
-  Item item = find_item<tile_rows, tile_width>(params, walk.number());
-  const uint4* source = filters_of(item);
+  int filter_block = filter_block_of(walk.number());
+  const uint4* source = filters_of(filter_block);
   load_filters(u[0], source);
   load_filters(u[1], source + u_frequency_bytes / 16);
 #pragma unroll 1
   for (bool more = true; more;) {
     const unsigned ordinal = walk.ordinal;
     more = walk.next();
-    const Item next = more ? find_item<tile_rows, tile_width>(params, walk.number()) : item;
+    const int next = more ? filter_block_of(walk.number()) : filter_block;
     const uint4* next_source = filters_of(next);
     Totals total;
     accumulate<group>(params, shared, total, u, source, next_source, state);
-    if (!repeated && must_repeat(params, shared, item, state.item_slot)) {
+    if (!repeated && must_repeat(shared, state.item_slot)) {
       if (threadIdx.x == 0) shared.repeat[ordinal / 32] |= 1u << ordinal % 32;
     } else if (output == Output::pairs && is_plain(params.epilogue)) {
-      finish_pairs<group>(params, shared, total, item, state.item_slot);
+      finish_pairs<group>(params, shared, total, filter_block, state.item_slot);
     } else {
-      finish_item<group, output>(params, shared, total, item, state.item_slot);
+      finish_item<group, output>(params, shared, total, filter_block, state.item_slot);
     }
     state.item_slot = (state.item_slot + 1) % item_slots;
-    item = next;
+    filter_block = next;
     source = next_source;
   }
 }

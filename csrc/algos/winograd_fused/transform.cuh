@@ -1,7 +1,7 @@
 // The producers: raw input by tensor copies (or by element), V = B^T d along W, scaled and split into halves.
 #pragma once
 
-#include "algos/winograd_fused/elements.cuh"
+#include "algos/winograd_fused/layout.cuh"
 #include "device/winograd_matrices.h"
 
 namespace fastconv::algos::winograd_fused {
@@ -11,93 +11,231 @@ namespace fastconv::algos::winograd_fused {
 constexpr int guessed_target = 3, exact_target = 12, unknown_exponent = 126;
 constexpr float least_high = 2.0f;
 static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0f);
+// So a column whose own sample is not zero need not be watched: |d| <= 3.13 max|V|.
+static_assert((1 << guessed_target) / 3.13f > least_high);
+
+constexpr int loader_warp = 0;
+
+constexpr int sharing = producer_warps / 2;  // warps of the same columns share the pairs of rows
+constexpr int row_pairs = input_rows / 2;
 
 struct ProducerState {
-  hopper::RingPosition issue, raw, v;
+  hopper::RingPosition raw;
+  hopper::RingPosition v;
   int item_slot = 0;
 };
 
-// Issues tensor copies ahead of the stage that is transformed. One thread.
-struct Loader {
-  Walk<Params> walk;
-  Item item{};
-  int stage = 0;
-  bool more = false;
+// Keeps the compiler from deriving anything from a value before this point, which it would keep in registers.
+template <typename Integer>
+__device__ __forceinline__ void forget(Integer& value) {
+  asm volatile("" : "+r"(value));
+}
 
-  __device__ __forceinline__ void next_item(const Params& params) {
-    more = walk.next();
-    if (more) item = find_item<tile_rows, tile_width>(params, walk.number());
-    stage = 0;
+// What the producers need to know of an item is worked out by one warp, ahead, and kept in shared memory.
+//   Columns: image, row in it, column of the output; boundary (Part) in the last 4 bits, then the number of tiles in
+//   its block less 1, the byte of its first column in a raw stage, which block. Copies of a raw stage, a part each, or
+//   two rows of it: w, h, n; the map in the last bits, the target.
+constexpr int part_copies = input_rows / raw_copied_rows;
+constexpr int copy_pair = 64;  // of two rows
+__device__ __forceinline__ void note_item(const Params& params, Shared& shared, int slot, int lane, unsigned item) {
+  forget(item), forget(lane);
+  const Place place = find_place(params, item);
+  const int column = lane - 16;
+  const bool second = column >= 0 ? column >= place.tiles : (lane & 1) != 0;
+  const Part part = find_part(params, place, second);
+  const int tiles = second ? tile_columns - place.tiles : place.tiles, start = second ? raw_part_bytes(place.tiles) : 0;
+  if (column >= 0 && column < tile_columns) {
+    const int in_block = (column - (second ? place.tiles : 0)) * tile_outputs;
+    shared.columns[slot][column] = make_int4(
+        part.n, part.row, part.q0 + in_block,
+        (second ? 1 << 16 : 0) | (start + in_block * raw_column_bytes) | (tiles - 1) << 4 | part.boundary_within());
+  } else if (lane < 2 * part_copies) {
+    const int r = lane / 2 * raw_copied_rows;
+    const bool whole = part.boundary >= input_rows, exists = tiles > 0 && (!whole || r == 0);
+    const int target = start + r * raw_row_bytes(tiles);
+    shared.copies[lane] = make_int4(part.q0 - params.pad_w, part.row_of(r) - params.pad_h, part.image_of(r),
+                                    exists ? target | (whole ? 0 : copy_pair) | (tiles - 1) : -1);
   }
-  __device__ __forceinline__ void issue(const Params& params, const CUtensorMap& map, Shared& shared,
-                                        hopper::RingPosition& position) {
-    if (!more) return;
-    const std::uint32_t full = shared_address(&shared.raw_full[position.slot]);
-    wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
-    hopper::arrive_expecting(full, raw_stage_bytes);
-    hopper::copy_box(shared_address(shared.raw[position.slot]), map, stage * channels, item.q0 - params.pad_w,
-                     item.p0 - params.pad_h, item.n, full);
-    position.advance(raw_stages);
-    if (++stage == params.stages) next_item(params);
+  __syncwarp();
+}
+__device__ __forceinline__ void issue_copies(const Params& params, const Maps& maps, Shared& shared, int lane,
+                                             int first_channel, const hopper::RingPosition& position) {
+  forget(lane);
+  const std::uint32_t full = shared_address(&shared.raw_full[position.slot]);
+  wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
+  const int4 copy = shared.copies[min(lane, 2 * part_copies - 1)];
+  const int map = copy.w & (copy_pair - 1);
+  if (lane == 0) {
+    hopper::arrive_expecting(full, map == tile_columns - 1 ? raw_part_bytes(tile_columns) : raw_stage_bytes);
   }
-};
+  __syncwarp();
+  if (lane < 2 * part_copies && copy.w >= 0) {
+    hopper::copy_box(shared_address(shared.raw[position.slot]) + (copy.w & ~127),
+                     (copy.w & copy_pair) != 0 ? maps.pair[map] : maps.whole[map], first_channel, copy.x, copy.y,
+                     copy.z, full);
+  }
+  __syncwarp();
+}
+
+// A raw stage element by element, from any layout and alignment, by all producers. Zeros outside.
+__device__ __forceinline__ void load_elements(const Params& params, unsigned char* raw, unsigned item,
+                                              int first_channel, int thread) {
+  forget(item);
+  const Place place = find_place(params, item);
+#pragma unroll 1
+  for (int second = 0; second < 2; ++second) {
+    const Part part = find_part(params, place, second != 0);
+    const int tiles = second != 0 ? tile_columns - place.tiles : place.tiles, columns = raw_columns(tiles);
+    if (tiles == 0) break;
+#pragma unroll 1
+    for (int i = thread; i < input_rows * columns * channels; i += producer_threads) {
+      const int c = first_channel + i % channels, pixel = i / channels, r = pixel / columns;
+      const int n = part.image_of(r), h = part.row_of(r) - params.pad_h;
+      const int w = part.q0 - params.pad_w + pixel - r * columns;
+      const bool inside = n < params.n && c < params.c && static_cast<unsigned>(h) < static_cast<unsigned>(params.h) &&
+                          static_cast<unsigned>(w) < static_cast<unsigned>(params.w);
+      reinterpret_cast<float*>(raw)[i] =
+          inside ? params.x[n * params.x_image + h * params.x_row + w * params.x_column + c * params.x_channel] : 0.0f;
+    }
+    raw += raw_part_bytes(tiles);
+  }
+}
 
 // A lane's part of a pass: 2 rows x 4 tiles x 16 channels of a warp are one tile by four channels of a lane.
 struct Lane {
-  int row, column;  // of the pair; of the block's eight
-  int raw, v;       // offsets in a stage
+  int row, column, quad;  // of the pair; of the block's eight; of the channels
 
-  __device__ __forceinline__ Lane(int warp, int lane) {
-    const int quad = lane & 3;
-    row = lane >> 2 & 1;
-    column = (warp & 1) * (tile_columns / 2) + (lane >> 3);
-    raw = row * raw_row_bytes + column * tile_outputs * raw_column_bytes + quad * 16;
-    v = row * v_row_bytes + (quad >> 1) * core_bytes + column * 16 + (quad & 1) * 8;
+  __device__ __forceinline__ Lane(int warp, int lane)
+      : row(lane >> 2 & 1), column((warp & 1) * (tile_columns / 2) + (lane >> 3)), quad(lane & 3) {}
+  __device__ __forceinline__ int v() const {
+    return row * v_row_bytes + (quad >> 1) * core_bytes + column * 16 + (quad & 1) * 8;
   }
+};
+
+// What a lane must know of an item: of the column that it transforms, in the first and in the second image.
+struct Column {
+  int raw, raw_pair;  // offset in a raw stage, and from one pair of rows to the next
+  int boundary;       // Part
+  float scale[2];     // zero where there are no outputs
+  unsigned guessed;   // bits: a scale that no sample supports, so that its largest |V| is watched; bit 2: of any lane
 };
 
 __device__ __forceinline__ float largest_of(float4 a) {
   return fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(a.z), fabsf(a.w)));
 }
 
-// The exponent of a lane's column from a sample of its first stage; that of its neighbours where the sample is zero.
-__device__ __forceinline__ int guess_exponent(const unsigned char* raw, const Lane& lane) {
+// The largest of a sample of a lane's column: of `pairs` pairs of rows.
+__device__ __forceinline__ float sample_column(const unsigned char* raw, int raw_pair, int pairs) {
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    largest = fmaxf(largest, largest_of(*reinterpret_cast<const float4*>(raw + lane.raw + (1 + 3 * i) * raw_row_bytes +
+    largest = fmaxf(largest, largest_of(*reinterpret_cast<const float4*>(raw + pairs * (2 * i + 1) / 6 * raw_pair +
                                                                          (1 + i) * raw_column_bytes)));
   }
 #pragma unroll
   for (int lanes = 1; lanes < 8; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
-  float neighbours = fmaxf(largest, __shfl_xor_sync(~0u, largest, 8));
-  neighbours = fmaxf(neighbours, __shfl_xor_sync(~0u, neighbours, 16));
-  if (largest == 0.0f) largest = neighbours;
+  return largest;
+}
+
+// The exponent for a column by its sample's largest; by that of its neighbours in the same block where it is zero.
+__device__ __forceinline__ int guess_exponent(float largest, bool second) {
+#pragma unroll
+  for (int lanes = 8; lanes < 32; lanes *= 2) {
+    const float other = __shfl_xor_sync(~0u, largest, lanes);
+    const bool same = (__shfl_xor_sync(~0u, second ? 1 : 0, lanes) != 0) == second;
+    if (largest == 0.0f && same) largest = other;
+  }
   // Nothing but zeros seen: a scale at which anything else overflows, and is noticed.
   return largest == 0.0f ? unknown_exponent : scale_exponent(largest, guessed_target);
 }
 
-// The exponents of all columns from the whole input of an item.
-__device__ __forceinline__ void find_exact_largest(const Params& params, Shared& shared, const Item& item, int warp) {
-  const float* image = params.x + item.n * params.x_image;
-  for (int column = warp; column < tile_columns; column += producer_warps) {
+// The largest finite |x| of all columns from the whole input of an item. By all producers.
+__device__ __forceinline__ void find_exact_largest(const Params& params, Shared& shared, unsigned item, int warp,
+                                                   int lane) {
+  const Place place = find_place(params, item);
+#pragma unroll 1
+  for (int i = warp; i < scales; i += producer_warps) {
+    const int column = i % tile_columns;
+    const bool second = column >= place.tiles;
+    const Part part = find_part(params, place, second);
+    const int w0 = part.q0 + (column - (second ? place.tiles : 0)) * tile_outputs - params.pad_w;
     float largest = 0.0f;
+#pragma unroll 1
     for (int pixel = 0; pixel < input_rows * frequencies; ++pixel) {
-      const int h = item.p0 - params.pad_h + pixel / frequencies;
-      const int w = item.q0 - params.pad_w + column * tile_outputs + pixel % frequencies;
-      if (static_cast<unsigned>(h) >= static_cast<unsigned>(params.h) ||
+      const int r = pixel / frequencies, n = part.image_of(r), h = part.row_of(r) - params.pad_h;
+      const int w = w0 + pixel % frequencies;
+      if (part.crosses(r) != (i >= tile_columns) || n >= params.n ||
+          static_cast<unsigned>(h) >= static_cast<unsigned>(params.h) ||
           static_cast<unsigned>(w) >= static_cast<unsigned>(params.w)) {
         continue;
       }
-      for (int c = threadIdx.x % 32; c < params.c; c += 32) {
-        const float value = fabsf(__ldg(image + h * params.x_row + w * params.x_column + c * params.x_channel));
+      const float* x = params.x + n * params.x_image + h * params.x_row + w * params.x_column;
+#pragma unroll 1
+      for (int c = lane; c < params.c; c += 32) {
+        const float value = fabsf(__ldg(x + c * params.x_channel));
         largest = fmaxf(largest, isinf(value) ? 0.0f : value);
       }
     }
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
-    if (threadIdx.x % 32 == 0) shared.column_largest[column] = largest;
+    const unsigned bits = __reduce_max_sync(~0u, __float_as_uint(largest));
+    if (lane == 0) shared.exact_largest[i] = __uint_as_float(bits);
   }
+  synchronise<producer_barrier, producer_threads>();
+}
+
+// The beginning of an item: scales, from a sample of the first stage or exact ones, and where its outputs go.
+__device__ __forceinline__ Column begin_item(const Params& params, Shared& shared, const unsigned char* raw, int slot,
+                                             bool exact, int warp, int lane) {
+  const Lane mine(warp, lane);
+  const int4 noted = shared.columns[slot][mine.column];
+  const Part part{noted.x, noted.y, noted.w & 15, 0};
+  const int q = noted.z, tiles = (noted.w >> 4 & 7) + 1;
+  const bool second = noted.w >> 16 != 0;
+  Column result;
+  result.raw = (noted.w & 0x7f80) + mine.row * raw_row_bytes(tiles) + mine.quad * 16;
+  result.raw_pair = 2 * raw_row_bytes(tiles);
+  result.boundary = part.boundary;
+  result.guessed = 0;
+  const bool crosses = __any_sync(~0u, part.boundary < input_rows);
+  int exponent[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    bool guessed = false;
+    if (exact) {
+      const float largest = shared.exact_largest[i * tile_columns + mine.column];
+      exponent[i] = largest > 0.0f ? scale_exponent(largest, exact_target) : exact_target;
+    } else {
+      float largest = 0.0f;
+      if (i == 0 || crosses) {  // the same in all lanes
+        const int first_pairs = min(part.boundary, input_rows) / 2,
+                  pairs = i == 0 ? first_pairs : row_pairs - first_pairs;
+        largest =
+            sample_column(raw + result.raw + (i == 0 ? 0 : first_pairs) * result.raw_pair, result.raw_pair, pairs);
+        if (pairs == 0) largest = 0.0f;
+        exponent[i] = guess_exponent(largest, second);
+      } else {
+        exponent[i] = 0;
+      }
+      guessed = largest == 0.0f;
+    }
+    const bool outputs =
+        (i == 0 ? part.row < params.p : part.boundary < tile_rows) && part.n + i < params.n && q < params.q;
+    result.scale[i] = outputs ? power_of_two(exponent[i]) : 0.0f;
+    if (outputs && guessed) result.guessed |= 1u << i;
+  }
+  if (__any_sync(~0u, result.guessed != 0)) result.guessed |= 4;
+  // A lane for each position.
+  static_assert(tile_rows == 8);
+  if (warp >= 2) {  // they have fewer rows in the first stage
+    const int r = lane & 7, p = part.row_of(r), n = part.image_of(r);
+    const int used = part.crosses(r) ? exponent[1] : exponent[0], half = used / 2;
+    const int count = n < params.n && p < params.p ? max(0, min(params.q - q, tile_outputs)) : 0;
+    const std::int64_t index = n * params.y_image + p * params.y_row + q * params.y_column;
+    shared.outputs[slot][r * tile_columns + mine.column] = {power_of_two(-half), power_of_two(half - used),
+                                                            index * 8 + count};
+  }
+  if (lane < scales) shared.watched[slot][warp][lane] = 0;
+  __syncwarp();
+  return result;
 }
 
 // hi and lo of two values; notes the largest |hi|, NaN included.
@@ -110,9 +248,14 @@ __device__ __forceinline__ void split(float a, float b, std::uint32_t& high, std
   low = *reinterpret_cast<const std::uint32_t*>(&lo);
 }
 
-// One tile, four channels: six columns to six frequencies.
-__device__ __forceinline__ void transform_tile(const unsigned char* raw, unsigned char* v, float scale,
-                                               __half2& largest) {
+// Bits of the larger of two halves, neither negative, as float32. NaN is the largest.
+__device__ __forceinline__ unsigned largest_bits(__half2 two) {
+  return max(__float_as_uint(__low2float(two)), __float_as_uint(__high2float(two)));
+}
+
+// One tile, four channels: six columns to six frequencies. Returns the largest |hi|.
+__device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsigned char* v, float scale) {
+  __half2 largest = __float2half2_rn(0.0f);
   float values[frequencies][4];
 #pragma unroll
   for (int j = 0; j < frequencies; ++j) {
@@ -136,71 +279,98 @@ __device__ __forceinline__ void transform_tile(const unsigned char* raw, unsigne
     *reinterpret_cast<uint2*>(v + (2 * f) * v_plane_bytes) = high;
     *reinterpret_cast<uint2*>(v + (2 * f + 1) * v_plane_bytes) = low;
   }
+  return largest;
 }
 
 // One pass over the items. boxes: x is loaded by tensor copies.
 template <bool boxes>
-__device__ __forceinline__ void produce(const Params& params, const CUtensorMap& map, Shared& shared, bool repeated,
+__device__ __forceinline__ void produce(const Params& params, const Maps& maps, Shared& shared, bool repeated,
                                         ProducerState& state) {
-  const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32;
-  const Lane lane(warp, thread % 32);
-  constexpr int sharing = producer_warps / 2;  // warps of the same columns share the row pairs
-  constexpr int row_pairs = input_rows / 2;
-  const unsigned* repeat = repeated ? shared.repeat : nullptr;
-  Loader loader{{params, repeat}};
-  if (boxes && thread == 0) {
-    loader.next_item(params);
-    for (int i = 0; i < raw_stages - 2; ++i) loader.issue(params, map, shared, state.issue);
+  const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
+  const int v_offset = Lane(warp, lane).v();
+  Walk<Params> walk{params, repeated ? shared.repeat : nullptr};
+  if (!walk.next()) return;
+  if (boxes && warp == loader_warp) {
+    note_item(params, shared, state.item_slot, lane, walk.number());
+    issue_copies(params, maps, shared, lane, 0, state.raw);
   }
-  Walk<Params> walk{params, repeat};
-  while (walk.next()) {
-    const Item item = find_item<tile_rows, tile_width>(params, walk.number());
-    int exponent = 0;
-    if (repeated) {
-      find_exact_largest(params, shared, item, warp);
-      synchronise<producer_barrier, producer_threads>();
-      const float largest = shared.column_largest[lane.column];
-      exponent = largest > 0.0f ? scale_exponent(largest, exact_target) : exact_target;
-      synchronise<producer_barrier, producer_threads>();
-    }
-    __half2 largest = __float2half2_rn(0.0f);
-    float scale = power_of_two(exponent);
 #pragma unroll 1
-    for (int stage = 0; stage < params.stages; ++stage) {
-      unsigned char* raw = shared.raw[state.raw.slot];
+  do {
+    // What happens once an item happens here: within the loop over stages it would cost registers.
+    const auto wait_for_raw = [&](int stage) {
       if constexpr (boxes) {
         // A stage ahead: the slot was last read two stages ago, so no warp waits for the others here.
-        if (thread == 0) loader.issue(params, map, shared, state.issue);
-        __syncwarp();
+        if (warp == loader_warp) {
+          hopper::RingPosition next = state.raw;
+          next.advance(raw_stages);
+          Walk<Params> ahead = walk;
+          const int lane_here = lane;
+          forget(ahead.ordinal);
+          const bool same = stage + 1 < params.stages, more = same || ahead.next();
+          if (!same && more) {
+            note_item(params, shared, (state.item_slot + 1) % item_slots, lane_here, ahead.number());
+          }
+          if (more) issue_copies(params, maps, shared, lane_here, same ? (stage + 1) * channels : 0, next);
+        }
         wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
       } else {
-        load_elements<input_rows, raw_columns, channels>(params, raw, item, stage * channels, thread);
+        int thread_here = thread;
+        forget(thread_here);
+        if (stage == 0 && thread_here < 32) note_item(params, shared, state.item_slot, thread_here, walk.number());
+        load_elements(params, shared.raw[state.raw.slot], walk.number(), stage * channels, thread_here);
         synchronise<producer_barrier, producer_threads>();
       }
-      if (stage == 0 && !repeated) {
-        exponent = guess_exponent(raw, lane);
-        scale = power_of_two(exponent);
+    };
+    const auto wait_for_v = [&] {
+      wait_bounded(shared_address(&shared.v_empty[state.v.slot]), state.v.parity ^ 1, params.report,
+                   role_transform);
+    };
+    int lane_here = lane, warp_here = warp;
+    forget(lane_here);
+    forget(warp_here);
+    if (repeated) find_exact_largest(params, shared, walk.number(), warp_here, lane_here);
+    wait_for_raw(0);
+    wait_for_v();
+    const Column column =
+        begin_item(params, shared, shared.raw[state.raw.slot], state.item_slot, repeated, warp_here, lane_here);
+    if (repeated) synchronise<producer_barrier, producer_threads>();
+    __half2 largest = __float2half2_rn(0.0f);
+#pragma unroll 1
+    for (int stage = 0; stage < params.stages; ++stage) {
+      if (stage > 0) {
+        wait_for_raw(stage);
+        wait_for_v();
       }
-      wait_bounded(shared_address(&shared.v_empty[state.v.slot]), state.v.parity ^ 1, params.report, role_transform);
-      if (stage == 0 && warp < 2 && (thread & 7) == 0) shared.exponents[state.item_slot][lane.column] = exponent;
-      unsigned char* v = shared.v[state.v.slot];
+      const unsigned char* raw = shared.raw[state.raw.slot] + column.raw;
+      unsigned char* v = shared.v[state.v.slot] + v_offset;
 #pragma unroll 1
       for (int pair = (warp / 2 + (sharing - row_pairs % sharing) * stage) % sharing; pair < row_pairs;
            pair += sharing) {
-        transform_tile(raw + lane.raw + 2 * pair * raw_row_bytes, v + lane.v + 2 * pair * v_row_bytes, scale, largest);
+        const bool crosses = 2 * pair >= column.boundary;
+        const __half2 here = transform_tile(raw + pair * column.raw_pair, v + 2 * pair * v_row_bytes,
+                                            crosses ? column.scale[1] : column.scale[0]);
+        largest = __hmax2_nan(largest, here);
+        if (column.guessed != 0) {  // the same in all lanes
+          unsigned bits = largest_bits(here);
+#pragma unroll
+          for (int lanes = 1; lanes < 8; lanes *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, lanes));
+          int lane_here = lane, warp_here = warp;
+          forget(lane_here), forget(warp_here);
+          const int which = crosses ? 1 : 0;
+          if ((lane_here & 7) == 0 && (column.guessed >> which & 1) != 0) {
+            atomicMax(
+                &shared.watched[state.item_slot][warp_here][which * tile_columns + Lane(warp_here, lane_here).column],
+                bits);
+          }
+        }
       }
       if (stage == params.stages - 1) {
-        float high = __low2float(__hmax2_nan(largest, __lowhigh2highlow(largest)));
-#pragma unroll
-        for (int lanes = 1; lanes < 8; lanes *= 2) {
-          const float other = __shfl_xor_sync(~0u, high, lanes);
-          high = !(other <= high) ? other : high;  // NaN wins
-        }
-        if ((thread & 7) == 0) shared.largest[state.item_slot][warp][lane.column % (tile_columns / 2)] = high;
+        const unsigned bits = __reduce_max_sync(~0u, largest_bits(largest));
+        if (lane == 0) shared.largest[state.item_slot][warp] = bits;
       }
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
-      if (thread % 32 == 0) {
+      if (lane == 0) {
         hopper::arrive(shared_address(&shared.v_full[state.v.slot]));
         if (boxes) hopper::arrive(shared_address(&shared.raw_empty[state.raw.slot]));
       }
@@ -208,7 +378,7 @@ __device__ __forceinline__ void produce(const Params& params, const CUtensorMap&
       state.v.advance(v_stages);
     }
     state.item_slot = (state.item_slot + 1) % item_slots;
-  }
+  } while (walk.next());
 }
 
 }  // namespace fastconv::algos::winograd_fused
