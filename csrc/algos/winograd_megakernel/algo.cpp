@@ -16,10 +16,6 @@ namespace {
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (Support support = supports_winograd(problem, "winograd_megakernel"); !support.ok) return support;
   const bool cuda = device.type == DeviceType::cuda, ieee = problem.accuracy == AccuracyClass::ieee;
-  if (cuda && !ieee && problem.accuracy != AccuracyClass::fp32 && problem.accuracy != AccuracyClass::tf32) {
-    return Support::no("precision", std::string("the class is ") + name_of(problem.accuracy) +
-                                        "; on CUDA winograd_megakernel has ieee, fp32 and tf32");
-  }
   if (cuda && (ieee ? device.compute_capability < 80 : device.compute_capability != 90)) {
     return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
                                      "; winograd_megakernel needs " + (ieee ? "80 or more" : "90 (wgmma)"));
@@ -27,7 +23,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (problem.output_numel() == 0) return Support::yes();
   // Coordinates have 31 bits, a tensor copy's strides 40.
   constexpr double limit = 2147483648.0 - 64;
-  const double image = 4.0 * static_cast<double>(problem.c) * static_cast<double>(problem.h * problem.w);
+  const double image = static_cast<double>(size_of(problem.dtype)) * static_cast<double>(problem.c) *
+                       static_cast<double>(problem.h * problem.w);
   if (cuda &&
       (image >= 1099511627776.0 ||
        static_cast<double>(std::max({problem.n, problem.h, problem.w, 512 * problem.c, 512 * problem.k})) >= limit)) {

@@ -8,8 +8,8 @@
 namespace fastconv::algos::winograd_megakernel {
 
 template <typename T>
-__device__ __forceinline__ void publish(const Params<T>& params, ProductStorage& shared_products,
-                                        StreamControl& streams) {
+__device__ __forceinline__ void publish(const Params<T>& params, ProductStorage<T>& shared_products,
+                                        StreamControl<T>& streams) {
   const auto finish = [&params](int counter, int record) {
     delay_randomly(params.delay);
     raise(params.counters + counter);
@@ -20,7 +20,7 @@ __device__ __forceinline__ void publish(const Params<T>& params, ProductStorage&
 #pragma unroll 1
   for (int idle = 0; more_products || more_streams; ++idle) {
     if (idle == WaitSite::limit) expire_in_place<role_publish>(params.report);
-    constexpr unsigned slots = ProductStorage::publish_slots;
+    constexpr unsigned slots = ProductStorage<T>::publish_slots;
     if (more_products &&
         hopper::try_wait(shared_address(&shared_products.stored[product % slots]), product / slots & 1)) {
       const int number = shared_products.number[product % slots];
