@@ -208,11 +208,11 @@ class Multiplier {
       if (product.rows == 0) {
         break;
       }
-      exponents_ = product.exponents + (warp_row() + static_cast<int>(threadIdx.x) % 32 / 4) * params_.chunks;
       if constexpr (is_split<T>) {
+        exponents_ = product.exponents + lane_row() * params_.chunks;
         sum_chunks(first);
       } else {
-        sum_in_place(first, product.rows);
+        sum_in_place(first, product);
       }
       finish(product, task);
     }
@@ -253,6 +253,7 @@ class Multiplier {
   __device__ __forceinline__ int warp_row() const {
     return warpgroup_ * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16;
   }
+  __device__ __forceinline__ int lane_row() const { return warp_row() + static_cast<int>(threadIdx.x) % 32 / 4; }
 
   // The sums of a chunk are brought to the scale of the tile's largest one before they are added up: exact, and neither
   // too large nor, relative to the result, too small for FP32. Four lanes share a row.
@@ -294,11 +295,9 @@ class Multiplier {
   // ---- Halves: one set of sums for all chunks. Nearly always all of them have the common scale (values.cuh); where a
   // row of the warpgroup does not, the sums change their scale on the way. At last they get M's.
 
-  __device__ __forceinline__ void sum_in_place(Stage stage, int rows) {
+  __device__ __forceinline__ void sum_in_place(Stage stage, const ProductTask& product) {
     issue<true>(stage);
-    const int row = warp_row() + static_cast<int>(threadIdx.x) % 32 / 4;
-    const bool exists[2] = {row < rows, row + 8 < rows};
-    const bool common = find_scales(exists);
+    const bool common = find_scales(product);
     int scale[2] = {common_exponent, common_exponent};
     if (common) {
 #pragma unroll 1
@@ -311,14 +310,14 @@ class Multiplier {
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) scale[i] = scale_of(0, i, exists[i]);
+      for (int i = 0; i < 2; ++i) scale[i] = scale_of(product, 0, i);
 #pragma unroll 1
       for (int chunk = 1; chunk < params_.chunks; ++chunk) {
         const Stage next = next_stage(chunk);
         float factors[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const int own = scale_of(chunk, i, exists[i]);
+          const int own = scale_of(product, chunk, i);
           factors[i] = power_of_two(max(-126, own - scale[i]));
           scale[i] = own;
         }
@@ -342,7 +341,7 @@ class Multiplier {
     for (int i = 0; i < 64; ++i) sums_[i] *= factors[i / 2 % 2];
   }
   // The least exponent of each of the lane's rows. Returns whether all of the warpgroup's chunks have the common scale.
-  __device__ __forceinline__ bool find_scales(const bool (&exists)[2]) {
+  __device__ __forceinline__ bool find_scales(const ProductTask& product) {
     bool common = true;
     least_[0] = least_[1] = zero_exponent;
 #pragma unroll 1
@@ -352,7 +351,7 @@ class Multiplier {
       for (int j = 0; j < 2; ++j) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          exponents[j][i] = exists[i] && first + 4 * j < params_.chunks ? exponent(first + 4 * j, i) : zero_exponent;
+          exponents[j][i] = first + 4 * j < params_.chunks ? exponent(product, first + 4 * j, i) : zero_exponent;
         }
       }
 #pragma unroll
@@ -384,8 +383,13 @@ class Multiplier {
   }
   // That of the row's sums when a chunk joins them: the chunk's, but not so far above the least one that the sums could
   // exceed FP32's range. (What is that much smaller does not count, whatever its scale.)
-  __device__ __forceinline__ int scale_of(int chunk, int i, bool exists) const {
-    return exists ? min(v_exponent(exponent(chunk, i)), v_exponent(least_[i]) + 72) : common_exponent;
+  __device__ __forceinline__ int scale_of(const ProductTask& product, int chunk, int i) const {
+    return min(v_exponent(exponent(product, chunk, i)), v_exponent(least_[i]) + 72);
+  }
+  // Of the row 8 i further; read anew each time, since registers are scarce.
+  __device__ __forceinline__ int exponent(const ProductTask& product, int chunk, int i) const {
+    const int row = lane_row() + 8 * i;
+    return row < product.rows ? __ldcg(product.exponents + row * params_.chunks + chunk) : zero_exponent;
   }
 
   __device__ __forceinline__ Stage next_stage(int index) {
