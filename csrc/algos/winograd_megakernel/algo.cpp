@@ -138,6 +138,11 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   return plan;
 }
 
+// Half types: V, U and M are float16 in both (docs/numerics.md).
+double error_multiple(AccuracyClass accuracy) {
+  return accuracy == AccuracyClass::bf16 ? 4.0 : winograd_f4_error_multiple(accuracy);
+}
+
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return {u_bytes(problem)};
   if (problem.accuracy == AccuracyClass::ieee) return {ffma::make_weights(problem).u_bytes()};
@@ -153,7 +158,7 @@ const Algorithm algorithm{"winograd_megakernel",
                           1,
                           true,
                           true,
-                          winograd_f4_error_multiple,  // the same sums in another order
+                          error_multiple,
                           supports,
                           plan,
                           packed_weight};

@@ -61,7 +61,11 @@ struct CudaPlan {
   std::size_t v_bytes() const { return align_bytes(map.v_groups * v_place_bytes()); }
   std::size_t m_bytes() const { return align_bytes(map.m_groups * m_place_bytes()); }
   std::size_t exponent_bytes() const { return align_bytes(std::int64_t{map.groups} * unit_tiles * weights.chunks * 4); }
-  std::size_t counter_bytes() const { return align_bytes((2 * ticket_stride + map.counters()) * std::int64_t{4}); }
+  // Tickets, counters and, of half types, a number for each group (Params::own_scales).
+  std::size_t counter_bytes() const {
+    return align_bytes((2 * ticket_stride + map.counters() + (weights.form.parts == 1 ? map.groups : 0)) *
+                       std::int64_t{4});
+  }
 };
 
 inline std::size_t turned_input_bytes(const ConvProblem& problem) {

@@ -87,6 +87,9 @@ __device__ __forceinline__ float begin_input(const Params<T>& params, const Stre
   if (threadIdx.x % 32 == 0) {
     params.tile_exponents[static_cast<std::int64_t>(item.tile) * params.chunks + item.channel / chunk_channels] =
         fitting;
+    if constexpr (!is_split<T>) {
+      if (v_exponent(fitting) != common_exponent) params.own_scales[item.tile / unit_tiles] = 1;
+    }
   }
   return power_of_two(is_split<T> ? exponent : v_exponent(fitting) - prescale);
 }

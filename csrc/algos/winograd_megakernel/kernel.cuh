@@ -3,6 +3,7 @@
 //   warp 0          loads the operands of the products
 //   warp 1          hands out transforms
 //   warp 2          one thread raises the counters of what is finished
+//   warp 3          half types: finds the tasks of the products
 //   warps 4 to 11   two warpgroups that multiply: 128 tiles x 128 filters of one frequency at a time
 //   others          transform inputs and outputs, a tile and 64 channels or 64 values of M each
 //
@@ -67,11 +68,17 @@ __global__ void __launch_bounds__(threads<T>, 1)
   }
   hopper::shrink_registers<helper_registers<T>>();
   if (warp == 0) {
-    Loader<T>(params, shared.products).run();
+    if constexpr (is_split<T>) {
+      Loader<T>(params, shared.products).run();
+    } else if (leads) {
+      Loader<T>(params, shared.products).run_behind_scout();
+    }
   } else if (warp == 1) {
     Dispatcher<T>(params, shared.stream).run();
   } else if (warp == 2) {
     if (leads) publish(params, shared.products, shared.stream);
+  } else if constexpr (!is_split<T>) {
+    Scout<T>(params, shared.products).run();
   }
 #endif
 }

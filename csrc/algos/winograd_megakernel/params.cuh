@@ -62,6 +62,7 @@ struct Params {
   int product_grab, stream_grab;  // tickets that a block takes at once, up to 32: GEMM tasks, others
   FastDivide by_tiles_q, by_tiles_p;
   unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
+  int* own_scales;  // half types: [groups], 0 as long as all V of a group has the common scale (values.cuh)
 
   __host__ __device__ int stages() const { return form<T>.parts * chunks; }
   __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * stages() * operand_bytes; }

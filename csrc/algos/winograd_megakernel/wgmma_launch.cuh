@@ -64,7 +64,8 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
           .stream_grab = has_many_groups(plan.map.groups, plan.weights.chunks) ? 2 : 1,
           .by_tiles_q = FastDivide(static_cast<std::uint32_t>(tiles_q)),
           .by_tiles_p = FastDivide(static_cast<std::uint32_t>(tiles_p)),
-          .delay = plan.instruments.delay};
+          .delay = plan.instruments.delay,
+          .own_scales = tickets + 2 * ticket_stride + plan.map.counters()};
 }
 
 template <typename T>
