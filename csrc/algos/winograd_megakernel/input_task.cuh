@@ -97,7 +97,7 @@ __device__ __forceinline__ float begin_input(const Params<T>& params, const Stre
 template <typename T>
 __device__ __forceinline__ void finish_input(const Params<T>& params, const StreamItem& item, float scale,
                                              const Values (&values)[6][6]) {
-  const int lane = threadIdx.x % 32, chunk = item.channel / chunk_channels;
+  const int lane = thread<T>() % 32, chunk = item.channel / chunk_channels;
   // A lane's two channels: a stage of the chunk, row item.row, 4 bytes of the lo half and 4 of the hi half.
   constexpr int lanes = form<T>.stage_channels() / 2;
   const int piece = hopper::swizzle_128(item.row, lane % lanes / 4);

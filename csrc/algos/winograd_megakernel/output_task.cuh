@@ -27,7 +27,7 @@ template <typename T, Output output, bool plain>
 __device__ __forceinline__ void finish_output(const Params<T>& params, const StreamItem& item,
                                               const Values (&values)[6][6]) {
   constexpr int lanes = 32 / form<T>.segment_tiles, pieces = form<T>.segment_filters / 8;  // of a tile; see params.cuh
-  const int lane = threadIdx.x % 32, tile = item.tile + lane / lanes;
+  const int lane = thread<T>() % 32, tile = item.tile + lane / lanes;
   const int k = item.channel + lane % pieces * 8 + lane / pieces % 4 * 2;
   const bool first = lane / lanes < item.tiles && k < params.k, second = first && k + 1 < params.k;
   // The exponent to which the tile's products were brought: that of its largest channels, so the least.

@@ -10,7 +10,7 @@
 namespace fastconv::algos::winograd_megakernel {
 
 template <typename T>
-constexpr int streaming_warps = is_split<T> ? 4 : 8;
+constexpr int streaming_warps = is_split<T> ? 4 : 7;
 constexpr int stream_task_slots = 2;  // one at work, one to follow: who holds more makes others wait
 constexpr int patch_elements = 36 * chunk_channels;
 
