@@ -78,9 +78,9 @@ class Multiplier {
 
   // The warp's first row: lane l has its rows l / 4 and 8 further (hopper.cuh).
   __device__ __forceinline__ int warp_row() const {
-    return warpgroup_ * 64 + thread<T>() % 128 / 32 * 16;
+    return warpgroup_ * 64 + static_cast<int>(thread<T>()) % 128 / 32 * 16;
   }
-  __device__ __forceinline__ int lane_row() const { return warp_row() + thread<T>() % 32 / 4; }
+  __device__ __forceinline__ int lane_row() const { return warp_row() + static_cast<int>(thread<T>()) % 32 / 4; }
 
   // The sums of a chunk are brought to the scale of the tile's largest one before they are added up: exact, and neither
   // too large nor, relative to the result, too small for FP32. Four lanes share a row.
@@ -128,7 +128,7 @@ class Multiplier {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) early[j][i] = load_early(product, thread<T>() % 4 + 4 * j, i);
+      for (int i = 0; i < 2; ++i) early[j][i] = load_early(product, static_cast<int>(thread<T>()) % 4 + 4 * j, i);
     }
 #pragma unroll 1
     for (int chunk = 1; chunk < params_.chunks; ++chunk) {

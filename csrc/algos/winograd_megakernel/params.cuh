@@ -34,10 +34,14 @@ using Product = std::conditional_t<is_split<T>, float, half_t>;
 static_assert(sizeof(Product<float>) == split_form.product_bytes && sizeof(Product<half_t>) == half_form.product_bytes);
 // threadIdx.x. Half types: found anew each time; what the compiler derives from the variable it keeps in registers.
 template <typename T>
-__device__ __forceinline__ int thread() {
-  int number = static_cast<int>(threadIdx.x);
-  if constexpr (!is_split<T>) asm volatile("mov.u32 %0, %tid.x;" : "=r"(number));
-  return number;
+__device__ __forceinline__ auto thread() {
+  if constexpr (is_split<T>) {
+    return threadIdx.x;
+  } else {
+    int number;
+    asm volatile("mov.u32 %0, %tid.x;" : "=r"(number));
+    return number;
+  }
 }
 
 // The segment of a tile and a filter of the 128.
