@@ -18,7 +18,6 @@ namespace fastconv::algos::winograd_megakernel {
 constexpr int unit_tiles = 128, unit_filters = 128;  // of a GEMM task
 constexpr int chunk_channels = 64;                   // that share a tile's scale, and of a transform task
 constexpr int operand_bytes = unit_tiles * 128;      // of a stage, what a product loads at once: rows of 64 halves
-constexpr int most_items = 8;                        // of a transform task: tiles, or segments of M
 constexpr int segment_values = 64;                   // of M: some tiles x some filters
 constexpr int output_filters = 64;                   // of a transform task
 
@@ -27,13 +26,14 @@ struct Form {
   int parts;          // halves of a value of V or U: lo and hi, or one. So many stages has a chunk
   int product_bytes;  // of a value of M
   int segment_tiles, segment_filters;
+  int items;  // of a transform task: tiles, or segments of M
   int units;  // stages of one operand that shared memory holds
 
   constexpr int stage_channels() const { return chunk_channels / parts; }
   constexpr int segments_in_a_row() const { return output_filters / segment_filters; }  // of a transform task
 };
-constexpr Form split_form{.parts = 2, .product_bytes = 4, .segment_tiles = 4, .segment_filters = 16, .units = 10};
-constexpr Form half_form{.parts = 1, .product_bytes = 2, .segment_tiles = 2, .segment_filters = 32, .units = 12};
+constexpr Form split_form{.parts = 2, .product_bytes = 4, .segment_tiles = 4, .segment_filters = 16, .items = 8, .units = 10};
+constexpr Form half_form{.parts = 1, .product_bytes = 2, .segment_tiles = 2, .segment_filters = 32, .items = 16, .units = 11};
 constexpr Form form_of(DType dtype) { return dtype == DType::f32 ? split_form : half_form; }
 
 // What depends on the weight alone (the rule of packed_weight()).
@@ -80,14 +80,15 @@ constexpr bool has_many_groups(std::int64_t groups, std::int64_t chunks) { retur
 inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& device,
                                const Instruments& instruments = {}) {
   const std::int64_t tiles = problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4);
+  const int items = form_of(problem.dtype).items;
   const TaskShapes shapes{.group_tiles = unit_tiles,
                           .filter_filters = 0,  // pack_weight() transforms them
                           .filter_channels = 0,
-                          .input_tiles = most_items,
+                          .input_tiles = items,
                           .input_channels = chunk_channels,
                           .gemm_frequencies = 1,
                           .gemm_filters = unit_filters,
-                          .output_tiles = most_items * segment_values / output_filters,
+                          .output_tiles = items * segment_values / output_filters,
                           .output_filters = output_filters};
   // Distances: more than what is under way in all blocks. M: U is read once per batch, but a map of two batches
   // overlaps little, and the last batch should not be a small one. (Measured: docs/performance.md.)

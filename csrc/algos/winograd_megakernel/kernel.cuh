@@ -2,11 +2,10 @@
 //
 //   warp 0          loads the operands of the products
 //   warp 1          hands out transforms
-//   warp 2          one thread raises the counters of finished products
-//   warp 3          another one those of transforms; half types: finds the tasks of the products
+//   warp 2          one thread raises the counters of what is finished
+//   warp 3          finds the tasks of the products
 //   warps 4 to 11   two warpgroups that multiply: 128 tiles x 128 filters of one frequency at a time
-//   others          transform inputs and outputs, a tile and 64 channels or 64 values of M each; half types: the last
-//                   one raises their counters
+//   others          transform inputs and outputs, a tile and 64 channels or 64 values of M each
 //
 // So the transforms, which wait for memory, run beside the products, which keep the tensor cores busy.
 #pragma once
@@ -17,9 +16,7 @@ namespace fastconv::algos::winograd_megakernel {
 
 constexpr int first_multiplying_warp = 4, first_streaming_warp = first_multiplying_warp + multiplying_warps;
 template <typename T>
-constexpr int last_warps = (streaming_warps<T> + 3) / 4 * 4;  // whole warpgroups
-template <typename T>
-constexpr int threads = 32 * (first_streaming_warp + last_warps<T>);
+constexpr int threads = 32 * (first_streaming_warp + streaming_warps<T>);
 // A thread starts with all registers' equal share; some of those who load go to the others. No call may stand anywhere
 // in this kernel: with one, even on a rare path, ptxas 13.0 finds no registers for the products (C7600).
 template <typename T>
@@ -31,7 +28,7 @@ constexpr int stream_registers = is_split<T> ? 144 : 120;
 template <typename T>
 constexpr bool registers_suffice =
     multiplying_warps * multiply_registers<T> + first_multiplying_warp * helper_registers<T> +
-        last_warps<T> * stream_registers<T> <=
+        streaming_warps<T> * stream_registers<T> <=
     65536 / threads<T> / 8 * 8 * (threads<T> / 32);
 static_assert(registers_suffice<float> && registers_suffice<half_t>);
 
@@ -66,28 +63,16 @@ __global__ void __launch_bounds__(threads<T>, 1)
   }
   if (warp >= first_streaming_warp) {
     hopper::grow_registers<stream_registers<T>>();
-    if constexpr (last_warps<T> != streaming_warps<T>) {
-      if (warp >= first_streaming_warp + streaming_warps<T>) {
-        if (leads) publish_transforms(params, shared.stream);
-        return;
-      }
-    }
     Streamer<T, output, plain>(params, maps, shared.stream, shared.patches, warp - first_streaming_warp).run();
     return;
   }
   hopper::shrink_registers<helper_registers<T>>();
   if (warp == 0) {
-    if constexpr (is_split<T>) {
-      Loader<T>(params, shared.products).run();
-    } else if (leads) {
-      Loader<T>(params, shared.products).run_behind_scout();
-    }
+    if (leads) Loader<T>(params, shared.products).run();
   } else if (warp == 1) {
     Dispatcher<T>(params, shared.stream).run();
   } else if (warp == 2) {
-    if (leads) publish_products(params, shared.products);
-  } else if constexpr (is_split<T>) {
-    if (leads) publish_transforms(params, shared.stream);
+    if (leads) publish(params, shared.products, shared.stream);
   } else {
     Scout<T>(params, shared.products).run();
   }

@@ -35,7 +35,7 @@ class Multiplier {
         exponents_ = product.exponents + lane_row() * params_.chunks;
         sum_chunks(first);
       } else {
-        if (shared_.scouting.common[task % product_task_slots]) {
+        if (shared_.common[task % product_task_slots]) {
           sum_in_place(first, product);
         } else {
           sum_and_scale(first, product);

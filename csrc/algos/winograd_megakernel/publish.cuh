@@ -1,5 +1,5 @@
-// A thread for each side of a block raises the counters of what that side has finished. A raise takes as long as the
-// stores before it; so those who have stored go on, and this thread waits.
+// One thread of a block raises the counters of what the block has finished. A raise takes as long as the stores before
+// it; so those who have stored go on, and this thread waits, for both sides at once.
 #pragma once
 
 #include "algos/winograd_megakernel/multiply.cuh"
@@ -7,37 +7,42 @@
 
 namespace fastconv::algos::winograd_megakernel {
 
-// counter, record: of a task of the trace.
 template <typename T>
-__device__ __forceinline__ void publish(const Params<T>& params, int counter, int record) {
-  delay_randomly(params.delay);
-  raise(params.counters + counter);
-  params.trace.end(record);
-}
-
-template <typename T>
-__device__ __forceinline__ void publish_products(const Params<T>& params, ProductStorage<T>& products) {
-  constexpr unsigned slots = ProductStorage<T>::publish_slots;
+__device__ __forceinline__ void publish(const Params<T>& params, ProductStorage<T>& products,
+                                        StreamControl<T>& streams) {
+  constexpr unsigned slots = ProductStorage<T>::publish_slots, task_slots = stream_task_slots<T>;
+  constexpr int patience = 64;  // this loop does not wait in the instruction, so it turns more often than others
+  bool more_products = true, more_streams = true;
+  unsigned product = 0, task = 0;
 #pragma unroll 1
-  for (unsigned task = 0;; ++task) {
-    wait_in_place<role_publish>(products.stored[task % slots], task / slots & 1, params.report);
-    const int number = products.number[task % slots];
-    if (number < 0) break;
-    publish(params, TaskMap::counter_of(TaskKind::gemm, params.map.gemm_task(number).group), number);
-    hopper::arrive(shared_address(&products.taken[task % slots]));
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ void publish_transforms(const Params<T>& params, StreamControl<T>& streams) {
-#pragma unroll 1
-  for (unsigned task = 0;; ++task) {
-    const unsigned slot = task % stream_task_slots;
-    wait_in_place<role_publish>(streams.done[slot], task / stream_task_slots & 1, params.report);
-    const int counter = streams.tasks[slot].counter;
-    if (counter < 0) break;
-    publish(params, counter, params.map.gemms() + streams.tasks[slot].number);
-    hopper::arrive(shared_address(&streams.reusable[slot]));
+  for (int idle = 0; more_products || more_streams; ++idle) {
+    if (idle == WaitSite::limit * patience) expire_in_place<role_publish>(params.report);
+    const bool has_product = more_products && test_wait(products.stored[product % slots], product / slots & 1);
+    const bool has_task = more_streams && test_wait(streams.done[task % task_slots], task / task_slots & 1);
+    if (!has_product && !has_task) continue;
+    idle = 0;
+    int number = -1, counter = -1, row = 0;
+    if (has_product) {
+      number = products.number[product % slots];
+      more_products = number >= 0;
+      hopper::arrive(shared_address(&products.taken[product++ % slots]));
+    }
+    if (has_task) {
+      const StreamTask& its = streams.tasks[task % task_slots];
+      counter = its.counter, row = params.map.gemms() + its.number;
+      more_streams = counter >= 0;
+      hopper::arrive(shared_address(&streams.reusable[task++ % task_slots]));
+    }
+    delay_randomly(params.delay);
+    fence_device();
+    if (number >= 0) {
+      raise_fenced(params.counters + TaskMap::counter_of(TaskKind::gemm, params.map.gemm_task(number).group));
+      params.trace.end(number);
+    }
+    if (counter >= 0) {
+      raise_fenced(params.counters + counter);
+      params.trace.end(row);
+    }
   }
 }
 
