@@ -93,7 +93,7 @@ def _some(layer: Layer, n: int, layout: str, accuracy: str, device: torch.device
     pair, found = [], []
     for _ in range(2):
         x = torch.randn(n, layer.c, layer.h, layer.w, device=device)
-        x = (x * torch.exp2(torch.randint(-6, 7, x.shape, device=device).float()))
+        x = x * torch.exp2(torch.randint(-6, 7, x.shape, device=device).float())
         x = x.to(dtype).contiguous(memory_format=order)
         pair.append(Megakernel(x, weight, padding, ours.precision_of(accuracy)))
         y = ours.contender(NAME, x, weight, layer, accuracy)()  # the ordinary operator, not the instrumented one

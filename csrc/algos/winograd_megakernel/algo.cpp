@@ -73,7 +73,7 @@ double cuda_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const Devi
   const TaskMap& map = cuda.map;
   const double waves = std::ceil(static_cast<double>(map.gemms()) / device.processors);
   const double gemm = waves * (1.45 * static_cast<double>(cuda.weights.chunks) + 2.5);
-  const double items = static_cast<double>(map.inputs() + map.outputs()) * most_items;
+  const double items = static_cast<double>(map.inputs() + map.outputs()) * cuda.weights.form.items;
   const double streams = items / device.processors * 0.8;
   const double turned = 2.0 * static_cast<double>(turned_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
   return 50.0 + pessimism * (std::max(gemm, streams) + 0.25 * std::min(gemm, streams) + 1e6 * turned);

@@ -32,8 +32,10 @@ struct Form {
   constexpr int stage_channels() const { return chunk_channels / parts; }
   constexpr int segments_in_a_row() const { return output_filters / segment_filters; }  // of a transform task
 };
-constexpr Form split_form{.parts = 2, .product_bytes = 4, .segment_tiles = 4, .segment_filters = 16, .items = 8, .units = 10};
-constexpr Form half_form{.parts = 1, .product_bytes = 2, .segment_tiles = 2, .segment_filters = 32, .items = 16, .units = 11};
+constexpr Form split_form{
+    .parts = 2, .product_bytes = 4, .segment_tiles = 4, .segment_filters = 16, .items = 8, .units = 10};
+constexpr Form half_form{
+    .parts = 1, .product_bytes = 2, .segment_tiles = 2, .segment_filters = 32, .items = 16, .units = 11};
 constexpr Form form_of(DType dtype) { return dtype == DType::f32 ? split_form : half_form; }
 
 // What depends on the weight alone (the rule of packed_weight()).

@@ -118,7 +118,6 @@ class Multiplier {
     return __ldcg(exponents_ + i * 8 * params_.chunks + chunk);
   }
 
-
   // ---- Halves: one set of sums for all chunks, which at last get M's scale.
 
   // All chunks have the common scale. The exponents, which M's scale asks for, are on their way meanwhile.
@@ -272,22 +271,23 @@ class Multiplier {
   // Predicated, not branched around; and the compiler may not see that this is global memory.
   static __device__ __forceinline__ void store_if(int width, int column, void* target, float a, float b, float c,
                                                   float d) {
-    asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v4.f32 [%0], {%3, %4, %5, %6};\n}" ::"l"(target),
-                 "r"(width), "r"(column), "f"(a), "f"(b), "f"(c), "f"(d)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v4.f32 [%0], {%3, %4, %5, %6};\n}" ::"l"(target),
+        "r"(width), "r"(column), "f"(a), "f"(b), "f"(c), "f"(d)
+        : "memory");
   }
   static __device__ __forceinline__ void store_if(int width, int column, void* target, half2 a, half2 b, half2 c,
                                                   half2 d) {
-    asm volatile("{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v4.b32 [%0], {%3, %4, %5, %6};\n}" ::"l"(target),
-                 "r"(width), "r"(column), "r"(to_bits(a)), "r"(to_bits(b)), "r"(to_bits(c)), "r"(to_bits(d))
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v4.b32 [%0], {%3, %4, %5, %6};\n}" ::"l"(target),
+        "r"(width), "r"(column), "r"(to_bits(a)), "r"(to_bits(b)), "r"(to_bits(c)), "r"(to_bits(d))
+        : "memory");
   }
   // In the order of the registers: rows would be pieces of 32 bytes.
   __device__ __forceinline__ void write(const ProductTask& product) {
     constexpr int filters = form<T>.segment_filters;
     const int lane = thread<T>() % 32, row = warp_row();
-    auto* target =
-        static_cast<Product<T>*>(product.m) + segment_at<T>(row, 0) * segment_values + lane * (filters / 4);
+    auto* target = static_cast<Product<T>*>(product.m) + segment_at<T>(row, 0) * segment_values + lane * (filters / 4);
     asm volatile("" : "+l"(target));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

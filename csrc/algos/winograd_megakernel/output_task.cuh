@@ -40,7 +40,8 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
   const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
   const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0, second ? params.filter_exponents[k + 1] : 0};
 #pragma unroll
-  for (int other = 1; other < lanes; other *= 2) exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, other));
+  for (int other = 1; other < lanes; other *= 2)
+    exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, other));
   // Below -140 (C > 512, values near BF16's largest) y is infinite anyway, and the factors would not be floats.
   if constexpr (!is_split<T>) exponent = max(exponent - product_shift(params.chunks), -140);
   const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);

@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(pack_threads)
     transform(channel, value);
     const int in_stage = channel % stage_channels;
     const int lo_piece = hopper::swizzle_128(row, in_stage / 8) * 16, hi_piece = lo_piece ^ 64;
-    char* target = u + (index / unit_filters * stages + channel / stage_channels) * operand_bytes + row * 128 +
-                   in_stage % 8 * 2;
+    char* target =
+        u + (index / unit_filters * stages + channel / stage_channels) * operand_bytes + row * 128 + in_stage % 8 * 2;
 #pragma unroll
     for (int i = 0; i < 36; ++i) {
       const float scaled = value[i / 6][i % 6] * scale;

@@ -16,12 +16,12 @@
 namespace fastconv::algos::winograd_megakernel {
 
 // A GEMM task has 128 tiles and 128 filters of one frequency. Its operands lie in global memory as they will in shared
-// memory, in *stages*: 128 rows of 64 halves, in the 128-byte swizzle. So a stage of an operand is one bulk copy, and no
-// tensor map is needed. A row is a tile's (or filter's) 64 channels, or, where values are split, 32 lo and 32 hi halves
-// of as many channels. A tile has a scale for each 64 channels, a *chunk*.
+// memory, in *stages*: 128 rows of 64 halves, in the 128-byte swizzle. So a stage of an operand is one bulk copy, and
+// no tensor map is needed. A row is a tile's (or filter's) 64 channels, or, where values are split, 32 lo and 32 hi
+// halves of as many channels. A tile has a scale for each 64 channels, a *chunk*.
 
-// M of 128 tiles x 128 filters consists of segments of 64 values, as lanes hold them after wgmma, 16 bytes each, so that
-// a warp writes 512 bytes side by side:
+// M of 128 tiles x 128 filters consists of segments of 64 values, as lanes hold them after wgmma, 16 bytes each, so
+// that a warp writes 512 bytes side by side:
 //   float32  4 tiles x 16 filters; lane l = 0 .. 15 has tile l / 4, filters 2 (l % 4), the next, and both + 8
 //   float16  2 tiles x 32 filters; lane l = 0 .. 7 likewise, and both + 16, + 24
 // T: the tensors' type.
@@ -73,7 +73,7 @@ struct Params {
   int chunks, filter_blocks;
   int product_grab, stream_grab;  // tickets that a block takes at once, up to 32: GEMM tasks, others
   FastDivide by_tiles_q, by_tiles_p;
-  unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
+  unsigned delay;   // tests: a mask of ns by which tasks are delayed at random
   int* own_scales;  // half types: [groups], 0 as long as all V of a group has the common scale (values.cuh)
 
   __host__ __device__ int stages() const { return form<T>.parts * chunks; }

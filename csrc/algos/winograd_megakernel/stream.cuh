@@ -219,7 +219,7 @@ class Streamer {
     return static_cast<int>(number / form<T>.items % stream_task_slots<T>);
   }
   static __device__ __forceinline__ unsigned parity_of(unsigned number) {
-    return number / (form<T>.items * stream_task_slots<T>) & 1;
+    return number / (form<T>.items * stream_task_slots<T>)&1;
   }
   __device__ __forceinline__ unsigned take() const {
     unsigned number = 0;

@@ -59,8 +59,7 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
           .tiles_q = as_int(tiles_q),
           .chunks = as_int(plan.weights.chunks),
           .filter_blocks = as_int(plan.weights.filter_blocks),
-          .product_grab =
-              ProductRing::of(as_int(plan.weights.stages()), form<T>.units).resident > 0 ? plan.map.m : 1,
+          .product_grab = ProductRing::of(as_int(plan.weights.stages()), form<T>.units).resident > 0 ? plan.map.m : 1,
           .stream_grab = has_many_groups(plan.map.groups, plan.weights.chunks) ? 2 : 1,
           .by_tiles_q = FastDivide(static_cast<std::uint32_t>(tiles_q)),
           .by_tiles_p = FastDivide(static_cast<std::uint32_t>(tiles_p)),
@@ -167,11 +166,10 @@ void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const CudaWeights weights = make_cuda_weights(problem);
   auto* packed = static_cast<char*>(args.packed);
-  pack_filters<T>
-      <<<static_cast<unsigned>(weights.filter_blocks * unit_filters), pack_threads, 0, stream_of(runtime)>>>(
-          static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.chunks),
-          static_cast<const T*>(args.weight), packed, reinterpret_cast<int*>(packed + weights.u_bytes()),
-          static_cast<T*>(args.snapshot));
+  pack_filters<T><<<static_cast<unsigned>(weights.filter_blocks * unit_filters), pack_threads, 0, stream_of(runtime)>>>(
+      static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.chunks),
+      static_cast<const T*>(args.weight), packed, reinterpret_cast<int*>(packed + weights.u_bytes()),
+      static_cast<T*>(args.snapshot));
   check_launch("winograd_megakernel: packing");
 }
 
