@@ -63,7 +63,7 @@ double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceI
   return 20.0 + tasks + 1e6 * (transforms + filters + 2.0 * elements * c * k / rate);
 }
 
-// No layer that was measured is faster than with the staged kernels by more than 1 %, so `auto` is not to guess that
+// Class fp32: no layer that was measured is faster than with the staged kernels, so `auto` is not to guess that
 // another one would be.
 constexpr double pessimism = 1.2;
 
@@ -77,6 +77,19 @@ double cuda_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const Devi
   const double streams = items / device.processors * 0.8;
   const double turned = 2.0 * static_cast<double>(turned_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
   return 50.0 + pessimism * (std::max(gemm, streams) + 0.25 * std::min(gemm, streams) + 1e6 * turned);
+}
+
+// The same for half types: little of one side is hidden behind the other, since both wait for the caches.
+double half_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const DeviceInfo& device) {
+  const TaskMap& map = cuda.map;
+  const double waves = std::ceil(static_cast<double>(map.gemms()) / device.processors);
+  const double gemm = waves * (0.19 * static_cast<double>(cuda.weights.stages()) + 0.52);
+  const double items = static_cast<double>(map.inputs() + map.outputs()) * cuda.weights.form.items;
+  const double nhwc = 26.0 + gemm + 0.38 * items / device.processors;
+  const bool element_by_element = problem.c % 8 != 0 || (problem.layout == Layout::nhwc && problem.k % 2 != 0);
+  const double turned = 2.0 * static_cast<double>(turned_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
+  const double scattered = problem.layout == Layout::nhwc ? 0.0 : 5e-12 * static_cast<double>(problem.output_numel());
+  return (element_by_element ? 2.0 : 1.0) * nhwc + 1e6 * (turned + scattered);
 }
 
 // Fitted to an H200 (docs/performance.md): a multiprocessor's products one after the other, the last ones with fewer
@@ -117,8 +130,9 @@ ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device, const I
   ConvPlan plan;
   plan.workspace_bytes = detail->v_bytes() + detail->m_bytes() + detail->exponent_bytes() + detail->counter_bytes() +
                          turned_input_bytes(problem);
-  plan.config = describe(detail->map);
-  plan.cost_us = cuda_cost_us(problem, *detail, device);
+  const bool halves = detail->weights.form.parts == 1;
+  plan.config = std::string(halves ? "1" : "3") + " x float16, " + describe(detail->map);
+  plan.cost_us = halves ? half_cost_us(problem, *detail, device) : cuda_cost_us(problem, *detail, device);
   plan.detail = detail;
   return plan;
 }

@@ -82,25 +82,27 @@ constexpr bool has_many_groups(std::int64_t groups, std::int64_t chunks) { retur
 inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& device,
                                const Instruments& instruments = {}) {
   const std::int64_t tiles = problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4);
-  const int items = form_of(problem.dtype).items;
+  const Form form = form_of(problem.dtype);
   const TaskShapes shapes{.group_tiles = unit_tiles,
                           .filter_filters = 0,  // pack_weight() transforms them
                           .filter_channels = 0,
-                          .input_tiles = items,
+                          .input_tiles = form.items,
                           .input_channels = chunk_channels,
                           .gemm_frequencies = 1,
                           .gemm_filters = unit_filters,
-                          .output_tiles = items * segment_values / output_filters,
+                          .output_tiles = form.items * segment_values / output_filters,
                           .output_filters = output_filters};
   // Distances: more than what is under way in all blocks. M: U is read once per batch, but a map of two batches
   // overlaps little, and the last batch should not be a small one. (Measured: docs/performance.md.)
   const auto processors = static_cast<std::int32_t>(device.processors);
   const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
   const bool many = has_many_groups(groups, make_cuda_weights(problem).chunks);
+  const bool halves = form.parts == 1;
+  const std::int32_t few_groups = halves ? 4 : 3, some_groups = halves ? 8 : 5;
   const Mapping mapping{.d_ig = 3 * processors,
-                        .d_go = processors * 9 / (many ? 4 : 16),
-                        .m = groups <= 8    ? 3
-                             : groups <= 64 ? 5
+                        .d_go = halves ? processors * 9 / 8 : processors * 9 / (many ? 4 : 16),
+                        .m = groups <= 8    ? few_groups
+                             : groups <= 64 ? some_groups
                                             : 8,
                         .bounded = true};
   return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes,

@@ -10,7 +10,7 @@ namespace fastconv::algos::winograd_megakernel {
 template <typename T>
 __device__ __forceinline__ void publish(const Params<T>& params, ProductStorage<T>& products,
                                         StreamControl<T>& streams) {
-  constexpr unsigned slots = ProductStorage<T>::publish_slots, task_slots = stream_task_slots<T>;
+  constexpr unsigned slots = ProductStorage<T>::publish_slots, task_slots = stream_task_slots;
   constexpr int patience = 64;  // this loop does not wait in the instruction, so it turns more often than others
   bool more_products = true, more_streams = true;
   unsigned product = 0, task = 0;

@@ -11,22 +11,20 @@ namespace fastconv::algos::winograd_megakernel {
 
 template <typename T>
 constexpr int streaming_warps = is_split<T> ? 4 : 8;
-// At work, to follow, being published; who holds more makes others wait.
-template <typename T>
-constexpr int stream_task_slots = is_split<T> ? 2 : 3;
+constexpr int stream_task_slots = 2;  // one at work, one to follow: who holds more makes others wait
 constexpr int patch_elements = 36 * chunk_channels;
 
 template <typename T>
 struct StreamControl {
   static_assert(streaming_warps<T> <= form<T>.items);  // a warp takes one item of the last task, which says so
   std::uint64_t full[streaming_warps<T>];
-  std::uint64_t ready[stream_task_slots<T>], done[stream_task_slots<T>], reusable[stream_task_slots<T>];
-  StreamTask tasks[stream_task_slots<T>];
+  std::uint64_t ready[stream_task_slots], done[stream_task_slots], reusable[stream_task_slots];
+  StreamTask tasks[stream_task_slots];
   int next;  // item to be taken next: form<T>.items of each task, whether they exist or not
 
   __device__ __forceinline__ void init() {
     for (int i = 0; i < streaming_warps<T>; ++i) hopper::barrier_init(shared_address(&full[i]), 1);
-    for (int i = 0; i < stream_task_slots<T>; ++i) {
+    for (int i = 0; i < stream_task_slots; ++i) {
       hopper::barrier_init(shared_address(&ready[i]), 1);
       hopper::barrier_init(shared_address(&done[i]), form<T>.items);
       hopper::barrier_init(shared_address(&reusable[i]), 1);
@@ -135,8 +133,8 @@ class Dispatcher {
  private:
   // One lane.
   __device__ __forceinline__ int hand_out(const StreamTask& task) {
-    const int slot = static_cast<int>(tasks_ % stream_task_slots<T>);
-    wait_in_place<role_dispatch>(control_.reusable[slot], tasks_ / stream_task_slots<T> & 1 ^ 1, params_.report);
+    const int slot = static_cast<int>(tasks_ % stream_task_slots);
+    wait_in_place<role_dispatch>(control_.reusable[slot], tasks_ / stream_task_slots & 1 ^ 1, params_.report);
     control_.tasks[slot] = task;
     hopper::arrive(shared_address(&control_.ready[slot]));
     return slot;
@@ -216,10 +214,10 @@ class Streamer {
 
  private:
   static __device__ __forceinline__ int slot_of(unsigned number) {
-    return static_cast<int>(number / form<T>.items % stream_task_slots<T>);
+    return static_cast<int>(number / form<T>.items % stream_task_slots);
   }
   static __device__ __forceinline__ unsigned parity_of(unsigned number) {
-    return number / (form<T>.items * stream_task_slots<T>)&1;
+    return number / (form<T>.items * stream_task_slots) & 1;
   }
   __device__ __forceinline__ unsigned take() const {
     unsigned number = 0;
