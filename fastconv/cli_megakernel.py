@@ -160,7 +160,7 @@ def bench(
     from fastconv.bench import megakernel
 
     chosen = split(parts, "parts", list(megakernel.PARTS))
-    wanted = split(classes, "classes", ["fp32", "ieee", "tf32"])
+    wanted = split(classes, "classes", [each.value for each in Precision])
     if not torch.cuda.is_available():
         raise fail("no CUDA GPU on this machine: nothing was measured")
     document = megakernel.run(
@@ -184,7 +184,7 @@ def soak(
 
     from fastconv.bench import megakernel_soak
 
-    wanted = split(classes, "classes", ["fp32", "ieee", "tf32"])
+    wanted = split(classes, "classes", [each.value for each in Precision])
     if not torch.cuda.is_available():
         raise fail("no CUDA GPU on this machine: nothing was launched")
     document = megakernel_soak.run(

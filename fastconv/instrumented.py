@@ -36,7 +36,8 @@ class Options:
 class Megakernel:
     """One convolution, stride 1, its filters packed once.
 
-    x: [N, C, H, W], CUDA, dense in NCHW or NHWC; weight: [K, C, 3, 3]; precision: ieee, fp32 or tf32.
+    x: [N, C, H, W], CUDA, dense in NCHW or NHWC; weight: [K, C, 3, 3]; precision: ieee, fp32 or
+    tf32, of float32 tensors; half types are a class of their own.
     Raises UnsupportedError where winograd_megakernel cannot serve it, with the reason.
     """
 

@@ -210,6 +210,8 @@ def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Ro
     halves = {"fp16": 0.6 * 2.0**13, "bf16": 0.6 * 2.0**16}
     if algorithm == "winograd_fused":  # one product of float16 in each of these, transformed in float16
         halves = dict.fromkeys(("tf32", "fp16", "bf16"), 0.7 * 2.0**13)
+    if algorithm == "winograd_megakernel":  # one product of float16 in both, whose sums are rounded, too
+        halves = dict.fromkeys(("fp16", "bf16"), 0.71 * 2.0**13)
     product = halves.get(cls, 2.5) if device == "cuda" else 1.5
     growth = noise_gain * SUM_GROWTH * min(shape.c // shape.groups, LONGEST_RUN) ** 0.5
     return Rounding(2.0 + noise_gain * product, growth)

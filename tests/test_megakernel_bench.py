@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fastconv import instrumented, trace
-from fastconv.bench import environment, megakernel, megakernel_report, megakernel_soak, report, results
+from fastconv.bench import environment, megakernel, megakernel_report, megakernel_soak, ours, report, results
 from fastconv.bench.layers import select
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -140,11 +140,13 @@ def test_instruments_are_those_of_the_gpu():
 # ---- On a GPU
 
 
-def some_kernel(layout: str = "nhwc", precision: str = "fp32") -> tuple[instrumented.Megakernel, torch.Tensor]:
+def some_kernel(layout: str = "nhwc", cls: str = "fp32") -> tuple[instrumented.Megakernel, torch.Tensor]:
     """A convolution of three groups, and what the ordinary operator makes of it."""
     order = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-    x = torch.randn(5, 70, 37, 30, device="cuda").contiguous(memory_format=order)
-    weight = torch.randn(140, 70, 3, 3, device="cuda")
+    dtype, precision = ours.dtype_of(cls), ours.precision_of(cls)
+    x = torch.randn(5, 70, 37, 30, device="cuda").to(dtype).contiguous(memory_format=order)
+    x[3, 64:] *= 1e4  # half types: another scale than that of the other channels
+    weight = torch.randn(140, 70, 3, 3, device="cuda", dtype=dtype) * 0.01
     try:
         kernel = instrumented.Megakernel(x, weight, precision=precision)
     except RuntimeError as error:
@@ -156,6 +158,7 @@ def some_kernel(layout: str = "nhwc", precision: str = "fp32") -> tuple[instrume
 
 
 @needs_cuda
+@pytest.mark.parametrize("cls", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 @pytest.mark.parametrize(
     "options",
@@ -168,19 +171,20 @@ def some_kernel(layout: str = "nhwc", precision: str = "fp32") -> tuple[instrume
         instrumented.Options(series=True),
     ],
 )
-def test_no_map_grid_or_delay_changes_the_bits(options, layout):
-    kernel, expected = some_kernel(layout)
-    assert torch.equal(kernel(options).view(torch.int32), expected.view(torch.int32))
+def test_no_map_grid_or_delay_changes_the_bits(options, layout, cls):
+    kernel, expected = some_kernel(layout, cls)
+    assert expected.isfinite().all()
+    assert torch.equal(kernel(options), expected)
 
 
 @needs_cuda
-@pytest.mark.parametrize("precision", ["fp32", "ieee"])
-def test_a_launch_records_every_task_once(precision):
-    kernel, expected = some_kernel(precision=precision)
+@pytest.mark.parametrize("cls", ["fp32", "ieee", "fp16"])
+def test_a_launch_records_every_task_once(cls):
+    kernel, expected = some_kernel(cls=cls)
     for options in (instrumented.Options(), instrumented.Options(d_ig=5, d_go=7, m=1, blocks=3)):
         records = kernel.new_records()
         y = kernel(options, records=records)
-        assert torch.equal(y.view(torch.int32), expected.view(torch.int32))
+        assert torch.equal(y, expected)
         run = trace.recorded(kernel.task_map(options), records.cpu().numpy())
         assert (run.taken <= run.start).all()
         assert (run.start <= run.end).all()
@@ -211,10 +215,11 @@ def test_wrong_arguments_are_refused():
 @needs_cuda
 def test_the_soak_counts_launches_and_sees_other_bits(tmp_path, monkeypatch):
     streams, each = megakernel_soak.STREAMS, megakernel_soak.PER_STREAM
-    wanted = {"launches": streams * each, "shapes": streams, "classes": ("fp32",)}
+    classes = ("fp32", "fp16")
+    wanted = {"launches": 2 * streams * each, "shapes": streams, "classes": classes}
     document = megakernel_soak.run(**wanted, out=tmp_path / "soak.json")
     assert results.read(tmp_path / "soak.json")["rows"]
-    assert [(row["launches"], row["mismatches"]) for row in document["rows"]] == [(each, 0)] * streams
+    assert [(row["launches"], row["mismatches"]) for row in document["rows"]] == [(each, 0)] * 2 * streams
     call = instrumented.Megakernel.__call__
 
     def other_bits(self, *arguments, **named):
@@ -222,4 +227,4 @@ def test_the_soak_counts_launches_and_sees_other_bits(tmp_path, monkeypatch):
 
     monkeypatch.setattr(instrumented.Megakernel, "__call__", other_bits)
     document = megakernel_soak.run(**wanted, out=tmp_path / "soak.json")
-    assert [row["mismatches"] for row in document["rows"]] == [each] * streams
+    assert [row["mismatches"] for row in document["rows"]] == [each] * 2 * streams

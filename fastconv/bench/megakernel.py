@@ -35,16 +35,21 @@ class Recording:
     detail: dict[str, Any]
 
 
-def _data(layer: Layer, n: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """ReLU'd normal input in NHWC, He weights in NCHW."""
+def _data(layer: Layer, n: int, accuracy: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """ReLU'd normal input in NHWC, He weights in NCHW, of the class's type."""
     x = torch.randn(n, layer.c, layer.h, layer.w, device=device).relu_().contiguous(memory_format=torch.channels_last)
     weight = torch.randn(layer.k, layer.c, layer.r, layer.s, device=device) * math.sqrt(2.0 / (9 * layer.c))
-    return x, weight
+    dtype = ours.dtype_of(accuracy)
+    return x.to(dtype), weight.to(dtype)
+
+
+def _kernel(x: torch.Tensor, weight: torch.Tensor, layer: Layer, accuracy: str) -> Megakernel:
+    return Megakernel(x, weight, (layer.padding, layer.padding), ours.precision_of(accuracy))
 
 
 def random_kernel(layer: Layer, n: int, accuracy: str, device: torch.device) -> Megakernel:
     """The megakernel on random data of a layer, NHWC. Raises UnsupportedError with the reason where it cannot run."""
-    return Megakernel(*_data(layer, n, device), (layer.padding, layer.padding), accuracy)
+    return _kernel(*_data(layer, n, accuracy, device), layer, accuracy)
 
 
 def record(kernel: Megakernel, options: Options) -> Recording:
@@ -122,7 +127,7 @@ class _Suite:
     def layers(self, layers: Sequence[Layer], classes: Sequence[str]) -> None:
         """Against our own staged kernels and cuDNN's, each a CUDA graph, interleaved, L2 cold."""
         for layer, accuracy in self.each("layers", layers, classes):
-            x, weight = _data(layer, self.n, self.device)
+            x, weight = _data(layer, self.n, accuracy, self.device)
             calls = {name: ours.contender(name, x, weight, layer, accuracy) for name in (NAME, SERIES)}
             problems = {}
             for layout, order in (("nchw", torch.contiguous_format), ("nhwc", torch.channels_last)):
@@ -147,8 +152,8 @@ class _Suite:
     def mapping(self, classes: Sequence[str]) -> None:
         """Other distances, one at a time, and other M; every map on the same data, interleaved."""
         for layer, accuracy in self.each("mapping", select(SWEPT_LAYERS), classes):
-            x, weight = _data(layer, self.n, self.device)
-            kernel = Megakernel(x, weight, (layer.padding, layer.padding), accuracy)
+            x, weight = _data(layer, self.n, accuracy, self.device)
+            kernel = _kernel(x, weight, layer, accuracy)
             planned = kernel.planned.arguments()
             swept = {"d_ig": DISTANCES, "d_go": DISTANCES, "m": BATCHES}
             options = {"planned": Options()}

@@ -57,23 +57,29 @@ def _varied(
         outputs.fill_(float("nan"))
         for launch, each in enumerate(options):
             pair[launch % 2](each, outputs[launch])
-        found = outputs.view(torch.int32).unflatten(0, (len(options) // 2, 2))
-        wrong.add_((found != expected.view(torch.int32)).flatten(2).any(2).sum())
+        found = _bits(outputs).unflatten(0, (len(options) // 2, 2))
+        wrong.add_((found != _bits(expected)).flatten(2).any(2).sum())
 
     return work
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    return values.view(torch.int32 if values.element_size() == 4 else torch.int16)
 
 
 def _some(layer: Layer, n: int, layout: str, accuracy: str, device: torch.device) -> tuple[Any, ...]:
     """(two kernels, the outputs of ordinary calls [2, ...], the larger error) of a layer and two inputs, whose values
     are spread over many powers of two."""
     order = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-    weight = torch.randn(layer.k, layer.c, 3, 3, device=device) / (layer.c * 3) ** 0.5
+    dtype = ours.dtype_of(accuracy)
+    weight = (torch.randn(layer.k, layer.c, 3, 3, device=device) / (layer.c * 3) ** 0.5).to(dtype)
     padding = (layer.padding, layer.padding)
     pair, found = [], []
     for _ in range(2):
         x = torch.randn(n, layer.c, layer.h, layer.w, device=device)
-        x = (x * torch.exp2(torch.randint(-6, 7, x.shape, device=device).float())).contiguous(memory_format=order)
-        pair.append(Megakernel(x, weight, padding, accuracy))
+        x = x * torch.exp2(torch.randint(-6, 7, x.shape, device=device).float())
+        x = x.to(dtype).contiguous(memory_format=order)
+        pair.append(Megakernel(x, weight, padding, ours.precision_of(accuracy)))
         y = ours.contender(NAME, x, weight, layer, accuracy)()  # the ordinary operator, not the instrumented one
         found.append((y, testing.errors(y, reference.conv2d(x, weight, padding=layer.padding))))
     expected = pair[0].new_output(2)

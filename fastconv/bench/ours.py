@@ -21,6 +21,11 @@ def dtype_of(accuracy: str) -> torch.dtype:
     return _DTYPES.get(accuracy, torch.float32)
 
 
+def precision_of(accuracy: str) -> str:
+    """The operators' precision with which tensors of the class's type are computed in it."""
+    return _PRECISIONS[accuracy]
+
+
 def _problem(layer: Layer, n: int, accuracy: str, layout: str) -> _C.ConvProblem:
     return _C.ConvProblem(
         n=n,

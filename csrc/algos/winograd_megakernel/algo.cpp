@@ -16,10 +16,6 @@ namespace {
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (Support support = supports_winograd(problem, "winograd_megakernel"); !support.ok) return support;
   const bool cuda = device.type == DeviceType::cuda, ieee = problem.accuracy == AccuracyClass::ieee;
-  if (cuda && !ieee && problem.accuracy != AccuracyClass::fp32 && problem.accuracy != AccuracyClass::tf32) {
-    return Support::no("precision", std::string("the class is ") + name_of(problem.accuracy) +
-                                        "; on CUDA winograd_megakernel has ieee, fp32 and tf32");
-  }
   if (cuda && (ieee ? device.compute_capability < 80 : device.compute_capability != 90)) {
     return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
                                      "; winograd_megakernel needs " + (ieee ? "80 or more" : "90 (wgmma)"));
@@ -27,7 +23,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (problem.output_numel() == 0) return Support::yes();
   // Coordinates have 31 bits, a tensor copy's strides 40.
   constexpr double limit = 2147483648.0 - 64;
-  const double image = 4.0 * static_cast<double>(problem.c) * static_cast<double>(problem.h * problem.w);
+  const double image = static_cast<double>(size_of(problem.dtype)) * static_cast<double>(problem.c) *
+                       static_cast<double>(problem.h * problem.w);
   if (cuda &&
       (image >= 1099511627776.0 ||
        static_cast<double>(std::max({problem.n, problem.h, problem.w, 512 * problem.c, 512 * problem.k})) >= limit)) {
@@ -66,7 +63,7 @@ double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceI
   return 20.0 + tasks + 1e6 * (transforms + filters + 2.0 * elements * c * k / rate);
 }
 
-// No layer that was measured is faster than with the staged kernels by more than 1 %, so `auto` is not to guess that
+// Class fp32: no layer that was measured is faster than with the staged kernels, so `auto` is not to guess that
 // another one would be.
 constexpr double pessimism = 1.2;
 
@@ -76,10 +73,23 @@ double cuda_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const Devi
   const TaskMap& map = cuda.map;
   const double waves = std::ceil(static_cast<double>(map.gemms()) / device.processors);
   const double gemm = waves * (1.45 * static_cast<double>(cuda.weights.chunks) + 2.5);
-  const double items = static_cast<double>(map.inputs() + map.outputs()) * most_items;
+  const double items = static_cast<double>(map.inputs() + map.outputs()) * cuda.weights.form.items;
   const double streams = items / device.processors * 0.8;
   const double turned = 2.0 * static_cast<double>(turned_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
   return 50.0 + pessimism * (std::max(gemm, streams) + 0.25 * std::min(gemm, streams) + 1e6 * turned);
+}
+
+// The same for half types: little of one side is hidden behind the other, since both wait for the caches.
+double half_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const DeviceInfo& device) {
+  const TaskMap& map = cuda.map;
+  const double waves = std::ceil(static_cast<double>(map.gemms()) / device.processors);
+  const double gemm = waves * (0.19 * static_cast<double>(cuda.weights.stages()) + 0.52);
+  const double items = static_cast<double>(map.inputs() + map.outputs()) * cuda.weights.form.items;
+  const double nhwc = 26.0 + gemm + 0.38 * items / device.processors;
+  const bool element_by_element = problem.c % 8 != 0 || (problem.layout == Layout::nhwc && problem.k % 2 != 0);
+  const double turned = 2.0 * static_cast<double>(turned_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
+  const double scattered = problem.layout == Layout::nhwc ? 0.0 : 5e-12 * static_cast<double>(problem.output_numel());
+  return (element_by_element ? 2.0 : 1.0) * nhwc + 1e6 * (turned + scattered);
 }
 
 // Fitted to an H200 (docs/performance.md): a multiprocessor's products one after the other, the last ones with fewer
@@ -120,8 +130,9 @@ ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device, const I
   ConvPlan plan;
   plan.workspace_bytes = detail->v_bytes() + detail->m_bytes() + detail->exponent_bytes() + detail->counter_bytes() +
                          turned_input_bytes(problem);
-  plan.config = describe(detail->map);
-  plan.cost_us = cuda_cost_us(problem, *detail, device);
+  const bool halves = detail->weights.form.parts == 1;
+  plan.config = std::string(halves ? "1" : "3") + " x float16, " + describe(detail->map);
+  plan.cost_us = halves ? half_cost_us(problem, *detail, device) : cuda_cost_us(problem, *detail, device);
   plan.detail = detail;
   return plan;
 }
@@ -141,6 +152,11 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   return plan;
 }
 
+// Half types: V, U and M are float16 in both (docs/numerics.md).
+double error_multiple(AccuracyClass accuracy) {
+  return accuracy == AccuracyClass::bf16 ? 4.0 : winograd_f4_error_multiple(accuracy);
+}
+
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return {u_bytes(problem)};
   if (problem.accuracy == AccuracyClass::ieee) return {ffma::make_weights(problem).u_bytes()};
@@ -156,7 +172,7 @@ const Algorithm algorithm{"winograd_megakernel",
                           1,
                           true,
                           true,
-                          winograd_f4_error_multiple,  // the same sums in another order
+                          error_multiple,
                           supports,
                           plan,
                           packed_weight};

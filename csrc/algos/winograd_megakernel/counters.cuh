@@ -8,6 +8,12 @@ __device__ __forceinline__ void raise(int* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
+// The same in two steps, the first one for several raises.
+__device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ void raise_fenced(int* counter) {
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
 // For tests: a delay of up to `mask` ns, now and then, that depends on who asks when.
 __device__ __forceinline__ void delay_randomly(unsigned mask) {
   if (mask == 0) return;

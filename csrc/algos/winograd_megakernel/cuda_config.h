@@ -1,4 +1,4 @@
-// Sizes, task map and workspace of the CUDA kernel, shared by the planner and launch.cu. Layouts: params.cuh.
+// Sizes, task map and workspace of the wgmma kernel, shared by the planner and its launches. Layouts: params.cuh.
 //
 // Workspace: V | M | exponents of the tiles | tickets and counters | x in NHWC, if it is NCHW
 // Packed weight: U | exponents of the filters
@@ -17,20 +17,38 @@ namespace fastconv::algos::winograd_megakernel {
 
 constexpr int unit_tiles = 128, unit_filters = 128;  // of a GEMM task
 constexpr int chunk_channels = 64;                   // that share a tile's scale, and of a transform task
-constexpr int stage_channels = 32;                   // that a product loads at once
-constexpr int operand_bytes = unit_tiles * stage_channels * 2 * 2;  // of a stage: two halves of each value
-constexpr int most_items = 8;  // of a transform task: tiles, or segments of M (4 tiles x 16 filters)
-constexpr int segment_tiles = 4, segment_filters = 16;
-constexpr int output_halves = most_items / 4;  // segments of an output task, along its tiles
+constexpr int operand_bytes = unit_tiles * 128;      // of a stage, what a product loads at once: rows of 64 halves
+constexpr int segment_values = 64;                   // of M: some tiles x some filters
+constexpr int output_filters = 64;                   // of a transform task
+
+// How numbers are kept between the stages.
+struct Form {
+  int parts;          // halves of a value of V or U: lo and hi, or one. So many stages has a chunk
+  int product_bytes;  // of a value of M
+  int segment_tiles, segment_filters;
+  int items;  // of a transform task: tiles, or segments of M
+  int units;  // stages of one operand that shared memory holds
+
+  constexpr int stage_channels() const { return chunk_channels / parts; }
+  constexpr int segments_in_a_row() const { return output_filters / segment_filters; }  // of a transform task
+};
+constexpr Form split_form{
+    .parts = 2, .product_bytes = 4, .segment_tiles = 4, .segment_filters = 16, .items = 8, .units = 10};
+constexpr Form half_form{
+    .parts = 1, .product_bytes = 2, .segment_tiles = 2, .segment_filters = 32, .items = 16, .units = 11};
+constexpr Form form_of(DType dtype) { return dtype == DType::f32 ? split_form : half_form; }
 
 // What depends on the weight alone (the rule of packed_weight()).
 struct CudaWeights {
+  Form form;
   std::int64_t chunks, filter_blocks;
 
-  std::size_t u_bytes() const { return align_bytes(36 * filter_blocks * chunks * 2 * operand_bytes); }
+  std::int64_t stages() const { return form.parts * chunks; }
+  std::size_t u_bytes() const { return align_bytes(36 * filter_blocks * stages() * operand_bytes); }
 };
 inline CudaWeights make_cuda_weights(const ConvProblem& problem) {
-  return {(problem.c + chunk_channels - 1) / chunk_channels, (problem.k + unit_filters - 1) / unit_filters};
+  return {form_of(problem.dtype), (problem.c + chunk_channels - 1) / chunk_channels,
+          (problem.k + unit_filters - 1) / unit_filters};
 }
 
 struct CudaPlan {
@@ -38,16 +56,23 @@ struct CudaPlan {
   CudaWeights weights;
   Instruments instruments = {};
 
-  std::int64_t v_place_bytes() const { return 36 * weights.chunks * 2 * operand_bytes; }
-  std::int64_t m_place_bytes() const { return 36 * weights.filter_blocks * unit_tiles * unit_filters * 4; }
+  std::int64_t v_place_bytes() const { return 36 * weights.stages() * operand_bytes; }
+  std::int64_t m_place_bytes() const {
+    return 36 * weights.filter_blocks * unit_tiles * unit_filters * weights.form.product_bytes;
+  }
   std::size_t v_bytes() const { return align_bytes(map.v_groups * v_place_bytes()); }
   std::size_t m_bytes() const { return align_bytes(map.m_groups * m_place_bytes()); }
   std::size_t exponent_bytes() const { return align_bytes(std::int64_t{map.groups} * unit_tiles * weights.chunks * 4); }
-  std::size_t counter_bytes() const { return align_bytes((2 * ticket_stride + map.counters()) * std::int64_t{4}); }
+  // Tickets, counters and, of half types, a number for each group (Params::own_scales).
+  std::size_t counter_bytes() const {
+    return align_bytes((2 * ticket_stride + map.counters() + (weights.form.parts == 1 ? map.groups : 0)) *
+                       std::int64_t{4});
+  }
 };
 
 inline std::size_t turned_input_bytes(const ConvProblem& problem) {
-  return problem.layout == Layout::nhwc ? 0 : align_bytes(problem.n * problem.h * problem.w * problem.c * 4);
+  if (problem.layout == Layout::nhwc) return 0;
+  return align_bytes(problem.n * problem.h * problem.w * problem.c * static_cast<std::int64_t>(size_of(problem.dtype)));
 }
 
 // Many groups of long products: then a block takes two tasks of the transforms at a time, else one.
@@ -57,24 +82,27 @@ constexpr bool has_many_groups(std::int64_t groups, std::int64_t chunks) { retur
 inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& device,
                                const Instruments& instruments = {}) {
   const std::int64_t tiles = problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4);
+  const Form form = form_of(problem.dtype);
   const TaskShapes shapes{.group_tiles = unit_tiles,
                           .filter_filters = 0,  // pack_weight() transforms them
                           .filter_channels = 0,
-                          .input_tiles = most_items,
+                          .input_tiles = form.items,
                           .input_channels = chunk_channels,
                           .gemm_frequencies = 1,
                           .gemm_filters = unit_filters,
-                          .output_tiles = output_halves * segment_tiles,
-                          .output_filters = 4 * segment_filters};
+                          .output_tiles = form.items * segment_values / output_filters,
+                          .output_filters = output_filters};
   // Distances: more than what is under way in all blocks. M: U is read once per batch, but a map of two batches
   // overlaps little, and the last batch should not be a small one. (Measured: docs/performance.md.)
   const auto processors = static_cast<std::int32_t>(device.processors);
   const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
   const bool many = has_many_groups(groups, make_cuda_weights(problem).chunks);
+  const bool halves = form.parts == 1;
+  const std::int32_t few_groups = halves ? 4 : 3, some_groups = halves ? 8 : 5;
   const Mapping mapping{.d_ig = 3 * processors,
-                        .d_go = processors * 9 / (many ? 4 : 16),
-                        .m = groups <= 8    ? 3
-                             : groups <= 64 ? 5
+                        .d_go = halves ? processors * 9 / 8 : processors * 9 / (many ? 4 : 16),
+                        .m = groups <= 8    ? few_groups
+                             : groups <= 64 ? some_groups
                                             : 8,
                         .bounded = true};
   return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes,

@@ -1,4 +1,4 @@
-// ITrans: V = B^T d B of a tile and 64 channels, scaled by a power of two, split into two halves.
+// ITrans: V = B^T d B of a tile and 64 channels, scaled by a power of two, in one half or split into two.
 //
 // The raw patch [6][6][64] comes through shared memory into the registers of a warp: a lane has two channels and needs
 // nobody else's.
@@ -23,18 +23,15 @@ __device__ __forceinline__ TileCorner corner_of(const Params<T>& params, int til
   return {static_cast<int>(rest), 4 * tp - params.pad_h, 4 * tq - params.pad_w};
 }
 
-__device__ __forceinline__ Values load_values(const float* patch, int position) {
-  const float2 pair = *reinterpret_cast<const float2*>(patch + position * chunk_channels);
-  return {pair.x, pair.y};
-}
-__device__ __forceinline__ void store_values(float* patch, int position, const Values& values) {
-  *reinterpret_cast<float2*>(patch + position * chunk_channels) = make_float2(values.e[0], values.e[1]);
+// x or M, [36][64], from the lane's first value.
+template <typename E>
+__device__ __forceinline__ Values load_values(const E* patch, int position) {
+  return load_pair(patch + position * chunk_channels);
 }
 
 // Brings the patch by ordinary loads, times `factor`: where no tensor copy can, or its values are too large.
 template <typename T>
-__device__ __forceinline__ void load_patch(const Params<T>& params, const StreamItem& item, float* patch,
-                                           float factor) {
+__device__ __forceinline__ void load_patch(const Params<T>& params, const StreamItem& item, T* patch, float factor) {
   const int c = item.channel + 2 * static_cast<int>(threadIdx.x % 32);
   const TileCorner corner = corner_of(params, item.tile);
 #pragma unroll 1
@@ -47,12 +44,13 @@ __device__ __forceinline__ void load_patch(const Params<T>& params, const Stream
       if (c < params.c) values.e[0] = to_float(x[0]) * factor;
       if (c + 1 < params.c) values.e[1] = to_float(x[1]) * factor;
     }
-    store_values(patch, position, values);
+    store_pair(patch + position * chunk_channels, values);
   }
 }
 
 // B^T of the patch's columns. Returns the largest |d|.
-__device__ __forceinline__ float transform_columns(const float* patch, Values (&values)[6][6]) {
+template <typename T>
+__device__ __forceinline__ float transform_columns(const T* patch, Values (&values)[6][6]) {
   float largest = 0.0f;
 #pragma unroll
   for (int j = 0; j < 6; ++j) {
@@ -72,7 +70,7 @@ __device__ __forceinline__ float transform_columns(const float* patch, Values (&
 
 // A warp. patch: of its channels, [36][64], from the lane's first; not needed afterwards. Returns the tile's scale.
 template <typename T>
-__device__ __forceinline__ float begin_input(const Params<T>& params, const StreamItem& item, float* patch,
+__device__ __forceinline__ float begin_input(const Params<T>& params, const StreamItem& item, T* patch,
                                              Values (&values)[6][6]) {
   int prescale = 0;
   float largest;
@@ -85,23 +83,29 @@ __device__ __forceinline__ float begin_input(const Params<T>& params, const Stre
     hopper::fence_copies();  // the next patch comes by a copy
   }
   const int exponent = scale_exponent(largest, input_target_exponent);
+  const int fitting = !is_split<T> && largest == 0.0f ? zero_exponent : exponent + prescale;
   if (threadIdx.x % 32 == 0) {
     params.tile_exponents[static_cast<std::int64_t>(item.tile) * params.chunks + item.channel / chunk_channels] =
-        exponent + prescale;
+        fitting;
+    if constexpr (!is_split<T>) {
+      if (v_exponent(fitting) != common_exponent) params.own_scales[item.tile / unit_tiles] = 1;
+    }
   }
-  return power_of_two(exponent);
+  return power_of_two(is_split<T> ? exponent : v_exponent(fitting) - prescale);
 }
 
 template <typename T>
 __device__ __forceinline__ void finish_input(const Params<T>& params, const StreamItem& item, float scale,
                                              const Values (&values)[6][6]) {
-  const int lane = threadIdx.x % 32, chunk = item.channel / chunk_channels;
-  // A lane's two channels: stage 2 chunk or the next, row item.row, 4 bytes of the lo half and 4 of the hi half.
+  const int lane = thread<T>() % 32, chunk = item.channel / chunk_channels;
+  // A lane's two channels: a stage of the chunk, row item.row, 4 bytes of the lo half and 4 of the hi half.
+  constexpr int lanes = form<T>.stage_channels() / 2;
+  const int piece = hopper::swizzle_128(item.row, lane % lanes / 4);
   char* lo_target = params.v + item.place * params.v_place_bytes() +
-                    static_cast<std::int64_t>(2 * chunk + lane / 16) * operand_bytes + item.row * 128 + lane % 4 * 4 +
-                    hopper::swizzle_128(item.row, lane % 16 / 4) * 16;
-  const std::int64_t hi = (hopper::swizzle_128(item.row, lane % 16 / 4) & 4) != 0 ? -64 : 64;
-  const int frequency = params.chunks * 2 * operand_bytes;
+                    static_cast<std::int64_t>(form<T>.parts * chunk + lane / lanes) * operand_bytes + item.row * 128 +
+                    lane % 4 * 4 + piece * 16;
+  const std::int64_t hi = (piece & 4) != 0 ? -64 : 64;
+  const int frequency = params.stages() * operand_bytes;
 #pragma unroll
   for (int i = 0; i < 6; ++i) {
     Values row[6], result[6];
@@ -111,10 +115,14 @@ __device__ __forceinline__ void finish_input(const Params<T>& params, const Stre
 #pragma unroll
     for (int j = 0; j < 6; ++j) {
       const half2 high = __floats2half2_rn(result[j].e[0], result[j].e[1]);
-      const float2 back = __half22float2(high);
-      const half2 low = __floats2half2_rn(result[j].e[0] - back.x, result[j].e[1] - back.y);
-      *reinterpret_cast<half2*>(lo_target) = low;
-      *reinterpret_cast<half2*>(lo_target + hi) = high;
+      if constexpr (is_split<T>) {
+        const float2 back = __half22float2(high);
+        const half2 low = __floats2half2_rn(result[j].e[0] - back.x, result[j].e[1] - back.y);
+        *reinterpret_cast<half2*>(lo_target) = low;
+        *reinterpret_cast<half2*>(lo_target + hi) = high;
+      } else {
+        *reinterpret_cast<half2*>(lo_target) = high;
+      }
       lo_target += frequency;
     }
   }

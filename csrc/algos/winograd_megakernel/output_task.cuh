@@ -1,5 +1,4 @@
-// OTrans: Y = A^T M A of a segment of M, 4 tiles x 16 filters, the scales undone, then the epilogue. In shared memory,
-// like ITrans.
+// OTrans: Y = A^T M A of a segment of M, the scales undone, then the epilogue. From shared memory, like ITrans.
 #pragma once
 
 #include "algos/winograd_megakernel/input_task.cuh"
@@ -10,7 +9,8 @@ namespace fastconv::algos::winograd_megakernel {
 enum class Output { pairs, quads, elements };
 
 // A^T of the columns. patch: M, [36][64], from the lane's values; not needed afterwards.
-__device__ __forceinline__ void begin_output(const float* patch, Values (&values)[6][6]) {
+template <typename E>
+__device__ __forceinline__ void begin_output(const E* patch, Values (&values)[6][6]) {
 #pragma unroll
   for (int j = 0; j < 6; ++j) {
     Values column[6], result[4];
@@ -22,24 +22,28 @@ __device__ __forceinline__ void begin_output(const float* patch, Values (&values
   }
 }
 
-// A warp: lane l has tile l / 8, two neighbouring filters.
+// A warp: a lane has a tile and two neighbouring filters.
 template <typename T, Output output, bool plain>
 __device__ __forceinline__ void finish_output(const Params<T>& params, const StreamItem& item,
                                               const Values (&values)[6][6]) {
-  const int lane = threadIdx.x % 32, tile = item.tile + lane / 8;
-  const int k = item.channel + lane % 2 * 8 + lane / 2 % 4 * 2;
-  const bool first = lane / 8 < item.tiles && k < params.k, second = first && k + 1 < params.k;
+  constexpr int lanes = 32 / form<T>.segment_tiles, pieces = form<T>.segment_filters / 8;  // of a tile; see params.cuh
+  const int lane = thread<T>() % 32, tile = item.tile + lane / lanes;
+  const int k = item.channel + lane % pieces * 8 + lane / pieces % 4 * 2;
+  const bool first = lane / lanes < item.tiles && k < params.k, second = first && k + 1 < params.k;
   // The exponent to which the tile's products were brought: that of its largest channels, so the least.
   int exponent = 127;
-  if (lane / 8 < item.tiles) {
+  if (lane / lanes < item.tiles) {
     const int* exponents = params.tile_exponents + static_cast<std::int64_t>(tile) * params.chunks;
 #pragma unroll 2
-    for (int i = lane % 8; i < params.chunks; i += 8) exponent = min(exponent, __ldcg(exponents + i));
+    for (int i = lane % lanes; i < params.chunks; i += lanes) exponent = min(exponent, __ldcg(exponents + i));
   }
   const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
   const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0, second ? params.filter_exponents[k + 1] : 0};
 #pragma unroll
-  for (int other = 1; other < 8; other *= 2) exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, other));
+  for (int other = 1; other < lanes; other *= 2)
+    exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, other));
+  // Below -140 (C > 512, values near BF16's largest) y is infinite anyway, and the factors would not be floats.
+  if constexpr (!is_split<T>) exponent = max(exponent - product_shift(params.chunks), -140);
   const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);
   unsigned rest = static_cast<unsigned>(tile);
   const int q = static_cast<int>(params.by_tiles_q.peel(rest)) * 4;
@@ -97,9 +101,7 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
       for (int j = 0; j < 4; ++j) {
         if (i >= rows || j >= columns) continue;
         if constexpr (output == Output::pairs) {
-          static_assert(std::is_same_v<T, float>);
-          // Past the L2 cache, which has V and M to keep.
-          __stcs(reinterpret_cast<float2*>(y + j * pixel), make_float2(result[j].e[0], result[j].e[1]));
+          store_pair_past(y + j * pixel, result[j]);  // the L2 cache has V and M to keep
         } else {
           y[j * pixel] = from_float<T>(result[j].e[0]);
           if (second) y[j * pixel + filter] = from_float<T>(result[j].e[1]);

@@ -1,4 +1,4 @@
-// U = G g G^T, offline, with the filter's scale, in two halves, in the order in which the kernel loads it.
+// U = G g G^T, offline, with the filter's scale, in one half or two, in the order in which the kernel loads it.
 #pragma once
 
 #include "algos/winograd_megakernel/params.cuh"
@@ -30,7 +30,7 @@ __device__ __forceinline__ void transform_filter(const float (&g)[3][3], float (
 template <typename T>
 __global__ void __launch_bounds__(pack_threads)
     pack_filters(int c, int k, int chunks, FilterStrides strides, const T* __restrict__ weight,  // [K, C, 3, 3]
-                 char* __restrict__ u,         // [36][filter blocks][2 chunks][128 filters][lo, hi][32]
+                 char* __restrict__ u,         // [36][filter blocks][stages][128 filters][64]
                  int* __restrict__ exponents,  // [K]
                  T* __restrict__ snapshot) {   // [K, C, 3, 3] or null
   __shared__ int largest_bits;                 // of a float that is not negative
@@ -57,6 +57,8 @@ __global__ void __launch_bounds__(pack_threads)
   __syncthreads();
   atomicMax(&largest_bits, __float_as_int(largest));
   __syncthreads();
+  constexpr int stage_channels = form<T>.stage_channels();
+  const int stages = form<T>.parts * chunks;
   const int exponent = scale_exponent(__int_as_float(largest_bits), filter_target_exponent);
   const float scale = power_of_two(exponent);
   const int row = static_cast<int>(index % unit_filters);
@@ -65,15 +67,19 @@ __global__ void __launch_bounds__(pack_threads)
     transform(channel, value);
     const int in_stage = channel % stage_channels;
     const int lo_piece = hopper::swizzle_128(row, in_stage / 8) * 16, hi_piece = lo_piece ^ 64;
-    char* target = u + (index / unit_filters * 2 * chunks + channel / stage_channels) * operand_bytes + row * 128 +
-                   in_stage % 8 * 2;
+    char* target =
+        u + (index / unit_filters * stages + channel / stage_channels) * operand_bytes + row * 128 + in_stage % 8 * 2;
 #pragma unroll
     for (int i = 0; i < 36; ++i) {
       const float scaled = value[i / 6][i % 6] * scale;
       const half_t hi = from_float<half_t>(scaled);
-      *reinterpret_cast<half_t*>(target + lo_piece) = from_float<half_t>(scaled - to_float(hi));
-      *reinterpret_cast<half_t*>(target + hi_piece) = hi;
-      target += blocks * 2 * chunks * operand_bytes;
+      if constexpr (is_split<T>) {
+        *reinterpret_cast<half_t*>(target + lo_piece) = from_float<half_t>(scaled - to_float(hi));
+        *reinterpret_cast<half_t*>(target + hi_piece) = hi;
+      } else {
+        *reinterpret_cast<half_t*>(target + lo_piece) = hi;
+      }
+      target += blocks * stages * operand_bytes;
     }
   }
   if (exists && threadIdx.x == 0) exponents[index] = exponent;

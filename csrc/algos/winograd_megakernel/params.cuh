@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "algos/winograd_megakernel/counters.cuh"
 #include "algos/winograd_megakernel/cuda_config.h"
@@ -15,15 +16,39 @@
 namespace fastconv::algos::winograd_megakernel {
 
 // A GEMM task has 128 tiles and 128 filters of one frequency. Its operands lie in global memory as they will in shared
-// memory: for each 32 channels, a *stage*, 128 rows of 32 lo halves and 32 hi halves, in the 128-byte swizzle. So a
-// stage of an operand is one bulk copy, and no tensor map is needed. A tile has a scale for each 64 channels, a
-// *chunk*.
+// memory, in *stages*: 128 rows of 64 halves, in the 128-byte swizzle. So a stage of an operand is one bulk copy, and
+// no tensor map is needed. A row is a tile's (or filter's) 64 channels, or, where values are split, 32 lo and 32 hi
+// halves of as many channels. A tile has a scale for each 64 channels, a *chunk*.
 
-// M of 128 tiles x 128 filters consists of segments of 4 tiles x 16 filters, as half a warp holds them after wgmma: 64
-// floats, of which the lanes l = 0 .. 15 write four each: tile l / 4, filters 2 (l % 4), the next, and both + 8. So a
-// warp writes 512 bytes side by side. The segment of a tile and a filter of the 128:
-constexpr __host__ __device__ int m_segment(int tile, int filter) {
-  return (tile / 16 * 8 + filter / 16) * 4 + tile / 4 % 4;
+// M of 128 tiles x 128 filters consists of segments of 64 values, as lanes hold them after wgmma, 16 bytes each, so
+// that a warp writes 512 bytes side by side:
+//   float32  4 tiles x 16 filters; lane l = 0 .. 15 has tile l / 4, filters 2 (l % 4), the next, and both + 8
+//   float16  2 tiles x 32 filters; lane l = 0 .. 7 likewise, and both + 16, + 24
+// T: the tensors' type.
+template <typename T>
+constexpr Form form = std::is_same_v<T, float> ? split_form : half_form;
+template <typename T>
+constexpr bool is_split = form<T>.parts == 2;
+template <typename T>
+using Product = std::conditional_t<is_split<T>, float, half_t>;
+static_assert(sizeof(Product<float>) == split_form.product_bytes && sizeof(Product<half_t>) == half_form.product_bytes);
+// threadIdx.x. Half types: found anew each time; what the compiler derives from the variable it keeps in registers.
+template <typename T>
+__device__ __forceinline__ auto thread() {
+  if constexpr (is_split<T>) {
+    return threadIdx.x;
+  } else {
+    int number;
+    asm volatile("mov.u32 %0, %tid.x;" : "=r"(number));
+    return number;
+  }
+}
+
+// The segment of a tile and a filter of the 128.
+template <typename T>
+constexpr __host__ __device__ int segment_at(int tile, int filter) {
+  constexpr int tiles = form<T>.segment_tiles, filters = form<T>.segment_filters, of_16_tiles = 16 / tiles;
+  return (tile / 16 * (unit_filters / filters) + filter / filters) * of_16_tiles + tile / tiles % of_16_tiles;
 }
 
 template <typename T>
@@ -31,11 +56,11 @@ struct Params {
   TaskMap map;
   const T* x;                   // [N, H, W, C]
   T* y;                         // [N, K, P, Q], either layout
-  const char* u;                // [36][filter blocks][2 chunks][128 filters][lo, hi][32]
+  const char* u;                // [36][filter blocks][stages][128 filters][64]
   const int* filter_exponents;  // [K]
-  char* v;                      // [v_groups][36][2 chunks][128 tiles][lo, hi][32]
-  int* tile_exponents;          // [groups * 128][chunks]: of the scales of V
-  float* products;              // M [m_groups][36][filter blocks][m_segment()][64]
+  char* v;                      // [v_groups][36][stages][128 tiles][64]
+  int* tile_exponents;          // [groups * 128][chunks]: of the scales of V, or of those that would fit best
+  Product<T>* products;         // M [m_groups][36][filter blocks][segments][64]
   int* tickets;                 // two, 128 bytes apart: of the GEMM tasks, and of all others
   int* counters;                // the map's
   TaskTrace trace;              // [map.size()], GEMM tasks first; or off
@@ -48,9 +73,11 @@ struct Params {
   int chunks, filter_blocks;
   int product_grab, stream_grab;  // tickets that a block takes at once, up to 32: GEMM tasks, others
   FastDivide by_tiles_q, by_tiles_p;
-  unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
+  unsigned delay;   // tests: a mask of ns by which tasks are delayed at random
+  int* own_scales;  // half types: [groups], 0 as long as all V of a group has the common scale (values.cuh)
 
-  __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * chunks * 2 * operand_bytes; }
+  __host__ __device__ int stages() const { return form<T>.parts * chunks; }
+  __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * stages() * operand_bytes; }
   __host__ __device__ std::int64_t m_place() const {
     return std::int64_t{36} * filter_blocks * unit_tiles * unit_filters;
   }  // elements

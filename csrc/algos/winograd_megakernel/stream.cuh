@@ -9,33 +9,39 @@
 
 namespace fastconv::algos::winograd_megakernel {
 
-constexpr int streaming_warps = 4;
-static_assert(2 * streaming_warps <= most_items);  // which ask for two items at a time: each meets the end
-constexpr int stream_task_slots = 2;               // one at work, one to follow: who holds more makes others wait
-constexpr int patch_elements = 36 * chunk_channels, patch_bytes = patch_elements * 4;
+template <typename T>
+constexpr int streaming_warps = is_split<T> ? 4 : 8;
+constexpr int stream_task_slots = 2;  // one at work, one to follow: who holds more makes others wait
+constexpr int patch_elements = 36 * chunk_channels;
 
+template <typename T>
 struct StreamControl {
-  std::uint64_t full[streaming_warps];
+  static_assert(streaming_warps<T> <= form<T>.items);  // a warp takes one item of the last task, which says so
+  std::uint64_t full[streaming_warps<T>];
   std::uint64_t ready[stream_task_slots], done[stream_task_slots], reusable[stream_task_slots];
   StreamTask tasks[stream_task_slots];
-  int next;  // item to be taken next: most_items of each task, whether they exist or not
+  int next;  // item to be taken next: form<T>.items of each task, whether they exist or not
 
   __device__ __forceinline__ void init() {
-    for (int i = 0; i < streaming_warps; ++i) hopper::barrier_init(shared_address(&full[i]), 1);
+    for (int i = 0; i < streaming_warps<T>; ++i) hopper::barrier_init(shared_address(&full[i]), 1);
     for (int i = 0; i < stream_task_slots; ++i) {
       hopper::barrier_init(shared_address(&ready[i]), 1);
-      hopper::barrier_init(shared_address(&done[i]), most_items);
+      hopper::barrier_init(shared_address(&done[i]), form<T>.items);
       hopper::barrier_init(shared_address(&reusable[i]), 1);
     }
     next = 0;
   }
 };
 
+// Of x or of M, [36][64].
+template <typename T>
 struct Patches {
-  alignas(128) float patch[streaming_warps][patch_elements];
+  static_assert(sizeof(T) == sizeof(Product<T>));
+  static constexpr int bytes = patch_elements * sizeof(T);
+  alignas(128) unsigned char patch[streaming_warps<T>][bytes];
 };
 
-// Tensor copies: x in boxes of {64 channels, 6, 6, 1}; M in segments of 64, {64, 1, 36 frequencies, 1}.
+// Tensor copies: x in boxes of {64 channels, 6, 6, 1}; M in segments of 64 values, {64, 1, 36 frequencies, 1}.
 struct StreamMaps {
   CUtensorMap x, m;
 };
@@ -43,29 +49,32 @@ struct StreamMaps {
 __device__ __forceinline__ bool is_input(const StreamItem& item) {
   return item.kind == static_cast<int>(TaskKind::input);
 }
+template <typename T>
 __device__ __forceinline__ StreamItem describe(const StreamTask& task, int index) {
+  constexpr int rows = form<T>.items / form<T>.segments_in_a_row();
   StreamItem item;
   item.kind = task.kind;
   item.place = task.place;
-  // The tiles of an output task stand in halves of a segment's size.
-  const int first_tile = is_input(item) ? index : index % output_halves * segment_tiles;
-  const int first_filter = is_input(item) ? 0 : index / output_halves * segment_filters;
+  // An output task has rows of segments.
+  const int first_tile = is_input(item) ? index : index % rows * form<T>.segment_tiles;
+  const int first_filter = is_input(item) ? 0 : index / rows * form<T>.segment_filters;
   item.tiles = first_filter < task.channels ? max(0, task.tiles - first_tile) : 0;
   item.tile = task.tile + first_tile;
   item.row = task.row + first_tile;
   item.channel = task.channel + first_filter;
   return item;
 }
+template <typename T>
 __device__ __forceinline__ int segment_of(const StreamItem& item) {
-  return item.channel / unit_filters * (unit_tiles * unit_filters / 64) +
-         m_segment(item.row, item.channel % unit_filters);
+  return item.channel / unit_filters * (unit_tiles * unit_filters / segment_values) +
+         segment_at<T>(item.row, item.channel % unit_filters);
 }
 
 // All lanes of one warp; lane i works on the i-th of the tickets that are taken at once.
 template <typename T>
 class Dispatcher {
  public:
-  __device__ __forceinline__ Dispatcher(const Params<T>& params, StreamControl& control)
+  __device__ __forceinline__ Dispatcher(const Params<T>& params, StreamControl<T>& control)
       : params_(params), control_(control) {}
 
   __device__ __forceinline__ void run() {
@@ -117,7 +126,7 @@ class Dispatcher {
       StreamTask end{};
       end.kind = end.counter = -1;
       const int slot = hand_out(end);
-      for (int i = 0; i < most_items; ++i) hopper::arrive(shared_address(&control_.done[slot]));
+      for (int i = 0; i < form<T>.items; ++i) hopper::arrive(shared_address(&control_.done[slot]));
     }
   }
 
@@ -132,7 +141,7 @@ class Dispatcher {
   }
 
   const Params<T>& params_;
-  StreamControl& control_;
+  StreamControl<T>& control_;
   unsigned tasks_ = 0;  // so far
 };
 
@@ -140,8 +149,8 @@ class Dispatcher {
 template <typename T, Output output, bool plain>
 class Streamer {
  public:
-  __device__ __forceinline__ Streamer(const Params<T>& params, const StreamMaps& maps, StreamControl& control,
-                                      Patches& patches, int warp)
+  __device__ __forceinline__ Streamer(const Params<T>& params, const StreamMaps& maps, StreamControl<T>& control,
+                                      Patches<T>& patches, int warp)
       : params_(params),
         maps_(maps),
         control_(control),
@@ -150,7 +159,8 @@ class Streamer {
 
   __device__ __forceinline__ void run() {
     const int lane = threadIdx.x % 32;
-    float* const patch = patch_ + 2 * lane;
+    T* const x_patch = reinterpret_cast<T*>(patch_) + 2 * lane;
+    const auto* const m_patch = reinterpret_cast<const Product<T>*>(patch_) + 2 * lane;
     unsigned number = take(), parity = 0;  // of the item; of the buffer
     bool started = false;
 #pragma unroll 1
@@ -170,13 +180,13 @@ class Streamer {
             hopper::wait_in_place<kernel_winograd_megakernel, role_stream>(full_, parity, params_.report);
             parity ^= 1;
           } else {
-            load_patch(params_, item, patch, 1.0f);
+            load_patch(params_, item, x_patch, 1.0f);
             hopper::fence_copies();  // the next patch comes by a copy
           }
           if (is_input(item)) {
-            scale = begin_input(params_, item, patch, values);
+            scale = begin_input(params_, item, x_patch, values);
           } else {
-            begin_output(patch, values);
+            begin_output(m_patch, values);
           }
         }
       }
@@ -204,10 +214,10 @@ class Streamer {
 
  private:
   static __device__ __forceinline__ int slot_of(unsigned number) {
-    return static_cast<int>(number / most_items % stream_task_slots);
+    return static_cast<int>(number / form<T>.items % stream_task_slots);
   }
   static __device__ __forceinline__ unsigned parity_of(unsigned number) {
-    return number / (most_items * stream_task_slots) & 1;
+    return number / (form<T>.items * stream_task_slots) & 1;
   }
   __device__ __forceinline__ unsigned take() const {
     unsigned number = 0;
@@ -216,7 +226,7 @@ class Streamer {
   }
 
   __device__ __forceinline__ StreamItem describe_number(unsigned number) const {
-    return describe(control_.tasks[slot_of(number)], static_cast<int>(number % most_items));
+    return describe<T>(control_.tasks[slot_of(number)], static_cast<int>(number % form<T>.items));
   }
   // The copy of an item's values, by one lane.
   __device__ __forceinline__ void start(unsigned number) const {
@@ -225,21 +235,21 @@ class Streamer {
     if (item.kind < 0 || item.tiles == 0) return;
     const std::uint32_t target = shared_address(patch_);
     if (!is_input(item)) {
-      const int segment = segment_of(item);
-      hopper::arrive_expecting(full_, patch_bytes);
+      const int segment = segment_of<T>(item);
+      hopper::arrive_expecting(full_, Patches<T>::bytes);
       copy_box(target, maps_.m, 0, segment, item.place * 36, 0, full_, hint_once);
     } else if (params_.boxes) {
       const TileCorner corner = corner_of(params_, item.tile);
-      hopper::arrive_expecting(full_, patch_bytes);
+      hopper::arrive_expecting(full_, Patches<T>::bytes);
       hopper::copy_box(target, maps_.x, item.channel, corner.w, corner.h, corner.n, full_);
     }
   }
 
   const Params<T>& params_;
   const StreamMaps& maps_;
-  StreamControl& control_;
-  float* const patch_;        // of this warp
-  const std::uint32_t full_;  // its barrier
+  StreamControl<T>& control_;
+  unsigned char* const patch_;  // of this warp
+  const std::uint32_t full_;    // its barrier
 };
 
 }  // namespace fastconv::algos::winograd_megakernel

@@ -1,6 +1,9 @@
 // Two neighbouring channels of a lane, and the scales of transformed values (docs/numerics.md).
 #pragma once
 
+#include <cstdint>
+#include <cstring>
+
 #include "device/numeric.h"
 
 namespace fastconv::algos::winograd_megakernel {
@@ -23,8 +26,54 @@ struct alignas(sizeof(T) * count) Aligned {
   T e[count];
 };
 
+__device__ __forceinline__ Values load_pair(const float* source) {
+  const float2 pair = *reinterpret_cast<const float2*>(source);
+  return {pair.x, pair.y};
+}
+__device__ __forceinline__ Values load_pair(const half_t* source) {
+  const float2 pair = __half22float2(*reinterpret_cast<const half2*>(source));
+  return {pair.x, pair.y};
+}
+__device__ __forceinline__ Values load_pair(const bfloat16_t* source) {
+  const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(source));
+  return {pair.x, pair.y};
+}
+template <typename T>
+__device__ __forceinline__ void store_pair(T* target, const Values& values) {
+  *reinterpret_cast<Aligned<T, 2>*>(target) = {from_float<T>(values.e[0]), from_float<T>(values.e[1])};
+}
+
+// Past the L2 cache.
+__device__ __forceinline__ void store_pair_past(float* target, const Values& values) {
+  __stcs(reinterpret_cast<float2*>(target), make_float2(values.e[0], values.e[1]));
+}
+__device__ __forceinline__ void store_pair_past(half_t* target, const Values& values) {
+  __stcs(reinterpret_cast<half2*>(target), __floats2half2_rn(values.e[0], values.e[1]));
+}
+__device__ __forceinline__ void store_pair_past(bfloat16_t* target, const Values& values) {
+  __stcs(reinterpret_cast<__nv_bfloat162*>(target), __floats2bfloat162_rn(values.e[0], values.e[1]));
+}
+
 // The powers of two to which the largest |d| of a raw tile and the largest |U| of a filter are brought: then
 // |V| < gain^2 2^11 = 53 700 and |U| < 2^14 are halves.
 constexpr int input_target_exponent = 10, filter_target_exponent = 13;
+
+// Halves alone: the exponent of V's scale, given the one that would bring the largest |d| of a tile's chunk to 2^10. As
+// far as its largest |d| lies in [2^-12, 2^9), or all are zero, all have the same one, so that their products can be
+// added up as they come; down there, a largest |V| of 2^-10 is as far above the quantum as rounding asks for. M has the
+// scale of the least of a tile's fitting exponents, made smaller by a shift, with which |M| < 53 700
+// (docs/numerics.md).
+constexpr int common_exponent = 2, zero_exponent = 127;
+__device__ __forceinline__ int v_exponent(int fitting) {
+  return (2 <= fitting && fitting <= 22) || fitting == zero_exponent ? common_exponent : fitting;
+}
+__device__ __forceinline__ int product_shift(int chunks) { return filter_target_exponent + 1 + 38 - __clz(chunks - 1); }
+
+__device__ __forceinline__ std::uint32_t to_bits(half2 value) {
+  std::uint32_t bits;
+  static_assert(sizeof bits == sizeof value);
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
 
 }  // namespace fastconv::algos::winograd_megakernel
