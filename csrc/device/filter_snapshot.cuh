@@ -24,7 +24,7 @@ __device__ __forceinline__ bool filter_changed(const T* filter, const T* snapsho
       (reinterpret_cast<std::uintptr_t>(filter) | reinterpret_cast<std::uintptr_t>(seen)) % sizeof(uint4) == 0;
   constexpr int per_load = sizeof(uint4) / sizeof(T);
   const int loads = aligned ? size / per_load : 0;
-#pragma unroll 4
+#pragma unroll 2
   for (int i = threadIdx.x; i < loads; i += threads) {
     const uint4 a = reinterpret_cast<const uint4*>(filter)[i], b = reinterpret_cast<const uint4*>(seen)[i];
     differs |= ((a.x ^ b.x) | (a.y ^ b.y) | (a.z ^ b.z) | (a.w ^ b.w)) != 0;
