@@ -29,6 +29,8 @@ __all__ = ["Conv2d", "FusedConv2d"]
 torch.fx.wrap("conv2d")
 torch.fx.wrap("conv2d_with_epilogue")
 
+# cuDNN's epilogue is not known to keep a NaN, which a ReLU of PyTorch's keeps; off until a test on a GPU has shown it.
+_CUDNN_EPILOGUE = False
 _CHOICES_KEPT = 64  # input shapes whose choice a layer remembers; beyond that it forgets all and starts again
 
 # Packed weights whose addresses a captured CUDA graph holds: they live as long as the layer, as its parameters do.
@@ -376,7 +378,11 @@ class Conv2d(nn.Conv2d):
 
     def _has_cudnn_epilogue(self, x: Tensor, padding: Any, activation: str) -> bool:
         """Whether relu(conv + bias + residual) may be one kernel of cuDNN. In FP32 it is slower than PyTorch's way."""
-        if activation != "relu" or not (self._fastconv.cudnn_has_epilogue and x.is_cuda and x.dim() == 4):
+        if (
+            not _CUDNN_EPILOGUE
+            or activation != "relu"
+            or not (self._fastconv.cudnn_has_epilogue and x.is_cuda and x.dim() == 4)
+        ):
             return False
         if self.bias is None or self.groups != 1 or x.dtype not in (torch.float16, torch.bfloat16):
             return False

@@ -11,6 +11,7 @@ from layers import DEVICES, relative_error
 from torch import Tensor, nn
 
 import fastconv
+from fastconv import FusedConv2d
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 
@@ -408,3 +409,14 @@ def test_one_module_under_two_names() -> None:
     conv = nn.Conv2d(4, 4, 3, padding=1)
     fused = check(sequence(conv, nn.ReLU(), conv, norm(4)), torch.randn(1, 4, 5, 5))
     assert sorted(parts(fused)) == ["conv+bn", "conv+relu"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_nan_is_kept(dtype: torch.dtype, device: str) -> None:
+    for algorithm in ("auto", "torch"):
+        layer = FusedConv2d(64, 64, 3, padding=1, activation="relu", algorithm=algorithm).to(device, dtype)
+        x = torch.randn(2, 64, 9, 9).to(device, dtype, memory_format=torch.channels_last)
+        x[0, 0, 4, 4] = float("nan")
+        with torch.no_grad():
+            assert layer(x)[0, :, 3:6, 3:6].isnan().all()
