@@ -125,10 +125,10 @@ struct Rates {
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.split) return {1.77, 2.65, 3.1, 12.0};
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
-  if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.21 : 1.03, 6.2, 0.0, 0.0};
+  if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.21 : 1.03, floats ? 6.2 : 7.9, 0.0, 0.0};
   if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
   if (floats) return {1.28, 3.4, 7.6, 20.0};
-  return {bf16 ? 0.95 : 0.93, 2.1, 5.7, 20.0};
+  return {bf16 ? 0.91 : 0.875, 2.0, 5.7, 20.0};
 }
 
 // Whole waves of items.

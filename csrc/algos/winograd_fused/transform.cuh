@@ -322,8 +322,7 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
       }
     };
     const auto wait_for_v = [&] {
-      wait_bounded(shared_address(&shared.v_empty[state.v.slot]), state.v.parity ^ 1, params.report,
-                   role_transform);
+      wait_bounded(shared_address(&shared.v_empty[state.v.slot]), state.v.parity ^ 1, params.report, role_transform);
     };
     int lane_here = lane, warp_here = warp;
     forget(lane_here);
