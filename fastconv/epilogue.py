@@ -31,16 +31,6 @@ def activate(y: Tensor, activation: str, slope: float, inplace: bool = False) ->
     return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y, inplace)
 
 
-def cudnn_relu(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Any, padding: Any, dilation: Any
-) -> Tensor:
-    """relu(conv + bias + residual) in one kernel of cuDNN, which PyTorch does not use by itself. Raises RuntimeError if
-    cuDNN has none."""
-    if residual is None:
-        return torch.cudnn_convolution_relu(x, weight, bias, stride, padding, dilation, 1)
-    return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, stride, padding, dilation, 1)
-
-
 def conv2d_with_epilogue(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int,
     residual: Any, activation: str, slope: float, in_place: bool, algorithm: str, precision: str | None,

@@ -20,7 +20,7 @@ from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
 from fastconv import _C, functional, ops, settings
-from fastconv.epilogue import activate, conv2d_with_epilogue, cudnn_relu, explicit_padding
+from fastconv.epilogue import activate, conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
 
 __all__ = ["Conv2d", "FusedConv2d"]
@@ -29,8 +29,6 @@ __all__ = ["Conv2d", "FusedConv2d"]
 torch.fx.wrap("conv2d")
 torch.fx.wrap("conv2d_with_epilogue")
 
-# cuDNN's epilogue is not known to keep a NaN, which a ReLU of PyTorch's keeps; off until a test on a GPU has shown it.
-_CUDNN_EPILOGUE = False
 _CHOICES_KEPT = 64  # input shapes whose choice a layer remembers; beyond that it forgets all and starts again
 
 # Packed weights whose addresses a captured CUDA graph holds: they live as long as the layer, as its parameters do.
@@ -82,7 +80,6 @@ class LayerState:
         "__weakref__",
         "algorithm",
         "choices",
-        "cudnn_has_epilogue",
         "last_algorithm",
         "last_input_shape",
         "lock",
@@ -93,7 +90,6 @@ class LayerState:
     def __init__(self, algorithm: str = "auto", precision: str | None = None) -> None:
         self.algorithm = algorithm
         self.precision = precision
-        self.cudnn_has_epilogue = True  # until it has refused one
         self.last_algorithm: str | None = None
         self.last_input_shape: tuple[int, ...] | None = None
         self.choices: dict[tuple[Any, ...], _Choice] = {}
@@ -307,14 +303,11 @@ class Conv2d(nn.Conv2d):
         n, c, h, w = batch.shape
         k, _, r, s = weight.shape
         layout = "nhwc" if ops.format_of(batch, weight) == torch.channels_last else "nchw"
-        # What cuDNN's epilogue does costs neither side anything.
-        free = self._has_cudnn_epilogue(x, padding, activation)
         try:
             problem = _C.ConvProblem(
                 n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=_pair(self.stride), padding=padding,
                 dilation=_pair(self.dilation), groups=self.groups, dtype=ops.dtype_name(x.dtype), precision=precision,
-                layout=layout, bias=bias is not None and not free, residual=residual is not None and not free,
-                activation="none" if free else activation,
+                layout=layout, bias=bias is not None, residual=residual is not None, activation=activation,
             )  # fmt: skip
             if residual is not None and residual.shape != (*batch.shape[: x.dim() - 3], k, problem.p, problem.q):
                 return None
@@ -361,13 +354,6 @@ class Conv2d(nn.Conv2d):
             return None
         if settings.log_calls:
             self._log(x, padding, choice, precision, activation)
-        if self._has_cudnn_epilogue(x, padding, activation):
-            try:
-                y = cudnn_relu(x, weight, bias, residual, _pair(self.stride), padding, _pair(self.dilation))
-            except RuntimeError:  # no kernel for these sizes
-                self._fastconv.cudnn_has_epilogue = False
-            else:
-                return y.contiguous(memory_format=choice.memory_format)
         y = F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
         if x.dim() == 4:
             y = y.contiguous(memory_format=choice.memory_format)
@@ -375,21 +361,6 @@ class Conv2d(nn.Conv2d):
         if residual is not None:
             y.add_(residual)
         return y if activation == "none" else activate(y, activation, slope, inplace=True)
-
-    def _has_cudnn_epilogue(self, x: Tensor, padding: Any, activation: str) -> bool:
-        """Whether relu(conv + bias + residual) may be one kernel of cuDNN. In FP32 it is slower than PyTorch's way."""
-        if (
-            not _CUDNN_EPILOGUE
-            or activation != "relu"
-            or not (self._fastconv.cudnn_has_epilogue and x.is_cuda and x.dim() == 4)
-        ):
-            return False
-        if self.bias is None or self.groups != 1 or x.dtype not in (torch.float16, torch.bfloat16):
-            return False
-        n, c, h, w = x.shape
-        # Unlike PyTorch's convolution it does not divide what 32 bits cannot index.
-        largest = n * max(c, self.weight.size(0)) * (h + 2 * padding[0]) * (w + 2 * padding[1])
-        return largest < 2**31 and torch._C._get_cudnn_enabled()
 
     def _log(self, x: Tensor, padding: Any, choice: _Choice, precision: str, activation: str) -> None:
         functional._log(
