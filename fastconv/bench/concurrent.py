@@ -1,4 +1,4 @@
-"""Work on several streams at once, beside a competing kernel, as a CUDA graph: how the soaks launch."""
+"""Work on several streams at once, beside a competing kernel, as a CUDA graph: how the soaks launch, and compare."""
 
 from __future__ import annotations
 
@@ -30,3 +30,8 @@ def capture(works: Sequence[Callable[[], None]], noise_launches: int, device: to
         for stream in streams:
             root.wait_stream(stream)
     return graph
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A floating-point tensor of 16 or 32 bits as integers: NaN equals itself, 0 is not -0."""
+    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)

@@ -57,14 +57,10 @@ def _varied(
         outputs.fill_(float("nan"))
         for launch, each in enumerate(options):
             pair[launch % 2](each, outputs[launch])
-        found = _bits(outputs).unflatten(0, (len(options) // 2, 2))
-        wrong.add_((found != _bits(expected)).flatten(2).any(2).sum())
+        found = concurrent.bits(outputs).unflatten(0, (len(options) // 2, 2))
+        wrong.add_((found != concurrent.bits(expected)).flatten(2).any(2).sum())
 
     return work
-
-
-def _bits(values: torch.Tensor) -> torch.Tensor:
-    return values.view(torch.int32 if values.element_size() == 4 else torch.int16)
 
 
 def _some(layer: Layer, n: int, layout: str, accuracy: str, device: torch.device) -> tuple[Any, ...]:

@@ -30,10 +30,6 @@ def random_layers(seed: int) -> Iterator[tuple[Layer, int]]:
         yield Layer(f"random_{r}x{r}", c, h, w, k, r, r, stride, r // 2), draw.randint(1, 9)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
-
-
 def _repeated(call: Callable[[], torch.Tensor], expected: torch.Tensor, wrong: torch.Tensor) -> Callable[[], None]:
     """PER_GRAPH runs of a call. Each output is compared with the expected bits, counted in `wrong` [1], and overwritten
     with NaN: its memory is the next launch's."""
@@ -41,7 +37,7 @@ def _repeated(call: Callable[[], torch.Tensor], expected: torch.Tensor, wrong: t
     def work() -> None:
         for _ in range(PER_GRAPH):
             output = call()
-            wrong.add_((_bits(output) != expected).any())
+            wrong.add_((concurrent.bits(output) != expected).any())
             output.fill_(float("nan"))
             del output
 
@@ -60,7 +56,7 @@ def _one(algorithm: str, layer: Layer, n: int, accuracy: str, layout: str, launc
     calls = [ours.contender(algorithm, x, weight, layer, accuracy) for x in inputs]
     first = [call() for call in calls]
     exact = reference.conv2d(inputs[0], weight, stride=layer.stride, padding=layer.padding)
-    expected = [_bits(y.clone(memory_format=torch.preserve_format)) for y in first]
+    expected = [concurrent.bits(y.clone(memory_format=torch.preserve_format)) for y in first]
     wrong = torch.zeros(len(calls), dtype=torch.int64, device=device)
     works = [_repeated(*each) for each in zip(calls, expected, wrong.split(1), strict=True)]
     graph = concurrent.capture(works, PER_GRAPH, device)
