@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.nn.functional as F
 import torch.testing._internal.two_tensor
 from torch.func import grad, vmap
