@@ -60,9 +60,15 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device, cons
                           .gemm_filters = block_filters,
                           .output_tiles = rows,
                           .output_filters = transform_channels};
-  // What three teams of a multiprocessor have at work and ahead, and some more. (Measured: docs/performance.md.)
+  // What three teams of a multiprocessor have at work and ahead, and some more. M: U is read once per batch, but the
+  // last batch's end overlaps with nothing. (Measured: docs/performance.md.)
   const auto processors = static_cast<std::int32_t>(device.processors);
-  const Mapping mapping{.d_ig = 2 * processors, .d_go = 8 * processors, .m = 4, .bounded = true};
+  const Mapping mapping{.d_ig = 2 * processors,
+                        .d_go = 16 * processors,
+                        .m = groups <= 8    ? 2
+                             : groups <= 64 ? 4
+                                            : 8,
+                        .bounded = true};
   return {.map = make_task_map(tiles, problem.c, problem.k, shapes, instruments.mapping(mapping)),
           .weights = weights,
           .instruments = instruments};
