@@ -1,6 +1,7 @@
 // Tiles of the lean Hopper kernel, shared by the planner and the kernel: for problems that last some microseconds,
 // where what counts is how many instructions lie before the first product and behind the last one. Half types, and
-// class tf32 in TF32 products; NHWC. Both operands are read from shared memory by the tensor cores themselves.
+// class tf32 in TF32 products: both operands are read from shared memory by the tensor cores themselves. Class fp32 in
+// three products of halves: pixels pass through registers (lean_split.cuh). NHWC.
 //
 // A block has one tile of output, or one part of its reduction. Steps and packed weights are those of wgmma_config.h;
 // in class tf32 a step has 32 channels and its weights are float32, rounded.
@@ -25,6 +26,7 @@ constexpr std::int64_t most_images = 8;
 constexpr double most_rounds = 6;
 constexpr std::int64_t most_grid = 65535;  // blocks along the second and third dimension
 constexpr std::size_t shared_limit = 227 * 1024, shared_of_two = 113 * 1024;
+constexpr int control_bytes = 2048;  // barriers; bias and scales of filters
 
 // How the rows of A, pixels of a stage in shared memory, lie under a tile.
 enum class Tile {
@@ -37,7 +39,7 @@ enum class Tile {
 struct Plan {
   Tile kind;
   int pixels;       // of a tile: 128; or 64, whose steps the two warpgroups share
-  int filter_tile;  // of a block: 128, 64 or 32
+  int filter_tile;  // of a block: 128, 64 or 32; class fp32: or 48
   int parts;        // of the reduction: blocks of a cluster
   int tile_n, tile_p, tile_q;
   int box_n, box_h, box_w;
@@ -61,7 +63,7 @@ struct Plan {
     return static_cast<std::size_t>(others * owned_warps() * filter_tile) * 64;
   }
   std::size_t shared_bytes() const {  // alignment, control and bias; stages; filters; sums
-    return 1024 + 1024 + input_slots * stage_bytes() + filter_slots * filter_bytes() + sums_bytes();
+    return 1024 + control_bytes + input_slots * stage_bytes() + filter_slots * filter_bytes() + sums_bytes();
   }
   std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * filter_tiles; }
   std::int64_t blocks() const { return tiles() * parts; }
@@ -69,9 +71,9 @@ struct Plan {
 
 inline bool is_possible(const ConvProblem& problem) {
   const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
-  return problem.layout == Layout::nhwc && problem.groups == 1 && problem.k * size % 16 == 0 &&
+  return problem.groups == 1 && problem.k * size % 16 == 0 &&
          (problem.accuracy == AccuracyClass::fp16 || problem.accuracy == AccuracyClass::bf16 ||
-          problem.accuracy == AccuracyClass::tf32) &&
+          problem.accuracy == AccuracyClass::tf32 || problem.accuracy == AccuracyClass::fp32) &&
          problem.output_numel() < std::int64_t{1} << 30;
 }
 
@@ -106,8 +108,11 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
     plan.stage_taps = dense ? 1 : static_cast<int>(taps);
     plan.steps = divide(problem.c, plan.step_channels) * taps;
     plan.packed_rows = packed_rows;
-    for (int filters : {128, 64, 32}) {
-      if (filters > packed_rows || (filters > 32 && problem.k <= filters / 2)) continue;
+    for (int filters : {128, 64, 48, 32}) {
+      const int share = packed_rows / filters;  // of a packed tile's rows: a power of two
+      if (share * filters != packed_rows || (share & (share - 1)) != 0) continue;
+      if (filters > 32 && problem.k <= filters / 2) continue;
+      if (filters == 128 && problem.accuracy == AccuracyClass::fp32) continue;  // sums and totals: too many registers
       plan.filter_tile = filters;
       plan.filter_tiles = divide(problem.k, filters);
       for (plan.parts = 1; plan.parts <= std::min(plan.pixels / 16, most_parts); plan.parts *= 2) {
@@ -115,6 +120,12 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
         if (divide(plan.steps, plan.steps_of_part) != plan.parts) continue;
         const std::int64_t least_steps = plan.steps - (plan.parts - 1) * plan.steps_of_part;
         if (least_steps < plan.shares()) continue;
+        // A warpgroup that has no step of a stage does not wait for it, and would not notice its slot's next phase.
+        bool waits = true;
+        for (int part = 1; part < plan.parts && plan.shares() > 1; ++part) {
+          waits = waits && (plan.stage_taps == 1 || part * plan.steps_of_part % plan.stage_taps != plan.stage_taps - 1);
+        }
+        if (!waits) continue;
         const auto stages = static_cast<int>(
             std::min<std::int64_t>(divide(plan.steps_of_part, plan.stage_taps) +
                                        (plan.parts > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
