@@ -68,7 +68,8 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double gather_rate = (config.mode == Mode::split ? 0.0045 : half ? 0.0097 : 0.007) * device.fp32_flops_per_s;
   const double gather_us = loads_vectors(problem) ? 0.0 : 1e6 * gathered / gather_rate;
   const double bytes = problem.compulsory_bytes() + 2.0 * static_cast<double>(transposed_input_bytes(problem));
-  return (half ? 6.4 : 8.0) + std::max({tensor_us, latency_us, gather_us}) + 1e6 * bytes / (0.6 * device.bandwidth_bytes_per_s);
+  return (half ? 6.4 : 8.0) + std::max({tensor_us, latency_us, gather_us}) +
+         1e6 * bytes / (0.6 * device.bandwidth_bytes_per_s);
 }
 
 std::string describe_tile(const wgmma::Plan& plan) {

@@ -94,7 +94,7 @@ void run_wgmma(const ConvArgs& args, Runtime& runtime) {
     const bool tf32 = args.problem.accuracy == AccuracyClass::tf32;
     const char* weight = static_cast<const char*>(args.weight);
     const auto* exponents = reinterpret_cast<const int*>(weight + plan.weights.weight_bytes());
-    const auto run = tf32                                      ? lean::run_tf32
+    const auto run = tf32                               ? lean::run_tf32
                      : plan.weights.mode == Mode::split ? lean::run_fp32
                      : plan.weights.mode == Mode::fp16  ? lean::run_fp16
                                                         : lean::run_bf16;

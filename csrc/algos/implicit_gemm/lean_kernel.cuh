@@ -328,7 +328,8 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
 #pragma unroll
         for (int e = 0; e < chunk; ++e, at += image) {
           if (epilogue.residual != nullptr) value[e] += to_float(epilogue.residual[at]);
-          params.y[at] = from_float<T>(activate.is_silu ? ActivationFunction::silu(value[e]) : activate.piecewise(value[e]));
+          params.y[at] =
+              from_float<T>(activate.is_silu ? ActivationFunction::silu(value[e]) : activate.piecewise(value[e]));
         }
         continue;
       }
@@ -372,7 +373,8 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   }
   unsigned char* base = memory + (-shared_address(memory) & 1023);
   Control& control = *reinterpret_cast<Control*>(base);
-  const std::uint32_t input = shared_address(base) + control_bytes, filters = input + params.input_slots * params.stage_bytes,
+  const std::uint32_t input = shared_address(base) + control_bytes,
+                      filters = input + params.input_slots * params.stage_bytes,
                       sums_buffer = filters + params.filter_slots * S::filter_bytes;
   const int rank = static_cast<int>(blockIdx.x) & ((1 << params.parts_log2) - 1);
   const int first_step = rank * params.steps_of_part, steps = min(params.steps - first_step, params.steps_of_part);
@@ -431,7 +433,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   if (params.nchw) {
     store<S, Finish::nchw>(params, place, control, sums);
   } else if (params.epilogue.residual != nullptr || activate.is_silu ||
-      (activate.negative_slope != 0.0f && (activate.negative_slope != 1.0f || activate.cap != INFINITY))) {
+             (activate.negative_slope != 0.0f && (activate.negative_slope != 1.0f || activate.cap != INFINITY))) {
     store<S, Finish::general>(params, place, control, sums);
   } else if (activate.negative_slope == 0.0f) {
     store<S, Finish::clamped>(params, place, control, sums);

@@ -77,8 +77,8 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight
   return params;
 }
 
-// weight: packed [filter tile][step][packed rows][128 bytes]. exponents: split: of the filters' scales. x: NHWC, 16-byte
-// aligned.
+// weight: packed [filter tile][step][packed rows][128 bytes]. exponents: split: of the filters' scales. x: NHWC,
+// 16-byte aligned.
 template <typename T, bool split = false>
 void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int* exponents,
          Runtime& runtime) {

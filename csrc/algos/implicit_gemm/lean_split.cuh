@@ -163,7 +163,8 @@ __device__ __forceinline__ void multiply_split(const Params<typename S::T>& para
       if (off) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(&control.repeat)), "r"(1) : "memory");
       hopper::arrive(shared_address(&control.passed));
     }
-    if (!repeats(control, params.report)) [[likely]] break;
+    if (!repeats(control, params.report)) [[likely]]
+      break;
     exact = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

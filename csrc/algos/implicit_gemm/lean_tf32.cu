@@ -2,8 +2,7 @@
 
 namespace fastconv::algos::implicit_gemm::lean {
 
-void run_tf32(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int*,
-              Runtime& runtime) {
+void run_tf32(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int*, Runtime& runtime) {
   run<float>(args, plan, x, weight, nullptr, runtime);
 }
 

@@ -61,7 +61,7 @@ struct Shape {
   static constexpr int warpgroups = multiply_warpgroups, multiplying = 4 * warpgroups, threads = 32 * (multiplying + 2);
   static constexpr int blocks = filter_tile >= (split ? 64 : 128) ? 1 : 2;  // on a multiprocessor, if memory has room
   static constexpr bool ahead = split && (filter_tile == 32 || filter_tile == 64);  // registers for the next step's A
-  static constexpr int chunk = 16 / sizeof(T);               // filters that a lane stores at once
+  static constexpr int chunk = 16 / sizeof(T);  // filters that a lane stores at once
 };
 
 struct Control {
