@@ -26,7 +26,7 @@ constexpr std::int64_t most_images = 8;
 constexpr double most_rounds = 6;
 constexpr std::int64_t most_grid = 65535;  // blocks along the second and third dimension
 constexpr std::size_t shared_limit = 227 * 1024, shared_of_two = 113 * 1024;
-constexpr int control_bytes = 2048;  // barriers; bias and scales of filters
+constexpr int control_bytes = 1024, split_control_bytes = 4096;  // Control in lean_tile.cuh
 
 // How the rows of A, pixels of a stage in shared memory, lie under a tile.
 enum class Tile {
@@ -38,6 +38,7 @@ enum class Tile {
 
 struct Plan {
   Tile kind;
+  bool split;       // class fp32
   int pixels;       // of a tile: 128; or 64, whose steps the two warpgroups share
   int filter_tile;  // of a block: 128, 64 or 32; class fp32: or 48
   int parts;        // of the reduction: blocks of a cluster
@@ -63,7 +64,8 @@ struct Plan {
     return static_cast<std::size_t>(others * owned_warps() * filter_tile) * 64;
   }
   std::size_t shared_bytes() const {  // alignment, control and bias; stages; filters; sums
-    return 1024 + control_bytes + input_slots * stage_bytes() + filter_slots * filter_bytes() + sums_bytes();
+    return 1024 + (split ? split_control_bytes : control_bytes) + input_slots * stage_bytes() +
+           filter_slots * filter_bytes() + sums_bytes();
   }
   std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * filter_tiles; }
   std::int64_t blocks() const { return tiles() * parts; }
@@ -112,7 +114,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
       const int share = packed_rows / filters;  // of a packed tile's rows: a power of two
       if (share * filters != packed_rows || (share & (share - 1)) != 0) continue;
       if (filters > 32 && problem.k <= filters / 2) continue;
-      if (filters == 128 && problem.accuracy == AccuracyClass::fp32) continue;  // sums and totals: too many registers
+      if (filters == 128 && plan.split) continue;  // sums and totals: too many registers
       plan.filter_tile = filters;
       plan.filter_tiles = divide(problem.k, filters);
       for (plan.parts = 1; plan.parts <= std::min(plan.pixels / 16, most_parts); plan.parts *= 2) {
@@ -161,6 +163,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
   };
   const auto consider_tile = [&](int pixels) {
     Plan plan{};
+    plan.split = problem.accuracy == AccuracyClass::fp32;
     plan.pixels = pixels;
     const auto set = [&](Tile kind, int n, int p, int q) {
       plan.kind = kind;

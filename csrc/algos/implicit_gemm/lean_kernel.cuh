@@ -9,33 +9,6 @@
 
 namespace fastconv::algos::implicit_gemm::lean {
 
-// ---- D[64][n] (+)= A[64][16] B[n][16]^T, both in shared memory, 32 bytes of each row; TF32: 8 values of 4 bytes.
-
-#define FASTCONV_LEAN_PRODUCT(shape, types, transposed, count, a0, b0, p0)                                        \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p0 ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." types \
-               " {" FASTCONV_S##count "}, %" #a0 ", %" #b0 ", p, 1, 1" transposed ";\n}"                          \
-               : FASTCONV_D##count                                                                                \
-               : "l"(a), "l"(b), "n"(1))
-#define FASTCONV_LEAN_SIZES(depth, types, transposed)                                                  \
-  if constexpr (count == 16) FASTCONV_LEAN_PRODUCT("m64n32" depth, types, transposed, 16, 16, 17, 18); \
-  if constexpr (count == 32) FASTCONV_LEAN_PRODUCT("m64n64" depth, types, transposed, 32, 32, 33, 34); \
-  if constexpr (count == 64) FASTCONV_LEAN_PRODUCT("m64n128" depth, types, transposed, 64, 64, 65, 66);
-
-template <typename T, int count>
-__device__ __forceinline__ void multiply(float (&d)[count], std::uint64_t a, std::uint64_t b) {
-#if defined(FASTCONV_HAS_WGMMA)
-  if constexpr (std::is_same_v<T, float>) {
-    FASTCONV_LEAN_SIZES("k8", "tf32.tf32", "")
-  } else if constexpr (std::is_same_v<T, bfloat16_t>) {
-    FASTCONV_LEAN_SIZES("k16", "bf16.bf16", ", 0, 0")
-  } else {
-    FASTCONV_LEAN_SIZES("k16", "f16.f16", ", 0, 0")
-  }
-#endif
-}
-#undef FASTCONV_LEAN_SIZES
-#undef FASTCONV_LEAN_PRODUCT
-
 // 16 bytes to shared memory of a block of the cluster, counted by a barrier there.
 __device__ __forceinline__ void send(std::uint32_t target, const float* values, std::uint32_t barrier) {
   asm volatile(
@@ -101,7 +74,9 @@ __device__ __forceinline__ void load_filters(const Params<typename S::T>& params
   };
   load(steps, source);
   if constexpr (S::split) {
-    if (repeats(control, params.report)) load(steps, source);
+    for (int pass = 1; pass < most_passes(params) && repeats(control, pass - 1, params.report); ++pass) {
+      load(steps, source);
+    }
   }
 }
 
@@ -135,7 +110,9 @@ __device__ __forceinline__ void load_input(const Params<typename S::T>& params, 
   };
   load(steps, stage);
   if constexpr (S::split) {
-    if (repeats(control, params.report)) load(steps, stage);
+    for (int pass = 1; pass < most_passes(params) && repeats(control, pass - 1, params.report); ++pass) {
+      load(steps, stage);
+    }
   }
 }
 
@@ -195,15 +172,15 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
     const std::uint32_t a = a_stage + offset, b = (filters + filter_slot * S::filter_bytes) >> 4;
     const std::uint32_t last_filters = free_filters, last_input = free_input;
     hopper::fence_products();
-    multiply<typename S::T>(sums, a_high | a, b_high | b);
-    multiply<typename S::T>(sums, a_high | (a + 2), b_high | (b + 2));
+    multiply_shared<typename S::T, true>(sums, a_high | a, b_high | b);
+    multiply_shared<typename S::T, true>(sums, a_high | (a + 2), b_high | (b + 2));
     // While these are under way: products block the warp that issues them until they begin.
     free_filters = filters_full + sizeof(control.filters_full) + 8 * filter_slot, free_input = 0;
     fresh = false;
     until_mine = shares;
     advance(true);
-    multiply<typename S::T>(sums, a_high | (a + 4), b_high | (b + 4));
-    multiply<typename S::T>(sums, a_high | (a + 6), b_high | (b + 6));
+    multiply_shared<typename S::T, true>(sums, a_high | (a + 4), b_high | (b + 4));
+    multiply_shared<typename S::T, true>(sums, a_high | (a + 6), b_high | (b + 6));
     hopper::commit_products();
     hopper::wait_for_products<1>();
     if (leads && last_filters != 0) hopper::arrive(last_filters);
@@ -373,7 +350,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   }
   unsigned char* base = memory + (-shared_address(memory) & 1023);
   Control& control = *reinterpret_cast<Control*>(base);
-  const std::uint32_t input = shared_address(base) + control_bytes,
+  const std::uint32_t input = shared_address(base) + S::control_bytes,
                       filters = input + params.input_slots * params.stage_bytes,
                       sums_buffer = filters + params.filter_slots * S::filter_bytes;
   const int rank = static_cast<int>(blockIdx.x) & ((1 << params.parts_log2) - 1);

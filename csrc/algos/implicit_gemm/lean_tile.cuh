@@ -56,6 +56,7 @@ template <typename T_, int filter_tile_, bool split_>
 struct Shape {
   using T = T_;
   static constexpr bool split = split_;
+  static constexpr int control_bytes = split ? split_control_bytes : lean::control_bytes;
   static constexpr int filter_tile = filter_tile_, sums = filter_tile / 2;
   static constexpr int filter_bytes = filter_tile * lean::row_bytes;
   static constexpr int warpgroups = multiply_warpgroups, multiplying = 4 * warpgroups, threads = 32 * (multiplying + 2);
@@ -70,10 +71,13 @@ struct Control {
   std::uint64_t sums_full;
   std::uint64_t passed;  // split: all steps are done
   unsigned char bias[512];
-  int exponent[128];  // split: of the filters' scales
-  int repeat;         // split: once more
+  int repeat;  // split: how often the steps are to be repeated
+  // Split alone: the filters' scales; whole windows: the largest |x| of the pixels of a stage.
+  alignas(16) int exponent[64];
+  float largest_of_warp[4 * multiply_warpgroups], largest[most_box_pixels];
 };
-static_assert(sizeof(Control) <= control_bytes && offsetof(Control, bias) % 16 == 0);
+static_assert(offsetof(Control, exponent) <= control_bytes && sizeof(Control) <= split_control_bytes);
+static_assert(offsetof(Control, bias) % 16 == 0);
 
 template <WaitRole role>
 __device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, WaitReport* report) {
