@@ -21,9 +21,7 @@ namespace fastconv::algos::implicit_gemm::lean {
 constexpr int multiply_warpgroups = 2;
 constexpr int row_bytes = 128;  // of a pixel of a stage, and of a filter of a step
 constexpr int most_filter_slots = 12, most_input_slots = 4, most_box_pixels = 640, most_parts = 8;
-// What has been measured: batch 1, up to a few rounds of blocks. Beyond, the other kernel.
-constexpr std::int64_t most_images = 8;
-constexpr double most_rounds = 6;
+constexpr double most_rounds = 20;         // of blocks: what has been measured
 constexpr std::int64_t most_grid = 65535;  // blocks along the second and third dimension
 constexpr std::size_t shared_limit = 227 * 1024, shared_of_two = 113 * 1024;
 constexpr int control_bytes = 1024, split_control_bytes = 4096;  // Control in lean_tile.cuh
@@ -48,7 +46,8 @@ struct Plan {
   int input_slots, filter_slots;
   std::int64_t steps, steps_of_part, packed_rows, filter_tiles, tiles_n, tiles_p, tiles_q;
 
-  int shares() const { return multiply_warpgroups * 64 / pixels; }  // warpgroups that have the same pixels
+  bool is_paired() const { return filter_tile < (split ? 64 : 128); }  // registers for two blocks on a multiprocessor
+  int shares() const { return multiply_warpgroups * 64 / pixels; }     // warpgroups that have the same pixels
   std::size_t stage_bytes() const {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * row_bytes + 1023) / 1024 * 1024;
   }
@@ -133,6 +132,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
                                        (plan.parts > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
                                    most_input_slots));
         for (const std::size_t limit : {shared_of_two, shared_limit}) {
+          if (limit == shared_of_two && !plan.is_paired()) continue;
           plan.filter_slots = static_cast<int>(std::min<std::int64_t>(plan.steps_of_part, most_filter_slots));
           plan.input_slots = std::min(stages, plan.stage_taps == 1 ? most_input_slots : 3);
           const int least_inputs = std::min(stages, 2), least_filters = std::min(plan.filter_slots, 4);
@@ -220,25 +220,29 @@ inline double blocks_at_once(const Plan& plan, const DeviceInfo& device) {
 // (docs/performance.md).
 inline double cost_us(const Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   const double filters = plan.filter_tile, steps = static_cast<double>(plan.steps_of_part);
-  const double rounds = std::ceil(static_cast<double>(plan.blocks()) / blocks_at_once(plan, device));
-  const double beside = std::min(rounds, plan.filter_tile < 128 && plan.shared_bytes() <= shared_of_two ? 2.0 : 1.0);
-  // What a warpgroup needs for its steps, however small; the tensor cores; the copies.
-  const double latency = std::ceil(steps / plan.shares()) * (0.196 + 0.00032 * filters);
-  const double tensor = beside * steps * plan.pixels * filters * 1.93e-5;
-  const double boxes = std::ceil(steps / plan.stage_taps) * plan.box_n * plan.box_h * plan.box_w;
-  const double copies = beside * (steps * filters * 0.00168 + boxes * 0.00133);
-  const double body = std::ceil(rounds / beside) * std::max({latency, tensor, copies}) + 0.98 * (rounds - 1);
+  const double blocks = static_cast<double>(plan.blocks()),
+               rounds = std::max(1.0, std::ceil(blocks / blocks_at_once(plan, device)));
+  const double beside = std::min(rounds, plan.is_paired() && plan.shared_bytes() <= shared_of_two ? 2.0 : 1.0);
+  // What a warpgroup needs for its steps, however small; the tensor cores; the copies of a block; those of all blocks.
+  const double latency = std::ceil(steps / plan.shares()) * (0.205 + 0.00048 * filters);
+  const double tensor = beside * steps * plan.pixels * filters * 1.75e-5;
+  const double pixels = std::ceil(steps / plan.stage_taps) * plan.box_n * plan.box_h * plan.box_w;
+  const double copies = beside * (steps * filters * 0.0020 + pixels * 0.0013);
+  const double all_copies = blocks * (steps * filters + pixels) * row_bytes * 1e-6 / 8.2;
+  const double body =
+      std::max(std::ceil(rounds / beside) * std::max({latency, tensor, copies}) + 1.75 * (rounds - 1), all_copies);
   const double contributors = plan.contributors();
   const double joining =
-      (plan.parts > 1 ? 0.58 : 0.0) + (contributors > 1 ? 0.041 * contributors * std::sqrt(filters / 64) : 0.0);
+      (plan.parts > 1 ? 0.55 : 0.0) + (contributors > 1 ? 0.075 * contributors * std::sqrt(filters / 64) : 0.0);
   const double bytes = problem.compulsory_bytes();
-  return 7.8 + joining + 0.11e-6 * bytes + std::max(body, 1e6 * bytes / device.bandwidth_bytes_per_s);
+  // Elements of NCHW are stored one by one.
+  const double nchw = problem.layout == Layout::nchw ? 1.0 + 2.5e-6 * static_cast<double>(problem.output_numel()) : 0.0;
+  return 7.8 + joining + nchw + 0.156e-6 * bytes + std::max(body, 1e6 * bytes / device.bandwidth_bytes_per_s);
 }
 
 // The best plan, if there is one. packed_rows: filters of a packed tile.
 inline std::optional<Plan> make_plan(const ConvProblem& problem, int packed_rows, const DeviceInfo& device) {
   std::optional<Plan> best;
-  if (problem.n > most_images) return best;
   double least = 0;
   for_each_plan(problem, packed_rows, [&](const Plan& plan) {
     if (static_cast<double>(plan.blocks()) > most_rounds * blocks_at_once(plan, device)) return;

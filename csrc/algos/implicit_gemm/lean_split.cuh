@@ -161,6 +161,8 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
   int offset = static_cast<int>(r) * params.row_step + s * params.column_step;
   float scale = 0.0f;
   bool first = true;
+  float sums[2][S::sums];  // of a step, and of the one before
+  std::uint32_t free_filters[2];
 #pragma unroll 1
   while (steps > 0) {
     const std::uint32_t stage = input + rings.slot * params.stage_bytes;
@@ -168,31 +170,61 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
     split_stage<S>(params, control, stage, first, scale);
     first = false;
     const std::uint32_t a_stage = (stage >> 4) + first_row * 8;
-#pragma unroll 1
-    for (; tap < params.stage_taps && steps > 0; ++tap, --steps) {
-      if (--until_mine < 0) {
-        const std::uint32_t filters_barrier = filters_full + 8 * rings.filter_slot;
-        wait<role_multiply>(filters_barrier, rings.filter_parity, params.report);
-        const std::uint32_t a = a_stage + offset, b = (filters + rings.filter_slot * S::filter_bytes) >> 4;
-        float sums[S::sums];
-        hopper::fence_products();
-        multiply_shared<half_t, false>(sums, a_high | (a + 4), b_high | b);  // lo hi
-        multiply_shared<half_t, true>(sums, a_high | (a + 6), b_high | (b + 2));
-        multiply_shared<half_t, true>(sums, a_high | a, b_high | (b + 4));  // hi lo
-        multiply_shared<half_t, true>(sums, a_high | (a + 2), b_high | (b + 6));
-        multiply_shared<half_t, true>(sums, a_high | a, b_high | b);  // hi hi
-        multiply_shared<half_t, true>(sums, a_high | (a + 2), b_high | (b + 2));
-        hopper::commit_products();
-        until_mine = shares - 1;
-        hopper::wait_for_products<0>();
-        hopper::pin(sums);
-        if (leads) hopper::arrive(filters_barrier + sizeof(control.filters_full));
-#pragma unroll
-        for (int i = 0; i < S::sums; ++i) totals[i] += sums[i];
-      }
+    int left = min(steps, params.stage_taps - tap);  // of this stage
+    steps -= left;
+    const auto advance = [&] {
+      --until_mine, --left;
       if (++rings.filter_slot == params.filter_slots) rings.filter_slot = 0, rings.filter_parity ^= 1;
       offset += params.column_step;
       if (++s == params.s) s = 0, offset += params.row_step - params.s * params.column_step;
+    };
+    const auto is_left = [&] {  // a step of this warpgroup
+      if (until_mine > 0 && left > 0) advance();
+      return left > 0;
+    };
+    const auto issue = [&](int i) {
+      const std::uint32_t barrier = filters_full + 8 * rings.filter_slot;
+      wait<role_multiply>(barrier, rings.filter_parity, params.report);
+      free_filters[i] = barrier + sizeof(control.filters_full);
+      const std::uint32_t a = a_stage + offset, b = (filters + rings.filter_slot * S::filter_bytes) >> 4;
+      hopper::fence_products();
+      multiply_shared<half_t, false>(sums[i], a_high | (a + 4), b_high | b);  // lo hi
+      multiply_shared<half_t, true>(sums[i], a_high | (a + 6), b_high | (b + 2));
+      multiply_shared<half_t, true>(sums[i], a_high | a, b_high | (b + 4));  // hi lo
+      multiply_shared<half_t, true>(sums[i], a_high | (a + 2), b_high | (b + 6));
+      multiply_shared<half_t, true>(sums[i], a_high | a, b_high | b);  // hi hi
+      multiply_shared<half_t, true>(sums[i], a_high | (a + 2), b_high | (b + 2));
+      hopper::commit_products();
+      until_mine = shares;
+      advance();
+    };
+    const auto add = [&](int i) {
+      hopper::pin(sums[i]);
+      if (leads) hopper::arrive(free_filters[i]);
+#pragma unroll
+      for (int j = 0; j < S::sums; ++j) totals[j] += sums[i][j];
+    };
+    if (is_left()) {
+      issue(0);
+#pragma unroll 1
+      while (true) {
+        if (!is_left()) {
+          hopper::wait_for_products<0>();
+          add(0);
+          break;
+        }
+        issue(1);
+        hopper::wait_for_products<1>();
+        add(0);
+        if (!is_left()) {
+          hopper::wait_for_products<0>();
+          add(1);
+          break;
+        }
+        issue(0);
+        hopper::wait_for_products<1>();
+        add(1);
+      }
     }
     tap = 0, s = 0, offset = 0;
     if (leads) hopper::arrive(inputs_full + sizeof(control.input_full) + 8 * rings.slot);
