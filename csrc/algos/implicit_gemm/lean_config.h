@@ -216,28 +216,70 @@ inline double blocks_at_once(const Plan& plan, const DeviceInfo& device) {
   return plan.parts >= 4 ? std::floor(device.processors * (120.0 / 132.0)) : device.processors;
 }
 
-// Microseconds of a launch with cold caches, timer included, fitted to 300 plans of 21 layers on an H200
-// (docs/performance.md).
+// Microseconds of a launch with cold caches, timer included, fitted to some thousand plans of 22 layers with 1 to 64
+// images on an H200 (docs/performance.md).
+struct Factors {
+  double step, step_filter;   // of a warpgroup, however small
+  double tap, tap_filter;     // the same where a stage is one tap
+  double stage, split;        // class fp32: splitting a stage; a block's instructions for a step of 64 pixels
+  double tensor;              // a step's pixel and filter
+  double filter_row, pixel;   // copies of a block
+  double round;               // of blocks
+  double parts, contributor;  // adding up
+  double launch;
+};
+constexpr Factors one_product{.step = 0.206,
+                              .step_filter = 0.00014,
+                              .tap = 0.206,
+                              .tap_filter = 0.00014,
+                              .stage = 0,
+                              .split = 0,
+                              .tensor = 0.7e-5,
+                              .filter_row = 0.00196,
+                              .pixel = 0.00063,
+                              .round = 2.63,
+                              .parts = 0.38,
+                              .contributor = 0.079,
+                              .launch = 8.0};
+constexpr Factors three_products{.step = 0.230,
+                                 .step_filter = 0.0016,
+                                 .tap = 0.347,
+                                 .tap_filter = 0.0017,
+                                 .stage = 0.18,
+                                 .split = 0.097,
+                                 .tensor = 3.6e-5,
+                                 .filter_row = 0.0027,
+                                 .pixel = 0.00135,
+                                 .round = 2.9,
+                                 .parts = 0.08,
+                                 .contributor = 0.107,
+                                 .launch = 9.1};
+
 inline double cost_us(const Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
+  const Factors& factor = plan.split ? three_products : one_product;
+  const bool taps = plan.stage_taps == 1;
   const double filters = plan.filter_tile, steps = static_cast<double>(plan.steps_of_part);
   const double blocks = static_cast<double>(plan.blocks()),
                rounds = std::max(1.0, std::ceil(blocks / blocks_at_once(plan, device)));
   const double beside = std::min(rounds, plan.is_paired() && plan.shared_bytes() <= shared_of_two ? 2.0 : 1.0);
-  // What a warpgroup needs for its steps, however small; the tensor cores; the copies of a block; those of all blocks.
-  const double latency = std::ceil(steps / plan.shares()) * (0.205 + 0.00048 * filters);
-  const double tensor = beside * steps * plan.pixels * filters * 1.75e-5;
-  const double pixels = std::ceil(steps / plan.stage_taps) * plan.box_n * plan.box_h * plan.box_w;
-  const double copies = beside * (steps * filters * 0.0020 + pixels * 0.0013);
-  const double all_copies = blocks * (steps * filters + pixels) * row_bytes * 1e-6 / 8.2;
+  const double stages = std::ceil(steps / plan.stage_taps), pixels = stages * plan.box_n * plan.box_h * plan.box_w;
+  const double latency = std::ceil(steps / plan.shares()) * (taps ? factor.tap + factor.tap_filter * filters
+                                                                  : factor.step + factor.step_filter * filters) +
+                         (taps ? 0 : stages * factor.stage);
+  const double tensor = beside * steps * plan.pixels * filters * factor.tensor;
+  const double copies = beside * (steps * filters * factor.filter_row + pixels * factor.pixel);
+  const double split = beside * steps * plan.pixels / 64 * factor.split;
+  const double all_copies = blocks * (steps * filters + pixels) * row_bytes / 8.9e6;  // from the L2 cache
   const double body =
-      std::max(std::ceil(rounds / beside) * std::max({latency, tensor, copies}) + 1.75 * (rounds - 1), all_copies);
+      std::max(std::ceil(rounds / beside) * std::max({latency, tensor, copies, split}) + factor.round * (rounds - 1),
+               all_copies);
   const double contributors = plan.contributors();
-  const double joining =
-      (plan.parts > 1 ? 0.55 : 0.0) + (contributors > 1 ? 0.075 * contributors * std::sqrt(filters / 64) : 0.0);
+  const double joining = (plan.parts > 1 ? factor.parts : 0.0) +
+                         (contributors > 1 ? factor.contributor * contributors * std::sqrt(filters / 64) : 0.0);
   const double bytes = problem.compulsory_bytes();
   // Elements of NCHW are stored one by one.
-  const double nchw = problem.layout == Layout::nchw ? 1.0 + 2.5e-6 * static_cast<double>(problem.output_numel()) : 0.0;
-  return 7.8 + joining + nchw + 0.156e-6 * bytes + std::max(body, 1e6 * bytes / device.bandwidth_bytes_per_s);
+  const double nchw = problem.layout == Layout::nchw ? 1.0 + 2.3e-6 * static_cast<double>(problem.output_numel()) : 0.0;
+  return factor.launch + joining + nchw + 0.167e-6 * bytes + std::max(body, 1e6 * bytes / device.bandwidth_bytes_per_s);
 }
 
 // The best plan, if there is one. packed_rows: filters of a packed tile.
