@@ -228,18 +228,18 @@ struct Factors {
   double parts, contributor;  // adding up
   double launch;
 };
-constexpr Factors one_product{.step = 0.206,
-                              .step_filter = 0.00014,
-                              .tap = 0.206,
-                              .tap_filter = 0.00014,
+constexpr Factors one_product{.step = 0.205,
+                              .step_filter = 0.00018,
+                              .tap = 0.285,
+                              .tap_filter = 0.0001,
                               .stage = 0,
                               .split = 0,
                               .tensor = 0.7e-5,
                               .filter_row = 0.00196,
-                              .pixel = 0.00063,
-                              .round = 2.63,
-                              .parts = 0.38,
-                              .contributor = 0.079,
+                              .pixel = 0.0007,
+                              .round = 2.4,
+                              .parts = 0.31,
+                              .contributor = 0.078,
                               .launch = 8.0};
 constexpr Factors three_products{.step = 0.230,
                                  .step_filter = 0.0016,
