@@ -119,6 +119,7 @@ __device__ __forceinline__ void split_stage(const Params<typename S::T>& params,
     const uint4 raw[2] = {wgmma::load_shared(at), wgmma::load_shared(at ^ 16)};
     float largest = wgmma::larger(wgmma::larger(0.0f, raw[0]), raw[1]);
     const unsigned lanes = __activemask();  // whole pixels
+    __syncwarp(lanes);                      // a pixel has been read before it is written
     largest = fmaxf(largest, __shfl_xor_sync(lanes, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(lanes, largest, 2));
     if (t == 0) control.largest[pixel] = first ? largest : fmaxf(largest, control.largest[pixel]);
