@@ -115,7 +115,7 @@ ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
     // The other model knows little of NCHW, and is some per cent high for half types, low for tf32 and 48 filters.
     const bool nchw = problem.layout == Layout::nchw;
     const double of_model = size_of(problem.dtype) == 2    ? 0.95
-                            : weights.filter_tile == 48    ? 1.1
+                            : weights.filter_tile == 48    ? (problem.n < 8 ? 1.0 : 1.1)
                             : weights.mode == Mode::single ? 1.06
                                                            : 1.0;
     const double nchw_us =

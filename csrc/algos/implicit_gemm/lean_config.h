@@ -253,17 +253,18 @@ constexpr Factors three_products{.step = 0.230,
                                  .round = 2.9,
                                  .parts = 0.08,
                                  .contributor = 0.107,
-                                 .launch = 9.1};
+                                 .launch = 10.8};
 
 inline double cost_us(const Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   const Factors& factor = plan.split ? three_products : one_product;
   const bool taps = plan.stage_taps == 1;
+  const double strided = problem.stride_h * problem.stride_w > 1 ? 1.3 : 1.0;  // copies that skip pixels
   const double filters = plan.filter_tile, steps = static_cast<double>(plan.steps_of_part);
   const double blocks = static_cast<double>(plan.blocks()),
                rounds = std::max(1.0, std::ceil(blocks / blocks_at_once(plan, device)));
   const double beside = std::min(rounds, plan.is_paired() && plan.shared_bytes() <= shared_of_two ? 2.0 : 1.0);
   const double stages = std::ceil(steps / plan.stage_taps), pixels = stages * plan.box_n * plan.box_h * plan.box_w;
-  const double latency = std::ceil(steps / plan.shares()) * (taps ? factor.tap + factor.tap_filter * filters
+  const double latency = std::ceil(steps / plan.shares()) * (taps ? strided * factor.tap + factor.tap_filter * filters
                                                                   : factor.step + factor.step_filter * filters) +
                          (taps ? 0 : stages * factor.stage);
   const double tensor = beside * steps * plan.pixels * filters * factor.tensor;

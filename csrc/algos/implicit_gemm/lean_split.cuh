@@ -233,14 +233,16 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
   }
   // The largest |x| of the windows of the lane's two pixels.
   float largest[2] = {};
-  const int second = params.group_stride / 8, row = first_row + warp % 4 * 2 * second + lane / 4;
+  const int second = params.group_stride / 8, row = first_row + warp % 4 * 2 * second + lane / 4,
+            pixels = params.box_bytes / row_bytes;
 #pragma unroll 1
   for (int i = lane % 4; i < params.stage_taps; i += 4) {
     unsigned of_r = i;
     const int of_s = static_cast<int>(params.by_s.peel(of_r));
-    const float* of_tap =
-        control.largest + row + (static_cast<int>(of_r) * params.row_step + of_s * params.column_step) / 8;
-    largest[0] = fmaxf(largest[0], of_tap[0]), largest[1] = fmaxf(largest[1], of_tap[second]);
+    const int at = row + (static_cast<int>(of_r) * params.row_step + of_s * params.column_step) / 8;
+    // Surplus pixels may have windows beyond the stage.
+    if (at < pixels) largest[0] = fmaxf(largest[0], control.largest[at]);
+    if (at + second < pixels) largest[1] = fmaxf(largest[1], control.largest[at + second]);
   }
   bool off = false;
 #pragma unroll
