@@ -192,6 +192,9 @@ def test_implicit_gemm_takes_the_kernel_of_the_device(capability):
         ({"n": 1, "dtype": "float16"}, ["lean", "9 steps of 64", "whole windows"]),
         ({"n": 1, "precision": "tf32"}, ["lean", "18 steps of 32"]),
         ({"n": 1, "dtype": "bfloat16", "stride": (2, 2)}, ["lean", "single taps"]),
+        ({"n": 1, "dtype": "float16", "layout": "nchw"}, ["lean", "whole windows"]),
+        ({"n": 1, "precision": "fp32", "k": 48}, ["lean", "3 x float16", "48 filters"]),
+        ({"n": 64, "c": 192, "h": 7, "w": 7, "k": 48, "dtype": "float16"}, ["lean", "2 parts in a cluster"]),
         ({"k": 48}, ["48 filters"]),
         ({"k": 48, "dtype": "bfloat16"}, ["64 filters"]),
     ],
@@ -201,9 +204,9 @@ def test_implicit_gemm_on_hopper_plans(change, words):
     assert all(word in config for word in words), config
 
 
-@pytest.mark.parametrize("change", [{"layout": "nchw"}, {"k": 60}, {"dtype": "float32", "precision": "fp32"}])
+@pytest.mark.parametrize("change", [{"k": 60}, {"n": 64, "c": 512, "k": 512}])
 def test_the_lean_kernel_of_implicit_gemm_leaves_what_it_cannot_do(change):
-    """NCHW, filters that are no whole pieces of 16 bytes, class fp32."""
+    """Filters that are no whole pieces of 16 bytes, and what is not small."""
     arguments = {"n": 1, "dtype": "float16"} | change
     assert "lean" not in implicit_gemm(_C.h200_device(), **arguments)["config"]
 
