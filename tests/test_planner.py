@@ -239,7 +239,14 @@ def test_what_follows_costs_pytorch_a_pass_and_ours_nothing(device):
         ({"h": 28, "w": 28}, "14x28"),
         ({}, "2x14x16"),
         ({"h": 13, "w": 13, "precision": "tf32", "dtype": "float32"}, "2x14x16"),
-        ({"h": 18, "w": 18, "padding": (0, 0)}, "14x28"),  # 16 columns, but the input has 18
+        ({"h": 18, "w": 18, "padding": (0, 0)}, "13x32"),  # 16 columns, but the input has 18: no two images
+        ({"h": 13, "w": 13}, "13x32"),  # two images fill an item, without positions that are none
+        ({"n": 64, "c": 64, "h": 104, "w": 104, "k": 128}, "13x32"),  # 26 columns of tiles: wide items hold 28
+        ({"n": 64, "c": 128, "h": 52, "w": 52, "k": 256, "precision": "tf32", "dtype": "float32"}, "13x32"),
+        ({"n": 64, "c": 64, "h": 112, "w": 112, "k": 128}, "14x28"),  # nothing is lost
+        ({"n": 1, "c": 64, "h": 104, "w": 104, "k": 128}, "14x28"),  # one wave either way
+        ({"h": 52, "w": 52, "k": 60}, "14x28"),
+        ({"h": 52, "w": 52, "layout": "nchw"}, "14x28"),
         ({"h": 7, "w": 7}, "4x7x8"),
         ({"k": 48}, "14x28"),  # half of the items, but one wave either way
         ({"k": 60}, "14x28"),  # no tensor copies of rows of filters
@@ -248,7 +255,7 @@ def test_what_follows_costs_pytorch_a_pass_and_ours_nothing(device):
     ],
 )
 def test_winograd_fused_fits_its_items_to_the_map(change, outputs):
-    """Two or four images share an item where their rows are short and that saves a wave of items."""
+    """Two or four images share an item, or its tiles come from a list, where that saves waves of items."""
     geometry = {"n": 64, "c": 512, "h": 14, "w": 14, "k": 512, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float16"}
     problem = _C.ConvProblem(**geometry | {"layout": "nhwc"} | change)
     rows = _C.candidates(problem, _C.h200_device())
