@@ -40,7 +40,7 @@ Output select_output(const ConvArgs& args) {
 
 template <bool boxes, Output output>
 void launch(const Params& params, const Config& config, const Maps& maps, int processors, cudaStream_t stream) {
-  launch_items<convolve<boxes, output>>(params, config, sizeof(Shared), processors, stream, maps);
+  launch_items<convolve<1, boxes, output>>(params, config, sizeof(Shared<1>), processors, stream, maps);
 }
 
 void run_split(const ConvArgs& args, const Config& config, const float* x, Layout layout, Runtime& runtime) {

@@ -57,14 +57,14 @@ __device__ __forceinline__ void promote(Half& total, Half& sum) {
   for (int i = 0; i < half_groups * 4; ++i) total[i] += sum[i];
 }
 
-// One frequency of one stage. On entry the second half of the frequency before is under way; on exit that of this one.
+// One frequency of one stage: f of three, which lie in V from `first` on. On entry the second half of the frequency before is under way; on exit that of this one.
 // While one half is promoted the other keeps the tensor cores busy.
 // before_is_done: called when the frequency before has read V.
-template <int group, int f, typename Function>
+template <int first, int f, typename Function>
 __device__ __forceinline__ void multiply_frequency(Totals& total, Half (&sum)[2], const Filters& u, Filters& next,
                                                    const uint4* next_source, std::uint64_t stage,
                                                    const Function& before_is_done) {
-  constexpr int frequency = group * group_frequencies + f, before = (f + group_frequencies - 1) % group_frequencies;
+  constexpr int frequency = first + f, before = (f + group_frequencies - 1) % group_frequencies;
   multiply_half<frequency, 0>(sum[0], u, stage);
   hopper::wait_for_products<1>();
   before_is_done();
@@ -78,11 +78,12 @@ __device__ __forceinline__ void multiply_frequency(Totals& total, Half (&sum)[2]
 struct ConsumerState {
   hopper::RingPosition v;
   int item_slot = 0;
+  unsigned exchanged = 0;  // parity of the items exchanged with another block
 };
 
 // The whole reduction of an item. u[0] holds its first frequency, and at the end that of the next item.
-template <int group>
-__device__ __forceinline__ void accumulate(const Params& params, Shared& shared, Totals& total,
+template <int group, int blocks>
+__device__ __forceinline__ void accumulate(const Params& params, Shared<blocks>& shared, Totals& total,
                                            Filters (&u)[group_frequencies], const uint4* source, const uint4* next_item,
                                            ConsumerState& state) {
   Half sum[2];
@@ -92,6 +93,8 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared& shared,
 #pragma unroll
     for (int f = 0; f < group_frequencies; ++f) total[f][0][i] = total[f][1][i] = 0.0f;
   }
+  using Memory = Shared<blocks>;
+  constexpr int first = blocks == 1 ? group * group_frequencies : 0;
   constexpr int frequency_step = u_frequency_bytes / 16, stage_step = u_stage_bytes / 16;
   int previous = -1;  // slot of the stage before
   const auto release = [&] {
@@ -100,16 +103,16 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared& shared,
 #pragma unroll 1
   for (int i = 0; i < params.stages; ++i) {
     wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report, role_multiply);
-    const std::uint64_t stage = core_descriptor(shared_address(shared.v[0]) + state.v.slot * v_stage_bytes);
+    const std::uint64_t stage = core_descriptor(shared_address(shared.v[0]) + state.v.slot * Memory::v_stage_bytes);
     // The stage before is released as soon as it has been read: the producers need every clock of two stages.
-    multiply_frequency<group, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage, [&] {
+    multiply_frequency<first, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage, [&] {
       if (i > 0) release();
     });
     previous = state.v.slot;
     source = i + 1 == params.stages ? next_item : source + stage_step;
-    multiply_frequency<group, 1>(total, sum, u[1], u[0], source, stage, [] {});
-    multiply_frequency<group, 2>(total, sum, u[2], u[1], source + frequency_step, stage, [] {});
-    state.v.advance(v_stages);
+    multiply_frequency<first, 1>(total, sum, u[1], u[0], source, stage, [] {});
+    multiply_frequency<first, 2>(total, sum, u[2], u[1], source + frequency_step, stage, [] {});
+    state.v.advance(Memory::v_stages);
   }
   hopper::wait_for_products<0>();
   promote(total[group_frequencies - 1][1], sum[1]);

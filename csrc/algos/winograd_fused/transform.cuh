@@ -37,7 +37,8 @@ __device__ __forceinline__ void forget(Integer& value) {
 //   two rows of it: w, h, n; the map in the last bits, the target.
 constexpr int part_copies = input_rows / raw_copied_rows;
 constexpr int copy_pair = 64;  // of two rows
-__device__ __forceinline__ void note_item(const Params& params, Shared& shared, int slot, int lane, unsigned item) {
+template <int blocks>
+__device__ __forceinline__ void note_item(const Params& params, Shared<blocks>& shared, int slot, int lane, unsigned item) {
   forget(item), forget(lane);
   const Place place = find_place(params, item);
   const int column = lane - 16;
@@ -58,7 +59,8 @@ __device__ __forceinline__ void note_item(const Params& params, Shared& shared, 
   }
   __syncwarp();
 }
-__device__ __forceinline__ void issue_copies(const Params& params, const Maps& maps, Shared& shared, int lane,
+template <int blocks>
+__device__ __forceinline__ void issue_copies(const Params& params, const Maps& maps, Shared<blocks>& shared, int lane,
                                              int first_channel, const hopper::RingPosition& position) {
   forget(lane);
   const std::uint32_t full = shared_address(&shared.raw_full[position.slot]);
@@ -150,8 +152,9 @@ __device__ __forceinline__ int guess_exponent(float largest, bool second) {
 }
 
 // The largest finite |x| of all columns from the whole input of an item. By all producers.
-__device__ __forceinline__ void find_exact_largest(const Params& params, Shared& shared, unsigned item, int warp,
-                                                   int lane) {
+template <int blocks>
+__device__ __forceinline__ void find_exact_largest(const Params& params, Shared<blocks>& shared, unsigned item,
+                                                   int warp, int lane) {
   const Place place = find_place(params, item);
 #pragma unroll 1
   for (int i = warp; i < scales; i += producer_warps) {
@@ -183,8 +186,9 @@ __device__ __forceinline__ void find_exact_largest(const Params& params, Shared&
 }
 
 // The beginning of an item: scales, from a sample of the first stage or exact ones, and where its outputs go.
-__device__ __forceinline__ Column begin_item(const Params& params, Shared& shared, const unsigned char* raw, int slot,
-                                             bool exact, int warp, int lane) {
+template <int blocks>
+__device__ __forceinline__ Column begin_item(const Params& params, Shared<blocks>& shared, const unsigned char* raw,
+                                             int slot, bool exact, int warp, int lane) {
   const Lane mine(warp, lane);
   const int4 noted = shared.columns[slot][mine.column];
   const Part part{noted.x, noted.y, noted.w & 15, 0};
@@ -253,7 +257,8 @@ __device__ __forceinline__ unsigned largest_bits(__half2 two) {
   return max(__float_as_uint(__low2float(two)), __float_as_uint(__high2float(two)));
 }
 
-// One tile, four channels: six columns to six frequencies. Returns the largest |hi|.
+// One tile, four channels: six columns to six frequencies, or to the `count` from `first` on. Returns the largest |hi|.
+template <int first, int count>
 __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsigned char* v, float scale) {
   __half2 largest = __float2half2_rn(0.0f);
   float values[frequencies][4];
@@ -272,23 +277,26 @@ __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsi
     for (int j = 0; j < frequencies; ++j) values[j][c] = result[j];
   }
 #pragma unroll
-  for (int f = 0; f < frequencies; ++f) {
+  for (int f = 0; f < count; ++f) {
+    const float(&value)[4] = values[first + f];
     uint2 high, low;
-    split(values[f][0], values[f][1], high.x, low.x, largest);
-    split(values[f][2], values[f][3], high.y, low.y, largest);
+    split(value[0], value[1], high.x, low.x, largest);
+    split(value[2], value[3], high.y, low.y, largest);
     *reinterpret_cast<uint2*>(v + (2 * f) * v_plane_bytes) = high;
     *reinterpret_cast<uint2*>(v + (2 * f + 1) * v_plane_bytes) = low;
   }
   return largest;
 }
 
-// One pass over the items. boxes: x is loaded by tensor copies.
-template <bool boxes>
-__device__ __forceinline__ void produce(const Params& params, const Maps& maps, Shared& shared, bool repeated,
+// One pass over the items, by the block `rank` of a cluster. boxes: x is loaded by tensor copies.
+template <bool boxes, int rank, int blocks>
+__device__ __forceinline__ void produce(const Params& params, const Maps& maps, Shared<blocks>& shared, bool repeated,
                                         ProducerState& state) {
+  using Memory = Shared<blocks>;
+  using Items = Walk<Params, blocks>;
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
   const int v_offset = Lane(warp, lane).v();
-  Walk<Params> walk{params, repeated ? shared.repeat : nullptr};
+  Items walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
   if (boxes && warp == loader_warp) {
     note_item(params, shared, state.item_slot, lane, walk.number());
@@ -303,12 +311,12 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
         if (warp == loader_warp) {
           hopper::RingPosition next = state.raw;
           next.advance(raw_stages);
-          Walk<Params> ahead = walk;
+          Items ahead = walk;
           const int lane_here = lane;
           forget(ahead.ordinal);
           const bool same = stage + 1 < params.stages, more = same || ahead.next();
           if (!same && more) {
-            note_item(params, shared, (state.item_slot + 1) % item_slots, lane_here, ahead.number());
+            note_item(params, shared, (state.item_slot + 1) % Memory::item_slots, lane_here, ahead.number());
           }
           if (more) issue_copies(params, maps, shared, lane_here, same ? (stage + 1) * channels : 0, next);
         }
@@ -346,8 +354,8 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
       for (int pair = (warp / 2 + (sharing - row_pairs % sharing) * stage) % sharing; pair < row_pairs;
            pair += sharing) {
         const bool crosses = 2 * pair >= column.boundary;
-        const __half2 here = transform_tile(raw + pair * column.raw_pair, v + 2 * pair * v_row_bytes,
-                                            crosses ? column.scale[1] : column.scale[0]);
+        const __half2 here = transform_tile<rank * Memory::v_frequencies, Memory::v_frequencies>(
+            raw + pair * column.raw_pair, v + 2 * pair * v_row_bytes, crosses ? column.scale[1] : column.scale[0]);
         largest = __hmax2_nan(largest, here);
         if (column.guessed != 0) {  // the same in all lanes
           unsigned bits = largest_bits(here);
@@ -374,9 +382,9 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
         if (boxes) hopper::arrive(shared_address(&shared.raw_empty[state.raw.slot]));
       }
       state.raw.advance(raw_stages);
-      state.v.advance(v_stages);
+      state.v.advance(Memory::v_stages);
     }
-    state.item_slot = (state.item_slot + 1) % item_slots;
+    state.item_slot = (state.item_slot + 1) % Memory::item_slots;
   } while (walk.next());
 }
 
