@@ -67,6 +67,7 @@ struct Config {
   std::int64_t u_steps;                                       // 16 channels of U
   std::int64_t filter_tiles, column_tiles, row_tiles, items;  // split: of a block; blocks
   std::int64_t pitch;                                         // split: rows from one image to the next
+  int blocks;  // split: of a cluster, which share the frequencies of so many times 64 filters
 
   std::size_t u_bytes() const {
     return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
@@ -85,9 +86,10 @@ inline std::int64_t image_pitch(const ConvProblem& problem) {
   return std::min(whole, std::max<std::int64_t>(divide_up(problem.h + problem.pad_h, 2) * 2, input_rows));
 }
 
-inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide) {
+inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide, int blocks = 1) {
   Config config{};
   config.shape = shape;
+  config.blocks = blocks;
   config.split = problem.accuracy == AccuracyClass::fp32;
   const int stage_channels = config.split ? channels : single::stage_channels(problem.dtype);
   config.stages = divide_up(problem.c, stage_channels);
@@ -97,7 +99,8 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
     config.column_tiles = std::max<std::int64_t>(divide_up(problem.q(), tile_outputs), least_columns);
     config.pitch = image_pitch(problem);
     config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), tile_rows);
-    config.items = divide_up(config.row_tiles * config.column_tiles, tile_columns) * config.filter_tiles;
+    config.items =
+        divide_up(config.row_tiles * config.column_tiles, tile_columns) * divide_up(config.filter_tiles, blocks);
   } else {
     config.column_tiles = divide_up(problem.q(), shape.width());
     config.row_tiles = divide_up(problem.p(), shape.rows);

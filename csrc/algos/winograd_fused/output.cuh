@@ -191,13 +191,12 @@ __device__ __forceinline__ void mark(Shared<blocks>& shared, unsigned ordinal) {
 template <int group, Output output, int blocks>
 __device__ __forceinline__ void consume(const Params& params, Shared<blocks>& shared, bool repeated,
                                         ConsumerState& state) {
-  // The filters of an item are its number's fastest part; in a cluster each warpgroup has half of them.
-  const auto filter_block_of = [&](unsigned item) {
-    const int block = static_cast<int>(params.by_filters.peel(item));
-    return blocks == 1 ? block : 2 * block + static_cast<int>(threadIdx.x) / 128;
-  };
+  // The filters of an item are its number's fastest part.
+  const auto filter_block_of = [&](unsigned item) { return static_cast<int>(params.by_filters.peel(item)); };
   const auto filters_of = [&](int filter_block) {
-    if (blocks > 1) filter_block = min(filter_block, (params.k - 1) / filter_tile);  // the last half may be none
+    if (blocks > 1) {  // each warpgroup has half of them, of which the last may be none
+      filter_block = min(blocks * filter_block + static_cast<int>(threadIdx.x) / 128, (params.k - 1) / filter_tile);
+    }
     return params.u + static_cast<std::int64_t>(filter_block) * params.stages * (u_stage_bytes / 16) +
            group * group_frequencies * (u_frequency_bytes / 16) + threadIdx.x % 128;
   };
@@ -218,17 +217,13 @@ __device__ __forceinline__ void consume(const Params& params, Shared<blocks>& sh
     accumulate<group>(params, shared, total, u, source, next_source, state);
     const bool again = !repeated && must_repeat(shared, state.item_slot);
     if (again) mark<group>(shared, ordinal);
-    if constexpr (blocks == 1) {
-      if (again) {
-      } else if (output == Output::pairs && is_plain(params.epilogue)) {
-        finish_pairs<group, true>(params, shared, total, filter_block, state.item_slot, state);
-      } else {
-        finish_item<group, output>(params, shared, total, filter_block, state.item_slot);
-      }
-    } else if (is_plain(params.epilogue)) {  // even if it is marked: the other block may not know of it
-      finish_pairs<group, true>(params, shared, total, filter_block, state.item_slot, state);
+    if (again && blocks == 1) {  // a cluster's other block may not know of it
+    } else if (output == Output::pairs && is_plain(params.epilogue)) {
+      finish_pairs<group, true>(params, shared, total, filter_block, state);
+    } else if constexpr (blocks == 1) {
+      finish_item<group, output>(params, shared, total, filter_block, state.item_slot);
     } else {
-      finish_pairs<group, false>(params, shared, total, filter_block, state.item_slot, state);
+      finish_pairs<group, false>(params, shared, total, filter_block, state);
     }
     state.item_slot = (state.item_slot + 1) % Shared<blocks>::item_slots;
     filter_block = next;

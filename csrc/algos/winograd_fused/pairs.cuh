@@ -22,7 +22,7 @@ __device__ __forceinline__ void apply_silu(const Params& params, const Outputs* 
 #pragma unroll 1
   for (int i = 0; i < 8 * tile_rows; ++i) {
     const Outputs& at = outputs[i / 8 * tile_columns + i % 2];
-    const int column = columns[i / 2 % 2], filter = k + i / 4 % 2;
+    const int column = i / 2 % 2 == 0 ? columns[0] : columns[1], filter = k + i / 4 % 2;
     if (column >= at.count() || filter >= params.k) continue;
     float* target = params.y + at.index() + column * params.y_column + filter;
     *target = params.epilogue.activate(*target);
@@ -33,7 +33,7 @@ __device__ __forceinline__ void apply_silu(const Params& params, const Outputs* 
 // group: of frequencies. Two blocks: with the warp of the same number in the cluster's other one. plain: is_plain.
 template <int group, bool plain, int blocks>
 __device__ __forceinline__ void finish_pairs(const Params& params, Shared<blocks>& shared, const Totals& total,
-                                             int filter_block, int slot, ConsumerState& state) {
+                                             int filter_block, ConsumerState& state) {
   // Frequencies 0, +a, -a and columns 0, 2, or +b, -b, infinity and columns 3, 1.
   constexpr int pair = group == 0 ? 1 : 0, extra = group == 0 ? 0 : 2;
   constexpr int columns[2] = {group == 0 ? 0 : 3, group == 0 ? 2 : 1};
@@ -44,8 +44,9 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<blocks
   constexpr int parts = tile_rows / 2, groups = 2;
 
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
-  const int k = filter_block * filter_tile + warp * 16 + lane / 4 * 2;
-  const Outputs* outputs = shared.outputs[slot] + lane % 4 * 2;
+  const int half = blocks == 1 ? 0 : static_cast<int>(threadIdx.x) / 128;  // of the filters
+  const int k = (filter_block * blocks + half) * filter_tile + warp * 16 + lane / 4 * 2;
+  const Outputs* outputs = shared.outputs[state.item_slot] + lane % 4 * 2;
   float bias[2], scale[2], second_scale[2];
 #pragma unroll
   for (int b = 0; b < 2; ++b) {
@@ -70,7 +71,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<blocks
   const auto finish = [&](int part, const float4(&received)[groups][128]) {
 #pragma unroll
     for (int j = 0; j < groups; ++j) {
-      const int half = part / 2, first = 4 * (part % 2 * groups + j);
+      const int first = 4 * (part % 2 * groups + j);
       float own[4];
       sums_of(part, j, false, own);
       const float4 four = received[j][thread];
@@ -79,7 +80,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<blocks
       float value[2][4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        value[0][i] = fmaf(own[i], first_own, fmaf(other[i], first_other, total[extra][half][first + i]));
+        value[0][i] = fmaf(own[i], first_own, fmaf(other[i], first_other, total[extra][part / 2][first + i]));
         value[1][i] = fmaf(own[i], second_own, other[i] * second_other);
         const float one = at[i % 2].first * scale[i / 2], two = at[i % 2].second * second_scale[i / 2];
 #pragma unroll
@@ -127,7 +128,6 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<blocks
     }
   } else {
     Exchange<2>& exchange = shared.exchange;
-    const int half = static_cast<int>(threadIdx.x) / 128;  // of the filters
     constexpr int other_rank = 1 - group;
     if (lane == 0) {
 #pragma unroll
