@@ -56,10 +56,10 @@ __device__ __forceinline__ float4 load_from_block(std::uint32_t address_in_block
 // copies do. What arrive_in_block() and wait_for_cluster() cost, the rest of a thread's stores and the L1 cache, they
 // do not.
 __device__ __forceinline__ void store_in_block(std::uint32_t target, const float (&four)[4], std::uint32_t barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   target),
-               "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]), "r"(barrier)
-               : "memory");
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(target),
+      "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]), "r"(barrier)
+      : "memory");
 }
 // Arrives at the same barrier of another block, for it to know that something was read.
 __device__ __forceinline__ void notify_block(std::uint32_t barrier, int rank) {

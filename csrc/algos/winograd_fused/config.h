@@ -126,7 +126,7 @@ struct Rates {
   double step, end, nchw_end, element_step;
 };
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
-  if (config.split) return {1.77, 2.65, 3.1, 12.0};
+  if (config.split) return config.blocks == 1 ? Rates{1.77, 2.65, 3.1, 12.0} : Rates{1.45, 2.65, 0.0, 0.0};
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
   if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.21 : 1.03, floats ? 6.2 : 7.9, 0.0, 0.0};
   if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
@@ -137,18 +137,22 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 // Whole waves of items.
 inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
   const Rates rates = rates_of(problem, config);
-  return static_cast<double>(divide_up(config.items, processors)) *
+  return static_cast<double>(divide_up(config.items, processors / config.blocks)) *
          (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
           (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
 }
 
-// The fastest shape of items. All but the wide one are for what tensor copies bring from and to NHWC.
+// The fastest shape of items. All but the wide one, and clusters, are for what tensor copies bring from NHWC, and what
+// goes there by vectors.
 inline Config choose_config(const ConvProblem& problem, int processors) {
   Config best = make_config(problem);
-  if (best.split || problem.layout != Layout::nhwc || !loads_boxes(problem) ||
-      problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0) {
-    return best;
+  if (problem.layout != Layout::nhwc || !loads_boxes(problem)) return best;
+  if (best.split) {
+    if (problem.k % 2 != 0 || processors < 2) return best;
+    const Config other = make_config(problem, single::wide, 2);
+    return kernel_us(problem, other, processors) < kernel_us(problem, best, processors) ? other : best;
   }
+  if (problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0) return best;
   for (const single::Shape& shape : {single::narrow, single::small}) {
     if (problem.w + problem.pad_w > shape.raw_columns()) continue;
     const Config other = make_config(problem, shape);

@@ -60,8 +60,8 @@ struct alignas(16) Outputs {
 // What the frequencies' owners give each other at the end of an item.
 template <int blocks>
 struct Exchange;
-// The warpgroups of a block: three sums of half of the outputs, a row at a time, or (pairs.cuh) one sum in six, two rows
-// at a time.
+// The warpgroups of a block: three sums of half of the outputs, a row at a time, or (pairs.cuh) one sum in six, two
+// rows at a time.
 template <>
 struct Exchange<1> {
   union {
@@ -171,8 +171,8 @@ __device__ __forceinline__ Part find_part(const Params& params, const Place& pla
           second ? 0 : place.first * tile_outputs};
 }
 
-// The items of a block, or of a cluster of `blocks`, in two passes: all of them with guessed scales, then those that need
-// exact ones. Every role walks the same way.
+// The items of a block, or of a cluster of `blocks`, in two passes: all of them with guessed scales, then those that
+// need exact ones. Every role walks the same way.
 template <typename Params, int blocks = 1>
 struct Walk {
   const Params& params;

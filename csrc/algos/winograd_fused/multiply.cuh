@@ -57,8 +57,8 @@ __device__ __forceinline__ void promote(Half& total, Half& sum) {
   for (int i = 0; i < half_groups * 4; ++i) total[i] += sum[i];
 }
 
-// One frequency of one stage: f of three, which lie in V from `first` on. On entry the second half of the frequency before is under way; on exit that of this one.
-// While one half is promoted the other keeps the tensor cores busy.
+// One frequency of one stage: f of three, which lie in V from `first` on. On entry the second half of the frequency
+// before is under way; on exit that of this one. While one half is promoted the other keeps the tensor cores busy.
 // before_is_done: called when the frequency before has read V.
 template <int first, int f, typename Function>
 __device__ __forceinline__ void multiply_frequency(Totals& total, Half (&sum)[2], const Filters& u, Filters& next,

@@ -1,6 +1,7 @@
 // The end of an item in NHWC, in one block without anything but bias and ReLU behind it: the even and odd sums of the
-// pairs of points are all that the columns of a tile share (single_pairs.cuh), so that the owner of three frequencies, a
-// warpgroup or a block, finishes two columns where its sums are. Straight-line code: branches cost more than arithmetic.
+// pairs of points are all that the columns of a tile share (single_pairs.cuh), so that the owner of three frequencies,
+// a warpgroup or a block, finishes two columns where its sums are. Straight-line code: branches cost more than
+// arithmetic.
 #pragma once
 
 #include "algos/winograd_fused/multiply.cuh"
@@ -60,7 +61,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<blocks
   const int most = k < params.k ? 0 : tile_outputs;  // columns that a filter beyond K has too many
 
   // What the other owner needs of group j of a part, or what is needed here.
-  const auto sums_of = [&](int part, int j, bool theirs, float(&sums)[4]) {
+  const auto sums_of = [&](int part, int j, bool theirs, float (&sums)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = 4 * (part % 2 * groups + j) + i;

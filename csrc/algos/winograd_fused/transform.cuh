@@ -38,7 +38,8 @@ __device__ __forceinline__ void forget(Integer& value) {
 constexpr int part_copies = input_rows / raw_copied_rows;
 constexpr int copy_pair = 64;  // of two rows
 template <int blocks>
-__device__ __forceinline__ void note_item(const Params& params, Shared<blocks>& shared, int slot, int lane, unsigned item) {
+__device__ __forceinline__ void note_item(const Params& params, Shared<blocks>& shared, int slot, int lane,
+                                          unsigned item) {
   forget(item), forget(lane);
   const Place place = find_place(params, item);
   const int column = lane - 16;
@@ -278,7 +279,7 @@ __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsi
   }
 #pragma unroll
   for (int f = 0; f < count; ++f) {
-    const float(&value)[4] = values[first + f];
+    const float (&value)[4] = values[first + f];
     uint2 high, low;
     split(value[0], value[1], high.x, low.x, largest);
     split(value[2], value[3], high.y, low.y, largest);
