@@ -52,6 +52,16 @@ __device__ __forceinline__ float4 load_from_block(std::uint32_t address_in_block
   return value;
 }
 
+// As copy_box, into the same places of several blocks, at the same barrier of each: mask has a bit for each rank.
+__device__ __forceinline__ void copy_box_to_blocks(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2,
+                                                   int x3, std::uint32_t barrier, unsigned mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%2, %3, %4, %5}], [%6], %7;" ::"r"(target),
+      "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier), "h"(static_cast<unsigned short>(mask))
+      : "memory");
+}
+
 // Four words into another block's shared memory, at an address of address_in_block(), that report to a barrier there as
 // copies do. What arrive_in_block() and wait_for_cluster() cost, the rest of a thread's stores and the L1 cache, they
 // do not.

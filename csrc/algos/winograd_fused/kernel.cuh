@@ -21,7 +21,7 @@ __device__ __forceinline__ void initialise(Shared<blocks>& shared) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < raw_stages; ++i) {
       hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
-      hopper::barrier_init(shared_address(&shared.raw_empty[i]), producer_warps);
+      hopper::barrier_init(shared_address(&shared.raw_empty[i]), blocks * producer_warps);
     }
     for (int i = 0; i < Shared<blocks>::v_stages; ++i) {
       hopper::barrier_init(shared_address(&shared.v_full[i]), producer_warps);

@@ -35,6 +35,7 @@ __host__ __device__ constexpr int raw_part_bytes(int tiles) {
   return tiles > 0 ? input_rows * raw_row_bytes(tiles) : 0;
 }
 constexpr int raw_stage_bytes = raw_part_bytes(1) + raw_part_bytes(tile_columns - 1), raw_stages = 2;
+__device__ constexpr int slot_owner(int slot) { return slot; }  // the block of a cluster that fills a slot of both
 static_assert(raw_row_bytes(1) % 128 == 64 && raw_part_bytes(1) % 128 == 0 && raw_stage_bytes % 128 == 0);
 
 // V, a stage: [f][hi, lo][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
@@ -47,6 +48,12 @@ constexpr int most_items = 2048;
 // Of an item: for each of its columns, in the first and in the second image that it meets.
 constexpr int scales = 2 * tile_columns;
 
+// Keeps the compiler from deriving anything from a value before this point, which it would keep in registers.
+template <typename Integer>
+__device__ __forceinline__ void forget(Integer& value) {
+  asm volatile("" : "+r"(value));
+}
+
 // Where the outputs of a position go, and what undoes its input's scale: two factors, since 2^126 times a filter's has
 // none.
 struct alignas(16) Outputs {
@@ -54,6 +61,8 @@ struct alignas(16) Outputs {
   std::int64_t packed;  // 8 times the element of y of the first output and filter 0, plus the number of outputs
 
   __device__ __forceinline__ std::int64_t index() const { return packed >> 3; }
+  // In bytes, where it is an even element.
+  __device__ __forceinline__ std::int64_t even_bytes() const { return packed >> 1 & ~std::int64_t{7}; }
   __device__ __forceinline__ int count() const { return static_cast<int>(packed) & 7; }
 };
 

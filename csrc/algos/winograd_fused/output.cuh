@@ -219,7 +219,11 @@ __device__ __forceinline__ void consume(const Params& params, Shared<blocks>& sh
     if (again) mark<group>(shared, ordinal);
     if (again && blocks == 1) {  // a cluster's other block may not know of it
     } else if (output == Output::pairs && is_plain(params.epilogue)) {
-      finish_pairs<group, true>(params, shared, total, filter_block, state);
+      if constexpr (blocks == 1) {
+        finish_pairs<group>(params, shared, total, filter_block, state);
+      } else {
+        finish_pairs<group, true>(params, shared, total, filter_block, state);
+      }
     } else if constexpr (blocks == 1) {
       finish_item<group, output>(params, shared, total, filter_block, state.item_slot);
     } else {

@@ -16,153 +16,178 @@ __device__ __forceinline__ bool is_plain(const Epilogue<float>& epilogue) {
          (activate.negative_slope == 1.0f || activate.negative_slope == 0.0f);
 }
 
-// SiLU in place, over what this thread has just stored: inlined for every output it would make the code larger than the
-// instruction cache.
-__device__ __forceinline__ void apply_silu(const Params& params, const Outputs* outputs, const int (&columns)[2],
-                                           int k) {
-#pragma unroll 1
-  for (int i = 0; i < 8 * tile_rows; ++i) {
-    const Outputs& at = outputs[i / 8 * tile_columns + i % 2];
-    const int column = i / 2 % 2 == 0 ? columns[0] : columns[1], filter = k + i / 4 % 2;
-    if (column >= at.count() || filter >= params.k) continue;
-    float* target = params.y + at.index() + column * params.y_column + filter;
-    *target = params.epilogue.activate(*target);
+// What a thread needs to finish its outputs: two neighbouring filters, at neighbouring positions, two columns of each
+// tile. group: of frequencies.
+template <int group>
+struct Finisher {
+  // Frequencies 0, +a, -a and columns 0, 2, or +b, -b, infinity and columns 3, 1.
+  static constexpr int pair = group == 0 ? 1 : 0, extra = group == 0 ? 0 : 2;
+  static constexpr int column(int which) { return group == 0 ? 2 * which : 3 - 2 * which; }
+
+  const Epilogue<float>& epilogue;
+  float bias[2], scale[2], second_scale[2];  // [filter]
+  float least;                               // of ReLU
+  char* y[2];                                // where element 0 of a column would be
+  int most;                                  // columns that a filter beyond K has too many
+
+  __device__ __forceinline__ Finisher(const Params& params, int k)
+      : epilogue(params.epilogue),
+        least(params.epilogue.activate.negative_slope == 0.0f ? 0.0f : -INFINITY),
+        most(k < params.k ? 0 : tile_outputs) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const bool inside = k + b < params.k;
+      bias[b] = inside ? epilogue.bias_of(k + b) : 0.0f;
+      const Unscale unscale(0, inside ? __ldg(params.exponents + k + b) : 0);
+      scale[b] = unscale.first, second_scale[b] = unscale.second;
+      y[b] = reinterpret_cast<char*>(params.y + column(b) * params.y_column + k);
+    }
+  }
+
+  // Of a thread's sums of 8 positions, [2 * filter + position]: what is needed here, or by the other owner.
+  __device__ __forceinline__ static void combine(const float* plus, const float* minus, bool theirs, float (&sums)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = (group == 0) != theirs ? plus[i] + minus[i] : plus[i] - minus[i];
+  }
+
+  // plain: is_plain.
+  template <bool plain>
+  __device__ __forceinline__ void finish(const float* own, const float4& received, const float* extras,
+                                         const Outputs* at, const Params& params) const {
+    using Transform = winograd::Transform<4>;
+    constexpr float first_own = group == 0 ? 1.0f : 2.0f * Transform::b;
+    constexpr float first_other = group == 0 ? 1.0f : 0.5f * Transform::a;
+    constexpr float second_own = group == 0 ? 0.5f : Transform::b, second_other = group == 0 ? 2.0f : Transform::a;
+    const float other[4] = {received.x, received.y, received.z, received.w};
+    float value[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      value[0][i] = fmaf(own[i], first_own, fmaf(other[i], first_other, extras[i]));
+      value[1][i] = fmaf(own[i], second_own, other[i] * second_other);
+      const float one = at[i % 2].first * scale[i / 2], two = at[i % 2].second * second_scale[i / 2];
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        float& v = value[which][i];
+        v = fmaf(v * two, one, bias[i / 2]);
+        if constexpr (plain) asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(least));
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const std::int64_t offset = at[e].even_bytes();
+      const int count = at[e].count();
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        float2 two = make_float2(value[which][e], value[which][2 + e]);
+        char* const target = y[which] + offset;
+        if constexpr (plain) {  // without a branch
+          asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, %1;\n@p st.global.v2.f32 [%2], {%3, %4};\n}" ::"r"(
+                           column(which) + most),
+                       "r"(count), "l"(target), "f"(two.x), "f"(two.y)
+                       : "memory");
+        } else if (column(which) + most < count) {
+          if (epilogue.residual != nullptr) {
+            const std::int64_t element = target - reinterpret_cast<char*>(params.y);
+            const float2 more =
+                *reinterpret_cast<const float2*>(reinterpret_cast<const char*>(epilogue.residual) + element);
+            two.x += more.x, two.y += more.y;
+          }
+          *reinterpret_cast<float2*>(target) = make_float2(epilogue.activate(two.x), epilogue.activate(two.y));
+        }
+      }
+    }
+  }
+};
+
+// group: of frequencies.
+template <int group>
+__device__ __forceinline__ void finish_pairs(const Params& params, Shared<1>& shared, const Totals& total,
+                                             int filter_block, ConsumerState& state) {
+  using Finish = Finisher<group>;
+  const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+  const Finish finisher(params, filter_block * filter_tile + warp * 16 + lane / 4 * 2);
+  const Outputs* outputs = shared.outputs[state.item_slot] + lane % 4 * 2;
+#pragma unroll
+  for (int part = 0; part < tile_rows / 2; ++part) {
+    // Into what the same thread has received before; so nobody waits for it.
+    float4(&given)[2][128] = shared.exchange.pairs[part % 2 == 0 ? 1 - group : group];
+    float4(&received)[2][128] = shared.exchange.pairs[part % 2 == 0 ? group : 1 - group];
+    const int half = part / 2;
+    float own[2][4];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int first = 4 * (part % 2 * 2 + j);
+      float other[4];
+      Finish::combine(total[Finish::pair][half] + first, total[Finish::pair + 1][half] + first, false, own[j]);
+      Finish::combine(total[Finish::pair][half] + first, total[Finish::pair + 1][half] + first, true, other);
+      given[j][thread] = make_float4(other[0], other[1], other[2], other[3]);
+    }
+    hopper::synchronise(pair_barrier + warp, 64);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int first = 4 * (part % 2 * 2 + j);
+      finisher.template finish<true>(own[j], received[j][thread], total[Finish::extra][half] + first,
+                                     outputs + (part * 2 + j) * 8, params);
+    }
   }
 }
 
-// A thread's four sums of 8 positions: [2 * filter + position], of neighbouring filters and positions.
-// group: of frequencies. Two blocks: with the warp of the same number in the cluster's other one. plain: is_plain.
-template <int group, bool plain, int blocks>
-__device__ __forceinline__ void finish_pairs(const Params& params, Shared<blocks>& shared, const Totals& total,
-                                             int filter_block, ConsumerState& state) {
-  // Frequencies 0, +a, -a and columns 0, 2, or +b, -b, infinity and columns 3, 1.
-  constexpr int pair = group == 0 ? 1 : 0, extra = group == 0 ? 0 : 2;
-  constexpr int columns[2] = {group == 0 ? 0 : 3, group == 0 ? 2 : 1};
-  using Transform = winograd::Transform<4>;
-  constexpr float first_own = group == 0 ? 1.0f : 2.0f * Transform::b;
-  constexpr float first_other = group == 0 ? 1.0f : 0.5f * Transform::a;
-  constexpr float second_own = group == 0 ? 0.5f : Transform::b, second_other = group == 0 ? 2.0f : Transform::a;
-  constexpr int parts = tile_rows / 2, groups = 2;
-
-  const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
-  const int half = blocks == 1 ? 0 : static_cast<int>(threadIdx.x) / 128;  // of the filters
-  const int k = (filter_block * blocks + half) * filter_tile + warp * 16 + lane / 4 * 2;
-  const Outputs* outputs = shared.outputs[state.item_slot] + lane % 4 * 2;
-  float bias[2], scale[2], second_scale[2];
+// The same with the warp of the same number in the cluster's other block, of 128 filters. plain: is_plain. In a loop,
+// since code that runs once an item has to be fetched each time: the sums move up.
+template <int group, bool plain>
+__device__ __forceinline__ void finish_pairs(const Params& params, Shared<2>& shared, Totals& total, int filter_block,
+                                             ConsumerState& state) {
+  using Finish = Finisher<group>;
+  constexpr int parts = tile_rows / 2, other_rank = 1 - group;
+  int thread_here = static_cast<int>(threadIdx.x);
+  forget(thread_here);  // nothing of what follows is kept in registers from item to item
+  const int thread = thread_here % 128, lane = thread % 32, warp = thread / 32, half = thread_here / 128;
+  Exchange<2>& exchange = shared.exchange;
+  const std::uint32_t full = shared_address(exchange.full[half][warp]);
+  if (lane == 0) {
 #pragma unroll
-  for (int b = 0; b < 2; ++b) {
-    const bool inside = k + b < params.k;
-    bias[b] = inside ? params.epilogue.bias_of(k + b) : 0.0f;
-    const Unscale unscale(0, inside ? __ldg(params.exponents + k + b) : 0);
-    scale[b] = unscale.first, second_scale[b] = unscale.second;
+    for (int part = 0; part < parts; ++part) {
+      hopper::arrive_expecting(full + part * sizeof(std::uint64_t), 2 * 32 * sizeof(float4));
+    }
   }
-  const float least = params.epilogue.activate.negative_slope == 0.0f ? 0.0f : -INFINITY;
-  float* const y[2] = {params.y + columns[0] * params.y_column + k, params.y + columns[1] * params.y_column + k};
-  const int most = k < params.k ? 0 : tile_outputs;  // columns that a filter beyond K has too many
-
-  // What the other owner needs of group j of a part, or what is needed here.
-  const auto sums_of = [&](int part, int j, bool theirs, float (&sums)[4]) {
+  // Until the other warp has read what the item before gave it.
+  wait_bounded(shared_address(&exchange.read[half][warp]), state.exchanged ^ 1, params.report, role_multiply);
+  const std::uint32_t target =
+      hopper::address_in_block(shared_address(&exchange.pairs[0][half][0][thread]), other_rank);
+  const std::uint32_t there = hopper::address_in_block(full, other_rank);
+  float own[half_groups * 8], extra[half_groups * 8];
+#pragma unroll
+  for (int j = 0; j < 2 * parts; ++j) {
+    const int first = 4 * (j % half_groups);
+    const float *plus = total[Finish::pair][j / half_groups] + first,
+                *minus = total[Finish::pair + 1][j / half_groups] + first;
+    float sums[4];
+    Finish::combine(plus, minus, true, sums);
+    hopper::store_in_block(target + j / 2 * sizeof(exchange.pairs[0]) + j % 2 * sizeof(exchange.pairs[0][0][0]), sums,
+                           there + j / 2 * sizeof(std::uint64_t));
+    Finish::combine(plus, minus, false, sums);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int at = 4 * (part % 2 * groups + j) + i;
-      const float plus = total[pair][part / 2][at], minus = total[pair + 1][part / 2][at];
-      sums[i] = (group == 0) != theirs ? plus + minus : plus - minus;
-    }
-  };
-  const auto finish = [&](int part, const float4(&received)[groups][128]) {
-#pragma unroll
-    for (int j = 0; j < groups; ++j) {
-      const int first = 4 * (part % 2 * groups + j);
-      float own[4];
-      sums_of(part, j, false, own);
-      const float4 four = received[j][thread];
-      const float other[4] = {four.x, four.y, four.z, four.w};
-      const Outputs at[2] = {outputs[(part * groups + j) * 8], outputs[(part * groups + j) * 8 + 1]};
-      float value[2][4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        value[0][i] = fmaf(own[i], first_own, fmaf(other[i], first_other, total[extra][part / 2][first + i]));
-        value[1][i] = fmaf(own[i], second_own, other[i] * second_other);
-        const float one = at[i % 2].first * scale[i / 2], two = at[i % 2].second * second_scale[i / 2];
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-          float& v = value[which][i];
-          v = fmaf(v * two, one, bias[i / 2]);
-          if constexpr (plain) asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(least));
-        }
-      }
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-#pragma unroll
-        for (int which = 0; which < 2; ++which) {
-          if (columns[which] + most < at[e].count()) {
-            float2 two = make_float2(value[which][e], value[which][2 + e]);
-            float* const target = y[which] + at[e].index();
-            if constexpr (!plain) {
-              if (params.epilogue.residual != nullptr) {
-                const float2 more = *reinterpret_cast<const float2*>(params.epilogue.residual + (target - params.y));
-                two.x += more.x, two.y += more.y;
-              }
-              const ActivationFunction& activate = params.epilogue.activate;
-              if (!activate.is_silu) two.x = activate.piecewise(two.x), two.y = activate.piecewise(two.y);
-            }
-            *reinterpret_cast<float2*>(target) = two;
-          }
-        }
-      }
-    }
-  };
-
-  if constexpr (blocks == 1) {
-#pragma unroll
-    for (int part = 0; part < parts; ++part) {
-      // Into what the same thread has received before; so nobody waits for it.
-      float4(&given)[groups][128] = shared.exchange.pairs[part % 2 == 0 ? 1 - group : group];
-#pragma unroll
-      for (int j = 0; j < groups; ++j) {
-        float sums[4];
-        sums_of(part, j, true, sums);
-        given[j][thread] = make_float4(sums[0], sums[1], sums[2], sums[3]);
-      }
-      hopper::synchronise(pair_barrier + warp, 64);
-      finish(part, shared.exchange.pairs[part % 2 == 0 ? group : 1 - group]);
-    }
-  } else {
-    Exchange<2>& exchange = shared.exchange;
-    constexpr int other_rank = 1 - group;
-    if (lane == 0) {
-#pragma unroll
-      for (int part = 0; part < parts; ++part) {
-        hopper::arrive_expecting(shared_address(&exchange.full[half][warp][part]), groups * 32 * sizeof(float4));
-      }
-    }
-    // Until the other warp has read what the item before gave it.
-    wait_bounded(shared_address(&exchange.read[half][warp]), state.exchanged ^ 1, params.report, role_multiply);
-    const std::uint32_t target =
-        hopper::address_in_block(shared_address(&exchange.pairs[0][half][0][thread]), other_rank);
-    const std::uint32_t full = hopper::address_in_block(shared_address(exchange.full[half][warp]), other_rank);
-#pragma unroll
-    for (int part = 0; part < parts; ++part) {
-#pragma unroll
-      for (int j = 0; j < groups; ++j) {
-        float sums[4];
-        sums_of(part, j, true, sums);
-        hopper::store_in_block(target + part * sizeof(exchange.pairs[0]) + j * sizeof(exchange.pairs[0][0][0]), sums,
-                               full + part * sizeof(std::uint64_t));
-      }
-    }
-#pragma unroll
-    for (int part = 0; part < parts; ++part) {
-      wait_bounded(shared_address(&exchange.full[half][warp][part]), state.exchanged, params.report, role_multiply);
-      finish(part, exchange.pairs[part][half]);
-    }
-    __syncwarp();
-    if (lane == 0) hopper::notify_block(shared_address(&exchange.read[half][warp]), other_rank);
-    state.exchanged ^= 1;
-    if constexpr (!plain) {
-      if (params.epilogue.activate.is_silu) apply_silu(params, outputs, columns, k);
+      own[4 * j + i] = sums[i];
+      extra[4 * j + i] = total[Finish::extra][j / half_groups][first + i];
     }
   }
+  const Finish finisher(params, (filter_block * 2 + half) * filter_tile + warp * 16 + lane / 4 * 2);
+  const Outputs* outputs = shared.outputs[state.item_slot] + lane % 4 * 2;
+#pragma unroll 1
+  for (int part = 0; part < parts; ++part) {
+    wait_bounded(full + part * sizeof(std::uint64_t), state.exchanged, params.report, role_multiply);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      finisher.template finish<plain>(own + 4 * j, exchange.pairs[part][half][j][thread], extra + 4 * j,
+                                      outputs + (part * 2 + j) * 8, params);
+    }
+#pragma unroll
+    for (int i = 8; i < half_groups * 8; ++i) own[i - 8] = own[i], extra[i - 8] = extra[i];
+  }
+  __syncwarp();
+  if (lane == 0) hopper::notify_block(shared_address(&exchange.read[half][warp]), other_rank);
+  state.exchanged ^= 1;
 }
 
 }  // namespace fastconv::algos::winograd_fused

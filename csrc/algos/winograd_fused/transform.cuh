@@ -2,6 +2,7 @@
 #pragma once
 
 #include "algos/winograd_fused/layout.cuh"
+#include "device/cluster.cuh"
 #include "device/winograd_matrices.h"
 
 namespace fastconv::algos::winograd_fused {
@@ -24,12 +25,6 @@ struct ProducerState {
   hopper::RingPosition v;
   int item_slot = 0;
 };
-
-// Keeps the compiler from deriving anything from a value before this point, which it would keep in registers.
-template <typename Integer>
-__device__ __forceinline__ void forget(Integer& value) {
-  asm volatile("" : "+r"(value));
-}
 
 // What the producers need to know of an item is worked out by one warp, ahead, and kept in shared memory.
 //   Columns: image, row in it, column of the output; boundary (Part) in the last 4 bits, then the number of tiles in
@@ -60,22 +55,30 @@ __device__ __forceinline__ void note_item(const Params& params, Shared<blocks>& 
   }
   __syncwarp();
 }
-template <int blocks>
+// A cluster's blocks take turns: what one brings, both get.
+template <int rank, int blocks>
 __device__ __forceinline__ void issue_copies(const Params& params, const Maps& maps, Shared<blocks>& shared, int lane,
                                              int first_channel, const hopper::RingPosition& position) {
   forget(lane);
   const std::uint32_t full = shared_address(&shared.raw_full[position.slot]);
-  wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
+  const bool mine = blocks == 1 || slot_owner(position.slot) == rank;
+  if (mine) {
+    wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
+  }
   const int4 copy = shared.copies[min(lane, 2 * part_copies - 1)];
   const int map = copy.w & (copy_pair - 1);
   if (lane == 0) {
     hopper::arrive_expecting(full, map == tile_columns - 1 ? raw_part_bytes(tile_columns) : raw_stage_bytes);
   }
   __syncwarp();
-  if (lane < 2 * part_copies && copy.w >= 0) {
-    hopper::copy_box(shared_address(shared.raw[position.slot]) + (copy.w & ~127),
-                     (copy.w & copy_pair) != 0 ? maps.pair[map] : maps.whole[map], first_channel, copy.x, copy.y,
-                     copy.z, full);
+  if (mine && lane < 2 * part_copies && copy.w >= 0) {
+    const std::uint32_t target = shared_address(shared.raw[position.slot]) + (copy.w & ~127);
+    const CUtensorMap& box = (copy.w & copy_pair) != 0 ? maps.pair[map] : maps.whole[map];
+    if constexpr (blocks == 1) {
+      hopper::copy_box(target, box, first_channel, copy.x, copy.y, copy.z, full);
+    } else {
+      hopper::copy_box_to_blocks(target, box, first_channel, copy.x, copy.y, copy.z, full, 3);
+    }
   }
   __syncwarp();
 }
@@ -301,7 +304,7 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
   if (!walk.next()) return;
   if (boxes && warp == loader_warp) {
     note_item(params, shared, state.item_slot, lane, walk.number());
-    issue_copies(params, maps, shared, lane, 0, state.raw);
+    issue_copies<rank>(params, maps, shared, lane, 0, state.raw);
   }
 #pragma unroll 1
   do {
@@ -319,7 +322,7 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
           if (!same && more) {
             note_item(params, shared, (state.item_slot + 1) % Memory::item_slots, lane_here, ahead.number());
           }
-          if (more) issue_copies(params, maps, shared, lane_here, same ? (stage + 1) * channels : 0, next);
+          if (more) issue_copies<rank>(params, maps, shared, lane_here, same ? (stage + 1) * channels : 0, next);
         }
         wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
       } else {
@@ -380,7 +383,9 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
       __syncwarp();
       if (lane == 0) {
         hopper::arrive(shared_address(&shared.v_full[state.v.slot]));
-        if (boxes) hopper::arrive(shared_address(&shared.raw_empty[state.raw.slot]));
+        const std::uint32_t read = shared_address(&shared.raw_empty[state.raw.slot]);
+        if (boxes && blocks == 1) hopper::arrive(read);
+        if (boxes && blocks == 2) hopper::notify_block(read, slot_owner(state.raw.slot));
       }
       state.raw.advance(raw_stages);
       state.v.advance(Memory::v_stages);
