@@ -126,7 +126,7 @@ struct Rates {
   double step, end, nchw_end, element_step;
 };
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
-  if (config.split) return config.blocks == 1 ? Rates{1.77, 2.65, 3.1, 12.0} : Rates{1.45, 2.65, 0.0, 0.0};
+  if (config.split) return config.blocks == 1 ? Rates{1.77, 2.2, 3.1, 12.0} : Rates{1.585, 3.1, 0.0, 0.0};
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
   if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.21 : 1.03, floats ? 6.2 : 7.9, 0.0, 0.0};
   if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
@@ -137,9 +137,10 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 // Whole waves of items.
 inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
   const Rates rates = rates_of(problem, config);
-  return static_cast<double>(divide_up(config.items, processors / config.blocks)) *
-         (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
-          (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
+  const double start = config.blocks > 1 ? 2.0 : 0.0;  // clusters start later
+  return start + static_cast<double>(divide_up(config.items, processors / config.blocks)) *
+                     (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
+                      (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
 }
 
 // The fastest shape of items. All but the wide one, and clusters, are for what tensor copies bring from NHWC, and what

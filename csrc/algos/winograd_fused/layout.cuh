@@ -90,7 +90,7 @@ struct Exchange<2> {
 template <int blocks>
 struct Shared {
   static constexpr int v_frequencies = frequencies / blocks, v_stage_bytes = v_frequencies * 2 * v_plane_bytes;
-  static constexpr int v_stages = blocks == 1 ? 3 : 4;
+  static constexpr int v_stages = 3;
   // Items whose outputs and largest values are remembered: the producers are never further ahead than their stages
   // allow.
   static constexpr int item_slots = v_stages + 1;
@@ -102,9 +102,9 @@ struct Shared {
   // Bits of the largest |V|, scaled, of a warp: for scales that are a mere guess, and of all.
   unsigned watched[item_slots][producer_warps][scales], largest[item_slots][producer_warps];
   alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
-  int4 copies[2 * input_rows / raw_copied_rows];  // of a raw stage: issue_copies
-  int4 columns[item_slots][tile_columns];         // note_item
-  float exact_largest[scales];                    // of |x|, for an item that is repeated
+  int4 copies[item_slots][2 * input_rows / raw_copied_rows];  // of a raw stage: issue_copies
+  int4 columns[item_slots][tile_columns];                     // note_item
+  float exact_largest[scales];                                // of |x|, for an item that is repeated
   unsigned repeat[most_items / 32];
 };
 

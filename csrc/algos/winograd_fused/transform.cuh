@@ -15,8 +15,6 @@ static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0
 // So a column whose own sample is not zero need not be watched: |d| <= 3.13 max|V|.
 static_assert((1 << guessed_target) / 3.13f > least_high);
 
-constexpr int loader_warp = 0;
-
 constexpr int sharing = producer_warps / 2;  // warps of the same columns share the pairs of rows
 constexpr int row_pairs = input_rows / 2;
 
@@ -50,22 +48,22 @@ __device__ __forceinline__ void note_item(const Params& params, Shared<blocks>& 
     const int r = lane / 2 * raw_copied_rows;
     const bool whole = part.boundary >= input_rows, exists = tiles > 0 && (!whole || r == 0);
     const int target = start + r * raw_row_bytes(tiles);
-    shared.copies[lane] = make_int4(part.q0 - params.pad_w, part.row_of(r) - params.pad_h, part.image_of(r),
-                                    exists ? target | (whole ? 0 : copy_pair) | (tiles - 1) : -1);
+    shared.copies[slot][lane] = make_int4(part.q0 - params.pad_w, part.row_of(r) - params.pad_h, part.image_of(r),
+                                          exists ? target | (whole ? 0 : copy_pair) | (tiles - 1) : -1);
   }
   __syncwarp();
 }
 // A cluster's blocks take turns: what one brings, both get.
 template <int rank, int blocks>
-__device__ __forceinline__ void issue_copies(const Params& params, const Maps& maps, Shared<blocks>& shared, int lane,
-                                             int first_channel, const hopper::RingPosition& position) {
+__device__ __forceinline__ void issue_copies(const Params& params, const Maps& maps, Shared<blocks>& shared, int slot,
+                                             int lane, int first_channel, const hopper::RingPosition& position) {
   forget(lane);
   const std::uint32_t full = shared_address(&shared.raw_full[position.slot]);
   const bool mine = blocks == 1 || slot_owner(position.slot) == rank;
   if (mine) {
     wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
   }
-  const int4 copy = shared.copies[min(lane, 2 * part_copies - 1)];
+  const int4 copy = shared.copies[slot][min(lane, 2 * part_copies - 1)];
   const int map = copy.w & (copy_pair - 1);
   if (lane == 0) {
     hopper::arrive_expecting(full, map == tile_columns - 1 ? raw_part_bytes(tile_columns) : raw_stage_bytes);
@@ -261,6 +259,20 @@ __device__ __forceinline__ unsigned largest_bits(__half2 two) {
   return max(__float_as_uint(__low2float(two)), __float_as_uint(__high2float(two)));
 }
 
+// winograd::Transform<4>::input of d times a power of two, which joins the constants.
+__device__ __forceinline__ void transform_scaled(const float (&d)[frequencies], float scale, float (&v)[frequencies]) {
+  using Transform = winograd::Transform<4>;
+  const float a = scale * Transform::a, b = scale * Transform::b, last = d[4] * scale;
+  const float even_a = fmaf(d[2], scale * -2.0f, last), odd_a = fmaf(d[1], -b, d[3] * a);
+  const float even_b = fmaf(d[2], scale * -0.5f, last), odd_b = fmaf(d[1], -a, d[3] * b);
+  v[0] = fmaf(d[0], scale, fmaf(d[2], scale * -2.5f, last));
+  v[1] = even_a + odd_a;
+  v[2] = even_a - odd_a;
+  v[3] = even_b + odd_b;
+  v[4] = even_b - odd_b;
+  v[5] = fmaf(d[1], scale, fmaf(d[3], scale * -2.5f, d[5] * scale));
+}
+
 // One tile, four channels: six columns to six frequencies, or to the `count` from `first` on. Returns the largest |hi|.
 template <int first, int count>
 __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsigned char* v, float scale) {
@@ -269,14 +281,14 @@ __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsi
 #pragma unroll
   for (int j = 0; j < frequencies; ++j) {
     const float4 d = *reinterpret_cast<const float4*>(raw + j * raw_column_bytes);
-    values[j][0] = d.x * scale, values[j][1] = d.y * scale, values[j][2] = d.z * scale, values[j][3] = d.w * scale;
+    values[j][0] = d.x, values[j][1] = d.y, values[j][2] = d.z, values[j][3] = d.w;
   }
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     float d[frequencies], result[frequencies];
 #pragma unroll
     for (int j = 0; j < frequencies; ++j) d[j] = values[j][c];
-    winograd::Transform<4>::input(d, result);
+    transform_scaled(d, scale, result);
 #pragma unroll
     for (int j = 0; j < frequencies; ++j) values[j][c] = result[j];
   }
@@ -302,27 +314,27 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
   const int v_offset = Lane(warp, lane).v();
   Items walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
-  if (boxes && warp == loader_warp) {
+  if (boxes && warp == 0) {
     note_item(params, shared, state.item_slot, lane, walk.number());
-    issue_copies<rank>(params, maps, shared, lane, 0, state.raw);
+    issue_copies<rank>(params, maps, shared, state.item_slot, lane, 0, state.raw);
   }
 #pragma unroll 1
   do {
     // What happens once an item happens here: within the loop over stages it would cost registers.
     const auto wait_for_raw = [&](int stage) {
       if constexpr (boxes) {
-        // A stage ahead: the slot was last read two stages ago, so no warp waits for the others here.
-        if (warp == loader_warp) {
+        // A stage ahead: the slot was last read two stages ago, so no warp waits for the others here. The warps take
+        // turns: this costs a fifth of one's time.
+        if (warp == stage % producer_warps) {
           hopper::RingPosition next = state.raw;
           next.advance(raw_stages);
           Items ahead = walk;
           const int lane_here = lane;
           forget(ahead.ordinal);
           const bool same = stage + 1 < params.stages, more = same || ahead.next();
-          if (!same && more) {
-            note_item(params, shared, (state.item_slot + 1) % Memory::item_slots, lane_here, ahead.number());
-          }
-          if (more) issue_copies<rank>(params, maps, shared, lane_here, same ? (stage + 1) * channels : 0, next);
+          const int slot = same ? state.item_slot : (state.item_slot + 1) % Memory::item_slots;
+          if (!same && more) note_item(params, shared, slot, lane_here, ahead.number());
+          if (more) issue_copies<rank>(params, maps, shared, slot, lane_here, same ? (stage + 1) * channels : 0, next);
         }
         wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
       } else {
