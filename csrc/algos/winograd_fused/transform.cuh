@@ -15,6 +15,8 @@ static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0
 // So a column whose own sample is not zero need not be watched: |d| <= 3.13 max|V|.
 static_assert((1 << guessed_target) / 3.13f > least_high);
 
+constexpr int loader_warp = 0;
+
 constexpr int sharing = producer_warps / 2;  // warps of the same columns share the pairs of rows
 constexpr int row_pairs = input_rows / 2;
 
@@ -314,7 +316,7 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
   const int v_offset = Lane(warp, lane).v();
   Items walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
-  if (boxes && warp == 0) {
+  if (boxes && warp == loader_warp) {
     note_item(params, shared, state.item_slot, lane, walk.number());
     issue_copies<rank>(params, maps, shared, state.item_slot, lane, 0, state.raw);
   }
@@ -323,9 +325,9 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
     // What happens once an item happens here: within the loop over stages it would cost registers.
     const auto wait_for_raw = [&](int stage) {
       if constexpr (boxes) {
-        // A stage ahead: the slot was last read two stages ago, so no warp waits for the others here. The warps take
-        // turns: this costs a fifth of one's time.
-        if (warp == stage % producer_warps) {
+        // A stage ahead: the slot was last read two stages ago, so no warp waits for the others here. Always by the
+        // same warp, which knows what it has noted; the others know of it only when the first copies have come.
+        if (warp == loader_warp) {
           hopper::RingPosition next = state.raw;
           next.advance(raw_stages);
           Items ahead = walk;
