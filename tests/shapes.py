@@ -138,10 +138,13 @@ LARGER = [
 # Narrow maps, more of them than a GPU has multiprocessors.
 NARROW = [
     Shape(133, 8, 3, 14, 8, 3, 3, padding=(1, 1)),
+    Shape(133, 136, 14, 14, 8, 3, 3, padding=(1, 1)),
     Shape(134, 8, 15, 9, 72, 3, 3, padding=(0, 1)),  # more rows than 14, more filters than 64
     Shape(133, 8, 4, 15, 8, 3, 3, padding=(2, 2)),
     Shape(267, 8, 7, 7, 72, 3, 3, padding=(1, 1)),
     Shape(530, 8, 9, 5, 8, 3, 3, padding=(1, 0)),
+    Shape(70, 8, 26, 26, 72, 3, 3, padding=(1, 1)),  # tiles of two images in an item of winograd_fused
+    Shape(17, 8, 52, 51, 8, 3, 3, padding=(1, 1)),
 ]
 
 SMALL = [*UNIT_3X3, *POINTWISE, *DEPTHWISE, *GENERAL]

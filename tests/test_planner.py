@@ -192,6 +192,9 @@ def test_implicit_gemm_takes_the_kernel_of_the_device(capability):
         ({"n": 1, "dtype": "float16"}, ["lean", "9 steps of 64", "whole windows"]),
         ({"n": 1, "precision": "tf32"}, ["lean", "18 steps of 32"]),
         ({"n": 1, "dtype": "bfloat16", "stride": (2, 2)}, ["lean", "single taps"]),
+        ({"n": 1, "dtype": "float16", "layout": "nchw"}, ["lean", "whole windows"]),
+        ({"n": 1, "precision": "fp32", "k": 48}, ["lean", "3 x float16", "48 filters"]),
+        ({"n": 64, "c": 192, "h": 7, "w": 7, "k": 48, "dtype": "float16"}, ["lean", "2 parts in a cluster"]),
         ({"k": 48}, ["48 filters"]),
         ({"k": 48, "dtype": "bfloat16"}, ["64 filters"]),
     ],
@@ -201,9 +204,9 @@ def test_implicit_gemm_on_hopper_plans(change, words):
     assert all(word in config for word in words), config
 
 
-@pytest.mark.parametrize("change", [{"layout": "nchw"}, {"k": 60}, {"dtype": "float32", "precision": "fp32"}])
+@pytest.mark.parametrize("change", [{"k": 60}, {"n": 64, "c": 512, "k": 512}])
 def test_the_lean_kernel_of_implicit_gemm_leaves_what_it_cannot_do(change):
-    """NCHW, filters that are no whole pieces of 16 bytes, class fp32."""
+    """Filters that are no whole pieces of 16 bytes, and what is not small."""
     arguments = {"n": 1, "dtype": "float16"} | change
     assert "lean" not in implicit_gemm(_C.h200_device(), **arguments)["config"]
 
@@ -236,7 +239,14 @@ def test_what_follows_costs_pytorch_a_pass_and_ours_nothing(device):
         ({"h": 28, "w": 28}, "14x28"),
         ({}, "2x14x16"),
         ({"h": 13, "w": 13, "precision": "tf32", "dtype": "float32"}, "2x14x16"),
-        ({"h": 18, "w": 18, "padding": (0, 0)}, "14x28"),  # 16 columns, but the input has 18
+        ({"h": 18, "w": 18, "padding": (0, 0)}, "13x32"),  # 16 columns, but the input has 18: no two images
+        ({"h": 13, "w": 13}, "13x32"),  # two images fill an item, without positions that are none
+        ({"n": 64, "c": 64, "h": 104, "w": 104, "k": 128}, "13x32"),  # 26 columns of tiles: wide items hold 28
+        ({"n": 64, "c": 128, "h": 52, "w": 52, "k": 256, "precision": "tf32", "dtype": "float32"}, "13x32"),
+        ({"n": 64, "c": 64, "h": 112, "w": 112, "k": 128}, "14x28"),  # nothing is lost
+        ({"n": 1, "c": 64, "h": 104, "w": 104, "k": 128}, "14x28"),  # one wave either way
+        ({"h": 52, "w": 52, "k": 60}, "14x28"),
+        ({"h": 52, "w": 52, "layout": "nchw"}, "14x28"),
         ({"h": 7, "w": 7}, "4x7x8"),
         ({"k": 48}, "14x28"),  # half of the items, but one wave either way
         ({"k": 60}, "14x28"),  # no tensor copies of rows of filters
@@ -245,7 +255,7 @@ def test_what_follows_costs_pytorch_a_pass_and_ours_nothing(device):
     ],
 )
 def test_winograd_fused_fits_its_items_to_the_map(change, outputs):
-    """Two or four images share an item where their rows are short and that saves a wave of items."""
+    """Two or four images share an item, or its tiles come from a list, where that saves waves of items."""
     geometry = {"n": 64, "c": 512, "h": 14, "w": 14, "k": 512, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float16"}
     problem = _C.ConvProblem(**geometry | {"layout": "nhwc"} | change)
     rows = _C.candidates(problem, _C.h200_device())

@@ -27,9 +27,12 @@ ALLOWED: dict[str, str] = {
     r"\(fastconv::algos::implicit_gemm::Mode\)1, 128, 2, \(fastconv::algos::implicit_gemm::wgmma::Source\)": (
         "class tf32: counters of the loop over tiles parked, none within the loop over steps"
     ),
-    r"winograd_fused::single::convolve<(float|__half|__nv_bfloat16), 2, ": (
-        "168 sums beside 36 registers of filters: values of the loop over items parked, none within the loops over "
-        "products or over the tiles of a row"
+    r"winograd_fused::single::convolve<(float|__half|__nv_bfloat16), 1, ": (
+        "narrow items, 168 sums beside 36 registers of filters: values of the loop over items parked, none within the "
+        "loops over products or over the tiles of a row"
+    ),
+    r"winograd_fused::single::convolve<(float|__half|__nv_bfloat16), 3, ": (
+        "items from a list: values of the loops over items and stages parked; in float32 two sums, once an item"
     ),
     r"winograd::input_transform_nhwc<(__half|__nv_bfloat16), [24], \(fastconv::winograd::Mode\)[23], 1>": (
         "odd numbers of channels on sm_80: ptxas parks one or two values, outside the inner loop, for a third block; "

@@ -172,6 +172,10 @@ __device__ __forceinline__ void load_shared(float* four, std::uint32_t source) {
 __device__ __forceinline__ void synchronise(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+// Arrives there without waiting.
+__device__ __forceinline__ void arrive_at(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 // ---- Registers of a warpgroup's threads (multiples of 8)
 
@@ -293,6 +297,24 @@ __device__ __forceinline__ void multiply_shared(float (&d)[64], std::uint64_t a,
   } else {
     FASTCONV_SHARED_PRODUCT(f16);
   }
+#endif
+}
+
+#undef FASTCONV_SHARED_PRODUCT
+
+// And with n = 64 or 48, of float16. a0, b, p: numbers of the operands behind the accumulators
+#define FASTCONV_SHARED_PRODUCT(n, count, a0, b0, p)                                                \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
+               "k16.f32.f16.f16 {" FASTCONV_S##count "}, %" #a0 ", %" #b0 ", p, 1, 1, 0, 0;\n}"     \
+               : FASTCONV_D##count                                                                  \
+               : "l"(a), "l"(b), "n"(accumulate ? 1 : 0))
+
+template <typename Half, bool accumulate, int count>
+__device__ __forceinline__ void multiply_shared(float (&d)[count], std::uint64_t a, std::uint64_t b) {
+  static_assert(std::is_same_v<Half, half_t> && (count == 24 || count == 32));
+#if defined(FASTCONV_HAS_WGMMA)
+  if constexpr (count == 24) FASTCONV_SHARED_PRODUCT(48, 24, 24, 25, 26);
+  if constexpr (count == 32) FASTCONV_SHARED_PRODUCT(64, 32, 32, 33, 34);
 #endif
 }
 

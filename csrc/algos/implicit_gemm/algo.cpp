@@ -64,10 +64,12 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double latency_us = problem.groups == 1 ? 0.8 * steps : (2.0 + 0.5 * steps) * rounded / slots;
   // Element by element the gathering decides, not the tensor cores.
   const double gathered = blocks * pixel_tile * steps * depth_tile;
-  const double gather_rate = (config.mode == Mode::split ? 0.0045 : 0.007) * device.fp32_flops_per_s;
+  const bool half = config.mode != Mode::split && problem.groups == 1;
+  const double gather_rate = (config.mode == Mode::split ? 0.0045 : half ? 0.0097 : 0.007) * device.fp32_flops_per_s;
   const double gather_us = loads_vectors(problem) ? 0.0 : 1e6 * gathered / gather_rate;
   const double bytes = problem.compulsory_bytes() + 2.0 * static_cast<double>(transposed_input_bytes(problem));
-  return 8.0 + std::max({tensor_us, latency_us, gather_us}) + 1e6 * bytes / (0.6 * device.bandwidth_bytes_per_s);
+  return (half ? 6.4 : 8.0) + std::max({tensor_us, latency_us, gather_us}) +
+         1e6 * bytes / (0.6 * device.bandwidth_bytes_per_s);
 }
 
 std::string describe_tile(const wgmma::Plan& plan) {
@@ -90,7 +92,7 @@ std::string describe_tile(const lean::Plan& plan, AccuracyClass accuracy) {
   const std::string tile = plan.kind == lean::Tile::rows
                                ? text(plan.pixels) + " outputs in a row"
                                : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
-  const char* type = accuracy == AccuracyClass::tf32 ? "TF32" : describe(select_mode(accuracy));
+  const char* type = accuracy == AccuracyClass::tf32 ? "TF32" : describe(select_mode(accuracy));  // fp32: 3 x float16
   return "lean, " + std::string(type) + ", tile " + tile + ", " + text(plan.filter_tile) + " filters, " +
          text(plan.steps) + " steps of " + text(plan.step_channels) +
          (plan.stage_taps > 1 ? ", whole windows" : ", single taps") +
@@ -109,10 +111,17 @@ ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
       transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.9 * device.bandwidth_bytes_per_s);
   double cost_us = launch_us + kernel_us + transposition_us;
   if (const auto lean = lean::make_plan(problem, weights.filter_tile, device)) {
-    const double lean_us = lean::cost_us(*lean, problem, device);
-    // The other model knows no cold start.
-    const double cold_start_us = problem.n == 1 ? 2.0 : 0.0;
-    if (lean_us < cost_us + cold_start_us) cost_us = lean_us, plan.lean = std::make_shared<const lean::Plan>(*lean);
+    const double lean_us = transposition_us + lean::cost_us(*lean, problem, device);
+    // The other model knows little of NCHW, and is some per cent high for half types, low for tf32 and 48 filters.
+    const bool nchw = problem.layout == Layout::nchw;
+    const double of_model = size_of(problem.dtype) == 2    ? 0.95
+                            : weights.filter_tile == 48    ? (problem.n < 8 ? 1.0 : 1.1)
+                            : weights.mode == Mode::single ? 1.06
+                                                           : 1.0;
+    const double nchw_us =
+        (problem.p() * problem.q() < 2048 ? 6e-6 : 1.5e-6) * static_cast<double>(problem.output_numel());
+    const double other_us = of_model * cost_us + (nchw ? nchw_us : 0.0);
+    if (lean_us < other_us) cost_us = lean_us, plan.lean = std::make_shared<const lean::Plan>(*lean);
   }
   return {"wgmma, " + (plan.lean != nullptr ? describe_tile(*plan.lean, problem.accuracy) : describe_tile(plan)),
           transposed + plan.workspace_bytes(problem), cost_us, std::make_shared<const wgmma::Plan>(plan)};

@@ -91,11 +91,14 @@ void run_wgmma(const ConvArgs& args, Runtime& runtime) {
   const Input input = prepare_input(args, stream_of(runtime));
   const auto& plan = *static_cast<const wgmma::Plan*>(args.detail);
   if (plan.lean != nullptr && is_aligned(args.y, 16) && is_aligned(args.residual, 16)) {
-    const AccuracyClass accuracy = args.problem.accuracy;
-    const bool tf32 = accuracy == AccuracyClass::tf32;
-    const void* weight = static_cast<const char*>(args.weight) + (tf32 ? plan.weights.rounded_offset() : 0);
-    const auto run = tf32 ? lean::run_tf32 : accuracy == AccuracyClass::fp16 ? lean::run_fp16 : lean::run_bf16;
-    return run(args, *plan.lean, input.x, weight, runtime);
+    const bool tf32 = args.problem.accuracy == AccuracyClass::tf32;
+    const char* weight = static_cast<const char*>(args.weight);
+    const auto* exponents = reinterpret_cast<const int*>(weight + plan.weights.weight_bytes());
+    const auto run = tf32                               ? lean::run_tf32
+                     : plan.weights.mode == Mode::split ? lean::run_fp32
+                     : plan.weights.mode == Mode::fp16  ? lean::run_fp16
+                                                        : lean::run_bf16;
+    return run(args, *plan.lean, input.x, weight + (tf32 ? plan.weights.rounded_offset() : 0), exponents, runtime);
   }
   const auto run = plan.weights.mode == Mode::split    ? wgmma::run_split
                    : plan.weights.mode == Mode::single ? wgmma::run_single

@@ -6,9 +6,12 @@
 
 namespace fastconv::algos::implicit_gemm::lean {
 
-// x: args.x, NHWC, 16-byte aligned. weight: packed [filter tile][step][packed rows][128 bytes].
-#define FASTCONV_DECLARE(name) \
-  void run_##name(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, Runtime& runtime);
+// x: args.x, NHWC, 16-byte aligned. weight: packed [filter tile][step][packed rows][128 bytes]. exponents: class fp32:
+// of the filters' scales.
+#define FASTCONV_DECLARE(name)                                                                                     \
+  void run_##name(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int* exponents, \
+                  Runtime& runtime);
+FASTCONV_DECLARE(fp32)
 FASTCONV_DECLARE(fp16)
 FASTCONV_DECLARE(bf16)
 FASTCONV_DECLARE(tf32)

@@ -1,6 +1,7 @@
 // Tiles of the lean Hopper kernel, shared by the planner and the kernel: for problems that last some microseconds,
 // where what counts is how many instructions lie before the first product and behind the last one. Half types, and
-// class tf32 in TF32 products; NHWC. Both operands are read from shared memory by the tensor cores themselves.
+// class tf32 in TF32 products: both operands are read from shared memory by the tensor cores themselves. Class fp32 in
+// three products of halves: pixels pass through registers (lean_split.cuh). NHWC.
 //
 // A block has one tile of output, or one part of its reduction. Steps and packed weights are those of wgmma_config.h;
 // in class tf32 a step has 32 channels and its weights are float32, rounded.
@@ -20,11 +21,10 @@ namespace fastconv::algos::implicit_gemm::lean {
 constexpr int multiply_warpgroups = 2;
 constexpr int row_bytes = 128;  // of a pixel of a stage, and of a filter of a step
 constexpr int most_filter_slots = 12, most_input_slots = 4, most_box_pixels = 640, most_parts = 8;
-// What has been measured: batch 1, up to a few rounds of blocks. Beyond, the other kernel.
-constexpr std::int64_t most_images = 8;
-constexpr double most_rounds = 6;
+constexpr double most_rounds = 20;         // of blocks: what has been measured
 constexpr std::int64_t most_grid = 65535;  // blocks along the second and third dimension
 constexpr std::size_t shared_limit = 227 * 1024, shared_of_two = 113 * 1024;
+constexpr int control_bytes = 1024, split_control_bytes = 4096;  // Control in lean_tile.cuh
 
 // How the rows of A, pixels of a stage in shared memory, lie under a tile.
 enum class Tile {
@@ -36,8 +36,9 @@ enum class Tile {
 
 struct Plan {
   Tile kind;
+  bool split;       // class fp32
   int pixels;       // of a tile: 128; or 64, whose steps the two warpgroups share
-  int filter_tile;  // of a block: 128, 64 or 32
+  int filter_tile;  // of a block: 128, 64 or 32; class fp32: or 48
   int parts;        // of the reduction: blocks of a cluster
   int tile_n, tile_p, tile_q;
   int box_n, box_h, box_w;
@@ -45,7 +46,8 @@ struct Plan {
   int input_slots, filter_slots;
   std::int64_t steps, steps_of_part, packed_rows, filter_tiles, tiles_n, tiles_p, tiles_q;
 
-  int shares() const { return multiply_warpgroups * 64 / pixels; }  // warpgroups that have the same pixels
+  bool is_paired() const { return filter_tile < (split ? 64 : 128); }  // registers for two blocks on a multiprocessor
+  int shares() const { return multiply_warpgroups * 64 / pixels; }     // warpgroups that have the same pixels
   std::size_t stage_bytes() const {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * row_bytes + 1023) / 1024 * 1024;
   }
@@ -61,7 +63,8 @@ struct Plan {
     return static_cast<std::size_t>(others * owned_warps() * filter_tile) * 64;
   }
   std::size_t shared_bytes() const {  // alignment, control and bias; stages; filters; sums
-    return 1024 + 1024 + input_slots * stage_bytes() + filter_slots * filter_bytes() + sums_bytes();
+    return 1024 + (split ? split_control_bytes : control_bytes) + input_slots * stage_bytes() +
+           filter_slots * filter_bytes() + sums_bytes();
   }
   std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * filter_tiles; }
   std::int64_t blocks() const { return tiles() * parts; }
@@ -69,9 +72,9 @@ struct Plan {
 
 inline bool is_possible(const ConvProblem& problem) {
   const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
-  return problem.layout == Layout::nhwc && problem.groups == 1 && problem.k * size % 16 == 0 &&
+  return problem.groups == 1 && problem.k * size % 16 == 0 &&
          (problem.accuracy == AccuracyClass::fp16 || problem.accuracy == AccuracyClass::bf16 ||
-          problem.accuracy == AccuracyClass::tf32) &&
+          problem.accuracy == AccuracyClass::tf32 || problem.accuracy == AccuracyClass::fp32) &&
          problem.output_numel() < std::int64_t{1} << 30;
 }
 
@@ -106,8 +109,11 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
     plan.stage_taps = dense ? 1 : static_cast<int>(taps);
     plan.steps = divide(problem.c, plan.step_channels) * taps;
     plan.packed_rows = packed_rows;
-    for (int filters : {128, 64, 32}) {
-      if (filters > packed_rows || (filters > 32 && problem.k <= filters / 2)) continue;
+    for (int filters : {128, 64, 48, 32}) {
+      const int share = packed_rows / filters;  // of a packed tile's rows: a power of two
+      if (share * filters != packed_rows || (share & (share - 1)) != 0) continue;
+      if (filters > 32 && problem.k <= filters / 2) continue;
+      if (filters == 128 && plan.split) continue;  // sums and totals: too many registers
       plan.filter_tile = filters;
       plan.filter_tiles = divide(problem.k, filters);
       for (plan.parts = 1; plan.parts <= std::min(plan.pixels / 16, most_parts); plan.parts *= 2) {
@@ -115,11 +121,18 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
         if (divide(plan.steps, plan.steps_of_part) != plan.parts) continue;
         const std::int64_t least_steps = plan.steps - (plan.parts - 1) * plan.steps_of_part;
         if (least_steps < plan.shares()) continue;
+        // A warpgroup that has no step of a stage does not wait for it, and would not notice its slot's next phase.
+        bool waits = true;
+        for (int part = 1; part < plan.parts && plan.shares() > 1; ++part) {
+          waits = waits && (plan.stage_taps == 1 || part * plan.steps_of_part % plan.stage_taps != plan.stage_taps - 1);
+        }
+        if (!waits) continue;
         const auto stages = static_cast<int>(
             std::min<std::int64_t>(divide(plan.steps_of_part, plan.stage_taps) +
                                        (plan.parts > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
                                    most_input_slots));
         for (const std::size_t limit : {shared_of_two, shared_limit}) {
+          if (limit == shared_of_two && !plan.is_paired()) continue;
           plan.filter_slots = static_cast<int>(std::min<std::int64_t>(plan.steps_of_part, most_filter_slots));
           plan.input_slots = std::min(stages, plan.stage_taps == 1 ? most_input_slots : 3);
           const int least_inputs = std::min(stages, 2), least_filters = std::min(plan.filter_slots, 4);
@@ -150,6 +163,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
   };
   const auto consider_tile = [&](int pixels) {
     Plan plan{};
+    plan.split = problem.accuracy == AccuracyClass::fp32;
     plan.pixels = pixels;
     const auto set = [&](Tile kind, int n, int p, int q) {
       plan.kind = kind;
@@ -202,29 +216,76 @@ inline double blocks_at_once(const Plan& plan, const DeviceInfo& device) {
   return plan.parts >= 4 ? std::floor(device.processors * (120.0 / 132.0)) : device.processors;
 }
 
-// Microseconds of a launch with cold caches, timer included, fitted to 300 plans of 21 layers on an H200
-// (docs/performance.md).
+// Microseconds of a launch with cold caches, timer included, fitted to some thousand plans of 22 layers with 1 to 64
+// images on an H200 (docs/performance.md).
+struct Factors {
+  double step, step_filter;   // of a warpgroup, however small
+  double tap, tap_filter;     // the same where a stage is one tap
+  double stage, split;        // class fp32: splitting a stage; a block's instructions for a step of 64 pixels
+  double tensor;              // a step's pixel and filter
+  double filter_row, pixel;   // copies of a block
+  double round;               // of blocks
+  double parts, contributor;  // adding up
+  double launch;
+};
+constexpr Factors one_product{.step = 0.205,
+                              .step_filter = 0.00018,
+                              .tap = 0.285,
+                              .tap_filter = 0.0001,
+                              .stage = 0,
+                              .split = 0,
+                              .tensor = 0.7e-5,
+                              .filter_row = 0.00196,
+                              .pixel = 0.0007,
+                              .round = 2.4,
+                              .parts = 0.31,
+                              .contributor = 0.078,
+                              .launch = 8.0};
+constexpr Factors three_products{.step = 0.230,
+                                 .step_filter = 0.0016,
+                                 .tap = 0.347,
+                                 .tap_filter = 0.0017,
+                                 .stage = 0.18,
+                                 .split = 0.097,
+                                 .tensor = 3.6e-5,
+                                 .filter_row = 0.0027,
+                                 .pixel = 0.00135,
+                                 .round = 2.9,
+                                 .parts = 0.08,
+                                 .contributor = 0.107,
+                                 .launch = 10.8};
+
 inline double cost_us(const Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
+  const Factors& factor = plan.split ? three_products : one_product;
+  const bool taps = plan.stage_taps == 1;
+  const double strided = problem.stride_h * problem.stride_w > 1 ? 1.3 : 1.0;  // copies that skip pixels
   const double filters = plan.filter_tile, steps = static_cast<double>(plan.steps_of_part);
-  const double rounds = std::ceil(static_cast<double>(plan.blocks()) / blocks_at_once(plan, device));
-  const double beside = std::min(rounds, plan.filter_tile < 128 && plan.shared_bytes() <= shared_of_two ? 2.0 : 1.0);
-  // What a warpgroup needs for its steps, however small; the tensor cores; the copies.
-  const double latency = std::ceil(steps / plan.shares()) * (0.196 + 0.00032 * filters);
-  const double tensor = beside * steps * plan.pixels * filters * 1.93e-5;
-  const double boxes = std::ceil(steps / plan.stage_taps) * plan.box_n * plan.box_h * plan.box_w;
-  const double copies = beside * (steps * filters * 0.00168 + boxes * 0.00133);
-  const double body = std::ceil(rounds / beside) * std::max({latency, tensor, copies}) + 0.98 * (rounds - 1);
+  const double blocks = static_cast<double>(plan.blocks()),
+               rounds = std::max(1.0, std::ceil(blocks / blocks_at_once(plan, device)));
+  const double beside = std::min(rounds, plan.is_paired() && plan.shared_bytes() <= shared_of_two ? 2.0 : 1.0);
+  const double stages = std::ceil(steps / plan.stage_taps), pixels = stages * plan.box_n * plan.box_h * plan.box_w;
+  const double latency = std::ceil(steps / plan.shares()) * (taps ? strided * factor.tap + factor.tap_filter * filters
+                                                                  : factor.step + factor.step_filter * filters) +
+                         (taps ? 0 : stages * factor.stage);
+  const double tensor = beside * steps * plan.pixels * filters * factor.tensor;
+  const double copies = beside * (steps * filters * factor.filter_row + pixels * factor.pixel);
+  const double split = beside * steps * plan.pixels / 64 * factor.split;
+  const double all_copies = blocks * (steps * filters + pixels) * row_bytes / 8.9e6;  // from the L2 cache
+  const double body =
+      std::max(std::ceil(rounds / beside) * std::max({latency, tensor, copies, split}) + factor.round * (rounds - 1),
+               all_copies);
   const double contributors = plan.contributors();
-  const double joining =
-      (plan.parts > 1 ? 0.58 : 0.0) + (contributors > 1 ? 0.041 * contributors * std::sqrt(filters / 64) : 0.0);
+  const double joining = (plan.parts > 1 ? factor.parts : 0.0) +
+                         (contributors > 1 ? factor.contributor * contributors * std::sqrt(filters / 64) : 0.0);
   const double bytes = problem.compulsory_bytes();
-  return 7.8 + joining + 0.11e-6 * bytes + std::max(body, 1e6 * bytes / device.bandwidth_bytes_per_s);
+  // Elements of NCHW are stored one by one.
+  const double nchw = problem.layout == Layout::nchw ? 1.0 + 2.3e-6 * static_cast<double>(problem.output_numel()) : 0.0;
+  return factor.launch + joining + nchw + 0.167e-6 * bytes + std::max(body, 1e6 * bytes / device.bandwidth_bytes_per_s);
 }
 
 // The best plan, if there is one. packed_rows: filters of a packed tile.
 inline std::optional<Plan> make_plan(const ConvProblem& problem, int packed_rows, const DeviceInfo& device) {
   std::optional<Plan> best;
-  if (problem.n > most_images) return best;
   double least = 0;
   for_each_plan(problem, packed_rows, [&](const Plan& plan) {
     if (static_cast<double>(plan.blocks()) > most_rounds * blocks_at_once(plan, device)) return;

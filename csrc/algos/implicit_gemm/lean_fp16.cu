@@ -2,8 +2,8 @@
 
 namespace fastconv::algos::implicit_gemm::lean {
 
-void run_fp16(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, Runtime& runtime) {
-  run<half_t>(args, plan, x, weight, runtime);
+void run_fp16(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int*, Runtime& runtime) {
+  run<half_t>(args, plan, x, weight, nullptr, runtime);
 }
 
 }  // namespace fastconv::algos::implicit_gemm::lean

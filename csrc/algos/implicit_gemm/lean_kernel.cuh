@@ -3,100 +3,11 @@
 // way from the first one to the first product is short, and every loop is rolled.
 #pragma once
 
-#include <cuda.h>
-
 #include <type_traits>
 
-#include "algos/implicit_gemm/lean_config.h"
-#include "device/cluster.cuh"
-#include "device/epilogue.h"
-#include "device/fast_divide.h"
-#include "device/hopper.cuh"
+#include "algos/implicit_gemm/lean_split.cuh"
 
 namespace fastconv::algos::implicit_gemm::lean {
-
-// In the order of use: constants come from memory, too, 64 bytes at a time (the first 48 bytes here are such a line).
-template <typename T>
-struct Params {
-  WaitReport* report;
-  int steps, steps_of_part, parts_log2;
-  int input_slots, filter_slots, stage_bytes;
-  int box_bytes, stage_taps, step_channels;
-  int shares;  // warpgroups that have the same pixels, and each its turn of the steps
-  bool joins;  // other warps have sums of the same pixels
-  // Input.
-  int rows_pixels;             // rows: pixels of a tile; else 0
-  int tile_n, tile_p, tile_q;  // rows: tile_q is the pitch
-  int pad_h, pad_w, stride_h, stride_w;
-  FastDivide by_tile_q, by_tiles_p, by_stage_taps;
-  // Filters.
-  const unsigned char* weight;  // [packed filter tile][step][packed rows][128 bytes]
-  std::int64_t packed_tile_bytes;
-  const T* bias;     // as in the epilogue; null: read there, element by element
-  int packed_bytes;  // of a step of a packed filter tile
-  int halves_log2;   // blocks that share a packed filter tile
-  int k;
-  // Products.
-  int group_stride;           // of A: from 8 pixels to the next, bytes / 16
-  int second_pixels;          // in a stage, from the first warpgroup's pixels to the second's
-  int column_step, row_step;  // in a stage, from a tap to that of the next column, of the next row, bytes / 16
-  int s;
-  FastDivide by_s, by_taps;
-  int dilation_h, dilation_w;
-  int sums_bytes;  // that come from other blocks
-  int owned_log2;  // sixteens of pixels that a block finishes
-  // Output.
-  int n, p, q;
-  FastDivide by_tile_p;
-  T* y;  // [N, P, Q, K]
-  Epilogue<T> epilogue;
-};
-
-template <typename T_, int filter_tile_>
-struct Shape {
-  using T = T_;
-  static constexpr int filter_tile = filter_tile_, sums = filter_tile / 2;
-  static constexpr int filter_bytes = filter_tile * lean::row_bytes;
-  static constexpr int warpgroups = multiply_warpgroups, multiplying = 4 * warpgroups, threads = 32 * (multiplying + 2);
-  static constexpr int blocks = filter_tile == 128 ? 1 : 2;  // on a multiprocessor, if memory has room
-  static constexpr int chunk = 16 / sizeof(T);               // filters that a lane stores at once
-};
-
-struct Control {
-  std::uint64_t input_full[most_input_slots], input_free[most_input_slots];
-  std::uint64_t filters_full[most_filter_slots], filters_free[most_filter_slots];
-  std::uint64_t sums_full;
-  std::uint64_t pad;
-  unsigned char bias[512];
-};
-static_assert(sizeof(Control) <= 1024 && offsetof(Control, bias) % 16 == 0);
-
-// ---- D[64][n] (+)= A[64][16] B[n][16]^T, both in shared memory, 32 bytes of each row; TF32: 8 values of 4 bytes.
-
-#define FASTCONV_LEAN_PRODUCT(shape, types, transposed, count, a0, b0, p0)                                        \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p0 ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." types \
-               " {" FASTCONV_S##count "}, %" #a0 ", %" #b0 ", p, 1, 1" transposed ";\n}"                          \
-               : FASTCONV_D##count                                                                                \
-               : "l"(a), "l"(b), "n"(1))
-#define FASTCONV_LEAN_SIZES(depth, types, transposed)                                                  \
-  if constexpr (count == 16) FASTCONV_LEAN_PRODUCT("m64n32" depth, types, transposed, 16, 16, 17, 18); \
-  if constexpr (count == 32) FASTCONV_LEAN_PRODUCT("m64n64" depth, types, transposed, 32, 32, 33, 34); \
-  if constexpr (count == 64) FASTCONV_LEAN_PRODUCT("m64n128" depth, types, transposed, 64, 64, 65, 66);
-
-template <typename T, int count>
-__device__ __forceinline__ void multiply(float (&d)[count], std::uint64_t a, std::uint64_t b) {
-#if defined(FASTCONV_HAS_WGMMA)
-  if constexpr (std::is_same_v<T, float>) {
-    FASTCONV_LEAN_SIZES("k8", "tf32.tf32", "")
-  } else if constexpr (std::is_same_v<T, bfloat16_t>) {
-    FASTCONV_LEAN_SIZES("k16", "bf16.bf16", ", 0, 0")
-  } else {
-    FASTCONV_LEAN_SIZES("k16", "f16.f16", ", 0, 0")
-  }
-#endif
-}
-#undef FASTCONV_LEAN_SIZES
-#undef FASTCONV_LEAN_PRODUCT
 
 // 16 bytes to shared memory of a block of the cluster, counted by a barrier there.
 __device__ __forceinline__ void send(std::uint32_t target, const float* values, std::uint32_t barrier) {
@@ -112,33 +23,6 @@ __device__ __forceinline__ float4 load_sums(std::uint32_t address) {
                : "r"(address)
                : "memory");
   return value;
-}
-
-template <WaitRole role>
-__device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, WaitReport* report) {
-  hopper::wait(barrier, parity, WaitSite{report, kernel_implicit_gemm, role});
-}
-
-// Where a block's tile is.
-struct Place {
-  int n, p, q;  // first image, row, column
-  int start;    // rows: of the tile's first pixel in its row
-};
-template <typename T>
-__device__ __forceinline__ Place place_of(const Params<T>& params) {
-  Place place;
-  unsigned at = blockIdx.z;
-  if (params.rows_pixels > 0) {
-    unsigned first = blockIdx.y * params.rows_pixels;
-    place.start = static_cast<int>(params.by_tile_q.peel(first));
-    place.n = static_cast<int>(at), place.p = static_cast<int>(first), place.q = 0;
-  } else {
-    place.start = 0;
-    place.q = static_cast<int>(blockIdx.y) * params.tile_q;
-    place.p = static_cast<int>(params.by_tiles_p.peel(at)) * params.tile_p;
-    place.n = static_cast<int>(at) * params.tile_n;
-  }
-  return place;
 }
 
 // All threads arrive; what it orders is the initialisation of barriers, which has a fence of its own.
@@ -171,15 +55,28 @@ __device__ __forceinline__ void load_filters(const Params<typename S::T>& params
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
     hopper::copy_bulk(shared_address(control.bias), params.bias + filters * S::filter_tile, bytes, full);
   }
+  if constexpr (S::split) {
+    constexpr int bytes = S::filter_tile * sizeof(int);
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(full), "r"(bytes) : "memory");
+    hopper::copy_bulk(shared_address(control.exponent), params.exponents + filters * S::filter_tile, bytes, full);
+  }
   int slot = 0;
   unsigned parity = 1;
+  const auto load = [&](int left, const unsigned char* next) {
 #pragma unroll 1
-  for (; steps > 0; --steps, source += params.packed_bytes) {
-    const std::uint32_t barrier = full + 8 * slot;
-    wait<role_load>(barrier + sizeof(control.filters_full), parity, params.report);
-    hopper::arrive_expecting(barrier, S::filter_bytes);
-    hopper::copy_bulk(target + slot * S::filter_bytes, source, S::filter_bytes, barrier);
-    if (++slot == params.filter_slots) slot = 0, parity ^= 1;
+    for (; left > 0; --left, next += params.packed_bytes) {
+      const std::uint32_t barrier = full + 8 * slot;
+      wait<role_load>(barrier + sizeof(control.filters_full), parity, params.report);
+      hopper::arrive_expecting(barrier, S::filter_bytes);
+      hopper::copy_bulk(target + slot * S::filter_bytes, next, S::filter_bytes, barrier);
+      if (++slot == params.filter_slots) slot = 0, parity ^= 1;
+    }
+  };
+  load(steps, source);
+  if constexpr (S::split) {
+    for (int pass = 1; pass < most_passes(params) && repeats(control, pass - 1, params.report); ++pass) {
+      load(steps, source);
+    }
   }
 }
 
@@ -189,25 +86,33 @@ __device__ __forceinline__ void load_input(const Params<typename S::T>& params, 
                                            Control& control, std::uint32_t input, int first_step, int steps) {
   const Place place = place_of(params);
   const int w = place.q * params.stride_w - params.pad_w, h = place.p * params.stride_h - params.pad_h;
-  unsigned stage = params.by_stage_taps.quotient(first_step);
+  const unsigned stage = params.by_stage_taps.quotient(first_step);
   steps += first_step - static_cast<int>(stage) * params.stage_taps;
   const std::uint32_t full = shared_address(control.input_full);
   int slot = 0;
   unsigned parity = 1;
+  const auto load = [&](int left, unsigned stage) {
 #pragma unroll 1
-  for (; steps > 0; steps -= params.stage_taps, ++stage) {
-    unsigned block = stage, r = 0, s = 0;
-    if (params.stage_taps == 1) {
-      r = params.by_taps.peel(block);
-      s = params.by_s.peel(r);
+    for (; left > 0; left -= params.stage_taps, ++stage) {
+      unsigned block = stage, r = 0, s = 0;
+      if (params.stage_taps == 1) {
+        r = params.by_taps.peel(block);
+        s = params.by_s.peel(r);
+      }
+      const std::uint32_t barrier = full + 8 * slot;
+      wait<role_load>(barrier + sizeof(control.input_full), parity, params.report);
+      hopper::arrive_expecting(barrier, params.box_bytes);
+      hopper::copy_box(input + slot * params.stage_bytes, map, static_cast<int>(block) * params.step_channels,
+                       w + static_cast<int>(s) * params.dilation_w, h + static_cast<int>(r) * params.dilation_h,
+                       place.n, barrier);
+      if (++slot == params.input_slots) slot = 0, parity ^= 1;
     }
-    const std::uint32_t barrier = full + 8 * slot;
-    wait<role_load>(barrier + sizeof(control.input_full), parity, params.report);
-    hopper::arrive_expecting(barrier, params.box_bytes);
-    hopper::copy_box(input + slot * params.stage_bytes, map, static_cast<int>(block) * params.step_channels,
-                     w + static_cast<int>(s) * params.dilation_w, h + static_cast<int>(r) * params.dilation_h, place.n,
-                     barrier);
-    if (++slot == params.input_slots) slot = 0, parity ^= 1;
+  };
+  load(steps, stage);
+  if constexpr (S::split) {
+    for (int pass = 1; pass < most_passes(params) && repeats(control, pass - 1, params.report); ++pass) {
+      load(steps, stage);
+    }
   }
 }
 
@@ -267,15 +172,15 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
     const std::uint32_t a = a_stage + offset, b = (filters + filter_slot * S::filter_bytes) >> 4;
     const std::uint32_t last_filters = free_filters, last_input = free_input;
     hopper::fence_products();
-    multiply<typename S::T>(sums, a_high | a, b_high | b);
-    multiply<typename S::T>(sums, a_high | (a + 2), b_high | (b + 2));
+    multiply_shared<typename S::T, true>(sums, a_high | a, b_high | b);
+    multiply_shared<typename S::T, true>(sums, a_high | (a + 2), b_high | (b + 2));
     // While these are under way: products block the warp that issues them until they begin.
     free_filters = filters_full + sizeof(control.filters_full) + 8 * filter_slot, free_input = 0;
     fresh = false;
     until_mine = shares;
     advance(true);
-    multiply<typename S::T>(sums, a_high | (a + 4), b_high | (b + 4));
-    multiply<typename S::T>(sums, a_high | (a + 6), b_high | (b + 6));
+    multiply_shared<typename S::T, true>(sums, a_high | (a + 4), b_high | (b + 4));
+    multiply_shared<typename S::T, true>(sums, a_high | (a + 6), b_high | (b + 6));
     hopper::commit_products();
     hopper::wait_for_products<1>();
     if (leads && last_filters != 0) hopper::arrive(last_filters);
@@ -336,7 +241,8 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
 enum class Finish {
   plain,    // bias
   clamped,  // bias, ReLU or ReLU6
-  general,  // the rest
+  general,  // the rest of NHWC
+  nchw,
 };
 
 // Within [0, cap]; NaN passes.
@@ -369,7 +275,14 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
     const int p = place.p + static_cast<int>(params.by_tile_p.peel(n));
     const int image = place.n + static_cast<int>(n);
     const bool exists = warp < S::multiplying && q < params.q && p < params.p && image < params.n;
-    index[i] = exists ? ((image * params.p + p) * params.q + q) * params.k + k : -1;
+    index[i] = exists ? (image * params.p + p) * params.q + q : -1;
+    if constexpr (finish == Finish::nchw) {
+      unsigned within = max(index[i], 0), of = within;
+      of = params.by_image.quotient(of);
+      index[i] = exists ? static_cast<int>(within + of * (params.k - 1) * params.by_image.divisor()) : -1;
+    } else {
+      index[i] = exists ? index[i] * params.k + k : -1;
+    }
   }
   const Epilogue<T>& epilogue = params.epilogue;
   const ActivationFunction& activate = epilogue.activate;
@@ -385,6 +298,18 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
 #pragma unroll
       for (int e = 0; e < chunk; ++e) value[e] = sums[(column / 8 + e / 2) * 4 + i * 2 + e % 2] + bias[e];
       const bool exists = index[i] >= 0 && k + column < params.k;
+      if constexpr (finish == Finish::nchw) {
+        if (!exists) continue;
+        const int image = static_cast<int>(params.by_image.divisor());
+        int at = index[i] + (k + column) * image;
+#pragma unroll
+        for (int e = 0; e < chunk; ++e, at += image) {
+          if (epilogue.residual != nullptr) value[e] += to_float(epilogue.residual[at]);
+          params.y[at] =
+              from_float<T>(activate.is_silu ? ActivationFunction::silu(value[e]) : activate.piecewise(value[e]));
+        }
+        continue;
+      }
       const int at = exists ? index[i] + column : 0;
       if constexpr (finish == Finish::clamped) {
 #pragma unroll
@@ -425,7 +350,8 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   }
   unsigned char* base = memory + (-shared_address(memory) & 1023);
   Control& control = *reinterpret_cast<Control*>(base);
-  const std::uint32_t input = shared_address(base) + 1024, filters = input + params.input_slots * params.stage_bytes,
+  const std::uint32_t input = shared_address(base) + S::control_bytes,
+                      filters = input + params.input_slots * params.stage_bytes,
                       sums_buffer = filters + params.filter_slots * S::filter_bytes;
   const int rank = static_cast<int>(blockIdx.x) & ((1 << params.parts_log2) - 1);
   const int first_step = rank * params.steps_of_part, steps = min(params.steps - first_step, params.steps_of_part);
@@ -440,6 +366,10 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
         if (params.joins) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
         initialise(control.input_full, control.input_free,
                    params.stage_taps == 1 ? S::multiplying / params.shares : S::multiplying);
+        if constexpr (S::split) {
+          hopper::barrier_init(shared_address(&control.passed), S::multiplying);
+          control.repeat = 0;
+        }
       }
     } else {
       if (lane == 0) {
@@ -455,6 +385,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
     } else {
       load_filters<S>(params, control, filters, first_step, steps);
     }
+    if (S::split) return;
     // On through the epilogue, which stores nothing for these warps: its instructions are then there for the others.
   }
   const Place place = place_of(params);
@@ -468,12 +399,18 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
     }
     asm volatile("bar.sync %0, %1;" ::"n"(all), "n"(S::threads) : "memory");
     if (params.parts_log2 > 0) arrive_in_cluster();
-    multiply_steps<S>(params, control, input, filters, place.start, first_step, steps, sums);
+    if constexpr (S::split) {
+      multiply_split<S>(params, control, input, filters, place.start, first_step, steps, sums);
+    } else {
+      multiply_steps<S>(params, control, input, filters, place.start, first_step, steps, sums);
+    }
     if (params.joins && !join<S>(params, control, sums_buffer, sums)) return;
   }
   const ActivationFunction& activate = params.epilogue.activate;
-  if (params.epilogue.residual != nullptr || activate.is_silu ||
-      (activate.negative_slope != 0.0f && (activate.negative_slope != 1.0f || activate.cap != INFINITY))) {
+  if (params.nchw) {
+    store<S, Finish::nchw>(params, place, control, sums);
+  } else if (params.epilogue.residual != nullptr || activate.is_silu ||
+             (activate.negative_slope != 0.0f && (activate.negative_slope != 1.0f || activate.cap != INFINITY))) {
     store<S, Finish::general>(params, place, control, sums);
   } else if (activate.negative_slope == 0.0f) {
     store<S, Finish::clamped>(params, place, control, sums);

@@ -69,16 +69,22 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight
                    .q = as_int(problem.q()),
                    .by_tile_p = divide(plan.tile_p),
                    .y = static_cast<T*>(args.y),
-                   .epilogue = make_epilogue<T>(args)};
+                   .epilogue = make_epilogue<T>(args),
+                   .exponents = nullptr,
+                   .nchw = problem.layout == Layout::nchw,
+                   .by_image = divide(problem.p() * problem.q())};
   if (is_product(problem)) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   return params;
 }
 
-// weight: packed [filter tile][step][packed rows][128 bytes]. x: NHWC, 16-byte aligned.
-template <typename T>
-void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, Runtime& runtime) {
+// weight: packed [filter tile][step][packed rows][128 bytes]. exponents: split: of the filters' scales. x: NHWC,
+// 16-byte aligned.
+template <typename T, bool split = false>
+void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int* exponents,
+         Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const Params<T> params = make_params<T>(args, plan, weight, runtime);
+  Params<T> params = make_params<T>(args, plan, weight, runtime);
+  params.exponents = exponents;
   const bool dense = plan.kind == Tile::dense;
   const Box4 box{.c = plan.step_channels,
                  .w = plan.box_w,
@@ -86,14 +92,15 @@ void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weig
                  .n = plan.box_n,
                  .stride_w = dense ? static_cast<int>(problem.stride_w) : 1,
                  .stride_h = dense ? static_cast<int>(problem.stride_h) : 1};
-  const CUtensorMapDataType type = std::is_same_v<T, float>    ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32  // rounds
+  const CUtensorMapDataType type = split                       ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : std::is_same_v<T, float>  ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32  // rounds
                                    : std::is_same_v<T, half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const CUtensorMap map =
       is_product(problem) ? make_tensor_map(x, type, sizeof(T), 1, 1, problem.n * problem.h * problem.w, problem.c, box)
                           : make_tensor_map(x, type, sizeof(T), problem.n, problem.h, problem.w, problem.c, box);
   const auto launch = [&](auto filter_tile) {
-    using S = Shape<T, filter_tile()>;
+    using S = Shape<T, filter_tile(), split>;
     allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -109,8 +116,11 @@ void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weig
     check_cuda(cudaLaunchKernelEx(&config, convolve<S>, map, params), "implicit_gemm");
   };
   switch (plan.filter_tile) {
-    case 128: return launch(std::integral_constant<int, 128>{});
+    case 128:
+      if constexpr (!split) return launch(std::integral_constant<int, 128>{});
     case 64: return launch(std::integral_constant<int, 64>{});
+    case 48:
+      if constexpr (split) return launch(std::integral_constant<int, 48>{});
     default: return launch(std::integral_constant<int, 32>{});
   }
 }

@@ -2,8 +2,8 @@
 
 namespace fastconv::algos::implicit_gemm::lean {
 
-void run_tf32(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, Runtime& runtime) {
-  run<float>(args, plan, x, weight, runtime);
+void run_tf32(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int*, Runtime& runtime) {
+  run<float>(args, plan, x, weight, nullptr, runtime);
 }
 
 }  // namespace fastconv::algos::implicit_gemm::lean

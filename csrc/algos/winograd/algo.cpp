@@ -32,21 +32,19 @@ Work work(const ConvProblem& problem, const Config& config) {
           2.0 * elements * products * static_cast<double>(config.c_pad) * static_cast<double>(problem.k)};
 }
 
-// Of our own product: blocks in rounds on all multiprocessors, a stage at 1.08 times the tensor cores' sustained rate
-// (more than that, because the card's power is shared with the memory in longer runs), 1 us for a block's output, 6 us
-// for the first and the last block; or the memory's time. Within 7 % of what an H200 needs from C = 128
-// (docs/performance.md).
+// Of our own product: a block's units one after the other, a stage at 1.12 times the tensor cores' sustained rate
+// (which longer runs do not keep up), 17 % slower where units have 64 filters or fewer, and 0.3 to 0.5 us for a unit's
+// output; or the memory's time; 5 us for the first and the last unit. With it the series is within 4 % of an H200's at
+// batch 64 (docs/performance.md).
 double own_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device, double bytes) {
-  const auto blocks = [](std::int64_t size, std::int64_t block) {
-    return static_cast<double>((size + block - 1) / block);
-  };
-  const double tasks = static_cast<double>(config.frequencies()) * blocks(config.tiles, product_tiles) *
-                       blocks(problem.k, product_filters);
-  const double stage = 6.0 * product_tiles * product_filters * product_channels /
-                       (1.08 * device.fp16_tensor_flops_per_s / device.processors);
-  const double rounds = std::ceil(tasks / device.processors);
-  const double multiply = rounds * (blocks(problem.c, product_channels) * stage + 1e-6) + 6e-6;
-  return std::max(multiply, bytes / (0.82 * device.bandwidth_bytes_per_s));
+  const Held held = choose_held(config.chunk_tiles, problem.k, config.groups);
+  const ProductGrid grid(held, config.frequencies(), config.tiles, problem.k, device.processors);
+  const double columns = held == Held::tiles ? 1.17 * unit_filters(config.chunk_tiles) : held_filters;
+  const double stage =
+      6.0 * unit_tiles * columns * product_channels / (1.12 * device.fp16_tensor_flops_per_s / device.processors);
+  const double unit = static_cast<double>(config.groups) * stage + (held == Held::tiles ? 0.3e-6 : 0.5e-6);
+  const double multiply = static_cast<double>(grid.block_units) * unit;
+  return std::max(multiply, bytes / (0.84 * device.bandwidth_bytes_per_s)) + 5e-6;
 }
 
 // Each stage at the rate it was measured to reach on an H200 (docs/performance.md); they do not overlap. The GEMM is

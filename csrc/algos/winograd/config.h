@@ -2,7 +2,7 @@
 //
 //   V [alpha^2][T][depth]   transformed input, in the workspace, a chunk of T tiles at a time
 //   U [alpha^2][K][depth]   transformed filters, in the packed weight, then K int32 exponents
-//   M [alpha^2][T][K_pad]   float32 products, in the workspace
+//   M [alpha^2][T][K_pad]   float32 products, in the workspace; our own product's as segments, below
 //
 // depth is C_pad; in split mode 2 C_pad for our own product, which reads hi twice from shared memory: rows
 // [group][lo, hi][group_channels], so that what a warp writes and a stage reads lies together; or 3 C_pad for the
@@ -44,8 +44,66 @@ inline bool multiplies_itself(Mode mode, const DeviceInfo& device) {
   return mode == Mode::split && device.type == DeviceType::cuda && device.compute_capability == 90;
 }
 
-// What a block of it multiplies at a time: tiles by filters, and channels of a stage.
-constexpr int product_tiles = 128, product_filters = 128, product_channels = 64;
+constexpr int product_channels = 64;  // of a stage of it
+
+// What a block of it holds in shared memory for both of its multiplying warpgroups, while the rest passes, a unit of
+// tiles or filters at a time for each of them.
+enum class Held : std::uint8_t {
+  filters,     // all channels of U of 128 filters; V passes. Up to 256 channels
+  tiles,       // all channels of V of 64 tiles; U passes. Up to 512 channels
+  few_stages,  // U of 128 filters, four stages of it, for a pair of units of V
+};
+constexpr int unit_tiles = 64, held_filters = 128;
+constexpr int held_filter_stages = 4, held_tile_stages = 8;
+
+// Measured (docs/performance.md): with few tiles U is what counts, and is read once; with one block of filters nothing
+// is gained where U stays.
+inline Held choose_held(std::int64_t tiles, std::int64_t filters, std::int64_t groups) {
+  if (tiles <= 4 * unit_tiles && groups <= held_tile_stages) return Held::tiles;
+  return filters > held_filters && groups <= held_filter_stages ? Held::filters : Held::few_stages;
+}
+
+// Filters of a unit, where V is held. 48: 36 frequencies of 512 filters are three units for each of 132 blocks.
+inline int unit_filters(std::int64_t tiles) { return tiles <= unit_tiles ? 48 : 64; }
+
+// How the units are shared out (products.cuh).
+struct ProductGrid {
+  std::int64_t held_blocks;      // parts of the operand that is held, one for each block
+  std::int64_t frequency_units;  // of a frequency
+  std::int64_t units;            // of all frequencies
+  std::int64_t groups;           // of blocks with the same units, if what is held stays; else blocks take turns
+  std::int64_t blocks;
+  std::int64_t block_units;  // the most that a block has to do
+
+  ProductGrid(Held held, std::int64_t frequencies, std::int64_t tiles, std::int64_t filters, std::int64_t processors) {
+    const auto parts = [](std::int64_t size, std::int64_t part) { return (size + part - 1) / part; };
+    if (held == Held::few_stages) {
+      held_blocks = parts(filters, held_filters);
+      frequency_units = 2 * parts(tiles, 2 * unit_tiles);
+    } else {
+      held_blocks = held == Held::filters ? parts(filters, held_filters) : parts(tiles, unit_tiles);
+      frequency_units = held == Held::filters ? parts(tiles, unit_tiles) : parts(filters, unit_filters(tiles));
+    }
+    units = frequencies * frequency_units;
+    if (held == Held::few_stages) {
+      const std::int64_t pairs = units / 2 * held_blocks;
+      blocks = groups = std::min(processors, pairs);
+      block_units = 2 * parts(pairs, blocks);
+    } else {
+      groups = std::min(std::max<std::int64_t>(1, processors / held_blocks), units);
+      blocks = groups * held_blocks;
+      block_units = parts(units, groups);
+    }
+  }
+};
+
+// M of our own product is written in the order of the multiplying threads' registers: [alpha^2][T/8][K_pad/16] segments
+// of 8 tiles x 16 filters, whatever behind the last tiles. Filter f of a segment lies at segment_place(f) of its tile's
+// 16.
+constexpr int segment_tiles = 8, segment_filters = 16, segment_values = segment_tiles * segment_filters;
+constexpr int segment_place(int filter) { return filter % 8 / 2 * 4 + filter / 8 * 2 + filter % 2; }
+constexpr int segment_filter(int place) { return place / 2 % 2 * 8 + place / 4 * 2 + place % 2; }
+constexpr std::int64_t segment_rows(std::int64_t tiles) { return (tiles + segment_tiles - 1) / segment_tiles; }
 
 // Tiles that rows of exponents have room for: our own product reads four at once.
 constexpr std::int64_t exponent_pitch(std::int64_t tiles) { return (tiles + 3) / 4 * 4; }
@@ -65,7 +123,10 @@ struct Config {
 
   std::int64_t frequencies() const { return static_cast<std::int64_t>(alpha) * alpha; }
   std::size_t v_bytes() const { return align(frequencies() * chunk_tiles * depth * element_bytes); }
-  std::size_t m_bytes() const { return align(frequencies() * chunk_tiles * k_pad * sizeof(float)); }
+  std::size_t m_bytes() const {
+    const std::int64_t rows = own_product ? segment_rows(chunk_tiles) * segment_tiles : chunk_tiles;
+    return align(frequencies() * rows * k_pad * sizeof(float));
+  }
   // Power-of-two scales: one int32 exponent per tile, and one per tile and group where there may be several.
   std::size_t tile_exponent_bytes() const { return align(exponent_pitch(chunk_tiles) * sizeof(std::int32_t)); }
   std::size_t group_exponent_bytes() const { return own_product ? groups * tile_exponent_bytes() : 0; }
@@ -98,8 +159,8 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   config.tiles_p = (problem.p() + m - 1) / m;
   config.tiles_q = (problem.q() + m - 1) / m;
   config.tiles = problem.n * config.tiles_p * config.tiles_q;
-  config.k_pad = round_up(problem.k, channel_multiple);
   config.own_product = multiplies_itself(config.mode, device);
+  config.k_pad = round_up(problem.k, config.own_product ? segment_filters : channel_multiple);
   config.groups = config.own_product ? (problem.c + product_channels - 1) / product_channels : 1;
   config.group_channels = round_up((problem.c + config.groups - 1) / config.groups, channel_multiple);
   config.c_pad = config.groups * config.group_channels;

@@ -54,6 +54,7 @@ Chunk make_chunk(const ConvProblem& problem, const Config& config) {
   chunk.by_tiles_p = FastDivide(static_cast<std::uint32_t>(config.tiles_p));
   chunk.by_tiles_q = FastDivide(static_cast<std::uint32_t>(config.tiles_q));
   chunk.by_groups = FastDivide(static_cast<std::uint32_t>(config.groups));
+  chunk.by_filter_blocks = FastDivide(static_cast<std::uint32_t>(ceil_div(chunk.k, segment_block_filters)));
   chunk.c_pad = static_cast<int>(config.c_pad), chunk.k_pad = static_cast<int>(config.k_pad);
   chunk.depth = static_cast<int>(config.depth);
   chunk.groups = static_cast<int>(config.groups), chunk.group_channels = static_cast<int>(config.group_channels);
@@ -82,10 +83,10 @@ void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* ex
   check_launch("winograd input transform");
 }
 
-// early: the product before lets this kernel begin beside its last blocks.
-template <typename T, int m>
+// early: this kernel may be launched before the product has ended. cached: much of M is in the L2 cache.
+template <typename T, int m, bool rows>
 void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents, const int* filter_exponents,
-                      const ConvArgs& args, bool early, cudaStream_t stream) {
+                      const ConvArgs& args, bool early, bool cached, cudaStream_t stream) {
   const auto launch = [&](auto kernel, dim3 grid, dim3 block) {
     launch_in_series(early && grid.x * grid.y <= few_blocks, kernel, grid, block, 0, stream,
                      "winograd output transform", chunk, products, tile_exponents, filter_exponents,
@@ -94,18 +95,22 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
   if (args.problem.layout == Layout::nhwc) {
     const bool even = chunk.k % 2 == 0;
     const int lanes = even ? chunk.k / 2 : chunk.k;
-    const dim3 block = row_block(row_lanes(lanes, 128), 128);
-    const dim3 grid(ceil_div(chunk.tiles, static_cast<int>(block.y)), ceil_div(lanes, static_cast<int>(block.x)));
-    launch(even ? output_transform_nhwc<T, m, 2> : output_transform_nhwc<T, m, 1>, grid, block);
+    const dim3 block = rows ? row_block(row_lanes(lanes, 128), 128) : dim3(segment_threads);
+    const dim3 grid =
+        rows ? dim3(ceil_div(chunk.tiles, static_cast<int>(block.y)), ceil_div(lanes, static_cast<int>(block.x)))
+             : dim3(ceil_div(chunk.tiles, even ? 8 : 4) * ceil_div(chunk.k, segment_block_filters));
+    const auto kernel =
+        even ? output_transform_nhwc<T, m, 2, rows, false> : output_transform_nhwc<T, m, 1, rows, false>;
+    launch(!rows && even && cached ? output_transform_nhwc<T, m, 2, rows, !rows> : kernel, grid, block);
   } else {
     const dim3 grid(ceil_div(chunk.tiles, output_block_tiles), ceil_div(chunk.k, output_block_filters));
-    launch(output_transform_nchw<T, m>, grid, output_block_threads);
+    launch(output_transform_nchw<T, m, rows>, grid, output_block_threads);
   }
 }
 
 // M = V U^T at every frequency.
 void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, const void* v, const void* u, float* m,
-              const int* group_exponents, int* tile_exponents, bool early, Runtime& runtime) {
+              const int* group_exponents, int* tile_exponents, Runtime& runtime) {
   if (config.own_product) {
     products::run({.v = v,
                    .u = u,
@@ -120,8 +125,7 @@ void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, co
                    .k_pad = config.k_pad,
                    .processors = runtime.device().processors,
                    .stream = runtime.stream(),
-                   .report = runtime.wait_report(),
-                   .early = early});
+                   .report = runtime.wait_report()});
     return;
   }
   GemmArgs gemm;
@@ -164,10 +168,19 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     } else {
       transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
     }
-    // The input transform of a small grid admits the product, which admits the output transform.
+    multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, runtime);
+    // Our own product begins beside the last blocks of the input transform where that has few, and admits it.
     const bool early = config.own_product && static_cast<unsigned>(chunk.tiles) * chunk.groups <= few_blocks;
-    multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, early, runtime);
-    transform_output<T, m>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, early, stream);
+    const bool cached = config.m_bytes() <= 2 * runtime.device().l2_bytes;
+    const auto transform = [&](auto rows) {
+      transform_output<T, m, rows()>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, early,
+                                     cached, stream);
+    };
+    if (config.own_product) {
+      if constexpr (mode == Mode::split) transform(std::false_type{});
+    } else {
+      transform(std::true_type{});
+    }
   }
 }
 

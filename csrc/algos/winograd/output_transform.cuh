@@ -29,22 +29,63 @@ __device__ __forceinline__ void transform_output_tile(const Load& load, const Em
   }
 }
 
-// NHWC. A row of the block takes a tile, a lane `vec` filters; the grid's second dimension takes further filters, so
-// that small maps fill the device.
-template <typename T, int m, int vec>
+// Where a thread reads M: the value of a frequency at first[frequency * pitch]. read_once: and then the L2 cache need
+// not keep it, so that of an M of about its size more is still there when its turn comes. (Of a larger one nothing is,
+// and this costs 8 %.)
+template <bool read_once = false>
+struct ProductReader {
+  const float* first;
+  std::int64_t pitch;
+
+  template <int vec>
+  __device__ __forceinline__ Pack<vec> load(int frequency) const {
+    const float* source = first + frequency * pitch;
+    if constexpr (read_once && vec == 2) {
+      const float2 pair = __ldcs(reinterpret_cast<const float2*>(source));
+      return {{pair.x, pair.y}};
+    } else {
+      return load_pack<vec>(source);
+    }
+  }
+
+  // rows: M [alpha^2][T][k_pad], the library's; else segments (config.h), our own product's.
+  template <bool rows>
+  static __device__ __forceinline__ ProductReader make(const Chunk& chunk, const float* products, int tile, int k) {
+    if constexpr (rows) {
+      return {products + static_cast<std::int64_t>(tile) * chunk.k_pad + k,
+              static_cast<std::int64_t>(chunk.tiles) * chunk.k_pad};
+    } else {
+      const std::int64_t width = static_cast<std::int64_t>(chunk.k_pad) * segment_tiles;
+      return {products + tile / segment_tiles * width + k / segment_filters * segment_values +
+                  tile % segment_tiles * segment_filters + segment_place(k % segment_filters),
+              segment_rows(chunk.tiles) * width};
+    }
+  }
+};
+
+// NHWC. Rows: a row of the block takes a tile, a lane `vec` filters; the grid's second dimension takes further filters,
+// so that small maps fill the device. Segments: a block takes two neighbouring segments' values of 4 `vec` tiles, a
+// warp those of `vec` tiles; filters turn fastest, so that whole pixels of y are written at about the same time.
+constexpr int segment_threads = 128, segment_block_filters = 2 * segment_filters;
+template <typename T, int m, int vec, bool rows, bool read_once>
 __global__ void __launch_bounds__(128, 4)
-    output_transform_nhwc(const Chunk chunk, const float* __restrict__ products,  // M [alpha^2][T][k_pad]
+    output_transform_nhwc(const Chunk chunk, const float* __restrict__ products,  // M
                           const int* __restrict__ tile_exponents,                 // [T], or null: nothing was scaled
                           const int* __restrict__ filter_exponents,               // [K]
                           T* __restrict__ y,                                      // [N, P, Q, K]
                           Epilogue<T> epilogue) {
-  const int tile = blockIdx.x * blockDim.y + threadIdx.y;
+  constexpr int lanes = segment_filters / vec;  // of a tile of a segment
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  unsigned block = blockIdx.x;
+  const int k_block = rows ? blockIdx.y : static_cast<int>(chunk.by_filter_blocks.peel(block));
+  const int tile = rows ? blockIdx.x * blockDim.y + threadIdx.y : (block * 4 + warp) * vec + lane / lanes % vec;
   if (tile >= chunk.tiles) return;
   const TilePosition position = tile_position(chunk, tile);
   const int p0 = position.tp * m, q0 = position.tq * m;
   wait_for_predecessor();
   const int tile_exponent = tile_exponents != nullptr ? tile_exponents[tile] : 0;
-  const int k = (blockIdx.y * blockDim.x + threadIdx.x) * vec;
+  const int k = rows ? (k_block * blockDim.x + threadIdx.x) * vec
+                     : (k_block * 2 + lane / (lanes * vec)) * segment_filters + segment_filter(lane % lanes * vec);
   if (k >= chunk.k) return;
   float bias[vec], first[vec], second[vec];
 #pragma unroll
@@ -54,10 +95,8 @@ __global__ void __launch_bounds__(128, 4)
     first[e] = unscale.first;
     second[e] = unscale.second;
   }
-  const auto load = [&](int frequency) {
-    const std::int64_t row = static_cast<std::int64_t>(frequency) * chunk.tiles + tile;
-    return load_pack<vec>(products + row * chunk.k_pad + k);
-  };
+  const auto reader = ProductReader<read_once>::template make<rows>(chunk, products, tile, k);
+  const auto load = [&](int frequency) { return reader.template load<vec>(frequency); };
   transform_output_tile<m, Pack<vec>>(load, [&](int i, const Pack<vec>(&row)[m]) {
     if (p0 + i >= chunk.p) return;
     const std::int64_t index = chunk.out(position.n, k, p0 + i, q0);
@@ -115,9 +154,9 @@ __device__ __forceinline__ void write_turned(TurnedTiles<m>& turned, const Chunk
   }
 }
 
-template <typename T, int m>
+template <typename T, int m, bool rows>
 __global__ void __launch_bounds__(output_block_threads)
-    output_transform_nchw(const Chunk chunk, const float* __restrict__ products,  // M [alpha^2][T][k_pad]
+    output_transform_nchw(const Chunk chunk, const float* __restrict__ products,  // M
                           const int* __restrict__ tile_exponents,                 // [T] or null
                           const int* __restrict__ filter_exponents,               // [K]
                           T* __restrict__ y,                                      // [N, K, P, Q]
@@ -130,10 +169,8 @@ __global__ void __launch_bounds__(output_block_threads)
     const bool scaled = tile_exponents != nullptr;
     const Unscale unscale(scaled ? tile_exponents[tile] : 0, scaled ? filter_exponents[k] : 0);
     const float bias = epilogue.bias_of(k);
-    const auto load = [&](int frequency) {
-      const std::int64_t row = static_cast<std::int64_t>(frequency) * chunk.tiles + tile;
-      return load_pack<1>(products + row * chunk.k_pad + k);
-    };
+    const auto reader = ProductReader<>::make<rows>(chunk, products, tile, k);
+    const auto load = [&](int frequency) { return reader.template load<1>(frequency); };
     transform_output_tile<m, Pack<1>>(load, [&](int i, const Pack<1>(&row)[m]) {
       Aligned<float, m> result;
 #pragma unroll

@@ -1,12 +1,10 @@
 // Roles of Winograd's batched product on Hopper: for each frequency M [T][K_pad] = V [T][C] U [K][C]^T in FP32, both
-// operands copied into shared memory and multiplied there by wgmma. One thread loads, a warp finds the scales, two
-// warpgroups multiply. What there is to do and how it is loaded comes from a Source, what becomes of the result is the
-// business of a Sink: so the staged algorithms (products.cu) and a kernel with tasks of other kinds use the same roles.
+// operands split into halves lo and hi, copied into shared memory and multiplied there by wgmma.
 //
-// A stage is what a block of 128 tiles and 128 filters needs of some channels: two planes of 64 channels of each
-// operand, a row of a plane 128 bytes, its 16-byte pieces swizzled (piece p of row r at p ^ (r & 7)).
-//   split       64 channels; the planes are the parts lo and hi, multiplied lo*hi, hi*lo, hi*hi: the small ones first
-//   fp16, bf16  128 channels, a plane for each half of them
+// The work is cut into units of 64 tiles or 64 filters, each the business of one of a block's two warpgroups, which go
+// their own ways: while one writes its sums, the other multiplies. What both need, a block holds (config.h, Held). A
+// stage is what 64 channels need: two planes of each operand, lo and hi, a row of a plane 128 bytes, its 16-byte pieces
+// swizzled (piece p of row r at p ^ (r & 7)); multiplied lo*hi, hi*lo, hi*hi: the small products first.
 //
 // A stage's sums start from zero and join the totals by an FP32 addition, which rounds: wgmma truncates its accumulator
 // (docs/numerics.md). On the way they are multiplied by a power of two for each tile and stage, which a tile's scales
@@ -16,376 +14,388 @@
 #include <cuda.h>
 
 #include "algos/winograd/tile_math.cuh"
+#include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/mma.cuh"
 #include "device/wait_report.h"
 
 namespace fastconv::winograd::products {
 
-constexpr int tile_rows = product_tiles;       // tiles (rows of V and M) of a block
-constexpr int tile_filters = product_filters;  // filters (rows of U, columns of M) of a block
-constexpr int row_bytes = 128;                 // of a plane
+constexpr int row_bytes = 128;  // of a plane
 constexpr int planes = 2;
-constexpr int plane_bytes = tile_rows * row_bytes;
-constexpr int stage_bytes = 2 * planes * plane_bytes;
+constexpr int depth = row_bytes / 32;  // products of 16 channels in a plane
 constexpr int multiply_warpgroups = 2;
-constexpr int task_slots = 8;
+constexpr int most_slots = 3;     // stages of what passes, for a warpgroup
+constexpr int start_barrier = 1;  // a named barrier
 
-// A kernel instantiation.
-//   sets       2: sets of sums, 64 registers each: a stage's products run while the sums of the one before join the
-//              totals, and the first stage of a task runs while the totals of the task before are written.
-//              1: fewer registers; the warpgroups fill each other's gaps
-//   may_block  Source::next() may wait for other blocks: then a task is written before its successor is waited for
-//   kernel     WaitKernel, for waits that expire
-template <Mode mode_, int sets_ = 2, bool may_block_ = false, int slots_ = 3, int kernel_ = kernel_winograd_products>
-struct Shape {
-  static_assert(mode_ != Mode::fp32);
-  using Half = typename Operand<mode_>::type;
-  static constexpr Mode mode = mode_;
-  static constexpr bool split = mode == Mode::split, may_block = may_block_;
-  static constexpr int sets = sets_, slots = slots_, kernel = kernel_;
-  static_assert(sets == 1 || sets == 2);
-  static_assert(slots >= 2 && slots + 1 < task_slots);  // tasks that the loading thread can be ahead
-  static constexpr int stage_channels = split ? product_channels : 2 * product_channels;
-  // What setmaxnreg has to leave to a thread of each role; that is the caller's business.
-  static constexpr int multiply_registers = sets == 2 ? 232 : 160, load_registers = 40;
+// What is held for both warpgroups. passing_rows: tiles or filters of a unit.
+template <Held held, int passing_rows>
+struct Hold {
+  static_assert(held == Held::tiles || passing_rows == unit_tiles);
+  static constexpr bool filters = held != Held::tiles, stays = held != Held::few_stages;
+  static constexpr int slots = filters ? held_filter_stages : held_tile_stages;
+  static constexpr int rows = filters ? held_filters : unit_tiles;
+  static constexpr int plane = rows * row_bytes, bytes = planes * plane;  // a stage of it
+  static constexpr int unit_rows = passing_rows, unit_plane = unit_rows * row_bytes, unit_bytes = planes * unit_plane;
+  static constexpr int columns = filters ? held_filters : unit_rows;  // filters of a unit's product
+  static constexpr int totals = columns / 2;                          // of a thread
+  static constexpr int v_plane = filters ? unit_plane : plane, u_plane = filters ? plane : unit_plane;
+  static_assert(plane % 1024 == 0 && unit_plane % 1024 == 0);  // the swizzle's period
 };
 
-// In shared memory at a multiple of 1024 bytes; sizeof is all that the roles need. Task: trivially copyable.
-template <typename S, typename Task>
-struct alignas(1024) Storage {
-  unsigned char v[S::slots][planes][plane_bytes], u[S::slots][planes][plane_bytes];
-  alignas(16) float factors[S::slots][tile_rows];  // of a stage's sums, for each tile
-  std::uint64_t full[S::slots], free[S::slots];
-  struct Entry {
-    Task task;
-    bool exists;
-  } entries[task_slots];
-
-  // By one thread; then the block synchronises.
-  __device__ __forceinline__ void initialise() {
-    for (int i = 0; i < S::slots; ++i) {
-      hopper::barrier_init(shared_address(&full[i]), 2);  // the copies, and the factors
-      hopper::barrier_init(shared_address(&free[i]), 4 * multiply_warpgroups);
-    }
-    hopper::barrier_init_fence();
-  }
+// Where something stays, blocks come in groups: those of a group take the same units of all frequencies, each with
+// another part of the operand that it holds, so that what passes comes from memory once. Groups take equal shares of
+// the units, frequency by frequency. Else blocks take turns at pairs of units, filters fastest, then tiles.
+struct Grid {
+  int padded_tiles, stages, slots;    // slots: stages of what passes, for a warpgroup
+  int segment_rows, row_segments;     // of a frequency of M (config.h)
+  int held_blocks, frequency_units;   // parts of the operand that is held; units of a frequency
+  FastDivide by_held, by_pairs;       // held_blocks, frequency_units / 2
+  int share, longer;                  // units of a group: share, and one more in the first `longer` groups
+  int pairs;                          // of all frequencies
+  int lag;                            // stages that the second warpgroup starts later
+  const int* __restrict__ exponents;  // [stages][padded_tiles]
+  int* __restrict__ tile_exponents;   // [padded_tiles]
+  float* __restrict__ m;              // segments
+  WaitReport* report;
 };
 
-// Where a Source brings a stage: plane p of an operand at + p * plane_bytes. The copies report to `full`, stage_bytes
-// in all, zeros for channels, tiles and filters that do not exist.
-struct Stage {
-  std::uint32_t v, u;  // shared addresses, [planes][128][128 bytes]
-  std::uint32_t full;  // mbarrier
-};
-
-// Copies of a stage by tensor maps. Maps: c innermost, then rows, then an index (the frequency), then parts; outside of
-// the sizes are zeros. Boxes: {64, 128, 1, box_parts}.
-//   split       c within a group, parts [group][lo, hi]: a group is a stage
-//   fp16, bf16  c of all, one part
-template <typename S>
-constexpr int box_parts = S::split ? 2 : 1;
-template <typename S>
-__device__ __forceinline__ void load_stage(const Stage& stage, int index, const CUtensorMap& v, int row, int v_index,
-                                           const CUtensorMap& u, int filter, int u_index) {
-  const int c = S::split ? 0 : index * S::stage_channels, part = S::split ? index * planes : 0;
-#pragma unroll
-  for (int plane = 0; plane < planes; plane += box_parts<S>) {
-    hopper::copy_box(stage.v + plane * plane_bytes, v, c + 64 * plane, row, v_index, part, stage.full);
-    hopper::copy_box(stage.u + plane * plane_bytes, u, c + 64 * plane, filter, u_index, part, stage.full);
-  }
-}
-
-// The loading role, for one thread. Source:
-//   bool next(Task&)                             false when there are no more. Where it waits for V that ordinary
-//   stores
-//                                                of other blocks have written, it has to acquire, and to fence the
-//                                                copies (fence.proxy.async)
-//   void load(const Task&, int index, const Stage&)   starts the copies of a stage
-template <typename S, typename Task, typename Source>
-__device__ __forceinline__ void load_products(Storage<S, Task>& shared, int stages, Source&& source,
-                                              WaitReport* report) {
-  hopper::RingPosition ring;
-  unsigned number = 0;
-  const auto await_slot = [&] {
-    hopper::wait_in_place<S::kernel, role_load>(shared_address(&shared.free[ring.slot]), ring.parity ^ 1, report);
-  };
-  Task task;
-  while (source.next(task)) {
-#pragma unroll 1
-    for (int index = 0; index < stages; ++index) {
-      await_slot();
-      if (index == 0) {
-        shared.entries[number % task_slots].task = task;
-        shared.entries[number++ % task_slots].exists = true;
-      }
-      const std::uint32_t full = shared_address(&shared.full[ring.slot]);
-      hopper::arrive_expecting(full, stage_bytes);
-      source.load(task, index, Stage{shared_address(shared.v[ring.slot]), shared_address(shared.u[ring.slot]), full});
-      ring.advance(S::slots);
-    }
-  }
-  await_slot();
-  shared.entries[number % task_slots].exists = false;
-  hopper::arrive(shared_address(&shared.full[ring.slot]));
-}
-
-// The scaling role, for a warp: the same tasks. make_scales(task), called while the task before is under way, finds
-// what is needed of the lane's four tiles, the block's 4 lane and those behind it, and gives an object with
-//   float4 factors(int index)      of the stage's sums of these tiles: powers of two
-template <typename S, typename Task, typename Source, typename MakeScales>
-__device__ __forceinline__ void scale_products(Storage<S, Task>& shared, int stages, Source&& source,
-                                               const MakeScales& make_scales, WaitReport* report) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  hopper::RingPosition ring;
-  const auto await_slot = [&] {
-    hopper::wait_in_place<S::kernel, role_transform>(shared_address(&shared.free[ring.slot]), ring.parity ^ 1, report);
-  };
-  const auto hand_over = [&] {
-    __syncwarp();
-    if (lane == 0) hopper::arrive(shared_address(&shared.full[ring.slot]));
-  };
-  Task task;
-  bool exists = source.next(task);
-  auto next = make_scales(task);
-  while (exists) {
-    const auto scales = next;
-#pragma unroll 1
-    for (int index = 0; index < stages; ++index) {
-      const float4 factors = scales.factors(index);
-      await_slot();
-      reinterpret_cast<float4*>(shared.factors[ring.slot])[lane] = factors;
-      hand_over();
-      ring.advance(S::slots);
-      if (index == 0) {
-        exists = source.next(task);
-        if (exists) next = make_scales(task);
-      }
-    }
-  }
-  await_slot();
-  hand_over();
-}
-
-// Of the block's 128, the first row that the lane of a multiplying warpgroup holds (hopper.cuh): totals[4j], [4j + 1]
-// are its columns 8j + 2 (lane % 4) and the next, totals[4j + 2], [4j + 3] those of the row 8 further.
-__device__ __forceinline__ int lane_row(int warpgroup) {
-  return warpgroup * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
-}
-
-// Registers cannot be indexed, and straight-line code that runs once a task is fetched anew each time, at some 50
-// clocks for 8 instructions. So the totals are written by a short loop, a quarter at a turn, and the next ones move up;
-// the last turn leaves zeros.
-constexpr int turns = 4, turn_columns = tile_filters / turns, turn_totals = 64 / turns;
-__device__ __forceinline__ void move_up(float (&totals)[64]) {
-#pragma unroll
-  for (int i = 0; i < 64; ++i) totals[i] = i + turn_totals < 64 ? totals[i + turn_totals] : 0.0f;
-}
-
-// Writes the lane's totals to rows of `pitch` floats, and leaves zeros. m: the block's first row and column, 8-byte
-// aligned; of its rows and columns so many exist, columns a multiple of 8.
-__device__ __forceinline__ void write_rows(float (&totals)[64], int warpgroup, float* m, std::int64_t pitch, int rows,
-                                           int columns) {
-  const int row = lane_row(warpgroup);
-  float* target = m + row * pitch + threadIdx.x % 4 * 2;
-#pragma unroll 1
-  for (int turn = 0; turn < turns; ++turn, target += turn_columns, columns -= turn_columns) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float* first = target + 8 * i * pitch;
-      const int width = row + 8 * i < rows ? columns : 0;
-#pragma unroll
-      for (int j = 0; j < turn_columns / 8; ++j) {
-        asm volatile(  // predicated, not branched around; and the compiler may not see that this is global memory
-            "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v2.f32 [%0], {%3, %4};\n}" ::"l"(first + 8 * j),
-            "r"(width), "r"(8 * j), "f"(totals[4 * j + 2 * i]), "f"(totals[4 * j + 2 * i + 1])
-            : "memory");
-      }
-    }
-    move_up(totals);
-  }
-}
-
-// The same through shared memory and by tensor copies, whole lines, beside whatever comes next: for all threads of a
-// warpgroup, with a named barrier of its own. Map: columns, rows, an index, size 1; boxes {32, 64, 1, 1}, swizzled.
-// Nothing is written outside of the sizes. The caller's first thread at last waits for reading.
-struct alignas(1024) WriteStage {
-  unsigned char boxes[2]
-                     [64 * turn_columns * 4];  // [row of the warpgroup][128 bytes], one being filled, one being copied
-};
-__device__ __forceinline__ void write_boxes(float (&totals)[64], std::uint32_t stage, int barrier,
-                                            const CUtensorMap& map, int column, int row, int index, int columns) {
-  static_assert(turn_columns == 32);
-  const int lane = static_cast<int>(threadIdx.x) % 32, lane_row = lane / 4;
-  const bool leads = threadIdx.x % 128 == 0, odd = lane_row % 2 == 1;
-  // Of a box's four groups of 8 columns, rows with odd numbers write another one than those with even ones, so that the
-  // 16 lanes of an access meet all banks.
-  const int piece = lane_row ^ lane % 4 / 2 ^ (odd ? 4 : 0);
-  const std::uint32_t address = (threadIdx.x % 128 / 32 * 16 + lane_row) * 128 + lane % 2 * 8;
-#pragma unroll 1
-  for (int turn = 0; turn < turns; ++turn) {
-    const std::uint32_t box = stage + turn % 2 * sizeof(WriteStage::boxes[0]);
-    if (leads) hopper::wait_for_reading<1>();
-    hopper::synchronise(barrier, 128);
-#pragma unroll
-    for (int group = 0; group < 4; ++group) {
-      const std::uint32_t target = box + address + ((piece ^ 2 * group) << 4);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int even_total = 4 * group + 2 * i, odd_total = 4 * (group ^ 2) + 2 * i;
-        hopper::store_shared(target + i * 8 * 128, odd ? totals[odd_total] : totals[even_total],
-                             odd ? totals[odd_total + 1] : totals[even_total + 1]);
-      }
-    }
-    move_up(totals);
-    hopper::fence_copies();
-    hopper::synchronise(barrier, 128);
-    if (leads) {
-      if (turn_columns * turn < columns) {
-        hopper::store_box(map, column + turn_columns * turn, row, index, 0, box);
-      }
-      hopper::commit_stores();  // a group for every turn, so that the other box's is always the one before
-    }
-  }
-}
-
-// The Sink of a multiplying thread:
-//   void write(const Task&, int warpgroup, float (&totals)[64])   by all threads of a warpgroup; leaves zeros
-//
-// The multiplying role, for all threads of a warpgroup (aligned to 128 threads), 0 or 1. first_barrier: the
-// number of a named barrier, one for each warpgroup, used if the Source may block and there are two sets.
-template <typename S, int first_barrier, typename Task, typename Sink>
-class Multiplier {
+// The units of a warpgroup: every second one of its block's.
+template <typename H>
+class Walk {
  public:
-  __device__ __forceinline__ Multiplier(Storage<S, Task>& shared, int stages, int warpgroup, Sink& sink,
-                                        WaitReport* report)
-      : shared_(shared), sink_(sink), report_(report), stages_(stages), warpgroup_(warpgroup) {}
-
-  __device__ __forceinline__ void run() {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) totals_[i] = 0.0f;
-    if constexpr (S::sets == 1) {
-#pragma unroll 1
-      while (await_next(0)) {
-        issue_next(sums_[0]);
-        complete<0, 0>(index_ - 1);
-      }
+  __device__ __forceinline__ Walk(const Grid& grid, int warpgroup) : grid_(grid) {
+    if constexpr (H::stays) {
+      const int group = static_cast<int>(blockIdx.x) / grid.held_blocks;
+      const int first = group * grid.share + min(group, grid.longer) + warpgroup;
+      part_ = static_cast<int>(blockIdx.x) - group * grid.held_blocks;
+      frequency_ = first / grid.frequency_units, unit_ = first - frequency_ * grid.frequency_units;
+      left_ = grid.share + (group < grid.longer) - warpgroup;
     } else {
-      if (!start<0>()) return;
-#pragma unroll 1
-      while (step<1>() && step<0>()) {
-      }
+      left_ = grid.pairs - static_cast<int>(blockIdx.x);
+      find(warpgroup);
     }
+  }
+  __device__ __forceinline__ bool exists() const { return left_ > 0; }
+  // The last one to use what is held now.
+  __device__ __forceinline__ bool is_last() const {
+    return !H::stays || left_ <= 2 || unit_ + 2 >= grid_.frequency_units;
+  }
+  __device__ __forceinline__ bool is_only() const { return H::stays && left_ == 1; }
+  __device__ __forceinline__ void advance() {
+    if constexpr (H::stays) {
+      left_ -= 2, unit_ += 2;
+      while (unit_ >= grid_.frequency_units) unit_ -= grid_.frequency_units, ++frequency_;
+    } else {
+      left_ -= static_cast<int>(gridDim.x);
+      find(unit_ & 1);
+    }
+  }
+  __device__ __forceinline__ int frequency() const { return frequency_; }
+  __device__ __forceinline__ int part() const { return part_; }  // of the operand that is held
+  __device__ __forceinline__ int filter() const { return (H::filters ? part_ : unit_) * H::columns; }
+  __device__ __forceinline__ int tile() const { return (H::filters ? unit_ : part_) * unit_tiles; }
+  // Of the block's units from this one on, the last one's frequency.
+  __device__ __forceinline__ int last_frequency() const {
+    return frequency_ + (unit_ + left_ - 1) / grid_.frequency_units;
   }
 
  private:
-  static constexpr int depth = row_bytes / 32;  // products of 16 channels in a plane
-
-  // Issues the products of a task's first stage, while none are under way. False if there are no more tasks.
-  template <int set>
-  __device__ __forceinline__ bool start() {
-    if (!await_next(0)) return false;
-    issue_next(sums_[set]);
-    return true;
+  __device__ __forceinline__ void find(int warpgroup) {
+    auto index = static_cast<unsigned>(grid_.pairs - left_);
+    part_ = static_cast<int>(grid_.by_held.peel(index));
+    unit_ = 2 * static_cast<int>(grid_.by_pairs.peel(index)) + warpgroup;
+    frequency_ = static_cast<int>(index);
   }
 
-  // Issues the products of the next stage, then completes the one before. False after the last one.
-  template <int set>
-  __device__ __forceinline__ bool step() {
-    constexpr int other = set ^ 1;
-    const int before = index_ - 1;
-    if constexpr (S::may_block) {
-      if (index_ == stages_ && !is_ready()) {
-        complete<other, 0>(before);
-        return start<set>();
-      }
-    }
-    if (!await_next(1)) {
-      complete<other, 0>(before);
-      return false;
-    }
-    issue_next(sums_[set]);
-    complete<other, 1>(before);
-    return true;
-  }
-
-  // False if there is no next stage. unwritten: tasks begun and not written.
-  __device__ __forceinline__ bool await_next(int unwritten) const {
-    hopper::wait_in_place<S::kernel, role_multiply>(shared_address(&shared_.full[slot_.slot]), slot_.parity, report_);
-    return index_ < stages_ || shared_.entries[(written_ + unwritten) % task_slots].exists;
-  }
-  __device__ __forceinline__ void issue_next(float (&sums)[64]) {
-    issue(sums);
-    index_ = index_ == stages_ ? 1 : index_ + 1;
-    slot_.advance(S::slots);
-  }
-
-  // Waits for a stage's products, gives its slot back, adds its sums to the totals and, if it is its task's last,
-  // writes them. since: stages issued since.
-  template <int set, int since>
-  __device__ __forceinline__ void complete(int index) {
-    const int slot = (slot_.slot + S::slots - 1 - since) % S::slots, row = lane_row(warpgroup_);
-    const float factors[2] = {shared_.factors[slot][row], shared_.factors[slot][row + 8]};
-    hopper::wait_for_products<since>();
-    hopper::pin(sums_[set]);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared_.free[slot]));
-#pragma unroll
-    for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[set][i], factors[i / 2 % 2], totals_[i]);
-    if (index + 1 == stages_) sink_.write(shared_.entries[written_++ % task_slots].task, warpgroup_, totals_);
-  }
-
-  // Issues a stage's products, from zero.
-  __device__ __forceinline__ void issue(float (&sums)[64]) const {
-    const std::uint32_t rows = shared_address(shared_.v[slot_.slot]) + warpgroup_ * 64 * row_bytes;
-    const std::uint64_t u = hopper::matrix_descriptor<row_bytes>(shared_address(shared_.u[slot_.slot]));
-    const std::uint64_t v = hopper::matrix_descriptor<row_bytes>(rows);
-    const auto multiply = [&](auto accumulate, int v_plane, int u_plane, int i) {
-      hopper::multiply_shared<typename S::Half, accumulate()>(
-          sums, hopper::advance_descriptor(v, v_plane * plane_bytes + 32 * i),
-          hopper::advance_descriptor(u, u_plane * plane_bytes + 32 * i));
-    };
-    const auto add = [&](int v_plane, int u_plane, int first) {
-#pragma unroll
-      for (int i = first; i < depth; ++i) multiply(std::true_type{}, v_plane, u_plane, i);
-    };
-    hopper::fence_products();
-    if constexpr (S::split) {
-      multiply(std::false_type{}, 0, 1, 0);
-      add(0, 1, 1), add(1, 0, 0), add(1, 1, 0);
-    } else {
-      multiply(std::false_type{}, 0, 0, 0);
-      add(0, 0, 1), add(1, 1, 0);
-    }
-    hopper::commit_products();
-  }
-
-  // Whether the next stage is loaded; the same answer for the whole warpgroup.
-  __device__ __forceinline__ bool is_ready() const {
-    unsigned ready = hopper::try_wait(shared_address(&shared_.full[slot_.slot]), slot_.parity);
-    asm volatile(
-        "{\n.reg .pred p, q;\nsetp.ne.u32 p, %0, 0;\nbarrier.cta.red.and.pred q, %1, 128, p;\n"
-        "selp.u32 %0, 1, 0, q;\n}"
-        : "+r"(ready)
-        : "r"(first_barrier + warpgroup_)
-        : "memory");
-    return ready != 0;
-  }
-
-  Storage<S, Task>& shared_;
-  Sink& sink_;
-  WaitReport* const report_;
-  const int stages_, warpgroup_;
-  hopper::RingPosition slot_;  // of the next stage
-  int index_ = stages_;        // of the next stage in its task; stages_: it begins the next task
-  unsigned written_ = 0;       // tasks
-  float totals_[64], sums_[S::sets][64];
+  const Grid& grid_;
+  int left_;  // units of the block from this one on; or pairs of all blocks
+  int frequency_, unit_, part_;
 };
 
-template <typename S, int first_barrier, typename Task, typename Sink>
-__device__ __forceinline__ void multiply_products(Storage<S, Task>& shared, int stages, int warpgroup, Sink&& sink,
-                                                  WaitReport* report) {
-  Multiplier<S, first_barrier, Task, std::remove_reference_t<Sink>>(shared, stages, warpgroup, sink, report).run();
+// In shared memory at a multiple of 1024 bytes. Behind it, what is held [stages or slots][planes][rows][128 bytes], and
+// what passes [warpgroups][slots][planes][64][128 bytes].
+template <typename H>
+struct alignas(1024) Storage {
+  // Of a stage's sums, for each tile: [warpgroups][slots] as V passes, [stages] as it stays.
+  alignas(16) float factors[H::filters ? multiply_warpgroups * most_slots : H::slots][unit_tiles];
+  std::uint64_t full[multiply_warpgroups][most_slots], free[multiply_warpgroups][most_slots];
+  std::uint64_t held_full[H::slots], held_free[H::slots];
+
+  // By one thread; then the block synchronises.
+  __device__ __forceinline__ void initialise() {
+    for (int i = 0; i < multiply_warpgroups * most_slots; ++i) {
+      hopper::barrier_init(shared_address(&full[0][0] + i), 1);
+      hopper::barrier_init(shared_address(&free[0][0] + i), 4);
+    }
+    for (int i = 0; i < H::slots; ++i) {
+      hopper::barrier_init(shared_address(&held_full[i]), 1);
+      hopper::barrier_init(shared_address(&held_free[i]), 4 * multiply_warpgroups);
+    }
+    hopper::barrier_init_fence();
+  }
+  static __host__ __device__ __forceinline__ int held_bytes(int stages) {
+    return (H::stays ? stages : H::slots) * H::bytes;
+  }
+  __device__ __forceinline__ std::uint32_t held(int slot) const { return shared_address(this + 1) + slot * H::bytes; }
+  __device__ __forceinline__ std::uint32_t passing(const Grid& grid, int warpgroup, int slot) const {
+    return shared_address(this + 1) + held_bytes(grid.stages) + (warpgroup * grid.slots + slot) * H::unit_bytes;
+  }
+};
+
+template <int role>
+__device__ __forceinline__ void await(const std::uint64_t& barrier, unsigned parity, WaitReport* report) {
+  hopper::wait_in_place<kernel_winograd_products, role>(shared_address(&barrier), parity, report);
+}
+
+// Of the lane's two tiles of 64. A tile's sums are brought to the scale of its largest group of channels before they
+// are added up: exact, and neither too large nor, relative to the result, too small for FP32. What lies below that by
+// more than FP32 can say becomes 0.
+class Factors {
+ public:
+  Factors() = default;
+  __device__ __forceinline__ Factors(const Grid& grid, int first_tile)
+      : tile_(first_tile + 2 * static_cast<int>(threadIdx.x % 32)), least_(make_int2(127, 127)) {
+#pragma unroll 4
+    for (int stage = 0; stage < grid.stages; ++stage) {
+      const int2 own = exponents(grid, stage);
+      least_.x = min(least_.x, own.x), least_.y = min(least_.y, own.y);
+    }
+  }
+  // Of a stage's sums: powers of two.
+  __device__ __forceinline__ float2 operator()(const Grid& grid, int stage) const {
+    const int2 own = exponents(grid, stage);
+    return make_float2(factor(least_.x, own.x), factor(least_.y, own.y));
+  }
+  __device__ __forceinline__ void publish(const Grid& grid) const {
+    if (tile_ < grid.padded_tiles) *reinterpret_cast<int2*>(grid.tile_exponents + tile_) = least_;
+  }
+
+ private:
+  static __device__ __forceinline__ float factor(int least, int own) {
+    return power_of_two(max(least - own, -127));  // of -127: zero
+  }
+  __device__ __forceinline__ int2 exponents(const Grid& grid, int stage) const {
+    return __ldg(
+        reinterpret_cast<const int2*>(grid.exponents + stage * grid.padded_tiles + min(tile_, grid.padded_tiles - 2)));
+  }
+
+  int tile_;
+  int2 least_;
+};
+
+// The copies of a stage, by tensor maps: c within a group of channels innermost, then rows, frequencies, and parts
+// [group][lo, hi]; outside of the sizes are zeros. Boxes: {64, rows, 1, planes}.
+__device__ __forceinline__ void copy_stage(std::uint32_t target, int bytes, const CUtensorMap& map, int row,
+                                           int frequency, int stage, const std::uint64_t& full) {
+  const std::uint32_t barrier = shared_address(&full);
+  hopper::arrive_expecting(barrier, bytes);
+  hopper::copy_box(target, map, 0, row, frequency, stage * planes, barrier);
+}
+
+// The role that loads what is held: one warp.
+template <typename H>
+__device__ __forceinline__ void load_held(const Grid& grid, Storage<H>& shared, const CUtensorMap& map) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  Walk<H> walk(grid, 0);
+  const auto load = [&](int slot, unsigned parity, int frequency, int stage) {
+    await<role_stream>(shared.held_free[slot], parity ^ 1, grid.report);
+    copy_stage(shared.held(slot), H::bytes, map, walk.part() * H::rows, frequency, stage, shared.held_full[slot]);
+  };
+  if constexpr (!H::stays) {
+    if (lane != 0) return;
+    for (hopper::RingPosition ring; walk.exists(); walk.advance()) {
+#pragma unroll 1
+      for (int stage = 0; stage < grid.stages; ++stage, ring.advance(H::slots)) {
+        load(ring.slot, ring.parity, walk.frequency(), stage);
+      }
+    }
+  } else {
+    int frequency = walk.frequency();
+    unsigned parity = 0;
+    if constexpr (!H::filters) {
+      // The factors are those of all frequencies. Meanwhile V of the first one is on its way: the bytes of a copy may
+      // come before the barrier has been told to expect them, while an arrival is missing.
+      for (int stage = 0; lane == 0 && stage < grid.stages; ++stage) {
+        hopper::copy_box(shared.held(stage), map, 0, walk.tile(), frequency, stage * planes,
+                         shared_address(&shared.held_full[stage]));
+      }
+      const Factors factors(grid, walk.tile());
+      for (int stage = 0; stage < grid.stages; ++stage) {
+        reinterpret_cast<float2*>(shared.factors[stage])[lane] = factors(grid, stage);
+      }
+      __syncwarp();
+      for (int stage = 0; lane == 0 && stage < grid.stages; ++stage) {
+        hopper::arrive_expecting(shared_address(&shared.held_full[stage]), H::bytes);
+      }
+      factors.publish(grid);
+      ++frequency, parity ^= 1;
+    }
+    if (lane != 0) return;
+    for (; frequency <= walk.last_frequency(); ++frequency, parity ^= 1) {
+#pragma unroll 1
+      for (int stage = 0; stage < grid.stages; ++stage) load(stage, parity, frequency, stage);
+    }
+  }
+}
+
+// The role that loads what passes, a warpgroup's units: one warp.
+template <typename H>
+__device__ __forceinline__ void load_units(const Grid& grid, Storage<H>& shared, int warpgroup,
+                                           const CUtensorMap& map) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  Walk<H> walk(grid, warpgroup);
+  if (!H::filters && lane != 0) return;
+  Factors factors;
+  if (H::filters && walk.exists()) factors = Factors(grid, walk.tile());
+  for (hopper::RingPosition ring; walk.exists();) {
+    const Factors own = factors;
+    const int row = H::filters ? walk.tile() : walk.filter(), frequency = walk.frequency();
+    if (H::filters && frequency == 0 && walk.part() == 0) own.publish(grid);
+    walk.advance();
+#pragma unroll 1
+    for (int stage = 0; stage < grid.stages; ++stage, ring.advance(grid.slots)) {
+      float2 factor;
+      if constexpr (H::filters) factor = own(grid, stage);
+      await<role_load>(shared.free[warpgroup][ring.slot], ring.parity ^ 1, grid.report);
+      if constexpr (H::filters) {
+        reinterpret_cast<float2*>(shared.factors[warpgroup * most_slots + ring.slot])[lane] = factor;
+        __syncwarp();
+      }
+      if (lane == 0) {
+        copy_stage(shared.passing(grid, warpgroup, ring.slot), H::unit_bytes, map, row, frequency, stage,
+                   shared.full[warpgroup][ring.slot]);
+      }
+      if (H::filters && stage == 0 && walk.exists()) factors = Factors(grid, walk.tile());
+    }
+  }
+}
+
+// Issues a stage's products, from zero.
+template <typename H>
+__device__ __forceinline__ void issue(float (&sums)[H::totals], std::uint32_t v_address, std::uint32_t u_address) {
+  const std::uint64_t v = hopper::matrix_descriptor<row_bytes>(v_address);
+  const std::uint64_t u = hopper::matrix_descriptor<row_bytes>(u_address);
+  const auto multiply = [&](auto accumulate, int v_part, int u_part, int i) {
+    hopper::multiply_shared<half_t, accumulate()>(sums, hopper::advance_descriptor(v, v_part * H::v_plane + 32 * i),
+                                                  hopper::advance_descriptor(u, u_part * H::u_plane + 32 * i));
+  };
+  const auto add = [&](int v_part, int u_part, int first) {
+#pragma unroll
+    for (int i = first; i < depth; ++i) multiply(std::true_type{}, v_part, u_part, i);
+  };
+  hopper::fence_products();
+  multiply(std::false_type{}, 0, 1, 0);
+  add(0, 1, 1), add(1, 0, 0), add(1, 1, 0);
+  hopper::commit_products();
+}
+
+// Writes the lane's totals as segments of M, 512 bytes by each instruction of a warp, and leaves zeros. m: the segment
+// of the unit's first tile and filter; of its rows of segments and of the segments of a row so many exist.
+//
+// Registers cannot be indexed, and straight-line code that runs once a unit is fetched anew each time, at some 50
+// clocks for 8 instructions. So a short loop writes two or three segments of a row at a turn, and the next totals move
+// up; the last turn leaves zeros.
+template <int count>
+__device__ __forceinline__ void write_segments(float (&totals)[count], float* m, std::int64_t row_pitch, int rows,
+                                               int row_segments) {
+  constexpr int turn_segments = count % 16 == 0 ? 2 : 3, turn_totals = turn_segments * segment_filters / 2;
+  static_assert(count % turn_totals == 0);
+  const int first_row = static_cast<int>(threadIdx.x) % 128 / 32 * 2;
+  float* target = m + first_row * row_pitch + threadIdx.x % 32 * 4;
+#pragma unroll 1
+  for (int turn = 0; turn < count / turn_totals; ++turn) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int existing = first_row + i < rows ? row_segments : 0;
+#pragma unroll
+      for (int segment = 0; segment < turn_segments; ++segment) {
+        const float* values = totals + 8 * segment + 2 * i;
+        asm volatile(  // predicated, not branched around
+            "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v4.f32 [%0], {%3, %4, %5, %6};\n}" ::"l"(
+                target + i * row_pitch + segment * segment_values),
+            "r"(existing), "r"(segment), "f"(values[0]), "f"(values[1]), "f"(values[4]), "f"(values[5])
+            : "memory");
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i) totals[i] = i + turn_totals < count ? totals[i + turn_totals] : 0.0f;
+    target += turn_segments * segment_values, row_segments -= turn_segments;
+  }
+}
+template <typename H>
+__device__ __forceinline__ void write_unit(const Grid& grid, const Walk<H>& walk, float (&totals)[H::totals]) {
+  const int row = walk.tile() / segment_tiles, segment = walk.filter() / segment_filters;
+  const std::int64_t pitch = static_cast<std::int64_t>(grid.row_segments) * segment_values;
+  const std::int64_t first_row = static_cast<std::int64_t>(walk.frequency()) * grid.segment_rows + row;
+  write_segments(totals, grid.m + first_row * pitch + segment * segment_values, pitch, grid.segment_rows - row,
+                 grid.row_segments - segment);
+}
+
+// The multiplying role, for all threads of a warpgroup.
+template <typename H>
+__device__ __forceinline__ void multiply_units(const Grid& grid, Storage<H>& shared, int warpgroup) {
+  const bool leads = threadIdx.x % 32 == 0;
+  // Of a unit's 64 tiles, the first that the lane holds (hopper.cuh): totals[4j], [4j + 1] are its filters
+  // 8j + 2 (lane % 4) and the next, totals[4j + 2], [4j + 3] those of the tile 8 further.
+  const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  hopper::RingPosition ring, held;  // slots of what passes, and of what is held
+  Walk<H> walk(grid, warpgroup);
+  const int first_frequency = Walk<H>(grid, 0).frequency();
+  int passed = 0;  // frequencies of the block that this warpgroup has done with
+  bool starts_other = warpgroup == 0 && !walk.is_only();
+  float totals[H::totals], sums[H::totals];
+#pragma unroll
+  for (int i = 0; i < H::totals; ++i) totals[i] = 0.0f;
+  if (warpgroup == 1) {
+    if (!walk.exists()) return;
+    hopper::synchronise(start_barrier, 128 * multiply_warpgroups);
+  }
+#pragma unroll 1
+  for (bool fresh = true; walk.exists(); walk.advance()) {
+    if constexpr (H::stays) {
+      const int frequency = walk.frequency() - first_frequency;
+      for (; passed < frequency; ++passed) {  // one without a unit of this warpgroup
+#pragma unroll 1
+        for (int stage = 0; stage < grid.stages; ++stage) {
+          await<role_multiply>(shared.held_full[stage], passed & 1, grid.report);
+          if (leads) hopper::arrive(shared_address(&shared.held_free[stage]));
+        }
+      }
+      held.slot = 0, held.parity = frequency & 1;
+    }
+    const bool last = walk.is_last();
+#pragma unroll 1
+    for (int stage = 0; stage < grid.stages; ++stage) {
+      if (fresh) await<role_multiply>(shared.held_full[held.slot], held.parity, grid.report);
+      await<role_multiply>(shared.full[warpgroup][ring.slot], ring.parity, grid.report);
+      const std::uint32_t passing = shared.passing(grid, warpgroup, ring.slot), stays = shared.held(held.slot);
+      issue<H>(sums, H::filters ? passing : stays, H::filters ? stays : passing);
+      const float* all = shared.factors[H::filters ? warpgroup * most_slots + ring.slot : held.slot];
+      const float factors[2] = {all[row], all[row + 8]};
+      if (starts_other && stage == grid.lag) {
+        hopper::arrive_at(start_barrier, 128 * multiply_warpgroups);
+        starts_other = false;
+      }
+      hopper::wait_for_products<0>();
+      hopper::pin(sums);
+      __syncwarp();
+      if (leads) {
+        hopper::arrive(shared_address(&shared.free[warpgroup][ring.slot]));
+        if (last) hopper::arrive(shared_address(&shared.held_free[held.slot]));
+      }
+#pragma unroll
+      for (int i = 0; i < H::totals; ++i) totals[i] = fmaf(sums[i], factors[i / 2 % 2], totals[i]);
+      ring.advance(grid.slots);
+      if constexpr (H::stays) {
+        ++held.slot;
+      } else {
+        held.advance(H::slots);
+      }
+    }
+    if constexpr (H::stays) fresh = last, passed += last;
+    write_unit(grid, walk, totals);
+  }
 }
 
 }  // namespace fastconv::winograd::products

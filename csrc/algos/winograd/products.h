@@ -11,16 +11,16 @@ namespace fastconv::winograd::products {
 struct Arguments {
   const void* v;               // float16 [frequencies][tiles][groups][2][group_channels]: lo, hi
   const void* u;               // float16 [frequencies][filters][groups][2][group_channels]: lo, hi
-  float* m;                    // [frequencies][tiles][K_pad]
+  float* m;                    // [frequencies][tiles / 8][K_pad / 16] segments (config.h)
   const int* group_exponents;  // [groups][exponent_pitch(tiles)]: V of the group is scaled by 2 to that power
   int* tile_exponents;         // [exponent_pitch(tiles)]: written; so is M, by the least of the tile's
   std::int64_t frequencies, tiles, filters, groups, group_channels, k_pad;
   int processors;
   void* stream;  // cudaStream_t
   WaitReport* report;
-  bool early;  // may begin before the input transform has ended
 };
 
+// Begins before the kernel before it on the stream has ended, which writes V and its exponents, but not U.
 void run(const Arguments& args);
 
 }  // namespace fastconv::winograd::products

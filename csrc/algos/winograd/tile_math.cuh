@@ -17,7 +17,7 @@ struct Chunk {
   int c, h, w, k, p, q;
   int pad_h, pad_w;
   int tiles_p, tiles_q;
-  FastDivide by_tiles_p{1}, by_tiles_q{1}, by_groups{1};
+  FastDivide by_tiles_p{1}, by_tiles_q{1}, by_groups{1}, by_filter_blocks{1};
   int c_pad, k_pad, depth;
   int groups, group_channels;
   int first_tile, tiles;  // this chunk: [first_tile, first_tile + tiles)

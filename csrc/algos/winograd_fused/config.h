@@ -40,6 +40,9 @@ namespace single {
 // Of an item: so many images side by side, so many tiles of each of so many of their rows.
 struct Shape {
   int images, rows, tiles;
+  // The tiles are neighbours in a list of all columns of tiles: of a block of rows from left to right, then of the
+  // block below, in the next image if need be. So none are lost but the last ones, whatever the width.
+  bool listed = false;
 
   // The columns of a product are positions: tiles fastest, then images, then rows; and some that are none.
   constexpr int row_positions() const { return images * tiles; }
@@ -51,9 +54,26 @@ struct Shape {
   constexpr int raw_columns() const { return width() + (images == 1 ? 3 : 1); }
   constexpr bool operator==(const Shape&) const = default;
 };
-// For maps of 28 columns and more; for 9 to 16; for up to 8.
-constexpr Shape wide{1, 14, 7}, narrow{2, 14, 4}, small{4, 7, 2};
-constexpr Shape shape_of(int images) { return images == 1 ? wide : images == 2 ? narrow : small; }
+// For maps of 28 columns and more; for 9 to 16; for up to 8; for any whose rows are about a multiple of 13.
+constexpr Shape wide{1, 14, 7}, narrow{2, 14, 4}, small{4, 7, 2}, list{1, 13, 8, true};
+constexpr Shape shapes[] = {wide, narrow, small, list};
+constexpr int number_of(Shape shape) { return shape == wide ? 0 : shape == narrow ? 1 : shape == small ? 2 : 3; }
+// Columns of tiles of a block of rows in the list, so that an item meets two blocks at most: its 8 are two of 4, start
+// at an even one of 6, or end in the next one of 7 and more.
+constexpr std::int64_t list_columns(std::int64_t tiles) { return tiles <= 4 ? 4 : tiles == 5 ? 6 : tiles; }
+constexpr bool meets_two_blocks(std::int64_t columns) {
+  for (std::int64_t tile = 0; tile < list.tiles * columns; tile += list.tiles) {
+    if (list.tiles - (columns - tile % columns) > columns) return false;
+  }
+  return true;
+}
+constexpr bool always_meets_two_blocks() {
+  for (int tiles = 1; tiles < 2 * list.tiles; ++tiles) {
+    if (list_columns(tiles) < tiles || !meets_two_blocks(list_columns(tiles))) return false;
+  }
+  return true;
+}
+static_assert(always_meets_two_blocks() && !meets_two_blocks(5));
 // 64 bytes of a pixel are a stage.
 constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32; }
 // Where frequency f of U and V lies: +a, -a, 0 of one warpgroup, +b, -b, infinity of the other.
@@ -101,6 +121,10 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
     config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), tile_rows);
     config.items =
         divide_up(config.row_tiles * config.column_tiles, tile_columns) * divide_up(config.filter_tiles, blocks);
+  } else if (shape.listed) {
+    config.column_tiles = single::list_columns(divide_up(problem.q(), tile_outputs));
+    config.row_tiles = divide_up(problem.p(), shape.rows);
+    config.items = divide_up(problem.n * config.row_tiles * config.column_tiles, shape.tiles) * config.filter_tiles;
   } else {
     config.column_tiles = divide_up(problem.q(), shape.width());
     config.row_tiles = divide_up(problem.p(), shape.rows);
@@ -130,7 +154,8 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
   if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.21 : 1.03, floats ? 6.2 : 7.9, 0.0, 0.0};
   if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
-  if (floats) return {1.28, 3.4, 7.6, 20.0};
+  if (config.shape == single::list) return {floats ? 1.45 : bf16 ? 1.12 : 0.99, floats ? 3.2 : 2.1, 0.0, 0.0};
+  if (floats) return {1.2, 3.2, 7.6, 20.0};
   return {bf16 ? 0.91 : 0.875, 2.0, 5.7, 20.0};
 }
 
@@ -154,9 +179,10 @@ inline Config choose_config(const ConvProblem& problem, int processors) {
     return kernel_us(problem, other, processors) < kernel_us(problem, best, processors) ? other : best;
   }
   if (problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0) return best;
-  for (const single::Shape& shape : {single::narrow, single::small}) {
-    if (problem.w + problem.pad_w > shape.raw_columns()) continue;
+  for (const single::Shape& shape : {single::narrow, single::small, single::list}) {
+    if (shape.images > 1 && problem.w + problem.pad_w > shape.raw_columns()) continue;
     const Config other = make_config(problem, shape);
+    if (shape.listed && other.items >= (std::int64_t{1} << 31) / shape.tiles) continue;  // 31 bits number the tiles
     if (kernel_us(problem, other, processors) < kernel_us(problem, best, processors)) best = other;
   }
   return best;

@@ -8,8 +8,8 @@ namespace fastconv::algos::winograd_fused::single {
 
 // One pass over the items.
 template <typename T, Shape shape, Output output>
-__device__ __forceinline__ void consume(const Params<T>& params, const LineMaps& lines, Shared<T, shape>& shared,
-                                        bool repeated, ConsumerState& state) {
+__device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<line_maps(shape)>& lines,
+                                        Shared<T, shape>& shared, bool repeated, ConsumerState& state) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
   const auto filters = [&] {
@@ -35,7 +35,10 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
     accumulate(params, shared, sum, u, source, group, state);
     const int slot = static_cast<int>(state.item % Shared<T, shape>::item_slots);
     const Item item = shared.items[slot];
-    const int exponent = shared.exponents[slot][image_of_sums<shape>(static_cast<int>(threadIdx.x) % 32)];
+    SumExponents<shape> exponents;
+    if constexpr (!shape.listed) {  // else where they are needed: registers
+      find_exponents<T, shape>(params, item, shared.exponents[slot], static_cast<int>(threadIdx.x) % 32, exponents);
+    }
     const unsigned ordinal = walk.ordinal;
     const auto next = [&] {
       more = walk.next();
@@ -44,7 +47,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
     float bad;
     if constexpr (output == Output::filters) {
       bad = finish_lines(
-          params, lines, shared, sum, item, exponent, group,
+          params, lines, shared, sum, slot, item, exponents, group,
           [&] {
             finish_products(shared, sum, state);
             next();
@@ -56,7 +59,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps&
     } else {
       finish_products(shared, sum, state);
       FilterEnds& ends = shared.ends[state.item & 1];
-      prepare_ends(params, ends, item, exponent);
+      prepare_ends(params, ends, item, exponents[0]);
       const Finisher<T> mine(params, item, output == Output::elements && params.y_channel == 1);
       next();
       bad = finish_item<T, output>(params, shared, sum, ends, mine, group, u, source);

@@ -32,14 +32,15 @@ __device__ __forceinline__ void end_pass(const Params<T>& params, Shared<T, shap
   wait_bounded(shared_address(&shared.pass_done), 0, params.report, role);
 }
 
-// boxes: x is loaded by tensor copies, through `map`; else by element.
-template <typename T, int images, bool boxes, Output output>
+// number: of the shape. boxes: x is loaded by tensor copies, through `input`; else by element.
+template <typename T, int number, bool boxes, Output output>
 __global__ void __launch_bounds__(block_threads, 1)
-    convolve(const __grid_constant__ Params<T> params, const __grid_constant__ CUtensorMap map,
-             const __grid_constant__ LineMaps lines) {
+    convolve(const __grid_constant__ Params<T> params,
+             const __grid_constant__ InputMaps<input_maps(shapes[number])> input,
+             const __grid_constant__ LineMaps<line_maps(shapes[number])> lines) {
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ __align__(1024) unsigned char memory[];
-  constexpr Shape shape = shape_of(images);  // nvcc 13.0 takes no structure as a kernel's template argument
+  constexpr Shape shape = shapes[number];  // nvcc 13.0 takes no structure as a kernel's template argument
   auto& shared = *reinterpret_cast<Shared<T, shape>*>(memory);
   initialise(shared);
   if (static_cast<int>(threadIdx.x) >= consumer_threads) {
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(block_threads, 1)
     ProducerState<T, shape> state;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
-      produce<T, shape, boxes, output != Output::filters>(params, map, shared, pass == 1, state);
+      produce<T, shape, boxes, output != Output::filters>(params, input.map, shared, pass == 1, state);
       if (pass == 0) end_pass(params, shared, role_transform);
     }
   } else {

@@ -38,21 +38,32 @@ __device__ __forceinline__ std::uint32_t add_unless_finite(std::uint32_t sum, st
   return sum;
 }
 
-// Starts the copy of lines of one column of the tiles. Two warps of a warpgroup have one to start each.
-template <typename T>
-__device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMaps& maps, const Item& item, int column,
-                                           int filter, const unsigned char* lines) {
+// Starts the copy of lines of one column of the tiles. Two warps of a warpgroup have one to start each. Both parts of a
+// listed item are copied with all positions from theirs on: what is not theirs lies beyond the right edge, which for
+// the left part is that of a narrower tensor. (A copy may not start left of the edge.)
+template <Shape shape, typename T>
+__device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
+                                           const Item& item, int column, int filter, const unsigned char* lines) {
   if (column < params.q) {
-    hopper::store_box(maps.column[column], item.filter_block * filter_tile + filter, item.q0 / tile_outputs, item.n,
-                      item.p0, shared_address(lines));
+    const auto store = [&](const CUtensorMap& map, const Item& part, int first) {
+      hopper::store_box(map, part.filter_block * filter_tile + filter, part.q0 / tile_outputs, part.n, part.p0,
+                        shared_address(lines) + first * line_bytes);
+    };
+    if constexpr (shape.listed) {
+      const int left = left_tiles(params, item);
+      store(maps.column[0][column], item, left);
+      if (left > 0) store(maps.column[left][column], left_part(params, item), 0);
+    } else {
+      store(maps.column[0][column], item, 0);
+    }
   }
   hopper::commit_stores();
 }
 __device__ __forceinline__ bool copies(int warp, int lane) { return warp < 2 && lane == 0; }
 
 // What straight-line code serves: a branch costs more than the arithmetic of 8 positions.
-template <typename T>
-__device__ __forceinline__ bool is_plain(const Params<T>& params, const FilterScales& filters) {
+template <typename T, Shape shape>
+__device__ __forceinline__ bool is_plain(const Params<T>& params, const FilterScales<shape>& filters) {
   const ActivationFunction& activate = params.epilogue.activate;
   return !filters.two_factors && params.epilogue.residual == nullptr && !activate.is_silu && activate.cap == INFINITY &&
          (activate.negative_slope == 1.0f || activate.negative_slope == 0.0f);
@@ -79,7 +90,7 @@ __device__ __forceinline__ float finish_plain_halves(const Params<T>& params, co
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float own = sum[0][4 * j + i], other = sum[1][4 * j + i];
-      const float scale = mine.filters.scale[i / 2], bias = mine.filters.bias[i / 2];
+      const float scale = mine.filters.scale[mine.filters.index(i)], bias = mine.filters.bias[i / 2];
       value[0][i] = fmaf(mine.pairs.first(own, other, sum[2][4 * j + i]), scale, bias);
       value[1][i] = fmaf(mine.pairs.second(own, other), scale, bias);
     }
@@ -107,20 +118,21 @@ __device__ __forceinline__ bool all_of_group(int group, bool mine) {
 
 // float32, likewise: one column after the other, since shared memory holds half of the outputs.
 template <typename T, Shape shape, typename Between>
-__device__ __forceinline__ float finish_plain_floats(const Params<T>& params, const LineMaps& maps,
+__device__ __forceinline__ float finish_plain_floats(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
                                                      Shared<T, shape>& shared, const Fragment<T, shape>& mine,
                                                      Sums<shape>& sum, const Between& between) {
   constexpr int groups = position_groups(shape);
+  constexpr bool late = sums_parts(shape) > 1;  // more scales: registers for U are free once sum[2] is done with
   const float least = params.epilogue.activate.negative_slope == 0.0f ? 0.0f : -INFINITY;
-  const auto end = [&](float value, int b) {
-    value = fmaf(value, mine.filters.scale[b], mine.filters.bias[b]);
+  const auto end = [&](float value, int i) {
+    value = fmaf(value, mine.filters.scale[mine.filters.index(i)], mine.filters.bias[i / 2]);
     asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(least));
     return value;
   };
 #pragma unroll
   for (int j = 0; j < groups; ++j) {
     hopper::load_shared(&sum[1][4 * j], mine.received + j * group_bytes<T>);
-    between(j);
+    if (!late) between(j);
   }
   hopper::synchronise(group_barrier + mine.group, 128);  // all of it has been received
   // Filters 2 (lane / 4) and the next of the warp's 16, of the positions 2 (lane % 4) and the next.
@@ -135,8 +147,8 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
     hopper::fence_copies();
     hopper::synchronise(group_barrier + mine.group, 128);
     if (copies(mine.warp, mine.lane)) {
-      copy_lines(params, maps, mine.item, own_column(mine.group, which), mine.warp * filter_tile / 2,
-                 shared.half_lines[mine.group][mine.warp]);
+      copy_lines<shape>(params, maps, mine.item, own_column(mine.group, which), mine.warp * filter_tile / 2,
+                        shared.half_lines[mine.group][mine.warp]);
     }
   };
   float bad = 0.0f;
@@ -148,16 +160,17 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
     if (is_position<shape>(j, mine.lane)) bad = fmaf(value[1], 0.0f, fmaf(value[0], 0.0f, bad));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      hopper::store_shared(place[i] + j * 8 * line_bytes, end(value[i], 0), end(value[2 + i], 1));
+      hopper::store_shared(place[i] + j * 8 * line_bytes, end(value[i], i), end(value[2 + i], 2 + i));
     }
   }
   copy(0);
 #pragma unroll
   for (int j = 0; j < groups; ++j) {
+    if (late) between(j);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float& value = sum[1][4 * j + i];
-      value = end(mine.pairs.second(sum[0][4 * j + i], value), i / 2);
+      value = end(mine.pairs.second(sum[0][4 * j + i], value), i);
     }
   }
   if (copies(mine.warp, mine.lane)) hopper::wait_for_reading<0>();
@@ -174,11 +187,12 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
 }
 
 // Returns NaN if a sum is not finite. prepare_next: once sum[2] may be waited for; load_next(j), j a group of
-// positions: into registers of the next item.
+// positions: into registers of the next item. slot: of the item and its exponents.
 template <typename T, Shape shape, typename Prepare, typename Load>
-__device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps& maps, Shared<T, shape>& shared,
-                                              Sums<shape>& sum, const Item& item, int item_exponent, int group,
-                                              const Prepare& prepare_next, const Load& load_next) {
+__device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
+                                              Shared<T, shape>& shared, Sums<shape>& sum, int slot, const Item& item,
+                                              SumExponents<shape>& exponents, int group, const Prepare& prepare_next,
+                                              const Load& load_next) {
   constexpr int groups = position_groups(shape);
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
   const PairSums pairs(group);
@@ -188,7 +202,8 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
   const FilterTerms terms(params, item.filter_block * filter_tile + filter_of_row<T>(warp * 16 + lane / 4));
   prepare_next();
   hopper::synchronise(pair_barrier + warp, 64);
-  const Fragment<T, shape> mine{pairs, FilterScales(terms, item_exponent),    item, group, warp,
+  if constexpr (shape.listed) find_exponents<T, shape>(params, item, shared.exponents[slot], lane, exponents);
+  const Fragment<T, shape> mine{pairs, FilterScales<shape>(terms, exponents), item, group, warp,
                                 lane,  received_at(shared, group, warp, lane)};
   float bad;
   bool plain = is_plain(params, mine.filters);
@@ -209,7 +224,7 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
     hopper::synchronise(group_barrier + group, 128);
     if (copies(warp, lane)) {
       const int column = own_column(group, warp);
-      copy_lines(params, maps, item, column, 0, shared.lines[column]);
+      copy_lines<shape>(params, maps, item, column, 0, shared.lines[column]);
     }
   } else {
     plain = all_of_group(group, plain);  // it has barriers

@@ -81,30 +81,55 @@ struct FilterTerms {
   }
 };
 
-// What undoes their scales.
+// The exponents of the input's scales for a thread's two positions, if they may differ.
+template <Shape shape>
+using SumExponents = int[sums_parts(shape)];
+template <typename T, Shape shape>
+__device__ __forceinline__ void find_exponents(const Params<T>& params, const Item& item,
+                                               const int (&of_parts)[parts(shape)], int lane,
+                                               SumExponents<shape>& result) {
+#pragma unroll
+  for (int e = 0; e < sums_parts(shape); ++e) {
+    if constexpr (shape.listed) {
+      result[e] = of_parts[lane % 4 * 2 + e < left_tiles(params, item) ? 0 : 1];
+    } else {
+      static_assert(shape.images == 1 || (8 % shape.row_positions() == 0 && shape.tiles % 2 == 0));
+      result[e] = of_parts[shape.images == 1 ? 0 : lane % 4 * 2 / shape.tiles];
+    }
+  }
+}
+
+// What undoes the scales of a thread's sums.
+template <Shape shape>
 struct FilterScales {
-  float scale[2], second_scale[2], bias[2];
+  static constexpr int count = 2 * sums_parts(shape);  // [2 * filter + position], or [filter]
+  float scale[count], second_scale[count], bias[2];
   bool two_factors;  // of any filter of the warp
 
-  __device__ __forceinline__ FilterScales(const FilterTerms& terms, int item_exponent) {
+  __device__ __forceinline__ FilterScales(const FilterTerms& terms, const SumExponents<shape>& exponents) {
     bool two = false;
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      const int sum = item_exponent + terms.exponent[b], kept = max(-126, min(sum, 126));
-      scale[b] = power_of_two(-kept);
-      second_scale[b] = power_of_two(kept - sum);
+#pragma unroll
+      for (int e = 0; e < sums_parts(shape); ++e) {
+        const int sum = exponents[e] + terms.exponent[b], kept = max(-126, min(sum, 126));
+        scale[b * sums_parts(shape) + e] = power_of_two(-kept);
+        second_scale[b * sums_parts(shape) + e] = power_of_two(kept - sum);
+        two |= kept != sum;
+      }
       bias[b] = terms.bias[b];
-      two |= kept != sum;
     }
     two_factors = __any_sync(~0u, two);
   }
+  // Of sum i of a thread's four of 8 positions, [2 * filter + position].
+  static constexpr int index(int i) { return i * count / 4; }
 };
 
 // What a thread must know to finish its outputs of an item.
 template <typename T, Shape shape>
 struct Fragment {
   PairSums pairs;
-  FilterScales filters;
+  FilterScales<shape> filters;
   Item item;
   int group, warp, lane;
   std::uint32_t received;
@@ -118,14 +143,22 @@ __device__ __forceinline__ void for_columns(const Params<T>& params, const Fragm
                                             const Visitor& visit) {
   const int row = row_of<shape>(number), place = number - row * shape.row_positions();
   const int image = shape.images == 1 ? 0 : place / shape.tiles, tile = place - image * shape.tiles;
-  if (mine.item.p0 + row >= params.p || row >= shape.rows || k >= params.k) return;
-  if (shape.images > 1 && mine.item.n + image >= params.n) return;
+  Item item = mine.item;
+  if constexpr (shape.listed) {
+    const int left = left_tiles(params, item);
+    if (tile < left) {
+      item = left_part(params, item);
+    } else {
+      item.q0 -= left * tile_outputs;
+    }
+  }
+  if (item.p0 + row >= params.p || row >= shape.rows || k >= params.k) return;
+  if (parts(shape) > 1 && item.n + image >= params.n) return;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
-    const int q = mine.item.q0 + tile * tile_outputs + own_column(mine.group, which);
+    const int q = item.q0 + tile * tile_outputs + own_column(mine.group, which);
     if (q >= params.q) continue;
-    visit((mine.item.n + image) * params.y_image + (mine.item.p0 + row) * params.y_row + q * params.y_column + k,
-          which);
+    visit((item.n + image) * params.y_image + (item.p0 + row) * params.y_row + q * params.y_column + k, which);
   }
 }
 
@@ -171,7 +204,7 @@ template <typename T, Shape shape, typename Store>
 __device__ __forceinline__ float finish_groups(const Params<T>& params, const Fragment<T, shape>& mine,
                                                const Sums<shape>& sum, const Store& store) {
   constexpr int groups = position_groups(shape);
-  const FilterScales& filters = mine.filters;
+  const FilterScales<shape>& filters = mine.filters;
   float bad = 0.0f;
 #pragma unroll 1
   for (int j = 0; j < groups; ++j) {
@@ -209,8 +242,8 @@ __device__ __forceinline__ float finish_groups(const Params<T>& params, const Fr
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float& v = value[i / 4][i % 4];
-      const int b = i % 4 / 2;
-      v = fmaf(v * filters.second_scale[b], filters.scale[b], filters.bias[b]);
+      const int b = filters.index(i % 4);
+      v = fmaf(v * filters.second_scale[b], filters.scale[b], filters.bias[i % 4 / 2]);
     }
     if (params.epilogue.residual != nullptr) add_residual(params, mine, j, value);
 #pragma unroll
