@@ -71,6 +71,7 @@ UNIT_3X3 = [
     # More filters than a block's 64, and vectors of them; several blocks of rows and columns, none of them whole.
     Shape(2, 16, 17, 31, 72, 3, 3, padding=(1, 1)),
     Shape(1, 16, 3, 1, 72, 3, 3, padding=(1, 1)),  # one column: most columns of the only tile do not exist
+    Shape(2, 20, 9, 13, 130, 3, 3, padding=(1, 1)),  # more than 128 filters, which two blocks may share
     _square(0, 3, 7, 5, 3, padding=1),  # an empty batch
 ]
 

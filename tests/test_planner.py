@@ -261,3 +261,23 @@ def test_winograd_fused_fits_its_items_to_the_map(change, outputs):
     rows = _C.candidates(problem, _C.h200_device())
     config = next(row for row in rows if row["algorithm"] == "winograd_fused")["config"]
     assert f" filters, {outputs} outputs" in config, config
+
+
+@pytest.mark.parametrize(
+    ("change", "clusters"),
+    [
+        ({}, True),
+        ({"c": 256, "k": 512, "h": 28, "w": 28}, True),
+        ({"k": 64}, False),  # the other half of the filters would be none
+        ({"k": 129}, False),  # no vectors of filters
+        ({"c": 130}, False),  # no tensor copies
+        ({"layout": "nchw"}, False),
+    ],
+)
+def test_winograd_fused_splits_the_frequencies_over_clusters(change, clusters):
+    """Class fp32: two blocks share 128 filters where there are so many and tensors come and go by vectors."""
+    geometry = {"n": 64, "c": 128, "h": 56, "w": 56, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float32"}
+    problem = _C.ConvProblem(**geometry | {"layout": "nhwc", "precision": "fp32"} | change)
+    rows = _C.candidates(problem, _C.h200_device())
+    config = next(row for row in rows if row["algorithm"] == "winograd_fused")["config"]
+    assert ("clusters of 2" in config) == clusters, config

@@ -52,6 +52,40 @@ __device__ __forceinline__ float4 load_from_block(std::uint32_t address_in_block
   return value;
 }
 
+// As copy_box, into the same places of several blocks, at the same barrier of each: mask has a bit for each rank.
+__device__ __forceinline__ void copy_box_to_blocks(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2,
+                                                   int x3, std::uint32_t barrier, unsigned mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%2, %3, %4, %5}], [%6], %7;" ::"r"(target),
+      "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier), "h"(static_cast<unsigned short>(mask))
+      : "memory");
+}
+
+// Four words into another block's shared memory, at an address of address_in_block(), that report to a barrier there as
+// copies do. What arrive_in_block() and wait_for_cluster() cost, the rest of a thread's stores and the L1 cache, they
+// do not.
+__device__ __forceinline__ void store_in_block(std::uint32_t target, const float (&four)[4], std::uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(target),
+      "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]), "r"(barrier)
+      : "memory");
+}
+// Arrives at the same barrier of another block, for it to know that something was read.
+__device__ __forceinline__ void notify_block(std::uint32_t barrier, int rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, rank)) : "memory");
+}
+// Sets bits of a word of a block's shared memory. Known there after the cluster's next barrier.
+__device__ __forceinline__ void set_bits_in_block(std::uint32_t address, int rank, unsigned bits) {
+  asm volatile("red.relaxed.cluster.shared::cluster.or.b32 [%0], %1;" ::"r"(address_in_block(address, rank)), "r"(bits)
+               : "memory");
+}
+__device__ __forceinline__ int block_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
 // Of the same address in another block's shared memory.
 __device__ __forceinline__ unsigned load_word_from_block(std::uint32_t address, int rank) {
   unsigned value;

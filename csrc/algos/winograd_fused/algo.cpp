@@ -64,11 +64,12 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const int rows = config.split ? tile_rows : config.shape.rows;
   const int width = config.split ? tile_columns * tile_outputs : config.shape.width();
   const std::string images = config.split || config.shape.images == 1 ? "" : std::to_string(config.shape.images) + "x";
-  plan.config = std::string(config.split ? "3 x" : "1 x") + " float16, items of " + std::to_string(filter_tile) +
-                " filters, " + images + std::to_string(rows) + "x" + std::to_string(width) + " outputs" +
-                (!config.split && config.shape.listed ? " from a list, " : ", ") + std::to_string(config.stages) +
-                " stages of " + std::to_string(config.u_steps / config.stages * channels) + ", " +
-                (loads_boxes(problem) ? "boxes" : "elements");
+  plan.config =
+      std::string(config.split ? "3 x" : "1 x") + " float16, items of " + std::to_string(filter_tile * config.blocks) +
+      " filters, " + images + std::to_string(rows) + "x" + std::to_string(width) + " outputs" +
+      (!config.split && config.shape.listed ? " from a list, " : ", ") + std::to_string(config.stages) + " stages of " +
+      std::to_string(config.u_steps / config.stages * channels) + ", " + (loads_boxes(problem) ? "boxes" : "elements") +
+      (config.blocks > 1 ? ", clusters of " + std::to_string(config.blocks) : "");
   plan.workspace_bytes = transposed_input_bytes(problem);
   plan.cost_us = cuda_cost_us(problem, config, device);
   return plan;

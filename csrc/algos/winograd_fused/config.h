@@ -87,6 +87,7 @@ struct Config {
   std::int64_t u_steps;                                       // 16 channels of U
   std::int64_t filter_tiles, column_tiles, row_tiles, items;  // split: of a block; blocks
   std::int64_t pitch;                                         // split: rows from one image to the next
+  int blocks;  // split: of a cluster, which share the frequencies of so many times 64 filters
 
   std::size_t u_bytes() const {
     return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
@@ -105,9 +106,10 @@ inline std::int64_t image_pitch(const ConvProblem& problem) {
   return std::min(whole, std::max<std::int64_t>(divide_up(problem.h + problem.pad_h, 2) * 2, input_rows));
 }
 
-inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide) {
+inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide, int blocks = 1) {
   Config config{};
   config.shape = shape;
+  config.blocks = blocks;
   config.split = problem.accuracy == AccuracyClass::fp32;
   const int stage_channels = config.split ? channels : single::stage_channels(problem.dtype);
   config.stages = divide_up(problem.c, stage_channels);
@@ -117,7 +119,8 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
     config.column_tiles = std::max<std::int64_t>(divide_up(problem.q(), tile_outputs), least_columns);
     config.pitch = image_pitch(problem);
     config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), tile_rows);
-    config.items = divide_up(config.row_tiles * config.column_tiles, tile_columns) * config.filter_tiles;
+    config.items =
+        divide_up(config.row_tiles * config.column_tiles, tile_columns) * divide_up(config.filter_tiles, blocks);
   } else if (shape.listed) {
     config.column_tiles = single::list_columns(divide_up(problem.q(), tile_outputs));
     config.row_tiles = divide_up(problem.p(), shape.rows);
@@ -147,7 +150,7 @@ struct Rates {
   double step, end, nchw_end, element_step;
 };
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
-  if (config.split) return {1.77, 2.65, 3.1, 12.0};
+  if (config.split) return config.blocks == 1 ? Rates{1.77, 2.2, 3.1, 12.0} : Rates{1.585, 3.1, 0.0, 0.0};
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
   if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.21 : 1.03, floats ? 6.2 : 7.9, 0.0, 0.0};
   if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
@@ -159,18 +162,23 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 // Whole waves of items.
 inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
   const Rates rates = rates_of(problem, config);
-  return static_cast<double>(divide_up(config.items, processors)) *
-         (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
-          (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
+  const double start = config.blocks > 1 ? 2.0 : 0.0;  // clusters start later
+  return start + static_cast<double>(divide_up(config.items, processors / config.blocks)) *
+                     (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
+                      (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
 }
 
-// The fastest shape of items. All but the wide one are for what tensor copies bring from and to NHWC.
+// The fastest shape of items. All but the wide one, and clusters, are for what tensor copies bring from NHWC, and what
+// goes there by vectors.
 inline Config choose_config(const ConvProblem& problem, int processors) {
   Config best = make_config(problem);
-  if (best.split || problem.layout != Layout::nhwc || !loads_boxes(problem) ||
-      problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0) {
-    return best;
+  if (problem.layout != Layout::nhwc || !loads_boxes(problem)) return best;
+  if (best.split) {
+    if (problem.k % 2 != 0 || processors < 2) return best;
+    const Config other = make_config(problem, single::wide, 2);
+    return kernel_us(problem, other, processors) < kernel_us(problem, best, processors) ? other : best;
   }
+  if (problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0) return best;
   for (const single::Shape& shape : {single::narrow, single::small, single::list}) {
     if (shape.images > 1 && problem.w + problem.pad_w > shape.raw_columns()) continue;
     const Config other = make_config(problem, shape);

@@ -5,48 +5,84 @@
 
 namespace fastconv::algos::winograd_fused {
 
-__device__ __forceinline__ void initialise(Shared& shared) {
+// All roles of a block, or of a cluster, meet.
+template <int blocks>
+__device__ __forceinline__ void end_pass() {
+  if constexpr (blocks == 1) {
+    synchronise<pass_barrier, block_threads>();
+  } else {
+    hopper::arrive_in_cluster();
+    hopper::wait_for_cluster_arrival();
+  }
+}
+
+template <int blocks>
+__device__ __forceinline__ void initialise(Shared<blocks>& shared) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < raw_stages; ++i) {
       hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
-      hopper::barrier_init(shared_address(&shared.raw_empty[i]), producer_warps);
+      hopper::barrier_init(shared_address(&shared.raw_empty[i]), blocks * producer_warps);
     }
-    for (int i = 0; i < v_stages; ++i) {
+    for (int i = 0; i < Shared<blocks>::v_stages; ++i) {
       hopper::barrier_init(shared_address(&shared.v_full[i]), producer_warps);
       hopper::barrier_init(shared_address(&shared.v_empty[i]), consumer_threads / 32);
+    }
+    if constexpr (blocks == 2) {
+      for (int i = 0; i < consumer_threads / 32; ++i) {
+        for (std::uint64_t& barrier : shared.exchange.full[i / 4][i % 4]) {
+          hopper::barrier_init(shared_address(&barrier), 1);
+        }
+        hopper::barrier_init(shared_address(&shared.exchange.read[i / 4][i % 4]), 1);
+      }
     }
     hopper::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < most_items / 32; i += block_threads) shared.repeat[i] = 0;
-  __syncthreads();
+  if constexpr (blocks == 1) {
+    __syncthreads();
+  } else {
+    end_pass<blocks>();  // the other block arrives at these barriers, too
+  }
 }
 
-template <int group, Output output>
-__device__ __forceinline__ void run_consumers(const Params& params, Shared& shared) {
+template <int group, Output output, int blocks>
+__device__ __forceinline__ void run_consumers(const Params& params, Shared<blocks>& shared) {
   ConsumerState state;
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
     consume<group, output>(params, shared, pass == 1, state);
-    synchronise<pass_barrier, block_threads>();
+    end_pass<blocks>();
   }
 }
 
-// boxes: x is loaded by tensor copies, through `maps`; else by element.
-template <bool boxes, Output output>
+template <bool boxes, int rank, int blocks>
+__device__ __forceinline__ void run_producers(const Params& params, const Maps& maps, Shared<blocks>& shared) {
+  ProducerState state;
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {
+    produce<boxes, rank>(params, maps, shared, pass == 1, state);
+    end_pass<blocks>();  // behind it, nobody reaches into another block any more
+  }
+}
+
+// boxes: x is loaded by tensor copies, through `maps`; else by element. blocks: of a cluster, which share the
+// frequencies, so that a warpgroup has half of the filters instead of half of the frequencies.
+template <int blocks, bool boxes, Output output>
 __global__ void __launch_bounds__(block_threads, 1)
     convolve(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
+  static_assert(blocks == 1 || output == Output::pairs);
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ __align__(128) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared*>(memory);
+  auto& shared = *reinterpret_cast<Shared<blocks>*>(memory);
   initialise(shared);
-  const int group = static_cast<int>(threadIdx.x) / 128;
-  if (group == consumer_groups) {
+  const int role = static_cast<int>(threadIdx.x) / 128;
+  const int group = blocks == 1 ? role : hopper::block_rank();
+  if (role == consumer_groups) {
     hopper::shrink_registers<producer_registers>();
-    ProducerState state;
-#pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      produce<boxes>(params, maps, shared, pass == 1, state);
-      synchronise<pass_barrier, block_threads>();
+    if (blocks == 1 || group == 0) {
+      run_producers<boxes, 0>(params, maps, shared);
+    } else {
+      run_producers<boxes, blocks - 1>(params, maps, shared);
     }
   } else if (group == 0) {
     hopper::grow_registers<consumer_registers>();

@@ -38,30 +38,33 @@ Output select_output(const ConvArgs& args) {
   return !vectors ? Output::elements : nchw ? Output::quads : Output::pairs;
 }
 
-template <bool boxes, Output output>
+template <int blocks, bool boxes, Output output>
 void launch(const Params& params, const Config& config, const Maps& maps, int processors, cudaStream_t stream) {
-  launch_items<convolve<boxes, output>>(params, config, sizeof(Shared), processors, stream, maps);
+  launch_items<convolve<blocks, boxes, output>>(params, config, sizeof(Shared<blocks>), processors, stream, maps);
 }
 
-void run_split(const ConvArgs& args, const Config& config, const float* x, Layout layout, Runtime& runtime) {
+void run_split(const ConvArgs& args, Config config, const float* x, Layout layout, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
+  const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
+  const Output output = select_output(args);
+  if (!boxes || output != Output::pairs) config = make_config(problem);
   const int processors = runtime.device().processors;
   const cudaStream_t stream = stream_of(runtime);
   const Params params = make_params(args, config, x, layout, runtime.wait_report());
-  const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
   const Maps maps = boxes ? make_maps(problem, config, x) : Maps{};
-  switch (select_output(args)) {
+  if (config.blocks == 2) return launch<2, true, Output::pairs>(params, config, maps, processors, stream);
+  switch (output) {
     case Output::pairs:
-      boxes ? launch<true, Output::pairs>(params, config, maps, processors, stream)
-            : launch<false, Output::pairs>(params, config, maps, processors, stream);
+      boxes ? launch<1, true, Output::pairs>(params, config, maps, processors, stream)
+            : launch<1, false, Output::pairs>(params, config, maps, processors, stream);
       break;
     case Output::quads:
-      boxes ? launch<true, Output::quads>(params, config, maps, processors, stream)
-            : launch<false, Output::quads>(params, config, maps, processors, stream);
+      boxes ? launch<1, true, Output::quads>(params, config, maps, processors, stream)
+            : launch<1, false, Output::quads>(params, config, maps, processors, stream);
       break;
     case Output::elements:
-      boxes ? launch<true, Output::elements>(params, config, maps, processors, stream)
-            : launch<false, Output::elements>(params, config, maps, processors, stream);
+      boxes ? launch<1, true, Output::elements>(params, config, maps, processors, stream)
+            : launch<1, false, Output::elements>(params, config, maps, processors, stream);
       break;
   }
 }

@@ -47,24 +47,38 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, 
           .stages = as_int(config.stages),
           .first_item = 0,
           .end_item = 0,
-          .by_filters = divide(config.filter_tiles),
+          .by_filters = divide(divide_up(config.filter_tiles, config.blocks)),
           .by_columns = divide(config.column_tiles),
           .by_rows = divide(config.split ? config.pitch : config.row_tiles)};
 }
 
-// In launches of as many items as a block of every multiprocessor can keep account of.
+// In launches of as many items as a block, or a cluster, of every multiprocessor can keep account of.
 template <auto kernel, typename T, typename... Maps>
 void launch_items(ParamsOf<T> params, const Config& config, std::size_t shared_bytes, int processors,
                   cudaStream_t stream, const Maps&... maps) {
   allow_shared_memory<kernel, true>(static_cast<int>(shared_bytes), "winograd_fused: shared memory");
-  const std::int64_t most = static_cast<std::int64_t>(processors) * most_items;
+  const std::int64_t clusters = processors / config.blocks, most = clusters * most_items;
   for (std::int64_t first = 0; first < config.items; first += most) {
     const std::int64_t items = std::min(most, config.items - first);
     params.first_item = static_cast<unsigned>(first);
     params.end_item = static_cast<unsigned>(first + items);
-    const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(processors, items));
-    kernel<<<blocks, block_threads, shared_bytes, stream>>>(params, maps...);
-    check_launch("winograd_fused");
+    const auto blocks = static_cast<unsigned>(std::min(clusters, items) * config.blocks);
+    if (config.blocks == 1) {
+      kernel<<<blocks, block_threads, shared_bytes, stream>>>(params, maps...);
+      check_launch("winograd_fused");
+    } else {
+      cudaLaunchAttribute attribute{};
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {static_cast<unsigned>(config.blocks), 1, 1};
+      cudaLaunchConfig_t launch{};
+      launch.gridDim = dim3(blocks);
+      launch.blockDim = dim3(block_threads);
+      launch.dynamicSmemBytes = shared_bytes;
+      launch.stream = stream;
+      launch.attrs = &attribute;
+      launch.numAttrs = 1;
+      check_cuda(cudaLaunchKernelEx(&launch, kernel, params, maps...), "winograd_fused");
+    }
   }
 }
 

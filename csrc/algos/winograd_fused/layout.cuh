@@ -35,21 +35,24 @@ __host__ __device__ constexpr int raw_part_bytes(int tiles) {
   return tiles > 0 ? input_rows * raw_row_bytes(tiles) : 0;
 }
 constexpr int raw_stage_bytes = raw_part_bytes(1) + raw_part_bytes(tile_columns - 1), raw_stages = 2;
+__device__ constexpr int slot_owner(int slot) { return slot; }  // the block of a cluster that fills a slot of both
 static_assert(raw_row_bytes(1) % 128 == 64 && raw_part_bytes(1) % 128 == 0 && raw_stage_bytes % 128 == 0);
 
 // V, a stage: [f][hi, lo][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
 // producers' stores of 2 rows x 2 tiles x 16 channels then meet every bank once.
 constexpr int core_bytes = 128 + 32, v_row_bytes = 2 * core_bytes, v_plane_bytes = input_rows * v_row_bytes;
-constexpr int v_stage_bytes = frequencies * 2 * v_plane_bytes, v_stages = 3;
 static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
 
 // Items of a block and launch: a bit each says which must be repeated.
 constexpr int most_items = 2048;
-// Items whose outputs and largest values are remembered: the producers are never further ahead than their stages allow.
-constexpr int item_slots = v_stages + 1;
-
 // Of an item: for each of its columns, in the first and in the second image that it meets.
 constexpr int scales = 2 * tile_columns;
+
+// Keeps the compiler from deriving anything from a value before this point, which it would keep in registers.
+template <typename Integer>
+__device__ __forceinline__ void forget(Integer& value) {
+  asm volatile("" : "+r"(value));
+}
 
 // Where the outputs of a position go, and what undoes its input's scale: two factors, since 2^126 times a filter's has
 // none.
@@ -58,32 +61,57 @@ struct alignas(16) Outputs {
   std::int64_t packed;  // 8 times the element of y of the first output and filter 0, plus the number of outputs
 
   __device__ __forceinline__ std::int64_t index() const { return packed >> 3; }
+  // In bytes, where it is an even element.
+  __device__ __forceinline__ std::int64_t even_bytes() const { return packed >> 1 & ~std::int64_t{7}; }
   __device__ __forceinline__ int count() const { return static_cast<int>(packed) & 7; }
 };
 
-struct Shared {
-  alignas(128) unsigned char raw[raw_stages][raw_stage_bytes];
-  alignas(128) unsigned char v[v_stages][v_stage_bytes];
-  // At the end of an item each warpgroup gives the other its three sums of half of the outputs, a row at a time.
-  // Or (pairs.cuh) one sum in six, two rows at a time.
+// What the frequencies' owners give each other at the end of an item.
+template <int blocks>
+struct Exchange;
+// The warpgroups of a block: three sums of half of the outputs, a row at a time, or (pairs.cuh) one sum in six, two
+// rows at a time.
+template <>
+struct Exchange<1> {
   union {
-    alignas(128) float4 exchange[consumer_groups][group_frequencies][128];
+    alignas(128) float4 sums[consumer_groups][group_frequencies][128];
     float4 pairs[consumer_groups][2][128];
   };
+};
+// A warp and its like in the cluster's other block: one sum in six, all at once. A barrier for each two rows that come,
+// and one that says that the other block has read what it was given.
+template <>
+struct Exchange<2> {
+  alignas(128) float4 pairs[tile_rows / 2][consumer_groups][2][128];
+  alignas(8) std::uint64_t full[consumer_groups][4][tile_rows / 2], read[consumer_groups][4];
+};
+
+// blocks: of a cluster, which share the frequencies.
+template <int blocks>
+struct Shared {
+  static constexpr int v_frequencies = frequencies / blocks, v_stage_bytes = v_frequencies * 2 * v_plane_bytes;
+  static constexpr int v_stages = 3;
+  // Items whose outputs and largest values are remembered: the producers are never further ahead than their stages
+  // allow.
+  static constexpr int item_slots = v_stages + 1;
+
+  alignas(128) unsigned char raw[raw_stages][raw_stage_bytes];
+  alignas(128) unsigned char v[v_stages][v_stage_bytes];
+  Exchange<blocks> exchange;
   Outputs outputs[item_slots][positions];
   // Bits of the largest |V|, scaled, of a warp: for scales that are a mere guess, and of all.
   unsigned watched[item_slots][producer_warps][scales], largest[item_slots][producer_warps];
   alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
-  int4 copies[2 * input_rows / raw_copied_rows];  // of a raw stage: issue_copies
-  int4 columns[item_slots][tile_columns];         // note_item
-  float exact_largest[scales];                    // of |x|, for an item that is repeated
+  int4 copies[item_slots][2 * input_rows / raw_copied_rows];  // of a raw stage: issue_copies
+  int4 columns[item_slots][tile_columns];                     // note_item
+  float exact_largest[scales];                                // of |x|, for an item that is repeated
   unsigned repeat[most_items / 32];
 };
 
 // What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
 // loads under way seem to bound the rate of U (docs/performance.md).
 constexpr int most_shared_bytes = 195 * 1024;
-static_assert(sizeof(Shared) <= most_shared_bytes);
+static_assert(sizeof(Shared<1>) <= most_shared_bytes && sizeof(Shared<2>) <= most_shared_bytes);
 
 // What both kernels of this folder are told. T: of x and y.
 template <typename T>
@@ -152,9 +180,9 @@ __device__ __forceinline__ Part find_part(const Params& params, const Place& pla
           second ? 0 : place.first * tile_outputs};
 }
 
-// The items of a block, in two passes: all of them with guessed scales, then those that need exact ones. Every role
-// walks the same way.
-template <typename Params>
+// The items of a block, or of a cluster of `blocks`, in two passes: all of them with guessed scales, then those that
+// need exact ones. Every role walks the same way.
+template <typename Params, int blocks = 1>
 struct Walk {
   const Params& params;
   const unsigned* repeat;  // null: the first pass
@@ -169,7 +197,9 @@ struct Walk {
       if (repeat == nullptr || (repeat[ordinal / 32] >> ordinal % 32 & 1) != 0) return true;
     }
   }
-  __device__ __forceinline__ unsigned number() const { return params.first_item + blockIdx.x + ordinal * gridDim.x; }
+  __device__ __forceinline__ unsigned number() const {
+    return params.first_item + blockIdx.x / blocks + ordinal * (gridDim.x / blocks);
+  }
 };
 
 // Until the phase of that parity has ended. Bounded: a wait that expires reports itself (device/wait_report.h) and

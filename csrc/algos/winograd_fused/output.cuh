@@ -8,7 +8,8 @@
 namespace fastconv::algos::winograd_fused {
 
 // Whether a guessed scale has let something overflow, or has lost bits. A column of zeros is right.
-__device__ __forceinline__ bool must_repeat(const Shared& shared, int slot) {
+template <int blocks>
+__device__ __forceinline__ bool must_repeat(const Shared<blocks>& shared, int slot) {
   const int lane = threadIdx.x % 32;
   unsigned bits = 0;
 #pragma unroll
@@ -123,8 +124,8 @@ __device__ __forceinline__ void apply_silu(const Params& params, const Outputs* 
 
 // Each warpgroup finishes half of the positions, with the other's sums of three frequencies, 8 at a time.
 template <int group, Output output>
-__device__ __forceinline__ void finish_item(const Params& params, Shared& shared, const Totals& total, int filter_block,
-                                            int slot) {
+__device__ __forceinline__ void finish_item(const Params& params, Shared<1>& shared, const Totals& total,
+                                            int filter_block, int slot) {
   const int thread = threadIdx.x % 128, lane = thread % 32;
   const int k = filter_block * filter_tile + thread / 32 * 16 + lane / 4 * 2;
   const Outputs* outputs = shared.outputs[slot] + group * (positions / 2) + lane % 4 * 2;
@@ -141,14 +142,14 @@ __device__ __forceinline__ void finish_item(const Params& params, Shared& shared
 #pragma unroll
     for (int f = 0; f < group_frequencies; ++f) {
       const float* sum = total[f][1 - group] + j * 4;
-      shared.exchange[group][f][thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      shared.exchange.sums[group][f][thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     }
     synchronise<consumer_barrier, consumer_threads>();
     float m[frequencies][4];  // [f][2 * filter + position]
 #pragma unroll
     for (int f = 0; f < group_frequencies; ++f) {
       const float* sum = total[f][group] + j * 4;
-      const float4 other = shared.exchange[1 - group][f][thread];
+      const float4 other = shared.exchange.sums[1 - group][f][thread];
       const int own = group * group_frequencies + f, theirs = (1 - group) * group_frequencies + f;
 #pragma unroll
       for (int i = 0; i < 4; ++i) m[own][i] = sum[i];
@@ -173,16 +174,33 @@ __device__ __forceinline__ void finish_item(const Params& params, Shared& shared
   if (params.epilogue.activate.is_silu) apply_silu(params, outputs, k);
 }
 
-// One pass over the items.
-template <int group, Output output>
-__device__ __forceinline__ void consume(const Params& params, Shared& shared, bool repeated, ConsumerState& state) {
+// Marks an item, for both blocks: each has seen its own frequencies alone.
+template <int group, int blocks>
+__device__ __forceinline__ void mark(Shared<blocks>& shared, unsigned ordinal) {
+  unsigned* const word = &shared.repeat[ordinal / 32];
+  const unsigned bit = 1u << ordinal % 32;
+  if constexpr (blocks == 1) {
+    if (threadIdx.x == 0) *word |= bit;
+  } else if (threadIdx.x == 0) {
+    hopper::set_bits_in_block(shared_address(word), group, bit);
+    hopper::set_bits_in_block(shared_address(word), 1 - group, bit);
+  }
+}
+
+// One pass over the items. group: of frequencies, a warpgroup's or a block's.
+template <int group, Output output, int blocks>
+__device__ __forceinline__ void consume(const Params& params, Shared<blocks>& shared, bool repeated,
+                                        ConsumerState& state) {
   // The filters of an item are its number's fastest part.
   const auto filter_block_of = [&](unsigned item) { return static_cast<int>(params.by_filters.peel(item)); };
   const auto filters_of = [&](int filter_block) {
+    if (blocks > 1) {  // each warpgroup has half of them, of which the last may be none
+      filter_block = min(blocks * filter_block + static_cast<int>(threadIdx.x) / 128, (params.k - 1) / filter_tile);
+    }
     return params.u + static_cast<std::int64_t>(filter_block) * params.stages * (u_stage_bytes / 16) +
            group * group_frequencies * (u_frequency_bytes / 16) + threadIdx.x % 128;
   };
-  Walk<Params> walk{params, repeated ? shared.repeat : nullptr};
+  Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
   Filters u[group_frequencies];
   int filter_block = filter_block_of(walk.number());
@@ -197,14 +215,21 @@ __device__ __forceinline__ void consume(const Params& params, Shared& shared, bo
     const uint4* next_source = filters_of(next);
     Totals total;
     accumulate<group>(params, shared, total, u, source, next_source, state);
-    if (!repeated && must_repeat(shared, state.item_slot)) {
-      if (threadIdx.x == 0) shared.repeat[ordinal / 32] |= 1u << ordinal % 32;
+    const bool again = !repeated && must_repeat(shared, state.item_slot);
+    if (again) mark<group>(shared, ordinal);
+    if (again && blocks == 1) {  // a cluster's other block may not know of it
     } else if (output == Output::pairs && is_plain(params.epilogue)) {
-      finish_pairs<group>(params, shared, total, filter_block, state.item_slot);
-    } else {
+      if constexpr (blocks == 1) {
+        finish_pairs<group>(params, shared, total, filter_block, state);
+      } else {
+        finish_pairs<group, true>(params, shared, total, filter_block, state);
+      }
+    } else if constexpr (blocks == 1) {
       finish_item<group, output>(params, shared, total, filter_block, state.item_slot);
+    } else {
+      finish_pairs<group, false>(params, shared, total, filter_block, state);
     }
-    state.item_slot = (state.item_slot + 1) % item_slots;
+    state.item_slot = (state.item_slot + 1) % Shared<blocks>::item_slots;
     filter_block = next;
     source = next_source;
   }

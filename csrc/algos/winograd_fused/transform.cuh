@@ -2,6 +2,7 @@
 #pragma once
 
 #include "algos/winograd_fused/layout.cuh"
+#include "device/cluster.cuh"
 #include "device/winograd_matrices.h"
 
 namespace fastconv::algos::winograd_fused {
@@ -25,19 +26,15 @@ struct ProducerState {
   int item_slot = 0;
 };
 
-// Keeps the compiler from deriving anything from a value before this point, which it would keep in registers.
-template <typename Integer>
-__device__ __forceinline__ void forget(Integer& value) {
-  asm volatile("" : "+r"(value));
-}
-
 // What the producers need to know of an item is worked out by one warp, ahead, and kept in shared memory.
 //   Columns: image, row in it, column of the output; boundary (Part) in the last 4 bits, then the number of tiles in
 //   its block less 1, the byte of its first column in a raw stage, which block. Copies of a raw stage, a part each, or
 //   two rows of it: w, h, n; the map in the last bits, the target.
 constexpr int part_copies = input_rows / raw_copied_rows;
 constexpr int copy_pair = 64;  // of two rows
-__device__ __forceinline__ void note_item(const Params& params, Shared& shared, int slot, int lane, unsigned item) {
+template <int blocks>
+__device__ __forceinline__ void note_item(const Params& params, Shared<blocks>& shared, int slot, int lane,
+                                          unsigned item) {
   forget(item), forget(lane);
   const Place place = find_place(params, item);
   const int column = lane - 16;
@@ -53,26 +50,35 @@ __device__ __forceinline__ void note_item(const Params& params, Shared& shared, 
     const int r = lane / 2 * raw_copied_rows;
     const bool whole = part.boundary >= input_rows, exists = tiles > 0 && (!whole || r == 0);
     const int target = start + r * raw_row_bytes(tiles);
-    shared.copies[lane] = make_int4(part.q0 - params.pad_w, part.row_of(r) - params.pad_h, part.image_of(r),
-                                    exists ? target | (whole ? 0 : copy_pair) | (tiles - 1) : -1);
+    shared.copies[slot][lane] = make_int4(part.q0 - params.pad_w, part.row_of(r) - params.pad_h, part.image_of(r),
+                                          exists ? target | (whole ? 0 : copy_pair) | (tiles - 1) : -1);
   }
   __syncwarp();
 }
-__device__ __forceinline__ void issue_copies(const Params& params, const Maps& maps, Shared& shared, int lane,
-                                             int first_channel, const hopper::RingPosition& position) {
+// A cluster's blocks take turns: what one brings, both get.
+template <int rank, int blocks>
+__device__ __forceinline__ void issue_copies(const Params& params, const Maps& maps, Shared<blocks>& shared, int slot,
+                                             int lane, int first_channel, const hopper::RingPosition& position) {
   forget(lane);
   const std::uint32_t full = shared_address(&shared.raw_full[position.slot]);
-  wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
-  const int4 copy = shared.copies[min(lane, 2 * part_copies - 1)];
+  const bool mine = blocks == 1 || slot_owner(position.slot) == rank;
+  if (mine) {
+    wait_bounded(shared_address(&shared.raw_empty[position.slot]), position.parity ^ 1, params.report, role_load);
+  }
+  const int4 copy = shared.copies[slot][min(lane, 2 * part_copies - 1)];
   const int map = copy.w & (copy_pair - 1);
   if (lane == 0) {
     hopper::arrive_expecting(full, map == tile_columns - 1 ? raw_part_bytes(tile_columns) : raw_stage_bytes);
   }
   __syncwarp();
-  if (lane < 2 * part_copies && copy.w >= 0) {
-    hopper::copy_box(shared_address(shared.raw[position.slot]) + (copy.w & ~127),
-                     (copy.w & copy_pair) != 0 ? maps.pair[map] : maps.whole[map], first_channel, copy.x, copy.y,
-                     copy.z, full);
+  if (mine && lane < 2 * part_copies && copy.w >= 0) {
+    const std::uint32_t target = shared_address(shared.raw[position.slot]) + (copy.w & ~127);
+    const CUtensorMap& box = (copy.w & copy_pair) != 0 ? maps.pair[map] : maps.whole[map];
+    if constexpr (blocks == 1) {
+      hopper::copy_box(target, box, first_channel, copy.x, copy.y, copy.z, full);
+    } else {
+      hopper::copy_box_to_blocks(target, box, first_channel, copy.x, copy.y, copy.z, full, 3);
+    }
   }
   __syncwarp();
 }
@@ -150,8 +156,9 @@ __device__ __forceinline__ int guess_exponent(float largest, bool second) {
 }
 
 // The largest finite |x| of all columns from the whole input of an item. By all producers.
-__device__ __forceinline__ void find_exact_largest(const Params& params, Shared& shared, unsigned item, int warp,
-                                                   int lane) {
+template <int blocks>
+__device__ __forceinline__ void find_exact_largest(const Params& params, Shared<blocks>& shared, unsigned item,
+                                                   int warp, int lane) {
   const Place place = find_place(params, item);
 #pragma unroll 1
   for (int i = warp; i < scales; i += producer_warps) {
@@ -183,8 +190,9 @@ __device__ __forceinline__ void find_exact_largest(const Params& params, Shared&
 }
 
 // The beginning of an item: scales, from a sample of the first stage or exact ones, and where its outputs go.
-__device__ __forceinline__ Column begin_item(const Params& params, Shared& shared, const unsigned char* raw, int slot,
-                                             bool exact, int warp, int lane) {
+template <int blocks>
+__device__ __forceinline__ Column begin_item(const Params& params, Shared<blocks>& shared, const unsigned char* raw,
+                                             int slot, bool exact, int warp, int lane) {
   const Lane mine(warp, lane);
   const int4 noted = shared.columns[slot][mine.column];
   const Part part{noted.x, noted.y, noted.w & 15, 0};
@@ -253,64 +261,82 @@ __device__ __forceinline__ unsigned largest_bits(__half2 two) {
   return max(__float_as_uint(__low2float(two)), __float_as_uint(__high2float(two)));
 }
 
-// One tile, four channels: six columns to six frequencies. Returns the largest |hi|.
+// winograd::Transform<4>::input of d times a power of two, which joins the constants.
+__device__ __forceinline__ void transform_scaled(const float (&d)[frequencies], float scale, float (&v)[frequencies]) {
+  using Transform = winograd::Transform<4>;
+  const float a = scale * Transform::a, b = scale * Transform::b, last = d[4] * scale;
+  const float even_a = fmaf(d[2], scale * -2.0f, last), odd_a = fmaf(d[1], -b, d[3] * a);
+  const float even_b = fmaf(d[2], scale * -0.5f, last), odd_b = fmaf(d[1], -a, d[3] * b);
+  v[0] = fmaf(d[0], scale, fmaf(d[2], scale * -2.5f, last));
+  v[1] = even_a + odd_a;
+  v[2] = even_a - odd_a;
+  v[3] = even_b + odd_b;
+  v[4] = even_b - odd_b;
+  v[5] = fmaf(d[1], scale, fmaf(d[3], scale * -2.5f, d[5] * scale));
+}
+
+// One tile, four channels: six columns to six frequencies, or to the `count` from `first` on. Returns the largest |hi|.
+template <int first, int count>
 __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsigned char* v, float scale) {
   __half2 largest = __float2half2_rn(0.0f);
   float values[frequencies][4];
 #pragma unroll
   for (int j = 0; j < frequencies; ++j) {
     const float4 d = *reinterpret_cast<const float4*>(raw + j * raw_column_bytes);
-    values[j][0] = d.x * scale, values[j][1] = d.y * scale, values[j][2] = d.z * scale, values[j][3] = d.w * scale;
+    values[j][0] = d.x, values[j][1] = d.y, values[j][2] = d.z, values[j][3] = d.w;
   }
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     float d[frequencies], result[frequencies];
 #pragma unroll
     for (int j = 0; j < frequencies; ++j) d[j] = values[j][c];
-    winograd::Transform<4>::input(d, result);
+    transform_scaled(d, scale, result);
 #pragma unroll
     for (int j = 0; j < frequencies; ++j) values[j][c] = result[j];
   }
 #pragma unroll
-  for (int f = 0; f < frequencies; ++f) {
+  for (int f = 0; f < count; ++f) {
+    const float (&value)[4] = values[first + f];
     uint2 high, low;
-    split(values[f][0], values[f][1], high.x, low.x, largest);
-    split(values[f][2], values[f][3], high.y, low.y, largest);
+    split(value[0], value[1], high.x, low.x, largest);
+    split(value[2], value[3], high.y, low.y, largest);
     *reinterpret_cast<uint2*>(v + (2 * f) * v_plane_bytes) = high;
     *reinterpret_cast<uint2*>(v + (2 * f + 1) * v_plane_bytes) = low;
   }
   return largest;
 }
 
-// One pass over the items. boxes: x is loaded by tensor copies.
-template <bool boxes>
-__device__ __forceinline__ void produce(const Params& params, const Maps& maps, Shared& shared, bool repeated,
+// One pass over the items, by the block `rank` of a cluster. boxes: x is loaded by tensor copies.
+template <bool boxes, int rank, int blocks>
+__device__ __forceinline__ void produce(const Params& params, const Maps& maps, Shared<blocks>& shared, bool repeated,
                                         ProducerState& state) {
+  using Memory = Shared<blocks>;
+  using Items = Walk<Params, blocks>;
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
   const int v_offset = Lane(warp, lane).v();
-  Walk<Params> walk{params, repeated ? shared.repeat : nullptr};
+  Items walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
   if (boxes && warp == loader_warp) {
     note_item(params, shared, state.item_slot, lane, walk.number());
-    issue_copies(params, maps, shared, lane, 0, state.raw);
+    issue_copies<rank>(params, maps, shared, state.item_slot, lane, 0, state.raw);
   }
 #pragma unroll 1
   do {
     // What happens once an item happens here: within the loop over stages it would cost registers.
     const auto wait_for_raw = [&](int stage) {
       if constexpr (boxes) {
-        // A stage ahead: the slot was last read two stages ago, so no warp waits for the others here.
+        // A stage ahead: the slot was last read two stages ago, so no warp waits for the others here. Always by the
+        // same warp, which knows what it has noted; the others know of it only when the first copies have come.
         if (warp == loader_warp) {
           hopper::RingPosition next = state.raw;
           next.advance(raw_stages);
-          Walk<Params> ahead = walk;
+          Items ahead = walk;
           const int lane_here = lane;
           forget(ahead.ordinal);
           const bool same = stage + 1 < params.stages, more = same || ahead.next();
-          if (!same && more) {
-            note_item(params, shared, (state.item_slot + 1) % item_slots, lane_here, ahead.number());
-          }
-          if (more) issue_copies(params, maps, shared, lane_here, same ? (stage + 1) * channels : 0, next);
+          const int slot = same ? state.item_slot : (state.item_slot + 1) % Memory::item_slots;
+          if (!same && more) note_item(params, shared, slot, lane_here, ahead.number());
+          if (more) issue_copies<rank>(params, maps, shared, slot, lane_here, same ? (stage + 1) * channels : 0, next);
         }
         wait_bounded(shared_address(&shared.raw_full[state.raw.slot]), state.raw.parity, params.report, role_transform);
       } else {
@@ -346,8 +372,8 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
       for (int pair = (warp / 2 + (sharing - row_pairs % sharing) * stage) % sharing; pair < row_pairs;
            pair += sharing) {
         const bool crosses = 2 * pair >= column.boundary;
-        const __half2 here = transform_tile(raw + pair * column.raw_pair, v + 2 * pair * v_row_bytes,
-                                            crosses ? column.scale[1] : column.scale[0]);
+        const __half2 here = transform_tile<rank * Memory::v_frequencies, Memory::v_frequencies>(
+            raw + pair * column.raw_pair, v + 2 * pair * v_row_bytes, crosses ? column.scale[1] : column.scale[0]);
         largest = __hmax2_nan(largest, here);
         if (column.guessed != 0) {  // the same in all lanes
           unsigned bits = largest_bits(here);
@@ -371,12 +397,14 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
       __syncwarp();
       if (lane == 0) {
         hopper::arrive(shared_address(&shared.v_full[state.v.slot]));
-        if (boxes) hopper::arrive(shared_address(&shared.raw_empty[state.raw.slot]));
+        const std::uint32_t read = shared_address(&shared.raw_empty[state.raw.slot]);
+        if (boxes && blocks == 1) hopper::arrive(read);
+        if (boxes && blocks == 2) hopper::notify_block(read, slot_owner(state.raw.slot));
       }
       state.raw.advance(raw_stages);
-      state.v.advance(v_stages);
+      state.v.advance(Memory::v_stages);
     }
-    state.item_slot = (state.item_slot + 1) % item_slots;
+    state.item_slot = (state.item_slot + 1) % Memory::item_slots;
   } while (walk.next());
 }
 
