@@ -150,7 +150,7 @@ struct Rates {
   double step, end, nchw_end, element_step;
 };
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
-  if (config.split) return config.blocks == 1 ? Rates{1.77, 2.2, 3.1, 12.0} : Rates{1.585, 3.1, 0.0, 0.0};
+  if (config.split) return config.blocks == 1 ? Rates{1.77, 2.35, 3.1, 12.0} : Rates{1.595, 2.87, 0.0, 0.0};
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
   if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.21 : 1.03, floats ? 6.2 : 7.9, 0.0, 0.0};
   if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
@@ -162,7 +162,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 // Whole waves of items.
 inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
   const Rates rates = rates_of(problem, config);
-  const double start = config.blocks > 1 ? 2.0 : 0.0;  // clusters start later
+  const double start = config.blocks > 1 ? 1.0 : 0.0;  // clusters start later
   return start + static_cast<double>(divide_up(config.items, processors / config.blocks)) *
                      (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
                       (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
