@@ -69,8 +69,8 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double reduction_us = plain ? 0.04 * filled * static_cast<double>(problem.c) : 0.0;
   // Three launches (our product counts its own); the larger tile's transforms take longer to walk, and a block of a
   // product in FP32 arithmetic walks the whole reduction.
-  return (config.own_product ? 2.0 : 11.0) + reduction_us + 1.2 * config.m + (turned ? 3.0 : 0.0) +
-         1e6 * (input + gemm + output);
+  const double launches = config.own_product ? 4.1 + 0.85 * config.m : 11.0 + 1.2 * config.m;
+  return launches + reduction_us + (turned ? 3.0 : 0.0) + 1e6 * (input + gemm + output);
 }
 
 // V and M stay in the caches, U comes from memory once per chunk. Constants: fitted to the 3x3 layers of VGG, ResNet,

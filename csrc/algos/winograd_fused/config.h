@@ -152,7 +152,7 @@ struct Rates {
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.split) return config.blocks == 1 ? Rates{1.77, 2.35, 3.1, 12.0} : Rates{1.595, 2.87, 0.0, 0.0};
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
-  if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.21 : 1.03, floats ? 6.2 : 7.9, 0.0, 0.0};
+  if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.15 : 0.97, floats ? 6.2 : 6.9, 0.0, 0.0};
   if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
   if (config.shape == single::list) return {floats ? 1.45 : bf16 ? 1.12 : 0.99, floats ? 3.2 : 2.1, 0.0, 0.0};
   if (floats) return {1.2, 3.2, 7.6, 20.0};
