@@ -422,6 +422,8 @@ def test_rows_of_an_earlier_commit_are_named_below_their_table():
     assert "Of commit" not in report.network_table(document, "fp16")
     document["rows"] = [row | {"commit": "b" * 40}]
     assert report.network_table(document, "fp16").endswith("Of commit bbbbbbbbbbbb: vgg16.")
+    document["rows"].append(row | {"mode": "fused"})
+    assert report.network_table(document, "fp16").endswith("Of commit bbbbbbbbbbbb: vgg16 (eager).")
 
 
 def test_soak_layers_are_convolutions_and_the_same_for_a_seed():

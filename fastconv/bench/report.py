@@ -16,6 +16,7 @@ is replaced. Names:
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -177,7 +178,8 @@ def network_table(document: Document, accuracy: str) -> str:
     A row with a `commit` of its own is of another run; the line below the table says so.
     """
     rows = [row for row in document["rows"] if row["class"] == accuracy]
-    names = list(dict.fromkeys(name for row in rows for name in row["peers"]))
+    fullest_first = sorted(rows, key=lambda row: -len(row["peers"]))
+    names = list(dict.fromkeys(name for row in fullest_first for name in row["peers"]))
     header = ["network", "batch", "mode", "swapped", "ours ms", *(f"{name} ms" for name in names), "speedup"]
     header += ["logits error", "top-1 agreement"]
     lines = []
@@ -190,17 +192,27 @@ def network_table(document: Document, accuracy: str) -> str:
             + [_ms(row["peers"].get(name)) for name in names]
             + [_times(speedup), _scientific(row["logits_error"]), "-" if agreement is None else f"{agreement:.1%}"]
         )
-    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, rows, "network")])
+    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, rows, "network", "mode")])
 
 
-def _other_commits(document: Document, rows: Sequence[Row], name: str) -> list[str]:
-    """A sentence for each commit other than the document's that rows name, with what it has measured."""
-    found: dict[str, list[str]] = {}
+def _other_commits(document: Document, rows: Sequence[Row], name: str, part: str = "") -> list[str]:
+    """A sentence for each commit other than the document's that rows name, with what it has measured: `name`, and which
+    `part` of it where not all of its rows are of that commit."""
+    found: dict[str, dict[str, list[str]]] = {}
     for row in rows:
         commit = str(row.get("commit") or document["commit"])
-        if commit != document["commit"]:
-            found.setdefault(commit[:12], []).append(row[name])
-    return [f"Of commit {commit}: {', '.join(dict.fromkeys(names))}." for commit, names in found.items()]
+        found.setdefault(commit, {}).setdefault(row[name], []).append(row.get(part, ""))
+    count = collections.Counter(row[name] for row in rows)
+    sentences = []
+    for commit, names in found.items():
+        if commit == document["commit"]:
+            continue
+        its = [
+            each if not part or len(parts) == count[each] else f"{each} ({', '.join(dict.fromkeys(parts))})"
+            for each, parts in names.items()
+        ]
+        sentences.append(f"Of commit {commit[:12]}: {', '.join(its)}.")
+    return sentences
 
 
 def _ms(us: float | None) -> str:
