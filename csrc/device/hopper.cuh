@@ -282,42 +282,34 @@ __device__ __forceinline__ void multiply(float (&d)[count], const std::uint32_t 
 
 #undef FASTCONV_PRODUCT
 
-// The same with A in shared memory, too, laid out like B: 64 rows; n = 128.
-#define FASTCONV_SHARED_PRODUCT(type)                                                                         \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." #type \
-               "." #type " {" FASTCONV_S64 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                   \
-               : FASTCONV_D64                                                                                 \
+// The same with A in shared memory, too, laid out like B: 64 rows of 32 bytes, 16 halves, or float32 read as 8 values
+// of TF32. a0, b0, p0: numbers of the operands behind the accumulators
+#define FASTCONV_SHARED_PRODUCT(shape, types, transposed, count, a0, b0, p0)                                      \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p0 ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." types \
+               " {" FASTCONV_S##count "}, %" #a0 ", %" #b0 ", p, 1, 1" transposed ";\n}"                          \
+               : FASTCONV_D##count                                                                                \
                : "l"(a), "l"(b), "n"(accumulate ? 1 : 0))
+#define FASTCONV_SHARED_SIZES(depth, types, transposed)                                                  \
+  if constexpr (count == 16) FASTCONV_SHARED_PRODUCT("m64n32" depth, types, transposed, 16, 16, 17, 18); \
+  if constexpr (count == 24) FASTCONV_SHARED_PRODUCT("m64n48" depth, types, transposed, 24, 24, 25, 26); \
+  if constexpr (count == 32) FASTCONV_SHARED_PRODUCT("m64n64" depth, types, transposed, 32, 32, 33, 34); \
+  if constexpr (count == 64) FASTCONV_SHARED_PRODUCT("m64n128" depth, types, transposed, 64, 64, 65, 66);
 
-template <typename Half, bool accumulate>
-__device__ __forceinline__ void multiply_shared(float (&d)[64], std::uint64_t a, std::uint64_t b) {
+template <typename T, bool accumulate, int count>
+__device__ __forceinline__ void multiply_shared(float (&d)[count], std::uint64_t a, std::uint64_t b) {
+  static_assert(count == 16 || count == 24 || count == 32 || count == 64);
 #if defined(FASTCONV_HAS_WGMMA)
-  if constexpr (std::is_same_v<Half, bfloat16_t>) {
-    FASTCONV_SHARED_PRODUCT(bf16);
+  if constexpr (std::is_same_v<T, float>) {
+    FASTCONV_SHARED_SIZES("k8", "tf32.tf32", "")
+  } else if constexpr (std::is_same_v<T, bfloat16_t>) {
+    FASTCONV_SHARED_SIZES("k16", "bf16.bf16", ", 0, 0")
   } else {
-    FASTCONV_SHARED_PRODUCT(f16);
+    FASTCONV_SHARED_SIZES("k16", "f16.f16", ", 0, 0")
   }
 #endif
 }
 
-#undef FASTCONV_SHARED_PRODUCT
-
-// And with n = 64 or 48, of float16. a0, b, p: numbers of the operands behind the accumulators
-#define FASTCONV_SHARED_PRODUCT(n, count, a0, b0, p)                                                \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n \
-               "k16.f32.f16.f16 {" FASTCONV_S##count "}, %" #a0 ", %" #b0 ", p, 1, 1, 0, 0;\n}"     \
-               : FASTCONV_D##count                                                                  \
-               : "l"(a), "l"(b), "n"(accumulate ? 1 : 0))
-
-template <typename Half, bool accumulate, int count>
-__device__ __forceinline__ void multiply_shared(float (&d)[count], std::uint64_t a, std::uint64_t b) {
-  static_assert(std::is_same_v<Half, half_t> && (count == 24 || count == 32));
-#if defined(FASTCONV_HAS_WGMMA)
-  if constexpr (count == 24) FASTCONV_SHARED_PRODUCT(48, 24, 24, 25, 26);
-  if constexpr (count == 32) FASTCONV_SHARED_PRODUCT(64, 32, 32, 33, 34);
-#endif
-}
-
+#undef FASTCONV_SHARED_SIZES
 #undef FASTCONV_SHARED_PRODUCT
 
 }  // namespace fastconv::hopper

@@ -34,6 +34,9 @@ enum class Tile {
   dense,   // a stage is one tap: its pixels are those of the tile, one behind the other
 };
 
+// Whether there are registers for two blocks on a multiprocessor.
+constexpr bool is_paired(int filter_tile, bool split) { return filter_tile < (split ? 64 : 128); }
+
 struct Plan {
   Tile kind;
   bool split;       // class fp32
@@ -46,8 +49,8 @@ struct Plan {
   int input_slots, filter_slots;
   std::int64_t steps, steps_of_part, packed_rows, filter_tiles, tiles_n, tiles_p, tiles_q;
 
-  bool is_paired() const { return filter_tile < (split ? 64 : 128); }  // registers for two blocks on a multiprocessor
-  int shares() const { return multiply_warpgroups * 64 / pixels; }     // warpgroups that have the same pixels
+  bool is_paired() const { return lean::is_paired(filter_tile, split); }
+  int shares() const { return multiply_warpgroups * 64 / pixels; }  // warpgroups that have the same pixels
   std::size_t stage_bytes() const {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * row_bytes + 1023) / 1024 * 1024;
   }

@@ -172,15 +172,15 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
     const std::uint32_t a = a_stage + offset, b = (filters + filter_slot * S::filter_bytes) >> 4;
     const std::uint32_t last_filters = free_filters, last_input = free_input;
     hopper::fence_products();
-    multiply_shared<typename S::T, true>(sums, a_high | a, b_high | b);
-    multiply_shared<typename S::T, true>(sums, a_high | (a + 2), b_high | (b + 2));
+    hopper::multiply_shared<typename S::T, true>(sums, a_high | a, b_high | b);
+    hopper::multiply_shared<typename S::T, true>(sums, a_high | (a + 2), b_high | (b + 2));
     // While these are under way: products block the warp that issues them until they begin.
     free_filters = filters_full + sizeof(control.filters_full) + 8 * filter_slot, free_input = 0;
     fresh = false;
     until_mine = shares;
     advance(true);
-    multiply_shared<typename S::T, true>(sums, a_high | (a + 4), b_high | (b + 4));
-    multiply_shared<typename S::T, true>(sums, a_high | (a + 6), b_high | (b + 6));
+    hopper::multiply_shared<typename S::T, true>(sums, a_high | (a + 4), b_high | (b + 4));
+    hopper::multiply_shared<typename S::T, true>(sums, a_high | (a + 6), b_high | (b + 6));
     hopper::commit_products();
     hopper::wait_for_products<1>();
     if (leads && last_filters != 0) hopper::arrive(last_filters);

@@ -11,7 +11,8 @@
 namespace fastconv::algos::implicit_gemm::lean {
 
 template <typename T>
-Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight, const Runtime& runtime) {
+Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight, const int* exponents,
+                      const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
   const auto divide = [](std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); };
@@ -70,7 +71,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight
                    .by_tile_p = divide(plan.tile_p),
                    .y = static_cast<T*>(args.y),
                    .epilogue = make_epilogue<T>(args),
-                   .exponents = nullptr,
+                   .exponents = exponents,
                    .nchw = problem.layout == Layout::nchw,
                    .by_image = divide(problem.p() * problem.q())};
   if (is_product(problem)) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
@@ -83,8 +84,7 @@ template <typename T, bool split = false>
 void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int* exponents,
          Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  Params<T> params = make_params<T>(args, plan, weight, runtime);
-  params.exponents = exponents;
+  const Params<T> params = make_params<T>(args, plan, weight, exponents, runtime);
   const bool dense = plan.kind == Tile::dense;
   const Box4 box{.c = plan.step_channels,
                  .w = plan.box_w,

@@ -11,7 +11,6 @@
 #pragma once
 
 #include "algos/implicit_gemm/lean_config.h"
-#include "algos/implicit_gemm/lean_products.cuh"
 #include "algos/implicit_gemm/lean_tile.cuh"
 #include "algos/implicit_gemm/wgmma_operand.cuh"
 
@@ -189,12 +188,12 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
       free_filters[i] = barrier + sizeof(control.filters_full);
       const std::uint32_t a = a_stage + offset, b = (filters + rings.filter_slot * S::filter_bytes) >> 4;
       hopper::fence_products();
-      multiply_shared<half_t, false>(sums[i], a_high | (a + 4), b_high | b);  // lo hi
-      multiply_shared<half_t, true>(sums[i], a_high | (a + 6), b_high | (b + 2));
-      multiply_shared<half_t, true>(sums[i], a_high | a, b_high | (b + 4));  // hi lo
-      multiply_shared<half_t, true>(sums[i], a_high | (a + 2), b_high | (b + 6));
-      multiply_shared<half_t, true>(sums[i], a_high | a, b_high | b);  // hi hi
-      multiply_shared<half_t, true>(sums[i], a_high | (a + 2), b_high | (b + 2));
+      hopper::multiply_shared<half_t, false>(sums[i], a_high | (a + 4), b_high | b);  // lo hi
+      hopper::multiply_shared<half_t, true>(sums[i], a_high | (a + 6), b_high | (b + 2));
+      hopper::multiply_shared<half_t, true>(sums[i], a_high | a, b_high | (b + 4));  // hi lo
+      hopper::multiply_shared<half_t, true>(sums[i], a_high | (a + 2), b_high | (b + 6));
+      hopper::multiply_shared<half_t, true>(sums[i], a_high | a, b_high | b);  // hi hi
+      hopper::multiply_shared<half_t, true>(sums[i], a_high | (a + 2), b_high | (b + 2));
       hopper::commit_products();
       until_mine = shares;
       advance();

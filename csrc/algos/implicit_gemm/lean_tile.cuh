@@ -60,7 +60,7 @@ struct Shape {
   static constexpr int filter_tile = filter_tile_, sums = filter_tile / 2;
   static constexpr int filter_bytes = filter_tile * lean::row_bytes;
   static constexpr int warpgroups = multiply_warpgroups, multiplying = 4 * warpgroups, threads = 32 * (multiplying + 2);
-  static constexpr int blocks = filter_tile >= (split ? 64 : 128) ? 1 : 2;  // on a multiprocessor, if memory has room
+  static constexpr int blocks = is_paired(filter_tile, split) ? 2 : 1;  // on a multiprocessor, if memory has room
   static constexpr bool ahead = split && (filter_tile == 32 || filter_tile == 64);  // registers for the next step's A
   static constexpr int chunk = 16 / sizeof(T);  // filters that a lane stores at once
 };
