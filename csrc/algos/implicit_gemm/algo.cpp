@@ -99,32 +99,37 @@ std::string describe_tile(const lean::Plan& plan, AccuracyClass accuracy) {
          (plan.parts > 1 ? ", " + text(plan.parts) + " parts in a cluster" : "");
 }
 
+// Time of the larger `wgmma` kernel, without a transposition. The rates of the classes and of NCHW were fitted to runs
+// on an H200 (docs/performance.md).
+double wgmma_cost_us(const wgmma::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
+  const bool single = plan.weights.mode == Mode::single;
+  const double rate = size_of(problem.dtype) == 2      ? 0.95
+                      : plan.weights.filter_tile == 48 ? (problem.n < 8 ? 1.0 : 1.1)
+                      : single                         ? 1.06
+                                                       : 1.0;
+  const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
+  const double kernel_us = std::max(1e6 * wgmma::plan_clocks(plan, device.processors) / clocks_per_s,
+                                    1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));
+  const double nchw_us = problem.layout == Layout::nhwc ? 0.0
+                                                        : (problem.p() * problem.q() < 2048 ? 6e-6 : 1.5e-6) *
+                                                              static_cast<double>(problem.output_numel());
+  return rate * ((single ? 4.5 : 6.0) + kernel_us) + nchw_us;
+}
+
 ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const wgmma::Weights weights = wgmma::make_weights(problem);
   wgmma::Plan plan = wgmma::make_plan(problem, weights, device.processors);
   const std::size_t transposed = transposed_input_bytes(problem);
-  const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
-  const double kernel_us = std::max(1e6 * wgmma::plan_clocks(plan, device.processors) / clocks_per_s,
-                                    1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));
-  const double launch_us = plan.weights.mode == Mode::single ? 4.5 : 6.0;
   const double transposition_us =
       transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.9 * device.bandwidth_bytes_per_s);
-  double cost_us = launch_us + kernel_us + transposition_us;
+  double kernel_us = wgmma_cost_us(plan, problem, device);
   if (const auto lean = lean::make_plan(problem, weights.filter_tile, device)) {
-    const double lean_us = transposition_us + lean::cost_us(*lean, problem, device);
-    // The other model knows little of NCHW, and is some per cent high for half types, low for tf32 and 48 filters.
-    const bool nchw = problem.layout == Layout::nchw;
-    const double of_model = size_of(problem.dtype) == 2    ? 0.95
-                            : weights.filter_tile == 48    ? (problem.n < 8 ? 1.0 : 1.1)
-                            : weights.mode == Mode::single ? 1.06
-                                                           : 1.0;
-    const double nchw_us =
-        (problem.p() * problem.q() < 2048 ? 6e-6 : 1.5e-6) * static_cast<double>(problem.output_numel());
-    const double other_us = of_model * cost_us + (nchw ? nchw_us : 0.0);
-    if (lean_us < other_us) cost_us = lean_us, plan.lean = std::make_shared<const lean::Plan>(*lean);
+    const double lean_us = lean::cost_us(*lean, problem, device);
+    if (lean_us < kernel_us) kernel_us = lean_us, plan.lean = std::make_shared<const lean::Plan>(*lean);
   }
   return {"wgmma, " + (plan.lean != nullptr ? describe_tile(*plan.lean, problem.accuracy) : describe_tile(plan)),
-          transposed + plan.workspace_bytes(problem), cost_us, std::make_shared<const wgmma::Plan>(plan)};
+          transposed + plan.workspace_bytes(problem), transposition_us + kernel_us,
+          std::make_shared<const wgmma::Plan>(plan)};
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
