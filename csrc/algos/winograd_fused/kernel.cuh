@@ -1,4 +1,4 @@
-// The kernel: three warpgroups in two roles, two passes over the items.
+// The kernel: four warpgroups in two roles, two passes over the items.
 #pragma once
 
 #include "algos/winograd_fused/output.cuh"
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(block_threads, 1)
   initialise(shared);
   const int role = static_cast<int>(threadIdx.x) / 128;
   const int group = blocks == 1 ? role : hopper::block_rank();
-  if (role == consumer_groups) {
+  if (role >= consumer_groups) {
     hopper::shrink_registers<producer_registers>();
     if (blocks == 1 || group == 0) {
       run_producers<boxes, 0>(params, maps, shared);

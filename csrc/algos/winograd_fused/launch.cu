@@ -40,7 +40,8 @@ Output select_output(const ConvArgs& args) {
 
 template <int blocks, bool boxes, Output output>
 void launch(const Params& params, const Config& config, const Maps& maps, int processors, cudaStream_t stream) {
-  launch_items<convolve<blocks, boxes, output>>(params, config, sizeof(Shared<blocks>), processors, stream, maps);
+  launch_items<convolve<blocks, boxes, output>, block_threads>(params, config, sizeof(Shared<blocks>), processors,
+                                                               stream, maps);
 }
 
 void run_split(const ConvArgs& args, Config config, const float* x, Layout layout, Runtime& runtime) {

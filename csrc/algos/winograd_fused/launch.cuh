@@ -53,7 +53,7 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, 
 }
 
 // In launches of as many items as a block, or a cluster, of every multiprocessor can keep account of.
-template <auto kernel, typename T, typename... Maps>
+template <auto kernel, int threads = single::block_threads, typename T, typename... Maps>
 void launch_items(ParamsOf<T> params, const Config& config, std::size_t shared_bytes, int processors,
                   cudaStream_t stream, const Maps&... maps) {
   allow_shared_memory<kernel, true>(static_cast<int>(shared_bytes), "winograd_fused: shared memory");
@@ -64,7 +64,7 @@ void launch_items(ParamsOf<T> params, const Config& config, std::size_t shared_b
     params.end_item = static_cast<unsigned>(first + items);
     const auto blocks = static_cast<unsigned>(std::min(clusters, items) * config.blocks);
     if (config.blocks == 1) {
-      kernel<<<blocks, block_threads, shared_bytes, stream>>>(params, maps...);
+      kernel<<<blocks, threads, shared_bytes, stream>>>(params, maps...);
       check_launch("winograd_fused");
     } else {
       cudaLaunchAttribute attribute{};
@@ -72,7 +72,7 @@ void launch_items(ParamsOf<T> params, const Config& config, std::size_t shared_b
       attribute.val.clusterDim = {static_cast<unsigned>(config.blocks), 1, 1};
       cudaLaunchConfig_t launch{};
       launch.gridDim = dim3(blocks);
-      launch.blockDim = dim3(block_threads);
+      launch.blockDim = dim3(threads);
       launch.dynamicSmemBytes = shared_bytes;
       launch.stream = stream;
       launch.attrs = &attribute;

@@ -11,15 +11,22 @@
 
 namespace fastconv::algos::winograd_fused {
 
-// Two warpgroups multiply (three frequencies each), one transforms the input.
-constexpr int consumer_groups = 2, producer_warps = 4;
+// Two warpgroups multiply (three frequencies each), two transform the input: an instruction of a warp that is alone on
+// its scheduler takes seven clocks.
+constexpr int consumer_groups = 2, producer_warps = 8;
 constexpr int consumer_threads = consumer_groups * 128, producer_threads = producer_warps * 32;
 constexpr int block_threads = consumer_threads + producer_threads;
-constexpr int consumer_registers = 216, producer_registers = 72;
+constexpr int consumer_registers = 216, producer_registers = 40;
 // What a block starts with, and shares out again: more than that, and setmaxnreg would wait forever.
-constexpr int launch_registers = 65536 / block_threads / 8 * 8;
+__host__ __device__ constexpr int launch_registers_of(int threads) { return 65536 / threads / 8 * 8; }
 static_assert(consumer_threads * consumer_registers + producer_threads * producer_registers <=
-              launch_registers * block_threads);
+              launch_registers_of(block_threads) * block_threads);
+// Of the one-product kernel one warpgroup does.
+namespace single {
+constexpr int producer_warps = 4, producer_threads = producer_warps * 32;
+constexpr int block_threads = consumer_threads + producer_threads;
+constexpr int launch_registers = launch_registers_of(block_threads);
+}  // namespace single
 
 constexpr int group_frequencies = frequencies / consumer_groups;
 constexpr int half_groups = tile_rows / 2;  // an instruction's part of the tiles: 4 rows of 8

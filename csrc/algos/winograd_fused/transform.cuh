@@ -17,7 +17,8 @@ static_assert((1 << guessed_target) / 3.13f > least_high);
 
 constexpr int loader_warp = 0;
 
-constexpr int sharing = producer_warps / 2;  // warps of the same columns share the pairs of rows
+constexpr int warp_columns = 2;                                     // a warp's, of the eight
+constexpr int sharing = producer_warps * warp_columns / tile_columns;  // warps of the same columns share the pairs of rows
 constexpr int row_pairs = input_rows / 2;
 
 struct ProducerState {
@@ -107,14 +108,15 @@ __device__ __forceinline__ void load_elements(const Params& params, unsigned cha
   }
 }
 
-// A lane's part of a pass: 2 rows x 4 tiles x 16 channels of a warp are one tile by four channels of a lane.
+// A lane's part of a pass: 2 rows x 2 tiles x 16 channels of a warp are one tile by two channels of a lane.
+constexpr int column_lanes = 32 / warp_columns;
 struct Lane {
-  int row, column, quad;  // of the pair; of the block's eight; of the channels
+  int row, column, two;  // of the pair; of the block's eight; of the channels
 
   __device__ __forceinline__ Lane(int warp, int lane)
-      : row(lane >> 2 & 1), column((warp & 1) * (tile_columns / 2) + (lane >> 3)), quad(lane & 3) {}
+      : row(lane >> 3 & 1), column(warp * warp_columns % tile_columns + lane / column_lanes), two(lane & 7) {}
   __device__ __forceinline__ int v() const {
-    return row * v_row_bytes + (quad >> 1) * core_bytes + column * 16 + (quad & 1) * 8;
+    return row * v_row_bytes + (two >> 2) * core_bytes + column * 16 + (two & 3) * 4;
   }
 };
 
@@ -126,27 +128,25 @@ struct Column {
   unsigned guessed;   // bits: a scale that no sample supports, so that its largest |V| is watched; bit 2: of any lane
 };
 
-__device__ __forceinline__ float largest_of(float4 a) {
-  return fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(a.z), fabsf(a.w)));
-}
+__device__ __forceinline__ float largest_of(float2 a) { return fmaxf(fabsf(a.x), fabsf(a.y)); }
 
 // The largest of a sample of a lane's column: of `pairs` pairs of rows.
 __device__ __forceinline__ float sample_column(const unsigned char* raw, int raw_pair, int pairs) {
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    largest = fmaxf(largest, largest_of(*reinterpret_cast<const float4*>(raw + pairs * (2 * i + 1) / 6 * raw_pair +
+    largest = fmaxf(largest, largest_of(*reinterpret_cast<const float2*>(raw + pairs * (2 * i + 1) / 6 * raw_pair +
                                                                          (1 + i) * raw_column_bytes)));
   }
 #pragma unroll
-  for (int lanes = 1; lanes < 8; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
+  for (int lanes = 1; lanes < column_lanes; lanes *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
   return largest;
 }
 
 // The exponent for a column by its sample's largest; by that of its neighbours in the same block where it is zero.
 __device__ __forceinline__ int guess_exponent(float largest, bool second) {
 #pragma unroll
-  for (int lanes = 8; lanes < 32; lanes *= 2) {
+  for (int lanes = column_lanes; lanes < 32; lanes *= 2) {
     const float other = __shfl_xor_sync(~0u, largest, lanes);
     const bool same = (__shfl_xor_sync(~0u, second ? 1 : 0, lanes) != 0) == second;
     if (largest == 0.0f && same) largest = other;
@@ -199,7 +199,7 @@ __device__ __forceinline__ Column begin_item(const Params& params, Shared<blocks
   const int q = noted.z, tiles = (noted.w >> 4 & 7) + 1;
   const bool second = noted.w >> 16 != 0;
   Column result;
-  result.raw = (noted.w & 0x7f80) + mine.row * raw_row_bytes(tiles) + mine.quad * 16;
+  result.raw = (noted.w & 0x7f80) + mine.row * raw_row_bytes(tiles) + mine.two * 8;
   result.raw_pair = 2 * raw_row_bytes(tiles);
   result.boundary = part.boundary;
   result.guessed = 0;
@@ -232,8 +232,8 @@ __device__ __forceinline__ Column begin_item(const Params& params, Shared<blocks
   }
   if (__any_sync(~0u, result.guessed != 0)) result.guessed |= 4;
   // A lane for each position.
-  static_assert(tile_rows == 8);
-  if (warp >= 2) {  // they have fewer rows in the first stage
+  static_assert(tile_rows == 8 && column_lanes == 2 * tile_rows);
+  if (warp >= producer_warps / sharing && (lane & tile_rows) == 0) {  // these warps have fewer rows in the first stage
     const int r = lane & 7, p = part.row_of(r), n = part.image_of(r);
     const int used = part.crosses(r) ? exponent[1] : exponent[0], half = used / 2;
     const int count = n < params.n && p < params.p ? max(0, min(params.q - q, tile_outputs)) : 0;
@@ -275,18 +275,18 @@ __device__ __forceinline__ void transform_scaled(const float (&d)[frequencies], 
   v[5] = fmaf(d[1], scale, fmaf(d[3], scale * -2.5f, d[5] * scale));
 }
 
-// One tile, four channels: six columns to six frequencies, or to the `count` from `first` on. Returns the largest |hi|.
+// One tile, two channels: six columns to six frequencies, or to the `count` from `first` on. Returns the largest |hi|.
 template <int first, int count>
 __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsigned char* v, float scale) {
   __half2 largest = __float2half2_rn(0.0f);
-  float values[frequencies][4];
+  float values[frequencies][2];
 #pragma unroll
   for (int j = 0; j < frequencies; ++j) {
-    const float4 d = *reinterpret_cast<const float4*>(raw + j * raw_column_bytes);
-    values[j][0] = d.x, values[j][1] = d.y, values[j][2] = d.z, values[j][3] = d.w;
+    const float2 d = *reinterpret_cast<const float2*>(raw + j * raw_column_bytes);
+    values[j][0] = d.x, values[j][1] = d.y;
   }
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
+  for (int c = 0; c < 2; ++c) {
     float d[frequencies], result[frequencies];
 #pragma unroll
     for (int j = 0; j < frequencies; ++j) d[j] = values[j][c];
@@ -296,12 +296,10 @@ __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsi
   }
 #pragma unroll
   for (int f = 0; f < count; ++f) {
-    const float (&value)[4] = values[first + f];
-    uint2 high, low;
-    split(value[0], value[1], high.x, low.x, largest);
-    split(value[2], value[3], high.y, low.y, largest);
-    *reinterpret_cast<uint2*>(v + (2 * f) * v_plane_bytes) = high;
-    *reinterpret_cast<uint2*>(v + (2 * f + 1) * v_plane_bytes) = low;
+    std::uint32_t high, low;
+    split(values[first + f][0], values[first + f][1], high, low, largest);
+    *reinterpret_cast<std::uint32_t*>(v + (2 * f) * v_plane_bytes) = high;
+    *reinterpret_cast<std::uint32_t*>(v + (2 * f + 1) * v_plane_bytes) = low;
   }
   return largest;
 }
@@ -369,7 +367,7 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
       const unsigned char* raw = shared.raw[state.raw.slot] + column.raw;
       unsigned char* v = shared.v[state.v.slot] + v_offset;
 #pragma unroll 1
-      for (int pair = (warp / 2 + (sharing - row_pairs % sharing) * stage) % sharing; pair < row_pairs;
+      for (int pair = (warp / (producer_warps / sharing) + (sharing - row_pairs % sharing) * stage) % sharing; pair < row_pairs;
            pair += sharing) {
         const bool crosses = 2 * pair >= column.boundary;
         const __half2 here = transform_tile<rank * Memory::v_frequencies, Memory::v_frequencies>(
@@ -378,11 +376,11 @@ __device__ __forceinline__ void produce(const Params& params, const Maps& maps, 
         if (column.guessed != 0) {  // the same in all lanes
           unsigned bits = largest_bits(here);
 #pragma unroll
-          for (int lanes = 1; lanes < 8; lanes *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, lanes));
+          for (int lanes = 1; lanes < column_lanes; lanes *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, lanes));
           int lane_here = lane, warp_here = warp;
           forget(lane_here), forget(warp_here);
           const int which = crosses ? 1 : 0;
-          if ((lane_here & 7) == 0 && (column.guessed >> which & 1) != 0) {
+          if (lane_here % column_lanes == 0 && (column.guessed >> which & 1) != 0) {
             atomicMax(
                 &shared.watched[state.item_slot][warp_here][which * tile_columns + Lane(warp_here, lane_here).column],
                 bits);
