@@ -13,7 +13,7 @@ __device__ __forceinline__ void load_elements(const ParamsOf<T>& params, unsigne
                                               int first_channel, int thread) {
   const T* image = params.x + item.n * params.x_image;
 #pragma unroll 1
-  for (int i = thread; i < rows * columns * channels; i += single::producer_threads) {
+  for (int i = thread; i < rows * columns * channels; i += producer_threads) {
     const int c = first_channel + i % channels, pixel = i / channels;
     const int h = item.p0 - params.pad_h + pixel / columns, w = item.q0 - params.pad_w + pixel % columns;
     const bool inside = c < params.c && static_cast<unsigned>(h) < static_cast<unsigned>(params.h) &&

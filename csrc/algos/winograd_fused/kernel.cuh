@@ -1,4 +1,4 @@
-// The kernel: four warpgroups in two roles, two passes over the items.
+// The kernel: four warpgroups in three roles, two passes over the items.
 #pragma once
 
 #include "algos/winograd_fused/output.cuh"
@@ -16,10 +16,10 @@ __device__ __forceinline__ void end_pass() {
   }
 }
 
-template <int blocks>
+template <bool boxes, int blocks>
 __device__ __forceinline__ void initialise(Shared<blocks>& shared) {
   if (threadIdx.x == 0) {
-    for (int i = 0; i < raw_stages; ++i) {
+    for (int i = 0; i < Shared<blocks>::raw_stages; ++i) {
       hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
       hopper::barrier_init(shared_address(&shared.raw_empty[i]), blocks * producer_warps);
     }
@@ -27,6 +27,8 @@ __device__ __forceinline__ void initialise(Shared<blocks>& shared) {
       hopper::barrier_init(shared_address(&shared.v_full[i]), producer_warps);
       hopper::barrier_init(shared_address(&shared.v_empty[i]), consumer_threads / 32);
     }
+    hopper::barrier_init(shared_address(&shared.prepared), preparing_warps);
+    hopper::barrier_init(shared_address(&shared.last_stage), producer_warps);
     if constexpr (blocks == 2) {
       for (int i = 0; i < consumer_threads / 32; ++i) {
         for (std::uint64_t& barrier : shared.exchange.full[i / 4][i % 4]) {
@@ -56,12 +58,30 @@ __device__ __forceinline__ void run_consumers(const Params& params, Shared<block
 }
 
 template <bool boxes, int rank, int blocks>
-__device__ __forceinline__ void run_producers(const Params& params, const Maps& maps, Shared<blocks>& shared) {
-  ProducerState state;
+__device__ __forceinline__ void run_producers(const Params& params, Shared<blocks>& shared) {
+  TransformState<blocks> state;
+  const int warp = static_cast<int>(threadIdx.x) / 32 - consumer_threads / 32;
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
-    produce<boxes, rank>(params, maps, shared, pass == 1, state);
+    transform_items<boxes, rank>(params, shared, pass == 1, warp, state);
     end_pass<blocks>();  // behind it, nobody reaches into another block any more
+  }
+}
+
+template <bool boxes, int blocks>
+__device__ __forceinline__ void run_preparation(const Params& params, const Maps& maps, Shared<blocks>& shared,
+                                                int rank) {
+  PrepareState<blocks> state;
+  const int warp = static_cast<int>(threadIdx.x) / 32 - (consumer_threads + producer_threads) / 32;
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {
+    if (warp < preparing_warps) {
+      prepare_items(params, shared, pass == 1, warp, state);
+    } else if (boxes && warp == loader_warp) {
+      load_items(params, maps, shared, rank, pass == 1, state.raw);
+    }
+    __syncwarp();
+    end_pass<blocks>();
   }
 }
 
@@ -74,16 +94,19 @@ __global__ void __launch_bounds__(block_threads, 1)
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<blocks>*>(memory);
-  initialise(shared);
+  initialise<boxes>(shared);
   const int role = static_cast<int>(threadIdx.x) / 128;
   const int group = blocks == 1 ? role : hopper::block_rank();
-  if (role >= consumer_groups) {
+  if (role == consumer_groups) {
     hopper::shrink_registers<producer_registers>();
     if (blocks == 1 || group == 0) {
-      run_producers<boxes, 0>(params, maps, shared);
+      run_producers<boxes, 0>(params, shared);
     } else {
-      run_producers<boxes, blocks - 1>(params, maps, shared);
+      run_producers<boxes, blocks - 1>(params, shared);
     }
+  } else if (role > consumer_groups) {
+    hopper::shrink_registers<preparing_registers>();
+    run_preparation<boxes>(params, maps, shared, group);
   } else if (group == 0) {
     hopper::grow_registers<consumer_registers>();
     run_consumers<0, output>(params, shared);

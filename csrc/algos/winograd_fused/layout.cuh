@@ -11,19 +11,18 @@
 
 namespace fastconv::algos::winograd_fused {
 
-// Two warpgroups multiply (three frequencies each), two transform the input: an instruction of a warp that is alone on
-// its scheduler takes seven clocks.
-constexpr int consumer_groups = 2, producer_warps = 8;
+// Two warpgroups multiply (three frequencies each), one transforms the input; of another, one warp loads it, and two
+// prepare the next item.
+constexpr int consumer_groups = 2, producer_warps = 4, preparing_warps = 2, loader_warp = preparing_warps;
 constexpr int consumer_threads = consumer_groups * 128, producer_threads = producer_warps * 32;
-constexpr int block_threads = consumer_threads + producer_threads;
-constexpr int consumer_registers = 216, producer_registers = 40;
+constexpr int block_threads = consumer_threads + 2 * producer_threads;
+constexpr int consumer_registers = 216, producer_registers = 48, preparing_registers = 32;
 // What a block starts with, and shares out again: more than that, and setmaxnreg would wait forever.
 __host__ __device__ constexpr int launch_registers_of(int threads) { return 65536 / threads / 8 * 8; }
-static_assert(consumer_threads * consumer_registers + producer_threads * producer_registers <=
+static_assert(consumer_threads * consumer_registers + producer_threads * (producer_registers + preparing_registers) <=
               launch_registers_of(block_threads) * block_threads);
-// Of the one-product kernel one warpgroup does.
+// Of the one-product kernel three warpgroups.
 namespace single {
-constexpr int producer_warps = 4, producer_threads = producer_warps * 32;
 constexpr int block_threads = consumer_threads + producer_threads;
 constexpr int launch_registers = launch_registers_of(block_threads);
 }  // namespace single
@@ -41,8 +40,8 @@ __host__ __device__ constexpr int raw_row_bytes(int tiles) { return raw_columns(
 __host__ __device__ constexpr int raw_part_bytes(int tiles) {
   return tiles > 0 ? input_rows * raw_row_bytes(tiles) : 0;
 }
-constexpr int raw_stage_bytes = raw_part_bytes(1) + raw_part_bytes(tile_columns - 1), raw_stages = 2;
-__device__ constexpr int slot_owner(int slot) { return slot; }  // the block of a cluster that fills a slot of both
+constexpr int raw_stage_bytes = raw_part_bytes(1) + raw_part_bytes(tile_columns - 1);
+__device__ constexpr int slot_owner(int slot) { return slot % 2; }  // the block of a cluster that fills a slot of both
 static_assert(raw_row_bytes(1) % 128 == 64 && raw_part_bytes(1) % 128 == 0 && raw_stage_bytes % 128 == 0);
 
 // V, a stage: [f][hi, lo][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
@@ -93,14 +92,29 @@ struct Exchange<2> {
   alignas(8) std::uint64_t full[consumer_groups][4][tile_rows / 2], read[consumer_groups][4];
 };
 
+// What the transform needs to know of an item's column: in the first and in the second image.
+struct alignas(16) Column {
+  // Offset in a raw stage; boundary (Part); then bits: a scale that no sample supports, so that its largest |V| is
+  // watched; the last one: one of any column of the warp.
+  static constexpr unsigned boundary_bit = 16, guessed = 1 << 20, watched = 1 << 22;
+  unsigned packed;
+  int raw_pair;    // offset from one pair of rows to the next
+  float scale[2];  // zero where there are no outputs
+
+  __device__ __forceinline__ int raw() const { return packed & 0xffff; }
+  __device__ __forceinline__ int boundary() const { return packed >> boundary_bit & 15; }
+};
+
 // blocks: of a cluster, which share the frequencies.
 template <int blocks>
 struct Shared {
   static constexpr int v_frequencies = frequencies / blocks, v_stage_bytes = v_frequencies * 2 * v_plane_bytes;
-  static constexpr int v_stages = 3;
-  // Items whose outputs and largest values are remembered: the producers are never further ahead than their stages
-  // allow.
-  static constexpr int item_slots = v_stages + 1;
+  static constexpr int v_stages = 3, raw_stages = 2;
+  using RawRing = hopper::RingCounter<raw_stages>;
+  // Items whose outputs and largest values are remembered. One is prepared while the last stage of the one before is
+  // transformed, which may wait for a slot of V: then the consumers are at the end of an item v_stages + 1 before that.
+  static constexpr int item_slots = 6;
+  static_assert(item_slots >= v_stages + 3);
 
   alignas(128) unsigned char raw[raw_stages][raw_stage_bytes];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];
@@ -109,10 +123,22 @@ struct Shared {
   // Bits of the largest |V|, scaled, of a warp: for scales that are a mere guess, and of all.
   unsigned watched[item_slots][producer_warps][scales], largest[item_slots][producer_warps];
   alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
-  int4 copies[item_slots][2 * input_rows / raw_copied_rows];  // of a raw stage: issue_copies
-  int4 columns[item_slots][tile_columns];                     // note_item
-  float exact_largest[scales];                                // of |x|, for an item that is repeated
+  std::uint64_t prepared, last_stage;  // an item is prepared; the last stage of an item is there
+  Column columns[item_slots][tile_columns];
+  float exact_largest[scales];  // of |x|, for an item that is repeated
   unsigned repeat[most_items / 32];
+};
+
+template <int blocks>
+struct PrepareState {
+  typename Shared<blocks>::RawRing raw;
+  unsigned items = 0;
+};
+template <int blocks>
+struct TransformState {
+  typename Shared<blocks>::RawRing raw;
+  hopper::RingPosition v;
+  unsigned items = 0;
 };
 
 // What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
@@ -231,6 +257,7 @@ __device__ __forceinline__ void wait_bounded(std::uint32_t barrier, unsigned par
 constexpr int producer_barrier = 1, consumer_barrier = 2, pass_barrier = 3;
 // Of a warp and its like in the other warpgroup; of a warpgroup.
 constexpr int pair_barrier = 4, group_barrier = 8;
+constexpr int preparing_barrier = 10;
 template <int barrier, int threads>
 __device__ __forceinline__ void synchronise() {
   asm volatile("bar.sync %0, %1;" ::"n"(barrier), "n"(threads) : "memory");
