@@ -94,15 +94,15 @@ struct Exchange<2> {
 
 // What the transform needs to know of an item's column: in the first and in the second image.
 struct alignas(16) Column {
-  // Offset in a raw stage; boundary (Part); then bits: a scale that no sample supports, so that its largest |V| is
-  // watched; the last one: one of any column of the warp.
-  static constexpr unsigned boundary_bit = 16, guessed = 1 << 20, watched = 1 << 22;
+  // Offset in a raw stage; then bits: a scale that no sample supports, so that its largest |V| is watched; one of any
+  // column of the warp; at the top the boundary (Part), an even number.
+  static constexpr unsigned guessed = 1 << 16, watched = 1 << 18, boundary_bit = 28;
   unsigned packed;
   int raw_pair;    // offset from one pair of rows to the next
   float scale[2];  // zero where there are no outputs
 
   __device__ __forceinline__ int raw() const { return packed & 0xffff; }
-  __device__ __forceinline__ int boundary() const { return packed >> boundary_bit & 15; }
+  __device__ __forceinline__ bool crosses(int pair) const { return (2u * pair + 1) << boundary_bit > packed; }
 };
 
 // blocks: of a cluster, which share the frequencies.
@@ -129,16 +129,34 @@ struct Shared {
   unsigned repeat[most_items / 32];
 };
 
+// A position in a ring of a number of slots, in one register.
+template <int slots>
+struct Ring {
+  int position = 0;  // in two turns
+
+  __device__ __forceinline__ int slot() const { return position < slots ? position : position - slots; }
+  __device__ __forceinline__ unsigned parity() const { return position < slots ? 0 : 1; }
+  __device__ __forceinline__ void advance() { position = position == 2 * slots - 1 ? 0 : position + 1; }
+};
+// Items have slots of their own; the barriers of items are one phase each.
+template <int blocks>
+struct ItemRing {
+  static_assert(Shared<blocks>::item_slots % 2 == 0);
+  int slot = 0;
+
+  __device__ __forceinline__ unsigned parity() const { return slot & 1; }
+  __device__ __forceinline__ void advance() { slot = slot == Shared<blocks>::item_slots - 1 ? 0 : slot + 1; }
+};
 template <int blocks>
 struct PrepareState {
   typename Shared<blocks>::RawRing raw;
-  unsigned items = 0;
+  ItemRing<blocks> items;
 };
 template <int blocks>
 struct TransformState {
   typename Shared<blocks>::RawRing raw;
-  hopper::RingPosition v;
-  unsigned items = 0;
+  Ring<Shared<blocks>::v_stages> v;
+  ItemRing<blocks> items;
 };
 
 // What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for

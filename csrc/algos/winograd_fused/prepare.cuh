@@ -161,7 +161,6 @@ __device__ __forceinline__ void prepare_items(const Params& params, Shared<block
   Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
-    const int slot = static_cast<int>(state.items % Shared<blocks>::item_slots);
     if (repeated) find_exact_largest(params, shared, walk.number(), warp, lane);
     const Place place = find_place(params, walk.number());
     const bool second = mine.column >= place.tiles;
@@ -171,7 +170,7 @@ __device__ __forceinline__ void prepare_items(const Params& params, Shared<block
     const int start = (second ? raw_part_bytes(place.tiles) : 0) + in_block * raw_column_bytes;
     const int boundary = part.boundary_within(), raw_pair = 2 * raw_row_bytes(tiles);
     const bool crosses = __any_sync(~0u, boundary < input_rows);
-    wait_bounded(shared_address(&shared.last_stage), (state.items & 1) ^ 1, params.report, role_transform);
+    wait_bounded(shared_address(&shared.last_stage), state.items.parity() ^ 1, params.report, role_transform);
     wait_bounded(shared_address(&shared.raw_full[state.raw.slot()]), state.raw.parity(), params.report, role_transform);
     const unsigned char* raw = shared.raw[state.raw.slot()] + start + mine.raw(raw_pair / 2);
     const int q = part.q0 + in_block;
@@ -203,7 +202,7 @@ __device__ __forceinline__ void prepare_items(const Params& params, Shared<block
     }
     if (__any_sync(~0u, guesses != 0)) guesses |= Column::watched;
     if ((lane & 7) == 0) {
-      shared.columns[slot][mine.column] = {guesses | boundary << Column::boundary_bit | start, raw_pair,
+      shared.columns[state.items.slot][mine.column] = {guesses | static_cast<unsigned>(boundary) << Column::boundary_bit | start, raw_pair,
                                            {scale[0], scale[1]}};
     }
     // A lane for each position.
@@ -213,16 +212,16 @@ __device__ __forceinline__ void prepare_items(const Params& params, Shared<block
       const int used = part.crosses(r) ? exponent[1] : exponent[0], half = used / 2;
       const int count = n < params.n && p < params.p ? max(0, min(params.q - q, tile_outputs)) : 0;
       const std::int64_t index = n * params.y_image + p * params.y_row + q * params.y_column;
-      shared.outputs[slot][r * tile_columns + mine.column] = {power_of_two(-half), power_of_two(half - used),
+      shared.outputs[state.items.slot][r * tile_columns + mine.column] = {power_of_two(-half), power_of_two(half - used),
                                                               index * 8 + count};
     }
-    (&shared.watched[slot][0][0])[warp * 32 + lane] = 0;
+    (&shared.watched[state.items.slot][0][0])[warp * 32 + lane] = 0;
     static_assert(producer_warps * scales == preparing_warps * 32);
     if (repeated) synchronise<preparing_barrier, preparing_warps * 32>();  // exact_largest was read
     __syncwarp();
     if (lane == 0) hopper::arrive(shared_address(&shared.prepared));
     state.raw.count += params.stages;
-    ++state.items;
+    state.items.advance();
   }
 }
 

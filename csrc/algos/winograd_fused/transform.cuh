@@ -98,11 +98,9 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<blo
   using Memory = Shared<blocks>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Lane mine(warp, lane);
-  const int v_offset = mine.v();
   Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
-    const int slot = static_cast<int>(state.items % Memory::item_slots);
     const auto wait_for_raw = [&](int stage) {
       const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot()]);
       if constexpr (boxes) {
@@ -114,9 +112,9 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<blo
       }
     };
     wait_for_raw(0);
-    wait_bounded(shared_address(&shared.prepared), state.items & 1, params.report, role_transform);
-    const Column column = shared.columns[slot][mine.column];
-    const int boundary = column.boundary(), raw_offset = column.raw() + mine.raw(column.raw_pair / 2);
+    wait_bounded(shared_address(&shared.prepared), state.items.parity(), params.report, role_transform);
+    const Column column = shared.columns[state.items.slot][mine.column];
+    const unsigned offsets = mine.v() << 16 | (column.raw() + mine.raw(column.raw_pair / 2));
     __half2 largest = __float2half2_rn(0.0f);
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage) {
@@ -124,13 +122,13 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<blo
       const bool last = stage == params.stages - 1;
       // By every warp: none may still wait for this item when the next one is prepared.
       if (last && lane == 0) hopper::arrive(shared_address(&shared.last_stage));
-      wait_bounded(shared_address(&shared.v_empty[state.v.slot]), state.v.parity ^ 1, params.report, role_transform);
-      const unsigned char* raw = shared.raw[state.raw.slot()] + raw_offset;
-      unsigned char* v = shared.v[state.v.slot] + v_offset;
+      wait_bounded(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report, role_transform);
+      const unsigned char* raw = shared.raw[state.raw.slot()] + (offsets & 0xffff);
+      unsigned char* v = shared.v[state.v.slot()] + (offsets >> 16);
 #pragma unroll 1
       for (int pair = (warp / 2 + (sharing - row_pairs % sharing) * stage) % sharing; pair < row_pairs;
            pair += sharing) {
-        const bool crosses = 2 * pair >= boundary;
+        const bool crosses = column.crosses(pair);
         const __half2 here = transform_tile<rank * Memory::v_frequencies, Memory::v_frequencies>(
             raw + pair * column.raw_pair, v + 2 * pair * v_row_bytes, crosses ? column.scale[1] : column.scale[0]);
         largest = __hmax2_nan(largest, here);
@@ -142,26 +140,26 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<blo
           forget(lane_here), forget(warp_here);
           const int which = crosses ? 1 : 0;
           if ((lane_here & 7) == 0 && (column.packed & Column::guessed << which) != 0) {
-            atomicMax(&shared.watched[slot][warp_here][which * tile_columns + Lane(warp_here, lane_here).column], bits);
+            atomicMax(&shared.watched[state.items.slot][warp_here][which * tile_columns + Lane(warp_here, lane_here).column], bits);
           }
         }
       }
       if (last) {
         const unsigned bits = __reduce_max_sync(~0u, largest_bits(largest));
-        if (lane == 0) shared.largest[slot][warp] = bits;
+        if (lane == 0) shared.largest[state.items.slot][warp] = bits;
       }
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
       if (lane == 0) {
-        hopper::arrive(shared_address(&shared.v_full[state.v.slot]));
+        hopper::arrive(shared_address(&shared.v_full[state.v.slot()]));
         const std::uint32_t read = shared_address(&shared.raw_empty[state.raw.slot()]);
         if (boxes && blocks == 1) hopper::arrive(read);
         if (boxes && blocks == 2) hopper::notify_block(read, slot_owner(state.raw.slot()));
       }
       ++state.raw.count;
-      state.v.advance(Memory::v_stages);
+      state.v.advance();
     }
-    ++state.items;
+    state.items.advance();
   }
 }
 
