@@ -177,6 +177,13 @@ __device__ __forceinline__ void arrive_at(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// Whether this is the one lane of a whole warp that does what one must do.
+__device__ __forceinline__ bool leads_warp() {
+  unsigned leads;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(leads));
+  return leads != 0;
+}
+
 // ---- Registers of a warpgroup's threads (multiples of 8)
 
 template <int registers>

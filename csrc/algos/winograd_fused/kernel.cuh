@@ -1,6 +1,8 @@
 // The kernel: four warpgroups in three roles, two passes over the items.
 #pragma once
 
+#include <type_traits>
+
 #include "algos/winograd_fused/output.cuh"
 
 namespace fastconv::algos::winograd_fused {
@@ -60,7 +62,8 @@ __device__ __forceinline__ void run_consumers(const Params& params, Shared<block
 template <bool boxes, int rank, int blocks>
 __device__ __forceinline__ void run_producers(const Params& params, Shared<blocks>& shared) {
   TransformState<blocks> state;
-  const int warp = static_cast<int>(threadIdx.x) / 32 - consumer_threads / 32;
+  // The same in all lanes, so that it takes none of the lanes' registers.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 - consumer_threads / 32, 0);
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
     transform_items<boxes, rank>(params, shared, pass == 1, warp, state);
@@ -72,17 +75,18 @@ template <bool boxes, int blocks>
 __device__ __forceinline__ void run_preparation(const Params& params, const Maps& maps, Shared<blocks>& shared,
                                                 int rank) {
   PrepareState<blocks> state;
-  const int warp = static_cast<int>(threadIdx.x) / 32 - (consumer_threads + producer_threads) / 32;
-#pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 - (consumer_threads + producer_threads) / 32, 0);
+  const auto run_pass = [&](auto repeated) {
     if (warp < preparing_warps) {
-      prepare_items(params, shared, pass == 1, warp, state);
+      prepare_items<repeated()>(params, shared, warp, state);
     } else if (boxes && warp == loader_warp) {
-      load_items(params, maps, shared, rank, pass == 1, state.raw);
+      load_items<repeated()>(params, maps, shared, rank, state.raw);
     }
     __syncwarp();
     end_pass<blocks>();
-  }
+  };
+  run_pass(std::false_type{});
+  run_pass(std::true_type{});
 }
 
 // boxes: x is loaded by tensor copies, through `maps`; else by element. blocks: of a cluster, which share the

@@ -49,6 +49,13 @@ static_assert(raw_row_bytes(1) % 128 == 64 && raw_part_bytes(1) % 128 == 0 && ra
 constexpr int core_bytes = 128 + 32, v_row_bytes = 2 * core_bytes, v_plane_bytes = input_rows * v_row_bytes;
 static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
 
+// Read again wherever it is needed: some roles have no register to keep it in.
+__device__ __forceinline__ int lane_again() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
 // Items of a block and launch: a bit each says which must be repeated.
 constexpr int most_items = 2048;
 // Of an item: for each of its columns, in the first and in the second image that it meets.
@@ -94,15 +101,21 @@ struct Exchange<2> {
 
 // What the transform needs to know of an item's column: in the first and in the second image.
 struct alignas(16) Column {
-  // Offset in a raw stage; then bits: a scale that no sample supports, so that its largest |V| is watched; one of any
-  // column of the warp; at the top the boundary (Part), an even number.
+  // Bytes from one pair of rows to the next; then bits: a scale that no sample supports, so that its largest |V| is
+  // watched; one of any column of the warp; at the top the boundary (Part), an even number.
   static constexpr unsigned guessed = 1 << 16, watched = 1 << 18, boundary_bit = 28;
   unsigned packed;
-  int raw_pair;    // offset from one pair of rows to the next
-  float scale[2];  // zero where there are no outputs
+  int raw;          // offset in a raw stage
+  unsigned scales;  // upper halves of both, which are powers of two, or zero where there are no outputs
 
-  __device__ __forceinline__ int raw() const { return packed & 0xffff; }
-  __device__ __forceinline__ bool crosses(int pair) const { return (2u * pair + 1) << boundary_bit > packed; }
+  __device__ __forceinline__ int raw_pair() const { return packed & 0xffff; }
+  __device__ __forceinline__ static unsigned pack_scales(float first, float second) {
+    return __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632);
+  }
+  __device__ __forceinline__ float scale(bool second) const {
+    return __uint_as_float(__byte_perm(scales, 0, second ? 0x3244 : 0x1044));
+  }
+  __device__ __forceinline__ bool crosses(unsigned pair) const { return (2 * pair + 1) << boundary_bit > packed; }
 };
 
 // blocks: of a cluster, which share the frequencies.

@@ -43,9 +43,9 @@ __device__ __forceinline__ Copy find_copy(const Params& params, const Maps& maps
 
 // One pass over the items by the loader of block `rank` of a cluster, as far ahead as there are slots. A cluster's
 // blocks take turns: what one brings, both get. raw: of the ring.
-template <int blocks>
+template <bool repeated, int blocks>
 __device__ __forceinline__ void load_items(const Params& params, const Maps& maps, Shared<blocks>& shared, int rank,
-                                           bool repeated, typename Shared<blocks>::RawRing& raw) {
+                                           typename Shared<blocks>::RawRing& raw) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
@@ -153,14 +153,14 @@ __device__ __forceinline__ void find_exact_largest(const Params& params, Shared<
 
 // One pass over the items by the two warps that prepare them: scales, from a sample of the first stage or exact ones,
 // and where the outputs go. An item ahead of the transform, which says when the slot of the first stage is in its phase.
-template <int blocks>
-__device__ __forceinline__ void prepare_items(const Params& params, Shared<blocks>& shared, bool repeated, int warp,
+template <bool repeated, int blocks>
+__device__ __forceinline__ void prepare_items(const Params& params, Shared<blocks>& shared, int warp,
                                               PrepareState<blocks>& state) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Lane mine(warp, lane);
   Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
+    const int lane = lane_again();
+    const Lane mine(warp, lane);
     if (repeated) find_exact_largest(params, shared, walk.number(), warp, lane);
     const Place place = find_place(params, walk.number());
     const bool second = mine.column >= place.tiles;
@@ -171,7 +171,10 @@ __device__ __forceinline__ void prepare_items(const Params& params, Shared<block
     const int boundary = part.boundary_within(), raw_pair = 2 * raw_row_bytes(tiles);
     const bool crosses = __any_sync(~0u, boundary < input_rows);
     wait_bounded(shared_address(&shared.last_stage), state.items.parity() ^ 1, params.report, role_transform);
-    wait_bounded(shared_address(&shared.raw_full[state.raw.slot()]), state.raw.parity(), params.report, role_transform);
+    if constexpr (!repeated) {
+      wait_bounded(shared_address(&shared.raw_full[state.raw.slot()]), state.raw.parity(), params.report,
+                   role_transform);
+    }
     const unsigned char* raw = shared.raw[state.raw.slot()] + start + mine.raw(raw_pair / 2);
     const int q = part.q0 + in_block;
     unsigned guesses = 0;
@@ -202,8 +205,8 @@ __device__ __forceinline__ void prepare_items(const Params& params, Shared<block
     }
     if (__any_sync(~0u, guesses != 0)) guesses |= Column::watched;
     if ((lane & 7) == 0) {
-      shared.columns[state.items.slot][mine.column] = {guesses | static_cast<unsigned>(boundary) << Column::boundary_bit | start, raw_pair,
-                                           {scale[0], scale[1]}};
+      shared.columns[state.items.slot][mine.column] = {guesses | static_cast<unsigned>(boundary) << Column::boundary_bit | raw_pair, start,
+                                           Column::pack_scales(scale[0], scale[1])};
     }
     // A lane for each position.
     static_assert(tile_rows == 8 && preparing_warps * 32 == positions);

@@ -96,8 +96,6 @@ template <bool boxes, int rank, int blocks>
 __device__ __forceinline__ void transform_items(const Params& params, Shared<blocks>& shared, bool repeated, int warp,
                                                 TransformState<blocks>& state) {
   using Memory = Shared<blocks>;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const Lane mine(warp, lane);
   Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
@@ -106,51 +104,50 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<blo
       if constexpr (boxes) {
         wait_bounded(full, state.raw.parity(), params.report, role_transform);
       } else {
-        load_elements(params, shared.raw[state.raw.slot()], walk.number(), stage * channels, warp * 32 + lane);
+        load_elements(params, shared.raw[state.raw.slot()], walk.number(), stage * channels, warp * 32 + lane_again());
         synchronise<producer_barrier, producer_threads>();
-        if (warp == 0 && lane == 0) hopper::arrive(full);
+        if (warp == 0 && lane_again() == 0) hopper::arrive(full);
       }
     };
     wait_for_raw(0);
     wait_bounded(shared_address(&shared.prepared), state.items.parity(), params.report, role_transform);
-    const Column column = shared.columns[state.items.slot][mine.column];
-    const unsigned offsets = mine.v() << 16 | (column.raw() + mine.raw(column.raw_pair / 2));
+    const Lane mine(warp, lane_again());
+    Column column = shared.columns[state.items.slot][mine.column];
+    const unsigned offsets = mine.v() << 16 | (column.raw + mine.raw(column.raw_pair() / 2));
     __half2 largest = __float2half2_rn(0.0f);
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage) {
       if (stage > 0) wait_for_raw(stage);
       const bool last = stage == params.stages - 1;
       // By every warp: none may still wait for this item when the next one is prepared.
-      if (last && lane == 0) hopper::arrive(shared_address(&shared.last_stage));
+      if (last && hopper::leads_warp()) hopper::arrive(shared_address(&shared.last_stage));
       wait_bounded(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report, role_transform);
       const unsigned char* raw = shared.raw[state.raw.slot()] + (offsets & 0xffff);
       unsigned char* v = shared.v[state.v.slot()] + (offsets >> 16);
 #pragma unroll 1
-      for (int pair = (warp / 2 + (sharing - row_pairs % sharing) * stage) % sharing; pair < row_pairs;
-           pair += sharing) {
+      for (unsigned pair = (warp / 2 + state.raw.count) % sharing; pair < row_pairs; pair += sharing) {
+        forget(column.packed);  // what is in it is not kept apart, for want of registers
         const bool crosses = column.crosses(pair);
         const __half2 here = transform_tile<rank * Memory::v_frequencies, Memory::v_frequencies>(
-            raw + pair * column.raw_pair, v + 2 * pair * v_row_bytes, crosses ? column.scale[1] : column.scale[0]);
+            raw + pair * column.raw_pair(), v + 2 * pair * v_row_bytes, column.scale(crosses));
         largest = __hmax2_nan(largest, here);
         if ((column.packed & Column::watched) != 0) {  // the same in all lanes
           unsigned bits = largest_bits(here);
 #pragma unroll
           for (int lanes = 1; lanes < 8; lanes *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, lanes));
-          int lane_here = lane, warp_here = warp;
-          forget(lane_here), forget(warp_here);
-          const int which = crosses ? 1 : 0;
-          if ((lane_here & 7) == 0 && (column.packed & Column::guessed << which) != 0) {
-            atomicMax(&shared.watched[state.items.slot][warp_here][which * tile_columns + Lane(warp_here, lane_here).column], bits);
+          const int which = crosses ? 1 : 0, lane = lane_again();
+          if (lane % 8 == 0 && (column.packed & Column::guessed << which) != 0) {
+            atomicMax(&shared.watched[state.items.slot][warp][which * tile_columns + Lane(warp, lane).column], bits);
           }
         }
       }
       if (last) {
         const unsigned bits = __reduce_max_sync(~0u, largest_bits(largest));
-        if (lane == 0) shared.largest[state.items.slot][warp] = bits;
+        if (hopper::leads_warp()) shared.largest[state.items.slot][warp] = bits;
       }
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
-      if (lane == 0) {
+      if (hopper::leads_warp()) {
         hopper::arrive(shared_address(&shared.v_full[state.v.slot()]));
         const std::uint32_t read = shared_address(&shared.raw_empty[state.raw.slot()]);
         if (boxes && blocks == 1) hopper::arrive(read);
