@@ -50,8 +50,8 @@ __device__ __forceinline__ unsigned largest_bits(__half2 two) {
 __device__ __forceinline__ void transform_scaled(const float (&d)[frequencies], float scale, float (&v)[frequencies]) {
   using Transform = winograd::Transform<4>;
   const float a = scale * Transform::a, b = scale * Transform::b, last = d[4] * scale;
-  const float even_a = fmaf(d[2], scale * -2.0f, last), odd_a = fmaf(d[1], -b, d[3] * a);
-  const float even_b = fmaf(d[2], scale * -0.5f, last), odd_b = fmaf(d[1], -a, d[3] * b);
+  const float even_a = fmaf(d[2], scale * -2.0f, last), odd_a = fmaf(-d[1], b, d[3] * a);
+  const float even_b = fmaf(d[2], scale * -0.5f, last), odd_b = fmaf(-d[1], a, d[3] * b);
   v[0] = fmaf(d[0], scale, fmaf(d[2], scale * -2.5f, last));
   v[1] = even_a + odd_a;
   v[2] = even_a - odd_a;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<blo
     wait_bounded(shared_address(&shared.prepared), state.items.parity(), params.report, role_transform);
     const Lane mine(warp, lane_again());
     Column column = shared.columns[state.items.slot][mine.column];
-    const unsigned offsets = mine.v() << 16 | (column.raw + mine.raw(column.raw_pair() / 2));
+    unsigned offsets = mine.v() << 16 | (column.raw + mine.raw(column.raw_pair() / 2));
     __half2 largest = __float2half2_rn(0.0f);
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage) {
@@ -122,14 +122,14 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<blo
       // By every warp: none may still wait for this item when the next one is prepared.
       if (last && hopper::leads_warp()) hopper::arrive(shared_address(&shared.last_stage));
       wait_bounded(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report, role_transform);
-      const unsigned char* raw = shared.raw[state.raw.slot()] + (offsets & 0xffff);
-      unsigned char* v = shared.v[state.v.slot()] + (offsets >> 16);
+      const unsigned char* raw = shared.raw[state.raw.slot()];
+      unsigned char* v = shared.v[state.v.slot()];
 #pragma unroll 1
       for (unsigned pair = (warp / 2 + state.raw.count) % sharing; pair < row_pairs; pair += sharing) {
-        forget(column.packed);  // what is in it is not kept apart, for want of registers
+        forget(column.packed), forget(offsets);  // what is in them is not kept apart, for want of registers
         const bool crosses = column.crosses(pair);
         const __half2 here = transform_tile<rank * Memory::v_frequencies, Memory::v_frequencies>(
-            raw + pair * column.raw_pair(), v + 2 * pair * v_row_bytes, column.scale(crosses));
+            raw + (offsets & 0xffff) + pair * column.raw_pair(), v + (offsets >> 16) + 2 * pair * v_row_bytes, column.scale(crosses));
         largest = __hmax2_nan(largest, here);
         if ((column.packed & Column::watched) != 0) {  // the same in all lanes
           unsigned bits = largest_bits(here);
