@@ -1,5 +1,5 @@
-// What is done ahead of the transform, by a warpgroup of its own: one warp loads raw input by tensor copies, two find an
-// item's scales and where its outputs go.
+// What is done ahead of the transform, by a warpgroup of its own: one warp loads raw input by tensor copies, two find
+// an item's scales and where its outputs go.
 #pragma once
 
 #include "algos/winograd_fused/layout.cuh"
@@ -36,7 +36,7 @@ __device__ __forceinline__ Copy find_copy(const Params& params, const Maps& maps
   Copy copy;
   copy.w = part.q0 - params.pad_w, copy.h = part.row_of(r) - params.pad_h, copy.n = part.image_of(r);
   copy.target = (second ? raw_part_bytes(place.tiles) : 0) + r * raw_row_bytes(tiles);
-  copy.box = (whole ? maps.whole : maps.pair) + (tiles - 1);
+  copy.box = (whole ? maps.whole : maps.pair) + max(tiles - 1, 0);
   copy.exists = lane < 2 * part_copies && tiles > 0 && (!whole || r == 0);
   return copy;
 }
@@ -152,7 +152,8 @@ __device__ __forceinline__ void find_exact_largest(const Params& params, Shared<
 }
 
 // One pass over the items by the two warps that prepare them: scales, from a sample of the first stage or exact ones,
-// and where the outputs go. An item ahead of the transform, which says when the slot of the first stage is in its phase.
+// and where the outputs go. An item ahead of the transform: beside its last stage, which all its warps say they have
+// begun. Then none of them waits for the item before any more, and the slot of the first stage is in its phase.
 template <bool repeated, int blocks>
 __device__ __forceinline__ void prepare_items(const Params& params, Shared<blocks>& shared, int warp,
                                               PrepareState<blocks>& state) {
@@ -205,8 +206,9 @@ __device__ __forceinline__ void prepare_items(const Params& params, Shared<block
     }
     if (__any_sync(~0u, guesses != 0)) guesses |= Column::watched;
     if ((lane & 7) == 0) {
-      shared.columns[state.items.slot][mine.column] = {guesses | static_cast<unsigned>(boundary) << Column::boundary_bit | raw_pair, start,
-                                           Column::pack_scales(scale[0], scale[1])};
+      shared.columns[state.items.slot][mine.column] = {
+          guesses | static_cast<unsigned>(boundary) << Column::boundary_bit | raw_pair, start,
+          Column::pack_scales(scale[0], scale[1])};
     }
     // A lane for each position.
     static_assert(tile_rows == 8 && preparing_warps * 32 == positions);
@@ -215,8 +217,8 @@ __device__ __forceinline__ void prepare_items(const Params& params, Shared<block
       const int used = part.crosses(r) ? exponent[1] : exponent[0], half = used / 2;
       const int count = n < params.n && p < params.p ? max(0, min(params.q - q, tile_outputs)) : 0;
       const std::int64_t index = n * params.y_image + p * params.y_row + q * params.y_column;
-      shared.outputs[state.items.slot][r * tile_columns + mine.column] = {power_of_two(-half), power_of_two(half - used),
-                                                              index * 8 + count};
+      shared.outputs[state.items.slot][r * tile_columns + mine.column] = {power_of_two(-half),
+                                                                          power_of_two(half - used), index * 8 + count};
     }
     (&shared.watched[state.items.slot][0][0])[warp * 32 + lane] = 0;
     static_assert(producer_warps * scales == preparing_warps * 32);

@@ -99,29 +99,32 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<blo
   Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
-    const auto wait_for_raw = [&](int stage) {
+    const unsigned first_stage = state.raw.count;  // of the ring: the same in all lanes, and so in no lane's register
+    const auto wait_for_raw = [&] {
       const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot()]);
       if constexpr (boxes) {
         wait_bounded(full, state.raw.parity(), params.report, role_transform);
       } else {
-        load_elements(params, shared.raw[state.raw.slot()], walk.number(), stage * channels, warp * 32 + lane_again());
+        load_elements(params, shared.raw[state.raw.slot()], walk.number(),
+                      static_cast<int>(state.raw.count - first_stage) * channels, warp * 32 + lane_again());
         synchronise<producer_barrier, producer_threads>();
         if (warp == 0 && lane_again() == 0) hopper::arrive(full);
       }
     };
-    wait_for_raw(0);
+    wait_for_raw();
     wait_bounded(shared_address(&shared.prepared), state.items.parity(), params.report, role_transform);
     const Lane mine(warp, lane_again());
     Column column = shared.columns[state.items.slot][mine.column];
     unsigned offsets = mine.v() << 16 | (column.raw + mine.raw(column.raw_pair() / 2));
     __half2 largest = __float2half2_rn(0.0f);
 #pragma unroll 1
-    for (int stage = 0; stage < params.stages; ++stage) {
-      if (stage > 0) wait_for_raw(stage);
-      const bool last = stage == params.stages - 1;
+    for (bool last = false; !last;) {
+      if (state.raw.count != first_stage) wait_for_raw();
+      last = state.raw.count - first_stage == params.stages - 1u;
       // By every warp: none may still wait for this item when the next one is prepared.
       if (last && hopper::leads_warp()) hopper::arrive(shared_address(&shared.last_stage));
-      wait_bounded(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report, role_transform);
+      wait_bounded(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report,
+                   role_transform);
       const unsigned char* raw = shared.raw[state.raw.slot()];
       unsigned char* v = shared.v[state.v.slot()];
 #pragma unroll 1
@@ -129,7 +132,8 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<blo
         forget(column.packed), forget(offsets);  // what is in them is not kept apart, for want of registers
         const bool crosses = column.crosses(pair);
         const __half2 here = transform_tile<rank * Memory::v_frequencies, Memory::v_frequencies>(
-            raw + (offsets & 0xffff) + pair * column.raw_pair(), v + (offsets >> 16) + 2 * pair * v_row_bytes, column.scale(crosses));
+            raw + (offsets & 0xffff) + pair * column.raw_pair(), v + (offsets >> 16) + 2 * pair * v_row_bytes,
+            column.scale(crosses));
         largest = __hmax2_nan(largest, here);
         if ((column.packed & Column::watched) != 0) {  // the same in all lanes
           unsigned bits = largest_bits(here);
