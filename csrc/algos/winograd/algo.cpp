@@ -37,7 +37,7 @@ Work work(const ConvProblem& problem, const Config& config) {
 // output; or the memory's time; 5 us for the first and the last unit. With it the series is within 4 % of an H200's at
 // batch 64 (docs/performance.md).
 double own_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device, double bytes) {
-  const Held held = choose_held(config.chunk_tiles, problem.k, config.groups);
+  const Held held = choose_held(config.frequencies(), config.chunk_tiles, problem.k, config.groups, device.processors);
   const ProductGrid grid(held, config.frequencies(), config.tiles, problem.k, device.processors);
   const double columns = held == Held::tiles ? 1.17 * unit_filters(config.chunk_tiles) : held_filters;
   const double stage =

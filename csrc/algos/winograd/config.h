@@ -46,7 +46,7 @@ inline bool multiplies_itself(Mode mode, const DeviceInfo& device) {
 
 constexpr int product_channels = 64;  // of a stage of it
 
-// What a block of it holds in shared memory for both of its multiplying warpgroups, while the rest passes, a unit of
+// What a block of it holds in shared memory for all of its multiplying warpgroups, while the rest passes, a unit of
 // tiles or filters at a time for each of them.
 enum class Held : std::uint8_t {
   filters,     // all channels of U of 128 filters; V passes. Up to 256 channels
@@ -55,13 +55,8 @@ enum class Held : std::uint8_t {
 };
 constexpr int unit_tiles = 64, held_filters = 128;
 constexpr int held_filter_stages = 4, held_tile_stages = 8;
-
-// Measured (docs/performance.md): with few tiles U is what counts, and is read once; with one block of filters nothing
-// is gained where U stays.
-inline Held choose_held(std::int64_t tiles, std::int64_t filters, std::int64_t groups) {
-  if (tiles <= 4 * unit_tiles && groups <= held_tile_stages) return Held::tiles;
-  return filters > held_filters && groups <= held_filter_stages ? Held::filters : Held::few_stages;
-}
+// That multiply. While one writes its unit, two keep the tensor cores busier than one.
+constexpr int warpgroups(Held held) { return held == Held::filters ? 3 : 2; }
 
 // Filters of a unit, where V is held. 48: 36 frequencies of 512 filters are three units for each of 132 blocks.
 inline int unit_filters(std::int64_t tiles) { return tiles <= unit_tiles ? 48 : 64; }
@@ -96,6 +91,22 @@ struct ProductGrid {
     }
   }
 };
+
+// Measured (docs/performance.md): with few tiles U is what counts, and is read once, unless its units of 64 filters
+// have as many filters for a block as those of 128: with many channels a stage of one takes no longer than of the
+// other. With one block of filters nothing is gained where U stays.
+inline Held choose_held(std::int64_t frequencies, std::int64_t tiles, std::int64_t filters, std::int64_t groups,
+                        std::int64_t processors) {
+  const auto block_filters = [&](Held held, std::int64_t of_unit) {
+    return ProductGrid(held, frequencies, tiles, filters, processors).block_units * of_unit;
+  };
+  if (tiles <= 4 * unit_tiles && groups <= held_tile_stages &&
+      (groups <= held_filter_stages ||
+       block_filters(Held::tiles, unit_filters(tiles)) < block_filters(Held::few_stages, held_filters))) {
+    return Held::tiles;
+  }
+  return filters > held_filters && groups <= held_filter_stages ? Held::filters : Held::few_stages;
+}
 
 // M of our own product is written in the order of the multiplying threads' registers: [alpha^2][T/8][K_pad/16] segments
 // of 8 tiles x 16 filters, whatever behind the last tiles. Filter f of a segment lies at segment_place(f) of its tile's

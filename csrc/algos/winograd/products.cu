@@ -11,11 +11,16 @@
 namespace fastconv::winograd::products {
 namespace {
 
-constexpr int threads = 128 * (multiply_warpgroups + 1), shared_bytes = 227 * 1024;
+template <typename H>
+constexpr int threads = 128 * (H::warpgroups + 1);
+// Of a thread, where there are four warpgroups: of those that multiply, and of the one that loads.
+constexpr int multiply_registers = 152, load_registers = 56;
+static_assert(128 * (3 * multiply_registers + load_registers) == 65536);
+constexpr int shared_bytes = 227 * 1024;
 
 // It does not admit its successor: with blocks of the output transform beside it, that takes 1 to 2 us longer.
 template <typename H>
-__global__ void __launch_bounds__(threads, 1)
+__global__ void __launch_bounds__(threads<H>, 1)
     multiply(const Grid grid, const __grid_constant__ CUtensorMap held, const __grid_constant__ CUtensorMap passing) {
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -24,17 +29,19 @@ __global__ void __launch_bounds__(threads, 1)
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) shared.initialise();
   __syncthreads();
-  if (warpgroup < multiply_warpgroups) {
-    multiply_units(grid, shared, warpgroup);
+  if (warpgroup < H::warpgroups) {
+    if constexpr (H::warpgroups == 3) hopper::grow_registers<multiply_registers>();
+    multiply_units<H>(grid, shared, warpgroup);
     return;
   }
+  if constexpr (H::warpgroups == 3) hopper::shrink_registers<load_registers>();
   // V and its exponents are what the product reads of the input transform's; U is here since before.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32 % 4, 0);
-  if (warp < multiply_warpgroups) {
+  if (warp < H::warpgroups) {
     if (threadIdx.x % 32 == 0) hopper::prefetch_map(passing);
     if (H::filters) wait_for_predecessor();
     load_units(grid, shared, warp, passing);
-  } else if (warp == multiply_warpgroups) {
+  } else if (warp == H::warpgroups) {
     if (threadIdx.x % 32 == 0) hopper::prefetch_map(held);
     if (!H::filters) wait_for_predecessor();
     load_held(grid, shared, held);
@@ -60,29 +67,30 @@ void launch(const Arguments& args) {
   const auto number = [](std::int64_t value) { return static_cast<int>(value); };
   const int stages = number(args.groups);
   const int room = shared_bytes - static_cast<int>(sizeof(Storage<H>)) - Storage<H>::held_bytes(stages);
-  const Grid grid{.padded_tiles = number(exponent_pitch(args.tiles)),
-                  .stages = stages,
-                  .slots = std::min(most_slots, room / (multiply_warpgroups * H::unit_bytes)),
-                  .segment_rows = number(segment_rows(args.tiles)),
-                  .row_segments = number(args.k_pad / segment_filters),
-                  .held_blocks = number(shape.held_blocks),
-                  .frequency_units = number(shape.frequency_units),
-                  .by_held = FastDivide(static_cast<std::uint32_t>(shape.held_blocks)),
-                  .by_pairs = FastDivide(static_cast<std::uint32_t>((shape.frequency_units + 1) / 2)),
-                  .share = number(shape.units / shape.groups),
-                  .longer = number(shape.units % shape.groups),
-                  .pairs = number(shape.units / 2 * shape.held_blocks),
-                  .lag = held == Held::filters && shape.block_units < 8 ? 0 : std::min(stages, H::slots) / 2,
-                  .exponents = args.group_exponents,
-                  .tile_exponents = args.tile_exponents,
-                  .m = args.m,
-                  .report = args.report};
-  static_assert(sizeof(Storage<H>) + H::slots * H::bytes + multiply_warpgroups * 2 * H::unit_bytes <= shared_bytes);
+  const Grid grid{
+      .padded_tiles = number(exponent_pitch(args.tiles)),
+      .stages = stages,
+      .slots = std::min(most_slots, room / (H::warpgroups * H::unit_bytes)),
+      .segment_rows = number(segment_rows(args.tiles)),
+      .row_segments = number(args.k_pad / segment_filters),
+      .held_blocks = number(shape.held_blocks),
+      .frequency_units = number(shape.frequency_units),
+      .by_held = FastDivide(static_cast<std::uint32_t>(shape.held_blocks)),
+      .by_pairs = FastDivide(static_cast<std::uint32_t>((shape.frequency_units + 1) / 2)),
+      .share = number(shape.units / shape.groups),
+      .longer = number(shape.units % shape.groups),
+      .pairs = number(shape.units / 2 * shape.held_blocks),
+      .lag = held == Held::filters && shape.block_units < 8 ? 0 : std::min(stages, H::slots) / H::warpgroups,
+      .exponents = args.group_exponents,
+      .tile_exponents = args.tile_exponents,
+      .m = args.m,
+      .report = args.report};
+  static_assert(sizeof(Storage<H>) + H::slots * H::bytes + H::warpgroups * 2 * H::unit_bytes <= shared_bytes);
   const CUtensorMap u = make_operand_map(args, args.u, args.filters, H::columns),
                     v = make_operand_map(args, args.v, args.tiles, unit_tiles);
   allow_shared_memory<multiply<H>>(shared_bytes, "winograd products: shared memory");
   // All of the shared memory, so that no blocks of the series' other kernels come between.
-  launch_dependent(multiply<H>, static_cast<unsigned>(shape.blocks), threads, shared_bytes,
+  launch_dependent(multiply<H>, static_cast<unsigned>(shape.blocks), threads<H>, shared_bytes,
                    static_cast<cudaStream_t>(args.stream), "winograd products", grid, H::filters ? u : v,
                    H::filters ? v : u);
 }
@@ -90,7 +98,7 @@ void launch(const Arguments& args) {
 }  // namespace
 
 void run(const Arguments& args) {
-  switch (choose_held(args.tiles, args.filters, args.groups)) {
+  switch (choose_held(args.frequencies, args.tiles, args.filters, args.groups, args.processors)) {
     case Held::filters: launch<Held::filters>(args); break;
     case Held::tiles: (unit_filters(args.tiles) == 48 ? launch<Held::tiles, 48> : launch<Held::tiles, 64>)(args); break;
     case Held::few_stages: launch<Held::few_stages>(args); break;

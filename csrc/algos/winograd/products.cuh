@@ -1,10 +1,10 @@
 // Roles of Winograd's batched product on Hopper: for each frequency M [T][K_pad] = V [T][C] U [K][C]^T in FP32, both
 // operands split into halves lo and hi, copied into shared memory and multiplied there by wgmma.
 //
-// The work is cut into units of 64 tiles or 64 filters, each the business of one of a block's two warpgroups, which go
-// their own ways: while one writes its sums, the other multiplies. What both need, a block holds (config.h, Held). A
-// stage is what 64 channels need: two planes of each operand, lo and hi, a row of a plane 128 bytes, its 16-byte pieces
-// swizzled (piece p of row r at p ^ (r & 7)); multiplied lo*hi, hi*lo, hi*hi: the small products first.
+// The work is cut into units of 64 tiles or 64 filters, each the business of one of a block's two or three warpgroups,
+// which go their own ways: while one writes its sums, the others multiply. What all need, a block holds (config.h,
+// Held). A stage is what 64 channels need: two planes of each operand, lo and hi, a row of a plane 128 bytes, its
+// 16-byte pieces swizzled (piece p of row r at p ^ (r & 7)); multiplied lo*hi, hi*lo, hi*hi: the small products first.
 //
 // A stage's sums start from zero and join the totals by an FP32 addition, which rounds: wgmma truncates its accumulator
 // (docs/numerics.md). On the way they are multiplied by a power of two for each tile and stage, which a tile's scales
@@ -18,19 +18,18 @@
 #include "device/hopper.cuh"
 #include "device/mma.cuh"
 #include "device/wait_report.h"
-
 namespace fastconv::winograd::products {
 
 constexpr int row_bytes = 128;  // of a plane
 constexpr int planes = 2;
 constexpr int depth = row_bytes / 32;  // products of 16 channels in a plane
-constexpr int multiply_warpgroups = 2;
-constexpr int most_slots = 3;     // stages of what passes, for a warpgroup
-constexpr int start_barrier = 1;  // a named barrier
+constexpr int most_slots = 3;          // stages of what passes, for a warpgroup
+constexpr int start_barrier = 1;       // the first of named barriers
 
-// What is held for both warpgroups. passing_rows: tiles or filters of a unit.
+// What is held for all warpgroups. passing_rows: tiles or filters of a unit.
 template <Held held, int passing_rows>
 struct Hold {
+  static constexpr int warpgroups = winograd::warpgroups(held);
   static_assert(held == Held::tiles || passing_rows == unit_tiles);
   static constexpr bool filters = held != Held::tiles, stays = held != Held::few_stages;
   static constexpr int slots = filters ? held_filter_stages : held_tile_stages;
@@ -53,7 +52,7 @@ struct Grid {
   FastDivide by_held, by_pairs;       // held_blocks, frequency_units / 2
   int share, longer;                  // units of a group: share, and one more in the first `longer` groups
   int pairs;                          // of all frequencies
-  int lag;                            // stages that the second warpgroup starts later
+  int lag;                            // stages that a warpgroup starts behind the one before
   const int* __restrict__ exponents;  // [stages][padded_tiles]
   int* __restrict__ tile_exponents;   // [padded_tiles]
   float* __restrict__ m;              // segments
@@ -79,12 +78,12 @@ class Walk {
   __device__ __forceinline__ bool exists() const { return left_ > 0; }
   // The last one to use what is held now.
   __device__ __forceinline__ bool is_last() const {
-    return !H::stays || left_ <= 2 || unit_ + 2 >= grid_.frequency_units;
+    return !H::stays || left_ <= H::warpgroups || unit_ + H::warpgroups >= grid_.frequency_units;
   }
   __device__ __forceinline__ bool is_only() const { return H::stays && left_ == 1; }
   __device__ __forceinline__ void advance() {
     if constexpr (H::stays) {
-      left_ -= 2, unit_ += 2;
+      left_ -= H::warpgroups, unit_ += H::warpgroups;
       while (unit_ >= grid_.frequency_units) unit_ -= grid_.frequency_units, ++frequency_;
     } else {
       left_ -= static_cast<int>(gridDim.x);
@@ -118,19 +117,19 @@ class Walk {
 template <typename H>
 struct alignas(1024) Storage {
   // Of a stage's sums, for each tile: [warpgroups][slots] as V passes, [stages] as it stays.
-  alignas(16) float factors[H::filters ? multiply_warpgroups * most_slots : H::slots][unit_tiles];
-  std::uint64_t full[multiply_warpgroups][most_slots], free[multiply_warpgroups][most_slots];
+  alignas(16) float factors[H::filters ? H::warpgroups * most_slots : H::slots][unit_tiles];
+  std::uint64_t full[H::warpgroups][most_slots], free[H::warpgroups][most_slots];
   std::uint64_t held_full[H::slots], held_free[H::slots];
 
   // By one thread; then the block synchronises.
   __device__ __forceinline__ void initialise() {
-    for (int i = 0; i < multiply_warpgroups * most_slots; ++i) {
+    for (int i = 0; i < H::warpgroups * most_slots; ++i) {
       hopper::barrier_init(shared_address(&full[0][0] + i), 1);
       hopper::barrier_init(shared_address(&free[0][0] + i), 4);
     }
     for (int i = 0; i < H::slots; ++i) {
       hopper::barrier_init(shared_address(&held_full[i]), 1);
-      hopper::barrier_init(shared_address(&held_free[i]), 4 * multiply_warpgroups);
+      hopper::barrier_init(shared_address(&held_free[i]), 4 * H::warpgroups);
     }
     hopper::barrier_init_fence();
   }
@@ -290,41 +289,31 @@ __device__ __forceinline__ void issue(float (&sums)[H::totals], std::uint32_t v_
   hopper::commit_products();
 }
 
-// Writes the lane's totals as segments of M, 512 bytes by each instruction of a warp, and leaves zeros. m: the segment
-// of the unit's first tile and filter; of its rows of segments and of the segments of a row so many exist.
-//
-// Registers cannot be indexed, and straight-line code that runs once a unit is fetched anew each time, at some 50
-// clocks for 8 instructions. So a short loop writes two or three segments of a row at a turn, and the next totals move
-// up; the last turn leaves zeros.
+// Writes the lane's totals as segments of M, 512 bytes by each instruction of a warp. m: the segment of the unit's
+// first tile and filter; of its rows of segments and of the segments of a row so many exist.
 template <int count>
-__device__ __forceinline__ void write_segments(float (&totals)[count], float* m, std::int64_t row_pitch, int rows,
+__device__ __forceinline__ void write_segments(const float (&totals)[count], float* m, std::int64_t row_pitch, int rows,
                                                int row_segments) {
-  constexpr int turn_segments = count % 16 == 0 ? 2 : 3, turn_totals = turn_segments * segment_filters / 2;
-  static_assert(count % turn_totals == 0);
+  constexpr int segment_totals = segment_filters / 2;
   const int first_row = static_cast<int>(threadIdx.x) % 128 / 32 * 2;
   float* target = m + first_row * row_pitch + threadIdx.x % 32 * 4;
-#pragma unroll 1
-  for (int turn = 0; turn < count / turn_totals; ++turn) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int existing = first_row + i < rows ? row_segments : 0;
+  for (int i = 0; i < 2; ++i) {
+    const int existing = first_row + i < rows ? row_segments : 0;
 #pragma unroll
-      for (int segment = 0; segment < turn_segments; ++segment) {
-        const float* values = totals + 8 * segment + 2 * i;
-        asm volatile(  // predicated, not branched around
-            "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v4.f32 [%0], {%3, %4, %5, %6};\n}" ::"l"(
-                target + i * row_pitch + segment * segment_values),
-            "r"(existing), "r"(segment), "f"(values[0]), "f"(values[1]), "f"(values[4]), "f"(values[5])
-            : "memory");
-      }
+    for (int segment = 0; segment < count / segment_totals; ++segment) {
+      const float* values = totals + segment_totals * segment + 2 * i;
+      asm volatile(  // predicated, not branched around
+          "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v4.f32 [%0], {%3, %4, %5, %6};\n}" ::"l"(
+              target + i * row_pitch + segment * segment_values),
+          "r"(existing), "r"(segment), "f"(values[0]), "f"(values[1]), "f"(values[4]), "f"(values[5])
+          : "memory");
     }
-#pragma unroll
-    for (int i = 0; i < count; ++i) totals[i] = i + turn_totals < count ? totals[i + turn_totals] : 0.0f;
-    target += turn_segments * segment_values, row_segments -= turn_segments;
   }
 }
+
 template <typename H>
-__device__ __forceinline__ void write_unit(const Grid& grid, const Walk<H>& walk, float (&totals)[H::totals]) {
+__device__ __forceinline__ void write_unit(const Grid& grid, const Walk<H>& walk, const float (&totals)[H::totals]) {
   const int row = walk.tile() / segment_tiles, segment = walk.filter() / segment_filters;
   const std::int64_t pitch = static_cast<std::int64_t>(grid.row_segments) * segment_values;
   const std::int64_t first_row = static_cast<std::int64_t>(walk.frequency()) * grid.segment_rows + row;
@@ -343,28 +332,31 @@ __device__ __forceinline__ void multiply_units(const Grid& grid, Storage<H>& sha
   Walk<H> walk(grid, warpgroup);
   const int first_frequency = Walk<H>(grid, 0).frequency();
   int passed = 0;  // frequencies of the block that this warpgroup has done with
-  bool starts_other = warpgroup == 0 && !walk.is_only();
-  float totals[H::totals], sums[H::totals];
-#pragma unroll
-  for (int i = 0; i < H::totals; ++i) totals[i] = 0.0f;
-  if (warpgroup == 1) {
-    if (!walk.exists()) return;
-    hopper::synchronise(start_barrier, 128 * multiply_warpgroups);
+  bool starts_other = warpgroup + 1 < H::warpgroups && !walk.is_only();
+  // Frequencies without a unit of this warpgroup, before its first one and behind its last one.
+  const auto skip_to = [&](int frequency) {
+#pragma unroll 1
+    for (; passed < frequency; ++passed) {
+#pragma unroll 1
+      for (int stage = 0; stage < grid.stages; ++stage) {
+        await<role_multiply>(shared.held_full[stage], passed & 1, grid.report);
+        if (leads) hopper::arrive(shared_address(&shared.held_free[stage]));
+      }
+    }
+  };
+  if (warpgroup > 0 && walk.exists()) {
+    if constexpr (H::stays) skip_to(walk.frequency() - first_frequency);  // the warpgroup before may wait for that
+    hopper::synchronise(start_barrier + warpgroup - 1, 2 * 128);
   }
 #pragma unroll 1
   for (bool fresh = true; walk.exists(); walk.advance()) {
     if constexpr (H::stays) {
       const int frequency = walk.frequency() - first_frequency;
-      for (; passed < frequency; ++passed) {  // one without a unit of this warpgroup
-#pragma unroll 1
-        for (int stage = 0; stage < grid.stages; ++stage) {
-          await<role_multiply>(shared.held_full[stage], passed & 1, grid.report);
-          if (leads) hopper::arrive(shared_address(&shared.held_free[stage]));
-        }
-      }
+      skip_to(frequency);
       held.slot = 0, held.parity = frequency & 1;
     }
     const bool last = walk.is_last();
+    float totals[H::totals] = {}, sums[H::totals];
 #pragma unroll 1
     for (int stage = 0; stage < grid.stages; ++stage) {
       if (fresh) await<role_multiply>(shared.held_full[held.slot], held.parity, grid.report);
@@ -374,7 +366,7 @@ __device__ __forceinline__ void multiply_units(const Grid& grid, Storage<H>& sha
       const float* all = shared.factors[H::filters ? warpgroup * most_slots + ring.slot : held.slot];
       const float factors[2] = {all[row], all[row + 8]};
       if (starts_other && stage == grid.lag) {
-        hopper::arrive_at(start_barrier, 128 * multiply_warpgroups);
+        hopper::arrive_at(start_barrier + warpgroup, 2 * 128);
         starts_other = false;
       }
       hopper::wait_for_products<0>();
@@ -396,6 +388,7 @@ __device__ __forceinline__ void multiply_units(const Grid& grid, Storage<H>& sha
     if constexpr (H::stays) fresh = last, passed += last;
     write_unit(grid, walk, totals);
   }
+  if constexpr (H::stays) skip_to(Walk<H>(grid, 0).last_frequency() - first_frequency);
 }
 
 }  // namespace fastconv::winograd::products
