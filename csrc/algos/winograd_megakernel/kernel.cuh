@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(threads<T>, 1)
   const bool leads = threadIdx.x % 32 == 0;
   if (threadIdx.x == 0) {
     shared.products.init();
-    shared.stream.init();
+    shared.stream.init(params.items());
     hopper::barrier_init_fence();
   }
   __syncthreads();

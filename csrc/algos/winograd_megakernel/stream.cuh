@@ -16,17 +16,17 @@ constexpr int patch_elements = 36 * chunk_channels;
 
 template <typename T>
 struct StreamControl {
-  static_assert(streaming_warps<T> <= form<T>.items);  // a warp takes one item of the last task, which says so
+  static_assert(streaming_warps<T> <= least_items);  // a warp takes one item of the last task, which says so
   std::uint64_t full[streaming_warps<T>];
   std::uint64_t ready[stream_task_slots], done[stream_task_slots], reusable[stream_task_slots];
   StreamTask tasks[stream_task_slots];
-  int next;  // item to be taken next: form<T>.items of each task, whether they exist or not
+  int next;  // item to be taken next: Params::items() of each task, whether they exist or not
 
-  __device__ __forceinline__ void init() {
+  __device__ __forceinline__ void init(int items) {
     for (int i = 0; i < streaming_warps<T>; ++i) hopper::barrier_init(shared_address(&full[i]), 1);
     for (int i = 0; i < stream_task_slots; ++i) {
       hopper::barrier_init(shared_address(&ready[i]), 1);
-      hopper::barrier_init(shared_address(&done[i]), form<T>.items);
+      hopper::barrier_init(shared_address(&done[i]), items);
       hopper::barrier_init(shared_address(&reusable[i]), 1);
     }
     next = 0;
@@ -50,14 +50,16 @@ __device__ __forceinline__ bool is_input(const StreamItem& item) {
   return item.kind == static_cast<int>(TaskKind::input);
 }
 template <typename T>
-__device__ __forceinline__ StreamItem describe(const StreamTask& task, int index) {
-  constexpr int rows = form<T>.items / form<T>.segments_in_a_row();
+__device__ __forceinline__ StreamItem describe(const StreamTask& task, int items_log2, int index) {
+  constexpr int columns_log2 = form<T>.segments_in_a_row() == 4 ? 2 : 1;
+  static_assert(form<T>.segments_in_a_row() == 1 << columns_log2);
+  const int rows_log2 = items_log2 - columns_log2;
   StreamItem item;
   item.kind = task.kind;
   item.place = task.place;
   // An output task has rows of segments.
-  const int first_tile = is_input(item) ? index : index % rows * form<T>.segment_tiles;
-  const int first_filter = is_input(item) ? 0 : index / rows * form<T>.segment_filters;
+  const int first_tile = is_input(item) ? index : (index & ((1 << rows_log2) - 1)) * form<T>.segment_tiles;
+  const int first_filter = is_input(item) ? 0 : (index >> rows_log2) * form<T>.segment_filters;
   item.tiles = first_filter < task.channels ? max(0, task.tiles - first_tile) : 0;
   item.tile = task.tile + first_tile;
   item.row = task.row + first_tile;
@@ -106,7 +108,7 @@ class Dispatcher {
         task.channel = extent.first_channel, task.channels = extent.channels;
         task.place = its.group % (input ? map.v_groups : map.m_groups);
         task.counter = TaskMap::counter_of(its.kind, its.group);
-        task.number = number;
+        task.number = number, task.group = its.group, task.index = its.index;
       }
       // In order: a later task may wait for what an earlier one brings.
 #pragma unroll 1
@@ -116,7 +118,7 @@ class Dispatcher {
           if (!ready) wait.template wait<role_dispatch>(params_.report);
           fence_global_copies();  // M was written by ordinary stores
           record_begin(params_, map.gemms() + task.number, task.number,
-                       [&map](int number) { return map.stream_task(number); });
+                       {static_cast<TaskKind>(task.kind), task.group, task.index});
           hand_out(task);
         }
         __syncwarp();
@@ -126,7 +128,7 @@ class Dispatcher {
       StreamTask end{};
       end.kind = end.counter = -1;
       const int slot = hand_out(end);
-      for (int i = 0; i < form<T>.items; ++i) hopper::arrive(shared_address(&control_.done[slot]));
+      for (int i = 0; i < params_.items(); ++i) hopper::arrive(shared_address(&control_.done[slot]));
     }
   }
 
@@ -172,10 +174,12 @@ class Streamer {
       delay_randomly(params_.delay);
       Values values[6][6];
       float scale = 0.0f;
+      OutputScales scales;
       {
         const StreamItem item = describe_number(number);
         if (item.kind < 0) break;
         if (item.tiles > 0) {
+          if (loads_early && !is_input(item)) scales = load_scales(params_, item);  // on their way while the copy is
           if (!is_input(item) || params_.boxes) {
             hopper::wait_in_place<kernel_winograd_megakernel, role_stream>(full_, parity, params_.report);
             parity ^= 1;
@@ -202,7 +206,8 @@ class Streamer {
           if (is_input(item)) {
             finish_input(params_, item, scale, values);
           } else {
-            finish_output<T, output, plain>(params_, item, values);
+            if (!loads_early) scales = load_scales(params_, item);
+            finish_output<T, output, plain>(params_, item, scales, values);
           }
         }
       }
@@ -213,11 +218,13 @@ class Streamer {
   }
 
  private:
-  static __device__ __forceinline__ int slot_of(unsigned number) {
-    return static_cast<int>(number / form<T>.items % stream_task_slots);
+  static constexpr bool loads_early = output != Output::elements;  // which has no registers for that
+
+  __device__ __forceinline__ int slot_of(unsigned number) const {
+    return static_cast<int>((number >> params_.items_log2) % stream_task_slots);
   }
-  static __device__ __forceinline__ unsigned parity_of(unsigned number) {
-    return number / (form<T>.items * stream_task_slots) & 1;
+  __device__ __forceinline__ unsigned parity_of(unsigned number) const {
+    return (number >> params_.items_log2) / stream_task_slots & 1;
   }
   __device__ __forceinline__ unsigned take() const {
     unsigned number = 0;
@@ -226,7 +233,8 @@ class Streamer {
   }
 
   __device__ __forceinline__ StreamItem describe_number(unsigned number) const {
-    return describe<T>(control_.tasks[slot_of(number)], static_cast<int>(number % form<T>.items));
+    return describe<T>(control_.tasks[slot_of(number)], params_.items_log2,
+                       static_cast<int>(number) & (params_.items() - 1));
   }
   // The copy of an item's values, by one lane.
   __device__ __forceinline__ void start(unsigned number) const {

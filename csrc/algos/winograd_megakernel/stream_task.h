@@ -9,7 +9,9 @@ struct alignas(16) StreamTask {
   int row;                // of the first, in its group
   int channel, channels;  // the first channel or filter; how many
   int place;              // of the group, in V (ITrans) or M (OTrans)
-  int counter, number;    // to raise at the end; of the task, for the trace
+  int counter;            // to raise at the end
+  int number;             // of the task
+  int group, index;       // for the trace
 };
 
 // What a warp does at a time: ITrans of one tile and 64 channels, or OTrans of a segment of M, 4 tiles and 16 filters.
