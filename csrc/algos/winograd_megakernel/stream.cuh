@@ -183,9 +183,6 @@ class Streamer {
           if (!is_input(item) || params_.boxes) {
             hopper::wait_in_place<kernel_winograd_megakernel, role_stream>(full_, parity, params_.report);
             parity ^= 1;
-          } else {
-            load_patch(params_, item, x_patch, 1.0f);
-            hopper::fence_copies();  // the next patch comes by a copy
           }
           if (is_input(item)) {
             scale = begin_input(params_, item, x_patch, values);
