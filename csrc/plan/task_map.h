@@ -96,18 +96,18 @@ struct TaskMap {
   std::int32_t tiles, c, k, frequencies;  // T, C, K, alpha^2
   std::int32_t groups;                    // N_G
   std::int32_t n_f;
-  Divisor s_i, s_g, s_o;                  // S_*: of a whole group
-  std::int32_t last_s_i, last_s_o;        // of the last group; its S_G is that of any other
-  Divisor m;                              // groups of a batch: their GEMM tasks of one filter block stand in a row
-  std::int32_t lead;                      // ITrans tasks before the first GEMM task's: M S_I + D_IG
-  std::int32_t delay;                     // batches from GEMM to OTrans: 1 + ceil(D_GO / (M (S_I + S_G)))
-  Divisor v_groups, m_groups;             // groups that the buffers of V and M hold; group g uses place g % v_groups
+  Divisor s_i, s_g, s_o;            // S_*: of a whole group
+  std::int32_t last_s_i, last_s_o;  // of the last group; its S_G is that of any other
+  Divisor m;                        // groups of a batch: their GEMM tasks of one filter block stand in a row
+  std::int32_t lead;                // ITrans tasks before the first GEMM task's: M S_I + D_IG
+  std::int32_t delay;               // batches from GEMM to OTrans: 1 + ceil(D_GO / (M (S_I + S_G)))
+  Divisor v_groups, m_groups;       // groups that the buffers of V and M hold; group g uses place g % v_groups
 
   // What follows from those, so that nothing but the guess of stream_task() divides.
   std::int32_t last_batch;
-  Divisor last_m;         // groups of the last batch
-  Divisor batch_gemms;    // M S_G
-  Divisor filter_blocks;  // of GEMM tasks
+  Divisor last_m;                                                                   // groups of the last batch
+  Divisor batch_gemms;                                                              // M S_G
+  Divisor filter_blocks;                                                            // of GEMM tasks
   Divisor filter_rows, input_rows, last_input_rows, output_rows, last_output_rows;  // blocks of rows: extent()
 
   constexpr std::int32_t batches() const { return last_batch + 1; }
@@ -115,8 +115,12 @@ struct TaskMap {
   constexpr std::int32_t gemms() const { return groups * s_g; }
   constexpr std::int32_t outputs() const { return (groups - 1) * s_o + last_s_o; }
   constexpr std::int32_t size() const { return n_f + inputs() + gemms() + outputs(); }
-  constexpr std::int32_t inputs_of(std::int32_t group) const { return group == groups - 1 ? last_s_i : std::int32_t{s_i}; }
-  constexpr std::int32_t outputs_of(std::int32_t group) const { return group == groups - 1 ? last_s_o : std::int32_t{s_o}; }
+  constexpr std::int32_t inputs_of(std::int32_t group) const {
+    return group == groups - 1 ? last_s_i : std::int32_t{s_i};
+  }
+  constexpr std::int32_t outputs_of(std::int32_t group) const {
+    return group == groups - 1 ? last_s_o : std::int32_t{s_o};
+  }
   constexpr std::int32_t tiles_of(std::int32_t group) const {
     return least(shapes.group_tiles, tiles - group * shapes.group_tiles);
   }

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(threads<T>, 1)
   if (warp == 0) {
     if (leads) Loader<T>(params, shared.products).run();
   } else if (warp == 1) {
-    Dispatcher<T>(params, shared.stream).run();
+    if (leads) Dispatcher<T>(params, shared.stream).run();
   } else if (warp == 2) {
     if (leads) publish(params, shared.products, shared.stream);
   } else {

@@ -39,7 +39,7 @@ struct OutputLane {
 
 // What a lane needs beside M, asked for early.
 struct OutputScales {
-  int exponent;  // of the tile's products; a part of its chunks, until all lanes have been asked
+  int exponent;          // of the tile's products; a part of its chunks, until all lanes have been asked
   int filter_exponents;  // both, 16 bits each: registers are scarce
   float bias[2];
 };
@@ -139,7 +139,7 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
       for (int j = 0; j < 4; ++j) {
         if constexpr (output == Output::pairs) {
           store_pair_past(j, width, y + j * pixel, result[j]);  // the L2 cache has V and M to keep
-        } else if (j < width) {
+        } else if (i < rows && j < columns) {
           y[j * pixel] = from_float<T>(result[j].e[0]);
           if (second) y[j * pixel + filter] = from_float<T>(result[j].e[1]);
         }

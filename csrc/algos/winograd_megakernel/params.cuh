@@ -86,8 +86,8 @@ struct Params {
   int tiles_p, tiles_q;
   int chunks, filter_blocks;
   ProductRing ring;
-  int product_grab, stream_grab;  // tickets that a block takes at once, up to 32: GEMM tasks, others
-  int items_log2;                 // items of a transform task
+  int product_grab;  // tickets of GEMM tasks that a block takes at once, up to 32
+  int items_log2;    // items of a transform task
   FastDivide by_tiles_q, by_tiles_p;
   unsigned delay;   // tests: a mask of ns by which tasks are delayed at random
   int* own_scales;  // half types: [groups], 0 as long as all V of a group has the common scale (values.cuh)

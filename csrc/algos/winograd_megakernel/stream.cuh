@@ -1,6 +1,6 @@
-// The streaming side of a block: one warp hands out transforms, four run them.
+// The streaming side of a block: one thread hands out transforms, four or eight warps run them.
 //
-// The dispatching warp takes tickets, finds their tasks and waits for what they read. A streaming warp takes items, a
+// The dispatching thread takes tickets, finds their tasks and waits for what they read. A streaming warp takes items, a
 // tile or a segment of M each, and copies the next one's values into its buffer as soon as it has this one's in
 // registers, so that memory works while it transforms and stores.
 #pragma once
@@ -72,7 +72,7 @@ __device__ __forceinline__ int segment_of(const StreamItem& item) {
          segment_at<T>(item.row, item.channel % unit_filters);
 }
 
-// All lanes of one warp; lane i works on the i-th of the tickets that are taken at once.
+// One thread.
 template <typename T>
 class Dispatcher {
  public:
@@ -81,64 +81,46 @@ class Dispatcher {
 
   __device__ __forceinline__ void run() {
     const TaskMap& map = params_.map;
-    const int lane = threadIdx.x % 32, streams = map.streams(), grab = params_.stream_grab;
-    int* ticket = params_.tickets + ticket_stride;
-    int next = 0;
-    if (lane == 0) next = atomicAdd(ticket, grab);
+    const int streams = map.streams();
+    int* const ticket = params_.tickets + ticket_stride;
+    int next = atomicAdd(ticket, 1);
 #pragma unroll 1
-    while (true) {
-      const int first = __shfl_sync(0xffffffffu, next, 0);
-      if (first >= streams) break;
-      if (lane == 0) next = atomicAdd(ticket, grab);  // nobody needs it before the next turn
-      const int number = first + lane;
-      StreamTask task{};
-      CounterWait wait{};
-      bool ready = false;
-      if (lane < grab && number < streams) {
-        const Task its = map.stream_task(number);
-        const Extent extent = map.extent(its);
-        // An input task waits until the products have read what had its place in V, an output task for its products.
-        const bool input = its.kind == TaskKind::input;
-        wait = wait_for(params_, TaskKind::gemm, input ? its.group - map.v_groups : its.group, map.s_g);
-        ready = wait.is_over();
-        task.kind = static_cast<int>(its.kind);
-        task.tile = its.group * unit_tiles + extent.first_tile;
-        task.tiles = extent.tiles;
-        task.row = extent.first_tile;
-        task.channel = extent.first_channel, task.channels = extent.channels;
-        task.place = its.group % (input ? map.v_groups : map.m_groups);
-        task.counter = TaskMap::counter_of(its.kind, its.group);
-        task.number = number, task.group = its.group, task.index = its.index;
-      }
-      // In order: a later task may wait for what an earlier one brings.
-#pragma unroll 1
-      for (int i = 0; i < grab && first + i < streams; ++i, ++tasks_) {
-        if (lane == i) {
-          params_.trace.take(map.gemms() + task.number);
-          if (!ready) wait.template wait<role_dispatch>(params_.report);
-          fence_global_copies();  // M was written by ordinary stores
-          record_begin(params_, map.gemms() + task.number, task.number,
-                       {static_cast<TaskKind>(task.kind), task.group, task.index});
-          hand_out(task);
-        }
-        __syncwarp();
-      }
+    while (next < streams) {
+      const int number = next;
+      next = atomicAdd(ticket, 1);  // nobody needs it before the next turn
+      const Task its = map.stream_task(number);
+      const Extent extent = map.extent(its);
+      const bool input = its.kind == TaskKind::input;
+      StreamTask task;
+      task.kind = static_cast<int>(its.kind);
+      task.tile = its.group * unit_tiles + extent.first_tile;
+      task.tiles = extent.tiles;
+      task.row = extent.first_tile;
+      task.channel = extent.first_channel, task.channels = extent.channels;
+      task.place = its.group % (input ? map.v_groups : map.m_groups);
+      task.counter = TaskMap::counter_of(its.kind, its.group);
+      task.number = number;
+      params_.trace.take(map.gemms() + number);
+      // An input task waits until the products have read what had its place in V, an output task for its products.
+      wait_for(params_, TaskKind::gemm, input ? its.group - map.v_groups : its.group, map.s_g)
+          .template wait<role_dispatch>(params_.report);
+      fence_global_copies();  // M was written by ordinary stores
+      record_begin(params_, map.gemms() + number, number, its);
+      hand_out(task);
     }
-    if (lane == 0) {
-      StreamTask end{};
-      end.kind = end.counter = -1;
-      const int slot = hand_out(end);
-      for (int i = 0; i < params_.items(); ++i) hopper::arrive(shared_address(&control_.done[slot]));
-    }
+    StreamTask end{};
+    end.kind = end.counter = -1;
+    const int slot = hand_out(end);
+    for (int i = 0; i < params_.items(); ++i) hopper::arrive(shared_address(&control_.done[slot]));
   }
 
  private:
-  // One lane.
   __device__ __forceinline__ int hand_out(const StreamTask& task) {
     const int slot = static_cast<int>(tasks_ % stream_task_slots);
     wait_in_place<role_dispatch>(control_.reusable[slot], tasks_ / stream_task_slots & 1 ^ 1, params_.report);
     control_.tasks[slot] = task;
     hopper::arrive(shared_address(&control_.ready[slot]));
+    ++tasks_;
     return slot;
   }
 
@@ -215,7 +197,7 @@ class Streamer {
   }
 
  private:
-  static constexpr bool loads_early = output != Output::elements;  // which has no registers for that
+  static constexpr bool loads_early = output != Output::elements || plain;  // else there are no registers for that
 
   __device__ __forceinline__ int slot_of(unsigned number) const {
     return static_cast<int>((number >> params_.items_log2) % stream_task_slots);

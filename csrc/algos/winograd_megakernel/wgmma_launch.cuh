@@ -63,7 +63,6 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
           .filter_blocks = as_int(plan.weights.filter_blocks),
           .ring = ring,
           .product_grab = ring.resident > 0 ? std::int32_t{plan.map.m} : 1,
-          .stream_grab = has_many_groups(plan.map.groups, plan.weights.chunks) ? 2 : 1,
           .items_log2 = std::countr_zero(static_cast<unsigned>(plan.map.shapes.input_tiles)),
           .by_tiles_q = FastDivide(static_cast<std::uint32_t>(tiles_q)),
           .by_tiles_p = FastDivide(static_cast<std::uint32_t>(tiles_p)),
