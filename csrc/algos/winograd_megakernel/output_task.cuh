@@ -139,7 +139,7 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
       for (int j = 0; j < 4; ++j) {
         if constexpr (output == Output::pairs) {
           store_pair_past(j, width, y + j * pixel, result[j]);  // the L2 cache has V and M to keep
-        } else if (i < rows && j < columns) {
+        } else if (j < width) {
           y[j * pixel] = from_float<T>(result[j].e[0]);
           if (second) y[j * pixel + filter] = from_float<T>(result[j].e[1]);
         }

@@ -197,7 +197,7 @@ class Streamer {
   }
 
  private:
-  static constexpr bool loads_early = output != Output::elements || plain;  // else there are no registers for that
+  static constexpr bool loads_early = output != Output::elements;  // which has no registers for that
 
   __device__ __forceinline__ int slot_of(unsigned number) const {
     return static_cast<int>((number >> params_.items_log2) % stream_task_slots);

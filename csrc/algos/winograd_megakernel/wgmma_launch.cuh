@@ -130,10 +130,12 @@ void launch_kernel(const Params<T>& params, const StreamMaps& maps, const CudaPl
 template <Output output, typename T>
 void launch(const Params<T>& params, const StreamMaps& maps, const CudaPlan& plan, int processors,
             cudaStream_t stream) {
-  if (params.epilogue.residual != nullptr || params.epilogue.activate.is_silu) {
-    return launch_kernel<output, false>(params, maps, plan, processors, stream);
+  if constexpr (output != Output::elements) {
+    if (params.epilogue.residual == nullptr && !params.epilogue.activate.is_silu) {
+      return launch_kernel<output, true>(params, maps, plan, processors, stream);
+    }
   }
-  launch_kernel<output, true>(params, maps, plan, processors, stream);
+  launch_kernel<output, false>(params, maps, plan, processors, stream);
 }
 
 template <typename T>
