@@ -24,7 +24,7 @@ namespace fastconv {
 // integers using multiplication", 1994, figure 4.1; as device/fast_divide.h, but constexpr.)
 class Divisor {
  public:
-  constexpr Divisor(std::int32_t value) : value_(value) {
+  constexpr Divisor(std::int32_t value = 1) : value_(value) {
     const auto divisor = static_cast<std::uint64_t>(value);
     if (value <= 0) return;  // nobody divides by it
     while ((std::uint64_t{1} << shift_) < divisor) ++shift_;
