@@ -129,6 +129,11 @@ py::array_t<std::int32_t> sequence_of(std::int32_t count, TaskOf&& task_of) {
   return table;
 }
 
+template <Divisor TaskMap::* member>
+std::int32_t number(const TaskMap& map) {
+  return map.*member;
+}
+
 void bind_task_map(py::module_& module) {
   py::class_<TaskMap>(module, "TaskMap")
       .def(py::init(&make_map), py::arg("tiles"), py::arg("c"), py::arg("k"), py::arg("group_tiles"), py::arg("input"),
@@ -139,16 +144,16 @@ void bind_task_map(py::module_& module) {
       .def_readonly("k", &TaskMap::k)
       .def_readonly("groups", &TaskMap::groups)
       .def_readonly("n_f", &TaskMap::n_f)
-      .def_readonly("s_i", &TaskMap::s_i)
-      .def_readonly("s_g", &TaskMap::s_g)
-      .def_readonly("s_o", &TaskMap::s_o)
+      .def_property_readonly("s_i", number<&TaskMap::s_i>)
+      .def_property_readonly("s_g", number<&TaskMap::s_g>)
+      .def_property_readonly("s_o", number<&TaskMap::s_o>)
       .def_readonly("last_s_i", &TaskMap::last_s_i)
       .def_readonly("last_s_o", &TaskMap::last_s_o)
-      .def_readonly("m", &TaskMap::m)
+      .def_property_readonly("m", number<&TaskMap::m>)
       .def_readonly("lead", &TaskMap::lead)
       .def_readonly("delay", &TaskMap::delay)
-      .def_readonly("v_groups", &TaskMap::v_groups)
-      .def_readonly("m_groups", &TaskMap::m_groups)
+      .def_property_readonly("v_groups", number<&TaskMap::v_groups>)
+      .def_property_readonly("m_groups", number<&TaskMap::m_groups>)
       .def("__len__", &TaskMap::size)
       .def("arguments", &arguments_of, "What the map was made from, to make a similar one.")
       .def("targets",

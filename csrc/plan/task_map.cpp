@@ -70,6 +70,7 @@ TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const 
       mapping.bounded ? std::min(groups, (lead - 1) / s_i + 1 + m * (1 + batches_of(mapping.d_ig))) : groups;
   const std::int64_t m_groups = mapping.bounded ? std::min(groups, m * (delay + 1 + batches_of(mapping.d_go))) : groups;
 
+  const std::int64_t batches = divide_up(groups, m);
   const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
   return {.shapes = shapes,
           .mapping = mapping,
@@ -88,7 +89,16 @@ TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const 
           .lead = narrow(lead),
           .delay = narrow(delay),
           .v_groups = narrow(v_groups),
-          .m_groups = narrow(m_groups)};
+          .m_groups = narrow(m_groups),
+          .last_batch = narrow(batches - 1),
+          .last_m = narrow(groups - (batches - 1) * m),
+          .batch_gemms = narrow(m * s_g),
+          .filter_blocks = narrow(divide_up(k, shapes.gemm_filters)),
+          .filter_rows = narrow(divide_up(k, std::max(1, shapes.filter_filters))),
+          .input_rows = narrow(divide_up(whole, shapes.input_tiles)),
+          .last_input_rows = narrow(divide_up(last, shapes.input_tiles)),
+          .output_rows = narrow(divide_up(whole, shapes.output_tiles)),
+          .last_output_rows = narrow(divide_up(last, shapes.output_tiles))};
 }
 
 std::vector<Task> list_tasks(const TaskMap& map) {
@@ -103,16 +113,17 @@ std::vector<Task> list_tasks(const TaskMap& map) {
   };
   for (std::int32_t i = 0; i < map.n_f; ++i) list.push_back({TaskKind::filter, 0, i});
   emit_inputs(map.lead);
+  const std::int64_t slots = map.s_g;  // of a batch
   // For `delay` batches ITrans and GEMM; then, while ITrans tasks remain, all three; then GEMM and OTrans.
   const std::int64_t batch_inputs = std::int64_t{map.m} * map.s_i, batch_outputs = std::int64_t{map.m} * map.s_o;
   for (std::int32_t batch = 0; batch < map.batches(); ++batch) {
-    for (std::int32_t block = 0; block < map.s_g; ++block) {
-      emit_inputs(map.lead + batch * batch_inputs + batch_inputs * (block + 1) / map.s_g);
+    for (std::int32_t block = 0; block < slots; ++block) {
+      emit_inputs(map.lead + batch * batch_inputs + batch_inputs * (block + 1) / slots);
       for (std::int32_t i = 0; i < map.groups_of(batch); ++i) {
         list.push_back({TaskKind::gemm, batch * map.m + i, block});
       }
       if (batch >= map.delay) {
-        emit_outputs((batch - map.delay) * batch_outputs + batch_outputs * (block + 1) / map.s_g);
+        emit_outputs((batch - map.delay) * batch_outputs + batch_outputs * (block + 1) / slots);
       }
     }
   }

@@ -19,6 +19,32 @@
 
 namespace fastconv {
 
+// A number by which others, not negative and below 2^30, are divided: by a multiplication and a shift, where a division
+// has some 20 instructions, and the search for a task a dozen of them. (Granlund and Montgomery, "Division by invariant
+// integers using multiplication", 1994, figure 4.1; as device/fast_divide.h, but constexpr.)
+class Divisor {
+ public:
+  constexpr Divisor(std::int32_t value = 1) : value_(value) {
+    const auto divisor = static_cast<std::uint64_t>(value);
+    if (value <= 0) return;  // nobody divides by it
+    while ((std::uint64_t{1} << shift_) < divisor) ++shift_;
+    factor_ = static_cast<std::uint32_t>((((std::uint64_t{1} << shift_) - divisor) << 32) / divisor + 1);
+  }
+  constexpr operator std::int32_t() const { return value_; }
+  friend constexpr std::int32_t operator/(std::int32_t number, const Divisor& divisor) {
+    const auto value = static_cast<std::uint32_t>(number);
+    const auto high = static_cast<std::uint32_t>((static_cast<std::uint64_t>(value) * divisor.factor_) >> 32);
+    return static_cast<std::int32_t>((high + value) >> divisor.shift_);
+  }
+  friend constexpr std::int32_t operator%(std::int32_t number, const Divisor& divisor) {
+    return number - number / divisor * divisor.value_;
+  }
+
+ private:
+  std::int32_t value_;
+  std::uint32_t factor_ = 0, shift_ = 0;
+};
+
 enum class TaskKind : std::int32_t { filter, input, gemm, output };
 const char* name_of(TaskKind kind);
 
@@ -69,24 +95,36 @@ struct TaskMap {
   Mapping mapping;
   std::int32_t tiles, c, k, frequencies;  // T, C, K, alpha^2
   std::int32_t groups;                    // N_G
-  std::int32_t n_f, s_i, s_g, s_o;        // S_*: of a whole group
-  std::int32_t last_s_i, last_s_o;        // of the last group; its S_G is that of any other
-  std::int32_t m;                         // groups of a batch: their GEMM tasks of one filter block stand in a row
-  std::int32_t lead;                      // ITrans tasks before the first GEMM task's: M S_I + D_IG
-  std::int32_t delay;                     // batches from GEMM to OTrans: 1 + ceil(D_GO / (M (S_I + S_G)))
-  std::int32_t v_groups, m_groups;        // groups that the buffers of V and M hold; group g uses place g % v_groups
+  std::int32_t n_f;
+  Divisor s_i, s_g, s_o;            // S_*: of a whole group
+  std::int32_t last_s_i, last_s_o;  // of the last group; its S_G is that of any other
+  Divisor m;                        // groups of a batch: their GEMM tasks of one filter block stand in a row
+  std::int32_t lead;                // ITrans tasks before the first GEMM task's: M S_I + D_IG
+  std::int32_t delay;               // batches from GEMM to OTrans: 1 + ceil(D_GO / (M (S_I + S_G)))
+  Divisor v_groups, m_groups;       // groups that the buffers of V and M hold; group g uses place g % v_groups
 
-  constexpr std::int32_t batches() const { return divide_up(groups, m); }
+  // What follows from those, so that nothing but the guess of stream_task() divides.
+  std::int32_t last_batch;
+  Divisor last_m;                                                                   // groups of the last batch
+  Divisor batch_gemms;                                                              // M S_G
+  Divisor filter_blocks;                                                            // of GEMM tasks
+  Divisor filter_rows, input_rows, last_input_rows, output_rows, last_output_rows;  // blocks of rows: extent()
+
+  constexpr std::int32_t batches() const { return last_batch + 1; }
   constexpr std::int32_t inputs() const { return (groups - 1) * s_i + last_s_i; }
   constexpr std::int32_t gemms() const { return groups * s_g; }
   constexpr std::int32_t outputs() const { return (groups - 1) * s_o + last_s_o; }
   constexpr std::int32_t size() const { return n_f + inputs() + gemms() + outputs(); }
-  constexpr std::int32_t inputs_of(std::int32_t group) const { return group == groups - 1 ? last_s_i : s_i; }
-  constexpr std::int32_t outputs_of(std::int32_t group) const { return group == groups - 1 ? last_s_o : s_o; }
+  constexpr std::int32_t inputs_of(std::int32_t group) const {
+    return group == groups - 1 ? last_s_i : std::int32_t{s_i};
+  }
+  constexpr std::int32_t outputs_of(std::int32_t group) const {
+    return group == groups - 1 ? last_s_o : std::int32_t{s_o};
+  }
   constexpr std::int32_t tiles_of(std::int32_t group) const {
     return least(shapes.group_tiles, tiles - group * shapes.group_tiles);
   }
-  constexpr std::int32_t groups_of(std::int32_t batch) const { return least(m, groups - batch * m); }
+  constexpr const Divisor& groups_of(std::int32_t batch) const { return batch == last_batch ? last_m : m; }
 
   // The map is a row of slots (batch, block), batch by batch: some ITrans tasks, the M GEMM tasks of the filter block,
   // some OTrans tasks; each kind in the order of its groups. How many tasks of a kind stand before a slot says all:
@@ -137,7 +175,8 @@ struct TaskMap {
   // the order of the map. Each sequence has a ticket of its own.
 
   constexpr Task gemm_task(std::int32_t number) const {  // 0 <= number < gemms()
-    const std::int32_t batch = number / (m * s_g), rest = number - batch * m * s_g, row = groups_of(batch);
+    const std::int32_t batch = number / batch_gemms, rest = number - batch * batch_gemms;
+    const Divisor& row = groups_of(batch);
     return {TaskKind::gemm, batch * m + rest % row, rest / row};
   }
   constexpr std::int32_t streams() const { return size() - gemms(); }
@@ -178,7 +217,7 @@ struct TaskMap {
   constexpr std::int32_t target(std::int32_t counter) const {
     if (counter == 0) return n_f;
     const std::int32_t group = (counter - 1) / 3, stage = (counter - 1) % 3;
-    return stage == 0 ? inputs_of(group) : stage == 1 ? s_g : outputs_of(group);
+    return stage == 0 ? inputs_of(group) : stage == 1 ? std::int32_t{s_g} : outputs_of(group);
   }
   constexpr Signals signals(const Task& task) const {
     const std::int32_t g = task.group, input = counter_of(TaskKind::input, g), gemm = input + 1, output = input + 2;
@@ -209,14 +248,15 @@ struct TaskMap {
   // What a task covers. Neighbouring ITrans tasks are neighbouring tiles of the same channels: they share halo rows.
   constexpr Extent extent(const Task& task) const {
     const std::int32_t group_size = tiles_of(task.group);
+    const bool last = task.group == groups - 1;
     switch (task.kind) {
       case TaskKind::filter:
-        return blocks(task.index, k, shapes.filter_filters, c, shapes.filter_channels, frequencies);
+        return blocks(task.index, filter_rows, k, shapes.filter_filters, c, shapes.filter_channels, frequencies);
       case TaskKind::input:
-        return blocks(task.index, group_size, shapes.input_tiles, c, shapes.input_channels, frequencies);
+        return blocks(task.index, last ? last_input_rows : input_rows, group_size, shapes.input_tiles, c,
+                      shapes.input_channels, frequencies);
       case TaskKind::gemm: {
         // Filters fastest: tasks of one group in a row read the same part of V.
-        const std::int32_t filter_blocks = divide_up(k, shapes.gemm_filters);
         const std::int32_t filter = task.index % filter_blocks * shapes.gemm_filters;
         const std::int32_t frequency = task.index / filter_blocks * shapes.gemm_frequencies;
         return {0,         group_size,
@@ -225,12 +265,12 @@ struct TaskMap {
       }
       case TaskKind::output: break;
     }
-    return blocks(task.index, group_size, shapes.output_tiles, k, shapes.output_filters, frequencies);
+    return blocks(task.index, last ? last_output_rows : output_rows, group_size, shapes.output_tiles, k,
+                  shapes.output_filters, frequencies);
   }
 
  private:
   static constexpr std::int32_t least(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
-  static constexpr std::int32_t divide_up(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
   // The largest i in [0, count) that holds; 0 does, and those that do come first.
   template <typename Holds>
   static constexpr std::int32_t last_before(std::int32_t count, Holds&& holds) {
@@ -241,9 +281,9 @@ struct TaskMap {
     }
     return low;
   }
-  static constexpr Extent blocks(std::int32_t index, std::int32_t rows, std::int32_t row_block, std::int32_t columns,
-                                 std::int32_t column_block, std::int32_t frequencies) {
-    const std::int32_t row_blocks = divide_up(rows, row_block);
+  static constexpr Extent blocks(std::int32_t index, const Divisor& row_blocks, std::int32_t rows,
+                                 std::int32_t row_block, std::int32_t columns, std::int32_t column_block,
+                                 std::int32_t frequencies) {
     const std::int32_t row = index % row_blocks * row_block, column = index / row_blocks * column_block;
     return {row, least(row_block, rows - row), column, least(column_block, columns - column), 0, frequencies};
   }

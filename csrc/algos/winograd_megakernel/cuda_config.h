@@ -20,13 +20,14 @@ constexpr int chunk_channels = 64;                   // that share a tile's scal
 constexpr int operand_bytes = unit_tiles * 128;      // of a stage, what a product loads at once: rows of 64 halves
 constexpr int segment_values = 64;                   // of M: some tiles x some filters
 constexpr int output_filters = 64;                   // of a transform task
+constexpr int least_items = 8;                       // of a transform task: Form::items, or as many
 
 // How numbers are kept between the stages.
 struct Form {
   int parts;          // halves of a value of V or U: lo and hi, or one. So many stages has a chunk
   int product_bytes;  // of a value of M
   int segment_tiles, segment_filters;
-  int items;  // of a transform task: tiles, or segments of M
+  int items;  // of a transform task, at most: tiles, or segments of M
   int units;  // stages of one operand that shared memory holds
 
   constexpr int stage_channels() const { return chunk_channels / parts; }
@@ -75,39 +76,43 @@ inline std::size_t turned_input_bytes(const ConvProblem& problem) {
   return align_bytes(problem.n * problem.h * problem.w * problem.c * static_cast<std::int64_t>(size_of(problem.dtype)));
 }
 
-// Many groups of long products: then a block takes two tasks of the transforms at a time, else one.
-constexpr bool has_many_groups(std::int64_t groups, std::int64_t chunks) { return groups > 64 && chunks >= 4; }
-
 // Throws InvalidArgument if the map has too many tasks.
 inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& device,
                                const Instruments& instruments = {}) {
   const std::int64_t tiles = problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4);
   const Form form = form_of(problem.dtype);
+  // Few items for each streaming warp: small tasks, which spread them better; else large ones, which cost less.
+  const std::int64_t all_items = tiles * (problem.c + problem.k) / chunk_channels;
+  const bool small = all_items < 24 * 8 * static_cast<std::int64_t>(device.processors);
+  const std::int32_t items = small ? least_items : form.items;
   const TaskShapes shapes{.group_tiles = unit_tiles,
                           .filter_filters = 0,  // pack_weight() transforms them
                           .filter_channels = 0,
-                          .input_tiles = form.items,
+                          .input_tiles = items,
                           .input_channels = chunk_channels,
                           .gemm_frequencies = 1,
                           .gemm_filters = unit_filters,
-                          .output_tiles = form.items * segment_values / output_filters,
+                          .output_tiles = items * segment_values / output_filters,
                           .output_filters = output_filters};
-  // Distances: more than what is under way in all blocks. M: U is read once per batch, but a map of two batches
-  // overlaps little, and the last batch should not be a small one. (Measured: docs/performance.md.)
-  const auto processors = static_cast<std::int32_t>(device.processors);
+  // All inputs first, up to 1.5 GB of V: beside products they take longer than they save. D_GO: more than what is under
+  // way in all blocks. M: U is read once per batch, but a map of two batches overlaps little, and the last batch should
+  // not be a small one. (Measured: docs/performance.md.)
+  constexpr std::int64_t most_ahead = 20000;
+  const CudaWeights weights = make_cuda_weights(problem);
+  const std::int64_t inputs = (tiles + items - 1) / items * weights.chunks;
   const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
-  const bool many = has_many_groups(groups, make_cuda_weights(problem).chunks);
+  const auto processors = static_cast<std::int32_t>(device.processors);
   const bool halves = form.parts == 1;
-  const std::int32_t few_groups = halves ? 4 : 3, some_groups = halves ? 8 : 5;
-  const Mapping mapping{.d_ig = 3 * processors,
-                        .d_go = halves ? processors * 9 / 8 : processors * 9 / (many ? 4 : 16),
-                        .m = groups <= 8    ? few_groups
-                             : groups <= 64 ? some_groups
-                                            : 8,
+  const Mapping mapping{.d_ig = static_cast<std::int32_t>(std::min(inputs, most_ahead)),
+                        .d_go = halves ? processors * 9 / (groups <= 8 ? 8 : 2) : processors * 9 / 16,
+                        .m = groups <= 8                            ? 3
+                             : groups <= 64                         ? 5
+                             : !halves && weights.filter_blocks > 1 ? 3
+                                                                    : 8,
                         .bounded = true};
   return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes,
                                instruments.mapping(mapping)),
-          .weights = make_cuda_weights(problem),
+          .weights = weights,
           .instruments = instruments};
 }
 

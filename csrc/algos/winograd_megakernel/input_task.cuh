@@ -68,19 +68,23 @@ __device__ __forceinline__ float transform_columns(const T* patch, Values (&valu
   return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
 }
 
-// A warp. patch: of its channels, [36][64], from the lane's first; not needed afterwards. Returns the tile's scale.
+// A warp. patch: of its channels, [36][64], from the lane's first, loaded here if no copy could; not needed afterwards.
+// Returns the tile's scale.
 template <typename T>
 __device__ __forceinline__ float begin_input(const Params<T>& params, const StreamItem& item, T* patch,
                                              Values (&values)[6][6]) {
   int prescale = 0;
+  bool loads = !params.boxes;
   float largest;
 #pragma unroll 1
   while (true) {
+    if (loads) {
+      load_patch(params, item, patch, power_of_two(prescale));
+      hopper::fence_copies();  // the next patch comes by a copy
+    }
     largest = transform_columns(patch, values);
     if (!(largest > 0x1p120f) || prescale != 0) break;
-    prescale = -8;  // the transform may have overflown
-    load_patch(params, item, patch, power_of_two(prescale));
-    hopper::fence_copies();  // the next patch comes by a copy
+    prescale = -8, loads = true;  // the transform may have overflown
   }
   const int exponent = scale_exponent(largest, input_target_exponent);
   const int fitting = !is_split<T> && largest == 0.0f ? zero_exponent : exponent + prescale;

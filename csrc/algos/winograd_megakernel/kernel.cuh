@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(threads<T>, 1)
   const bool leads = threadIdx.x % 32 == 0;
   if (threadIdx.x == 0) {
     shared.products.init();
-    shared.stream.init();
+    shared.stream.init(params.items());
     hopper::barrier_init_fence();
   }
   __syncthreads();
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(threads<T>, 1)
   if (warp == 0) {
     if (leads) Loader<T>(params, shared.products).run();
   } else if (warp == 1) {
-    Dispatcher<T>(params, shared.stream).run();
+    if (leads) Dispatcher<T>(params, shared.stream).run();
   } else if (warp == 2) {
     if (leads) publish(params, shared.products, shared.stream);
   } else {

@@ -7,20 +7,6 @@ namespace fastconv::algos::winograd_megakernel {
 
 constexpr int product_task_slots = 16, multiplying_warps = 8;
 
-// Where stages lie in the ring. Where U's block of 128 filters fits, it stays for all the tasks in a row that use it: a
-// third of the operands' traffic less, or half.
-struct ProductRing {
-  int slots;     // of the ring
-  int resident;  // units of U in front of it; 0: U comes with V, stage by stage
-
-  static constexpr int least_slots = 4;
-  static __host__ __device__ ProductRing of(int stages, int units) {
-    return stages + least_slots <= units ? ProductRing{units - stages, stages} : ProductRing{units / 2, 0};
-  }
-  __device__ __forceinline__ int v_unit(int slot) const { return resident > 0 ? resident + slot : 2 * slot; }
-  __device__ __forceinline__ int u_unit(int slot, int stage) const { return resident > 0 ? stage : 2 * slot + 1; }
-};
-
 struct ProductTask {
   const char* v;         // [stages][128 tiles][64]
   const char* u;         // [stages][128 filters][64]
@@ -150,7 +136,7 @@ class Scout {
     bool common = true;
     if constexpr (!is_split<T>) common = __ldcg(params_.own_scales + params_.map.gemm_task(number).group) == 0;
     await_loader();
-    record_begin(params_, number, number, [this](int number) { return params_.map.gemm_task(number); });
+    if (params_.trace.records != nullptr) record_begin(params_, number, number, params_.map.gemm_task(number));
     shared_.tasks[tasks_ % product_task_slots] = pending.product;
     if constexpr (!is_split<T>) shared_.common[tasks_ % product_task_slots] = common;
     hopper::arrive(shared_address(&shared_.found));
@@ -169,7 +155,7 @@ template <typename T>
 class Loader {
  public:
   __device__ __forceinline__ Loader(const Params<T>& params, ProductStorage<T>& shared)
-      : params_(params), shared_(shared), ring_(ProductRing::of(params.stages(), form<T>.units)) {}
+      : params_(params), shared_(shared), ring_(params.ring) {}
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1

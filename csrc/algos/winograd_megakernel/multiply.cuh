@@ -18,7 +18,7 @@ class Multiplier {
   __device__ __forceinline__ Multiplier(const Params<T>& params, ProductStorage<T>& shared, int warpgroup)
       : params_(params),
         shared_(shared),
-        ring_(ProductRing::of(params.stages(), form<T>.units)),
+        ring_(params.ring),
         warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {

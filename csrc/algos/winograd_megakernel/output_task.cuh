@@ -23,22 +23,59 @@ __device__ __forceinline__ void begin_output(const E* patch, Values (&values)[6]
 }
 
 // A warp: a lane has a tile and two neighbouring filters.
+template <typename T>
+struct OutputLane {
+  static constexpr int lanes = 32 / form<T>.segment_tiles, pieces = form<T>.segment_filters / 8;  // of a tile
+  int tile, k;
+  bool first, second;  // whether the filters exist
+
+  __device__ __forceinline__ OutputLane(const Params<T>& params, const StreamItem& item) {
+    const int lane = thread<T>() % 32;
+    tile = item.tile + lane / lanes;
+    k = item.channel + lane % pieces * 8 + lane / pieces % 4 * 2;
+    first = lane / lanes < item.tiles && k < params.k, second = first && k + 1 < params.k;
+  }
+};
+
+// What a lane needs beside M, asked for early.
+struct OutputScales {
+  int exponent;          // of the tile's products; a part of its chunks, until all lanes have been asked
+  int filter_exponents;  // both, 16 bits each: registers are scarce
+  float bias[2];
+};
+template <typename T>
+__device__ __forceinline__ OutputScales load_scales(const Params<T>& params, const StreamItem& item) {
+  const OutputLane<T> its(params, item);
+  constexpr int lanes = OutputLane<T>::lanes;
+  const int lane = thread<T>() % 32;
+  // The exponent to which the tile's products were brought: that of its largest channels, so the least.
+  OutputScales scales;
+  scales.exponent = 127;
+  if (lane / lanes < item.tiles) {
+    const int* exponents = params.tile_exponents + static_cast<std::int64_t>(its.tile) * params.chunks;
+#pragma unroll 2
+    for (int i = lane % lanes; i < params.chunks; i += lanes) {
+      scales.exponent = min(scales.exponent, __ldcg(exponents + i));
+    }
+  }
+  scales.bias[0] = its.first ? params.epilogue.bias_of(its.k) : 0.0f;
+  scales.bias[1] = its.second ? params.epilogue.bias_of(its.k + 1) : 0.0f;
+  const int first = its.first ? params.filter_exponents[its.k] : 0;
+  const int second = its.second ? params.filter_exponents[its.k + 1] : 0;
+  scales.filter_exponents = (first & 0xffff) | second << 16;
+  return scales;
+}
+
 template <typename T, Output output, bool plain>
 __device__ __forceinline__ void finish_output(const Params<T>& params, const StreamItem& item,
-                                              const Values (&values)[6][6]) {
-  constexpr int lanes = 32 / form<T>.segment_tiles, pieces = form<T>.segment_filters / 8;  // of a tile; see params.cuh
-  const int lane = thread<T>() % 32, tile = item.tile + lane / lanes;
-  const int k = item.channel + lane % pieces * 8 + lane / pieces % 4 * 2;
-  const bool first = lane / lanes < item.tiles && k < params.k, second = first && k + 1 < params.k;
-  // The exponent to which the tile's products were brought: that of its largest channels, so the least.
-  int exponent = 127;
-  if (lane / lanes < item.tiles) {
-    const int* exponents = params.tile_exponents + static_cast<std::int64_t>(tile) * params.chunks;
-#pragma unroll 2
-    for (int i = lane % lanes; i < params.chunks; i += lanes) exponent = min(exponent, __ldcg(exponents + i));
-  }
-  const float bias[2] = {first ? params.epilogue.bias_of(k) : 0.0f, second ? params.epilogue.bias_of(k + 1) : 0.0f};
-  const int filter_exponents[2] = {first ? params.filter_exponents[k] : 0, second ? params.filter_exponents[k + 1] : 0};
+                                              const OutputScales& scales, const Values (&values)[6][6]) {
+  const OutputLane<T> its(params, item);
+  const int tile = its.tile, k = its.k;
+  const bool first = its.first, second = its.second;
+  constexpr int lanes = OutputLane<T>::lanes;
+  int exponent = scales.exponent;
+  const auto& bias = scales.bias;
+  const int filter_exponents[2] = {static_cast<short>(scales.filter_exponents), scales.filter_exponents >> 16};
 #pragma unroll
   for (int other = 1; other < lanes; other *= 2)
     exponent = min(exponent, __shfl_xor_sync(0xffffffffu, exponent, other));
@@ -97,12 +134,12 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
         }
       }
     } else {
+      const int width = i < rows ? columns : 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (i >= rows || j >= columns) continue;
         if constexpr (output == Output::pairs) {
-          store_pair_past(y + j * pixel, result[j]);  // the L2 cache has V and M to keep
-        } else {
+          store_pair_past(j, width, y + j * pixel, result[j]);  // the L2 cache has V and M to keep
+        } else if (j < width) {
           y[j * pixel] = from_float<T>(result[j].e[0]);
           if (second) y[j * pixel + filter] = from_float<T>(result[j].e[1]);
         }

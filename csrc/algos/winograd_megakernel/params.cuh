@@ -51,6 +51,20 @@ constexpr __host__ __device__ int segment_at(int tile, int filter) {
   return (tile / 16 * (unit_filters / filters) + filter / filters) * of_16_tiles + tile / tiles % of_16_tiles;
 }
 
+// Where stages lie in the ring. Where U's block of 128 filters fits, it stays for all the tasks in a row that use it: a
+// third of the operands' traffic less, or half.
+struct ProductRing {
+  int slots;     // of the ring
+  int resident;  // units of U in front of it; 0: U comes with V, stage by stage
+
+  static constexpr int least_slots = 4;
+  static ProductRing of(int stages, int units) {
+    return stages + least_slots <= units ? ProductRing{units - stages, stages} : ProductRing{units / 2, 0};
+  }
+  __device__ __forceinline__ int v_unit(int slot) const { return resident > 0 ? resident + slot : 2 * slot; }
+  __device__ __forceinline__ int u_unit(int slot, int stage) const { return resident > 0 ? stage : 2 * slot + 1; }
+};
+
 template <typename T>
 struct Params {
   TaskMap map;
@@ -71,11 +85,14 @@ struct Params {
   bool boxes;                                      // x can be copied as a tensor
   int tiles_p, tiles_q;
   int chunks, filter_blocks;
-  int product_grab, stream_grab;  // tickets that a block takes at once, up to 32: GEMM tasks, others
+  ProductRing ring;
+  int product_grab;  // tickets of GEMM tasks that a block takes at once, up to 32
+  int items_log2;    // items of a transform task
   FastDivide by_tiles_q, by_tiles_p;
   unsigned delay;   // tests: a mask of ns by which tasks are delayed at random
   int* own_scales;  // half types: [groups], 0 as long as all V of a group has the common scale (values.cuh)
 
+  __host__ __device__ int items() const { return 1 << items_log2; }
   __host__ __device__ int stages() const { return form<T>.parts * chunks; }
   __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * stages() * operand_bytes; }
   __host__ __device__ std::int64_t m_place() const {
@@ -168,11 +185,10 @@ __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap
       : "memory");
 }
 
-// A task's waits are over. task_of(ticket) is asked only if there is something to record.
-template <typename T, typename TaskOf>
-__device__ __forceinline__ void record_begin(const Params<T>& params, int row, int ticket, TaskOf&& task_of) {
+// A task's waits are over.
+template <typename T>
+__device__ __forceinline__ void record_begin(const Params<T>& params, int row, int ticket, const Task& task) {
   if (params.trace.records == nullptr) return;
-  const Task task = task_of(ticket);
   const bool gemm = task.kind == TaskKind::gemm;
   params.trace.begin(row, static_cast<int>(task.kind), task.group, task.index, ticket, gemm ? 0 : 1);
 }

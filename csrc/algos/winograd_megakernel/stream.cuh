@@ -1,6 +1,6 @@
-// The streaming side of a block: one warp hands out transforms, four run them.
+// The streaming side of a block: one thread hands out transforms, four or eight warps run them.
 //
-// The dispatching warp takes tickets, finds their tasks and waits for what they read. A streaming warp takes items, a
+// The dispatching thread takes tickets, finds their tasks and waits for what they read. A streaming warp takes items, a
 // tile or a segment of M each, and copies the next one's values into its buffer as soon as it has this one's in
 // registers, so that memory works while it transforms and stores.
 #pragma once
@@ -16,17 +16,17 @@ constexpr int patch_elements = 36 * chunk_channels;
 
 template <typename T>
 struct StreamControl {
-  static_assert(streaming_warps<T> <= form<T>.items);  // a warp takes one item of the last task, which says so
+  static_assert(streaming_warps<T> <= least_items);  // a warp takes one item of the last task, which says so
   std::uint64_t full[streaming_warps<T>];
   std::uint64_t ready[stream_task_slots], done[stream_task_slots], reusable[stream_task_slots];
   StreamTask tasks[stream_task_slots];
-  int next;  // item to be taken next: form<T>.items of each task, whether they exist or not
+  int next;  // item to be taken next: Params::items() of each task, whether they exist or not
 
-  __device__ __forceinline__ void init() {
+  __device__ __forceinline__ void init(int items) {
     for (int i = 0; i < streaming_warps<T>; ++i) hopper::barrier_init(shared_address(&full[i]), 1);
     for (int i = 0; i < stream_task_slots; ++i) {
       hopper::barrier_init(shared_address(&ready[i]), 1);
-      hopper::barrier_init(shared_address(&done[i]), form<T>.items);
+      hopper::barrier_init(shared_address(&done[i]), items);
       hopper::barrier_init(shared_address(&reusable[i]), 1);
     }
     next = 0;
@@ -50,14 +50,16 @@ __device__ __forceinline__ bool is_input(const StreamItem& item) {
   return item.kind == static_cast<int>(TaskKind::input);
 }
 template <typename T>
-__device__ __forceinline__ StreamItem describe(const StreamTask& task, int index) {
-  constexpr int rows = form<T>.items / form<T>.segments_in_a_row();
+__device__ __forceinline__ StreamItem describe(const StreamTask& task, int items_log2, int index) {
+  constexpr int columns_log2 = form<T>.segments_in_a_row() == 4 ? 2 : 1;
+  static_assert(form<T>.segments_in_a_row() == 1 << columns_log2);
+  const int rows_log2 = items_log2 - columns_log2;
   StreamItem item;
   item.kind = task.kind;
   item.place = task.place;
   // An output task has rows of segments.
-  const int first_tile = is_input(item) ? index : index % rows * form<T>.segment_tiles;
-  const int first_filter = is_input(item) ? 0 : index / rows * form<T>.segment_filters;
+  const int first_tile = is_input(item) ? index : (index & ((1 << rows_log2) - 1)) * form<T>.segment_tiles;
+  const int first_filter = is_input(item) ? 0 : (index >> rows_log2) * form<T>.segment_filters;
   item.tiles = first_filter < task.channels ? max(0, task.tiles - first_tile) : 0;
   item.tile = task.tile + first_tile;
   item.row = task.row + first_tile;
@@ -70,7 +72,7 @@ __device__ __forceinline__ int segment_of(const StreamItem& item) {
          segment_at<T>(item.row, item.channel % unit_filters);
 }
 
-// All lanes of one warp; lane i works on the i-th of the tickets that are taken at once.
+// One thread.
 template <typename T>
 class Dispatcher {
  public:
@@ -79,64 +81,46 @@ class Dispatcher {
 
   __device__ __forceinline__ void run() {
     const TaskMap& map = params_.map;
-    const int lane = threadIdx.x % 32, streams = map.streams(), grab = params_.stream_grab;
-    int* ticket = params_.tickets + ticket_stride;
-    int next = 0;
-    if (lane == 0) next = atomicAdd(ticket, grab);
+    const int streams = map.streams();
+    int* const ticket = params_.tickets + ticket_stride;
+    int next = atomicAdd(ticket, 1);
 #pragma unroll 1
-    while (true) {
-      const int first = __shfl_sync(0xffffffffu, next, 0);
-      if (first >= streams) break;
-      if (lane == 0) next = atomicAdd(ticket, grab);  // nobody needs it before the next turn
-      const int number = first + lane;
-      StreamTask task{};
-      CounterWait wait{};
-      bool ready = false;
-      if (lane < grab && number < streams) {
-        const Task its = map.stream_task(number);
-        const Extent extent = map.extent(its);
-        // An input task waits until the products have read what had its place in V, an output task for its products.
-        const bool input = its.kind == TaskKind::input;
-        wait = wait_for(params_, TaskKind::gemm, input ? its.group - map.v_groups : its.group, map.s_g);
-        ready = wait.is_over();
-        task.kind = static_cast<int>(its.kind);
-        task.tile = its.group * unit_tiles + extent.first_tile;
-        task.tiles = extent.tiles;
-        task.row = extent.first_tile;
-        task.channel = extent.first_channel, task.channels = extent.channels;
-        task.place = its.group % (input ? map.v_groups : map.m_groups);
-        task.counter = TaskMap::counter_of(its.kind, its.group);
-        task.number = number;
-      }
-      // In order: a later task may wait for what an earlier one brings.
-#pragma unroll 1
-      for (int i = 0; i < grab && first + i < streams; ++i, ++tasks_) {
-        if (lane == i) {
-          params_.trace.take(map.gemms() + task.number);
-          if (!ready) wait.template wait<role_dispatch>(params_.report);
-          fence_global_copies();  // M was written by ordinary stores
-          record_begin(params_, map.gemms() + task.number, task.number,
-                       [&map](int number) { return map.stream_task(number); });
-          hand_out(task);
-        }
-        __syncwarp();
-      }
+    while (next < streams) {
+      const int number = next;
+      next = atomicAdd(ticket, 1);  // nobody needs it before the next turn
+      const Task its = map.stream_task(number);
+      const Extent extent = map.extent(its);
+      const bool input = its.kind == TaskKind::input;
+      StreamTask task;
+      task.kind = static_cast<int>(its.kind);
+      task.tile = its.group * unit_tiles + extent.first_tile;
+      task.tiles = extent.tiles;
+      task.row = extent.first_tile;
+      task.channel = extent.first_channel, task.channels = extent.channels;
+      task.place = its.group % (input ? map.v_groups : map.m_groups);
+      task.counter = TaskMap::counter_of(its.kind, its.group);
+      task.number = number;
+      params_.trace.take(map.gemms() + number);
+      // An input task waits until the products have read what had its place in V, an output task for its products.
+      wait_for(params_, TaskKind::gemm, input ? its.group - map.v_groups : its.group, map.s_g)
+          .template wait<role_dispatch>(params_.report);
+      fence_global_copies();  // M was written by ordinary stores
+      record_begin(params_, map.gemms() + number, number, its);
+      hand_out(task);
     }
-    if (lane == 0) {
-      StreamTask end{};
-      end.kind = end.counter = -1;
-      const int slot = hand_out(end);
-      for (int i = 0; i < form<T>.items; ++i) hopper::arrive(shared_address(&control_.done[slot]));
-    }
+    StreamTask end{};
+    end.kind = end.counter = -1;
+    const int slot = hand_out(end);
+    for (int i = 0; i < params_.items(); ++i) hopper::arrive(shared_address(&control_.done[slot]));
   }
 
  private:
-  // One lane.
   __device__ __forceinline__ int hand_out(const StreamTask& task) {
     const int slot = static_cast<int>(tasks_ % stream_task_slots);
     wait_in_place<role_dispatch>(control_.reusable[slot], tasks_ / stream_task_slots & 1 ^ 1, params_.report);
     control_.tasks[slot] = task;
     hopper::arrive(shared_address(&control_.ready[slot]));
+    ++tasks_;
     return slot;
   }
 
@@ -172,16 +156,15 @@ class Streamer {
       delay_randomly(params_.delay);
       Values values[6][6];
       float scale = 0.0f;
+      OutputScales scales;
       {
         const StreamItem item = describe_number(number);
         if (item.kind < 0) break;
         if (item.tiles > 0) {
+          if (loads_early && !is_input(item)) scales = load_scales(params_, item);  // on their way while the copy is
           if (!is_input(item) || params_.boxes) {
             hopper::wait_in_place<kernel_winograd_megakernel, role_stream>(full_, parity, params_.report);
             parity ^= 1;
-          } else {
-            load_patch(params_, item, x_patch, 1.0f);
-            hopper::fence_copies();  // the next patch comes by a copy
           }
           if (is_input(item)) {
             scale = begin_input(params_, item, x_patch, values);
@@ -202,7 +185,8 @@ class Streamer {
           if (is_input(item)) {
             finish_input(params_, item, scale, values);
           } else {
-            finish_output<T, output, plain>(params_, item, values);
+            if (!loads_early) scales = load_scales(params_, item);
+            finish_output<T, output, plain>(params_, item, scales, values);
           }
         }
       }
@@ -213,11 +197,13 @@ class Streamer {
   }
 
  private:
-  static __device__ __forceinline__ int slot_of(unsigned number) {
-    return static_cast<int>(number / form<T>.items % stream_task_slots);
+  static constexpr bool loads_early = output != Output::elements;  // which has no registers for that
+
+  __device__ __forceinline__ int slot_of(unsigned number) const {
+    return static_cast<int>((number >> params_.items_log2) % stream_task_slots);
   }
-  static __device__ __forceinline__ unsigned parity_of(unsigned number) {
-    return number / (form<T>.items * stream_task_slots) & 1;
+  __device__ __forceinline__ unsigned parity_of(unsigned number) const {
+    return (number >> params_.items_log2) / stream_task_slots & 1;
   }
   __device__ __forceinline__ unsigned take() const {
     unsigned number = 0;
@@ -226,7 +212,8 @@ class Streamer {
   }
 
   __device__ __forceinline__ StreamItem describe_number(unsigned number) const {
-    return describe<T>(control_.tasks[slot_of(number)], static_cast<int>(number % form<T>.items));
+    return describe<T>(control_.tasks[slot_of(number)], params_.items_log2,
+                       static_cast<int>(number) & (params_.items() - 1));
   }
   // The copy of an item's values, by one lane.
   __device__ __forceinline__ void start(unsigned number) const {

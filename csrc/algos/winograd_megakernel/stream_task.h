@@ -1,4 +1,4 @@
-// A transform task as the dispatching warp hands it to the streaming warps.
+// A transform task as the dispatching thread hands it to the streaming warps.
 #pragma once
 
 namespace fastconv::algos::winograd_megakernel {
@@ -9,7 +9,8 @@ struct alignas(16) StreamTask {
   int row;                // of the first, in its group
   int channel, channels;  // the first channel or filter; how many
   int place;              // of the group, in V (ITrans) or M (OTrans)
-  int counter, number;    // to raise at the end; of the task, for the trace
+  int counter;            // to raise at the end
+  int number;             // of the task, for the trace
 };
 
 // What a warp does at a time: ITrans of one tile and 64 channels, or OTrans of a segment of M, 4 tiles and 16 filters.

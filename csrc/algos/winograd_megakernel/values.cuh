@@ -43,15 +43,30 @@ __device__ __forceinline__ void store_pair(T* target, const Values& values) {
   *reinterpret_cast<Aligned<T, 2>*>(target) = {from_float<T>(values.e[0]), from_float<T>(values.e[1])};
 }
 
-// Past the L2 cache.
-__device__ __forceinline__ void store_pair_past(float* target, const Values& values) {
-  __stcs(reinterpret_cast<float2*>(target), make_float2(values.e[0], values.e[1]));
+template <typename Pair>
+__device__ __forceinline__ std::uint32_t to_bits(Pair value) {
+  std::uint32_t bits;
+  static_assert(sizeof bits == sizeof value);
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
 }
-__device__ __forceinline__ void store_pair_past(half_t* target, const Values& values) {
-  __stcs(reinterpret_cast<half2*>(target), __floats2half2_rn(values.e[0], values.e[1]));
+
+// Past the L2 cache, if index < count: predicated, not branched around.
+__device__ __forceinline__ void store_bits_past(int index, int count, void* target, std::uint32_t bits) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %1, %2;\n@p st.global.cs.b32 [%0], %3;\n}" ::"l"(target), "r"(index),
+               "r"(count), "r"(bits)
+               : "memory");
 }
-__device__ __forceinline__ void store_pair_past(bfloat16_t* target, const Values& values) {
-  __stcs(reinterpret_cast<__nv_bfloat162*>(target), __floats2bfloat162_rn(values.e[0], values.e[1]));
+__device__ __forceinline__ void store_pair_past(int index, int count, float* target, const Values& values) {
+  asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %1, %2;\n@p st.global.cs.v2.f32 [%0], {%3, %4};\n}" ::"l"(target),
+               "r"(index), "r"(count), "f"(values.e[0]), "f"(values.e[1])
+               : "memory");
+}
+__device__ __forceinline__ void store_pair_past(int index, int count, half_t* target, const Values& values) {
+  store_bits_past(index, count, target, to_bits(__floats2half2_rn(values.e[0], values.e[1])));
+}
+__device__ __forceinline__ void store_pair_past(int index, int count, bfloat16_t* target, const Values& values) {
+  store_bits_past(index, count, target, to_bits(__floats2bfloat162_rn(values.e[0], values.e[1])));
 }
 
 // The powers of two to which the largest |d| of a raw tile and the largest |U| of a filter are brought: then
@@ -68,12 +83,5 @@ __device__ __forceinline__ int v_exponent(int fitting) {
   return (2 <= fitting && fitting <= 22) || fitting == zero_exponent ? common_exponent : fitting;
 }
 __device__ __forceinline__ int product_shift(int chunks) { return filter_target_exponent + 1 + 38 - __clz(chunks - 1); }
-
-__device__ __forceinline__ std::uint32_t to_bits(half2 value) {
-  std::uint32_t bits;
-  static_assert(sizeof bits == sizeof value);
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
 
 }  // namespace fastconv::algos::winograd_megakernel

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "algos/winograd_megakernel/kernel.cuh"
 #include "algos/winograd_megakernel/pack.cuh"
@@ -28,6 +29,7 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
   char* products = v + plan.v_bytes();
   char* exponents = products + plan.m_bytes();
   auto* tickets = reinterpret_cast<int*>(exponents + plan.exponent_bytes());
+  const ProductRing ring = ProductRing::of(as_int(plan.weights.stages()), form<T>.units);
   return {.map = plan.map,
           .x = x,
           .y = static_cast<T*>(args.y),
@@ -59,8 +61,9 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
           .tiles_q = as_int(tiles_q),
           .chunks = as_int(plan.weights.chunks),
           .filter_blocks = as_int(plan.weights.filter_blocks),
-          .product_grab = ProductRing::of(as_int(plan.weights.stages()), form<T>.units).resident > 0 ? plan.map.m : 1,
-          .stream_grab = has_many_groups(plan.map.groups, plan.weights.chunks) ? 2 : 1,
+          .ring = ring,
+          .product_grab = ring.resident > 0 ? std::int32_t{plan.map.m} : 1,
+          .items_log2 = std::countr_zero(static_cast<unsigned>(plan.map.shapes.input_tiles)),
           .by_tiles_q = FastDivide(static_cast<std::uint32_t>(tiles_q)),
           .by_tiles_p = FastDivide(static_cast<std::uint32_t>(tiles_p)),
           .delay = plan.instruments.delay,
@@ -127,10 +130,12 @@ void launch_kernel(const Params<T>& params, const StreamMaps& maps, const CudaPl
 template <Output output, typename T>
 void launch(const Params<T>& params, const StreamMaps& maps, const CudaPlan& plan, int processors,
             cudaStream_t stream) {
-  if (params.epilogue.residual != nullptr || params.epilogue.activate.is_silu) {
-    return launch_kernel<output, false>(params, maps, plan, processors, stream);
+  if constexpr (output != Output::elements) {
+    if (params.epilogue.residual == nullptr && !params.epilogue.activate.is_silu) {
+      return launch_kernel<output, true>(params, maps, plan, processors, stream);
+    }
   }
-  launch_kernel<output, true>(params, maps, plan, processors, stream);
+  launch_kernel<output, false>(params, maps, plan, processors, stream);
 }
 
 template <typename T>
