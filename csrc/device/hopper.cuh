@@ -113,6 +113,10 @@ __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap
       "l"(&map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
       : "memory");
 }
+// `bytes` (a multiple of 16) from global memory into the L2 cache.
+__device__ __forceinline__ void prefetch_bulk(const void* source, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }

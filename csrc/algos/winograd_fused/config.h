@@ -156,7 +156,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
   if (config.shape == single::list) return {floats ? 1.45 : bf16 ? 1.12 : 0.99, floats ? 3.2 : 2.1, 0.0, 0.0};
   if (floats) return {1.2, 3.2, 7.6, 20.0};
-  return {bf16 ? 0.91 : 0.875, 2.0, 5.7, 20.0};
+  return {bf16 ? 0.91 : 0.845, 2.0, 5.7, 20.0};
 }
 
 // Whole waves of items.

@@ -260,7 +260,9 @@ __device__ __forceinline__ int first_row(int warp, int lane) {
 template <typename T>
 constexpr int unrolled_tiles(Shape shape, bool few_registers, bool scaled) {
   if (shape.listed && std::is_same_v<T, bfloat16_t>) return 2;
-  return strips(shape) > 1 ? strip_tiles(shape) : few_registers || scaled ? 1 : 2;
+  if (strips(shape) > 1) return strip_tiles(shape);
+  if (few_registers || scaled) return 1;
+  return std::is_same_v<T, half_t> ? strip_tiles(shape) : std::is_same_v<T, bfloat16_t> ? 4 : 2;
 }
 
 // Along so many tiles of a strip: each column is read once, 8 bytes a thread.
