@@ -25,8 +25,8 @@ __device__ __forceinline__ void initialise(Shared<T, shape>& shared) {
   __syncthreads();
 }
 
-// U into the L2 cache, a part by each block: in the first round of items, memory is too far away for the few pieces of U
-// that the registers look ahead.
+// U into the L2 cache, a part by each block: in the first round of items, memory is too far away for the few pieces of
+// U that the registers look ahead.
 template <typename T, Shape shape>
 __device__ __forceinline__ void prefetch_filters(const Params<T>& params) {
   constexpr std::int64_t most = 16384;  // of a copy
