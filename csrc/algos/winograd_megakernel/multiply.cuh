@@ -16,10 +16,7 @@ template <typename T>
 class Multiplier {
  public:
   __device__ __forceinline__ Multiplier(const Params<T>& params, ProductStorage<T>& shared, int warpgroup)
-      : params_(params),
-        shared_(shared),
-        ring_(params.ring),
-        warpgroup_(warpgroup) {}
+      : params_(params), shared_(shared), ring_(params.ring), warpgroup_(warpgroup) {}
 
   __device__ __forceinline__ void run() {
     if constexpr (is_split<T>) zero_totals();
