@@ -32,11 +32,17 @@ Work work(const ConvProblem& problem, const Config& config) {
           2.0 * elements * products * static_cast<double>(config.c_pad) * static_cast<double>(problem.k)};
 }
 
+// Rates of memory, as parts of an H200's bandwidth, beside our own product: V and M of a small problem stay in the L2
+// cache (60 MB), and come faster.
+double transform_rate(const Work& w) { return w.v_bytes + w.m_bytes < 32e6 ? 1.4 : 0.94; }
+double product_rate(const Work& w) { return w.v_bytes + w.m_bytes < 32e6 ? 1.4 : 0.86; }
+constexpr double filter_rate = 0.78;
+
 // Of our own product: a block's units one after the other, a stage at 1.12 times the tensor cores' sustained rate
 // (which longer runs do not keep up), 17 % slower where units have 64 filters or fewer, and 0.3 to 0.5 us for a unit's
 // output; or the memory's time; 5 us for the first and the last unit. With it the series is within 4 % of an H200's at
 // batch 64 (docs/performance.md).
-double own_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device, double bytes) {
+double own_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Work& w) {
   const Held held = choose_held(config.frequencies(), config.chunk_tiles, problem.k, config.groups, device.processors);
   const ProductGrid grid(held, config.frequencies(), config.tiles, problem.k, device.processors);
   const double columns = held == Held::tiles ? 1.17 * unit_filters(config.chunk_tiles) : held_filters;
@@ -44,7 +50,10 @@ double own_product_seconds(const ConvProblem& problem, const Config& config, con
       6.0 * unit_tiles * columns * product_channels / (1.12 * device.fp16_tensor_flops_per_s / device.processors);
   const double unit = static_cast<double>(config.groups) * stage + (held == Held::tiles ? 0.3e-6 : 0.5e-6);
   const double multiply = static_cast<double>(grid.block_units) * unit;
-  return std::max(multiply, bytes / (0.84 * device.bandwidth_bytes_per_s)) + 5e-6;
+  const double u_bytes = static_cast<double>(config.u_bytes(problem.k));
+  return std::max(multiply,
+                  (u_bytes / filter_rate + (w.v_bytes + w.m_bytes) / product_rate(w)) / device.bandwidth_bytes_per_s) +
+         5e-6;
 }
 
 // Each stage at the rate it was measured to reach on an H200 (docs/performance.md); they do not overlap. The GEMM is
@@ -55,16 +64,17 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double x_bytes = element * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double y_bytes = element * static_cast<double>(problem.output_numel()) * (problem.has_residual ? 2.0 : 1.0);
   const bool turned = problem.layout == Layout::nchw;
-  const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / ((config.own_product ? 0.9 : 0.85) * bandwidth);
+  const double own = transform_rate(w);
+  const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / ((config.own_product ? own : 0.85) * bandwidth);
   const bool plain = config.mode == Mode::fp32;  // short or narrow products do not fill the library's tiles
   const double width = static_cast<double>(std::min(problem.c, problem.k));
   const double filling = problem.n == 1 ? 1.0 : std::min(1.0, 0.35 + width / 192.0);
   const double rate = plain ? filling * device.fp32_flops_per_s : 0.95 * device.fp16_tensor_flops_per_s;
   const double u_bytes = static_cast<double>(config.u_bytes(problem.k));
   const double gemm_bytes = u_bytes + w.v_bytes + w.m_bytes;
-  const double gemm = config.own_product ? own_product_seconds(problem, config, device, gemm_bytes)
+  const double gemm = config.own_product ? own_product_seconds(problem, config, device, w)
                                          : std::max(gemm_bytes / (0.92 * bandwidth), w.flops / rate);
-  const double output = (w.m_bytes + y_bytes) / ((turned ? 0.8 : 0.9) * bandwidth);
+  const double output = (w.m_bytes + y_bytes) / ((turned ? 0.8 : config.own_product ? own : 0.9) * bandwidth);
   const double filled = std::min(1.0, static_cast<double>(config.tiles) / 1000.0);
   const double reduction_us = plain ? 0.04 * filled * static_cast<double>(problem.c) : 0.0;
   // Three launches (our product counts its own); the larger tile's transforms take longer to walk, and a block of a

@@ -150,7 +150,7 @@ struct Rates {
   double step, end, nchw_end, element_step;
 };
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
-  if (config.split) return config.blocks == 1 ? Rates{1.49, 2.57, 4.4, 12.0} : Rates{1.34, 3.35, 0.0, 0.0};
+  if (config.split) return config.blocks == 1 ? Rates{1.55, 2.67, 4.6, 12.0} : Rates{1.40, 3.5, 0.0, 0.0};
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
   if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.15 : 0.97, floats ? 6.2 : 6.9, 0.0, 0.0};
   if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
