@@ -21,21 +21,24 @@ Support supports(const ConvProblem& problem, const char* name) {
 }
 
 struct Work {
-  double v_bytes, m_bytes, flops;  // of all tiles
+  double u_bytes, v_bytes, m_bytes, flops;  // U once, the rest for all tiles
+
+  // In an H200's L2 cache of 60 MB, between the stages.
+  bool stays_in_cache() const { return v_bytes + m_bytes < 32e6; }
 };
 
 Work work(const ConvProblem& problem, const Config& config) {
   const double elements = static_cast<double>(config.frequencies()) * static_cast<double>(config.tiles);
   const double products = config.mode == Mode::split ? 3.0 : 1.0;
-  return {elements * static_cast<double>(config.depth) * static_cast<double>(config.element_bytes),
+  return {static_cast<double>(config.u_bytes(problem.k)),
+          elements * static_cast<double>(config.depth) * static_cast<double>(config.element_bytes),
           elements * static_cast<double>(config.k_pad) * sizeof(float),
           2.0 * elements * products * static_cast<double>(config.c_pad) * static_cast<double>(problem.k)};
 }
 
-// Rates of memory, as parts of an H200's bandwidth, beside our own product: V and M of a small problem stay in the L2
-// cache (60 MB), and come faster.
-double transform_rate(const Work& w) { return w.v_bytes + w.m_bytes < 32e6 ? 1.4 : 0.94; }
-double product_rate(const Work& w) { return w.v_bytes + w.m_bytes < 32e6 ? 1.4 : 0.86; }
+// Rates of memory beside our own product, as parts of the bandwidth.
+double transform_rate(const Work& w) { return w.stays_in_cache() ? 1.4 : 0.94; }
+double product_rate(const Work& w) { return w.stays_in_cache() ? 1.4 : 0.86; }
 constexpr double filter_rate = 0.78;
 
 // Of our own product: a block's units one after the other, a stage at 1.12 times the tensor cores' sustained rate
@@ -50,9 +53,8 @@ double own_product_seconds(const ConvProblem& problem, const Config& config, con
       6.0 * unit_tiles * columns * product_channels / (1.12 * device.fp16_tensor_flops_per_s / device.processors);
   const double unit = static_cast<double>(config.groups) * stage + (held == Held::tiles ? 0.3e-6 : 0.5e-6);
   const double multiply = static_cast<double>(grid.block_units) * unit;
-  const double u_bytes = static_cast<double>(config.u_bytes(problem.k));
-  return std::max(multiply,
-                  (u_bytes / filter_rate + (w.v_bytes + w.m_bytes) / product_rate(w)) / device.bandwidth_bytes_per_s) +
+  return std::max(multiply, (w.u_bytes / filter_rate + (w.v_bytes + w.m_bytes) / product_rate(w)) /
+                                device.bandwidth_bytes_per_s) +
          5e-6;
 }
 
@@ -70,8 +72,7 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double width = static_cast<double>(std::min(problem.c, problem.k));
   const double filling = problem.n == 1 ? 1.0 : std::min(1.0, 0.35 + width / 192.0);
   const double rate = plain ? filling * device.fp32_flops_per_s : 0.95 * device.fp16_tensor_flops_per_s;
-  const double u_bytes = static_cast<double>(config.u_bytes(problem.k));
-  const double gemm_bytes = u_bytes + w.v_bytes + w.m_bytes;
+  const double gemm_bytes = w.u_bytes + w.v_bytes + w.m_bytes;
   const double gemm = config.own_product ? own_product_seconds(problem, config, device, w)
                                          : std::max(gemm_bytes / (0.92 * bandwidth), w.flops / rate);
   const double output = (w.m_bytes + y_bytes) / ((turned ? 0.8 : config.own_product ? own : 0.9) * bandwidth);
@@ -89,8 +90,7 @@ double cpu_cost_us(const ConvProblem& problem, const Config& config, std::int64_
   const Work w = work(problem, config);
   const double cache_bandwidth = 1.5 * device.bandwidth_bytes_per_s * device.processors;
   const double transforms = (problem.compulsory_bytes() + w.v_bytes + w.m_bytes) / cache_bandwidth;
-  const double filters =
-      static_cast<double>(config.u_bytes(problem.k)) * static_cast<double>(chunks) / device.bandwidth_bytes_per_s;
+  const double filters = w.u_bytes * static_cast<double>(chunks) / device.bandwidth_bytes_per_s;
   const double depth = static_cast<double>(config.depth);
   const double rate = 1.7 * device.fp32_flops_per_s * depth / (depth + 4.0);
   return 15.0 * static_cast<double>(chunks) + 1e6 * (transforms + filters + w.flops / rate);
