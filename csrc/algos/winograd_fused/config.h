@@ -25,7 +25,23 @@ constexpr int filter_tile = 64;
 constexpr int tile_rows = 8;
 constexpr int tile_columns = 8;  // also the rows of a core matrix of wgmma: a filter row further is a whole one
 constexpr int input_rows = tile_rows + taps - 1;
-constexpr int least_columns = tile_columns - 1;  // of a block: an item meets two blocks at most
+
+// Columns of tiles of a block of rows in a list, so that 8 neighbours meet two blocks at most: they are two of 4, start
+// at an even one of 6, or end in the next one of 7 and more.
+constexpr std::int64_t list_columns(std::int64_t tiles) { return tiles <= 4 ? 4 : tiles == 5 ? 6 : tiles; }
+constexpr bool meets_two_blocks(std::int64_t columns) {
+  for (std::int64_t tile = 0; tile < tile_columns * columns; tile += tile_columns) {
+    if (tile_columns - (columns - tile % columns) > columns) return false;
+  }
+  return true;
+}
+constexpr bool always_meets_two_blocks() {
+  for (int tiles = 1; tiles < 2 * tile_columns; ++tiles) {
+    if (list_columns(tiles) < tiles || !meets_two_blocks(list_columns(tiles))) return false;
+  }
+  return true;
+}
+static_assert(always_meets_two_blocks() && !meets_two_blocks(5));
 
 constexpr int channels = 16;  // of a stage: the depth of one wgmma
 
@@ -55,25 +71,9 @@ struct Shape {
   constexpr bool operator==(const Shape&) const = default;
 };
 // For maps of 28 columns and more; for 9 to 16; for up to 8; for any whose rows are about a multiple of 13.
-constexpr Shape wide{1, 14, 7}, narrow{2, 14, 4}, small{4, 7, 2}, list{1, 13, 8, true};
+constexpr Shape wide{1, 14, 7}, narrow{2, 14, 4}, small{4, 7, 2}, list{1, 13, tile_columns, true};
 constexpr Shape shapes[] = {wide, narrow, small, list};
 constexpr int number_of(Shape shape) { return shape == wide ? 0 : shape == narrow ? 1 : shape == small ? 2 : 3; }
-// Columns of tiles of a block of rows in the list, so that an item meets two blocks at most: its 8 are two of 4, start
-// at an even one of 6, or end in the next one of 7 and more.
-constexpr std::int64_t list_columns(std::int64_t tiles) { return tiles <= 4 ? 4 : tiles == 5 ? 6 : tiles; }
-constexpr bool meets_two_blocks(std::int64_t columns) {
-  for (std::int64_t tile = 0; tile < list.tiles * columns; tile += list.tiles) {
-    if (list.tiles - (columns - tile % columns) > columns) return false;
-  }
-  return true;
-}
-constexpr bool always_meets_two_blocks() {
-  for (int tiles = 1; tiles < 2 * list.tiles; ++tiles) {
-    if (list_columns(tiles) < tiles || !meets_two_blocks(list_columns(tiles))) return false;
-  }
-  return true;
-}
-static_assert(always_meets_two_blocks() && !meets_two_blocks(5));
 // 64 bytes of a pixel are a stage.
 constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32; }
 // Where frequency f of U and V lies: +a, -a, 0 of one warpgroup, +b, -b, infinity of the other.
@@ -116,13 +116,13 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
   config.u_steps = config.stages * (stage_channels / channels);
   config.filter_tiles = divide_up(problem.k, filter_tile);
   if (config.split) {
-    config.column_tiles = std::max<std::int64_t>(divide_up(problem.q(), tile_outputs), least_columns);
+    config.column_tiles = list_columns(divide_up(problem.q(), tile_outputs));
     config.pitch = image_pitch(problem);
     config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), tile_rows);
     config.items =
         divide_up(config.row_tiles * config.column_tiles, tile_columns) * divide_up(config.filter_tiles, blocks);
   } else if (shape.listed) {
-    config.column_tiles = single::list_columns(divide_up(problem.q(), tile_outputs));
+    config.column_tiles = list_columns(divide_up(problem.q(), tile_outputs));
     config.row_tiles = divide_up(problem.p(), shape.rows);
     config.items = divide_up(problem.n * config.row_tiles * config.column_tiles, shape.tiles) * config.filter_tiles;
   } else {
