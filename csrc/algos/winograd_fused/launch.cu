@@ -38,11 +38,8 @@ Output select_output(const ConvArgs& args) {
   return !vectors ? Output::elements : nchw ? Output::quads : Output::pairs;
 }
 
-template <int blocks, bool boxes, Output output>
-void launch(const Params& params, const Config& config, const Maps& maps, int processors, cudaStream_t stream) {
-  launch_items<convolve<blocks, boxes, output>, block_threads>(params, config, sizeof(Shared<blocks>), processors,
-                                                               stream, maps);
-}
+template <Variant value>
+constexpr std::integral_constant<Variant, value> constant{};
 
 void run_split(const ConvArgs& args, Config config, const float* x, Layout layout, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
@@ -53,21 +50,20 @@ void run_split(const ConvArgs& args, Config config, const float* x, Layout layou
   const cudaStream_t stream = stream_of(runtime);
   const Params params = make_params(args, config, x, layout, runtime.wait_report());
   const Maps maps = boxes ? make_maps(problem, config, x) : Maps{};
-  if (config.blocks == 2) return launch<2, true, Output::pairs>(params, config, maps, processors, stream);
-  switch (output) {
-    case Output::pairs:
-      boxes ? launch<1, true, Output::pairs>(params, config, maps, processors, stream)
-            : launch<1, false, Output::pairs>(params, config, maps, processors, stream);
-      break;
-    case Output::quads:
-      boxes ? launch<1, true, Output::quads>(params, config, maps, processors, stream)
-            : launch<1, false, Output::quads>(params, config, maps, processors, stream);
-      break;
-    case Output::elements:
-      boxes ? launch<1, true, Output::elements>(params, config, maps, processors, stream)
-            : launch<1, false, Output::elements>(params, config, maps, processors, stream);
-      break;
-  }
+  const auto run = [&](auto variant) {
+    launch_items<convolve<variant()>, block_threads>(params, config, sizeof(Shared<variant()>), processors, stream,
+                                                     maps);
+  };
+  // So that a value that is known now is known to the compiler.
+  const auto with_output = [&](auto boxed) {
+    switch (output) {
+      case Output::pairs: return run(constant<Variant{1, boxed(), Output::pairs}>);
+      case Output::quads: return run(constant<Variant{1, boxed(), Output::quads}>);
+      case Output::elements: return run(constant<Variant{1, boxed(), Output::elements}>);
+    }
+  };
+  if (config.blocks == 2) return run(constant<Variant{2, true, Output::pairs}>);
+  boxes ? with_output(std::true_type{}) : with_output(std::false_type{});
 }
 
 }  // namespace

@@ -118,9 +118,23 @@ struct alignas(16) Column {
   __device__ __forceinline__ bool crosses(unsigned pair) const { return (2 * pair + 1) << boundary_bit > packed; }
 };
 
-// blocks: of a cluster, which share the frequencies.
-template <int blocks>
+// How y is written.
+enum class Output : int {
+  pairs,     // NHWC, by two neighbouring filters
+  quads,     // NCHW, by four neighbouring outputs
+  elements,  // either, where alignment forbids both
+};
+
+// What a kernel is compiled for.
+struct Variant {
+  int blocks;  // of a cluster, which share the frequencies
+  bool boxes;  // x is loaded by tensor copies, else by element
+  Output output;
+};
+
+template <Variant variant>
 struct Shared {
+  static constexpr int blocks = variant.blocks;
   static constexpr int v_frequencies = frequencies / blocks, v_stage_bytes = v_frequencies * 2 * v_plane_bytes;
   static constexpr int v_stages = 3, raw_stages = 2;
   using RawRing = hopper::RingCounter<raw_stages>;
@@ -152,30 +166,29 @@ struct Ring {
   __device__ __forceinline__ void advance() { position = position == 2 * slots - 1 ? 0 : position + 1; }
 };
 // Items have slots of their own; the barriers of items are one phase each.
-template <int blocks>
+template <Variant variant>
 struct ItemRing {
-  static_assert(Shared<blocks>::item_slots % 2 == 0);
+  static_assert(Shared<variant>::item_slots % 2 == 0);
   int slot = 0;
 
   __device__ __forceinline__ unsigned parity() const { return slot & 1; }
-  __device__ __forceinline__ void advance() { slot = slot == Shared<blocks>::item_slots - 1 ? 0 : slot + 1; }
+  __device__ __forceinline__ void advance() { slot = slot == Shared<variant>::item_slots - 1 ? 0 : slot + 1; }
 };
-template <int blocks>
+template <Variant variant>
 struct PrepareState {
-  typename Shared<blocks>::RawRing raw;
-  ItemRing<blocks> items;
+  typename Shared<variant>::RawRing raw;
+  ItemRing<variant> items;
 };
-template <int blocks>
+template <Variant variant>
 struct TransformState {
-  typename Shared<blocks>::RawRing raw;
-  Ring<Shared<blocks>::v_stages> v;
-  ItemRing<blocks> items;
+  typename Shared<variant>::RawRing raw;
+  Ring<Shared<variant>::v_stages> v;
+  ItemRing<variant> items;
 };
 
 // What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
 // loads under way seem to bound the rate of U (docs/performance.md).
 constexpr int most_shared_bytes = 195 * 1024;
-static_assert(sizeof(Shared<1>) <= most_shared_bytes && sizeof(Shared<2>) <= most_shared_bytes);
 
 // What both kernels of this folder are told. T: of x and y.
 template <typename T>

@@ -97,13 +97,13 @@ struct ConsumerState {
 
 // The whole reduction of an item. u[0] holds its first frequency, and at the end that of the next item. In one block
 // the warpgroups' products take turns: fewer instructions, and 4 to 6 % less time; in a cluster halves take 2 % less.
-template <int group, int blocks>
-__device__ __forceinline__ void accumulate(const Params& params, Shared<blocks>& shared, Totals& total,
+template <int group, Variant variant>
+__device__ __forceinline__ void accumulate(const Params& params, Shared<variant>& shared, Totals& total,
                                            Filters (&u)[group_frequencies], const uint4* source, const uint4* next_item,
                                            ConsumerState& state) {
-  using Memory = Shared<blocks>;
-  constexpr bool whole = blocks == 1;
-  constexpr int first = blocks == 1 ? group * group_frequencies : 0;
+  using Memory = Shared<variant>;
+  constexpr bool whole = variant.blocks == 1;
+  constexpr int first = variant.blocks == 1 ? group * group_frequencies : 0;
   constexpr int frequency_step = u_frequency_bytes / 16, stage_step = u_stage_bytes / 16;
   std::conditional_t<whole, float[half_groups * 8], Half[2]> sum;
 #pragma unroll

@@ -8,8 +8,8 @@
 namespace fastconv::algos::winograd_fused {
 
 // Whether a guessed scale has let something overflow, or has lost bits. A column of zeros is right.
-template <int blocks>
-__device__ __forceinline__ bool must_repeat(const Shared<blocks>& shared, int slot) {
+template <Variant variant>
+__device__ __forceinline__ bool must_repeat(const Shared<variant>& shared, int slot) {
   const int lane = threadIdx.x % 32;
   unsigned bits = 0;
 #pragma unroll
@@ -17,13 +17,6 @@ __device__ __forceinline__ bool must_repeat(const Shared<blocks>& shared, int sl
   const bool low = bits != 0 && bits < __float_as_uint(least_high);
   return __any_sync(~0u, low || shared.largest[slot][lane % producer_warps] >= __float_as_uint(INFINITY));
 }
-
-// How y is written.
-enum class Output : int {
-  pairs,     // NHWC, by two neighbouring filters
-  quads,     // NCHW, by four neighbouring outputs
-  elements,  // either, where alignment forbids both
-};
 
 // Where a thread's outputs are: of two neighbouring positions, from filter k.
 struct Target {
@@ -123,8 +116,8 @@ __device__ __forceinline__ void apply_silu(const Params& params, const Outputs* 
 }
 
 // Each warpgroup finishes half of the positions, with the other's sums of three frequencies, 8 at a time.
-template <int group, Output output>
-__device__ __forceinline__ void finish_item(const Params& params, Shared<1>& shared, const Totals& total,
+template <int group, Variant variant>
+__device__ __forceinline__ void finish_item(const Params& params, Shared<variant>& shared, const Totals& total,
                                             int filter_block, int slot) {
   const int thread = threadIdx.x % 128, lane = thread % 32;
   const int k = filter_block * filter_tile + thread / 32 * 16 + lane / 4 * 2;
@@ -168,18 +161,18 @@ __device__ __forceinline__ void finish_item(const Params& params, Shared<1>& sha
 #pragma unroll
       for (int o = 0; o < tile_outputs; ++o) value[e][b][o] = value[e][b][o] * one * two + bias[b];
     }
-    store<output>(params, Target(params, outputs + tile_columns * j, k), value);
+    store<variant.output>(params, Target(params, outputs + tile_columns * j, k), value);
     synchronise<consumer_barrier, consumer_threads>();  // before the next ones are written
   }
   if (params.epilogue.activate.is_silu) apply_silu(params, outputs, k);
 }
 
 // Marks an item, for both blocks: each has seen its own frequencies alone.
-template <int group, int blocks>
-__device__ __forceinline__ void mark(Shared<blocks>& shared, unsigned ordinal) {
+template <int group, Variant variant>
+__device__ __forceinline__ void mark(Shared<variant>& shared, unsigned ordinal) {
   unsigned* const word = &shared.repeat[ordinal / 32];
   const unsigned bit = 1u << ordinal % 32;
-  if constexpr (blocks == 1) {
+  if constexpr (variant.blocks == 1) {
     if (threadIdx.x == 0) *word |= bit;
   } else if (threadIdx.x == 0) {
     hopper::set_bits_in_block(shared_address(word), group, bit);
@@ -188,9 +181,11 @@ __device__ __forceinline__ void mark(Shared<blocks>& shared, unsigned ordinal) {
 }
 
 // One pass over the items. group: of frequencies, a warpgroup's or a block's.
-template <int group, Output output, int blocks>
-__device__ __forceinline__ void consume(const Params& params, Shared<blocks>& shared, bool repeated,
+template <int group, Variant variant>
+__device__ __forceinline__ void consume(const Params& params, Shared<variant>& shared, bool repeated,
                                         ConsumerState& state) {
+  constexpr int blocks = variant.blocks;
+  constexpr Output output = variant.output;
   // The filters of an item are its number's fastest part.
   const auto filter_block_of = [&](unsigned item) { return static_cast<int>(params.by_filters.peel(item)); };
   const auto filters_of = [&](int filter_block) {
@@ -225,11 +220,11 @@ __device__ __forceinline__ void consume(const Params& params, Shared<blocks>& sh
         finish_pairs<group, true>(params, shared, total, filter_block, state);
       }
     } else if constexpr (blocks == 1) {
-      finish_item<group, output>(params, shared, total, filter_block, state.item_slot);
+      finish_item<group>(params, shared, total, filter_block, state.item_slot);
     } else {
       finish_pairs<group, false>(params, shared, total, filter_block, state);
     }
-    state.item_slot = (state.item_slot + 1) % Shared<blocks>::item_slots;
+    state.item_slot = (state.item_slot + 1) % Shared<variant>::item_slots;
     filter_block = next;
     source = next_source;
   }

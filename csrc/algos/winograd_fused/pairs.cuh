@@ -100,8 +100,8 @@ struct Finisher {
 };
 
 // group: of frequencies.
-template <int group>
-__device__ __forceinline__ void finish_pairs(const Params& params, Shared<1>& shared, const Totals& total,
+template <int group, Variant variant>
+__device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared, const Totals& total,
                                              int filter_block, ConsumerState& state) {
   using Finish = Finisher<group>;
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
@@ -134,9 +134,9 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<1>& sh
 
 // The same with the warp of the same number in the cluster's other block, of 128 filters. plain: is_plain. In a loop,
 // since code that runs once an item has to be fetched each time: the sums move up.
-template <int group, bool plain>
-__device__ __forceinline__ void finish_pairs(const Params& params, Shared<2>& shared, Totals& total, int filter_block,
-                                             ConsumerState& state) {
+template <int group, bool plain, Variant variant>
+__device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared, Totals& total,
+                                             int filter_block, ConsumerState& state) {
   using Finish = Finisher<group>;
   constexpr int parts = tile_rows / 2, other_rank = 1 - group;
   int thread_here = static_cast<int>(threadIdx.x);

@@ -43,11 +43,11 @@ __device__ __forceinline__ Copy find_copy(const Params& params, const Maps& maps
 
 // One pass over the items by the loader of block `rank` of a cluster, as far ahead as there are slots. A cluster's
 // blocks take turns: what one brings, both get. raw: of the ring.
-template <bool repeated, int blocks>
-__device__ __forceinline__ void load_items(const Params& params, const Maps& maps, Shared<blocks>& shared, int rank,
-                                           typename Shared<blocks>::RawRing& raw) {
+template <bool repeated, Variant variant>
+__device__ __forceinline__ void load_items(const Params& params, const Maps& maps, Shared<variant>& shared, int rank,
+                                           typename Shared<variant>::RawRing& raw) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
+  Walk<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
     const Copy copy = find_copy(params, maps, walk.number(), lane);
@@ -57,7 +57,7 @@ __device__ __forceinline__ void load_items(const Params& params, const Maps& map
     for (int stage = 0; stage < params.stages; ++stage, ++raw.count) {
       const int slot = raw.slot();
       const std::uint32_t full = shared_address(&shared.raw_full[slot]);
-      const bool mine = blocks == 1 || slot_owner(slot) == rank;
+      const bool mine = variant.blocks == 1 || slot_owner(slot) == rank;
       // Until the slot may be filled again; or, where the other block fills it, until its last phase is over, which
       // this block's arrival would disturb.
       wait_bounded(mine ? shared_address(&shared.raw_empty[slot]) : full, raw.parity() ^ 1, params.report, role_load);
@@ -65,7 +65,7 @@ __device__ __forceinline__ void load_items(const Params& params, const Maps& map
       __syncwarp();
       if (mine && copy.exists) {
         const std::uint32_t target = shared_address(shared.raw[slot]) + copy.target;
-        if constexpr (blocks == 1) {
+        if constexpr (variant.blocks == 1) {
           hopper::copy_box(target, *copy.box, stage * channels, copy.w, copy.h, copy.n, full);
         } else {
           hopper::copy_box_to_blocks(target, *copy.box, stage * channels, copy.w, copy.h, copy.n, full, 3);
@@ -118,8 +118,8 @@ __device__ __forceinline__ int guess_exponent(float largest, bool second) {
 }
 
 // The largest finite |x| of all columns from the whole input of an item.
-template <int blocks>
-__device__ __forceinline__ void find_exact_largest(const Params& params, Shared<blocks>& shared, unsigned item,
+template <Variant variant>
+__device__ __forceinline__ void find_exact_largest(const Params& params, Shared<variant>& shared, unsigned item,
                                                    int warp, int lane) {
   const Place place = find_place(params, item);
 #pragma unroll 1
@@ -154,10 +154,10 @@ __device__ __forceinline__ void find_exact_largest(const Params& params, Shared<
 // One pass over the items by the two warps that prepare them: scales, from a sample of the first stage or exact ones,
 // and where the outputs go. An item ahead of the transform: beside its last stage, which all its warps say they have
 // begun. Then none of them waits for the item before any more, and the slot of the first stage is in its phase.
-template <bool repeated, int blocks>
-__device__ __forceinline__ void prepare_items(const Params& params, Shared<blocks>& shared, int warp,
-                                              PrepareState<blocks>& state) {
-  Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
+template <bool repeated, Variant variant>
+__device__ __forceinline__ void prepare_items(const Params& params, Shared<variant>& shared, int warp,
+                                              PrepareState<variant>& state) {
+  Walk<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
     const int lane = lane_again();

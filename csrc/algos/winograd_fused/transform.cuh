@@ -91,18 +91,18 @@ __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsi
   return largest;
 }
 
-// One pass over the items, by the block `rank` of a cluster. boxes: x is loaded by tensor copies, else here.
-template <bool boxes, int rank, int blocks>
-__device__ __forceinline__ void transform_items(const Params& params, Shared<blocks>& shared, bool repeated, int warp,
-                                                TransformState<blocks>& state) {
-  using Memory = Shared<blocks>;
-  Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
+// One pass over the items, by the block `rank` of a cluster.
+template <int rank, Variant variant>
+__device__ __forceinline__ void transform_items(const Params& params, Shared<variant>& shared, bool repeated, int warp,
+                                                TransformState<variant>& state) {
+  using Memory = Shared<variant>;
+  Walk<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
     const unsigned first_stage = state.raw.count;  // of the ring: the same in all lanes, and so in no lane's register
     const auto wait_for_raw = [&] {
       const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot()]);
-      if constexpr (boxes) {
+      if constexpr (variant.boxes) {
         wait_bounded(full, state.raw.parity(), params.report, role_transform);
       } else {
         load_elements(params, shared.raw[state.raw.slot()], walk.number(),
@@ -154,8 +154,8 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<blo
       if (hopper::leads_warp()) {
         hopper::arrive(shared_address(&shared.v_full[state.v.slot()]));
         const std::uint32_t read = shared_address(&shared.raw_empty[state.raw.slot()]);
-        if (boxes && blocks == 1) hopper::arrive(read);
-        if (boxes && blocks == 2) hopper::notify_block(read, slot_owner(state.raw.slot()));
+        if (variant.boxes && variant.blocks == 1) hopper::arrive(read);
+        if (variant.boxes && variant.blocks == 2) hopper::notify_block(read, slot_owner(state.raw.slot()));
       }
       ++state.raw.count;
       state.v.advance();
