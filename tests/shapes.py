@@ -145,6 +145,8 @@ NARROW = [
     Shape(530, 8, 9, 5, 8, 3, 3, padding=(1, 0)),
     Shape(70, 8, 26, 26, 72, 3, 3, padding=(1, 1)),  # tiles of two images in an item of winograd_fused
     Shape(17, 8, 52, 51, 8, 3, 3, padding=(1, 1)),
+    Shape(50, 8, 12, 27, 72, 3, 3, padding=(1, 1)),  # its fp32 items in two strips of 4 rows
+    Shape(88, 12, 6, 20, 136, 3, 3, padding=(0, 2)),  # likewise: strips of 6 columns of tiles
 ]
 
 SMALL = [*UNIT_3X3, *POINTWISE, *DEPTHWISE, *GENERAL]

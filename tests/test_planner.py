@@ -252,10 +252,15 @@ def test_what_follows_costs_pytorch_a_pass_and_ours_nothing(device):
         ({"k": 60}, "14x28"),  # no tensor copies of rows of filters
         ({"layout": "nchw"}, "14x28"),
         ({"precision": "fp32", "dtype": "float32"}, "8x32"),
+        ({"precision": "fp32", "dtype": "float32", "c": 128, "h": 28, "w": 28, "k": 128}, "2x4x32"),  # 28 is 7 x 4
+        ({"precision": "fp32", "dtype": "float32", "c": 128, "h": 26, "w": 28, "k": 128}, "8x32"),  # as many rows
+        ({"precision": "fp32", "dtype": "float32", "c": 128, "h": 28, "w": 28, "k": 64}, "8x32"),  # one block
+        ({"precision": "fp32", "dtype": "float32", "n": 1, "c": 128, "h": 28, "w": 28, "k": 128}, "8x32"),  # one wave
+        ({"precision": "fp32", "dtype": "float32", "c": 128, "h": 28, "w": 28, "k": 128, "layout": "nchw"}, "8x32"),
     ],
 )
 def test_winograd_fused_fits_its_items_to_the_map(change, outputs):
-    """Two or four images share an item, or its tiles come from a list, where that saves waves of items."""
+    """Two or four images share an item, its tiles come from a list, or it is cut in two, where that saves waves."""
     geometry = {"n": 64, "c": 512, "h": 14, "w": 14, "k": 512, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float16"}
     problem = _C.ConvProblem(**geometry | {"layout": "nhwc"} | change)
     rows = _C.candidates(problem, _C.h200_device())
@@ -281,3 +286,18 @@ def test_winograd_fused_splits_the_frequencies_over_clusters(change, clusters):
     rows = _C.candidates(problem, _C.h200_device())
     config = next(row for row in rows if row["algorithm"] == "winograd_fused")["config"]
     assert ("clusters of 2" in config) == clusters, config
+
+
+@given(
+    st.integers(1, 130), st.integers(1, 70), st.integers(1, 70), st.sampled_from([16, 128]), st.sampled_from([64, 128])
+)
+def test_winograd_fused_never_gains_by_more_work(n, h, w, c, k):
+    """Class fp32: whatever the items, another image, row, column or channel does not make a layer cheaper."""
+    geometry = {"n": n, "c": c, "h": h, "w": w, "k": k, "r": 3, "s": 3, "padding": (1, 1), "layout": "nhwc"}
+
+    def cost(**change):
+        problem = _C.ConvProblem(**geometry | {"dtype": "float32", "precision": "fp32"} | change)
+        rows = _C.candidates(problem, _C.h200_device())
+        return next(row for row in rows if row["algorithm"] == "winograd_fused")["cost_us"]
+
+    assert cost() <= min(cost(n=n + 1), cost(h=h + 1), cost(w=w + 1), cost(c=c + 16), cost(k=k + 64))

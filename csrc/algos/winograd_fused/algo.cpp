@@ -31,17 +31,16 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   // Items are numbered with 31 bits, sizes and coordinates too, and rows and tiles of all images; a tensor copy's
   // strides have 40.
   const Config config = make_config(problem);
-  const double items = static_cast<double>(
-      std::max(config.items, config.row_tiles * std::max<std::int64_t>(config.column_tiles, tile_rows)));
   const double image = 4.0 * static_cast<double>(problem.c) * static_cast<double>(problem.h * problem.w);
   // Within an item, outputs are reached by 32 bits.
   const double rows = 16.0 * static_cast<double>(problem.q()) * static_cast<double>(problem.k);
   const double filters = 64.0 * static_cast<double>(problem.p()) * static_cast<double>(problem.q());
-  constexpr double limit = 2147483648.0 - 64;
-  if (items >= limit || image >= 1099511627776.0 || std::max(rows, filters) >= limit ||
+  constexpr auto limit = static_cast<double>(most_numbers);
+  if (!config.has_numbers() || image >= 1099511627776.0 || std::max(rows, filters) >= limit ||
       static_cast<double>(std::max({problem.n, problem.c, problem.h, problem.w, problem.k})) >= limit) {
-    return Support::no("size", "the output has " + std::to_string(items) + " tiles, an image " + std::to_string(image) +
-                                   " bytes, 16 of its rows " + std::to_string(std::max(rows, filters)) +
+    return Support::no("size", "the output has " + std::to_string(config.items) + " items, an image " +
+                                   std::to_string(image) + " bytes, 16 of its rows " +
+                                   std::to_string(std::max(rows, filters)) +
                                    " elements; winograd_fused needs below 2^31, 2^40 and 2^31");
   }
   return Support::yes();
@@ -61,9 +60,10 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     plan.cost_us = 20.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
     return plan;
   }
-  const int rows = config.split ? tile_rows : config.shape.rows;
+  const int rows = config.split ? strip_rows(config.strips) : config.shape.rows;
   const int width = config.split ? tile_columns * tile_outputs : config.shape.width();
-  const std::string images = config.split || config.shape.images == 1 ? "" : std::to_string(config.shape.images) + "x";
+  const int times = config.split ? config.strips : config.shape.images;
+  const std::string images = times == 1 ? "" : std::to_string(times) + "x";
   plan.config =
       std::string(config.split ? "3 x" : "1 x") + " float16, items of " + std::to_string(filter_tile * config.blocks) +
       " filters, " + images + std::to_string(rows) + "x" + std::to_string(width) + " outputs" +

@@ -18,13 +18,16 @@ namespace fastconv::algos::winograd_fused {
 constexpr int frequencies = 6, taps = 3;  // of F(4,3) along W; filter rows
 constexpr int tile_outputs = 4;           // along W
 
-// An item: 64 filters x 8 rows x 8 tiles of 4 outputs. The tiles are neighbours in a list of all columns of tiles: of a
-// block of 8 rows from left to right, then of the block below, in the next image if need be. So none are lost but the
-// last ones, whatever the width. The rows may be those of a canvas (make_config).
+// An item: 64 filters x 8 rows x 8 tiles of 4 outputs. The rows are one strip, or two of 4 rows, which lose less at the
+// lower edge and transform more. The tiles of a strip are neighbours in a list of all columns of tiles: of a block of
+// as many rows from left to right, then of the block below, in the next image if need be; then come those of the next
+// strip. So none are lost but the last ones, whatever the width. The rows may be those of a canvas (image_pitch).
 constexpr int filter_tile = 64;
 constexpr int tile_rows = 8;
 constexpr int tile_columns = 8;  // also the rows of a core matrix of wgmma: a filter row further is a whole one
-constexpr int input_rows = tile_rows + taps - 1;
+constexpr int most_strips = 2;
+constexpr int strip_rows(int strips) { return tile_rows / strips; }
+constexpr int strip_input_rows(int strips) { return strip_rows(strips) + taps - 1; }
 
 // Columns of tiles of a block of rows in a list, so that 8 neighbours meet two blocks at most: they are two of 4, start
 // at an even one of 6, or end in the next one of 7 and more.
@@ -80,6 +83,8 @@ constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32
 constexpr int slot(int f) { return f == 0 ? 2 : f < 3 ? f - 1 : f; }
 }  // namespace single
 
+constexpr std::int64_t most_numbers = (std::int64_t{1} << 31) - 64;
+
 struct Config {
   bool split;                                                 // three products of halves, else one
   single::Shape shape;                                        // of an item of one product
@@ -88,9 +93,14 @@ struct Config {
   std::int64_t filter_tiles, column_tiles, row_tiles, items;  // split: of a block; blocks
   std::int64_t pitch;                                         // split: rows from one image to the next
   int blocks;  // split: of a cluster, which share the frequencies of so many times 64 filters
+  int strips;  // split: of an item
 
   std::size_t u_bytes() const {
     return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
+  }
+  // 31 bits number items, and, split, tiles and rows of all images. The last item may reach a little beyond.
+  bool has_numbers() const {
+    return std::max(items, row_tiles * std::max<std::int64_t>(column_tiles, strip_rows(strips))) < most_numbers;
   }
   static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 };
@@ -98,18 +108,21 @@ struct Config {
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Rows from one image to the next, row i of which is row i - pad_h of the input and row i of the output. A multiple of
-// 8, so that no block crosses images. Or, if that makes fewer blocks, images one below the other with the rows of
-// padding between two serving both: a canvas. Even, since input is copied two rows at a time, and large enough for
-// blocks that cross only once.
-inline std::int64_t image_pitch(const ConvProblem& problem) {
-  const std::int64_t whole = divide_up(problem.p(), tile_rows) * tile_rows;
-  return std::min(whole, std::max<std::int64_t>(divide_up(problem.h + problem.pad_h, 2) * 2, input_rows));
+// a strip's, so that no block crosses images. Or, of items of one strip, if that makes fewer blocks, images one below
+// the other with the rows of padding between two serving both: a canvas. Even, since input is copied two rows at a
+// time, and large enough for blocks that cross only once.
+inline std::int64_t image_pitch(const ConvProblem& problem, int strips) {
+  const std::int64_t whole = divide_up(problem.p(), strip_rows(strips)) * strip_rows(strips);
+  if (strips > 1) return whole;
+  return std::min(whole, std::max<std::int64_t>(divide_up(problem.h + problem.pad_h, 2) * 2, strip_input_rows(strips)));
 }
 
-inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide, int blocks = 1) {
+inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide, int blocks = 1,
+                          int strips = 1) {
   Config config{};
   config.shape = shape;
   config.blocks = blocks;
+  config.strips = strips;
   config.split = problem.accuracy == AccuracyClass::fp32;
   const int stage_channels = config.split ? channels : single::stage_channels(problem.dtype);
   config.stages = divide_up(problem.c, stage_channels);
@@ -117,10 +130,10 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
   config.filter_tiles = divide_up(problem.k, filter_tile);
   if (config.split) {
     config.column_tiles = list_columns(divide_up(problem.q(), tile_outputs));
-    config.pitch = image_pitch(problem);
-    config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), tile_rows);
-    config.items =
-        divide_up(config.row_tiles * config.column_tiles, tile_columns) * divide_up(config.filter_tiles, blocks);
+    config.pitch = image_pitch(problem, strips);
+    config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), strip_rows(strips));
+    config.items = divide_up(config.row_tiles * config.column_tiles, strips * tile_columns) *
+                   divide_up(config.filter_tiles, blocks);
   } else if (shape.listed) {
     config.column_tiles = list_columns(divide_up(problem.q(), tile_outputs));
     config.row_tiles = divide_up(problem.p(), shape.rows);
@@ -150,7 +163,10 @@ struct Rates {
   double step, end, nchw_end, element_step;
 };
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
-  if (config.split) return config.blocks == 1 ? Rates{1.55, 2.67, 4.6, 12.0} : Rates{1.40, 3.5, 0.0, 0.0};
+  if (config.split) {
+    if (config.blocks == 1) return {1.55, 2.67, 4.6, 12.0};
+    return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.50, 3.5, 0.0, 0.0};
+  }
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
   if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.15 : 0.97, floats ? 6.2 : 6.9, 0.0, 0.0};
   if (config.shape == single::small) return {floats ? 1.08 : 0.83, 0.9, 0.0, 0.0};
@@ -175,8 +191,12 @@ inline Config choose_config(const ConvProblem& problem, int processors) {
   if (problem.layout != Layout::nhwc || !loads_boxes(problem)) return best;
   if (best.split) {
     if (problem.k % 2 != 0 || processors < 2) return best;
-    const Config other = make_config(problem, single::wide, 2);
-    return kernel_us(problem, other, processors) < kernel_us(problem, best, processors) ? other : best;
+    for (int strips = 1; strips <= most_strips; ++strips) {
+      const Config other = make_config(problem, single::wide, 2, strips);
+      if (!other.has_numbers()) continue;
+      if (kernel_us(problem, other, processors) < kernel_us(problem, best, processors)) best = other;
+    }
+    return best;
   }
   if (problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0) return best;
   for (const single::Shape& shape : {single::narrow, single::small, single::list}) {

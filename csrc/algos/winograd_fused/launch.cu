@@ -12,7 +12,7 @@ namespace {
 
 cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
-// x [N, H, W, C] in boxes of some tiles, zeros outside. An item's first column in its block is a multiple of what 8 and
+// x [N, H, W, C] in boxes of some tiles, zeros outside. A strip's first column in its block is a multiple of what 8 and
 // the number of columns have in common, and so are the numbers of tiles. Pairs of rows are needed where blocks cross
 // images.
 Maps make_maps(const ConvProblem& problem, const Config& config, const float* x) {
@@ -23,8 +23,8 @@ Maps make_maps(const ConvProblem& problem, const Config& config, const float* x)
       const Box4 box{.c = channels, .w = raw_columns(tiles), .h = rows, .n = 1, .swizzled = false};
       return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
     };
-    maps.whole[tiles - 1] = make(input_rows);
-    if (config.pitch % tile_rows != 0) maps.pair[tiles - 1] = make(raw_copied_rows);
+    maps.whole[tiles - 1] = make(strip_input_rows(config.strips));
+    if (config.pitch % strip_rows(config.strips) != 0) maps.pair[tiles - 1] = make(raw_copied_rows);
   }
   return maps;
 }
@@ -62,6 +62,7 @@ void run_split(const ConvArgs& args, Config config, const float* x, Layout layou
       case Output::elements: return run(constant<Variant{1, boxed(), Output::elements}>);
     }
   };
+  if (config.strips == 2) return run(constant<Variant{2, true, Output::pairs, 2}>);
   if (config.blocks == 2) return run(constant<Variant{2, true, Output::pairs}>);
   boxes ? with_output(std::true_type{}) : with_output(std::false_type{});
 }

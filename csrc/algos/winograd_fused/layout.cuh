@@ -29,6 +29,7 @@ constexpr int launch_registers = launch_registers_of(block_threads);
 
 constexpr int group_frequencies = frequencies / consumer_groups;
 constexpr int half_groups = tile_rows / 2;  // an instruction's part of the tiles: 4 rows of 8
+static_assert(half_groups == strip_rows(most_strips));
 constexpr int positions = tile_rows * tile_columns;
 
 // Raw input, a stage: what the tiles of one block of rows read, then those of the next: [row][column][channel] float32.
@@ -37,16 +38,21 @@ constexpr int positions = tile_rows * tile_columns;
 constexpr int raw_column_bytes = channels * 4, raw_copied_rows = 2;
 __host__ __device__ constexpr int raw_columns(int tiles) { return tiles * tile_outputs + 3; }
 __host__ __device__ constexpr int raw_row_bytes(int tiles) { return raw_columns(tiles) * raw_column_bytes; }
+template <int strips>
 __host__ __device__ constexpr int raw_part_bytes(int tiles) {
-  return tiles > 0 ? input_rows * raw_row_bytes(tiles) : 0;
+  return tiles > 0 ? strip_input_rows(strips) * raw_row_bytes(tiles) : 0;
 }
-constexpr int raw_stage_bytes = raw_part_bytes(1) + raw_part_bytes(tile_columns - 1);
+template <int strips>
+constexpr int raw_strip_bytes = raw_part_bytes<strips>(1) + raw_part_bytes<strips>(tile_columns - 1);
 __device__ constexpr int slot_owner(int slot) { return slot % 2; }  // the block of a cluster that fills a slot of both
-static_assert(raw_row_bytes(1) % 128 == 64 && raw_part_bytes(1) % 128 == 0 && raw_stage_bytes % 128 == 0);
+static_assert(raw_row_bytes(1) % 128 == 64 && raw_part_bytes<1>(1) % 128 == 0 && raw_strip_bytes<1> % 128 == 0);
+static_assert(raw_part_bytes<2>(1) % 128 == 0 && raw_strip_bytes<2> % 128 == 0);
 
-// V, a stage: [f][hi, lo][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
+// V, a stage: [f][hi, lo][strip][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
 // producers' stores of 2 rows x 2 tiles x 16 channels then meet every bank once.
-constexpr int core_bytes = 128 + 32, v_row_bytes = 2 * core_bytes, v_plane_bytes = input_rows * v_row_bytes;
+constexpr int core_bytes = 128 + 32, v_row_bytes = 2 * core_bytes;
+template <int strips>
+constexpr int v_plane_bytes = strips * strip_input_rows(strips) * v_row_bytes;
 static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
 
 // Read again wherever it is needed: some roles have no register to keep it in.
@@ -58,8 +64,9 @@ __device__ __forceinline__ int lane_again() {
 
 // Items of a block and launch: a bit each says which must be repeated.
 constexpr int most_items = 2048;
-// Of an item: for each of its columns, in the first and in the second image that it meets.
+// Of an item: for each of its columns, in the first and in the second image that it meets, or of each strip.
 constexpr int scales = 2 * tile_columns;
+static_assert(scales == most_strips * tile_columns);
 
 // Keeps the compiler from deriving anything from a value before this point, which it would keep in registers.
 template <typename Integer>
@@ -99,7 +106,7 @@ struct Exchange<2> {
   alignas(8) std::uint64_t full[consumer_groups][4][tile_rows / 2], read[consumer_groups][4];
 };
 
-// What the transform needs to know of an item's column: in the first and in the second image.
+// What the transform needs to know of a strip's column: in the first and in the second image.
 struct alignas(16) Column {
   // Bytes from one pair of rows to the next; then bits: a scale that no sample supports, so that its largest |V| is
   // watched; one of any column of the warp; at the top the boundary (Part), an even number.
@@ -130,12 +137,13 @@ struct Variant {
   int blocks;  // of a cluster, which share the frequencies
   bool boxes;  // x is loaded by tensor copies, else by element
   Output output;
+  int strips = 1;  // of an item
 };
 
 template <Variant variant>
 struct Shared {
-  static constexpr int blocks = variant.blocks;
-  static constexpr int v_frequencies = frequencies / blocks, v_stage_bytes = v_frequencies * 2 * v_plane_bytes;
+  static constexpr int blocks = variant.blocks, strips = variant.strips;
+  static constexpr int v_frequencies = frequencies / blocks, v_stage_bytes = v_frequencies * 2 * v_plane_bytes<strips>;
   static constexpr int v_stages = 3, raw_stages = 2;
   using RawRing = hopper::RingCounter<raw_stages>;
   // Items whose outputs and largest values are remembered. One is prepared while the last stage of the one before is
@@ -143,7 +151,7 @@ struct Shared {
   static constexpr int item_slots = 6;
   static_assert(item_slots >= v_stages + 3);
 
-  alignas(128) unsigned char raw[raw_stages][raw_stage_bytes];
+  alignas(128) unsigned char raw[raw_stages][strips * raw_strip_bytes<strips>];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];
   Exchange<blocks> exchange;
   Outputs outputs[item_slots][positions];
@@ -151,7 +159,7 @@ struct Shared {
   unsigned watched[item_slots][producer_warps][scales], largest[item_slots][producer_warps];
   alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
   std::uint64_t prepared, last_stage;  // an item is prepared; the last stage of an item is there
-  Column columns[item_slots][tile_columns];
+  Column columns[item_slots][strips * tile_columns];
   float exact_largest[scales];  // of |x|, for an item that is repeated
   unsigned repeat[most_items / 32];
 };
@@ -208,7 +216,7 @@ struct ParamsOf {
 };
 using Params = ParamsOf<float>;
 
-// x for the tensor copies of class fp32, by the number of tiles less 1: all rows of an item, or two.
+// x for the tensor copies of class fp32, by the number of tiles less 1: all rows of a strip, or two.
 struct Maps {
   CUtensorMap whole[tile_columns], pair[tile_columns];
 };
@@ -229,9 +237,11 @@ __device__ __forceinline__ Item find_item(const ParamsOf<T>& params, unsigned it
   return result;
 }
 
-// The tiles of an item of class fp32 that lie in one block of rows. Rows of the item before `boundary` are from `row`
+// The tiles of a strip of class fp32 that lie in one block of rows. Rows of the strip before `boundary` are from `row`
 // on of image n, the others from the top of the next image.
+template <int strips>
 struct Part {
+  static constexpr int input_rows = strip_input_rows(strips);
   int n, row, boundary, q0;
 
   __device__ __forceinline__ int boundary_within() const { return min(boundary, input_rows); }
@@ -244,16 +254,20 @@ struct Place {
   int first, tiles;  // column of the first tile; tiles in that block, the others are the first ones of the next
 };
 
-__device__ __forceinline__ Place find_place(const Params& params, unsigned item) {
+// strip: of the item.
+template <int strips>
+__device__ __forceinline__ Place find_place(const Params& params, unsigned item, int strip) {
   params.by_filters.peel(item);
-  unsigned block = item * tile_columns;
+  unsigned block = (item * strips + strip) * tile_columns;
   const int first = static_cast<int>(params.by_columns.peel(block));
   return {block, first, min(tile_columns, static_cast<int>(params.by_columns.divisor()) - first)};
 }
-__device__ __forceinline__ Part find_part(const Params& params, const Place& place, bool second) {
-  unsigned image = (place.block + (second ? 1 : 0)) * tile_rows;
+template <int strips>
+__device__ __forceinline__ Part<strips> find_part(const Params& params, const Place& place, bool second) {
+  unsigned image = (place.block + (second ? 1 : 0)) * strip_rows(strips);
   const int pitch = static_cast<int>(params.by_rows.divisor()), row = static_cast<int>(params.by_rows.peel(image));
-  return {static_cast<int>(image), row, pitch % tile_rows == 0 ? input_rows : pitch - row,
+  const bool crosses = strips == 1 && pitch % tile_rows != 0;  // a canvas
+  return {static_cast<int>(image), row, crosses ? pitch - row : strip_input_rows(strips),
           second ? 0 : place.first * tile_outputs};
 }
 

@@ -32,9 +32,11 @@ __device__ __forceinline__ std::uint64_t core_descriptor(std::uint32_t address) 
 
 // sum = the products of one frequency and stage, of half of the rows or of all: nine, the small ones first, because the
 // tensor cores truncate their accumulator at every instruction (docs/numerics.md).
-template <int frequency, int half, int count>
+template <int strips, int frequency, int half, int count>
 __device__ __forceinline__ void multiply_rows(float (&sum)[count], const Filters& u, std::uint64_t stage) {
-  constexpr int high = 2 * frequency * v_plane_bytes + half * half_groups * v_row_bytes, low = high + v_plane_bytes;
+  constexpr int first_row = half * (strips == 1 ? half_groups : strip_input_rows(strips));
+  constexpr int high = 2 * frequency * v_plane_bytes<strips> + first_row * v_row_bytes;
+  constexpr int low = high + v_plane_bytes<strips>;
   hopper::fence_products();
   hopper::multiply<half_t, false>(sum, u[0][1], hopper::advance_descriptor(stage, high));
 #pragma unroll
@@ -62,17 +64,17 @@ __device__ __forceinline__ void promote(Half& total, Half& sum) {
 // One frequency of one stage, f of three, which lie in V from `first` on, in halves. On entry the second half of the
 // frequency before is under way; on exit that of this one. While one half is promoted the other keeps the tensor cores
 // busy. before_is_done: called when the frequency before has read V.
-template <int first, int f, typename Function>
+template <int strips, int first, int f, typename Function>
 __device__ __forceinline__ void multiply_halves(Totals& total, Half (&sum)[2], const Filters& u, Filters& next,
                                                 const uint4* next_source, std::uint64_t stage,
                                                 const Function& before_is_done) {
   constexpr int frequency = first + f, before = (f + group_frequencies - 1) % group_frequencies;
-  multiply_rows<frequency, 0>(sum[0], u, stage);
+  multiply_rows<strips, frequency, 0>(sum[0], u, stage);
   hopper::wait_for_products<1>();
   before_is_done();
   promote(total[before][1], sum[1]);
   load_filters(next, next_source);  // into registers that the frequency before has just left
-  multiply_rows<frequency, 1>(sum[1], u, stage);
+  multiply_rows<strips, frequency, 1>(sum[1], u, stage);
   hopper::wait_for_products<1>();
   promote(total[f][0], sum[0]);
 }
@@ -81,7 +83,7 @@ __device__ __forceinline__ void multiply_halves(Totals& total, Half (&sum)[2], c
 template <int first, int f>
 __device__ __forceinline__ void multiply_whole(Totals& total, float (&sum)[half_groups * 8], const Filters& u,
                                                Filters& next, const uint4* next_source, std::uint64_t stage) {
-  multiply_rows<first + f, 0>(sum, u, stage);
+  multiply_rows<1, first + f, 0>(sum, u, stage);
   load_filters(next, next_source);
   hopper::wait_for_products<0>();
   hopper::pin(sum);
@@ -103,6 +105,7 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
                                            ConsumerState& state) {
   using Memory = Shared<variant>;
   constexpr bool whole = variant.blocks == 1;
+  constexpr int strips = variant.strips;
   constexpr int first = variant.blocks == 1 ? group * group_frequencies : 0;
   constexpr int frequency_step = u_frequency_bytes / 16, stage_step = u_stage_bytes / 16;
   std::conditional_t<whole, float[half_groups * 8], Half[2]> sum;
@@ -128,12 +131,12 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
       release(state.v.slot);
     } else {
       // The stage before is released as soon as it has been read: the producers need every clock of two stages.
-      multiply_halves<first, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage, [&] {
+      multiply_halves<strips, first, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage, [&] {
         if (i > 0) release(previous);
       });
       previous = state.v.slot;
-      multiply_halves<first, 1>(total, sum, u[1], u[0], next, stage, [] {});
-      multiply_halves<first, 2>(total, sum, u[2], u[1], next + frequency_step, stage, [] {});
+      multiply_halves<strips, first, 1>(total, sum, u[1], u[0], next, stage, [] {});
+      multiply_halves<strips, first, 2>(total, sum, u[2], u[1], next + frequency_step, stage, [] {});
     }
     source = next;
     state.v.advance(Memory::v_stages);

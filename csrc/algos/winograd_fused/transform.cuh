@@ -7,18 +7,18 @@ namespace fastconv::algos::winograd_fused {
 
 constexpr int sharing = producer_warps / 2;  // warps of the same columns share the pairs of rows
 
-// A raw stage element by element, from any layout and alignment, by all producers. Zeros outside.
+// A raw stage of one strip element by element, from any layout and alignment, by all producers. Zeros outside.
 __device__ __forceinline__ void load_elements(const Params& params, unsigned char* raw, unsigned item,
                                               int first_channel, int thread) {
   forget(item);
-  const Place place = find_place(params, item);
+  const Place place = find_place<1>(params, item, 0);
 #pragma unroll 1
   for (int second = 0; second < 2; ++second) {
-    const Part part = find_part(params, place, second != 0);
+    const auto part = find_part<1>(params, place, second != 0);
     const int tiles = second != 0 ? tile_columns - place.tiles : place.tiles, columns = raw_columns(tiles);
     if (tiles == 0) break;
 #pragma unroll 1
-    for (int i = thread; i < input_rows * columns * channels; i += producer_threads) {
+    for (int i = thread; i < part.input_rows * columns * channels; i += producer_threads) {
       const int c = first_channel + i % channels, pixel = i / channels, r = pixel / columns;
       const int n = part.image_of(r), h = part.row_of(r) - params.pad_h;
       const int w = part.q0 - params.pad_w + pixel - r * columns;
@@ -27,7 +27,7 @@ __device__ __forceinline__ void load_elements(const Params& params, unsigned cha
       reinterpret_cast<float*>(raw)[i] =
           inside ? params.x[n * params.x_image + h * params.x_row + w * params.x_column + c * params.x_channel] : 0.0f;
     }
-    raw += raw_part_bytes(tiles);
+    raw += raw_part_bytes<1>(tiles);
   }
 }
 
@@ -60,8 +60,9 @@ __device__ __forceinline__ void transform_scaled(const float (&d)[frequencies], 
   v[5] = fmaf(d[1], scale, fmaf(d[3], scale * -2.5f, d[5] * scale));
 }
 
-// One tile, four channels: six columns to six frequencies, or to the `count` from `first` on. Returns the largest |hi|.
-template <int first, int count>
+// One tile, four channels: six columns to six frequencies, or to the `count` from `first` on, each of two planes of
+// `plane` bytes. Returns the largest |hi|.
+template <int first, int count, int plane>
 __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsigned char* v, float scale) {
   __half2 largest = __float2half2_rn(0.0f);
   float values[frequencies][4];
@@ -85,17 +86,21 @@ __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsi
     uint2 high, low;
     split(value[0], value[1], high.x, low.x, largest);
     split(value[2], value[3], high.y, low.y, largest);
-    *reinterpret_cast<uint2*>(v + (2 * f) * v_plane_bytes) = high;
-    *reinterpret_cast<uint2*>(v + (2 * f + 1) * v_plane_bytes) = low;
+    *reinterpret_cast<uint2*>(v + (2 * f) * plane) = high;
+    *reinterpret_cast<uint2*>(v + (2 * f + 1) * plane) = low;
   }
   return largest;
 }
 
-// One pass over the items, by the block `rank` of a cluster.
+// One pass over the items, by the block `rank` of a cluster. Of one strip the warps of the same columns take the pairs
+// of rows in turn; of two each has one.
 template <int rank, Variant variant>
 __device__ __forceinline__ void transform_items(const Params& params, Shared<variant>& shared, bool repeated, int warp,
                                                 TransformState<variant>& state) {
   using Memory = Shared<variant>;
+  constexpr int strips = variant.strips;
+  static_assert(strips == 1 || strips == sharing);
+  const int strip = strips == 1 ? 0 : warp / 2;
   Walk<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
@@ -113,9 +118,10 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
     };
     wait_for_raw();
     wait_bounded(shared_address(&shared.prepared), state.items.parity(), params.report, role_transform);
-    const Lane mine(warp, lane_again());
-    Column column = shared.columns[state.items.slot][mine.column];
-    unsigned offsets = mine.v() << 16 | (column.raw + mine.raw(column.raw_pair() / 2));
+    const Lane<> mine(warp, lane_again());
+    Column column = shared.columns[state.items.slot][strip * tile_columns + mine.column];
+    unsigned offsets = (strip * strip_input_rows(strips) * v_row_bytes + mine.v()) << 16 |
+                       (column.raw + mine.raw(column.raw_pair() / 2));
     __half2 largest = __float2half2_rn(0.0f);
 #pragma unroll 1
     for (bool last = false; !last;) {
@@ -128,10 +134,11 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
       const unsigned char* raw = shared.raw[state.raw.slot()];
       unsigned char* v = shared.v[state.v.slot()];
 #pragma unroll 1
-      for (unsigned pair = (warp / 2 + state.raw.count) % sharing; pair < row_pairs; pair += sharing) {
+      for (unsigned pair = strips == 1 ? (warp / 2 + state.raw.count) % sharing : 0; pair < row_pairs<strips>;
+           pair += sharing / strips) {
         forget(column.packed), forget(offsets);  // what is in them is not kept apart, for want of registers
-        const bool crosses = column.crosses(pair);
-        const __half2 here = transform_tile<rank * Memory::v_frequencies, Memory::v_frequencies>(
+        const bool crosses = strips == 1 && column.crosses(pair);
+        const __half2 here = transform_tile<rank * Memory::v_frequencies, Memory::v_frequencies, v_plane_bytes<strips>>(
             raw + (offsets & 0xffff) + pair * column.raw_pair(), v + (offsets >> 16) + 2 * pair * v_row_bytes,
             column.scale(crosses));
         largest = __hmax2_nan(largest, here);
@@ -139,9 +146,10 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
           unsigned bits = largest_bits(here);
 #pragma unroll
           for (int lanes = 1; lanes < 8; lanes *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, lanes));
-          const int which = crosses ? 1 : 0, lane = lane_again();
-          if (lane % 8 == 0 && (column.packed & Column::guessed << which) != 0) {
-            atomicMax(&shared.watched[state.items.slot][warp][which * tile_columns + Lane(warp, lane).column], bits);
+          const int image = crosses ? 1 : 0, lane = lane_again();
+          if (lane % 8 == 0 && (column.packed & Column::guessed << image) != 0) {
+            const int scale = (strip + image) * tile_columns + Lane<>(warp, lane).column;
+            atomicMax(&shared.watched[state.items.slot][warp][scale], bits);
           }
         }
       }
