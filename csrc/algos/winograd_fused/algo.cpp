@@ -36,7 +36,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const double rows = 16.0 * static_cast<double>(problem.q()) * static_cast<double>(problem.k);
   const double filters = 64.0 * static_cast<double>(problem.p()) * static_cast<double>(problem.q());
   constexpr auto limit = static_cast<double>(most_numbers);
-  if (!config.has_numbers() || image >= 1099511627776.0 || std::max(rows, filters) >= limit ||
+  if (!config.fits_31_bits() || image >= 1099511627776.0 || std::max(rows, filters) >= limit ||
       static_cast<double>(std::max({problem.n, problem.c, problem.h, problem.w, problem.k})) >= limit) {
     return Support::no("size", "the output has " + std::to_string(config.items) + " items, an image " +
                                    std::to_string(image) + " bytes, 16 of its rows " +

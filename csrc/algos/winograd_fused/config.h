@@ -99,7 +99,7 @@ struct Config {
     return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
   }
   // 31 bits number items, and, split, tiles and rows of all images. The last item may reach a little beyond.
-  bool has_numbers() const {
+  bool fits_31_bits() const {
     return std::max(items, row_tiles * std::max<std::int64_t>(column_tiles, strip_rows(strips))) < most_numbers;
   }
   static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -165,7 +165,7 @@ struct Rates {
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.split) {
     if (config.blocks == 1) return {1.55, 2.67, 4.6, 12.0};
-    return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.50, 3.5, 0.0, 0.0};
+    return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.44, 3.5, 0.0, 0.0};
   }
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
   if (config.shape == single::narrow) return {floats ? 1.35 : bf16 ? 1.15 : 0.97, floats ? 6.2 : 6.9, 0.0, 0.0};
@@ -193,7 +193,7 @@ inline Config choose_config(const ConvProblem& problem, int processors) {
     if (problem.k % 2 != 0 || processors < 2) return best;
     for (int strips = 1; strips <= most_strips; ++strips) {
       const Config other = make_config(problem, single::wide, 2, strips);
-      if (!other.has_numbers()) continue;
+      if (!other.fits_31_bits()) continue;
       if (kernel_us(problem, other, processors) < kernel_us(problem, best, processors)) best = other;
     }
     return best;

@@ -46,7 +46,7 @@ __device__ __forceinline__ Copy find_copy(const Params& params, const Maps& maps
   return copy;
 }
 
-// Of a raw stage.
+// What the copies of a stage bring.
 template <int strips>
 __device__ __forceinline__ unsigned copied_bytes(const Params& params, unsigned item) {
   unsigned bytes = 0;
@@ -92,7 +92,8 @@ __device__ __forceinline__ void load_items(const Params& params, const Maps& map
   }
 }
 
-// A lane's part of 2 rows x 4 tiles x 16 channels of a warp: one tile by four channels. Or, of one row, of 8 tiles.
+// A lane's part of what a warp has at a time, 16 channels of 2 rows x 4 tiles, or of one row x 8: a tile by four of
+// them.
 template <int warp_columns = tile_columns / 2>
 struct Lane {
   static constexpr unsigned column_lanes = 32 / warp_columns, rows = column_lanes / 4;
