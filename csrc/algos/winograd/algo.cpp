@@ -157,7 +157,8 @@ const Algorithm algorithm{"winograd_f2",
                           error_multiple,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          2.5};
 }  // namespace algos::winograd_f2
 
 namespace algos::winograd_f4 {
@@ -180,6 +181,7 @@ const Algorithm algorithm{"winograd_f4",
                           winograd_f4_error_multiple,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          8.1};
 }  // namespace algos::winograd_f4
 }  // namespace fastconv

@@ -175,7 +175,8 @@ const Algorithm algorithm{"winograd_megakernel",
                           error_multiple,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          10.5};
 
 }  // namespace fastconv::algos::winograd_megakernel
 
