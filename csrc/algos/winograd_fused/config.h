@@ -164,8 +164,9 @@ struct Rates {
   double step, end, nchw_end, element_step;
 };
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
+  const bool whole_pieces = problem.q() % tile_outputs == 0;  // NCHW: of 4 outputs, each stored at once
   if (config.split) {
-    if (config.blocks == 1) return {1.55, 2.67, 4.6, 12.0};
+    if (config.blocks == 1) return {1.55, 2.67, whole_pieces ? 4.6 : 16.6, 12.0};
     return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.45, 3.5, 0.0, 0.0};
   }
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
@@ -174,8 +175,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.shape == single::small) return {floats ? 1.08 : 0.77, floats ? 0.9 : 0.4, 0.0, 0.0};
   if (config.shape == single::list)
     return {floats ? 1.45 : bf16 ? 1.10 : 0.99, floats ? 3.2 : bf16 ? 2.0 : 2.1, 0.0, 0.0};
-  const double pieces =
-      problem.q() % tile_outputs == 0 ? 0.0 : 5.5;  // NCHW: rows that are no whole pieces of 4 outputs
+  const double pieces = whole_pieces ? 0.0 : 5.5;
   if (floats) return {1.2, 3.2, 7.6 + pieces, 20.0};
   return {bf16 ? 0.90 : 0.845, 2.0, 5.7 + pieces, 20.0};
 }
