@@ -1,5 +1,9 @@
 """The choice of an algorithm, over many problems and devices that are not there."""
 
+import json
+import math
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +13,8 @@ from fastconv import _C
 NAMES = [row["name"] for row in _C.algorithms()]
 MULTIPLES = {row["name"]: row["accuracy"] for row in _C.algorithms()}
 AUTO_ERROR_LIMIT = 4.0
+ROUNDOFFS = {row["name"]: row["fp32_roundoffs"] for row in _C.algorithms()}
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "h200"
 CLASSES = {"float16": "fp16", "bfloat16": "bf16", "other": "other"}
 
 
@@ -80,10 +86,86 @@ def test_choice(made, device):
             assert row["reason"] in str(caught.value)
         if row["auto_eligible"] and name != "torch":
             assert 0.0 < MULTIPLES[name][accuracy] <= AUTO_ERROR_LIMIT
+            if accuracy == "fp32" and device.type == _C.DeviceType.cuda:
+                terms = arguments["c"] // arguments["groups"] * arguments["r"] * arguments["s"]
+                assert ROUNDOFFS[name] <= 1.5 * 0.21 * math.sqrt(terms)
     choice = _C.choose("auto", problem, device)
     eligible = [row for row in rows.values() if row["auto_eligible"]]
     assert choice in eligible
     assert choice["cost_us"] == min(row["cost_us"] for row in eligible)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "few", "enough"),
+    [("winograd_f2", 4, 8), ("winograd_fused", 8, 16), ("winograd_f4", 64, 80), ("winograd_megakernel", 96, 128)],
+)
+def test_class_fp32_takes_winograd_from_where_a_direct_sum_errs_as_much(algorithm, few, enough):
+    """Its error hardly grows with the channels, a direct sum's does: docs/numerics.md."""
+
+    def eligible(c, precision, device):
+        problem = _C.ConvProblem(n=8, c=c, h=56, w=56, k=128, r=3, s=3, precision=precision, layout="nhwc")
+        row = next(row for row in _C.candidates(problem, device) if row["algorithm"] == algorithm)
+        assert row["ok"]
+        return row["auto_eligible"]
+
+    h200 = _C.h200_device()
+    assert not eligible(few, "fp32", h200)
+    assert eligible(enough, "fp32", h200)
+    assert eligible(few, "tf32", h200)
+    assert eligible(few, "fp32", _C.cpu_device(2))
+
+
+def measured(cls, files="layers*.json"):
+    """(row, problem) of every forward layer in the committed results of an H200."""
+    dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(cls, "float32")
+    precision = cls if dtype == "float32" else "fp32"
+    for path in sorted(RESULTS.glob(files)):
+        for row in json.loads(path.read_text())["rows"]:
+            if row["class"] == cls and row["pass"] == "forward":
+                sizes = {name: row[name] for name in ("n", "c", "h", "w", "k", "r", "s", "groups", "layout")}
+                pairs = {name: (row[name], row[name]) for name in ("stride", "padding", "dilation")}
+                yield row, _C.ConvProblem(**sizes, **pairs, dtype=dtype, precision=precision)
+
+
+@pytest.mark.parametrize("n", [64, 1])
+@pytest.mark.parametrize("cls", ["ieee", "fp32", "tf32", "fp16", "bf16"])
+def test_auto_takes_about_the_fastest_of_what_was_measured(cls, n):
+    """Costs may be off by more, as long as their order is right: in geometric mean 5 % are lost at most."""
+    losses = []
+    for row, problem in measured(cls, "layers.json"):
+        times = {name: us for name, us in row["algorithms"].items() if us}
+        times["torch"] = row["peers"]["torch_" + row["layout"]]
+        eligible = [row["algorithm"] for row in _C.candidates(problem, _C.h200_device()) if row["auto_eligible"]]
+        choice = _C.choose("auto", problem, _C.h200_device())["algorithm"]
+        if row["n"] == n:
+            losses.append(math.log(times[choice] / min(times[name] for name in eligible if name in times)))
+    assert len(losses) == 22
+    assert math.exp(sum(losses) / len(losses)) < 1.05
+
+
+def test_class_fp32_errs_at_most_half_as_much_again_as_cudnns_direct_sum():
+    """Whatever `auto` takes for the layers that were measured."""
+    direct = ("cudnn_implicit_gemm_nhwc", "cudnn_implicit_precomp_gemm_nhwc")
+    held = 0
+    for row, problem in measured("fp32"):
+        choice = _C.choose("auto", problem, _C.h200_device())["algorithm"]
+        errors = [row["peer_errors"][name] for name in direct if row["peer_errors"].get(name)]
+        if errors and choice in row["errors"]:
+            held += 1
+            assert row["errors"][choice]["l2"] <= 1.5 * max(errors), (row["layer"], row["n"], choice)
+    assert held > 60
+
+
+def test_stated_roundoffs_are_those_measured():
+    """For reductions up to twice as long as the one from which `auto` takes the algorithm."""
+    held = set()
+    for row, _ in measured("fp32"):
+        terms = row["c"] // row["groups"] * row["r"] * row["s"]
+        for name, stated in ROUNDOFFS.items():
+            if name in row["errors"] and 0.0 < terms <= 2.0 * (stated / (1.5 * 0.21)) ** 2:
+                held.add(name)
+                assert row["errors"][name]["l2"] <= 1.05 * stated * 2.0**-24, (row["layer"], row["n"], name)
+    assert held == {name for name, stated in ROUNDOFFS.items() if stated}
 
 
 @given(problems(), devices())
@@ -231,6 +313,27 @@ def test_what_follows_costs_pytorch_a_pass_and_ours_nothing(device):
     assert plain["torch"] < activated["torch"] < added["torch"]
     assert activated["implicit_gemm"] == plain["implicit_gemm"]
     assert added["torch"] - activated["torch"] > added["implicit_gemm"] - activated["implicit_gemm"]
+
+
+@pytest.mark.parametrize(
+    ("change", "converts"),
+    [
+        ({}, True),
+        ({"precision": "tf32", "dtype": "float32"}, True),
+        ({"precision": "fp32", "dtype": "float32"}, False),  # no tensor cores
+        ({"r": 1, "s": 1, "padding": (0, 0)}, False),  # a product of matrices as they lie
+        ({"r": 1, "s": 1, "padding": (0, 0), "h": 7, "w": 7}, True),  # not by pieces of 16 bytes
+        ({"r": 1, "s": 1, "padding": (0, 0), "stride": (2, 2)}, True),
+    ],
+)
+def test_pytorch_converts_nchw_for_tensor_cores(change, converts):
+    arguments = {"n": 8, "c": 64, "h": 56, "w": 56, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float16"}
+
+    def cost(layout):
+        problem = _C.ConvProblem(**arguments | change, layout=layout)
+        return _C.choose("torch", problem, _C.h200_device())["cost_us"]
+
+    assert (cost("nchw") > cost("nhwc") + 7.0) == converts
 
 
 @pytest.mark.parametrize(

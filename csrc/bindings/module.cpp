@@ -64,6 +64,7 @@ py::dict describe(const Algorithm& algorithm) {
   row["source"] = algorithm.source;
   row["devices"] = devices;
   row["accuracy"] = accuracy;
+  row["fp32_roundoffs"] = algorithm.fp32_roundoffs;
   return row;
 }
 

@@ -50,6 +50,9 @@ struct Algorithm {
   Support (*supports)(const ConvProblem& problem, const DeviceInfo& device);  // may assume supports_common() is yes
   ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);     // requires supports().ok
   PackedWeight (*packed_weight)(const ConvProblem& problem, const DeviceInfo& device);
+  // Class fp32 on CUDA: the relative L2 error in roundoffs of float32 (2^-24), of reductions so short that
+  // fp32_error_limit decides. Longer ones hardly add to it. 0: a plain sum's, or less.
+  double fp32_roundoffs = 0.0;
 };
 
 // An algorithm's weight gradient. `problem` is that of the forward convolution, without epilogue.
@@ -61,6 +64,10 @@ struct WeightGradient {
 
 // `auto` takes an algorithm only if its error is at most this multiple of PyTorch's own error in the class.
 inline constexpr double auto_error_limit = 4.0;
+
+// In class fp32 on CUDA also at most this multiple of the error of cuDNN's direct FP32 sum, which PyTorch's own may be
+// below (FFT) or above (Winograd): so many roundoffs times the root of the reduction's length (docs/numerics.md).
+inline constexpr double fp32_error_limit = 1.5, direct_roundoffs = 0.21;
 
 // For an algorithm that reads the plain weight.
 PackedWeight plain_weight(const ConvProblem& problem, const DeviceInfo& device);

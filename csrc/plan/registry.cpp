@@ -1,5 +1,7 @@
 #include "plan/registry.h"
 
+#include <cmath>
+
 #include "core/error.h"
 
 namespace fastconv {
@@ -83,6 +85,13 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
 
 bool is_library(const Algorithm& algorithm) { return std::string(algorithm.family) == "library"; }
 
+bool is_accurate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
+  if (algorithm.error_multiple(problem.accuracy) > auto_error_limit) return false;
+  if (problem.accuracy != AccuracyClass::fp32 || device.type == DeviceType::cpu) return true;
+  const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
+  return algorithm.fp32_roundoffs <= fp32_error_limit * direct_roundoffs * std::sqrt(terms);
+}
+
 }  // namespace
 
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
@@ -94,7 +103,7 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const
   }
   if (candidate.support.ok) {
     if (!empty) candidate.plan = algorithm.plan(problem, device);
-    candidate.auto_eligible = is_library(algorithm) || algorithm.error_multiple(problem.accuracy) <= auto_error_limit;
+    candidate.auto_eligible = is_library(algorithm) || is_accurate(algorithm, problem, device);
   }
   return candidate;
 }

@@ -103,10 +103,13 @@ std::string describe_tile(const lean::Plan& plan, AccuracyClass accuracy) {
 // on an H200 (docs/performance.md).
 double wgmma_cost_us(const wgmma::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   const bool single = plan.weights.mode == Mode::single;
-  const double rate = size_of(problem.dtype) == 2      ? 0.95
-                      : plan.weights.filter_tile == 48 ? (problem.n < 8 ? 1.0 : 1.1)
-                      : single                         ? 1.06
-                                                       : 1.0;
+  const bool narrow = plan.filter_tile == 64 && plan.splits == 1;
+  const double rate = size_of(problem.dtype) == 2               ? 0.95
+                      : plan.source == wgmma::Source::converted ? 0.99
+                      : plan.weights.filter_tile == 48          ? (problem.n < 8 ? 1.0 : 1.1)
+                      : single                                  ? 1.06
+                      : narrow                                  ? 1.04
+                                                                : 1.0;
   const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
   const double kernel_us = std::max(1e6 * wgmma::plan_clocks(plan, device.processors) / clocks_per_s,
                                     1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));

@@ -282,7 +282,7 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
                          (contributors > 1 ? factor.contributor * contributors * std::sqrt(filters / 64) : 0.0);
   const double bytes = problem.compulsory_bytes();
   // Elements of NCHW are stored one by one.
-  const double nchw = problem.layout == Layout::nchw ? 1.0 + 2.3e-6 * static_cast<double>(problem.output_numel()) : 0.0;
+  const double nchw = problem.layout == Layout::nchw ? 1.0 + 3.0e-6 * static_cast<double>(problem.output_numel()) : 0.0;
   return factor.launch + joining + nchw + 0.167e-6 * bytes + std::max(body, 1e6 * bytes / device.bandwidth_bytes_per_s);
 }
 

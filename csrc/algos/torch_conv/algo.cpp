@@ -1,6 +1,7 @@
 // PyTorch's own convolution: always fits, so `auto` always answers. Its run function lives in csrc/ops (it needs
 // torch).
 #include <algorithm>
+#include <cmath>
 
 #include "core/algorithm.h"
 
@@ -15,6 +16,38 @@ Support supports(const ConvProblem&, const DeviceInfo&) { return Support::yes();
 double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   return 10.0 + 1e6 * std::max(problem.direct_flops() / (2.2 * device.fp32_flops_per_s),
                                problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
+}
+
+// The tensor cores' kernels are NHWC inside: NCHW input and weight are converted before, output after, in three
+// launches; microseconds per million elements. Not so 1x1 kernels whose images are whole pieces of 16 bytes.
+double conversions_us(const ConvProblem& problem) {
+  const bool product = problem.r * problem.s == 1 && problem.stride_h * problem.stride_w == 1 &&
+                       problem.pad_h + problem.pad_w == 0 &&
+                       problem.h * problem.w * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
+  if (problem.layout == Layout::nhwc || product) return 0.0;
+  const double input_and_output =
+      static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
+  const double weight = static_cast<double>(problem.k * problem.c_per_group() * problem.r * problem.s);
+  return 7.5 + 1e-6 * ((problem.dtype == DType::f32 ? 2.1 : 1.75) * input_and_output + 4.5 * weight);
+}
+
+// cuDNN's tensor-core kernels of more than one tap, at any batch that fills the device: whole waves of tiles of 128
+// outputs x 128 filters, or of a half or a quarter of one where that leaves fewer processors idle, each a bit slower.
+// What of the shorter one of products and memory is not hidden comes on top.
+double products_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool tf32 = problem.accuracy == AccuracyClass::tf32;
+  const double filters = static_cast<double>(problem.k), channels = static_cast<double>(problem.c);
+  const double pixels = static_cast<double>(problem.n * problem.p() * problem.q());
+  const double tiles = std::ceil(pixels / 128.0) * std::max(1.0, filters / 128.0) / device.processors;
+  double waves = std::ceil(tiles);
+  waves = std::min(waves, 1.15 * std::ceil(2.0 * tiles) / 2.0);
+  waves = std::min(waves, 1.30 * std::ceil(4.0 * tiles) / 4.0);
+  const double peak = (tf32 ? 0.675 : 1.255) * device.fp16_tensor_flops_per_s;
+  const double filling = std::min(1.0, (filters + 16.0) / 128.0);
+  const double depth = tf32 ? 1.0 : channels / (channels + 9.5);  // a short reduction of one tap, in half types
+  const double products = problem.direct_flops() * (waves / tiles) / (peak * filling * depth);
+  const double memory = problem.compulsory_bytes() / device.bandwidth_bytes_per_s;
+  return 1e6 * (std::max(products, memory) + (tf32 ? 0.45 : 0.11) * std::min(products, memory));
 }
 
 // cuDNN with benchmark=True, fitted to the layer set on an H200 (benchmarks/results). A block walks the whole
@@ -42,22 +75,20 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
     return 4.0 + (few_channels ? 0.04 : 0.022) * terms +
            1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / bandwidth);
   }
-  // Tensor cores: tiles of 128 filters, NHWC inside; NCHW tensors are converted before and after. TF32 kernels need
-  // long reductions.
+  // Tensor cores: tiles of 128 filters. TF32 kernels need long reductions.
   const bool tf32 = problem.accuracy == AccuracyClass::tf32;
   const double peak = (tf32 ? 0.66 : 1.15) * device.fp16_tensor_flops_per_s;
   const double filling = std::min(1.0, (static_cast<double>(problem.k_per_group()) + 16.0) / 128.0);
   const double channels = static_cast<double>(problem.c_per_group());
   const double depth = tf32 ? terms / (terms + 140.0) : channels / (channels + 6.0);
-  const double conversions = nhwc ? 0.0 : 2.0 * problem.compulsory_bytes();
+  const double conversions = conversions_us(problem);
   const double terms_us = (tf32 ? 0.00226 : 0.00131) * terms;
   if (problem.n == 1 && problem.groups == 1 && problem.direct_flops() < 8e9) {  // caches are cold: launch and latency
     const double outputs =
         1e-6 * static_cast<double>(problem.output_numel()) * static_cast<double>(size_of(problem.dtype));
-    const double gflop = 1e-9 * problem.direct_flops(), conversions_us = 1e6 * conversions / bandwidth;
-    if (few_channels) return (problem.accuracy == AccuracyClass::bf16 ? 15.0 : 8.5) + 0.9 * outputs + conversions_us;
-    return (tf32 ? 10.2 + 1.18 * gflop + 0.92 * outputs : 9.2 + 0.53 * gflop + 1.2 * outputs) + terms_us +
-           conversions_us;
+    const double gflop = 1e-9 * problem.direct_flops();
+    if (few_channels) return (problem.accuracy == AccuracyClass::bf16 ? 15.0 : 8.5) + 0.9 * outputs + conversions;
+    return (tf32 ? 10.2 + 1.18 * gflop + 0.92 * outputs : 9.2 + 0.53 * gflop + 1.2 * outputs) + terms_us + conversions;
   }
   if (few_channels && problem.r * problem.s > 9) {  // large kernels of first layers
     // For 64 filters of 7x7 in FP16 cuDNN has a kernel.
@@ -67,14 +98,16 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
                          : fits                                  ? 0.137
                                                                  : 0.056) *
                         device.fp16_tensor_flops_per_s;
-    return 8.5 + 1e6 * (problem.direct_flops() / rate + conversions / bandwidth);
+    return 8.5 + 1e6 * problem.direct_flops() / rate + conversions;
+  }
+  if (!few_channels && problem.groups == 1 && problem.r * problem.s > 1) {
+    return (tf32 ? 13.3 : 11.5) + products_us(problem, device) + conversions;
   }
   // First layers: the number of outputs decides, one in the time of 8.6 bytes.
   const double bytes =
       std::max(problem.compulsory_bytes(), few_channels ? 8.6 * static_cast<double>(problem.output_numel()) : 0.0);
-  return (tf32 ? 11.0 + 0.002 * terms : 8.5 + 0.0014 * terms) +
-         1e6 *
-             (std::max(problem.direct_flops() / (peak * filling * depth), bytes / bandwidth) + conversions / bandwidth);
+  return (tf32 ? 11.0 + 0.002 * terms : 8.5 + 0.0014 * terms) + conversions +
+         1e6 * std::max(problem.direct_flops() / (peak * filling * depth), bytes / bandwidth);
 }
 
 // What follows the convolution takes passes over the output: the bias (on CUDA, where cuDNN is not asked to add it, by

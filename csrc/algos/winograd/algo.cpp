@@ -23,8 +23,13 @@ Support supports(const ConvProblem& problem, const char* name) {
 struct Work {
   double u_bytes, v_bytes, m_bytes, flops;  // U once, the rest for all tiles
 
-  // In an H200's L2 cache of 60 MB, between the stages.
-  bool stays_in_cache() const { return v_bytes + m_bytes < 32e6; }
+  // How fast the stages exchange V and M, as a part of the memory's bandwidth: so many bytes of them stay in an H200's
+  // L2 cache of 60 MB, beside what else is written and read there, and come faster.
+  double rate(double of_memory) const {
+    constexpr double cached_bytes = 24.5e6, of_cache = 1.5;
+    const double cached = std::min(1.0, cached_bytes / (v_bytes + m_bytes));
+    return 1.0 / (cached / of_cache + (1.0 - cached) / of_memory);
+  }
 };
 
 Work work(const ConvProblem& problem, const Config& config) {
@@ -36,26 +41,27 @@ Work work(const ConvProblem& problem, const Config& config) {
           2.0 * elements * products * static_cast<double>(config.c_pad) * static_cast<double>(problem.k)};
 }
 
-// Rates of memory beside our own product, as parts of the bandwidth.
-double transform_rate(const Work& w) { return w.stays_in_cache() ? 1.4 : 0.94; }
-double product_rate(const Work& w) { return w.stays_in_cache() ? 1.4 : 0.86; }
-constexpr double filter_rate = 0.78;
-
-// Of our own product: a block's units one after the other, a stage at 1.12 times the tensor cores' sustained rate
-// (which longer runs do not keep up), 17 % slower where units have 64 filters or fewer, and 0.3 to 0.5 us for a unit's
-// output; or the memory's time; 5 us for the first and the last unit. With it the series is within 4 % of an H200's at
-// batch 64 (docs/performance.md).
+// Of our own product: a block's units one after the other, a stage at 1.19 times the tensor cores' sustained rate
+// (which longer runs do not keep up) and 0.48 us for a unit's output; or the memory's time.
 double own_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Work& w) {
   const Held held = choose_held(config.frequencies(), config.chunk_tiles, problem.k, config.groups, device.processors);
   const ProductGrid grid(held, config.frequencies(), config.tiles, problem.k, device.processors);
-  const double columns = held == Held::tiles ? 1.17 * unit_filters(config.chunk_tiles) : held_filters;
+  const double columns = held == Held::tiles ? unit_filters(config.chunk_tiles) : held_filters;
   const double stage =
-      6.0 * unit_tiles * columns * product_channels / (1.12 * device.fp16_tensor_flops_per_s / device.processors);
-  const double unit = static_cast<double>(config.groups) * stage + (held == Held::tiles ? 0.3e-6 : 0.5e-6);
-  const double multiply = static_cast<double>(grid.block_units) * unit;
-  return std::max(multiply, (w.u_bytes / filter_rate + (w.v_bytes + w.m_bytes) / product_rate(w)) /
-                                device.bandwidth_bytes_per_s) +
-         5e-6;
+      6.0 * unit_tiles * columns * product_channels / (1.19 * device.fp16_tensor_flops_per_s / device.processors);
+  const double unit = static_cast<double>(config.groups) * stage + 0.48e-6;
+  return std::max(static_cast<double>(grid.block_units) * unit,
+                  (w.u_bytes + (w.v_bytes + w.m_bytes) / w.rate(0.84)) / device.bandwidth_bytes_per_s);
+}
+
+// The library's FP32 product: whole tiles of 64 x 64, or the memory's time; and a block walks the whole reduction.
+double plain_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device,
+                             const Work& w) {
+  const auto whole = [](std::int64_t size) { return static_cast<double>((size + 63) / 64 * 64); };
+  const double padding = whole(config.tiles) * whole(problem.k) / static_cast<double>(config.tiles * problem.k);
+  return std::max((w.u_bytes + w.v_bytes + w.m_bytes) / (0.85 * device.bandwidth_bytes_per_s),
+                  w.flops * padding / (1.07 * device.fp32_flops_per_s)) +
+         0.0163e-6 * static_cast<double>(config.c_pad);
 }
 
 // Each stage at the rate it was measured to reach on an H200 (docs/performance.md); they do not overlap. The GEMM is
@@ -65,23 +71,20 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double element = static_cast<double>(size_of(problem.dtype)), bandwidth = device.bandwidth_bytes_per_s;
   const double x_bytes = element * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double y_bytes = element * static_cast<double>(problem.output_numel()) * (problem.has_residual ? 2.0 : 1.0);
-  const bool turned = problem.layout == Layout::nchw;
-  const double own = transform_rate(w);
-  const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / ((config.own_product ? own : 0.85) * bandwidth);
-  const bool plain = config.mode == Mode::fp32;  // short or narrow products do not fill the library's tiles
-  const double width = static_cast<double>(std::min(problem.c, problem.k));
-  const double filling = problem.n == 1 ? 1.0 : std::min(1.0, 0.35 + width / 192.0);
-  const double rate = plain ? filling * device.fp32_flops_per_s : 0.95 * device.fp16_tensor_flops_per_s;
-  const double gemm_bytes = w.u_bytes + w.v_bytes + w.m_bytes;
+  const bool turned = problem.layout == Layout::nchw, plain = config.mode == Mode::fp32;
+  const double rate = config.own_product ? w.rate(0.95) : plain ? 0.6 : 0.86;  // of the transforms
+  const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / (rate * bandwidth);
   const double gemm = config.own_product ? own_product_seconds(problem, config, device, w)
-                                         : std::max(gemm_bytes / (0.92 * bandwidth), w.flops / rate);
-  const double output = (w.m_bytes + y_bytes) / ((turned ? 0.8 : config.own_product ? own : 0.9) * bandwidth);
-  const double filled = std::min(1.0, static_cast<double>(config.tiles) / 1000.0);
-  const double reduction_us = plain ? 0.04 * filled * static_cast<double>(problem.c) : 0.0;
-  // Three launches (our product counts its own); the larger tile's transforms take longer to walk, and a block of a
-  // product in FP32 arithmetic walks the whole reduction.
-  const double launches = config.own_product ? 4.1 + 0.85 * config.m : 11.0 + 1.2 * config.m;
-  return launches + reduction_us + (turned ? 3.0 : 0.0) + 1e6 * (input + gemm + output);
+                      : plain            ? plain_product_seconds(problem, config, device, w)
+                                         : std::max((w.u_bytes + w.v_bytes + w.m_bytes) / (0.92 * bandwidth),
+                                                    w.flops / (0.70 * device.fp16_tensor_flops_per_s));
+  const double output = (w.m_bytes + y_bytes) / ((turned ? std::min(rate, 0.8) : rate) * bandwidth);
+  // Three launches; the larger tile's transforms take longer to walk, and our own product's first and last units more
+  // channels.
+  const double launches = config.own_product ? 8.2 + 1.2 * config.m + 0.39 * static_cast<double>(config.groups)
+                          : plain            ? 9.0 + 1.4 * config.m
+                                             : 11.0 + 1.2 * config.m;
+  return launches + (turned ? 3.0 : 0.0) + 1e6 * (input + gemm + output);
 }
 
 // V and M stay in the caches, U comes from memory once per chunk. Constants: fitted to the 3x3 layers of VGG, ResNet,
@@ -154,7 +157,8 @@ const Algorithm algorithm{"winograd_f2",
                           error_multiple,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          2.5};
 }  // namespace algos::winograd_f2
 
 namespace algos::winograd_f4 {
@@ -177,6 +181,7 @@ const Algorithm algorithm{"winograd_f4",
                           winograd_f4_error_multiple,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          8.1};
 }  // namespace algos::winograd_f4
 }  // namespace fastconv

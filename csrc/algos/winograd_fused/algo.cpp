@@ -94,6 +94,7 @@ const Algorithm algorithm{"winograd_fused",
                           error_multiple,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          3.7};
 
 }  // namespace fastconv::algos::winograd_fused

@@ -63,48 +63,48 @@ double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceI
   return 20.0 + tasks + 1e6 * (transforms + filters + 2.0 * elements * c * k / rate);
 }
 
-// Class fp32: no layer that was measured is more than a few percent faster than with the staged kernels, so `auto` is
-// not to guess that another one would be.
-constexpr double pessimism = 1.2;
+// Times seen on an H200 (docs/performance.md), in us: the map's beginning and end, where nothing overlaps; 64 channels
+// of a product, and its output; 64 channels or filters of a tile in a transform. And the part of the shorter of
+// products and transforms that the longer does not hide.
+struct Rates {
+  double launch, chunk, product, transform, not_hidden;
+};
+constexpr Rates split_rates{21.6, 1.07, 0.96, 0.60, 0.565}, half_rates{17.9, 0.462, 1.22, 0.313, 0.42};
 
-// Fitted to an H200 (docs/performance.md): the products, the transforms by their bytes, of which the larger one hides
-// most of the smaller, and the map's beginning and end, where nothing overlaps.
 double cuda_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const DeviceInfo& device) {
   const TaskMap& map = cuda.map;
-  const double waves = std::ceil(static_cast<double>(map.gemms()) / device.processors);
-  const double gemm = waves * (1.25 * static_cast<double>(cuda.weights.chunks) + 2.0);
+  const bool halves = cuda.weights.form.parts == 1;
+  const Rates& rates = halves ? half_rates : split_rates;
+  const double gemms = static_cast<double>(map.gemms()) / device.processors + 1.1;  // the first and the last one wait
+  const double products = gemms * (rates.chunk * static_cast<double>(cuda.weights.chunks) + rates.product);
   const double items = static_cast<double>(map.inputs() + map.outputs()) * map.shapes.input_tiles;
-  const double streams = items / device.processors * 0.64;
+  const double transforms = rates.transform * items / device.processors;
+  const double nhwc = rates.launch + std::max(products, transforms) + rates.not_hidden * std::min(products, transforms);
+  const bool element_by_element = problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0 ||
+                                  (halves && problem.layout == Layout::nhwc && problem.k % 2 != 0);
   const double turned = 2.0 * static_cast<double>(turned_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
-  return 25.0 + pessimism * (std::max(gemm, streams) + 0.3 * std::min(gemm, streams) + 1e6 * turned);
-}
-
-// The same for half types: what the transforms add to the products, most of which wait for the caches.
-double half_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const DeviceInfo& device) {
-  const TaskMap& map = cuda.map;
-  const double waves = std::ceil(static_cast<double>(map.gemms()) / device.processors);
-  const double gemm = waves * (0.376 * static_cast<double>(cuda.weights.stages()) + 1.75);
-  const double items = static_cast<double>(map.inputs() + map.outputs()) * map.shapes.input_tiles;
-  const double nhwc = 16.3 + gemm + 0.178 * items / device.processors;
-  const bool element_by_element = problem.c % 8 != 0 || (problem.layout == Layout::nhwc && problem.k % 2 != 0);
-  const double turned = 2.0 * static_cast<double>(turned_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
-  const double scattered = problem.layout == Layout::nhwc ? 0.0 : 5e-12 * static_cast<double>(problem.output_numel());
-  return (element_by_element ? 2.0 : 1.0) * nhwc + 1e6 * (turned + scattered);
+  // NCHW output leaves in pieces of 4 values where rows are whole ones, else by single values (seen in half types).
+  const double scattered_us = problem.layout == Layout::nhwc ? 0.0
+                              : problem.q() % 4 == 0         ? 4e-6 * static_cast<double>(problem.output_numel())
+                                                             : 9.5e-6 * static_cast<double>(problem.output_numel());
+  return (element_by_element ? 2.0 : 1.0) * nhwc + 1e6 * turned + scattered_us;
 }
 
 // Fitted to an H200 (docs/performance.md): a multiprocessor's products one after the other, the last ones with fewer
-// teams at work; what of the transforms is not hidden, by their bytes; or, with few channels, the memory's time.
+// teams at work; what of the transforms is not hidden, by their bytes; or, with few channels, the memory's time, of
+// which V takes as many as there are blocks of filters.
 double ffma_cost_us(const ConvProblem& problem, const ffma::Plan& plan, const DeviceInfo& device) {
   const TaskMap& map = plan.map;
-  const double rate = 1.1 * device.fp32_flops_per_s / device.processors;
-  const double task = 0.45 + 1e6 * 2.0 * ffma::unit_tiles * ffma::block_filters * ffma::stage_channels *
-                                 static_cast<double>(plan.weights.stages) / rate;
-  const double rounds = std::ceil(static_cast<double>(map.gemms()) / device.processors);
-  const double elements = 36.0 * static_cast<double>(map.tiles) * static_cast<double>(problem.c + problem.k);
-  const double bytes = problem.compulsory_bytes() + 2.0 * elements * sizeof(float);
-  const double products = 18.0 + (rounds + 0.7) * task;
-  const double seconds = bytes / device.bandwidth_bytes_per_s;
-  const double cost = std::max(products + 1e6 * seconds / 2.6, 1e6 * seconds / 0.75);
+  const double rate = 1.15 * device.fp32_flops_per_s / device.processors;
+  const double task = 1e6 * 2.0 * ffma::unit_tiles * ffma::block_filters * ffma::stage_channels *
+                      static_cast<double>(plan.weights.stages) / rate;
+  const double tasks = static_cast<double>(map.gemms()) / device.processors + 0.6;
+  const double value_bytes = 36.0 * sizeof(float) * static_cast<double>(map.tiles);  // of a channel of V or M
+  const double v_bytes = value_bytes * static_cast<double>(problem.c);
+  const double bytes = problem.compulsory_bytes() + 2.0 * (v_bytes + value_bytes * static_cast<double>(problem.k));
+  const double again = v_bytes * static_cast<double>(plan.weights.filter_blocks - 1);
+  const double bandwidth = 1e-6 * device.bandwidth_bytes_per_s;
+  const double cost = std::max(29.0 + tasks * task + bytes / (3.0 * bandwidth), (bytes + again) / (0.8 * bandwidth));
   return device.compute_capability == 90 ? cost : 1.3 * cost;  // elsewhere nobody has measured it
 }
 
@@ -132,7 +132,7 @@ ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device, const I
                          turned_input_bytes(problem);
   const bool halves = detail->weights.form.parts == 1;
   plan.config = std::string(halves ? "1" : "3") + " x float16, " + describe(detail->map);
-  plan.cost_us = halves ? half_cost_us(problem, *detail, device) : cuda_cost_us(problem, *detail, device);
+  plan.cost_us = cuda_cost_us(problem, *detail, device);
   plan.detail = detail;
   return plan;
 }
@@ -175,7 +175,8 @@ const Algorithm algorithm{"winograd_megakernel",
                           error_multiple,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          10.5};
 
 }  // namespace fastconv::algos::winograd_megakernel
 
