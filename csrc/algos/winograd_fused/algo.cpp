@@ -1,5 +1,6 @@
 // One-dimensional Winograd F(4,3) along W in one kernel: nothing but x, U and y touches memory.
 #include <algorithm>
+#include <memory>
 #include <string>
 
 #include "algos/winograd_fused/config.h"
@@ -74,6 +75,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
       (config.turns > 1 ? ", " + std::to_string(config.turns) + " turns" : "");
   plan.workspace_bytes = transposed_input_bytes(problem);
   plan.cost_us = cuda_cost_us(problem, config, device);
+  plan.detail = std::make_shared<const Config>(config);
   return plan;
 }
 

@@ -86,6 +86,7 @@ constexpr int slot(int f) { return f == 0 ? 2 : f < 3 ? f - 1 : f; }
 // Stages of V that are kept for another turn.
 constexpr int kept_stages = 4;
 
+// So many numbers have 31 bits, less what the last item may reach beyond.
 constexpr std::int64_t most_numbers = (std::int64_t{1} << 31) - 64;
 
 struct Config {
@@ -102,7 +103,7 @@ struct Config {
   std::size_t u_bytes() const {
     return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
   }
-  // 31 bits number items, and, split, tiles and rows of all images. The last item may reach a little beyond.
+  // 31 bits number items, and, split, tiles and rows of all images.
   bool fits_31_bits() const {
     return std::max(items, row_tiles * std::max<std::int64_t>(column_tiles, strip_rows(strips))) < most_numbers;
   }
@@ -175,7 +176,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.split) {
     if (config.turns > 1) return {1.45, 2.67, 0.0, 0.0};
     if (config.blocks == 1) return {1.55, 2.67, 4.6, 12.0};
-    return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.44, 3.5, 0.0, 0.0};
+    return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.45, 3.5, 0.0, 0.0};
   }
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
   if (config.shape == single::narrow)

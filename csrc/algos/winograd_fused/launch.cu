@@ -72,7 +72,7 @@ void run_split(const ConvArgs& args, Config config, const float* x, Layout layou
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const Config config = choose_config(problem, runtime.device().processors);
+  const Config& config = *static_cast<const Config*>(args.detail);
   dispatch_dtype(problem.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto* x = static_cast<const T*>(args.x);

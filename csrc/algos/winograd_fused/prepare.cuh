@@ -92,8 +92,8 @@ __device__ __forceinline__ void load_items(const Params& params, const Maps& map
   }
 }
 
-// A lane's part of what a warp has at a time, 16 channels of 2 rows x 4 tiles, or of one row x 8: a tile by four of
-// them.
+// A lane's part of what a warp has at a time, 16 channels of 2 rows x 4 tiles, or of a row x 8 tiles: a tile by four
+// channels.
 template <int warp_columns = tile_columns / 2>
 struct Lane {
   static constexpr unsigned column_lanes = 32 / warp_columns, rows = column_lanes / 4;
@@ -114,30 +114,30 @@ __device__ __forceinline__ float largest_of(float4 a) {
 }
 
 // The largest of a sample of a lane's column: of `pairs` pairs of rows.
-template <typename Lane>
+template <typename Sampler>
 __device__ __forceinline__ float sample_column(const unsigned char* raw, int raw_pair, int pairs) {
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
 #pragma unroll
-    for (int row = 0; row < 2; row += Lane::rows) {
+    for (int row = 0; row < 2; row += Sampler::rows) {
       largest = fmaxf(largest,
                       largest_of(*reinterpret_cast<const float4*>(raw + pairs * (2 * i + 1) / 6 * raw_pair +
                                                                   row * (raw_pair / 2) + (1 + i) * raw_column_bytes)));
     }
   }
 #pragma unroll
-  for (unsigned lanes = 1; lanes < Lane::column_lanes; lanes *= 2) {
+  for (unsigned lanes = 1; lanes < Sampler::column_lanes; lanes *= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
   }
   return largest;
 }
 
 // The exponent for a column by its sample's largest; by that of its neighbours in the same block where it is zero.
-template <typename Lane>
+template <typename Sampler>
 __device__ __forceinline__ int guess_exponent(float largest, bool second) {
 #pragma unroll
-  for (unsigned lanes = Lane::column_lanes; lanes < 32; lanes *= 2) {
+  for (unsigned lanes = Sampler::column_lanes; lanes < 32; lanes *= 2) {
     const float other = __shfl_xor_sync(~0u, largest, lanes);
     const bool same = (__shfl_xor_sync(~0u, second ? 1 : 0, lanes) != 0) == second;
     if (largest == 0.0f && same) largest = other;
