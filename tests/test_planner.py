@@ -391,6 +391,29 @@ def test_winograd_fused_splits_the_frequencies_over_clusters(change, clusters):
     assert ("clusters of 2" in config) == clusters, config
 
 
+@pytest.mark.parametrize(
+    ("change", "turns"),
+    [
+        ({}, True),
+        ({"c": 36}, True),
+        ({"c": 32}, False),  # half of the room for V
+        ({"c": 68}, False),  # more than there is room for
+        ({"k": 64}, False),  # nothing to share
+        ({"k": 192}, False),  # the last turn would have no filters
+        ({"n": 1}, False),  # one wave of 64 filters
+        ({"c": 62}, False),  # no tensor copies
+        ({"layout": "nchw"}, False),
+    ],
+)
+def test_winograd_fused_keeps_v_for_a_second_turn(change, turns):
+    """Class fp32: V of up to 64 channels serves two blocks of filters where that costs no waves."""
+    geometry = {"n": 64, "c": 64, "h": 112, "w": 112, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float32"}
+    problem = _C.ConvProblem(**geometry | {"layout": "nhwc", "precision": "fp32"} | change)
+    rows = _C.candidates(problem, _C.h200_device())
+    config = next(row for row in rows if row["algorithm"] == "winograd_fused")["config"]
+    assert ("2 turns" in config) == turns, config
+
+
 @given(
     st.integers(1, 130), st.integers(1, 70), st.integers(1, 70), st.sampled_from([16, 128]), st.sampled_from([64, 128])
 )

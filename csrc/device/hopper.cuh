@@ -79,6 +79,11 @@ struct RingPosition {
   __device__ __forceinline__ void advance(int slots) {
     if (++slot == slots) slot = 0, parity ^= 1;
   }
+  // By `slots` at most.
+  __device__ __forceinline__ void go_back(int positions, int slots) {
+    slot -= positions;
+    if (slot < 0) slot += slots, parity ^= 1;
+  }
 };
 
 // The same for a number of slots that is a power of two, by a counter that never turns.

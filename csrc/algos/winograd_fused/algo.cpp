@@ -1,5 +1,6 @@
 // One-dimensional Winograd F(4,3) along W in one kernel: nothing but x, U and y touches memory.
 #include <algorithm>
+#include <memory>
 #include <string>
 
 #include "algos/winograd_fused/config.h"
@@ -65,13 +66,16 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const int times = config.split ? config.strips : config.shape.images;
   const std::string images = times == 1 ? "" : std::to_string(times) + "x";
   plan.config =
-      std::string(config.split ? "3 x" : "1 x") + " float16, items of " + std::to_string(filter_tile * config.blocks) +
+      std::string(config.split ? "3 x" : "1 x") + " float16, items of " +
+      std::to_string(filter_tile * config.blocks * config.turns) +
       " filters, " + images + std::to_string(rows) + "x" + std::to_string(width) + " outputs" +
       (!config.split && config.shape.listed ? " from a list, " : ", ") + std::to_string(config.stages) + " stages of " +
       std::to_string(config.u_steps / config.stages * channels) + ", " + (loads_boxes(problem) ? "boxes" : "elements") +
-      (config.blocks > 1 ? ", clusters of " + std::to_string(config.blocks) : "");
+      (config.blocks > 1 ? ", clusters of " + std::to_string(config.blocks) : "") +
+      (config.turns > 1 ? ", " + std::to_string(config.turns) + " turns" : "");
   plan.workspace_bytes = transposed_input_bytes(problem);
   plan.cost_us = cuda_cost_us(problem, config, device);
+  plan.detail = std::make_shared<const Config>(config);
   return plan;
 }
 

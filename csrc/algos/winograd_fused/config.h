@@ -83,6 +83,9 @@ constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32
 constexpr int slot(int f) { return f == 0 ? 2 : f < 3 ? f - 1 : f; }
 }  // namespace single
 
+// Stages of V that are kept for another turn.
+constexpr int kept_stages = 4;
+
 // So many numbers have 31 bits, less what the last item may reach beyond.
 constexpr std::int64_t most_numbers = (std::int64_t{1} << 31) - 64;
 
@@ -95,6 +98,7 @@ struct Config {
   std::int64_t pitch;                                         // split: rows from one image to the next
   int blocks;  // split: of a cluster, which share the frequencies of so many times 64 filters
   int strips;  // split: of an item
+  int turns;   // split: that V of an item serves, each with another 64 filters
 
   std::size_t u_bytes() const {
     return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
@@ -118,12 +122,17 @@ inline std::int64_t image_pitch(const ConvProblem& problem, int strips) {
   return std::min(whole, std::max<std::int64_t>(divide_up(problem.h + problem.pad_h, 2) * 2, strip_input_rows(strips)));
 }
 
-inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide, int blocks = 1,
-                          int strips = 1) {
+// What an item of class fp32 is: see Config.
+struct SplitItem {
+  int blocks = 1, strips = 1, turns = 1;
+};
+
+inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide, SplitItem item = {}) {
   Config config{};
   config.shape = shape;
-  config.blocks = blocks;
-  config.strips = strips;
+  config.blocks = item.blocks;
+  config.strips = item.strips;
+  config.turns = item.turns;
   config.split = problem.accuracy == AccuracyClass::fp32;
   const int stage_channels = config.split ? channels : single::stage_channels(problem.dtype);
   config.stages = divide_up(problem.c, stage_channels);
@@ -131,10 +140,10 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
   config.filter_tiles = divide_up(problem.k, filter_tile);
   if (config.split) {
     config.column_tiles = list_columns(divide_up(problem.q(), tile_outputs));
-    config.pitch = image_pitch(problem, strips);
-    config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), strip_rows(strips));
-    config.items = divide_up(config.row_tiles * config.column_tiles, strips * tile_columns) *
-                   divide_up(config.filter_tiles, blocks);
+    config.pitch = image_pitch(problem, item.strips);
+    config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), strip_rows(item.strips));
+    config.items = divide_up(config.row_tiles * config.column_tiles, item.strips * tile_columns) *
+                   divide_up(config.filter_tiles, item.blocks * item.turns);
   } else if (shape.listed) {
     config.column_tiles = list_columns(divide_up(problem.q(), tile_outputs));
     config.row_tiles = divide_up(problem.p(), shape.rows);
@@ -166,6 +175,7 @@ struct Rates {
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   const bool whole_pieces = problem.q() % tile_outputs == 0;  // NCHW: of 4 outputs, each stored at once
   if (config.split) {
+    if (config.turns > 1) return {1.45, 2.67, 0.0, 0.0};
     if (config.blocks == 1) return {1.55, 2.67, whole_pieces ? 4.6 : 16.6, 12.0};
     return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.45, 3.5, 0.0, 0.0};
   }
@@ -183,8 +193,8 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 // Whole waves of items.
 inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
   const Rates rates = rates_of(problem, config);
-  const double start = config.blocks > 1 ? 1.0 : 0.0;  // clusters start later
-  return start + static_cast<double>(divide_up(config.items, processors / config.blocks)) *
+  const double start = config.blocks > 1 ? 1.0 : config.turns > 1 ? 3.5 : 0.0;  // clusters, whole items start later
+  return start + static_cast<double>(divide_up(config.items, processors / config.blocks) * config.turns) *
                      (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
                       (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
 }
@@ -196,11 +206,16 @@ inline Config choose_config(const ConvProblem& problem, int processors) {
   if (problem.layout != Layout::nhwc || !loads_boxes(problem)) return best;
   if (best.split) {
     if (problem.k % 2 != 0 || processors < 2) return best;
-    for (int strips = 1; strips <= most_strips; ++strips) {
-      const Config other = make_config(problem, single::wide, 2, strips);
-      if (!other.fits_31_bits()) continue;
-      if (kernel_us(problem, other, processors) < kernel_us(problem, best, processors)) best = other;
-    }
+    const auto consider = [&](SplitItem item) {
+      const Config other = make_config(problem, single::wide, item);
+      if (other.fits_31_bits() && kernel_us(problem, other, processors) < kernel_us(problem, best, processors)) {
+        best = other;
+      }
+    };
+    for (int strips = 1; strips <= most_strips; ++strips) consider({.blocks = 2, .strips = strips});
+    // All of an item's V is kept, and is most of what there is room for.
+    const bool keeps = best.stages <= kept_stages && 2 * best.stages > kept_stages;
+    if (keeps && best.filter_tiles % 2 == 0) consider({.turns = 2});
     return best;
   }
   if (problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0) return best;

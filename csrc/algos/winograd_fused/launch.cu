@@ -62,6 +62,7 @@ void run_split(const ConvArgs& args, Config config, const float* x, Layout layou
       case Output::elements: return run(constant<Variant{1, boxed(), Output::elements}>);
     }
   };
+  if (config.turns == 2) return run(constant<Variant{1, true, Output::pairs, 1, 2}>);
   if (config.strips == 2) return run(constant<Variant{2, true, Output::pairs, 2}>);
   if (config.blocks == 2) return run(constant<Variant{2, true, Output::pairs}>);
   boxes ? with_output(std::true_type{}) : with_output(std::false_type{});
@@ -71,7 +72,7 @@ void run_split(const ConvArgs& args, Config config, const float* x, Layout layou
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const Config config = choose_config(problem, runtime.device().processors);
+  const Config& config = *static_cast<const Config*>(args.detail);
   dispatch_dtype(problem.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto* x = static_cast<const T*>(args.x);

@@ -138,18 +138,19 @@ struct Variant {
   bool boxes;  // x is loaded by tensor copies, else by element
   Output output;
   int strips = 1;  // of an item
+  int turns = 1;   // that an item's V serves, each with other filters
 };
 
 template <Variant variant>
 struct Shared {
   static constexpr int blocks = variant.blocks, strips = variant.strips;
   static constexpr int v_frequencies = frequencies / blocks, v_stage_bytes = v_frequencies * 2 * v_plane_bytes<strips>;
-  static constexpr int v_stages = 3, raw_stages = 2;
+  static constexpr int v_stages = variant.turns == 1 ? 3 : kept_stages, raw_stages = 2;
   using RawRing = hopper::RingCounter<raw_stages>;
   // Items whose outputs and largest values are remembered. One is prepared while the last stage of the one before is
   // transformed, which may wait for a slot of V: then the consumers are at the end of an item v_stages + 1 before that.
   static constexpr int item_slots = 6;
-  static_assert(item_slots >= v_stages + 3);
+  static_assert(item_slots >= v_stages + 3 || variant.turns > 1);  // whose items have most of the slots: two meet
 
   alignas(128) unsigned char raw[raw_stages][strips * raw_strip_bytes<strips>];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];
@@ -197,6 +198,8 @@ struct TransformState {
 // What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
 // loads under way seem to bound the rate of U (docs/performance.md).
 constexpr int most_shared_bytes = 195 * 1024;
+// Where V is kept for another turn, that is worth more.
+constexpr int most_kept_bytes = 227 * 1024;
 
 // What both kernels of this folder are told. T: of x and y.
 template <typename T>

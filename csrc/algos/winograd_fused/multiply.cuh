@@ -99,10 +99,11 @@ struct ConsumerState {
 
 // The whole reduction of an item. u[0] holds its first frequency, and at the end that of the next item. In one block
 // the warpgroups' products take turns: fewer instructions, and 4 to 6 % less time; in a cluster halves take 2 % less.
+// last_turn: V is not needed again.
 template <int group, Variant variant>
 __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>& shared, Totals& total,
                                            Filters (&u)[group_frequencies], const uint4* source, const uint4* next_item,
-                                           ConsumerState& state) {
+                                           bool last_turn, ConsumerState& state) {
   using Memory = Shared<variant>;
   constexpr bool whole = variant.blocks == 1;
   constexpr int strips = variant.strips;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
   }
   int previous = -1;  // slot of the stage before
   const auto release = [&](int slot) {
-    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
+    if (last_turn && threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
   };
 #pragma unroll 1
   for (int i = 0; i < params.stages; ++i) {

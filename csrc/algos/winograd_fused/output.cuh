@@ -184,10 +184,10 @@ __device__ __forceinline__ void mark(Shared<variant>& shared, unsigned ordinal) 
 template <int group, Variant variant>
 __device__ __forceinline__ void consume(const Params& params, Shared<variant>& shared, bool repeated,
                                         ConsumerState& state) {
-  constexpr int blocks = variant.blocks;
+  constexpr int blocks = variant.blocks, turns = variant.turns;
   constexpr Output output = variant.output;
-  // The filters of an item are its number's fastest part.
-  const auto filter_block_of = [&](unsigned item) { return static_cast<int>(params.by_filters.peel(item)); };
+  // The filters of an item are its number's fastest part: the block of those of its first turn.
+  const auto filter_block_of = [&](unsigned item) { return static_cast<int>(params.by_filters.peel(item)) * turns; };
   const auto filters_of = [&](int filter_block) {
     if (blocks > 1) {  // each warpgroup has half of them, of which the last may be none
       filter_block = min(blocks * filter_block + static_cast<int>(threadIdx.x) / 128, (params.k - 1) / filter_tile);
@@ -204,12 +204,13 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
   load_filters(u[1], source + u_frequency_bytes / 16);
 #pragma unroll 1
   for (bool more = true; more;) {
+    const bool last_turn = turns == 1 || filter_block % turns == turns - 1;
     const unsigned ordinal = walk.ordinal;
-    more = walk.next();
-    const int next = more ? filter_block_of(walk.number()) : filter_block;
+    if (last_turn) more = walk.next();
+    const int next = !last_turn ? filter_block + 1 : more ? filter_block_of(walk.number()) : filter_block;
     const uint4* next_source = filters_of(next);
     Totals total;
-    accumulate<group>(params, shared, total, u, source, next_source, state);
+    accumulate<group>(params, shared, total, u, source, next_source, last_turn, state);
     const bool again = !repeated && must_repeat(shared, state.item_slot);
     if (again) mark<group>(shared, ordinal);
     if (again && blocks == 1) {  // a cluster's other block may not know of it
@@ -224,7 +225,11 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
     } else {
       finish_pairs<group, false>(params, shared, total, filter_block, state);
     }
-    state.item_slot = (state.item_slot + 1) % Shared<variant>::item_slots;
+    if (last_turn) {
+      state.item_slot = (state.item_slot + 1) % Shared<variant>::item_slots;
+    } else {
+      state.v.go_back(params.stages, Shared<variant>::v_stages);
+    }
     filter_block = next;
     source = next_source;
   }
