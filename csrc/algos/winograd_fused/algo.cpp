@@ -65,14 +65,14 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const int width = config.split ? tile_columns * tile_outputs : config.shape.width();
   const int times = config.split ? config.strips : config.shape.images;
   const std::string images = times == 1 ? "" : std::to_string(times) + "x";
-  plan.config =
-      std::string(config.split ? "3 x" : "1 x") + " float16, items of " +
-      std::to_string(filter_tile * config.blocks * config.turns) +
-      " filters, " + images + std::to_string(rows) + "x" + std::to_string(width) + " outputs" +
-      (!config.split && config.shape.listed ? " from a list, " : ", ") + std::to_string(config.stages) + " stages of " +
-      std::to_string(config.u_steps / config.stages * channels) + ", " + (loads_boxes(problem) ? "boxes" : "elements") +
-      (config.blocks > 1 ? ", clusters of " + std::to_string(config.blocks) : "") +
-      (config.turns > 1 ? ", " + std::to_string(config.turns) + " turns" : "");
+  plan.config = std::string(config.split ? "3 x" : "1 x") + " float16, items of " +
+                std::to_string(filter_tile * config.blocks * config.turns) + " filters, " + images +
+                std::to_string(rows) + "x" + std::to_string(width) + " outputs" +
+                (!config.split && config.shape.listed ? " from a list, " : ", ") + std::to_string(config.stages) +
+                " stages of " + std::to_string(config.u_steps / config.stages * channels) + ", " +
+                (loads_boxes(problem) ? "boxes" : "elements") +
+                (config.blocks > 1 ? ", clusters of " + std::to_string(config.blocks) : "") +
+                (config.turns > 1 ? ", " + std::to_string(config.turns) + " turns" : "");
   plan.workspace_bytes = transposed_input_bytes(problem);
   plan.cost_us = cuda_cost_us(problem, config, device);
   plan.detail = std::make_shared<const Config>(config);
