@@ -336,6 +336,12 @@ def test_pytorch_converts_nchw_for_tensor_cores(change, converts):
     assert (cost("nchw") > cost("nhwc") + 7.0) == converts
 
 
+def fused_plan(geometry):
+    """What the planner says of winograd_fused for a problem on an H200."""
+    rows = _C.candidates(_C.ConvProblem(**geometry), _C.h200_device())
+    return next(row for row in rows if row["algorithm"] == "winograd_fused")
+
+
 @pytest.mark.parametrize(
     ("change", "outputs"),
     [
@@ -365,9 +371,7 @@ def test_pytorch_converts_nchw_for_tensor_cores(change, converts):
 def test_winograd_fused_fits_its_items_to_the_map(change, outputs):
     """Two or four images share an item, its tiles come from a list, or it is cut in two, where that saves waves."""
     geometry = {"n": 64, "c": 512, "h": 14, "w": 14, "k": 512, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float16"}
-    problem = _C.ConvProblem(**geometry | {"layout": "nhwc"} | change)
-    rows = _C.candidates(problem, _C.h200_device())
-    config = next(row for row in rows if row["algorithm"] == "winograd_fused")["config"]
+    config = fused_plan(geometry | {"layout": "nhwc"} | change)["config"]
     assert f" filters, {outputs} outputs" in config, config
 
 
@@ -385,9 +389,7 @@ def test_winograd_fused_fits_its_items_to_the_map(change, outputs):
 def test_winograd_fused_splits_the_frequencies_over_clusters(change, clusters):
     """Class fp32: two blocks share 128 filters where there are so many and tensors come and go by vectors."""
     geometry = {"n": 64, "c": 128, "h": 56, "w": 56, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float32"}
-    problem = _C.ConvProblem(**geometry | {"layout": "nhwc", "precision": "fp32"} | change)
-    rows = _C.candidates(problem, _C.h200_device())
-    config = next(row for row in rows if row["algorithm"] == "winograd_fused")["config"]
+    config = fused_plan(geometry | {"layout": "nhwc", "precision": "fp32"} | change)["config"]
     assert ("clusters of 2" in config) == clusters, config
 
 
@@ -408,9 +410,7 @@ def test_winograd_fused_splits_the_frequencies_over_clusters(change, clusters):
 def test_winograd_fused_keeps_v_for_a_second_turn(change, turns):
     """Class fp32: V of up to 64 channels serves two blocks of filters where that costs no waves."""
     geometry = {"n": 64, "c": 64, "h": 112, "w": 112, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float32"}
-    problem = _C.ConvProblem(**geometry | {"layout": "nhwc", "precision": "fp32"} | change)
-    rows = _C.candidates(problem, _C.h200_device())
-    config = next(row for row in rows if row["algorithm"] == "winograd_fused")["config"]
+    config = fused_plan(geometry | {"layout": "nhwc", "precision": "fp32"} | change)["config"]
     assert ("2 turns" in config) == turns, config
 
 
@@ -422,8 +422,6 @@ def test_winograd_fused_never_gains_by_more_work(n, h, w, c, k):
     geometry = {"n": n, "c": c, "h": h, "w": w, "k": k, "r": 3, "s": 3, "padding": (1, 1), "layout": "nhwc"}
 
     def cost(**change):
-        problem = _C.ConvProblem(**geometry | {"dtype": "float32", "precision": "fp32"} | change)
-        rows = _C.candidates(problem, _C.h200_device())
-        return next(row for row in rows if row["algorithm"] == "winograd_fused")["cost_us"]
+        return fused_plan(geometry | {"dtype": "float32", "precision": "fp32"} | change)["cost_us"]
 
     assert cost() <= min(cost(n=n + 1), cost(h=h + 1), cost(w=w + 1), cost(c=c + 16), cost(k=k + 64))
