@@ -9,7 +9,7 @@ import statistics
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from fastconv.models.compare import CLASS_DTYPE, ERROR_MULTIPLE, agreement, boun
 FORCED = "winograd_f4"
 CPU_BATCH = 2
 REFERENCE_PICTURES = 8  # of the batch, run in float64: GPUs do that slowly
-TIMED_PASSES = {"cpu": 2, "cuda": 10}
+TIMED_PASSES = {"cpu": 5, "cuda": 10}
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Pass:
 
     swapped of total convolutions are fastconv's; `ran` counts what these ran. difference, max_difference, top1: swapped
     against unswapped on the whole batch; bound: of `difference`. error, peer_error: of the swapped and the unswapped
-    logits against float64. ms, peer_ms: median time of one forward pass.
+    logits against float64. ms, peer_ms: median time of one forward pass, of both in turns.
     """
 
     network: str
@@ -131,7 +131,7 @@ def _run_network(
         exact = copy.deepcopy(model).to(device, torch.float64)(pictures[few].to(device, torch.float64))
         model = model.to(device, dtype)
         x = pictures.to(device, dtype)
-        plain, peer_ms = _timed(model, x)
+        plain = model(x)
         peer_error = agreement(_rows(plain, few), exact).relative_l2
     convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     multiples = {row.name: row.accuracy.get(precision, 0.0) for row in fastconv.algorithms()}
@@ -139,14 +139,15 @@ def _run_network(
     passes = []
     for algorithm in algorithms:
         with console.status(f"swapped, {algorithm}"), pytorch_class(precision, benchmark=device.type == "cuda"):
+            swapped = copy.deepcopy(model)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # nothing swapped: said below, as a failure
-                report = fastconv.swap_(model, algorithm=algorithm, precision=precision_of(precision))
-            layers = [module for module in model.modules() if isinstance(module, fastconv.Conv2d)]
-            output, ms = _timed(model, x)
+                report = fastconv.swap_(swapped, algorithm=algorithm, precision=precision_of(precision))
+            layers = [module for module in swapped.modules() if isinstance(module, fastconv.Conv2d)]
+            output = swapped(x)
+            peer_ms, ms = _timed([model, swapped], x)
             ran = Counter(str(layer.last_algorithm) for layer in layers)
             versus_plain, versus_exact = agreement(output, plain), agreement(_rows(output, few), exact)
-            report.undo()
         multiple = max([ERROR_MULTIPLE, *(multiples.get(name, 0.0) for name in ran)])
         passes.append(
             Pass(
@@ -176,21 +177,18 @@ def _rows(output: Tensor | tuple[Tensor, ...], rows: slice) -> Tensor | tuple[Te
     return output[rows] if isinstance(output, Tensor) else tuple(tensor[rows] for tensor in output)
 
 
-def _timed(model: nn.Module, x: Tensor) -> tuple[Any, float]:
-    """The output, and the median milliseconds of a forward pass after one to warm up."""
+def _timed(models: Sequence[nn.Module], x: Tensor) -> list[float]:
+    """Each model's median milliseconds of a forward pass: in turns, so that what slows the machine slows all."""
 
-    def seconds(call: Callable[[], Any]) -> float:
+    def milliseconds(model: nn.Module) -> float:
         begin = time.perf_counter()
-        call()
+        model(x)
         if x.is_cuda:
             torch.cuda.synchronize(x.device)
-        return time.perf_counter() - begin
+        return (time.perf_counter() - begin) * 1e3
 
-    output = model(x)
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
-    times = [seconds(lambda: model(x)) for _ in range(TIMED_PASSES[x.device.type])]
-    return output, statistics.median(times) * 1e3
+    turns = [[milliseconds(model) for model in models] for _ in range(1 + TIMED_PASSES[x.device.type])]
+    return [statistics.median(times) for times in zip(*turns[1:], strict=True)]  # the first one warms up
 
 
 def _print_pass(item: Pass, report: Any, console: Console) -> None:
