@@ -178,17 +178,24 @@ def _rows(output: Tensor | tuple[Tensor, ...], rows: slice) -> Tensor | tuple[Te
 
 
 def _timed(models: Sequence[nn.Module], x: Tensor) -> list[float]:
-    """Each model's median milliseconds of a forward pass: in turns, so that what slows the machine slows all."""
+    """Each model's median milliseconds of a forward pass: in turns, so that what slows the machine slows all.
+
+    They have run before: nothing warms them up here.
+    """
 
     def milliseconds(model: nn.Module) -> float:
+        synchronise()
         begin = time.perf_counter()
         model(x)
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
+        synchronise()
         return (time.perf_counter() - begin) * 1e3
 
-    turns = [[milliseconds(model) for model in models] for _ in range(1 + TIMED_PASSES[x.device.type])]
-    return [statistics.median(times) for times in zip(*turns[1:], strict=True)]  # the first one warms up
+    def synchronise() -> None:
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+
+    turns = [[milliseconds(model) for model in models] for _ in range(TIMED_PASSES[x.device.type])]
+    return [statistics.median(times) for times in zip(*turns, strict=True)]
 
 
 def _print_pass(item: Pass, report: Any, console: Console) -> None:
