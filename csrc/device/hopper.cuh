@@ -122,6 +122,15 @@ __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap
 __device__ __forceinline__ void prefetch_bulk(const void* source, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
 }
+// A grid's data into the L2 cache: each block asks for its share, by one thread.
+__device__ __forceinline__ void prefetch_share(const void* source, std::int64_t bytes) {
+  constexpr std::int64_t most = 16384;  // of a copy
+  const std::int64_t share = (bytes / gridDim.x + 128) / 128 * 128, end = min(bytes, share * (blockIdx.x + 1));
+#pragma unroll 1
+  for (std::int64_t at = share * blockIdx.x; at < end; at += most) {
+    prefetch_bulk(static_cast<const char*>(source) + at, static_cast<unsigned>(min(end - at, most)));
+  }
+}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }

@@ -42,6 +42,11 @@ __device__ __forceinline__ void initialise(Shared<variant>& shared) {
     hopper::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < most_items / 32; i += block_threads) shared.repeat[i] = 0;
+  constexpr int slot = Shared<variant>::rehearsed_slot;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < positions) shared.outputs[slot][thread] = {};
+  if (thread < producer_warps * scales) (&shared.watched[slot][0][0])[thread] = 0;
+  if (thread < producer_warps) shared.largest[slot][thread] = 0;
   if constexpr (variant.blocks == 1) {
     __syncthreads();
   } else {
@@ -51,7 +56,7 @@ __device__ __forceinline__ void initialise(Shared<variant>& shared) {
 
 template <int group, Variant variant>
 __device__ __forceinline__ void run_consumers(const Params& params, Shared<variant>& shared) {
-  ConsumerState state;
+  ConsumerState state{.item_slot = Shared<variant>::rehearsed_slot};
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
     consume<group>(params, shared, pass == 1, state);
@@ -102,6 +107,10 @@ __global__ void __launch_bounds__(block_threads, 1)
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<variant>*>(memory);
   initialise(shared);
+  if (threadIdx.x == block_threads - 32) {
+    const std::int64_t filter_tiles = (params.k + filter_tile - 1) / filter_tile;
+    hopper::prefetch_share(params.u, filter_tiles * params.stages * u_stage_bytes);
+  }
   const int role = static_cast<int>(threadIdx.x) / 128;
   const int group = variant.blocks == 1 ? role : hopper::block_rank();
   if (role == consumer_groups) {

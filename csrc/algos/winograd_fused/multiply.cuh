@@ -93,17 +93,17 @@ __device__ __forceinline__ void multiply_whole(Totals& total, float (&sum)[half_
 
 struct ConsumerState {
   hopper::RingPosition v;
-  int item_slot = 0;
+  int item_slot;
   unsigned exchanged = 0;  // parity of the items exchanged with another block
 };
 
-// The whole reduction of an item. u[0] holds its first frequency, and at the end that of the next item. In one block
-// the warpgroups' products take turns: fewer instructions, and 4 to 6 % less time; in a cluster halves take 2 % less.
-// last_turn: V is not needed again.
+// The whole reduction of an item (stages: all of its, or none). u[0] holds its first frequency, and at the end that of
+// the next item. In one block the warpgroups' products take turns: fewer instructions, and 4 to 6 % less time; in a
+// cluster halves take 2 % less. last_turn: V is not needed again.
 template <int group, Variant variant>
 __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>& shared, Totals& total,
                                            Filters (&u)[group_frequencies], const uint4* source, const uint4* next_item,
-                                           bool last_turn, ConsumerState& state) {
+                                           int stages, bool last_turn, ConsumerState& state) {
   using Memory = Shared<variant>;
   constexpr bool whole = variant.blocks == 1;
   constexpr int strips = variant.strips;
@@ -121,10 +121,10 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
     if (last_turn && threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
   };
 #pragma unroll 1
-  for (int i = 0; i < params.stages; ++i) {
+  for (int i = 0; i < stages; ++i) {
     wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report, role_multiply);
     const std::uint64_t stage = core_descriptor(shared_address(shared.v[0]) + state.v.slot * Memory::v_stage_bytes);
-    const uint4* const next = i + 1 == params.stages ? next_item : source + stage_step;
+    const uint4* const next = i + 1 == stages ? next_item : source + stage_step;
     if constexpr (whole) {
       multiply_whole<first, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage);
       multiply_whole<first, 1>(total, sum, u[1], u[0], next, stage);
@@ -145,7 +145,7 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
   if constexpr (!whole) {
     hopper::wait_for_products<0>();
     promote(total[group_frequencies - 1][1], sum[1]);
-    release(previous);
+    if (previous >= 0) release(previous);
   }
 }
 

@@ -202,15 +202,20 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
   const uint4* source = filters_of(filter_block);
   load_filters(u[0], source);
   load_filters(u[1], source + u_frequency_bytes / 16);
+  // First the end of an item without outputs is rehearsed, while the first V is prepared: its code comes from memory,
+  // which would take longer than all that it does.
 #pragma unroll 1
-  for (bool more = true; more;) {
+  for (bool more = true, rehearsal = !repeated; more; rehearsal = false) {
     const bool last_turn = turns == 1 || filter_block % turns == turns - 1;
     const unsigned ordinal = walk.ordinal;
-    if (last_turn) more = walk.next();
-    const int next = !last_turn ? filter_block + 1 : more ? filter_block_of(walk.number()) : filter_block;
+    int next = filter_block;
+    if (!rehearsal) {
+      if (last_turn) more = walk.next();
+      next = !last_turn ? filter_block + 1 : more ? filter_block_of(walk.number()) : filter_block;
+    }
     const uint4* next_source = filters_of(next);
     Totals total;
-    accumulate<group>(params, shared, total, u, source, next_source, last_turn, state);
+    accumulate<group>(params, shared, total, u, source, next_source, rehearsal ? 0 : params.stages, last_turn, state);
     const bool again = !repeated && must_repeat(shared, state.item_slot);
     if (again) mark<group>(shared, ordinal);
     if (again && blocks == 1) {  // a cluster's other block may not know of it
@@ -225,7 +230,7 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
     } else {
       finish_pairs<group, false>(params, shared, total, filter_block, state);
     }
-    if (last_turn) {
+    if (last_turn || rehearsal) {
       state.item_slot = (state.item_slot + 1) % Shared<variant>::item_slots;
     } else {
       state.v.go_back(params.stages, Shared<variant>::v_stages);

@@ -25,18 +25,13 @@ __device__ __forceinline__ void initialise(Shared<T, shape>& shared) {
   __syncthreads();
 }
 
-// U into the L2 cache, a part by each block: in the first round of items, memory is too far away for the few pieces of
-// U that the registers look ahead.
+// U into the L2 cache: in the first round of items, memory is too far away for the few pieces of U that the registers
+// look ahead.
 template <typename T, Shape shape>
 __device__ __forceinline__ void prefetch_filters(const Params<T>& params) {
-  constexpr std::int64_t most = 16384;  // of a copy
   const std::int64_t tiles = (params.k + filter_tile - 1) / filter_tile;
-  const std::int64_t bytes = tiles * params.stages * (Stage<T, shape>::steps * u_step * std::int64_t{sizeof(uint4)});
-  const std::int64_t share = (bytes / gridDim.x + 128) / 128 * 128, end = min(bytes, share * (blockIdx.x + 1));
-#pragma unroll 1
-  for (std::int64_t at = share * blockIdx.x; at < end; at += most) {
-    hopper::prefetch_bulk(reinterpret_cast<const char*>(params.u) + at, static_cast<unsigned>(min(end - at, most)));
-  }
+  hopper::prefetch_share(params.u,
+                         tiles * params.stages * (Stage<T, shape>::steps * u_step * std::int64_t{sizeof(uint4)}));
 }
 
 // Between the passes every thread has said all that it knows of items to be repeated.
