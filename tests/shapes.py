@@ -148,6 +148,10 @@ NARROW = [
     Shape(50, 8, 12, 27, 72, 3, 3, padding=(1, 1)),  # its fp32 items in two strips of 4 rows
     Shape(88, 12, 6, 20, 136, 3, 3, padding=(0, 2)),  # likewise: strips of 6 columns of tiles
 ]
+# The same on a GPU alone, for a CPU too large.
+CROWDED = [
+    Shape(150, 52, 30, 31, 66, 3, 3, padding=(1, 1)),  # V of winograd_fused's fp32 items serves two blocks of filters
+]
 
 SMALL = [*UNIT_3X3, *POINTWISE, *DEPTHWISE, *GENERAL]
 SHAPES = [*SMALL, *LARGER]
