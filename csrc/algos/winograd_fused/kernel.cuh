@@ -42,11 +42,13 @@ __device__ __forceinline__ void initialise(Shared<variant>& shared) {
     hopper::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < most_items / 32; i += block_threads) shared.repeat[i] = 0;
-  constexpr int slot = Shared<variant>::rehearsed_slot;
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread < positions) shared.outputs[slot][thread] = {};
-  if (thread < producer_warps * scales) (&shared.watched[slot][0][0])[thread] = 0;
-  if (thread < producer_warps) shared.largest[slot][thread] = 0;
+  if constexpr (Shared<variant>::rehearses) {
+    constexpr int slot = Shared<variant>::rehearsed_slot;
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < positions) shared.outputs[slot][thread] = {};
+    if (thread < producer_warps * scales) (&shared.watched[slot][0][0])[thread] = 0;
+    if (thread < producer_warps) shared.largest[slot][thread] = 0;
+  }
   if constexpr (variant.blocks == 1) {
     __syncthreads();
   } else {
@@ -56,7 +58,7 @@ __device__ __forceinline__ void initialise(Shared<variant>& shared) {
 
 template <int group, Variant variant>
 __device__ __forceinline__ void run_consumers(const Params& params, Shared<variant>& shared) {
-  ConsumerState state{.item_slot = Shared<variant>::rehearsed_slot};
+  ConsumerState state{.item_slot = Shared<variant>::rehearses ? Shared<variant>::rehearsed_slot : 0};
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
     consume<group>(params, shared, pass == 1, state);

@@ -151,7 +151,9 @@ struct Shared {
   // transformed, which may wait for a slot of V: then the consumers are at the end of an item v_stages + 1 before that.
   static constexpr int item_slots = 6;
   static_assert(item_slots >= v_stages + 3 || variant.turns > 1);  // whose items have most of the slots: two meet
-  static constexpr int rehearsed_slot = item_slots - 1;  // before the first item, one without outputs (consume)
+  // In front of the first item the end of one without outputs is rehearsed (consume), in the slot before.
+  static constexpr bool rehearses = blocks == 1;
+  static constexpr int rehearsed_slot = item_slots - 1;
 
   alignas(128) unsigned char raw[raw_stages][strips * raw_strip_bytes<strips>];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];

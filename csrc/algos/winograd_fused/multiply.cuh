@@ -145,7 +145,7 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
   if constexpr (!whole) {
     hopper::wait_for_products<0>();
     promote(total[group_frequencies - 1][1], sum[1]);
-    if (previous >= 0) release(previous);
+    release(previous);
   }
 }
 

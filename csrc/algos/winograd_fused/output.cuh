@@ -202,10 +202,11 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
   const uint4* source = filters_of(filter_block);
   load_filters(u[0], source);
   load_filters(u[1], source + u_frequency_bytes / 16);
-  // First the end of an item without outputs is rehearsed, while the first V is prepared: its code comes from memory,
-  // which would take longer than all that it does.
+  // In one block, first the end of an item without outputs is rehearsed, while the first V is prepared: its code comes
+  // from memory, which would take longer than all that it does. A cluster has less code, and its blocks would wait for
+  // each other: there it is a loss.
 #pragma unroll 1
-  for (bool more = true, rehearsal = !repeated; more; rehearsal = false) {
+  for (bool more = true, rehearsal = Shared<variant>::rehearses && !repeated; more; rehearsal = false) {
     const bool last_turn = turns == 1 || filter_block % turns == turns - 1;
     const unsigned ordinal = walk.ordinal;
     int next = filter_block;
