@@ -6,14 +6,14 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-// As the kernel begins: what reads it later reads it again, instead of keeping it.
+// threadIdx.x for the kernel's first lines alone: if later ones shared it, ptxas would keep it in local memory.
 __device__ __forceinline__ int thread_now() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
 }
 
-// What the consumers initialise. Others see it after the block's barrier.
+// By the consumers (barriers of raw input: start_loading). The block's barrier follows.
 template <typename T, Shape shape>
 __device__ __forceinline__ void initialise(Shared<T, shape>& shared, int thread) {
   if (thread == 0) {
