@@ -122,13 +122,15 @@ __device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap
 __device__ __forceinline__ void prefetch_bulk(const void* source, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
 }
-// A grid's data into the L2 cache: each block asks for its share, by one thread.
-__device__ __forceinline__ void prefetch_share(const void* source, std::int64_t bytes) {
-  constexpr std::int64_t most = 16384;  // of a copy
-  const std::int64_t share = (bytes / gridDim.x + 128) / 128 * 128, end = min(bytes, share * (blockIdx.x + 1));
+// A grid's data into the L2 cache, so many pieces of that many bytes: each block asks for its share, by one thread.
+template <unsigned piece>
+__device__ __forceinline__ void prefetch_pieces(const void* source, unsigned pieces) {
+  static_assert(piece % 128 == 0);
+  constexpr unsigned copied = 16384 / piece;  // by a copy at most
+  const unsigned share = pieces / gridDim.x + 1, first = share * blockIdx.x, end = min(pieces, first + share);
 #pragma unroll 1
-  for (std::int64_t at = share * blockIdx.x; at < end; at += most) {
-    prefetch_bulk(static_cast<const char*>(source) + at, static_cast<unsigned>(min(end - at, most)));
+  for (unsigned at = first; at < end; at += copied) {
+    prefetch_bulk(static_cast<const char*>(source) + std::int64_t{at} * piece, min(end - at, copied) * piece);
   }
 }
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {

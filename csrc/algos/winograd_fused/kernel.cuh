@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(block_threads, 1)
   auto& shared = *reinterpret_cast<Shared<variant>*>(memory);
   initialise(shared);
   if (threadIdx.x == block_threads - 32) {
-    const std::int64_t filter_tiles = (params.k + filter_tile - 1) / filter_tile;
-    hopper::prefetch_share(params.u, filter_tiles * params.stages * u_stage_bytes);
+    const unsigned tiles = (params.k + filter_tile - 1) / filter_tile;
+    hopper::prefetch_pieces<u_stage_bytes / 8>(params.u, tiles * params.stages * 8);
   }
   const int role = static_cast<int>(threadIdx.x) / 128;
   const int group = variant.blocks == 1 ? role : hopper::block_rank();

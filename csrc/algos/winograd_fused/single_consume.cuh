@@ -18,6 +18,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
     return params.u + block * params.stages * (Stage<T, shape>::steps * u_step) +
            group * group_frequencies * u_frequency + threadIdx.x % 128;
   };
+  if (output == Output::filters && repeated) hopper::wait_for_writing<0>();  // of what is written again
   if (!walk.next()) return;
   constexpr int pieces = u_depth(shape) * taps;
   Filters u[u_depth(shape)];
@@ -67,7 +68,6 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
     if (!repeated && bad != 0.0f) atomicOr(&shared.repeat[ordinal / 32], 1u << ordinal % 32);
     ++state.item;
   }
-  if constexpr (output == Output::filters) hopper::wait_for_writing<0>();
 }
 
 }  // namespace fastconv::algos::winograd_fused::single

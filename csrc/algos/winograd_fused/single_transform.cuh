@@ -40,15 +40,10 @@ struct ProducerState {
   }
 };
 
-// On to the next item, if there is one. Only here, since what it takes would delay the first warp at every stage.
+// Where an item's input starts.
 template <Shape shape, typename T>
-__device__ __forceinline__ void load_next_item(const Params<T>& params, LoaderState<shape>& state,
-                                               const unsigned* repeat) {
-  Walk<Params<T>> walk{params, repeat, state.ordinal};
-  state.n = -1, state.stage = 0;
-  if (!walk.next()) return;
-  const Item item = find_item<shape>(params, walk.number());
-  state.ordinal = walk.ordinal;
+__device__ __forceinline__ void locate_item(const Params<T>& params, LoaderState<shape>& state, unsigned number) {
+  const Item item = find_item<shape>(params, number);
   state.w = item.q0 - params.pad_w, state.h = item.p0 - params.pad_h, state.n = item.n;
   if constexpr (shape.listed) {
     const Item left = left_part(params, item);
@@ -56,14 +51,22 @@ __device__ __forceinline__ void load_next_item(const Params<T>& params, LoaderSt
   }
 }
 
-// The next tensor copy, ahead of the stage that is transformed. One thread.
+// On to the next item, if there is one. Only here, since what it takes would delay the first warp at every stage.
+template <Shape shape, typename T>
+__device__ __forceinline__ void load_next_item(const Params<T>& params, LoaderState<shape>& state,
+                                               const unsigned* repeat) {
+  Walk<Params<T>> walk{params, repeat, state.ordinal};
+  state.n = -1, state.stage = 0;
+  if (!walk.next()) return;
+  state.ordinal = walk.ordinal;
+  locate_item<shape>(params, state, walk.number());
+}
+
+// Starts a tensor copy of a stage of an item.
 template <typename T, Shape shape>
-__device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtensorMap (&maps)[input_maps(shape)],
-                                           Shared<T, shape>& shared, const unsigned* repeat) {
-  LoaderState<shape> state = shared.loader;
-  if (state.n < 0) return;
+__device__ __forceinline__ void start_copy(const Params<T>& params, const CUtensorMap (&maps)[input_maps(shape)],
+                                           Shared<T, shape>& shared, LoaderState<shape>& state) {
   const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot]);
-  wait_bounded(shared_address(&shared.raw_empty[state.raw.slot]), state.raw.parity ^ 1, params.report, role_load);
   const std::uint32_t target = shared_address(shared.raw[state.raw.slot]);
   const int channel = state.stage * Stage<T, shape>::channels;
   if constexpr (shape.listed) {
@@ -78,8 +81,38 @@ __device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtens
     hopper::copy_box(target, maps[0], channel, state.w, state.h, state.n, full);
   }
   state.raw.advance(Stage<T, shape>::raw_stages);
-  if (++state.stage == params.stages) load_next_item<shape>(params, state, repeat);
+  ++state.stage;
+}
+
+// The next tensor copy, ahead of the stage that is transformed. One thread.
+template <typename T, Shape shape>
+__device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtensorMap (&maps)[input_maps(shape)],
+                                           Shared<T, shape>& shared, const unsigned* repeat) {
+  LoaderState<shape> state = shared.loader;
+  if (state.n < 0) return;
+  wait_bounded(shared_address(&shared.raw_empty[state.raw.slot]), state.raw.parity ^ 1, params.report, role_load);
+  start_copy(params, maps, shared, state);
+  if (state.stage == params.stages) load_next_item<shape>(params, state, repeat);
   shared.loader = state;
+}
+
+// The first tensor copy of a launch, by one thread: with as few instructions as it takes, since those come from afar,
+// too. The thread initialises the barriers of raw input.
+template <typename T, Shape shape, bool boxes>
+__device__ __forceinline__ void start_loading(const Params<T>& params, const CUtensorMap (&maps)[input_maps(shape)],
+                                              Shared<T, shape>& shared) {
+  if constexpr (boxes) {
+    hopper::prefetch_map(maps[input_maps(shape) - 1]);
+    for (int i = 0; i < Stage<T, shape>::raw_stages; ++i) {
+      hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
+      hopper::barrier_init(shared_address(&shared.raw_empty[i]), producer_warps);
+    }
+    hopper::barrier_init_fence();
+    LoaderState<shape> state{};
+    locate_item<shape>(params, state, params.first_item + blockIdx.x);
+    start_copy(params, maps, shared, state);
+    shared.loader = state;
+  }
 }
 
 // Bits of the largest absolute value of 16 bytes, as float32. NaN counts as very large.
@@ -401,11 +434,13 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
                                        : thread >= producer_threads - 32 && lane % 8 == 0 && lane / 8 < shape.images;
   const unsigned* repeat = repeated ? shared.repeat : nullptr;
   if (boxes && thread == 0) {
-    LoaderState<shape> state = shared.loader;
-    state.ordinal = ~0u;
-    load_next_item<shape>(params, state, repeat);
-    shared.loader = state;
-    for (int i = 0; i < Stage<T, shape>::raw_stages - 1; ++i) issue_copy(params, maps, shared, repeat);
+    if (repeated || params.stages == 1) {
+      LoaderState<shape> state = shared.loader;
+      if (repeated) state.ordinal = ~0u;
+      load_next_item<shape>(params, state, repeat);
+      shared.loader = state;
+    }
+    for (int i = repeated ? 0 : 1; i < Stage<T, shape>::raw_stages - 1; ++i) issue_copy(params, maps, shared, repeat);
   }
   Walk<Params<T>> walk{params, repeat};
   while (walk.next()) {
