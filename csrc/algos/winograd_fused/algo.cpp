@@ -66,7 +66,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const int times = config.split ? config.strips : config.shape.images;
   const std::string images = times == 1 ? "" : std::to_string(times) + "x";
   plan.config = std::string(config.split ? "3 x" : "1 x") + " float16, items of " +
-                std::to_string(filter_tile * config.blocks * config.turns) + " filters, " + images +
+                std::to_string(filter_tile * config.item_filter_tiles * config.turns) + " filters, " + images +
                 std::to_string(rows) + "x" + std::to_string(width) + " outputs" +
                 (!config.split && config.shape.listed ? " from a list, " : ", ") + std::to_string(config.stages) +
                 " stages of " + std::to_string(config.u_steps / config.stages * channels) + ", " +
