@@ -180,7 +180,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.split) {
     if (config.turns > 1) return {1.45, 2.67, 0.0, 0.0};
     if (config.blocks == 1) return {1.55, 2.67, whole_pieces ? 4.6 : 16.6, 12.0};
-    if (config.item_filter_tiles < config.blocks) return {1.08, config.strips == 1 ? 2.0 : 2.4, 0.0, 0.0};
+    if (config.item_filter_tiles < config.blocks) return {1.15, config.strips == 1 ? 1.9 : 2.0, 0.0, 0.0};
     return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.45, 3.5, 0.0, 0.0};
   }
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
@@ -197,11 +197,8 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 // Whole waves of items.
 inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
   const Rates rates = rates_of(problem, config);
-  // Clusters and whole items start later. Of half an item, what is not beside another's products is half as long.
-  const double start = config.item_filter_tiles < config.blocks ? -3.5
-                       : config.blocks > 1                      ? 1.0
-                       : config.turns > 1                       ? 3.5
-                                                                : 0.0;
+  // Whole items start later. Of half an item, what is not beside another's products is half as long.
+  const double start = config.turns > 1 ? 3.5 : config.item_filter_tiles < config.blocks ? -2.5 : 0.0;
   return start + static_cast<double>(divide_up(config.items, processors / config.blocks) * config.turns) *
                      (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
                       (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
