@@ -96,10 +96,12 @@ struct Config {
   std::int64_t u_steps;                                       // 16 channels of U
   std::int64_t filter_tiles, column_tiles, row_tiles, items;  // split: of a block; blocks
   std::int64_t pitch;                                         // split: rows from one image to the next
-  int blocks;                                                 // split: of a cluster, which share the frequencies
-  int strips;                                                 // split: of an item
-  int turns;              // split: that V of an item serves, each with other filters
-  int item_filter_tiles;  // split: of a turn of an item
+
+  // split:
+  int blocks;             // of a cluster, which share the frequencies
+  int strips;             // of an item
+  int turns;              // that V of an item serves, each with other filters
+  int item_filter_tiles;  // of a turn of an item
 
   std::size_t u_bytes() const {
     return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
