@@ -145,12 +145,14 @@ NARROW = [
     Shape(530, 8, 9, 5, 8, 3, 3, padding=(1, 0)),
     Shape(70, 8, 26, 26, 72, 3, 3, padding=(1, 1)),  # tiles of two images in an item of winograd_fused
     Shape(17, 8, 52, 51, 8, 3, 3, padding=(1, 1)),
-    Shape(50, 8, 12, 27, 72, 3, 3, padding=(1, 1)),  # its fp32 items in two strips of 4 rows
+    Shape(50, 8, 12, 27, 72, 3, 3, padding=(1, 1)),  # its fp32 items in two strips of 4 rows, of 64 filters in clusters
     Shape(88, 12, 6, 20, 136, 3, 3, padding=(0, 2)),  # likewise: strips of 6 columns of tiles
 ]
 # The same on a GPU alone, for a CPU too large.
 CROWDED = [
     Shape(150, 52, 30, 31, 66, 3, 3, padding=(1, 1)),  # V of winograd_fused's fp32 items serves two blocks of filters
+    Shape(64, 100, 14, 13, 72, 3, 3, padding=(1, 1)),  # its fp32 items of 128 filters in clusters
+    Shape(53, 36, 12, 20, 72, 3, 3, padding=(1, 1)),  # likewise, in two strips of 4 rows
 ]
 
 SMALL = [*UNIT_3X3, *POINTWISE, *DEPTHWISE, *GENERAL]

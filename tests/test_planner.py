@@ -404,6 +404,27 @@ def test_winograd_fused_splits_the_frequencies_over_clusters(change, clusters):
 
 
 @pytest.mark.parametrize(
+    ("change", "halves"),
+    [
+        ({}, True),
+        ({"n": 1}, True),
+        ({"n": 1, "k": 512}, True),
+        ({"h": 28, "w": 28, "n": 21}, True),
+        ({"n": 128}, False),  # one wave of whole items
+        ({"h": 28, "w": 28}, False),  # three waves, of whole items two
+        ({"n": 64, "k": 128}, False),  # two waves, of items of 128 filters one
+        ({"k": 47}, False),  # no vectors of filters
+        ({"c": 190}, False),  # no tensor copies
+        ({"layout": "nchw"}, False),
+    ],
+)
+def test_winograd_fused_shares_items_of_64_filters_between_two_blocks(change, halves):
+    """Class fp32: a cluster has 64 filters instead of 128 where multiprocessors would be idle else."""
+    config = fused_fp32_plan(**{"c": 192, "h": 14, "w": 14, "k": 48} | change)["config"]
+    assert ("items of 64 filters" in config and "clusters of 2" in config) == halves, config
+
+
+@pytest.mark.parametrize(
     ("change", "turns"),
     [
         ({}, True),

@@ -50,7 +50,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
   const double turned =
       2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
-  return (config.split ? 16.0 : 7.3) + kernel_us(problem, config, device.processors) + 1e6 * turned;
+  return (config.split ? 12.0 : 7.3) + kernel_us(problem, config, device.processors) + 1e6 * turned;
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
@@ -66,7 +66,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const int times = config.split ? config.strips : config.shape.images;
   const std::string images = times == 1 ? "" : std::to_string(times) + "x";
   plan.config = std::string(config.split ? "3 x" : "1 x") + " float16, items of " +
-                std::to_string(filter_tile * config.blocks * config.turns) + " filters, " + images +
+                std::to_string(filter_tile * config.item_filter_tiles * config.turns) + " filters, " + images +
                 std::to_string(rows) + "x" + std::to_string(width) + " outputs" +
                 (!config.split && config.shape.listed ? " from a list, " : ", ") + std::to_string(config.stages) +
                 " stages of " + std::to_string(config.u_steps / config.stages * channels) + ", " +

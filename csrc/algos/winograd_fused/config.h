@@ -96,9 +96,12 @@ struct Config {
   std::int64_t u_steps;                                       // 16 channels of U
   std::int64_t filter_tiles, column_tiles, row_tiles, items;  // split: of a block; blocks
   std::int64_t pitch;                                         // split: rows from one image to the next
-  int blocks;  // split: of a cluster, which share the frequencies of so many times 64 filters
-  int strips;  // split: of an item
-  int turns;   // split: that V of an item serves, each with another 64 filters
+
+  // split:
+  int blocks;             // of a cluster, which share the frequencies
+  int strips;             // of an item
+  int turns;              // that V of an item serves, each with other filters
+  int item_filter_tiles;  // of a turn of an item
 
   std::size_t u_bytes() const {
     return static_cast<std::size_t>(filter_tiles * u_steps) * (split ? u_stage_bytes : u_stage_bytes / 2);
@@ -122,9 +125,10 @@ inline std::int64_t image_pitch(const ConvProblem& problem, int strips) {
   return std::min(whole, std::max<std::int64_t>(divide_up(problem.h + problem.pad_h, 2) * 2, strip_input_rows(strips)));
 }
 
-// What an item of class fp32 is: see Config.
+// What an item of class fp32 is: see Config. With as many times 64 filters as blocks, each warpgroup of a block has 64
+// of them or half of the frequencies; of fewer it has half of the positions.
 struct SplitItem {
-  int blocks = 1, strips = 1, turns = 1;
+  int blocks = 1, strips = 1, turns = 1, filter_tiles = blocks;
 };
 
 inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide, SplitItem item = {}) {
@@ -133,6 +137,7 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
   config.blocks = item.blocks;
   config.strips = item.strips;
   config.turns = item.turns;
+  config.item_filter_tiles = item.filter_tiles;
   config.split = problem.accuracy == AccuracyClass::fp32;
   const int stage_channels = config.split ? channels : single::stage_channels(problem.dtype);
   config.stages = divide_up(problem.c, stage_channels);
@@ -143,7 +148,7 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
     config.pitch = image_pitch(problem, item.strips);
     config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), strip_rows(item.strips));
     config.items = divide_up(config.row_tiles * config.column_tiles, item.strips * tile_columns) *
-                   divide_up(config.filter_tiles, item.blocks * item.turns);
+                   divide_up(config.filter_tiles, item.filter_tiles * item.turns);
   } else if (shape.listed) {
     config.column_tiles = list_columns(divide_up(problem.q(), tile_outputs));
     config.row_tiles = divide_up(problem.p(), shape.rows);
@@ -177,6 +182,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.split) {
     if (config.turns > 1) return {1.45, 2.67, 0.0, 0.0};
     if (config.blocks == 1) return {1.55, 2.67, whole_pieces ? 4.6 : 16.6, 12.0};
+    if (config.item_filter_tiles < config.blocks) return {1.15, config.strips == 1 ? 1.9 : 2.0, 0.0, 0.0};
     return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.45, 3.5, 0.0, 0.0};
   }
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
@@ -193,7 +199,8 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 // Whole waves of items.
 inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
   const Rates rates = rates_of(problem, config);
-  const double start = config.blocks > 1 ? 1.0 : config.turns > 1 ? 3.5 : 0.0;  // clusters, whole items start later
+  // Whole items start later. Of half an item, what is not beside another's products is half as long.
+  const double start = config.turns > 1 ? 3.5 : config.item_filter_tiles < config.blocks ? -2.5 : 0.0;
   return start + static_cast<double>(divide_up(config.items, processors / config.blocks) * config.turns) *
                      (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
                       (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
@@ -212,7 +219,9 @@ inline Config choose_config(const ConvProblem& problem, int processors) {
         best = other;
       }
     };
-    for (int strips = 1; strips <= most_strips; ++strips) consider({.blocks = 2, .strips = strips});
+    for (int strips = 1; strips <= most_strips; ++strips) {
+      for (int tiles = 1; tiles <= 2; ++tiles) consider({.blocks = 2, .strips = strips, .filter_tiles = tiles});
+    }
     // All of an item's V is kept, and is most of what there is room for.
     const bool keeps = best.stages <= kept_stages && 2 * best.stages > kept_stages;
     if (keeps && best.filter_tiles % 2 == 0) consider({.turns = 2});

@@ -63,8 +63,12 @@ void run_split(const ConvArgs& args, Config config, const float* x, Layout layou
     }
   };
   if (config.turns == 2) return run(constant<Variant{1, true, Output::pairs, 1, 2}>);
-  if (config.strips == 2) return run(constant<Variant{2, true, Output::pairs, 2}>);
-  if (config.blocks == 2) return run(constant<Variant{2, true, Output::pairs}>);
+  const auto with_strips = [&](auto strips) {
+    if (config.item_filter_tiles == 1) return run(constant<Variant{2, true, Output::pairs, strips(), 1, 1}>);
+    run(constant<Variant{2, true, Output::pairs, strips()}>);
+  };
+  if (config.strips == 2) return with_strips(std::integral_constant<int, 2>{});
+  if (config.blocks == 2) return with_strips(std::integral_constant<int, 1>{});
   boxes ? with_output(std::true_type{}) : with_output(std::false_type{});
 }
 

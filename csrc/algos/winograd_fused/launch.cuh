@@ -47,7 +47,7 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, 
           .stages = as_int(config.stages),
           .first_item = 0,
           .end_item = 0,
-          .by_filters = divide(divide_up(config.filter_tiles, config.blocks * config.turns)),
+          .by_filters = divide(divide_up(config.filter_tiles, config.item_filter_tiles * config.turns)),
           .by_columns = divide(config.column_tiles),
           .by_rows = divide(config.split ? config.pitch : config.row_tiles)};
 }

@@ -87,12 +87,12 @@ struct alignas(16) Outputs {
 };
 
 // What the frequencies' owners give each other at the end of an item.
-template <int blocks>
+template <int blocks, int halves>
 struct Exchange;
 // The warpgroups of a block: three sums of half of the outputs, a row at a time, or (pairs.cuh) one sum in six, two
 // rows at a time.
 template <>
-struct Exchange<1> {
+struct Exchange<1, 2> {
   union {
     alignas(128) float4 sums[consumer_groups][group_frequencies][128];
     float4 pairs[consumer_groups][2][128];
@@ -100,10 +100,11 @@ struct Exchange<1> {
 };
 // A warp and its like in the cluster's other block: one sum in six, all at once. A barrier for each two rows that come,
 // and one that says that the other block has read what it was given.
-template <>
-struct Exchange<2> {
-  alignas(128) float4 pairs[tile_rows / 2][consumer_groups][2][128];
-  alignas(8) std::uint64_t full[consumer_groups][4][tile_rows / 2], read[consumer_groups][4];
+template <int halves>
+struct Exchange<2, halves> {
+  static constexpr int parts = halves * half_groups / 2;
+  alignas(128) float4 pairs[parts][consumer_groups][2][128];
+  alignas(8) std::uint64_t full[consumer_groups][4][parts], read[consumer_groups][4];
 };
 
 // What the transform needs to know of a strip's column: in the first and in the second image.
@@ -137,13 +138,17 @@ struct Variant {
   int blocks;  // of a cluster, which share the frequencies
   bool boxes;  // x is loaded by tensor copies, else by element
   Output output;
-  int strips = 1;  // of an item
-  int turns = 1;   // that an item's V serves, each with other filters
+  int strips = 1;             // of an item
+  int turns = 1;              // that an item's V serves, each with other filters
+  int filter_tiles = blocks;  // of a turn of an item
+
+  // Of the positions, that a warpgroup has: half of them, if it shares its filters and frequencies with the other.
+  constexpr int halves() const { return filter_tiles == blocks ? 2 : 1; }
 };
 
 template <Variant variant>
 struct Shared {
-  static constexpr int blocks = variant.blocks, strips = variant.strips;
+  static constexpr int blocks = variant.blocks, strips = variant.strips, halves = variant.halves();
   static constexpr int v_frequencies = frequencies / blocks, v_stage_bytes = v_frequencies * 2 * v_plane_bytes<strips>;
   static constexpr int v_stages = variant.turns == 1 ? 3 : kept_stages, raw_stages = 2;
   using RawRing = hopper::RingCounter<raw_stages>;
@@ -157,7 +162,7 @@ struct Shared {
 
   alignas(128) unsigned char raw[raw_stages][strips * raw_strip_bytes<strips>];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];
-  Exchange<blocks> exchange;
+  Exchange<blocks, halves> exchange;
   Outputs outputs[item_slots][positions];
   // Bits of the largest |V|, scaled, of a warp: for scales that are a mere guess, and of all.
   unsigned watched[item_slots][producer_warps][scales], largest[item_slots][producer_warps];

@@ -8,7 +8,8 @@
 namespace fastconv::algos::winograd_fused {
 
 using Half = float[half_groups * 4];  // of one frequency: 64 filters x 4 rows x 8 tiles
-using Totals = Half[group_frequencies][2];
+template <int halves>
+using Totals = Half[group_frequencies][halves];
 using Filters = std::uint32_t[taps][2][4];  // U of one frequency and stage: [r][hi, lo]
 
 // 16 bytes of U for each filter row, hi and lo. Volatile: issued here, not where it is used.
@@ -30,12 +31,15 @@ __device__ __forceinline__ std::uint64_t core_descriptor(std::uint32_t address) 
          (address & 0x3ffff) >> 4;
 }
 
+// Rows of V from those of the first half of the positions to those of the second.
+template <int strips>
+constexpr int half_rows = strips == 1 ? half_groups : strip_input_rows(strips);
+
 // sum = the products of one frequency and stage, of half of the rows or of all: nine, the small ones first, because the
 // tensor cores truncate their accumulator at every instruction (docs/numerics.md).
 template <int strips, int frequency, int half, int count>
 __device__ __forceinline__ void multiply_rows(float (&sum)[count], const Filters& u, std::uint64_t stage) {
-  constexpr int first_row = half * (strips == 1 ? half_groups : strip_input_rows(strips));
-  constexpr int high = 2 * frequency * v_plane_bytes<strips> + first_row * v_row_bytes;
+  constexpr int high = 2 * frequency * v_plane_bytes<strips> + half * half_rows<strips> * v_row_bytes;
   constexpr int low = high + v_plane_bytes<strips>;
   hopper::fence_products();
   hopper::multiply<half_t, false>(sum, u[0][1], hopper::advance_descriptor(stage, high));
@@ -65,7 +69,7 @@ __device__ __forceinline__ void promote(Half& total, Half& sum) {
 // frequency before is under way; on exit that of this one. While one half is promoted the other keeps the tensor cores
 // busy. before_is_done: called when the frequency before has read V.
 template <int strips, int first, int f, typename Function>
-__device__ __forceinline__ void multiply_halves(Totals& total, Half (&sum)[2], const Filters& u, Filters& next,
+__device__ __forceinline__ void multiply_halves(Totals<2>& total, Half (&sum)[2], const Filters& u, Filters& next,
                                                 const uint4* next_source, std::uint64_t stage,
                                                 const Function& before_is_done) {
   constexpr int frequency = first + f, before = (f + group_frequencies - 1) % group_frequencies;
@@ -79,16 +83,17 @@ __device__ __forceinline__ void multiply_halves(Totals& total, Half (&sum)[2], c
   promote(total[f][0], sum[0]);
 }
 
-// The same with all rows at once. While they are promoted the other warpgroup's keep the tensor cores busy.
-template <int first, int f>
-__device__ __forceinline__ void multiply_whole(Totals& total, float (&sum)[half_groups * 8], const Filters& u,
-                                               Filters& next, const uint4* next_source, std::uint64_t stage) {
-  multiply_rows<1, first + f, 0>(sum, u, stage);
+// The same with all that a warpgroup has at once. While it is promoted the other's keep the tensor cores busy.
+template <int strips, int first, int f, int halves>
+__device__ __forceinline__ void multiply_whole(Totals<halves>& total, float (&sum)[halves * half_groups * 4],
+                                               const Filters& u, Filters& next, const uint4* next_source,
+                                               std::uint64_t stage) {
+  multiply_rows<strips, first + f, 0>(sum, u, stage);
   load_filters(next, next_source);
   hopper::wait_for_products<0>();
   hopper::pin(sum);
 #pragma unroll
-  for (int i = 0; i < half_groups * 8; ++i) total[f][i / (half_groups * 4)][i % (half_groups * 4)] += sum[i];
+  for (int i = 0; i < halves * half_groups * 4; ++i) total[f][i / (half_groups * 4)][i % (half_groups * 4)] += sum[i];
 }
 
 struct ConsumerState {
@@ -98,23 +103,29 @@ struct ConsumerState {
 };
 
 // The whole reduction of an item (stages: all of its, or none). u[0] holds its first frequency, and at the end that of
-// the next item. In one block the warpgroups' products take turns: fewer instructions, and 4 to 6 % less time; in a
-// cluster halves take 2 % less. last_turn: V is not needed again.
+// the next item. In one block, and of half of the positions, the warpgroups' products take turns: fewer instructions,
+// and 4 to 6 % less time; in a cluster with all positions halves take 2 % less. last_turn: V is not needed again.
 template <int group, Variant variant>
-__device__ __forceinline__ void accumulate(const Params& params, Shared<variant>& shared, Totals& total,
-                                           Filters (&u)[group_frequencies], const uint4* source, const uint4* next_item,
-                                           int stages, bool last_turn, ConsumerState& state) {
+__device__ __forceinline__ void accumulate(const Params& params, Shared<variant>& shared,
+                                           Totals<Shared<variant>::halves>& total, Filters (&u)[group_frequencies],
+                                           const uint4* source, const uint4* next_item, int stages, bool last_turn,
+                                           ConsumerState& state) {
   using Memory = Shared<variant>;
-  constexpr bool whole = variant.blocks == 1;
-  constexpr int strips = variant.strips;
+  constexpr int strips = variant.strips, halves = Memory::halves;
+  constexpr bool whole = variant.blocks == 1 || halves == 1;
   constexpr int first = variant.blocks == 1 ? group * group_frequencies : 0;
   constexpr int frequency_step = u_frequency_bytes / 16, stage_step = u_stage_bytes / 16;
-  std::conditional_t<whole, float[half_groups * 8], Half[2]> sum;
+  // Of V, where a warpgroup has half of the positions: the same in all lanes.
+  const int own = halves == 2 ? 0 : __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0) * half_rows<strips>;
+  std::conditional_t<whole, float[halves * half_groups * 4], Half[2]> sum;
 #pragma unroll
   for (int i = 0; i < half_groups * 4; ++i) {
     if constexpr (!whole) sum[1][i] = 0.0f;
 #pragma unroll
-    for (int f = 0; f < group_frequencies; ++f) total[f][0][i] = total[f][1][i] = 0.0f;
+    for (int f = 0; f < group_frequencies; ++f) {
+#pragma unroll
+      for (int half = 0; half < halves; ++half) total[f][half][i] = 0.0f;
+    }
   }
   int previous = -1;  // slot of the stage before
   const auto release = [&](int slot) {
@@ -123,12 +134,13 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
 #pragma unroll 1
   for (int i = 0; i < stages; ++i) {
     wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report, role_multiply);
-    const std::uint64_t stage = core_descriptor(shared_address(shared.v[0]) + state.v.slot * Memory::v_stage_bytes);
+    const std::uint64_t stage =
+        core_descriptor(shared_address(shared.v[0]) + state.v.slot * Memory::v_stage_bytes + own * v_row_bytes);
     const uint4* const next = i + 1 == stages ? next_item : source + stage_step;
     if constexpr (whole) {
-      multiply_whole<first, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage);
-      multiply_whole<first, 1>(total, sum, u[1], u[0], next, stage);
-      multiply_whole<first, 2>(total, sum, u[2], u[1], next + frequency_step, stage);
+      multiply_whole<strips, first, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage);
+      multiply_whole<strips, first, 1>(total, sum, u[1], u[0], next, stage);
+      multiply_whole<strips, first, 2>(total, sum, u[2], u[1], next + frequency_step, stage);
       release(state.v.slot);
     } else {
       // The stage before is released as soon as it has been read: the producers need every clock of two stages.

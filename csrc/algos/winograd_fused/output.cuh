@@ -117,7 +117,7 @@ __device__ __forceinline__ void apply_silu(const Params& params, const Outputs* 
 
 // Each warpgroup finishes half of the positions, with the other's sums of three frequencies, 8 at a time.
 template <int group, Variant variant>
-__device__ __forceinline__ void finish_item(const Params& params, Shared<variant>& shared, const Totals& total,
+__device__ __forceinline__ void finish_item(const Params& params, Shared<variant>& shared, const Totals<2>& total,
                                             int filter_block, int slot) {
   const int thread = threadIdx.x % 128, lane = thread % 32;
   const int k = filter_block * filter_tile + thread / 32 * 16 + lane / 4 * 2;
@@ -189,8 +189,9 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
   // The filters of an item are its number's fastest part: the block of those of its first turn.
   const auto filter_block_of = [&](unsigned item) { return static_cast<int>(params.by_filters.peel(item)) * turns; };
   const auto filters_of = [&](int filter_block) {
-    if (blocks > 1) {  // each warpgroup has half of them, of which the last may be none
-      filter_block = min(blocks * filter_block + static_cast<int>(threadIdx.x) / 128, (params.k - 1) / filter_tile);
+    if (variant.filter_tiles > 1) {  // each warpgroup has half of them, of which the last may be none
+      filter_block =
+          min(variant.filter_tiles * filter_block + static_cast<int>(threadIdx.x) / 128, (params.k - 1) / filter_tile);
     }
     return params.u + static_cast<std::int64_t>(filter_block) * params.stages * (u_stage_bytes / 16) +
            group * group_frequencies * (u_frequency_bytes / 16) + threadIdx.x % 128;
@@ -215,7 +216,7 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
       next = !last_turn ? filter_block + 1 : more ? filter_block_of(walk.number()) : filter_block;
     }
     const uint4* next_source = filters_of(next);
-    Totals total;
+    Totals<Shared<variant>::halves> total;
     accumulate<group>(params, shared, total, u, source, next_source, rehearsal ? 0 : params.stages, last_turn, state);
     const bool again = !repeated && must_repeat(shared, state.item_slot);
     if (again) mark<group>(shared, ordinal);

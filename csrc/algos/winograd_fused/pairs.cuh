@@ -101,7 +101,7 @@ struct Finisher {
 
 // group: of frequencies.
 template <int group, Variant variant>
-__device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared, const Totals& total,
+__device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared, const Totals<2>& total,
                                              int filter_block, ConsumerState& state) {
   using Finish = Finisher<group>;
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
@@ -132,18 +132,20 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
   }
 }
 
-// The same with the warp of the same number in the cluster's other block, of 128 filters. plain: is_plain. In a loop,
-// since code that runs once an item has to be fetched each time: the sums move up.
+// The same with the warp of the same number in the cluster's other block. plain: is_plain. In a loop, since code that
+// runs once an item has to be fetched each time: the sums move up.
 template <int group, bool plain, Variant variant>
-__device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared, Totals& total,
-                                             int filter_block, ConsumerState& state) {
+__device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared,
+                                             const Totals<Shared<variant>::halves>& total, int filter_block,
+                                             ConsumerState& state) {
   using Finish = Finisher<group>;
-  constexpr int parts = tile_rows / 2, other_rank = 1 - group;
+  using Exchange = decltype(shared.exchange);
+  constexpr int halves = variant.halves(), parts = Exchange::parts, other_rank = 1 - group;
   int thread_here = static_cast<int>(threadIdx.x);
   forget(thread_here);  // nothing of what follows is kept in registers from item to item
-  const int thread = thread_here % 128, lane = thread % 32, warp = thread / 32, half = thread_here / 128;
-  Exchange<2>& exchange = shared.exchange;
-  const std::uint32_t full = shared_address(exchange.full[half][warp]);
+  const int thread = thread_here % 128, lane = thread % 32, warp = thread / 32, warpgroup = thread_here / 128;
+  Exchange& exchange = shared.exchange;
+  const std::uint32_t full = shared_address(exchange.full[warpgroup][warp]);
   if (lane == 0) {
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
@@ -151,11 +153,11 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
     }
   }
   // Until the other warp has read what the item before gave it.
-  wait_bounded(shared_address(&exchange.read[half][warp]), state.exchanged ^ 1, params.report, role_multiply);
+  wait_bounded(shared_address(&exchange.read[warpgroup][warp]), state.exchanged ^ 1, params.report, role_multiply);
   const std::uint32_t target =
-      hopper::address_in_block(shared_address(&exchange.pairs[0][half][0][thread]), other_rank);
+      hopper::address_in_block(shared_address(&exchange.pairs[0][warpgroup][0][thread]), other_rank);
   const std::uint32_t there = hopper::address_in_block(full, other_rank);
-  float own[half_groups * 8], extra[half_groups * 8];
+  float own[halves * half_groups * 4], extra[halves * half_groups * 4];
 #pragma unroll
   for (int j = 0; j < 2 * parts; ++j) {
     const int first = 4 * (j % half_groups);
@@ -172,21 +174,24 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
       extra[4 * j + i] = total[Finish::extra][j / half_groups][first + i];
     }
   }
-  const Finish finisher(params, (filter_block * 2 + half) * filter_tile + warp * 16 + lane / 4 * 2);
-  const Outputs* outputs = shared.outputs[state.item_slot] + lane % 4 * 2;
+  // Its own filters, or its own half of the positions.
+  const int filters = halves == 2 ? filter_block * variant.filter_tiles + warpgroup : filter_block;
+  const Finish finisher(params, filters * filter_tile + warp * 16 + lane / 4 * 2);
+  const Outputs* outputs =
+      shared.outputs[state.item_slot] + (halves == 2 ? 0 : warpgroup * (positions / 2)) + lane % 4 * 2;
 #pragma unroll 1
   for (int part = 0; part < parts; ++part) {
     wait_bounded(full + part * sizeof(std::uint64_t), state.exchanged, params.report, role_multiply);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      finisher.template finish<plain>(own + 4 * j, exchange.pairs[part][half][j][thread], extra + 4 * j,
+      finisher.template finish<plain>(own + 4 * j, exchange.pairs[part][warpgroup][j][thread], extra + 4 * j,
                                       outputs + (part * 2 + j) * 8, params);
     }
 #pragma unroll
-    for (int i = 8; i < half_groups * 8; ++i) own[i - 8] = own[i], extra[i - 8] = extra[i];
+    for (int i = 8; i < halves * half_groups * 4; ++i) own[i - 8] = own[i], extra[i - 8] = extra[i];
   }
   __syncwarp();
-  if (lane == 0) hopper::notify_block(shared_address(&exchange.read[half][warp]), other_rank);
+  if (lane == 0) hopper::notify_block(shared_address(&exchange.read[warpgroup][warp]), other_rank);
   state.exchanged ^= 1;
 }
 
