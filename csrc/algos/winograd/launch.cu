@@ -86,19 +86,6 @@ void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* ex
   check_launch("winograd input transform");
 }
 
-// Of the output transform of M in segments.
-int segment_blocks(const Chunk& chunk, Layout layout) {
-  const int tiles = layout == Layout::nhwc && chunk.k % 2 != 0 ? 4 : 8;
-  return ceil_div(chunk.tiles, tiles) * ceil_div(chunk.k, segment_block_filters);
-}
-
-// Whether our own product admits it: a few blocks. Measured (docs/performance.md): more, whose turns of waiting add up,
-// lose by it, and so do those of F(4x4), whose loads of M have little L1 cache beside the product's shared memory.
-template <int m>
-bool admits_output(const Chunk& chunk, Layout layout, int processors) {
-  return m == 2 && segment_blocks(chunk, layout) <= 2 * processors;
-}
-
 // early: this kernel may be launched before the product has ended; admitted: it is. cached: much of M is in the L2
 // cache.
 template <typename T, int m, bool rows>
@@ -115,7 +102,7 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
     const dim3 block = rows ? row_block(row_lanes(lanes, 128), 128) : dim3(segment_threads);
     const dim3 grid =
         rows ? dim3(ceil_div(chunk.tiles, static_cast<int>(block.y)), ceil_div(lanes, static_cast<int>(block.x)))
-             : dim3(segment_blocks(chunk, Layout::nhwc));
+             : dim3(static_cast<unsigned>(segment_blocks(chunk.tiles, chunk.k, Layout::nhwc)));
     auto kernel =
         even ? output_transform_nhwc<T, m, 2, rows, false, false> : output_transform_nhwc<T, m, 1, rows, false, false>;
     if constexpr (!rows) {
@@ -192,7 +179,7 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     }
     // Our own product begins beside the last blocks of the input transform where that has few, and admits it.
     const bool early = config.own_product && static_cast<unsigned>(chunk.tiles) * chunk.groups <= few_blocks;
-    const bool admits = early && admits_output<m>(chunk, problem.layout, runtime.device().processors);
+    const bool admits = early && admits_output(m, chunk.tiles, problem.k, problem.layout, runtime.device().processors);
     multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, admits, runtime);
     const bool cached = config.m_bytes() <= 2 * runtime.device().l2_bytes;
     const auto transform = [&](auto rows) {

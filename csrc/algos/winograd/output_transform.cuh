@@ -71,7 +71,7 @@ struct ProductReader {
 // warp those of `vec` tiles; filters turn fastest, so that whole pixels of y are written at about the same time.
 // rehearses: a block that begins before the product has ended does everything twice, first with whatever the filters'
 // exponents are as values of M, storing nothing: its instructions come from memory meanwhile.
-constexpr int segment_threads = 128, segment_block_filters = 2 * segment_filters;
+constexpr int segment_threads = 128;
 template <typename T, int m, int vec, bool rows, bool read_once, bool rehearses>
 __global__ void __launch_bounds__(128, 4)
     output_transform_nhwc(const Chunk chunk, const float* __restrict__ products,  // M
