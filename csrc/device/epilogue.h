@@ -33,6 +33,8 @@ struct ActivationFunction {
 #endif
   }
 
+  // None, that is.
+  FASTCONV_HOST_DEVICE bool is_linear() const { return !is_silu && negative_slope == 1.0f && cap == INFINITY; }
   // Of all but SiLU, for kernels that ask once and not for each value.
   FASTCONV_HOST_DEVICE float piecewise(float value) const {
     const float negative = negative_slope == 0.0f ? 0.0f : value * negative_slope;

@@ -29,4 +29,17 @@ void allow_shared_memory(int bytes, const char* what) {
   devices.fetch_or(bit, std::memory_order_relaxed);
 }
 
+// The whole of the multiprocessor's memory is shared memory while `kernel` runs, so that a kernel that needs much of it
+// can begin beside its last blocks.
+template <auto kernel>
+void prefer_shared_memory(const char* what) {
+  static std::atomic<std::uint64_t> devices{0};
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), what);
+  const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
+  if ((devices.load(std::memory_order_relaxed) & bit) != 0) return;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100), what);
+  devices.fetch_or(bit, std::memory_order_relaxed);
+}
+
 }  // namespace fastconv

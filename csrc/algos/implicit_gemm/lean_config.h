@@ -243,7 +243,7 @@ constexpr Factors one_product{.step = 0.205,
                               .round = 2.4,
                               .parts = 0.31,
                               .contributor = 0.078,
-                              .launch = 8.0};
+                              .launch = 7.75};
 constexpr Factors three_products{.step = 0.230,
                                  .step_filter = 0.0016,
                                  .tap = 0.347,
@@ -256,7 +256,7 @@ constexpr Factors three_products{.step = 0.230,
                                  .round = 2.9,
                                  .parts = 0.08,
                                  .contributor = 0.107,
-                                 .launch = 10.8};
+                                 .launch = 9.9};
 
 inline double cost_us(const Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   const Factors& factor = plan.split ? three_products : one_product;

@@ -125,14 +125,14 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
   for (int i = 0; i < S::sums; ++i) sums[i] = 0.0f;
   // A shuffle, so that the compiler knows it to be the same for all lanes: uniform registers are what products take.
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0), shares = params.shares,
-            sets = S::warpgroups / shares;
+            turn = turn_of(params, group);
   const bool leads = threadIdx.x % 32 == 0;
-  int until_mine = group / sets;  // steps
+  int until_mine = turn;  // steps
   // Descriptors: rows of 128 bytes, swizzled by absolute addresses, so that a tile may begin at any pixel of a stage.
   constexpr std::uint64_t swizzled = std::uint64_t{1} << 62 | std::uint64_t{1} << 16;
   const std::uint64_t a_high = swizzled | static_cast<std::uint64_t>(params.group_stride) << 32;
   constexpr std::uint64_t b_high = swizzled | std::uint64_t{64} << 32;
-  std::uint32_t a_stage = (input >> 4) + (start + group % sets * params.second_pixels) * 8;
+  std::uint32_t a_stage = (input >> 4) + (start + (group - turn) * params.second_pixels) * 8;
   const std::uint32_t inputs_full = shared_address(control.input_full),
                       filters_full = shared_address(control.filters_full);
   int tap = first_step - static_cast<int>(params.by_stage_taps.quotient(first_step)) * params.stage_taps;
@@ -197,9 +197,9 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
                                      float (&sums)[S::sums]) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int rank = static_cast<int>(blockIdx.x) & ((1 << params.parts_log2) - 1);
-  const int of_share = S::multiplying / params.shares, pixels = warp % of_share;  // of 16
+  const int turn = turn_of(params, warp / 4), pixels = warp - turn * 4;  // of 16
   const int owner = pixels >> params.owned_log2, within = pixels - (owner << params.owned_log2);
-  const int contributor = rank * params.shares + warp / of_share, of_owner = owner * params.shares;
+  const int contributor = rank * params.shares + turn, of_owner = owner * params.shares;
   constexpr int bytes = 32 * S::sums * 4;
   if (contributor != of_owner) {
     const int place = contributor < of_owner ? contributor : contributor - 1;
@@ -264,7 +264,7 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
   using T = typename S::T;
   constexpr int chunk = S::chunk;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const unsigned pixel = place.start + warp % (S::multiplying / params.shares) * 16 + lane / 4;
+  const unsigned pixel = place.start + (warp & (pixel_warps<S>(params) - 1)) * 16 + lane / 4;
   const int of_lane = lane % 4 * chunk, first_k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile;
   const int k = first_k + of_lane;
   int index[2];
@@ -343,13 +343,12 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ unsigned char memory[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  if (warp < S::multiplying) {  // while they have nothing to do: the constants' lines, all at once
-    const int at = min(warp * 64, static_cast<int>(sizeof(params)) - 4);
-    const int word = *reinterpret_cast<const int*>(reinterpret_cast<const char*>(&params) + at);
-    asm volatile("" ::"r"(word));
-  }
   unsigned char* base = memory + (-shared_address(memory) & 1023);
   Control& control = *reinterpret_cast<Control*>(base);
+  if (warp < S::multiplying) {  // while they have nothing to do: the constants' lines, all at once
+    const int at = min(warp * 64, static_cast<int>(sizeof(params)) - 4);
+    control.touched[warp] = *reinterpret_cast<const int*>(reinterpret_cast<const char*>(&params) + at);
+  }
   const std::uint32_t input = shared_address(base) + S::control_bytes,
                       filters = input + params.input_slots * params.stage_bytes,
                       sums_buffer = filters + params.filter_slots * S::filter_bytes;
@@ -357,47 +356,55 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   const int first_step = rank * params.steps_of_part, steps = min(params.steps - first_step, params.steps_of_part);
   constexpr int loading = S::multiplying;  // the two warps that load: input; filters
   constexpr int all = 1;                   // named barrier
-  if (warp >= loading) {
+  constexpr int at_work = 32 * (S::multiplying + 2);
+  if (warp >= loading && warp < loading + 2) {
     if (warp == loading) {
       if (lane == 0) {
         hopper::prefetch_map(map);
-        // Arrivals: this one, with what other blocks send, and the other warpgroups' warps.
-        hopper::barrier_init(shared_address(&control.sums_full), 1 + ((params.shares - 1) << params.owned_log2));
-        if (params.joins) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
-        initialise(control.input_full, control.input_free,
-                   params.stage_taps == 1 ? S::multiplying / params.shares : S::multiplying);
         if constexpr (S::split) {
           hopper::barrier_init(shared_address(&control.passed), S::multiplying);
           control.repeat = 0;
         }
+        initialise(control.input_full, control.input_free,
+                   params.stage_taps == 1 ? pixel_warps<S>(params) : S::multiplying);
       }
     } else {
       if (lane == 0) {
-        initialise(control.filters_full, control.filters_free, S::multiplying / params.shares);
+        initialise(control.filters_full, control.filters_free, pixel_warps<S>(params));
       }
     }
     __syncwarp();
-    asm volatile("bar.arrive %0, %1;" ::"n"(all), "n"(S::threads) : "memory");
+    asm volatile("bar.arrive %0, %1;" ::"n"(all), "n"(at_work) : "memory");
     if (params.parts_log2 > 0) arrive_in_cluster();
     if (lane > 0) return;
-    if (warp == loading) {
-      load_input<S>(params, map, control, input, first_step, steps);
-    } else {
+    if (warp > loading) {
       load_filters<S>(params, control, filters, first_step, steps);
+    } else {
+      load_input<S>(params, map, control, input, first_step, steps);
     }
-    if (S::split) return;
-    // On through the epilogue, which stores nothing for these warps: its instructions are then there for the others.
+    if (S::split) return;  // late: they load once more where scales do not fit
+  } else if (warp >= loading && params.parts_log2 > 0) {
+    arrive_in_cluster();
   }
+  // Warps that load, or do nothing else, go on through the epilogue, which stores nothing for them: its instructions
+  // are then there for the others.
   const Place place = place_of(params);
   float sums[S::sums];
   if (warp < loading) {
+    if (threadIdx.x == 0) {
+      // Arrivals: this one, with what other blocks send, and the other warpgroups' warps.
+      hopper::barrier_init(shared_address(&control.sums_full), 1 + ((params.shares - 1) << params.owned_log2));
+      if (params.joins) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
+      hopper::barrier_init_fence();
+    }
+    __syncwarp();
     if (params.bias == nullptr && threadIdx.x < S::filter_tile) {  // there is none, or it is not aligned
       const int k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile + static_cast<int>(threadIdx.x);
       const bool exists = params.epilogue.bias != nullptr && k < params.k;
       reinterpret_cast<typename S::T*>(control.bias)[threadIdx.x] =
           exists ? params.epilogue.bias[k] : from_float<typename S::T>(0.0f);
     }
-    asm volatile("bar.sync %0, %1;" ::"n"(all), "n"(S::threads) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"n"(all), "n"(at_work) : "memory");
     if (params.parts_log2 > 0) arrive_in_cluster();
     if constexpr (S::split) {
       multiply_split<S>(params, control, input, filters, place.start, first_step, steps, sums);

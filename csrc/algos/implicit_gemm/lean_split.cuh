@@ -146,16 +146,16 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
 #pragma unroll
   for (int i = 0; i < S::sums; ++i) totals[i] = 0.0f;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
-  const int group = warp / 4, shares = params.shares, sets = S::warpgroups / shares;
+  const int group = warp / 4, shares = params.shares, turn = turn_of(params, group);
   const bool leads = lane == 0;
   constexpr std::uint64_t swizzled = std::uint64_t{1} << 62 | std::uint64_t{1} << 16;
   const std::uint64_t a_high = swizzled | static_cast<std::uint64_t>(params.group_stride) << 32;
   constexpr std::uint64_t b_high = swizzled | std::uint64_t{64} << 32;
-  const int first_row = start + group % sets * params.second_pixels;
+  const int first_row = start + (group - turn) * params.second_pixels;
   const std::uint32_t inputs_full = shared_address(control.input_full),
                       filters_full = shared_address(control.filters_full);
   const int first_tap = first_step - static_cast<int>(params.by_stage_taps.quotient(first_step)) * params.stage_taps;
-  int until_mine = group / sets, tap = first_tap;
+  int until_mine = turn, tap = first_tap;
   unsigned r = tap;
   int s = static_cast<int>(params.by_s.peel(r));
   int offset = static_cast<int>(r) * params.row_step + s * params.column_step;
@@ -264,10 +264,10 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
                                                 std::uint32_t input, std::uint32_t filters, int start, int first_step,
                                                 const int steps, int pass, Rings& rings, float (&totals)[S::sums]) {
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
-  const int group = warp / 4, shares = params.shares, sets = S::warpgroups / shares;
+  const int group = warp / 4, shares = params.shares, turn = turn_of(params, group);
   const std::uint32_t second = params.group_stride * 16;  // from the lane's first pixel to its second
   const std::uint32_t row =
-      (start + group % sets * params.second_pixels + lane / 4) * row_bytes + warp % 4 * 2 * second;
+      (start + (group - turn) * params.second_pixels + lane / 4) * row_bytes + warp % 4 * 2 * second;
   const std::uint32_t inputs_full = shared_address(control.input_full),
                       filters_full = shared_address(control.filters_full);
   constexpr std::uint64_t b_high = std::uint64_t{1} << 62 | std::uint64_t{64} << 32 | std::uint64_t{1} << 16;
@@ -281,7 +281,7 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
     unsigned r = tap;
     int s = static_cast<int>(params.by_s.peel(r));
     int offset = static_cast<int>(r) * params.row_step + s * params.column_step;
-    int left = steps, until_mine = group / sets;
+    int left = steps, until_mine = turn;
     bool fresh = true;
     // On to the next step; the stage before it is given back after its last one.
     const auto advance = [&](bool mine) {

@@ -59,8 +59,11 @@ struct Shape {
   static constexpr int control_bytes = split ? split_control_bytes : lean::control_bytes;
   static constexpr int filter_tile = filter_tile_, sums = filter_tile / 2;
   static constexpr int filter_bytes = filter_tile * lean::row_bytes;
-  static constexpr int warpgroups = multiply_warpgroups, multiplying = 4 * warpgroups, threads = 32 * (multiplying + 2);
+  static constexpr int warpgroups = multiply_warpgroups, multiplying = 4 * warpgroups;
   static constexpr int blocks = is_paired(filter_tile, split) ? 2 : 1;  // on a multiprocessor, if memory has room
+  // Two warps load; in class fp32, whose loading warps are busy until the end, a third one goes through the epilogue
+  // ahead of the others, where there are registers for it.
+  static constexpr int threads = 32 * (multiplying + 2 + (split && blocks == 1 ? 1 : 0));
   static constexpr bool ahead = split && (filter_tile == 32 || filter_tile == 64);  // registers for the next step's A
   static constexpr int chunk = 16 / sizeof(T);  // filters that a lane stores at once
 };
@@ -71,13 +74,26 @@ struct Control {
   std::uint64_t sums_full;
   std::uint64_t passed;  // split: all steps are done
   unsigned char bias[512];
-  int repeat;  // split: how often the steps are to be repeated
+  int touched[4 * multiply_warpgroups];  // never read
+  int repeat;                            // split: how often the steps are to be repeated
   // Split alone: the filters' scales; whole windows: the largest |x| of the pixels of a stage.
   alignas(16) int exponent[64];
   float largest_of_warp[4 * multiply_warpgroups], largest[most_box_pixels];
 };
 static_assert(offsetof(Control, exponent) <= control_bytes && sizeof(Control) <= split_control_bytes);
 static_assert(offsetof(Control, bias) % 16 == 0);
+
+// Warps that have different pixels; and a warpgroup's turn among those that have the same ones. (Divisions would be
+// much of the code before the first product.)
+static_assert(multiply_warpgroups == 2);
+template <typename S>
+__device__ __forceinline__ int pixel_warps(const Params<typename S::T>& params) {
+  return params.shares == 1 ? S::multiplying : S::multiplying / 2;
+}
+template <typename T>
+__device__ __forceinline__ int turn_of(const Params<T>& params, int warpgroup) {
+  return params.shares == 1 ? 0 : warpgroup;
+}
 
 template <WaitRole role>
 __device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, WaitReport* report) {

@@ -116,6 +116,19 @@ constexpr int segment_place(int filter) { return filter % 8 / 2 * 4 + filter / 8
 constexpr int segment_filter(int place) { return place / 2 % 2 * 8 + place / 4 * 2 + place % 2; }
 constexpr std::int64_t segment_rows(std::int64_t tiles) { return (tiles + segment_tiles - 1) / segment_tiles; }
 
+// Blocks of the output transform that reads them.
+constexpr int segment_block_filters = 2 * segment_filters;
+constexpr std::int64_t segment_blocks(std::int64_t tiles, std::int64_t filters, Layout layout) {
+  const int block_tiles = layout == Layout::nhwc && filters % 2 != 0 ? 4 : 8;
+  return (tiles + block_tiles - 1) / block_tiles * ((filters + segment_block_filters - 1) / segment_block_filters);
+}
+// Whether our own product lets them begin beside its own blocks: a few of them. Measured (docs/performance.md): the
+// turns of waiting of more add up, and those of F(4x4) load more of M than the L1 cache has room for beside the
+// product's shared memory.
+constexpr bool admits_output(int m, std::int64_t tiles, std::int64_t filters, Layout layout, std::int64_t processors) {
+  return m == 2 && segment_blocks(tiles, filters, layout) <= 2 * processors;
+}
+
 // Tiles that rows of exponents have room for: our own product reads four at once.
 constexpr std::int64_t exponent_pitch(std::int64_t tiles) { return (tiles + 3) / 4 * 4; }
 

@@ -9,6 +9,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/dependent_launch.cuh"
+#include "device/shared_memory.h"
 #include "device/transpose.cuh"
 
 namespace fastconv::winograd {
@@ -78,15 +79,18 @@ template <int m>
 void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* exponents, cudaStream_t stream) {
   const bool vectors = chunk.c % 4 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
   const auto kernel = vectors ? input_transform_groups<m, true> : input_transform_groups<m, false>;
+  prefer_shared_memory<input_transform_groups<m, true>>("winograd input transform");
+  prefer_shared_memory<input_transform_groups<m, false>>("winograd input transform");
   kernel<<<static_cast<unsigned>(chunk.tiles) * chunk.groups, 32, 0, stream>>>(chunk, x, static_cast<half_t*>(v),
                                                                                exponents);
   check_launch("winograd input transform");
 }
 
-// early: this kernel may be launched before the product has ended. cached: much of M is in the L2 cache.
+// early: this kernel may be launched before the product has ended; admitted: it is. cached: much of M is in the L2
+// cache.
 template <typename T, int m, bool rows>
 void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents, const int* filter_exponents,
-                      const ConvArgs& args, bool early, bool cached, cudaStream_t stream) {
+                      const ConvArgs& args, bool early, bool admitted, bool cached, cudaStream_t stream) {
   const auto launch = [&](auto kernel, dim3 grid, dim3 block) {
     launch_in_series(early && grid.x * grid.y <= few_blocks, kernel, grid, block, 0, stream,
                      "winograd output transform", chunk, products, tile_exponents, filter_exponents,
@@ -98,10 +102,14 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
     const dim3 block = rows ? row_block(row_lanes(lanes, 128), 128) : dim3(segment_threads);
     const dim3 grid =
         rows ? dim3(ceil_div(chunk.tiles, static_cast<int>(block.y)), ceil_div(lanes, static_cast<int>(block.x)))
-             : dim3(ceil_div(chunk.tiles, even ? 8 : 4) * ceil_div(chunk.k, segment_block_filters));
-    const auto kernel =
-        even ? output_transform_nhwc<T, m, 2, rows, false> : output_transform_nhwc<T, m, 1, rows, false>;
-    launch(!rows && even && cached ? output_transform_nhwc<T, m, 2, rows, !rows> : kernel, grid, block);
+             : dim3(static_cast<unsigned>(segment_blocks(chunk.tiles, chunk.k, Layout::nhwc)));
+    auto kernel =
+        even ? output_transform_nhwc<T, m, 2, rows, false, false> : output_transform_nhwc<T, m, 1, rows, false, false>;
+    if constexpr (!rows) {
+      if (even && cached) kernel = output_transform_nhwc<T, m, 2, rows, true, false>;
+      if (m == 2 && even && cached && admitted) kernel = output_transform_nhwc<T, m, 2, rows, true, m == 2>;
+    }
+    launch(kernel, grid, block);
   } else {
     const dim3 grid(ceil_div(chunk.tiles, output_block_tiles), ceil_div(chunk.k, output_block_filters));
     launch(output_transform_nchw<T, m, rows>, grid, output_block_threads);
@@ -110,7 +118,7 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
 
 // M = V U^T at every frequency.
 void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, const void* v, const void* u, float* m,
-              const int* group_exponents, int* tile_exponents, Runtime& runtime) {
+              const int* group_exponents, int* tile_exponents, bool admits, Runtime& runtime) {
   if (config.own_product) {
     products::run({.v = v,
                    .u = u,
@@ -124,6 +132,7 @@ void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, co
                    .group_channels = config.group_channels,
                    .k_pad = config.k_pad,
                    .processors = runtime.device().processors,
+                   .admits = admits,
                    .stream = runtime.stream(),
                    .report = runtime.wait_report()});
     return;
@@ -168,13 +177,14 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     } else {
       transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
     }
-    multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, runtime);
     // Our own product begins beside the last blocks of the input transform where that has few, and admits it.
     const bool early = config.own_product && static_cast<unsigned>(chunk.tiles) * chunk.groups <= few_blocks;
+    const bool admits = early && admits_output(m, chunk.tiles, problem.k, problem.layout, runtime.device().processors);
+    multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, admits, runtime);
     const bool cached = config.m_bytes() <= 2 * runtime.device().l2_bytes;
     const auto transform = [&](auto rows) {
       transform_output<T, m, rows()>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, early,
-                                     cached, stream);
+                                     admits, cached, stream);
     };
     if (config.own_product) {
       if constexpr (mode == Mode::split) transform(std::false_type{});

@@ -7,11 +7,10 @@
 
 namespace fastconv::winograd {
 
-// A^T M A of one tile: load(frequency) gives a value of M, emit(i, row) takes a row of the result.
-template <int m, typename Value, typename Load, typename Emit>
-__device__ __forceinline__ void transform_output_tile(const Load& load, const Emit& emit) {
+// A^T M A of one tile, columns first: load(frequency) gives a value of M.
+template <int m, typename Value, typename Load>
+__device__ __forceinline__ void transform_output_columns(const Load& load, Value (&half)[m][m + 2]) {
   constexpr int alpha = m + 2;
-  Value half[m][alpha];
 #pragma unroll
   for (int j = 0; j < alpha; ++j) {
     Value column[alpha], result[m];
@@ -21,6 +20,10 @@ __device__ __forceinline__ void transform_output_tile(const Load& load, const Em
 #pragma unroll
     for (int i = 0; i < m; ++i) half[i][j] = result[i];
   }
+}
+// Then rows: emit(i, row) takes a row of the result.
+template <int m, typename Value, typename Emit>
+__device__ __forceinline__ void transform_output_rows(const Value (&half)[m][m + 2], const Emit& emit) {
 #pragma unroll
   for (int i = 0; i < m; ++i) {
     Value row[m];
@@ -66,8 +69,10 @@ struct ProductReader {
 // NHWC. Rows: a row of the block takes a tile, a lane `vec` filters; the grid's second dimension takes further filters,
 // so that small maps fill the device. Segments: a block takes two neighbouring segments' values of 4 `vec` tiles, a
 // warp those of `vec` tiles; filters turn fastest, so that whole pixels of y are written at about the same time.
-constexpr int segment_threads = 128, segment_block_filters = 2 * segment_filters;
-template <typename T, int m, int vec, bool rows, bool read_once>
+// rehearses: a block that begins before the product has ended does everything twice, first with whatever the filters'
+// exponents are as values of M, storing nothing: its instructions come from memory meanwhile.
+constexpr int segment_threads = 128;
+template <typename T, int m, int vec, bool rows, bool read_once, bool rehearses>
 __global__ void __launch_bounds__(128, 4)
     output_transform_nhwc(const Chunk chunk, const float* __restrict__ products,  // M
                           const int* __restrict__ tile_exponents,                 // [T], or null: nothing was scaled
@@ -81,36 +86,57 @@ __global__ void __launch_bounds__(128, 4)
   const int tile = rows ? blockIdx.x * blockDim.y + threadIdx.y : (block * 4 + warp) * vec + lane / lanes % vec;
   if (tile >= chunk.tiles) return;
   const TilePosition position = tile_position(chunk, tile);
-  const int p0 = position.tp * m, q0 = position.tq * m;
-  wait_for_predecessor();
-  const int tile_exponent = tile_exponents != nullptr ? tile_exponents[tile] : 0;
   const int k = rows ? (k_block * blockDim.x + threadIdx.x) * vec
                      : (k_block * 2 + lane / (lanes * vec)) * segment_filters + segment_filter(lane % lanes * vec);
   if (k >= chunk.k) return;
-  float bias[vec], first[vec], second[vec];
+  bool real = !rehearses;
+#pragma unroll 1
+  while (true) {
+    if (!rehearses || real) wait_for_predecessor();
+    const int tile_exponent = (!rehearses || real) && tile_exponents != nullptr ? tile_exponents[tile] : 0;
+    float bias[vec], first[vec], second[vec];
 #pragma unroll
-  for (int e = 0; e < vec; ++e) {
-    bias[e] = epilogue.bias_of(k + e);
-    const Unscale unscale(tile_exponent, tile_exponents != nullptr ? filter_exponents[k + e] : 0);
-    first[e] = unscale.first;
-    second[e] = unscale.second;
-  }
-  const auto reader = ProductReader<read_once>::template make<rows>(chunk, products, tile, k);
-  const auto load = [&](int frequency) { return reader.template load<vec>(frequency); };
-  transform_output_tile<m, Pack<vec>>(load, [&](int i, const Pack<vec>(&row)[m]) {
-    if (p0 + i >= chunk.p) return;
-    const std::int64_t index = chunk.out(position.n, k, p0 + i, q0);
-#pragma unroll
-    for (int j = 0; j < m; ++j) {
-      if (q0 + j >= chunk.q) return;
-      Aligned<T, vec> result;
-#pragma unroll
-      for (int e = 0; e < vec; ++e) {
-        result.e[e] = epilogue.finish(row[j].e[e] * first[e] * second[e] + bias[e], index + j * chunk.out.w + e);
-      }
-      *reinterpret_cast<Aligned<T, vec>*>(y + index + j * chunk.out.w) = result;
+    for (int e = 0; e < vec; ++e) {
+      bias[e] = epilogue.bias_of(k + e);
+      const Unscale unscale(tile_exponent, tile_exponents != nullptr ? filter_exponents[k + e] : 0);
+      first[e] = unscale.first;
+      second[e] = unscale.second;
     }
-  });
+    auto reader = ProductReader<read_once>::template make<rows>(chunk, products, tile, k);
+    if (rehearses && !real) reader = {reinterpret_cast<const float*>(filter_exponents), 0};
+    Pack<vec> half[m][m + 2];
+    transform_output_columns<m>([&](int frequency) { return reader.template load<vec>(frequency); }, half);
+    const int left_p = !rehearses || real ? chunk.p - position.tp * m : 0, left_q = chunk.q - position.tq * m;
+    const std::int64_t corner = chunk.out(position.n, k, position.tp * m, position.tq * m);
+    // Asked once for all values: asked for each, most of the code is skipped, and has come from memory in vain.
+    const auto write = [&](const auto& finish) {
+      transform_output_rows<m>(half, [&](int i, const Pack<vec>(&row)[m]) {
+#pragma unroll
+        for (int j = 0; j < m; ++j) {
+          const std::int64_t index = corner + i * chunk.out.h + j * chunk.out.w;
+          const bool exists = i < left_p && j < left_q;
+          Aligned<T, vec> result;
+#pragma unroll
+          for (int e = 0; e < vec; ++e) {
+            result.e[e] = finish(row[j].e[e] * first[e] * second[e] + bias[e], index + e, exists);
+          }
+          if (exists) *reinterpret_cast<Aligned<T, vec>*>(y + index) = result;
+        }
+      });
+    };
+    const ActivationFunction& activate = epilogue.activate;
+    if (epilogue.residual == nullptr && activate.is_linear()) {
+      write([](float value, std::int64_t, bool) { return from_float<T>(value); });
+    } else if (epilogue.residual == nullptr && !activate.is_silu) {
+      write([&](float value, std::int64_t, bool) { return from_float<T>(activate.piecewise(value)); });
+    } else {
+      write([&](float value, std::int64_t index, bool exists) {
+        return exists ? epilogue.finish(value, index) : from_float<T>(0.0f);
+      });
+    }
+    if (!rehearses || real) return;
+    real = true;
+  }
 }
 
 // NCHW. A block takes 8 tiles, whatever rows they lie in, and 32 filters: M is read along K, the results are turned in
@@ -171,7 +197,9 @@ __global__ void __launch_bounds__(output_block_threads)
     const float bias = epilogue.bias_of(k);
     const auto reader = ProductReader<>::make<rows>(chunk, products, tile, k);
     const auto load = [&](int frequency) { return reader.template load<1>(frequency); };
-    transform_output_tile<m, Pack<1>>(load, [&](int i, const Pack<1>(&row)[m]) {
+    Pack<1> half[m][m + 2];
+    transform_output_columns<m>(load, half);
+    transform_output_rows<m>(half, [&](int i, const Pack<1>(&row)[m]) {
       Aligned<float, m> result;
 #pragma unroll
       for (int j = 0; j < m; ++j) result.e[j] = unscale(row[j].e[0]) + bias;

@@ -17,8 +17,11 @@ constexpr int threads = 128 * (H::warpgroups + 1);
 constexpr int multiply_registers = 152, load_registers = 56;
 static_assert(128 * (3 * multiply_registers + load_registers) == 65536);
 constexpr int shared_bytes = 227 * 1024;
+// More than half of a multiprocessor's: one block on each. What is not needed is left to blocks of the input transform
+// that still run when the product begins.
+constexpr int least_shared_bytes = 116 * 1024;
 
-// It does not admit its successor: with blocks of the output transform beside it, that takes 1 to 2 us longer.
+// It admits a successor of few blocks: with more of the output transform beside it, that takes 1 to 2 us longer.
 template <typename H>
 __global__ void __launch_bounds__(threads<H>, 1)
     multiply(const Grid grid, const __grid_constant__ CUtensorMap held, const __grid_constant__ CUtensorMap passing) {
@@ -26,6 +29,7 @@ __global__ void __launch_bounds__(threads<H>, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Storage<H>*>(memory);
   if (shared_address(memory) % 1024 != 0) __trap();
+  if (grid.admits) admit_successor();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) shared.initialise();
   __syncthreads();
@@ -67,10 +71,12 @@ void launch(const Arguments& args) {
   const auto number = [](std::int64_t value) { return static_cast<int>(value); };
   const int stages = number(args.groups);
   const int room = shared_bytes - static_cast<int>(sizeof(Storage<H>)) - Storage<H>::held_bytes(stages);
+  const int slots = std::min(most_slots, room / (H::warpgroups * H::unit_bytes));
+  const int needed = shared_bytes - room + slots * H::warpgroups * H::unit_bytes;
   const Grid grid{
       .padded_tiles = number(exponent_pitch(args.tiles)),
       .stages = stages,
-      .slots = std::min(most_slots, room / (H::warpgroups * H::unit_bytes)),
+      .slots = slots,
       .segment_rows = number(segment_rows(args.tiles)),
       .row_segments = number(args.k_pad / segment_filters),
       .held_blocks = number(shape.held_blocks),
@@ -80,6 +86,7 @@ void launch(const Arguments& args) {
       .share = number(shape.units / shape.groups),
       .longer = number(shape.units % shape.groups),
       .pairs = number(shape.units / 2 * shape.held_blocks),
+      .admits = args.admits,
       .lag = held == Held::filters && shape.block_units < 8 ? 0 : std::min(stages, H::slots) / H::warpgroups,
       .exponents = args.group_exponents,
       .tile_exponents = args.tile_exponents,
@@ -89,8 +96,7 @@ void launch(const Arguments& args) {
   const CUtensorMap u = make_operand_map(args, args.u, args.filters, H::columns),
                     v = make_operand_map(args, args.v, args.tiles, unit_tiles);
   allow_shared_memory<multiply<H>>(shared_bytes, "winograd products: shared memory");
-  // All of the shared memory, so that no blocks of the series' other kernels come between.
-  launch_dependent(multiply<H>, static_cast<unsigned>(shape.blocks), threads<H>, shared_bytes,
+  launch_dependent(multiply<H>, static_cast<unsigned>(shape.blocks), threads<H>, std::max(needed, least_shared_bytes),
                    static_cast<cudaStream_t>(args.stream), "winograd products", grid, H::filters ? u : v,
                    H::filters ? v : u);
 }

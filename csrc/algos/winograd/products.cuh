@@ -52,6 +52,7 @@ struct Grid {
   FastDivide by_held, by_pairs;       // held_blocks, frequency_units / 2
   int share, longer;                  // units of a group: share, and one more in the first `longer` groups
   int pairs;                          // of all frequencies
+  bool admits;                        // blocks of the output transform begin beside this kernel's
   int lag;                            // stages that a warpgroup starts behind the one before
   const int* __restrict__ exponents;  // [stages][padded_tiles]
   int* __restrict__ tile_exponents;   // [padded_tiles]
@@ -153,17 +154,33 @@ __device__ __forceinline__ void await(const std::uint64_t& barrier, unsigned par
 class Factors {
  public:
   Factors() = default;
-  __device__ __forceinline__ Factors(const Grid& grid, int first_tile)
-      : tile_(first_tile + 2 * static_cast<int>(threadIdx.x % 32)), least_(make_int2(127, 127)) {
+  __device__ __forceinline__ Factors(const Grid& grid, int first_tile) : Factors(first_tile) {
 #pragma unroll 4
-    for (int stage = 0; stage < grid.stages; ++stage) {
-      const int2 own = exponents(grid, stage);
-      least_.x = min(least_.x, own.x), least_.y = min(least_.y, own.y);
+    for (int stage = 0; stage < grid.stages; ++stage) lower(__ldg(exponents(grid, stage)));
+  }
+  // From the exponents of all stages, which have been loaded.
+  template <int most>
+  __device__ __forceinline__ Factors(const int2 (&all)[most], int first_tile) : Factors(first_tile) {
+#pragma unroll
+    for (int i = 0; i < most; ++i) lower(all[i]);
+  }
+  // Not put off by the compiler until the values are needed.
+  template <int most>
+  static __device__ __forceinline__ void load(const Grid& grid, int first_tile, int2 (&all)[most]) {
+    const Factors tiles(first_tile);
+#pragma unroll
+    for (int i = 0; i < most; ++i) {
+      asm volatile("ld.global.v2.s32 {%0, %1}, [%2];"
+                   : "=r"(all[i].x), "=r"(all[i].y)
+                   : "l"(tiles.exponents(grid, min(i, grid.stages - 1)))
+                   : "memory");
     }
   }
   // Of a stage's sums: powers of two.
   __device__ __forceinline__ float2 operator()(const Grid& grid, int stage) const {
-    const int2 own = exponents(grid, stage);
+    return (*this)(__ldg(exponents(grid, stage)));
+  }
+  __device__ __forceinline__ float2 operator()(int2 own) const {
     return make_float2(factor(least_.x, own.x), factor(least_.y, own.y));
   }
   __device__ __forceinline__ void publish(const Grid& grid) const {
@@ -174,9 +191,12 @@ class Factors {
   static __device__ __forceinline__ float factor(int least, int own) {
     return power_of_two(max(least - own, -127));  // of -127: zero
   }
-  __device__ __forceinline__ int2 exponents(const Grid& grid, int stage) const {
-    return __ldg(
-        reinterpret_cast<const int2*>(grid.exponents + stage * grid.padded_tiles + min(tile_, grid.padded_tiles - 2)));
+  __device__ __forceinline__ explicit Factors(int first_tile)
+      : tile_(first_tile + 2 * static_cast<int>(threadIdx.x % 32)), least_(make_int2(127, 127)) {}
+  __device__ __forceinline__ void lower(int2 own) { least_.x = min(least_.x, own.x), least_.y = min(least_.y, own.y); }
+  __device__ __forceinline__ const int2* exponents(const Grid& grid, int stage) const {
+    return reinterpret_cast<const int2*>(grid.exponents + stage * grid.padded_tiles +
+                                         min(tile_, grid.padded_tiles - 2));
   }
 
   int tile_;
@@ -213,15 +233,19 @@ __device__ __forceinline__ void load_held(const Grid& grid, Storage<H>& shared, 
     int frequency = walk.frequency();
     unsigned parity = 0;
     if constexpr (!H::filters) {
-      // The factors are those of all frequencies. Meanwhile V of the first one is on its way: the bytes of a copy may
-      // come before the barrier has been told to expect them, while an arrival is missing.
+      // The factors are those of all frequencies. Their exponents come first: behind V of all blocks they would take
+      // as long as it. V of the first frequency is on its way then: the bytes of a copy may come before the barrier has
+      // been told to expect them, while an arrival is missing.
+      int2 exponents[H::slots];
+      Factors::load(grid, walk.tile(), exponents);
       for (int stage = 0; lane == 0 && stage < grid.stages; ++stage) {
         hopper::copy_box(shared.held(stage), map, 0, walk.tile(), frequency, stage * planes,
                          shared_address(&shared.held_full[stage]));
       }
-      const Factors factors(grid, walk.tile());
-      for (int stage = 0; stage < grid.stages; ++stage) {
-        reinterpret_cast<float2*>(shared.factors[stage])[lane] = factors(grid, stage);
+      const Factors factors(exponents, walk.tile());
+#pragma unroll
+      for (int i = 0; i < H::slots; ++i) {
+        if (i < grid.stages) reinterpret_cast<float2*>(shared.factors[i])[lane] = factors(exponents[i]);
       }
       __syncwarp();
       for (int stage = 0; lane == 0 && stage < grid.stages; ++stage) {
@@ -245,27 +269,32 @@ __device__ __forceinline__ void load_units(const Grid& grid, Storage<H>& shared,
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Walk<H> walk(grid, warpgroup);
   if (!H::filters && lane != 0) return;
-  Factors factors;
-  if (H::filters && walk.exists()) factors = Factors(grid, walk.tile());
+  Factors factors, own;  // of the next unit, and of this one
+  bool first = true;
   for (hopper::RingPosition ring; walk.exists();) {
-    const Factors own = factors;
     const int row = H::filters ? walk.tile() : walk.filter(), frequency = walk.frequency();
-    if (H::filters && frequency == 0 && walk.part() == 0) own.publish(grid);
+    const bool publishes = H::filters && frequency == 0 && walk.part() == 0;
     walk.advance();
 #pragma unroll 1
     for (int stage = 0; stage < grid.stages; ++stage, ring.advance(grid.slots)) {
-      float2 factor;
-      if constexpr (H::filters) factor = own(grid, stage);
+      const std::uint32_t target = shared.passing(grid, warpgroup, ring.slot);
+      const std::uint64_t& full = shared.full[warpgroup][ring.slot];
       await<role_load>(shared.free[warpgroup][ring.slot], ring.parity ^ 1, grid.report);
       if constexpr (H::filters) {
-        reinterpret_cast<float2*>(shared.factors[warpgroup * most_slots + ring.slot])[lane] = factor;
+        // As in load_held(): the copy is on its way while the factors are found.
+        if (lane == 0) hopper::copy_box(target, map, 0, row, frequency, stage * planes, shared_address(&full));
+        if (stage == 0) {
+          if (first) factors = Factors(grid, row);
+          first = false, own = factors;
+          if (publishes) own.publish(grid);
+        }
+        reinterpret_cast<float2*>(shared.factors[warpgroup * most_slots + ring.slot])[lane] = own(grid, stage);
         __syncwarp();
+        if (lane == 0) hopper::arrive_expecting(shared_address(&full), H::unit_bytes);
+        if (stage == 0 && walk.exists()) factors = Factors(grid, walk.tile());
+      } else {
+        copy_stage(target, H::unit_bytes, map, row, frequency, stage, full);
       }
-      if (lane == 0) {
-        copy_stage(shared.passing(grid, warpgroup, ring.slot), H::unit_bytes, map, row, frequency, stage,
-                   shared.full[warpgroup][ring.slot]);
-      }
-      if (H::filters && stage == 0 && walk.exists()) factors = Factors(grid, walk.tile());
     }
   }
 }
