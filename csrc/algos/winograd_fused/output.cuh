@@ -204,8 +204,8 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
   load_filters(u[0], source);
   load_filters(u[1], source + u_frequency_bytes / 16);
   // In one block, first the end of an item without outputs is rehearsed, while the first V is prepared: its code comes
-  // from memory, which would take longer than all that it does. A cluster has less code, and its blocks would wait for
-  // each other: there it is a loss.
+  // from memory, which would take longer than all that it does. A cluster has less code there, in a loop, and gains
+  // nothing.
 #pragma unroll 1
   for (bool more = true, rehearsal = Shared<variant>::rehearses && !repeated; more; rehearsal = false) {
     const bool last_turn = turns == 1 || filter_block % turns == turns - 1;
