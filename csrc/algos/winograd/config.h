@@ -122,11 +122,11 @@ constexpr std::int64_t segment_blocks(std::int64_t tiles, std::int64_t filters, 
   const int block_tiles = layout == Layout::nhwc && filters % 2 != 0 ? 4 : 8;
   return (tiles + block_tiles - 1) / block_tiles * ((filters + segment_block_filters - 1) / segment_block_filters);
 }
-// Whether our own product lets them begin beside its own blocks: a few of them. Measured (docs/performance.md): the
-// turns of waiting of more add up, and those of F(4x4) load more of M than the L1 cache has room for beside the
-// product's shared memory.
+// Whether our own product lets them begin beside its own blocks: some of them, since the turns of waiting of many add
+// up (docs/performance.md); none of F(4x4), which lose by it: they load more of M than the L1 cache has room for beside
+// the product's shared memory.
 constexpr bool admits_output(int m, std::int64_t tiles, std::int64_t filters, Layout layout, std::int64_t processors) {
-  return m == 2 && segment_blocks(tiles, filters, layout) <= 2 * processors;
+  return m == 2 && segment_blocks(tiles, filters, layout) <= 8 * processors;
 }
 
 // Tiles that rows of exponents have room for: our own product reads four at once.
