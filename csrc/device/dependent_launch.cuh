@@ -17,6 +17,14 @@ __device__ __forceinline__ void wait_for_predecessor() {
 #endif
 }
 
+// What the kernel before has written, behind wait_for_predecessor(). Volatile, and not through a restricted pointer to
+// constants: that says that nobody writes there while this kernel runs, and the compiler may load before the wait.
+__device__ __forceinline__ int load_written(const int* source) {
+  int value;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
+  return value;
+}
+
 // When all blocks have come here, or have ended, blocks of the next kernel take the room that is free.
 __device__ __forceinline__ void admit_successor() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -74,10 +74,10 @@ struct ProductReader {
 constexpr int segment_threads = 128;
 template <typename T, int m, int vec, bool rows, bool read_once, bool rehearses>
 __global__ void __launch_bounds__(128, 4)
-    output_transform_nhwc(const Chunk chunk, const float* __restrict__ products,  // M
-                          const int* __restrict__ tile_exponents,                 // [T], or null: nothing was scaled
-                          const int* __restrict__ filter_exponents,               // [K]
-                          T* __restrict__ y,                                      // [N, P, Q, K]
+    output_transform_nhwc(const Chunk chunk, const float* products,  // M
+                          const int* tile_exponents,                 // [T], or null: nothing was scaled
+                          const int* __restrict__ filter_exponents,  // [K]
+                          T* __restrict__ y,                         // [N, P, Q, K]
                           Epilogue<T> epilogue) {
   constexpr int lanes = segment_filters / vec;  // of a tile of a segment
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -93,7 +93,8 @@ __global__ void __launch_bounds__(128, 4)
 #pragma unroll 1
   while (true) {
     if (!rehearses || real) wait_for_predecessor();
-    const int tile_exponent = (!rehearses || real) && tile_exponents != nullptr ? tile_exponents[tile] : 0;
+    const int tile_exponent =
+        (!rehearses || real) && tile_exponents != nullptr ? load_written(tile_exponents + tile) : 0;
     float bias[vec], first[vec], second[vec];
 #pragma unroll
     for (int e = 0; e < vec; ++e) {
@@ -182,10 +183,10 @@ __device__ __forceinline__ void write_turned(TurnedTiles<m>& turned, const Chunk
 
 template <typename T, int m, bool rows>
 __global__ void __launch_bounds__(output_block_threads)
-    output_transform_nchw(const Chunk chunk, const float* __restrict__ products,  // M
-                          const int* __restrict__ tile_exponents,                 // [T] or null
-                          const int* __restrict__ filter_exponents,               // [K]
-                          T* __restrict__ y,                                      // [N, K, P, Q]
+    output_transform_nchw(const Chunk chunk, const float* products,  // M
+                          const int* tile_exponents,                 // [T] or null
+                          const int* __restrict__ filter_exponents,  // [K]
+                          T* __restrict__ y,                         // [N, K, P, Q]
                           Epilogue<T> epilogue) {
   __shared__ TurnedTiles<m> turned;
   const int tile0 = blockIdx.x * output_block_tiles, k0 = blockIdx.y * output_block_filters;
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(output_block_threads)
   if (const int slot = threadIdx.x / 32, lane = threadIdx.x % 32; tile0 + slot < chunk.tiles && k0 + lane < chunk.k) {
     const int tile = tile0 + slot, k = k0 + lane;
     const bool scaled = tile_exponents != nullptr;
-    const Unscale unscale(scaled ? tile_exponents[tile] : 0, scaled ? filter_exponents[k] : 0);
+    const Unscale unscale(scaled ? load_written(tile_exponents + tile) : 0, scaled ? filter_exponents[k] : 0);
     const float bias = epilogue.bias_of(k);
     const auto reader = ProductReader<>::make<rows>(chunk, products, tile, k);
     const auto load = [&](int frequency) { return reader.template load<1>(frequency); };

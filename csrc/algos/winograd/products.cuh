@@ -46,17 +46,17 @@ struct Hold {
 // another part of the operand that it holds, so that what passes comes from memory once. Groups take equal shares of
 // the units, frequency by frequency. Else blocks take turns at pairs of units, filters fastest, then tiles.
 struct Grid {
-  int padded_tiles, stages, slots;    // slots: stages of what passes, for a warpgroup
-  int segment_rows, row_segments;     // of a frequency of M (config.h)
-  int held_blocks, frequency_units;   // parts of the operand that is held; units of a frequency
-  FastDivide by_held, by_pairs;       // held_blocks, frequency_units / 2
-  int share, longer;                  // units of a group: share, and one more in the first `longer` groups
-  int pairs;                          // of all frequencies
-  bool admits;                        // blocks of the output transform begin beside this kernel's
-  int lag;                            // stages that a warpgroup starts behind the one before
-  const int* __restrict__ exponents;  // [stages][padded_tiles]
-  int* __restrict__ tile_exponents;   // [padded_tiles]
-  float* __restrict__ m;              // segments
+  int padded_tiles, stages, slots;   // slots: stages of what passes, for a warpgroup
+  int segment_rows, row_segments;    // of a frequency of M (config.h)
+  int held_blocks, frequency_units;  // parts of the operand that is held; units of a frequency
+  FastDivide by_held, by_pairs;      // held_blocks, frequency_units / 2
+  int share, longer;                 // units of a group: share, and one more in the first `longer` groups
+  int pairs;                         // of all frequencies
+  bool admits;                       // blocks of the output transform begin beside this kernel's
+  int lag;                           // stages that a warpgroup starts behind the one before
+  const int* exponents;              // [stages][padded_tiles]
+  int* __restrict__ tile_exponents;  // [padded_tiles]
+  float* __restrict__ m;             // segments
   WaitReport* report;
 };
 
@@ -156,7 +156,7 @@ class Factors {
   Factors() = default;
   __device__ __forceinline__ Factors(const Grid& grid, int first_tile) : Factors(first_tile) {
 #pragma unroll 4
-    for (int stage = 0; stage < grid.stages; ++stage) lower(__ldg(exponents(grid, stage)));
+    for (int stage = 0; stage < grid.stages; ++stage) lower(*exponents(grid, stage));
   }
   // From the exponents of all stages, which have been loaded.
   template <int most>
@@ -178,7 +178,7 @@ class Factors {
   }
   // Of a stage's sums: powers of two.
   __device__ __forceinline__ float2 operator()(const Grid& grid, int stage) const {
-    return (*this)(__ldg(exponents(grid, stage)));
+    return (*this)(*exponents(grid, stage));
   }
   __device__ __forceinline__ float2 operator()(int2 own) const {
     return make_float2(factor(least_.x, own.x), factor(least_.y, own.y));
