@@ -152,7 +152,8 @@ def layer_summary(document: Document) -> str:
                     "-" if not errors else f"{max(errors):.2f}",
                 ]
             )
-    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, document["rows"], "class")])
+    batches = [{**row, "batch": f"batch {row['n']}"} for row in document["rows"]]
+    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, batches, "class", "batch")])
 
 
 def algorithm_table(document: Document, accuracy: str, n: int) -> str:
