@@ -140,6 +140,22 @@ def test_check_sass_sees_products_that_are_missing_or_serialised(capsys):
     assert "no HGMMA" in capsys.readouterr().out
 
 
+def test_check_sass_sees_constants_loaded_before_the_kernel_before_has_ended(capsys):
+    wait, constant, other = (
+        "  /*0010*/  ACQBULK ;",
+        "  /*0020*/  @!P1 LDG.E.CONSTANT R25, desc[UR8][R2.64] ;",
+        "  /*0030*/  LDG.E.64 R24, desc[UR8][R4.64] ;",
+    )
+    text = ["  Function : _ZN6behindEv", other, wait, constant, constant, "  Function : _ZN5aloneEv", constant,
+            "  Function : _ZN5earlyEv", constant, other, wait, constant, wait]  # fmt: skip
+    kernels = check_sass.parse_sass(text)
+    assert [(kernel.in_series, kernel.early_constants) for kernel in kernels] == [(True, 0), (False, 0), (True, 1)]
+    (fault,) = check_sass.report_early(kernels)
+    assert fault.startswith("1 loads of constants before its wait")
+    assert "early" in fault
+    assert fault in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", winograd_norms.POINTS)
 def test_winograd_matrices_compute_a_correlation(name):
     m, points = winograd_norms.POINTS[name]
