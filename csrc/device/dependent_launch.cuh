@@ -24,6 +24,11 @@ __device__ __forceinline__ int load_written(const int* source) {
   asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
   return value;
 }
+__device__ __forceinline__ int2 load_written(const int2* source) {
+  int2 value;
+  asm volatile("ld.global.v2.s32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(source) : "memory");
+  return value;
+}
 
 // When all blocks have come here, or have ended, blocks of the next kernel take the room that is free.
 __device__ __forceinline__ void admit_successor() {

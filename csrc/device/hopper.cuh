@@ -125,7 +125,7 @@ __device__ __forceinline__ void prefetch_bulk(const void* source, unsigned bytes
 // A grid's data into the L2 cache, so many pieces of that many bytes: each block asks for its share, by one thread.
 template <unsigned piece>
 __device__ __forceinline__ void prefetch_pieces(const void* source, unsigned pieces) {
-  static_assert(piece % 128 == 0);
+  static_assert(piece % 128 == 0 && piece <= 16384);
   constexpr unsigned copied = 16384 / piece;  // by a copy at most
   const unsigned share = pieces / gridDim.x + 1, first = share * blockIdx.x, end = min(pieces, first + share);
 #pragma unroll 1

@@ -78,12 +78,13 @@ void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cu
 template <int m>
 void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* exponents, cudaStream_t stream) {
   const bool vectors = chunk.c % 4 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
-  const auto kernel = vectors ? input_transform_groups<m, true> : input_transform_groups<m, false>;
-  prefer_shared_memory<input_transform_groups<m, true>>("winograd input transform");
-  prefer_shared_memory<input_transform_groups<m, false>>("winograd input transform");
-  kernel<<<static_cast<unsigned>(chunk.tiles) * chunk.groups, 32, 0, stream>>>(chunk, x, static_cast<half_t*>(v),
-                                                                               exponents);
-  check_launch("winograd input transform");
+  const auto launch = [&](auto by_vectors) {
+    prefer_shared_memory<input_transform_groups<m, by_vectors()>>("winograd input transform");
+    input_transform_groups<m, by_vectors()><<<static_cast<unsigned>(chunk.tiles) * chunk.groups, 32, 0, stream>>>(
+        chunk, x, static_cast<half_t*>(v), exponents);
+    check_launch("winograd input transform");
+  };
+  vectors ? launch(std::true_type{}) : launch(std::false_type{});
 }
 
 // early: this kernel may be launched before the product has ended; admitted: it is. cached: much of M is in the L2

@@ -14,6 +14,7 @@
 #include <cuda.h>
 
 #include "algos/winograd/tile_math.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/mma.cuh"
@@ -169,12 +170,7 @@ class Factors {
   static __device__ __forceinline__ void load(const Grid& grid, int first_tile, int2 (&all)[most]) {
     const Factors tiles(first_tile);
 #pragma unroll
-    for (int i = 0; i < most; ++i) {
-      asm volatile("ld.global.v2.s32 {%0, %1}, [%2];"
-                   : "=r"(all[i].x), "=r"(all[i].y)
-                   : "l"(tiles.exponents(grid, min(i, grid.stages - 1)))
-                   : "memory");
-    }
+    for (int i = 0; i < most; ++i) all[i] = load_written(tiles.exponents(grid, min(i, grid.stages - 1)));
   }
   // Of a stage's sums: powers of two.
   __device__ __forceinline__ float2 operator()(const Grid& grid, int stage) const {
