@@ -9,13 +9,34 @@ namespace fastconv::algos::winograd_fused {
 
 // All roles of a block, or of a cluster, meet.
 template <int blocks>
-__device__ __forceinline__ void end_pass() {
+__device__ __forceinline__ void meet() {
   if constexpr (blocks == 1) {
     synchronise<pass_barrier, block_threads>();
   } else {
     hopper::arrive_in_cluster();
     hopper::wait_for_cluster_arrival();
   }
+}
+
+// Behind the first pass everybody has said all that there is to say of items to be repeated. Whether there are any.
+template <Variant variant>
+__device__ __forceinline__ bool end_pass(const Shared<variant>& shared) {
+  meet<variant.blocks>();
+  static_assert(most_items % 1024 == 0);
+  unsigned marks = 0;
+#pragma unroll
+  for (int i = 0; i < most_items / 32; i += 32) marks |= shared.repeat[i + threadIdx.x % 32];
+  return __any_sync(~0u, marks != 0);
+}
+
+// A role's two passes, in code of their own, so that the first has registers for nothing else. Behind the second, too,
+// nobody reaches into another block any more.
+template <Variant variant, typename Pass>
+__device__ __forceinline__ void run_passes(const Shared<variant>& shared, const Pass& pass) {
+  pass(std::false_type{});
+  if (!end_pass(shared)) return;
+  pass(std::true_type{});
+  meet<variant.blocks>();
 }
 
 template <Variant variant>
@@ -52,17 +73,21 @@ __device__ __forceinline__ void initialise(Shared<variant>& shared) {
   if constexpr (variant.blocks == 1) {
     __syncthreads();
   } else {
-    end_pass<variant.blocks>();  // the other block arrives at these barriers, too
+    meet<variant.blocks>();  // the other block arrives at these barriers, too
   }
 }
 
 template <int group, Variant variant>
 __device__ __forceinline__ void run_consumers(const Params& params, Shared<variant>& shared) {
   ConsumerState state{.item_slot = Shared<variant>::rehearses ? Shared<variant>::rehearsed_slot : 0};
+  if constexpr (variant.blocks == 1) {
+    run_passes(shared, [&](bool repeated) { consume<group>(params, shared, repeated, state); });
+  } else {  // the same code: for products in two places ptxas finds no registers
 #pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
-    consume<group>(params, shared, pass == 1, state);
-    end_pass<variant.blocks>();
+    for (bool repeated = false;; repeated = true) {
+      consume<group>(params, shared, repeated, state);
+      if (!end_pass(shared) || repeated) break;
+    }
   }
 }
 
@@ -71,11 +96,7 @@ __device__ __forceinline__ void run_producers(const Params& params, Shared<varia
   TransformState<variant> state;
   // The same in all lanes, so that it takes none of the lanes' registers.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 - consumer_threads / 32, 0);
-#pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
-    transform_items<rank>(params, shared, pass == 1, warp, state);
-    end_pass<variant.blocks>();  // behind it, nobody reaches into another block any more
-  }
+  run_passes(shared, [&](bool repeated) { transform_items<rank>(params, shared, repeated, warp, state); });
 }
 
 template <Variant variant>
@@ -83,17 +104,14 @@ __device__ __forceinline__ void run_preparation(const Params& params, const Maps
                                                 int rank) {
   PrepareState<variant> state;
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 - (consumer_threads + producer_threads) / 32, 0);
-  const auto run_pass = [&](auto repeated) {
+  run_passes(shared, [&](auto repeated) {
     if (warp < preparing_warps) {
       prepare_items<repeated()>(params, shared, warp, state);
     } else if (variant.boxes && warp == loader_warp) {
       load_items<repeated()>(params, maps, shared, rank, state.raw);
     }
     __syncwarp();
-    end_pass<variant.blocks>();
-  };
-  run_pass(std::false_type{});
-  run_pass(std::true_type{});
+  });
 }
 
 // maps: of x. In a cluster, whose blocks share the frequencies, a warpgroup has half of the filters, or of the

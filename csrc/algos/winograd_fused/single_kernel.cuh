@@ -64,20 +64,25 @@ __global__ void __launch_bounds__(block_threads, 1)
     if (thread == block_threads - 32) prefetch_filters<T, shape>(params);
     __syncthreads();
     ProducerState<T, shape> state;
-#pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      produce<T, shape, boxes, output != Output::filters>(params, input.map, shared, pass == 1, state);
-      if (pass == 0 && !end_pass(params, shared, role_transform)) break;
+    // Passes in code of their own: what is repeated takes no registers of the first.
+    produce<T, shape, boxes, output != Output::filters>(params, input.map, shared, false, state);
+    if (end_pass(params, shared, role_transform)) {
+      produce<T, shape, boxes, output != Output::filters>(params, input.map, shared, true, state);
     }
   } else {
     hopper::grow_registers<consumer_registers(shape)>();
     initialise(shared, thread);
     __syncthreads();
     ConsumerState state;
+    if constexpr (shape.listed && sizeof(T) == 2) {  // else a launch takes 1.5 us longer
+      consume<T, shape, output>(params, lines, shared, false, state);
+      if (end_pass(params, shared, role_multiply)) consume<T, shape, output>(params, lines, shared, true, state);
+    } else {
 #pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      consume<T, shape, output>(params, lines, shared, pass == 1, state);
-      if (pass == 0 && !end_pass(params, shared, role_multiply)) break;
+      for (int pass = 0; pass < 2; ++pass) {
+        consume<T, shape, output>(params, lines, shared, pass == 1, state);
+        if (pass == 0 && !end_pass(params, shared, role_multiply)) break;
+      }
     }
     if constexpr (output == Output::filters) hopper::wait_for_reading<0>();
   }

@@ -292,10 +292,9 @@ __device__ __forceinline__ int first_row(int warp, int lane) {
 // elsewhere.
 template <typename T>
 constexpr int unrolled_tiles(Shape shape, bool few_registers, bool scaled) {
-  if (shape.listed && std::is_same_v<T, bfloat16_t>) return 2;
+  if (shape == narrow && std::is_same_v<T, bfloat16_t>) return 1;
   if (strips(shape) > 1) return strip_tiles(shape);
-  if (few_registers || scaled) return 1;
-  return std::is_same_v<T, half_t> ? strip_tiles(shape) : std::is_same_v<T, bfloat16_t> ? 4 : 2;
+  return few_registers || scaled ? 1 : strip_tiles(shape);
 }
 
 // Along so many tiles of a strip: each column is read once, 8 bytes a thread.
@@ -477,7 +476,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
         for (int i = 0; i < sums_parts(shape); ++i) shared.exponents[state.item_slot][image + i] = exponents.of[i];
       }
       unsigned char* v = shared.v[state.v_slot()];
-      if (exponents.none()) {
+      if (!repeated && exponents.none()) {
         transform_stage<T, shape, false, few_registers>(raw, v, warp, lane, exponents, left);
       } else {
         transform_stage<T, shape, true, few_registers>(raw, v, warp, lane, exponents, left);
