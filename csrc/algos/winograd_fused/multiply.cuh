@@ -70,14 +70,14 @@ __device__ __forceinline__ void promote(Half& total, Half& sum) {
 // busy. before_is_done: called when the frequency before has read V.
 template <int strips, int first, int f, typename Function>
 __device__ __forceinline__ void multiply_halves(Totals<2>& total, Half (&sum)[2], const Filters& u, Filters& next,
-                                                const uint4* next_source, std::uint64_t stage,
+                                                const uint4* next_source, bool loads, std::uint64_t stage,
                                                 const Function& before_is_done) {
   constexpr int frequency = first + f, before = (f + group_frequencies - 1) % group_frequencies;
   multiply_rows<strips, frequency, 0>(sum[0], u, stage);
   hopper::wait_for_products<1>();
   before_is_done();
   promote(total[before][1], sum[1]);
-  load_filters(next, next_source);  // into registers that the frequency before has just left
+  if (loads) load_filters(next, next_source);  // into registers that the frequency before has just left
   multiply_rows<strips, frequency, 1>(sum[1], u, stage);
   hopper::wait_for_products<1>();
   promote(total[f][0], sum[0]);
@@ -86,10 +86,10 @@ __device__ __forceinline__ void multiply_halves(Totals<2>& total, Half (&sum)[2]
 // The same with all that a warpgroup has at once. While it is promoted the other's keep the tensor cores busy.
 template <int strips, int first, int f, int halves>
 __device__ __forceinline__ void multiply_whole(Totals<halves>& total, float (&sum)[halves * half_groups * 4],
-                                               const Filters& u, Filters& next, const uint4* next_source,
+                                               const Filters& u, Filters& next, const uint4* next_source, bool loads,
                                                std::uint64_t stage) {
   multiply_rows<strips, first + f, 0>(sum, u, stage);
-  load_filters(next, next_source);
+  if (loads) load_filters(next, next_source);
   hopper::wait_for_products<0>();
   hopper::pin(sum);
 #pragma unroll
@@ -103,13 +103,15 @@ struct ConsumerState {
 };
 
 // The whole reduction of an item (stages: all of its, or none). u[0] holds its first frequency, and at the end that of
-// the next item. In one block, and of half of the positions, the warpgroups' products take turns: fewer instructions,
-// and 4 to 6 % less time; in a cluster with all positions halves take 2 % less. last_turn: V is not needed again.
+// the next item. present: whether any of the warp's 16 filters exists. Else it keeps the first stage's U, since nobody
+// looks at its sums: fewer bytes through the L1 cache, which bounds this kernel. In one block, and of half of the
+// positions, the warpgroups' products take turns: fewer instructions, and 4 to 6 % less time; in a cluster with all
+// positions halves take 2 % less. last_turn: V is not needed again.
 template <int group, Variant variant>
 __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>& shared,
                                            Totals<Shared<variant>::halves>& total, Filters (&u)[group_frequencies],
-                                           const uint4* source, const uint4* next_item, int stages, bool last_turn,
-                                           ConsumerState& state) {
+                                           const uint4* source, const uint4* next_item, bool present, int stages,
+                                           bool last_turn, ConsumerState& state) {
   using Memory = Shared<variant>;
   constexpr int strips = variant.strips, halves = Memory::halves;
   constexpr bool whole = variant.blocks == 1 || halves == 1;
@@ -136,20 +138,21 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
     wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report, role_multiply);
     const std::uint64_t stage =
         core_descriptor(shared_address(shared.v[0]) + state.v.slot * Memory::v_stage_bytes + own * v_row_bytes);
-    const uint4* const next = i + 1 == stages ? next_item : source + stage_step;
+    const bool last = i + 1 == stages, loads = present || i == 0, next_loads = present || last;
+    const uint4* const next = last ? next_item : source + stage_step;
     if constexpr (whole) {
-      multiply_whole<strips, first, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage);
-      multiply_whole<strips, first, 1>(total, sum, u[1], u[0], next, stage);
-      multiply_whole<strips, first, 2>(total, sum, u[2], u[1], next + frequency_step, stage);
+      multiply_whole<strips, first, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, loads, stage);
+      multiply_whole<strips, first, 1>(total, sum, u[1], u[0], next, next_loads, stage);
+      multiply_whole<strips, first, 2>(total, sum, u[2], u[1], next + frequency_step, next_loads, stage);
       release(state.v.slot);
     } else {
       // The stage before is released as soon as it has been read: the producers need every clock of two stages.
-      multiply_halves<strips, first, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, stage, [&] {
+      multiply_halves<strips, first, 0>(total, sum, u[0], u[2], source + 2 * frequency_step, loads, stage, [&] {
         if (i > 0) release(previous);
       });
       previous = state.v.slot;
-      multiply_halves<strips, first, 1>(total, sum, u[1], u[0], next, stage, [] {});
-      multiply_halves<strips, first, 2>(total, sum, u[2], u[1], next + frequency_step, stage, [] {});
+      multiply_halves<strips, first, 1>(total, sum, u[1], u[0], next, next_loads, stage, [] {});
+      multiply_halves<strips, first, 2>(total, sum, u[2], u[1], next + frequency_step, next_loads, stage, [] {});
     }
     source = next;
     state.v.advance(Memory::v_stages);

@@ -196,6 +196,10 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
     return params.u + static_cast<std::int64_t>(filter_block) * params.stages * (u_stage_bytes / 16) +
            group * group_frequencies * (u_frequency_bytes / 16) + threadIdx.x % 128;
   };
+  // A warp's first filter, of those of an item's turn. The same in all lanes.
+  int first_filter = static_cast<int>(threadIdx.x) % 128 / 32 * 16;
+  if (variant.filter_tiles > 1) first_filter += static_cast<int>(threadIdx.x) / 128 * filter_tile;
+  first_filter = __shfl_sync(~0u, first_filter, 0);
   Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
   Filters u[group_frequencies];
@@ -217,7 +221,9 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
     }
     const uint4* next_source = filters_of(next);
     Totals<Shared<variant>::halves> total;
-    accumulate<group>(params, shared, total, u, source, next_source, rehearsal ? 0 : params.stages, last_turn, state);
+    const bool present = filter_block * variant.filter_tiles * filter_tile + first_filter < params.k;
+    accumulate<group>(params, shared, total, u, source, next_source, present, rehearsal ? 0 : params.stages, last_turn,
+                      state);
     const bool again = !repeated && must_repeat(shared, state.item_slot);
     if (again) mark<group>(shared, ordinal);
     if (again && blocks == 1) {  // a cluster's other block may not know of it

@@ -11,21 +11,23 @@ template <typename T, Shape shape, Output output>
 __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<line_maps(shape)>& lines,
                                         Shared<T, shape>& shared, bool repeated, ConsumerState& state) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  const int first_filter = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0) * 16;  // of 64
   Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
-  const auto filters = [&] {
+  const auto filters = [&]() -> Source {
     unsigned number = walk.number();
     const std::int64_t block = params.by_filters.peel(number);
-    return params.u + block * params.stages * (Stage<T, shape>::steps * u_step) +
-           group * group_frequencies * u_frequency + threadIdx.x % 128;
+    return {params.u + block * params.stages * (Stage<T, shape>::steps * u_step) +
+                group * group_frequencies * u_frequency + threadIdx.x % 128,
+            static_cast<int>(block) * filter_tile + first_filter < params.k ? params.stages : 0};
   };
   if (output == Output::filters && repeated) hopper::wait_for_writing<0>();  // of what is written again
   if (!walk.next()) return;
   constexpr int pieces = u_depth(shape) * taps;
   Filters u[u_depth(shape)];
-  const uint4* source = filters();
+  Source source = filters();
   const auto load_piece = [&](int i) {
     if (i < group_frequencies * taps * Stage<T, shape>::steps || params.stages > 1) {
-      load_filter(u[i / taps], piece_of(source, i), i % taps);
+      load_filter(u[i / taps], piece_of(source.first, i), i % taps);
     }
   };
 #pragma unroll
@@ -43,7 +45,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
     const unsigned ordinal = walk.ordinal;
     const auto next = [&] {
       more = walk.next();
-      source = more ? filters() : params.u + threadIdx.x % 128;  // any, if there is no next item
+      source = more ? filters() : Source{params.u + threadIdx.x % 128, 0};  // any, if there is no next item
     };
     float bad;
     if constexpr (output == Output::filters) {
@@ -63,7 +65,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
       prepare_ends(params, ends, item, exponents[0]);
       const Finisher<T> mine(params, item, output == Output::elements && params.y_channel == 1);
       next();
-      bad = finish_item<T, output>(params, shared, sum, ends, mine, group, u, source);
+      bad = finish_item<T, output>(params, shared, sum, ends, mine, group, u, source.first);
     }
     if (!repeated && bad != 0.0f) atomicOr(&shared.repeat[ordinal / 32], 1u << ordinal % 32);
     ++state.item;

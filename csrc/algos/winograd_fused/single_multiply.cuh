@@ -55,11 +55,17 @@ __device__ __forceinline__ const uint4* piece_of(const uint4* source, int i) {
   return source + i / (group_frequencies * taps) * u_step + i / taps % group_frequencies * u_frequency;
 }
 
+// A warp's part of U of an item. If its 16 filters are beyond K, it loads the first frequencies, zeros, and keeps them.
+struct Source {
+  const uint4* first;
+  int stages;  // that are loaded: all or none
+};
+
 // The whole reduction of an item, but for the last frequency's last products, which are still under way. u holds its
 // first frequencies.
 template <typename T, Shape shape>
 __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T, shape>& shared, Sums<shape>& sum,
-                                           Filters (&u)[u_depth(shape)], const uint4* source, int group,
+                                           Filters (&u)[u_depth(shape)], Source source, int group,
                                            ConsumerState& state) {
   using Stage = single::Stage<T, shape>;
 #pragma unroll
@@ -87,11 +93,11 @@ __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T, sh
       if (j == 0 && i > 0) release_previous();
       // Into registers that the frequency before has just left.
       const int next = j + depth - 1, stages_ahead = next / stage_frequencies;
-      if ((j > 0 || i > 0) && i + stages_ahead < params.stages) {
-        load_filters(u[(now + depth - 1) % depth], piece_of(source, next * taps));
+      if ((j > 0 || i > 0) && i + stages_ahead < source.stages) {
+        load_filters(u[(now + depth - 1) % depth], piece_of(source.first, next * taps));
       }
     }
-    source += Stage::steps * u_step;
+    source.first += Stage::steps * u_step;
     state.v.advance(Stage::v_stages);
   };
 #pragma unroll 1
