@@ -12,13 +12,14 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
                                         Shared<T, shape>& shared, bool repeated, ConsumerState& state) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   const int first_filter = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0) * 16;  // of 64
+  constexpr bool spare = output != Output::elements && shape != narrow;  // registers to ask for absent filters
   Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
   const auto filters = [&]() -> Source {
     unsigned number = walk.number();
     const std::int64_t block = params.by_filters.peel(number);
     return {params.u + block * params.stages * (Stage<T, shape>::steps * u_step) +
                 group * group_frequencies * u_frequency + threadIdx.x % 128,
-            static_cast<int>(block) * filter_tile + first_filter < params.k ? params.stages : 0};
+            spare && static_cast<int>(block) * filter_tile + first_filter >= params.k ? 0 : params.stages};
   };
   if (output == Output::filters && repeated) hopper::wait_for_writing<0>();  // of what is written again
   if (!walk.next()) return;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
     const unsigned ordinal = walk.ordinal;
     const auto next = [&] {
       more = walk.next();
-      source = more ? filters() : Source{params.u + threadIdx.x % 128, 0};  // any, if there is no next item
+      source = more ? filters() : Source{params.u + threadIdx.x % 128, params.stages};  // any, if there is no next item
     };
     float bad;
     if constexpr (output == Output::filters) {
