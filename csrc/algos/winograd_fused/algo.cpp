@@ -50,7 +50,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
   const double turned =
       2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
-  return (config.split ? 12.0 : 7.3) + kernel_us(problem, config, device.processors) + 1e6 * turned;
+  return (config.split ? 11.5 : 7.3) + kernel_us(problem, config, device.processors) + 1e6 * turned;
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {

@@ -182,25 +182,30 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.split) {
     if (config.turns > 1) return {1.45, 2.67, 0.0, 0.0};
     if (config.blocks == 1) return {1.55, 2.67, whole_pieces ? 4.6 : 16.6, 12.0};
-    if (config.item_filter_tiles < config.blocks) return {1.15, config.strips == 1 ? 1.9 : 2.0, 0.0, 0.0};
+    if (config.item_filter_tiles < config.blocks) return {1.12, config.strips == 1 ? 1.9 : 2.0, 0.0, 0.0};
     return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.45, 3.5, 0.0, 0.0};
   }
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
   if (config.shape == single::narrow)
-    return {floats ? 1.35 : bf16 ? 1.26 : 1.08, floats ? 6.2 : bf16 ? 4.1 : 4.8, 0.0, 0.0};
+    return {floats ? 1.37 : bf16 ? 1.06 : 1.00, floats ? 2.4 : bf16 ? 2.9 : 2.2, 0.0, 0.0};
   if (config.shape == single::small) return {floats ? 1.08 : 0.77, floats ? 0.9 : 0.4, 0.0, 0.0};
-  if (config.shape == single::list)
-    return {floats ? 1.45 : bf16 ? 1.10 : 0.99, floats ? 3.2 : bf16 ? 2.0 : 2.1, 0.0, 0.0};
+  if (config.shape == single::list) return {floats ? 1.40 : bf16 ? 1.04 : 1.00, floats ? 2.9 : 1.6, 0.0, 0.0};
   const double pieces = whole_pieces ? 0.0 : 5.5;
-  if (floats) return {1.2, 3.2, 7.6 + pieces, 20.0};
-  return {bf16 ? 0.90 : 0.845, 2.0, 5.7 + pieces, 20.0};
+  if (floats) return {1.12, 2.7, 7.6 + pieces, 20.0};
+  return {bf16 ? 0.85 : 0.83, 2.0, 5.7 + pieces, 20.0};
+}
+
+// What the start of a launch takes more or less than that of wide items. Whole items of two turns start later; of half
+// an item, what is not beside another's products is half as long; a list in half types has two passes of consumers.
+inline double start_us(const ConvProblem& problem, const Config& config) {
+  if (config.split) return config.turns > 1 ? 3.5 : config.item_filter_tiles < config.blocks ? -3.5 : 0.0;
+  return config.shape == single::list && problem.dtype != DType::f32 ? 1.5 : 0.0;
 }
 
 // Whole waves of items.
 inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
   const Rates rates = rates_of(problem, config);
-  // Whole items start later. Of half an item, what is not beside another's products is half as long.
-  const double start = config.turns > 1 ? 3.5 : config.item_filter_tiles < config.blocks ? -2.5 : 0.0;
+  const double start = start_us(problem, config);
   return start + static_cast<double>(divide_up(config.items, processors / config.blocks) * config.turns) *
                      (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
                       (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
