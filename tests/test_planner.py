@@ -360,7 +360,7 @@ def fused_fp32_plan(**change):
         ({}, "2x14x16"),
         ({"h": 13, "w": 13, "precision": "tf32", "dtype": "float32"}, "2x14x16"),
         ({"h": 18, "w": 18, "padding": (0, 0)}, "13x32"),  # 16 columns, but the input has 18: no two images
-        ({"h": 13, "w": 13}, "13x32"),  # two images fill an item, without positions that are none
+        ({"h": 13, "w": 13}, "2x14x16"),
         ({"n": 64, "c": 64, "h": 104, "w": 104, "k": 128}, "13x32"),  # 26 columns of tiles: wide items hold 28
         ({"n": 64, "c": 128, "h": 52, "w": 52, "k": 256, "precision": "tf32", "dtype": "float32"}, "13x32"),
         ({"n": 64, "c": 64, "h": 112, "w": 112, "k": 128}, "14x28"),  # nothing is lost

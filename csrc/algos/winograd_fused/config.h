@@ -182,7 +182,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.split) {
     if (config.turns > 1) return {1.45, 2.67, 0.0, 0.0};
     if (config.blocks == 1) return {1.55, 2.67, whole_pieces ? 4.6 : 16.6, 12.0};
-    if (config.item_filter_tiles < config.blocks) return {1.12, config.strips == 1 ? 1.9 : 2.0, 0.0, 0.0};
+    if (config.item_filter_tiles < config.blocks) return {1.12, config.strips == 1 ? 2.3 : 2.4, 0.0, 0.0};
     return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.45, 3.5, 0.0, 0.0};
   }
   const bool floats = problem.dtype == DType::f32, bf16 = problem.dtype == DType::bf16;
@@ -198,7 +198,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 // What the start of a launch takes more or less than that of wide items. Whole items of two turns start later; of half
 // an item, what is not beside another's products is half as long; a list in half types has two passes of consumers.
 inline double start_us(const ConvProblem& problem, const Config& config) {
-  if (config.split) return config.turns > 1 ? 3.5 : config.item_filter_tiles < config.blocks ? -3.5 : 0.0;
+  if (config.split) return config.turns > 1 ? 3.5 : config.item_filter_tiles < config.blocks ? -3.9 : 0.0;
   return config.shape == single::list && problem.dtype != DType::f32 ? 1.5 : 0.0;
 }
 
