@@ -33,12 +33,8 @@ ALLOWED: dict[str, str] = {
         "narrow items, 168 sums beside 36 registers of filters: values of the loop over items parked, none within the "
         "loops over products or over the tiles of a row"
     ),
-    r"winograd_fused::single::convolve<(__half|__nv_bfloat16), 0, ": (
-        "wide items of half types: one to four values of the transform parked; costs bfloat16 2 % on large "
-        "layers (docs/performance.md)"
-    ),
-    r"winograd_fused::single::convolve<(float|__half|__nv_bfloat16), 3, ": (
-        "items from a list: values of the loops over items and stages parked; in float32 two sums, once an item"
+    r"winograd_fused::single::convolve<__nv_bfloat16, 3, ": (
+        "items from a list: two values of the loop over items parked, none within the loops over products or tiles"
     ),
     r"winograd::input_transform_nhwc<(__half|__nv_bfloat16), [24], \(fastconv::winograd::Mode\)[23], 1>": (
         "odd numbers of channels on sm_80: ptxas parks one or two values, outside the inner loop, for a third block; "
