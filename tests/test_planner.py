@@ -343,6 +343,17 @@ def test_pytorch_converts_nchw_for_tensor_cores(change, converts):
     assert (cost("nchw") > cost("nhwc") + 7.0) == converts
 
 
+def test_winograd_f2_counts_on_an_early_output_transform_only_where_it_is_admitted():
+    """The input transform of 409 tiles of 320 channels has 2045 blocks, of 410 2050: only up to 2048 admit the rest."""
+
+    def cost(tiles):
+        geometry = {"n": tiles, "c": 320, "h": 2, "w": 2, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "layout": "nhwc"}
+        return planned("winograd_f2", _C.ConvProblem(**geometry), _C.h200_device())["cost_us"]
+
+    assert cost(409) - cost(408) < 0.1
+    assert cost(410) - cost(409) == pytest.approx(1.1, abs=0.1)
+
+
 def fused_plan(geometry):
     """What the planner says of winograd_fused for a problem on an H200."""
     return planned("winograd_fused", _C.ConvProblem(**geometry), _C.h200_device())

@@ -37,10 +37,6 @@ __device__ __forceinline__ void admit_successor() {
 #endif
 }
 
-// Grids of more blocks lose by it: admitting and waiting take the device about 1 ns a block, one after the other (an
-// H200; docs/performance.md), where the launch that is hidden took 1 us.
-constexpr unsigned few_blocks = 2048;
-
 // early: may begin before the kernel before has ended. It must call wait_for_predecessor() before it touches anything
 // that an earlier kernel of the series touches.
 template <typename... Parameters, typename... Arguments>

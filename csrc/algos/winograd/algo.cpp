@@ -81,7 +81,7 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double output = (w.m_bytes + y_bytes) / ((turned ? std::min(rate, 0.8) : rate) * bandwidth);
   // Three launches; the larger tile's transforms take longer to walk, and our own product's first and last units more
   // channels; what begins beside the product is there at its end.
-  const bool admits = admits_output(config.m, config.chunk_tiles, problem.k, problem.layout, device.processors);
+  const bool admits = config.admits_output(config.chunk_tiles, problem.k, problem.layout, device.processors);
   const double own = 9.8 + 0.4 * config.m - (admits ? 1.1 : 0.0) + 0.39 * static_cast<double>(config.groups);
   const double launches = config.own_product ? own : plain ? 9.0 + 1.4 * config.m : 11.0 + 1.2 * config.m;
   return launches + (turned ? 3.0 : 0.0) + 1e6 * (input + gemm + output);

@@ -122,12 +122,9 @@ constexpr std::int64_t segment_blocks(std::int64_t tiles, std::int64_t filters, 
   const int block_tiles = layout == Layout::nhwc && filters % 2 != 0 ? 4 : 8;
   return (tiles + block_tiles - 1) / block_tiles * ((filters + segment_block_filters - 1) / segment_block_filters);
 }
-// Whether our own product lets them begin beside its own blocks: some of them, since the turns of waiting of many add
-// up (docs/performance.md); none of F(4x4), which lose by it: they load more of M than the L1 cache has room for beside
-// the product's shared memory.
-constexpr bool admits_output(int m, std::int64_t tiles, std::int64_t filters, Layout layout, std::int64_t processors) {
-  return m == 2 && segment_blocks(tiles, filters, layout) <= 8 * processors;
-}
+// Grids of more blocks do not admit a successor, nor wait for one before: either takes the device about 1 ns a block,
+// one after the other (an H200; docs/performance.md), where the launch that is hidden took 1 us.
+constexpr unsigned few_blocks = 2048;
 
 // Tiles that rows of exponents have room for: our own product reads four at once.
 constexpr std::int64_t exponent_pitch(std::int64_t tiles) { return (tiles + 3) / 4 * 4; }
@@ -156,6 +153,15 @@ struct Config {
   std::size_t group_exponent_bytes() const { return own_product ? groups * tile_exponent_bytes() : 0; }
   std::size_t u_bytes(std::int64_t k) const { return align(frequencies() * k * depth * element_bytes); }
   static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+  // Whether our own product begins beside the last blocks of the input transform of `count` tiles.
+  bool admits_product(std::int64_t count) const { return own_product && count * groups <= few_blocks; }
+  // Whether it then lets blocks of the output transform begin beside its own: some of them, since the turns of waiting
+  // of many add up (docs/performance.md); none of F(4x4), which lose by it: they load more of M than the L1 cache has
+  // room for beside the product's shared memory.
+  bool admits_output(std::int64_t count, std::int64_t filters, Layout layout, std::int64_t processors) const {
+    return admits_product(count) && m == 2 && segment_blocks(count, filters, layout) <= 8 * processors;
+  }
 };
 
 inline Mode select_mode(AccuracyClass accuracy, const DeviceInfo& device) {

@@ -178,9 +178,8 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     } else {
       transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
     }
-    // Our own product begins beside the last blocks of the input transform where that has few, and admits it.
-    const bool early = config.own_product && static_cast<unsigned>(chunk.tiles) * chunk.groups <= few_blocks;
-    const bool admits = early && admits_output(m, chunk.tiles, problem.k, problem.layout, runtime.device().processors);
+    const bool early = config.admits_product(chunk.tiles);
+    const bool admits = config.admits_output(chunk.tiles, problem.k, problem.layout, runtime.device().processors);
     multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, admits, runtime);
     const bool cached = config.m_bytes() <= 2 * runtime.device().l2_bytes;
     const auto transform = [&](auto rows) {
