@@ -89,12 +89,12 @@ __global__ void __launch_bounds__(128, 4)
   const int k = rows ? (k_block * blockDim.x + threadIdx.x) * vec
                      : (k_block * 2 + lane / (lanes * vec)) * segment_filters + segment_filter(lane % lanes * vec);
   if (k >= chunk.k) return;
-  bool real = !rehearses;
+  bool rehearsed = false;
 #pragma unroll 1
   while (true) {
-    if (!rehearses || real) wait_for_predecessor();
-    const int tile_exponent =
-        (!rehearses || real) && tile_exponents != nullptr ? load_written(tile_exponents + tile) : 0;
+    const bool real = !rehearses || rehearsed;
+    if (real) wait_for_predecessor();
+    const int tile_exponent = real && tile_exponents != nullptr ? load_written(tile_exponents + tile) : 0;
     float bias[vec], first[vec], second[vec];
 #pragma unroll
     for (int e = 0; e < vec; ++e) {
@@ -104,10 +104,10 @@ __global__ void __launch_bounds__(128, 4)
       second[e] = unscale.second;
     }
     auto reader = ProductReader<read_once>::template make<rows>(chunk, products, tile, k);
-    if (rehearses && !real) reader = {reinterpret_cast<const float*>(filter_exponents), 0};
+    if (!real) reader = {reinterpret_cast<const float*>(filter_exponents), 0};
     Pack<vec> half[m][m + 2];
     transform_output_columns<m>([&](int frequency) { return reader.template load<vec>(frequency); }, half);
-    const int left_p = !rehearses || real ? chunk.p - position.tp * m : 0, left_q = chunk.q - position.tq * m;
+    const int left_p = real ? chunk.p - position.tp * m : 0, left_q = chunk.q - position.tq * m;
     const std::int64_t corner = chunk.out(position.n, k, position.tp * m, position.tq * m);
     // Asked once for all values: asked for each, most of the code is skipped, and has come from memory in vain.
     const auto write = [&](const auto& finish) {
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(128, 4)
         return exists ? epilogue.finish(value, index) : from_float<T>(0.0f);
       });
     }
-    if (!rehearses || real) return;
-    real = true;
+    if (real) return;
+    rehearsed = true;
   }
 }
 
