@@ -99,24 +99,26 @@ std::string describe_tile(const lean::Plan& plan, AccuracyClass accuracy) {
          (plan.parts > 1 ? ", " + text(plan.parts) + " parts in a cluster" : "");
 }
 
-// Time of the larger `wgmma` kernel, without a transposition. The rates of the classes and of NCHW were fitted to runs
-// on an H200 (docs/performance.md).
+// What the larger `wgmma` kernel takes of the time that is planned for it, by kind of problem: fitted to runs on an
+// H200 (docs/performance.md).
+double wgmma_factor(const wgmma::Plan& plan, const ConvProblem& problem) {
+  if (size_of(problem.dtype) == 2) return 0.95;
+  if (plan.source == wgmma::Source::converted) return 0.99;
+  if (plan.weights.filter_tile == 48) return problem.n < 8 ? 1.0 : 1.1;
+  if (plan.weights.mode == Mode::single) return 1.06;
+  return plan.filter_tile == 64 && plan.splits == 1 ? 1.04 : 1.0;
+}
+
+// Its time, without a transposition. The rates of NCHW were fitted like the factors.
 double wgmma_cost_us(const wgmma::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
-  const bool single = plan.weights.mode == Mode::single;
-  const bool narrow = plan.filter_tile == 64 && plan.splits == 1;
-  const double rate = size_of(problem.dtype) == 2               ? 0.95
-                      : plan.source == wgmma::Source::converted ? 0.99
-                      : plan.weights.filter_tile == 48          ? (problem.n < 8 ? 1.0 : 1.1)
-                      : single                                  ? 1.06
-                      : narrow                                  ? 1.04
-                                                                : 1.0;
   const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
   const double kernel_us = std::max(1e6 * wgmma::plan_clocks(plan, device.processors) / clocks_per_s,
                                     1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));
   const double nchw_us = problem.layout == Layout::nhwc ? 0.0
                                                         : (problem.p() * problem.q() < 2048 ? 6e-6 : 1.5e-6) *
                                                               static_cast<double>(problem.output_numel());
-  return rate * ((single ? 4.5 : 6.0) + kernel_us) + nchw_us;
+  const double launch_us = plan.weights.mode == Mode::single ? 4.5 : 6.0;
+  return wgmma_factor(plan, problem) * (launch_us + kernel_us) + nchw_us;
 }
 
 ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
