@@ -130,7 +130,7 @@ py::array_t<std::int32_t> sequence_of(std::int32_t count, TaskOf&& task_of) {
   return table;
 }
 
-template <Divisor TaskMap::* member>
+template <FastDivide TaskMap::* member>
 std::int32_t number(const TaskMap& map) {
   return map.*member;
 }

@@ -35,6 +35,9 @@ FASTCONV_HOST_DEVICE constexpr Integer ceil_div(Integer a, Integer b) {
   return (a + b - 1) / b;
 }
 
+// For kernels that count in 32 bits: the planner has seen to it that the value fits.
+constexpr int as_int(std::int64_t value) { return static_cast<int>(value); }
+
 // Whether accesses of so many bytes at a time may begin there.
 inline bool is_aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;

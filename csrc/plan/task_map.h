@@ -17,33 +17,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/fast_divide.h"
+
 namespace fastconv {
-
-// A number by which others, not negative and below 2^30, are divided: by a multiplication and a shift, where a division
-// has some 20 instructions, and the search for a task a dozen of them. (Granlund and Montgomery, "Division by invariant
-// integers using multiplication", 1994, figure 4.1; as device/fast_divide.h, but constexpr.)
-class Divisor {
- public:
-  constexpr Divisor(std::int32_t value = 1) : value_(value) {
-    const auto divisor = static_cast<std::uint64_t>(value);
-    if (value <= 0) return;  // nobody divides by it
-    while ((std::uint64_t{1} << shift_) < divisor) ++shift_;
-    factor_ = static_cast<std::uint32_t>((((std::uint64_t{1} << shift_) - divisor) << 32) / divisor + 1);
-  }
-  constexpr operator std::int32_t() const { return value_; }
-  friend constexpr std::int32_t operator/(std::int32_t number, const Divisor& divisor) {
-    const auto value = static_cast<std::uint32_t>(number);
-    const auto high = static_cast<std::uint32_t>((static_cast<std::uint64_t>(value) * divisor.factor_) >> 32);
-    return static_cast<std::int32_t>((high + value) >> divisor.shift_);
-  }
-  friend constexpr std::int32_t operator%(std::int32_t number, const Divisor& divisor) {
-    return number - number / divisor * divisor.value_;
-  }
-
- private:
-  std::int32_t value_;
-  std::uint32_t factor_ = 0, shift_ = 0;
-};
 
 enum class TaskKind : std::int32_t { filter, input, gemm, output };
 const char* name_of(TaskKind kind);
@@ -96,19 +72,19 @@ struct TaskMap {
   std::int32_t tiles, c, k, frequencies;  // T, C, K, alpha^2
   std::int32_t groups;                    // N_G
   std::int32_t n_f;
-  Divisor s_i, s_g, s_o;            // S_*: of a whole group
+  FastDivide s_i, s_g, s_o;         // S_*: of a whole group
   std::int32_t last_s_i, last_s_o;  // of the last group; its S_G is that of any other
-  Divisor m;                        // groups of a batch: their GEMM tasks of one filter block stand in a row
+  FastDivide m;                     // groups of a batch: their GEMM tasks of one filter block stand in a row
   std::int32_t lead;                // ITrans tasks before the first GEMM task's: M S_I + D_IG
   std::int32_t delay;               // batches from GEMM to OTrans: 1 + ceil(D_GO / (M (S_I + S_G)))
-  Divisor v_groups, m_groups;       // groups that the buffers of V and M hold; group g uses place g % v_groups
+  FastDivide v_groups, m_groups;    // groups that the buffers of V and M hold; group g uses place g % v_groups
 
   // What follows from those, so that nothing but the guess of stream_task() divides.
   std::int32_t last_batch;
-  Divisor last_m;                                                                   // groups of the last batch
-  Divisor batch_gemms;                                                              // M S_G
-  Divisor filter_blocks;                                                            // of GEMM tasks
-  Divisor filter_rows, input_rows, last_input_rows, output_rows, last_output_rows;  // blocks of rows: extent()
+  FastDivide last_m;                                                                   // groups of the last batch
+  FastDivide batch_gemms;                                                              // M S_G
+  FastDivide filter_blocks;                                                            // of GEMM tasks
+  FastDivide filter_rows, input_rows, last_input_rows, output_rows, last_output_rows;  // blocks of rows: extent()
 
   constexpr std::int32_t batches() const { return last_batch + 1; }
   constexpr std::int32_t inputs() const { return (groups - 1) * s_i + last_s_i; }
@@ -124,7 +100,7 @@ struct TaskMap {
   constexpr std::int32_t tiles_of(std::int32_t group) const {
     return least(shapes.group_tiles, tiles - group * shapes.group_tiles);
   }
-  constexpr const Divisor& groups_of(std::int32_t batch) const { return batch == last_batch ? last_m : m; }
+  constexpr const FastDivide& groups_of(std::int32_t batch) const { return batch == last_batch ? last_m : m; }
 
   // The map is a row of slots (batch, block), batch by batch: some ITrans tasks, the M GEMM tasks of the filter block,
   // some OTrans tasks; each kind in the order of its groups. How many tasks of a kind stand before a slot says all:
@@ -176,7 +152,7 @@ struct TaskMap {
 
   constexpr Task gemm_task(std::int32_t number) const {  // 0 <= number < gemms()
     const std::int32_t batch = number / batch_gemms, rest = number - batch * batch_gemms;
-    const Divisor& row = groups_of(batch);
+    const FastDivide& row = groups_of(batch);
     return {TaskKind::gemm, batch * m + rest % row, rest / row};
   }
   constexpr std::int32_t streams() const { return size() - gemms(); }
@@ -281,7 +257,7 @@ struct TaskMap {
     }
     return low;
   }
-  static constexpr Extent blocks(std::int32_t index, const Divisor& row_blocks, std::int32_t rows,
+  static constexpr Extent blocks(std::int32_t index, const FastDivide& row_blocks, std::int32_t rows,
                                  std::int32_t row_block, std::int32_t columns, std::int32_t column_block,
                                  std::int32_t frequencies) {
     const std::int32_t row = index % row_blocks * row_block, column = index / row_blocks * column_block;

@@ -1,8 +1,9 @@
 #include "algos/direct_tiled/depthwise.h"
+#include "core/fast_divide.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/epilogue.h"
-#include "device/fast_divide.h"
+#include "device/indexing.h"
 
 namespace fastconv::algos::direct_tiled::depthwise {
 namespace {
@@ -171,8 +172,6 @@ __global__ void __launch_bounds__(warps * 32) convolve_nchw(const __grid_constan
 template <typename T>
 Params<T> make_params(const ConvArgs& args, const Config& config) {
   const ConvProblem& problem = args.problem;
-  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
-  const auto divide = [](std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); };
   const std::int64_t tasks = problem.n * config.strips * config.column_tiles;
   return {.x = static_cast<const T*>(args.x),
           .weight = static_cast<const T*>(args.weight),
@@ -191,10 +190,10 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
           .channel_tiles = as_int(config.channel_tiles),
           .plain = args.residual == nullptr && problem.activation != Activation::silu,
           .tasks = static_cast<unsigned>(problem.layout == Layout::nhwc ? tasks : tasks * problem.c),
-          .by_channel_tiles = divide(config.channel_tiles),
-          .by_columns = divide(config.column_tiles),
-          .by_strips = divide(config.strips),
-          .by_c = divide(problem.c)};
+          .by_channel_tiles = config.channel_tiles,
+          .by_columns = config.column_tiles,
+          .by_strips = config.strips,
+          .by_c = problem.c};
 }
 
 template <typename T, int r, int stride>

@@ -4,6 +4,7 @@
 #include "algos/direct_tiled/resident.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
+#include "device/indexing.h"
 
 namespace fastconv::algos::direct_tiled {
 namespace {
@@ -27,9 +28,9 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
   params.k_per_group = problem.k_per_group();
   params.pad_h = problem.pad_h, params.pad_w = problem.pad_w;
   // Bounded by what fits shared memory, but for the dilation of a single tap, which multiplies zero.
-  params.r = static_cast<int>(problem.r), params.s = static_cast<int>(problem.s);
-  params.stride_h = static_cast<int>(problem.stride_h), params.stride_w = static_cast<int>(problem.stride_w);
-  params.dilation_h = static_cast<int>(problem.dilation_h), params.dilation_w = static_cast<int>(problem.dilation_w);
+  params.r = as_int(problem.r), params.s = as_int(problem.s);
+  params.stride_h = as_int(problem.stride_h), params.stride_w = as_int(problem.stride_w);
+  params.dilation_h = as_int(problem.dilation_h), params.dilation_w = as_int(problem.dilation_w);
   params.nhwc = problem.layout == Layout::nhwc;
   return params;
 }

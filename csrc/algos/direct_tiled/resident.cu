@@ -1,24 +1,21 @@
 #include "algos/direct_tiled/resident.cuh"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
+#include "device/indexing.h"
 
 namespace fastconv::algos::direct_tiled::resident {
 namespace {
 
-bool aligned(const void* pointer, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0; }
-
 template <typename T>
 Params<T> make_params(const ConvArgs& args, const Config& config) {
   const ConvProblem& problem = args.problem;
-  const auto divide_by = [](std::int64_t value) { return FastDivide(static_cast<std::uint32_t>(value)); };
-  const auto small = [](std::int64_t value) { return static_cast<int>(value); };  // bounded by configure()
   const bool nhwc = problem.layout == Layout::nhwc;
   const Strides4 in = input_strides(problem), out = output_strides(problem);
-  const int c = small(problem.c), in_row = small(in.h), in_plane = small(in.c);
+  const int c = as_int(problem.c), in_row = as_int(in.h), in_plane = as_int(in.c);
   const PatchOrder patch{
       .count = c * config.patch_h * config.patch_w,
-      .by_0 = divide_by(nhwc ? c : config.patch_w),
-      .by_1 = divide_by(nhwc ? config.patch_w : config.patch_h),
+      .by_0 = nhwc ? c : config.patch_w,
+      .by_1 = nhwc ? config.patch_w : config.patch_h,
       .in_1 = nhwc ? c : in_row,
       .in_2 = nhwc ? in_row : in_plane,
       .staged_0 = nhwc ? config.plane : 1,
@@ -32,38 +29,38 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
                    .image_out = out.n,
                    .image_in = static_cast<std::uint32_t>(in.n),
                    .in_row = in_row,
-                   .out_k = small(out.c),
-                   .out_p = small(out.h),
-                   .out_q = small(out.w),
+                   .out_k = as_int(out.c),
+                   .out_p = as_int(out.h),
+                   .out_q = as_int(out.w),
                    .epilogue = make_epilogue<T>(args),
                    .config = config,
                    .tile = tiles[config.tile],
                    .patch = patch,
-                   .by_p_tiles = divide_by(config.p_tiles),
-                   .by_q_tiles = divide_by(config.q_tiles),
-                   .by_stride_w = divide_by(problem.stride_w),
-                   .by_s = divide_by(problem.s),
-                   .by_terms = divide_by(problem.c * problem.r * problem.s),
+                   .by_p_tiles = config.p_tiles,
+                   .by_q_tiles = config.q_tiles,
+                   .by_stride_w = problem.stride_w,
+                   .by_s = problem.s,
+                   .by_terms = problem.c * problem.r * problem.s,
                    .chunks = {},
-                   .k = small(problem.k),
-                   .p = small(problem.p()),
-                   .q = small(problem.q()),
+                   .k = as_int(problem.k),
+                   .p = as_int(problem.p()),
+                   .q = as_int(problem.q()),
                    .c = c,
-                   .r = small(problem.r),
-                   .s = small(problem.s),
-                   .h = small(problem.h),
-                   .w = small(problem.w),
-                   .pad_h = small(problem.pad_h),
-                   .pad_w = small(problem.pad_w),
-                   .stride_h = small(problem.stride_h),
-                   .stride_w = small(problem.stride_w),
-                   .dilation_h = small(problem.dilation_h),
-                   .dilation_w = small(problem.dilation_w),
+                   .r = as_int(problem.r),
+                   .s = as_int(problem.s),
+                   .h = as_int(problem.h),
+                   .w = as_int(problem.w),
+                   .pad_h = as_int(problem.pad_h),
+                   .pad_w = as_int(problem.pad_w),
+                   .stride_h = as_int(problem.stride_h),
+                   .stride_w = as_int(problem.stride_w),
+                   .dilation_h = as_int(problem.dilation_h),
+                   .dilation_w = as_int(problem.dilation_w),
                    .chunk_count = 0,
                    .nhwc = nhwc,
                    .has_activation = problem.activation != Activation::none,
-                   .vector = (nhwc ? problem.k : problem.q()) % quad == 0 && aligned(args.y, bytes) &&
-                             aligned(args.residual, bytes)};
+                   .vector = (nhwc ? problem.k : problem.q()) % quad == 0 && is_aligned(args.y, bytes) &&
+                             is_aligned(args.residual, bytes)};
   for_each_chunk(problem, config.phase_pitch, [&](const Chunk& chunk) { params.chunks[params.chunk_count++] = chunk; });
   return params;
 }

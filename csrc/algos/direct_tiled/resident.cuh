@@ -3,8 +3,8 @@
 #pragma once
 
 #include "algos/direct_tiled/resident.h"
+#include "core/fast_divide.h"
 #include "device/epilogue.h"
-#include "device/fast_divide.h"
 #include "device/indexing.h"
 
 namespace fastconv::algos::direct_tiled::resident {

@@ -1,7 +1,8 @@
 #include "algos/direct_tiled/wgrad_config.h"
+#include "core/fast_divide.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
-#include "device/fast_divide.h"
+#include "device/indexing.h"
 #include "device/numeric.h"
 
 namespace fastconv::algos::direct_tiled {
@@ -201,8 +202,6 @@ template <typename T, int r, int stride>
 void launch(const WeightGradientArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const auto& plan = *static_cast<const Plan*>(args.detail);
-  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
-  const auto divide = [](std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); };
   const bool nhwc = problem.layout == Layout::nhwc;
   auto* sums = static_cast<float*>(args.workspace);
   const Params<T> params{.x = static_cast<const T*>(args.x),
@@ -219,9 +218,9 @@ void launch(const WeightGradientArgs& args, Runtime& runtime) {
                          .pad_w = as_int(problem.pad_w),
                          .tasks = static_cast<unsigned>(problem.n * plan.strips * (nhwc ? 1 : problem.q())),
                          .parts = static_cast<unsigned>(plan.parts),
-                         .by_channel_tiles = divide(plan.channel_tiles),
-                         .by_columns = divide(problem.q()),
-                         .by_strips = divide(plan.strips)};
+                         .by_channel_tiles = plan.channel_tiles,
+                         .by_columns = problem.q(),
+                         .by_strips = plan.strips};
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
   const auto blocks = static_cast<unsigned>(plan.channel_tiles * plan.parts);
   constexpr int threads = warps * 32;

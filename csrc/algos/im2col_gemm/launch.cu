@@ -5,8 +5,6 @@
 namespace fastconv::algos::im2col_gemm {
 namespace {
 
-FastDivide divide_by(std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); }
-
 unsigned blocks_for(std::int64_t threads) {  // at most 2^31 / 256: far below the grid's limit
   return static_cast<unsigned>(ceil_div<std::int64_t>(threads, unroll_threads));
 }
@@ -17,12 +15,11 @@ void unroll(const ConvProblem& problem, const Chunk& chunk, const T* x, T* colum
   if (problem.layout == Layout::nhwc) {
     const std::int64_t total = chunk.samples * pixels * problem.c * problem.r * problem.s;
     unroll_nhwc<T><<<blocks_for(total), unroll_threads, 0, stream>>>(
-        problem, chunk, static_cast<std::uint32_t>(total), divide_by(problem.s), divide_by(problem.r),
-        divide_by(problem.c), divide_by(q), divide_by(chunk.rows), x, columns);
+        problem, chunk, static_cast<std::uint32_t>(total), problem.s, problem.r, problem.c, q, chunk.rows, x, columns);
   } else {
     const std::int64_t total = chunk.samples * problem.c * pixels;
     unroll_nchw<T><<<blocks_for(total), unroll_threads, 0, stream>>>(problem, chunk, static_cast<std::uint32_t>(total),
-                                                                     divide_by(pixels), divide_by(q), x, columns);
+                                                                     pixels, q, x, columns);
   }
   check_launch("im2col_gemm unroll");
 }
@@ -39,8 +36,8 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
       [&](const OutputView& view, const float* product) {
         const std::int64_t total = view.lines * view.length;
         finish_chunk<T><<<blocks_for(total), unroll_threads, 0, stream>>>(
-            view, static_cast<std::uint32_t>(total), problem.layout == Layout::nhwc, divide_by(view.length),
-            divide_by(problem.k), product, static_cast<T*>(args.y), make_epilogue<T>(args));
+            view, static_cast<std::uint32_t>(total), problem.layout == Layout::nhwc, view.length, problem.k, product,
+            static_cast<T*>(args.y), make_epilogue<T>(args));
         check_launch("im2col_gemm epilogue");
       },
       [](float*) {});  // the GEMM takes every type as it is

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "algos/im2col_gemm/chunks.h"
+#include "core/fast_divide.h"
 #include "device/epilogue.h"
-#include "device/fast_divide.h"
 
 namespace fastconv::algos::im2col_gemm {
 

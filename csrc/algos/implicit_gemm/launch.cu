@@ -15,8 +15,6 @@ cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t
 template <typename T>
 Params<T> make_params(const ConvArgs& args, const Config& config, const T* x, Layout x_layout) {
   const ConvProblem& problem = args.problem;
-  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
-  const auto divide = [](std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); };
   const Strides4 in = dense_strides(x_layout, problem.c, problem.h, problem.w);
   const std::int64_t plane = problem.p() * problem.q();
   const bool nchw = problem.layout == Layout::nchw;
@@ -49,11 +47,11 @@ Params<T> make_params(const ConvArgs& args, const Config& config, const T* x, La
           as_int(problem.dilation_w),
           nchw,
           quads,
-          divide(config.filter_tiles),
-          divide(plane),
-          divide(problem.q()),
-          divide(problem.c_per_group()),
-          divide(problem.s)};
+          config.filter_tiles,
+          plane,
+          problem.q(),
+          problem.c_per_group(),
+          problem.s};
 }
 
 template <typename T, int products, int column_tiles, bool vector>

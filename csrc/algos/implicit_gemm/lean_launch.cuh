@@ -5,6 +5,7 @@
 #include "algos/implicit_gemm/lean_kernel.cuh"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
+#include "device/indexing.h"
 #include "device/shared_memory.h"
 #include "device/tensor_map.h"
 
@@ -14,15 +15,13 @@ template <typename T>
 Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight, const int* exponents,
                       const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
-  const auto divide = [](std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); };
   const auto log2 = [](std::int64_t value) {
     int result = 0;
     while (std::int64_t{1} << result < value) ++result;
     return result;
   };
   const bool window = plan.kind == Tile::window;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(args.bias) % 16 == 0;
+  const bool aligned = is_aligned(args.bias, 16);
   Params<T> params{.report = runtime.wait_report(),
                    .steps = as_int(plan.steps),
                    .steps_of_part = as_int(plan.steps_of_part),
@@ -43,9 +42,9 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight
                    .pad_w = as_int(problem.pad_w),
                    .stride_h = as_int(problem.stride_h),
                    .stride_w = as_int(problem.stride_w),
-                   .by_tile_q = divide(plan.tile_q),
-                   .by_tiles_p = divide(plan.tiles_p),
-                   .by_stage_taps = divide(plan.stage_taps),
+                   .by_tile_q = plan.tile_q,
+                   .by_tiles_p = plan.tiles_p,
+                   .by_stage_taps = plan.stage_taps,
                    .weight = static_cast<const unsigned char*>(weight),
                    .packed_tile_bytes = plan.steps * plan.packed_rows * row_bytes,
                    .bias = aligned ? static_cast<const T*>(args.bias) : nullptr,
@@ -59,8 +58,8 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight
                    .column_step = as_int(problem.dilation_w) * 8,
                    .row_step = as_int(problem.dilation_h) * plan.box_w * 8,
                    .s = as_int(problem.s),
-                   .by_s = divide(problem.s),
-                   .by_taps = divide(problem.r * problem.s),
+                   .by_s = problem.s,
+                   .by_taps = problem.r * problem.s,
                    .dilation_h = as_int(problem.dilation_h),
                    .dilation_w = as_int(problem.dilation_w),
                    .sums_bytes = as_int(static_cast<std::int64_t>(plan.bytes_from_others())),
@@ -68,12 +67,12 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight
                    .n = as_int(problem.n),
                    .p = as_int(problem.p()),
                    .q = as_int(problem.q()),
-                   .by_tile_p = divide(plan.tile_p),
+                   .by_tile_p = plan.tile_p,
                    .y = static_cast<T*>(args.y),
                    .epilogue = make_epilogue<T>(args),
                    .exponents = exponents,
                    .nchw = problem.layout == Layout::nchw,
-                   .by_image = divide(problem.p() * problem.q())};
+                   .by_image = problem.p() * problem.q()};
   if (is_product(problem)) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   return params;
 }

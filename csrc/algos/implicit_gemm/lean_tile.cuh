@@ -4,9 +4,9 @@
 #include <cuda.h>
 
 #include "algos/implicit_gemm/lean_config.h"
+#include "core/fast_divide.h"
 #include "device/cluster.cuh"
 #include "device/epilogue.h"
-#include "device/fast_divide.h"
 #include "device/hopper.cuh"
 
 namespace fastconv::algos::implicit_gemm::lean {

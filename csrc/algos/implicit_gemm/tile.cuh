@@ -5,8 +5,8 @@
 #include <type_traits>
 
 #include "algos/implicit_gemm/config.h"
+#include "core/fast_divide.h"
 #include "device/epilogue.h"
-#include "device/fast_divide.h"
 #include "device/numeric.h"
 
 namespace fastconv::algos::implicit_gemm {

@@ -18,8 +18,6 @@ template <typename T>
 Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Weights& weights = plan.weights;
-  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
-  const auto divide = [](std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); };
   const Strides4 out = output_strides(problem);
   const bool product = is_matrix_product(problem) || plan.flat;
   const std::int64_t per_split = (plan.stages + plan.splits - 1) / plan.splits;
@@ -64,8 +62,8 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .rows = as_int(problem.p()),
       .halo_rows = as_int((problem.r - 1) * problem.dilation_h),
       .row_bytes = plan.box_w * input_row_bytes,
-      .by_row = divide(problem.q()),
-      .by_rows = divide(problem.p()),
+      .by_row = problem.q(),
+      .by_rows = problem.p(),
       .s = as_int(problem.s),
       .stride_h = as_int(problem.stride_h),
       .stride_w = as_int(problem.stride_w),
@@ -74,30 +72,28 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .dilation_h = as_int(problem.dilation_h),
       .dilation_w = as_int(problem.dilation_w),
       .along_filters = problem.layout == Layout::nhwc,
-      .copy_bias = reinterpret_cast<std::uintptr_t>(args.bias) % 4 == 0,
+      .copy_bias = is_aligned(args.bias, 4),
       .vectors = false,
       .quads = false,
       .stores_boxes = false,
       .staging_bytes = static_cast<int>(plan.staging_bytes),
       .flat_nchw = product && problem.layout == Layout::nchw,
-      .by_image = divide(problem.p() * problem.q()),
+      .by_image = problem.p() * problem.q(),
       .work = static_cast<unsigned>(plan.work()),
       .whole = static_cast<unsigned>(plan.splits > 1 ? plan.whole : plan.tiles()),
-      .by_splits = divide(plan.splits),
-      .by_halves = divide(weights.filter_tile / plan.filter_tile),
-      .by_filter_tiles = divide(plan.filter_tiles()),
-      .by_tiles_q = divide(plan.tiles_q),
-      .by_tiles_p = divide(plan.tiles_p),
-      .by_tiles_n = divide(plan.tiles_n),
-      .by_tile_q = divide(plan.tile_q),
-      .by_tile_p = divide(plan.tile_p),
-      .by_taps = divide(weights.taps),
-      .by_s = divide(problem.s)};
+      .by_splits = plan.splits,
+      .by_halves = weights.filter_tile / plan.filter_tile,
+      .by_filter_tiles = plan.filter_tiles(),
+      .by_tiles_q = plan.tiles_q,
+      .by_tiles_p = plan.tiles_p,
+      .by_tiles_n = plan.tiles_n,
+      .by_tile_q = plan.tile_q,
+      .by_tile_p = plan.tile_p,
+      .by_taps = weights.taps,
+      .by_s = problem.s};
   if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   const auto aligned = [&](int elements) {
-    const std::size_t bytes = elements * sizeof(T);
-    return reinterpret_cast<std::uintptr_t>(args.y) % bytes == 0 &&
-           reinterpret_cast<std::uintptr_t>(args.residual) % bytes == 0;
+    return is_aligned(args.y, elements * sizeof(T)) && is_aligned(args.residual, elements * sizeof(T));
   };
   const bool whole_quads = product ? problem.p() * problem.q() % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
   params.vectors = params.along_filters && problem.k % chunk_of<T> == 0 && aligned(chunk_of<T>);
@@ -176,12 +172,11 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
   if (params.partial != nullptr) {
     const std::int64_t numel = problem.output_numel();
     const bool nhwc = problem.layout == Layout::nhwc;
-    const FastDivide by_inner(nhwc ? 1u : static_cast<std::uint32_t>(problem.p() * problem.q()));
+    const FastDivide by_inner = nhwc ? 1 : problem.p() * problem.q();
     const auto sum_blocks =
         static_cast<unsigned>(std::min<std::int64_t>((numel + 255) / 256, runtime.device().processors * 8));
-    add_parts<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.splits), numel, by_inner,
-                                                 FastDivide(static_cast<std::uint32_t>(problem.k)), params.partial,
-                                                 params.epilogue, params.y);
+    add_parts<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.splits), numel, by_inner, problem.k,
+                                                 params.partial, params.epilogue, params.y);
     check_launch("implicit_gemm: sum of parts");
   }
 }
@@ -199,7 +194,7 @@ void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* work
       convert<half_t><<<static_cast<unsigned>(blocks * problem.n), convert_threads, 0,
                         static_cast<cudaStream_t>(runtime.stream())>>>(
           static_cast<const float*>(x), static_cast<half_t*>(workspace), exponents, flags,
-          problem.h * problem.w * problem.c, FastDivide(static_cast<std::uint32_t>(blocks)), static_cast<int>(blocks));
+          problem.h * problem.w * problem.c, blocks, static_cast<int>(blocks));
       check_launch("implicit_gemm: conversion");
       params.image_exponents = exponents;
       run_kernel<T, mode>(args, plan, params, workspace, DType::f16, runtime);

@@ -4,8 +4,8 @@
 #include <cuda.h>
 
 #include "algos/implicit_gemm/wgmma_config.h"
+#include "core/fast_divide.h"
 #include "device/epilogue.h"
-#include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/numeric.h"
 

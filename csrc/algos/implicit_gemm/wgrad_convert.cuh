@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "algos/implicit_gemm/tile.cuh"
-#include "device/fast_divide.h"
+#include "core/fast_divide.h"
 #include "device/image_scale.cuh"
 #include "device/indexing.h"
 #include "device/numeric.h"

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "algos/implicit_gemm/wgrad_config.h"
-#include "device/fast_divide.h"
+#include "core/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/hopper_transposed.cuh"
 #include "device/image_scale.cuh"

@@ -5,6 +5,7 @@
 #include "algos/implicit_gemm/wgrad_kernel.cuh"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
+#include "device/indexing.h"
 #include "device/tensor_map.h"
 
 namespace fastconv::algos::implicit_gemm::wgrad {
@@ -49,13 +50,10 @@ void convert(Conversion conversion, bool unrolled, bool nchw, const Operand<T>& 
   check_launch("implicit_gemm: conversion for the weight gradient");
 }
 
-inline FastDivide divide(std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); }
-
 // tensor: [N, channels, H, W] of the input, or the same of dY
 template <typename T>
 Operand<T> make_operand(const ConvProblem& problem, const Plan& plan, bool is_x, const void* source, void* target,
                         const Scales& scales) {
-  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
   const std::int64_t channels = is_x ? problem.c : problem.k;
   const std::int64_t h = is_x ? problem.h : problem.p(), w = is_x ? problem.w : problem.q();
   const bool unrolled = is_x && plan.unrolled;
@@ -79,15 +77,14 @@ Operand<T> make_operand(const ConvProblem& problem, const Plan& plan, bool is_x,
                      .pad_w = as_int(problem.pad_w),
                      .dilation_h = as_int(problem.dilation_h),
                      .dilation_w = as_int(problem.dilation_w),
-                     .by_q = divide(unrolled ? problem.q() : w),
-                     .by_s = divide(problem.s)},
-          .by_vectors = divide(pitch / 8),
-          .by_channels = divide(channels)};
+                     .by_q = unrolled ? problem.q() : w,
+                     .by_s = problem.s},
+          .by_vectors = pitch / 8,
+          .by_channels = channels};
 }
 
 inline Params make_params(const ConvProblem& problem, const Plan& plan, float* partial, const int* sums,
                           WaitReport* report) {
-  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
   const bool unrolled = plan.unrolled;
   const bool short_rows = plan.window && plan.tile_q == 8;  // a step is two rows of 8 pixels
   const int pixel_rows = plan.window ? plan.box_w * row_bytes : 0;
@@ -125,13 +122,13 @@ inline Params make_params(const ConvProblem& problem, const Plan& plan, float* p
           .x_group_stride = short_rows ? pixel_rows : 8 * row_bytes,
           .x_step_stride = plan.window ? (short_rows ? 2 : 1) * pixel_rows : 16 * row_bytes,
           .x_block_stride = plan.window ? as_int(problem.dilation_w) * row_bytes : plan.x_region_bytes(),
-          .by_tiles = divide(plan.tiles()),
-          .by_column_tiles = divide(plan.column_tiles),
-          .by_channel_blocks = divide(plan.channel_blocks()),
-          .by_taps_groups = divide(plan.taps_groups()),
-          .by_taps_s = divide(plan.taps_s),
-          .by_chunks_p = divide(plan.chunks_p),
-          .by_chunks_q = divide(plan.chunks_q)};
+          .by_tiles = plan.tiles(),
+          .by_column_tiles = plan.column_tiles,
+          .by_channel_blocks = plan.channel_blocks(),
+          .by_taps_groups = plan.taps_groups(),
+          .by_taps_s = plan.taps_s,
+          .by_chunks_p = plan.chunks_p,
+          .by_chunks_q = plan.chunks_q};
 }
 
 template <typename S>
@@ -226,10 +223,10 @@ void run_class(const WeightGradientArgs& args, Runtime& runtime) {
   const std::int64_t numel = plan.part_numel(problem), taps = problem.r * problem.s;
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(ceil_div<std::int64_t>(numel, 256), processors * 16));
-  add_parts<T><<<blocks, 256, 0, stream>>>(
-      partial, static_cast<T*>(args.dw), static_cast<int>(plan.parts()), numel, static_cast<int>(problem.c),
-      static_cast<int>(taps), problem.c * taps, args.channels_last ? problem.c : 1, args.channels_last ? 1 : taps,
-      plan.unrolled, divide(plan.pitch_x), divide(plan.taps() * plan.pitch_x), divide(problem.c));
+  add_parts<T><<<blocks, 256, 0, stream>>>(partial, static_cast<T*>(args.dw), static_cast<int>(plan.parts()), numel,
+                                           static_cast<int>(problem.c), static_cast<int>(taps), problem.c * taps,
+                                           args.channels_last ? problem.c : 1, args.channels_last ? 1 : taps,
+                                           plan.unrolled, plan.pitch_x, plan.taps() * plan.pitch_x, problem.c);
   check_launch("implicit_gemm: sum of the weight gradient's parts");
 }
 

@@ -9,6 +9,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/dependent_launch.cuh"
+#include "device/indexing.h"
 #include "device/shared_memory.h"
 #include "device/transpose.cuh"
 
@@ -47,18 +48,17 @@ dim3 row_block(int lanes, int threads) { return dim3(lanes, std::max(1, threads 
 
 Chunk make_chunk(const ConvProblem& problem, const Config& config) {
   Chunk chunk{};
-  chunk.c = static_cast<int>(problem.c), chunk.h = static_cast<int>(problem.h), chunk.w = static_cast<int>(problem.w);
-  chunk.k = static_cast<int>(problem.k), chunk.p = static_cast<int>(problem.p()),
-  chunk.q = static_cast<int>(problem.q());
-  chunk.pad_h = static_cast<int>(problem.pad_h), chunk.pad_w = static_cast<int>(problem.pad_w);
-  chunk.tiles_p = static_cast<int>(config.tiles_p), chunk.tiles_q = static_cast<int>(config.tiles_q);
-  chunk.by_tiles_p = FastDivide(static_cast<std::uint32_t>(config.tiles_p));
-  chunk.by_tiles_q = FastDivide(static_cast<std::uint32_t>(config.tiles_q));
-  chunk.by_groups = FastDivide(static_cast<std::uint32_t>(config.groups));
-  chunk.by_filter_blocks = FastDivide(static_cast<std::uint32_t>(ceil_div(chunk.k, segment_block_filters)));
-  chunk.c_pad = static_cast<int>(config.c_pad), chunk.k_pad = static_cast<int>(config.k_pad);
-  chunk.depth = static_cast<int>(config.depth);
-  chunk.groups = static_cast<int>(config.groups), chunk.group_channels = static_cast<int>(config.group_channels);
+  chunk.c = as_int(problem.c), chunk.h = as_int(problem.h), chunk.w = as_int(problem.w);
+  chunk.k = as_int(problem.k), chunk.p = as_int(problem.p()), chunk.q = as_int(problem.q());
+  chunk.pad_h = as_int(problem.pad_h), chunk.pad_w = as_int(problem.pad_w);
+  chunk.tiles_p = as_int(config.tiles_p), chunk.tiles_q = as_int(config.tiles_q);
+  chunk.by_tiles_p = config.tiles_p;
+  chunk.by_tiles_q = config.tiles_q;
+  chunk.by_groups = config.groups;
+  chunk.by_filter_blocks = ceil_div(chunk.k, segment_block_filters);
+  chunk.c_pad = as_int(config.c_pad), chunk.k_pad = as_int(config.k_pad);
+  chunk.depth = as_int(config.depth);
+  chunk.groups = as_int(config.groups), chunk.group_channels = as_int(config.group_channels);
   chunk.in = dense_strides(Layout::nhwc, problem.c, problem.h, problem.w), chunk.out = output_strides(problem);
   return chunk;
 }
@@ -66,7 +66,7 @@ Chunk make_chunk(const ConvProblem& problem, const Config& config) {
 template <typename T, int m, Mode mode>
 void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cudaStream_t stream) {
   // The caller's tensor may start at any element.
-  const bool even = chunk.c % 2 == 0 && reinterpret_cast<std::uintptr_t>(x) % (2 * sizeof(T)) == 0;
+  const bool even = chunk.c % 2 == 0 && is_aligned(x, 2 * sizeof(T));
   // Small blocks: one that waits for its maxima leaves more others at work (measured: 10 % against 256 threads).
   const dim3 block = row_block(row_lanes(even ? chunk.c_pad / 2 : chunk.c_pad, 512), 64);
   const unsigned grid = ceil_div(chunk.tiles, static_cast<int>(block.y));
@@ -77,7 +77,7 @@ void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cu
 
 template <int m>
 void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* exponents, cudaStream_t stream) {
-  const bool vectors = chunk.c % 4 == 0 && reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
+  const bool vectors = chunk.c % 4 == 0 && is_aligned(x, 16);
   const auto launch = [&](auto by_vectors) {
     prefer_shared_memory<input_transform_groups<m, by_vectors()>>("winograd input transform");
     input_transform_groups<m, by_vectors()><<<static_cast<unsigned>(chunk.tiles) * chunk.groups, 32, 0, stream>>>(

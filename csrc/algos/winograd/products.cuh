@@ -14,8 +14,8 @@
 #include <cuda.h>
 
 #include "algos/winograd/tile_math.cuh"
+#include "core/fast_divide.h"
 #include "device/dependent_launch.cuh"
-#include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/mma.cuh"
 #include "device/wait_report.h"

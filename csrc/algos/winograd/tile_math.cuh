@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "algos/winograd/config.h"
-#include "device/fast_divide.h"
+#include "core/fast_divide.h"
 #include "device/indexing.h"
 #include "device/numeric.h"
 #include "device/power_of_two.h"
@@ -17,7 +17,7 @@ struct Chunk {
   int c, h, w, k, p, q;
   int pad_h, pad_w;
   int tiles_p, tiles_q;
-  FastDivide by_tiles_p{1}, by_tiles_q{1}, by_groups{1}, by_filter_blocks{1};
+  FastDivide by_tiles_p, by_tiles_q, by_groups, by_filter_blocks;
   int c_pad, k_pad, depth;
   int groups, group_channels;
   int first_tile, tiles;  // this chunk: [first_tile, first_tile + tiles)

@@ -4,15 +4,13 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/dependent_launch.cuh"
+#include "device/indexing.h"
 #include "device/shared_memory.h"
 #include "device/transpose.cuh"
 
 namespace fastconv {
 namespace winograd::wgrad {
 namespace {
-
-FastDivide divide(std::int64_t divisor) { return FastDivide(static_cast<std::uint32_t>(divisor)); }
-int as_int(std::int64_t value) { return static_cast<int>(value); }
 
 template <int blocks_m, int blocks_n>
 void multiply(const Params& params, int processors, cudaStream_t stream) {
@@ -48,8 +46,7 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
       {{{x, scales.first, x_image, exact_x - guess_room}, {grad, scales.second, grad_image, exact_grad - guess_room}}});
   check_launch("winograd weight gradient: scales");
 
-  const TileGrid grid{as_int(plan.tiles), as_int(plan.stages), divide(plan.tiles_q), divide(plan.tiles_p),
-                      divide(plan.tiles_p * plan.tiles_q)};
+  const TileGrid grid{as_int(plan.tiles), as_int(plan.stages), plan.tiles_q, plan.tiles_p, plan.tiles_p * plan.tiles_q};
   const Operand of_x{x,
                      v,
                      as_int(problem.h),
@@ -58,11 +55,11 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
                      as_int(problem.pad_h),
                      as_int(problem.pad_w),
                      problem.c % 2 == 0,
-                     divide(plan.x_blocks),
+                     plan.x_blocks,
                      plan.stages * plan.x_blocks * block_bytes / 2};
   const Operand of_grad{
-      grad, w, as_int(problem.p()), as_int(problem.q()),      as_int(problem.k),
-      0,    0, problem.k % 2 == 0,  divide(plan.grad_blocks), plan.stages * plan.grad_blocks * block_bytes / 2};
+      grad, w, as_int(problem.p()), as_int(problem.q()), as_int(problem.k),
+      0,    0, problem.k % 2 == 0,  plan.grad_blocks,    plan.stages * plan.grad_blocks * block_bytes / 2};
   // Tiles and channel blocks come in whole stages: no warp is without a tile.
   const auto blocks = [&](std::int64_t channel_blocks) {
     return static_cast<unsigned>(plan.stages * stage_tiles * channel_blocks * 32 / transform_threads);
@@ -88,9 +85,9 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
                       as_int(plan.stages),
                       as_int(plan.stages_per_split),
                       static_cast<unsigned>(plan.units()),
-                      divide(plan.column_tiles),
-                      divide(plan.row_tiles),
-                      divide(plan.splits)};
+                      plan.column_tiles,
+                      plan.row_tiles,
+                      plan.splits};
   if (plan.row_blocks == 3) {
     multiply<3, 1>(params, processors, stream);
   } else if (plan.column_blocks == 2) {
@@ -112,7 +109,7 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
                       sums + plan.stages};
   const auto output_blocks = static_cast<unsigned>(ceil_div<std::int64_t>(plan.rows * plan.columns, output_columns));
   launch_dependent(transform_output, output_blocks, dim3(output_columns, alpha), 0, stream,
-                   "winograd weight gradient: transform of the sums", output, divide(plan.columns));
+                   "winograd weight gradient: transform of the sums", output, plan.columns);
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "algos/winograd/wgrad_config.h"
+#include "core/fast_divide.h"
 #include "device/dependent_launch.cuh"
-#include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/hopper_transposed.cuh"
 #include "device/power_of_two.h"

@@ -6,8 +6,8 @@
 
 #include "algos/winograd/tile_math.cuh"
 #include "algos/winograd/wgrad_config.h"
+#include "core/fast_divide.h"
 #include "device/dependent_launch.cuh"
-#include "device/fast_divide.h"
 #include "device/image_scale.cuh"
 
 namespace fastconv::winograd::wgrad {

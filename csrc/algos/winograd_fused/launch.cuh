@@ -17,8 +17,6 @@ namespace fastconv::algos::winograd_fused {
 template <typename T>
 ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, Layout layout, WaitReport* report) {
   const ConvProblem& problem = args.problem;
-  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
-  const auto divide = [](std::int64_t value) { return FastDivide(static_cast<std::uint32_t>(value)); };
   const Strides4 in = dense_strides(layout, problem.c, problem.h, problem.w), out = output_strides(problem);
   const auto* packed = static_cast<const char*>(args.weight);
   return {.x = x,
@@ -47,9 +45,9 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, 
           .stages = as_int(config.stages),
           .first_item = 0,
           .end_item = 0,
-          .by_filters = divide(divide_up(config.filter_tiles, config.item_filter_tiles * config.turns)),
-          .by_columns = divide(config.column_tiles),
-          .by_rows = divide(config.split ? config.pitch : config.row_tiles)};
+          .by_filters = divide_up(config.filter_tiles, config.item_filter_tiles * config.turns),
+          .by_columns = config.column_tiles,
+          .by_rows = config.split ? config.pitch : config.row_tiles};
 }
 
 // In launches of as many items as a block, or a cluster, of every multiprocessor can keep account of.

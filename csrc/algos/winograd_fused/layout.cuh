@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "algos/winograd_fused/config.h"
+#include "core/fast_divide.h"
 #include "device/epilogue.h"
-#include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/power_of_two.h"
 

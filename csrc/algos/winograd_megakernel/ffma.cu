@@ -16,7 +16,6 @@ cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t
 
 Params make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
   const Strides4 in = input_strides(problem), out = output_strides(problem);
   auto* v = static_cast<char*>(args.workspace);
   char* products = v + plan.v_bytes();
@@ -51,8 +50,8 @@ Params make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtim
           .y_pixel = out.w,
           .stages = as_int(plan.weights.stages),
           .filter_blocks = as_int(plan.weights.filter_blocks),
-          .by_tiles_q = FastDivide(static_cast<std::uint32_t>((problem.q() + 3) / 4)),
-          .by_tiles_p = FastDivide(static_cast<std::uint32_t>((problem.p() + 3) / 4)),
+          .by_tiles_q = (problem.q() + 3) / 4,
+          .by_tiles_p = (problem.p() + 3) / 4,
           .delay = plan.instruments.delay};
 }
 

@@ -7,8 +7,8 @@
 
 #include "algos/winograd_megakernel/counters.cuh"
 #include "algos/winograd_megakernel/cuda_config.h"
+#include "core/fast_divide.h"
 #include "device/epilogue.h"
-#include "device/fast_divide.h"
 #include "device/hopper.cuh"
 #include "device/task_trace.cuh"
 #include "plan/task_map.h"

@@ -21,7 +21,6 @@ inline cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaS
 template <typename T>
 Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const auto as_int = [](std::int64_t value) { return static_cast<int>(value); };
   const std::int64_t tiles_p = (problem.p() + 3) / 4, tiles_q = (problem.q() + 3) / 4;
   const Strides4 out = output_strides(problem);
   const auto* u = static_cast<const char*>(args.weight);
@@ -64,8 +63,8 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
           .ring = ring,
           .product_grab = ring.resident > 0 ? std::int32_t{plan.map.m} : 1,
           .items_log2 = std::countr_zero(static_cast<unsigned>(plan.map.shapes.input_tiles)),
-          .by_tiles_q = FastDivide(static_cast<std::uint32_t>(tiles_q)),
-          .by_tiles_p = FastDivide(static_cast<std::uint32_t>(tiles_p)),
+          .by_tiles_q = tiles_q,
+          .by_tiles_p = tiles_p,
           .delay = plan.instruments.delay,
           .own_scales = tickets + 2 * ticket_stride + plan.map.counters()};
 }
