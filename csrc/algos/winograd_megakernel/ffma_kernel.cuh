@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
   }
   const int team = static_cast<int>(threadIdx.x) / team_threads;
   Shared& shared = all[team];
-  RingPosition ring;
+  hopper::RingPosition ring;  // of stages
 #pragma unroll 1
   for (unsigned count = 0;; ++count) {
     const unsigned at = count % 2;

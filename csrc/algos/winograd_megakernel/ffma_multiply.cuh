@@ -5,16 +5,6 @@
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 
-// Where the working warps are in the ring of stages.
-struct RingPosition {
-  int slot = 0;
-  unsigned parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++slot == slots) slot = 0, parity ^= 1;
-  }
-};
-
 __device__ __forceinline__ void load_shared(float* target, std::uint32_t source) {
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(target[0]), "=f"(target[1]), "=f"(target[2]), "=f"(target[3])
@@ -33,7 +23,8 @@ struct Place {
         column(static_cast<int>(threadIdx.x >> 1 & 7)) {}
 };
 
-__device__ __forceinline__ void multiply(const Params& params, Shared& shared, const Item& item, RingPosition& ring) {
+__device__ __forceinline__ void multiply(const Params& params, Shared& shared, const Item& item,
+                                         hopper::RingPosition& ring) {
   constexpr int unroll = 8;  // channels of a turn of the inner loop: a stage is one turn and the rest
   static_assert(unroll % 2 == 0 && stage_channels % unroll == 0);
   const Place place;
@@ -92,7 +83,7 @@ __device__ __forceinline__ void multiply(const Params& params, Shared& shared, c
     release_reads();
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(empty + ring.slot * 8);
-    ring.advance();
+    ring.advance(slots);
     if (stage > 1) {
       begin_stage();
       load(0);
