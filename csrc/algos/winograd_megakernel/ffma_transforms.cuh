@@ -146,18 +146,7 @@ __device__ __forceinline__ void transform_output(const Params& params, const Ite
           if (second) result[j].e[1] += residual[params.y_filter];
         }
       }
-      if (!plain && activate.is_silu) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          result[j].e[0] = ActivationFunction::silu(result[j].e[0]);
-          result[j].e[1] = ActivationFunction::silu(result[j].e[1]);
-        }
-      } else if (!identity) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          result[j].e[0] = activate.piecewise(result[j].e[0]), result[j].e[1] = activate.piecewise(result[j].e[1]);
-        }
-      }
+      apply<plain>(activate, identity, result);
       float* const y = params.y + index;
       if constexpr (access == Access::nchw_quads) {
         __stcs(reinterpret_cast<float4*>(y),

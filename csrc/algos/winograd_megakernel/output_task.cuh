@@ -110,18 +110,7 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
         }
       }
     }
-    if (!plain && activate.is_silu) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        result[j].e[0] = ActivationFunction::silu(result[j].e[0]);
-        result[j].e[1] = ActivationFunction::silu(result[j].e[1]);
-      }
-    } else if (!identity) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        result[j].e[0] = activate.piecewise(result[j].e[0]), result[j].e[1] = activate.piecewise(result[j].e[1]);
-      }
-    }
+    apply<plain>(activate, identity, result);
     if constexpr (output == Output::quads) {  // the number of columns is a multiple of 4
       const auto quad = [&result](int e) {
         return Aligned<T, 4>{from_float<T>(result[0].e[e]), from_float<T>(result[1].e[e]),

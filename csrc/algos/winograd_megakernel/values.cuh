@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "device/epilogue.h"
 #include "device/numeric.h"
 
 namespace fastconv::algos::winograd_megakernel {
@@ -19,6 +20,22 @@ struct Values {
   }
   friend __device__ __forceinline__ Values operator*(const Values& a, float b) { return {a.e[0] * b, a.e[1] * b}; }
 };
+
+// The activation of four neighbours in a row. identity: there is none; plain: it is not SiLU.
+template <bool plain>
+__device__ __forceinline__ void apply(const ActivationFunction& activate, bool identity, Values (&row)[4]) {
+  if (!plain && activate.is_silu) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      row[j].e[0] = ActivationFunction::silu(row[j].e[0]), row[j].e[1] = ActivationFunction::silu(row[j].e[1]);
+    }
+  } else if (!identity) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      row[j].e[0] = activate.piecewise(row[j].e[0]), row[j].e[1] = activate.piecewise(row[j].e[1]);
+    }
+  }
+}
 
 // Neighbouring elements in memory, moved by one instruction.
 template <typename T, int count>
