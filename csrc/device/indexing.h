@@ -38,6 +38,14 @@ FASTCONV_HOST_DEVICE constexpr Integer ceil_div(Integer a, Integer b) {
 // For kernels that count in 32 bits: the planner has seen to it that the value fits.
 constexpr int as_int(std::int64_t value) { return static_cast<int>(value); }
 
+// The sizes of a problem that parameters of kernels have under the same names.
+template <typename Params>
+void set_sizes(Params& params, const ConvProblem& problem) {
+  params.c = as_int(problem.c), params.h = as_int(problem.h), params.w = as_int(problem.w);
+  params.k = as_int(problem.k), params.p = as_int(problem.p()), params.q = as_int(problem.q());
+  params.pad_h = as_int(problem.pad_h), params.pad_w = as_int(problem.pad_w);
+}
+
 // Whether accesses of so many bytes at a time may begin there.
 inline bool is_aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;

@@ -42,16 +42,8 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
                    .by_s = problem.s,
                    .by_terms = problem.c * problem.r * problem.s,
                    .chunks = {},
-                   .k = as_int(problem.k),
-                   .p = as_int(problem.p()),
-                   .q = as_int(problem.q()),
-                   .c = c,
                    .r = as_int(problem.r),
                    .s = as_int(problem.s),
-                   .h = as_int(problem.h),
-                   .w = as_int(problem.w),
-                   .pad_h = as_int(problem.pad_h),
-                   .pad_w = as_int(problem.pad_w),
                    .stride_h = as_int(problem.stride_h),
                    .stride_w = as_int(problem.stride_w),
                    .dilation_h = as_int(problem.dilation_h),
@@ -61,6 +53,7 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
                    .has_activation = problem.activation != Activation::none,
                    .vector = (nhwc ? problem.k : problem.q()) % quad == 0 && is_aligned(args.y, bytes) &&
                              is_aligned(args.residual, bytes)};
+  set_sizes(params, problem);
   for_each_chunk(problem, config.phase_pitch, [&](const Chunk& chunk) { params.chunks[params.chunk_count++] = chunk; });
   return params;
 }

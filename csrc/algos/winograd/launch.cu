@@ -48,9 +48,7 @@ dim3 row_block(int lanes, int threads) { return dim3(lanes, std::max(1, threads 
 
 Chunk make_chunk(const ConvProblem& problem, const Config& config) {
   Chunk chunk{};
-  chunk.c = as_int(problem.c), chunk.h = as_int(problem.h), chunk.w = as_int(problem.w);
-  chunk.k = as_int(problem.k), chunk.p = as_int(problem.p()), chunk.q = as_int(problem.q());
-  chunk.pad_h = as_int(problem.pad_h), chunk.pad_w = as_int(problem.pad_w);
+  set_sizes(chunk, problem);
   chunk.tiles_p = as_int(config.tiles_p), chunk.tiles_q = as_int(config.tiles_q);
   chunk.by_tiles_p = config.tiles_p;
   chunk.by_tiles_q = config.tiles_q;
