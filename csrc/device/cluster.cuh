@@ -71,7 +71,8 @@ __device__ __forceinline__ void store_in_block(std::uint32_t target, const float
       "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]), "r"(barrier)
       : "memory");
 }
-// Arrives at the same barrier of another block, for it to know that something was read.
+// Arrives at the same barrier of another block, for it to know that something was read. What was stored before need not
+// be known there: no fence, as arrive_in_block() has one.
 __device__ __forceinline__ void notify_block(std::uint32_t barrier, int rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, rank)) : "memory");
 }
