@@ -197,7 +197,9 @@ __device__ __forceinline__ void arrive_at(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Whether this is the one lane of a whole warp that does what one must do.
+// Whether this is the one lane of a whole warp that does what one must do. threadIdx.x % 32 == 0 says the same where
+// all lanes are together anyway; this one brings them together, without the registers that a __syncwarp() before that
+// costs (winograd_fused, which has none left, spills with it).
 __device__ __forceinline__ bool leads_warp() {
   unsigned leads;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(leads));
