@@ -65,7 +65,7 @@ __device__ __forceinline__ void copy_box_to_blocks(std::uint32_t target, const C
 // Four words into another block's shared memory, at an address of address_in_block(), that report to a barrier there as
 // copies do. What arrive_in_block() and wait_for_cluster() cost, the rest of a thread's stores and the L1 cache, they
 // do not.
-__device__ __forceinline__ void store_in_block(std::uint32_t target, const float (&four)[4], std::uint32_t barrier) {
+__device__ __forceinline__ void store_in_block(std::uint32_t target, const float* four, std::uint32_t barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(target),
       "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]), "r"(barrier)

@@ -104,4 +104,21 @@ struct Transform<4> {
   }
 };
 
+// G g G^T.
+template <int m>
+FASTCONV_HOST_DEVICE void transform_filter(const float (&g)[3][3], float (&u)[m + 2][m + 2]) {
+  constexpr int alpha = m + 2;
+  float half[alpha][3];
+#pragma unroll
+  for (int s = 0; s < 3; ++s) {
+    const float column[3] = {g[0][s], g[1][s], g[2][s]};
+    float result[alpha];
+    Transform<m>::filter(column, result);
+#pragma unroll
+    for (int i = 0; i < alpha; ++i) half[i][s] = result[i];
+  }
+#pragma unroll
+  for (int i = 0; i < alpha; ++i) Transform<m>::filter(half[i], u[i]);
+}
+
 }  // namespace fastconv::winograd

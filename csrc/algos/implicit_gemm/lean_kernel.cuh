@@ -6,16 +6,10 @@
 #include <type_traits>
 
 #include "algos/implicit_gemm/lean_split.cuh"
+#include "device/cluster.cuh"
 
 namespace fastconv::algos::implicit_gemm::lean {
 
-// 16 bytes to shared memory of a block of the cluster, counted by a barrier there.
-__device__ __forceinline__ void send(std::uint32_t target, const float* values, std::uint32_t barrier) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(target),
-      "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]), "r"(barrier)
-      : "memory");
-}
 __device__ __forceinline__ float4 load_sums(std::uint32_t address) {
   float4 value;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -219,7 +213,7 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
       const std::uint32_t there = hopper::address_in_block(target, owner),
                           barrier_there = hopper::address_in_block(barrier, owner);
 #pragma unroll
-      for (int i = 0; i < S::sums; i += 4) send(there + i / 4 * 512, sums + i, barrier_there);
+      for (int i = 0; i < S::sums; i += 4) hopper::store_in_block(there + i / 4 * 512, sums + i, barrier_there);
     }
     return false;
   }

@@ -11,20 +11,6 @@ namespace fastconv::algos::winograd_megakernel {
 
 constexpr int pack_threads = 128;
 
-__device__ __forceinline__ void transform_filter(const float (&g)[3][3], float (&u)[6][6]) {
-  float half[6][3];
-#pragma unroll
-  for (int s = 0; s < 3; ++s) {
-    const float column[3] = {g[0][s], g[1][s], g[2][s]};
-    float result[6];
-    winograd::Transform<4>::filter(column, result);
-#pragma unroll
-    for (int i = 0; i < 6; ++i) half[i][s] = result[i];
-  }
-#pragma unroll
-  for (int i = 0; i < 6; ++i) winograd::Transform<4>::filter(half[i], u[i]);
-}
-
 // A block per filter of whole filter blocks; zeros beyond K and C. With a snapshot: a filter that equals it bit for bit
 // is left alone (PackArgs::snapshot).
 template <typename T>
@@ -45,7 +31,7 @@ __global__ void __launch_bounds__(pack_threads)
     for (int i = 0; i < 9; ++i) {
       g[i / 3][i % 3] = exists && channel < c ? to_float(filter[channel * strides.channel + i * strides.tap]) : 0.0f;
     }
-    transform_filter(g, result);
+    winograd::transform_filter<4>(g, result);
   };
   float largest = 0.0f;
   for (int channel = threadIdx.x; channel < c; channel += pack_threads) {
