@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/integers.h"
 #include "core/problem.h"
 #include "device/numeric.h"
 
@@ -28,11 +29,6 @@ inline Strides4 input_strides(const ConvProblem& problem) {
 }
 inline Strides4 output_strides(const ConvProblem& problem) {
   return dense_strides(problem.layout, problem.k, problem.p(), problem.q());
-}
-
-template <typename Integer>
-FASTCONV_HOST_DEVICE constexpr Integer ceil_div(Integer a, Integer b) {
-  return (a + b - 1) / b;
 }
 
 // For kernels that count in 32 bits: the planner has seen to it that the value fits.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/integers.h"
 #include "ops/arguments.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
@@ -54,8 +55,6 @@ Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& p
   return torch::stable::contiguous(y, memory_format(problem.layout));
 }
 
-std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
-
 // Of a dense tensor. One that is both, as any 1x1 filter is, counts as contiguous.
 Layout layout_of(const Tensor& dense) { return dense.is_contiguous() ? Layout::nchw : Layout::nhwc; }
 
@@ -80,7 +79,7 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
 
   const bool pack_here = weight != nullptr && kernels.pack != nullptr;
   const Tensor filters = weight == nullptr ? *packed : pack_here ? dense(*weight) : in_layout(*weight, Layout::nchw);
-  const std::size_t packed_bytes = pack_here ? align(choice.algorithm->packed_weight(problem, device).bytes) : 0;
+  const std::size_t packed_bytes = pack_here ? align_bytes(choice.algorithm->packed_weight(problem, device).bytes) : 0;
   GuardedBytes workspace(packed_bytes + choice.plan.workspace_bytes, input);
   GuardedOutput output(input, problem);
   auto* base = static_cast<char*>(workspace.data());

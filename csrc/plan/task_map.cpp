@@ -4,13 +4,12 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/integers.h"
 
 namespace fastconv {
 namespace {
 
 constexpr std::int64_t limit = std::int64_t{1} << 29;
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 void require(bool condition, const char* name, std::int64_t value, const char* expected) {
   if (!condition) throw InvalidArgument(std::string(name) + " is " + std::to_string(value) + "; expected " + expected);
@@ -39,19 +38,19 @@ TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const 
   require(mapping.d_go >= 0, "d_go", mapping.d_go, "0 or more tasks");
   positive("m", mapping.m);
 
-  const std::int64_t groups = divide_up(tiles, shapes.group_tiles);
+  const std::int64_t groups = ceil_div(tiles, shapes.group_tiles);
   const auto input_tasks = [&](std::int64_t count) {
-    return divide_up(count, shapes.input_tiles) * divide_up(c, shapes.input_channels);
+    return ceil_div(count, shapes.input_tiles) * ceil_div(c, shapes.input_channels);
   };
   const auto output_tasks = [&](std::int64_t count) {
-    return divide_up(count, shapes.output_tiles) * divide_up(k, shapes.output_filters);
+    return ceil_div(count, shapes.output_tiles) * ceil_div(k, shapes.output_filters);
   };
   const std::int64_t whole = std::min<std::int64_t>(shapes.group_tiles, tiles);
   const std::int64_t last = tiles - (groups - 1) * shapes.group_tiles;
   const std::int64_t n_f =
-      shapes.filter_filters == 0 ? 0 : divide_up(k, shapes.filter_filters) * divide_up(c, shapes.filter_channels);
+      shapes.filter_filters == 0 ? 0 : ceil_div(k, shapes.filter_filters) * ceil_div(c, shapes.filter_channels);
   const std::int64_t s_i = input_tasks(whole), s_o = output_tasks(whole);
-  const std::int64_t s_g = divide_up(frequencies, shapes.gemm_frequencies) * divide_up(k, shapes.gemm_filters);
+  const std::int64_t s_g = ceil_div(frequencies, shapes.gemm_frequencies) * ceil_div(k, shapes.gemm_filters);
   const std::int64_t m = std::min<std::int64_t>(mapping.m, groups);
   const std::int64_t most = n_f + (groups + m) * (s_i + s_g + s_o);
   require(most < limit, "the number of tasks", most, "below 2^29; larger tasks or groups make fewer of them");
@@ -62,15 +61,15 @@ TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const 
   // last parent on.
   const std::int64_t lead = std::min(inputs, m * s_i + mapping.d_ig);
   // GEMM tasks of a batch end with the batch: OTrans of it one batch later, at the earliest, plus the distance.
-  const auto batches_of = [&](std::int64_t distance) { return divide_up(distance, m * (s_i + s_g)); };
-  const std::int64_t delay = std::min(divide_up(groups, m), 1 + batches_of(mapping.d_go));
+  const auto batches_of = [&](std::int64_t distance) { return ceil_div(distance, m * (s_i + s_g)); };
+  const std::int64_t delay = std::min(ceil_div(groups, m), 1 + batches_of(mapping.d_go));
   // ITrans of group g stand at most (lead - 1) / S_I + M groups ahead of the batch whose GEMM tasks are next, OTrans
   // `delay` batches behind. A place is taken again as far behind its last reader as children behind their parents.
   const std::int64_t v_groups =
       mapping.bounded ? std::min(groups, (lead - 1) / s_i + 1 + m * (1 + batches_of(mapping.d_ig))) : groups;
   const std::int64_t m_groups = mapping.bounded ? std::min(groups, m * (delay + 1 + batches_of(mapping.d_go))) : groups;
 
-  const std::int64_t batches = divide_up(groups, m);
+  const std::int64_t batches = ceil_div(groups, m);
   const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
   return {.shapes = shapes,
           .mapping = mapping,
@@ -93,12 +92,12 @@ TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const 
           .last_batch = narrow(batches - 1),
           .last_m = narrow(groups - (batches - 1) * m),
           .batch_gemms = narrow(m * s_g),
-          .filter_blocks = narrow(divide_up(k, shapes.gemm_filters)),
-          .filter_rows = narrow(divide_up(k, std::max(1, shapes.filter_filters))),
-          .input_rows = narrow(divide_up(whole, shapes.input_tiles)),
-          .last_input_rows = narrow(divide_up(last, shapes.input_tiles)),
-          .output_rows = narrow(divide_up(whole, shapes.output_tiles)),
-          .last_output_rows = narrow(divide_up(last, shapes.output_tiles))};
+          .filter_blocks = narrow(ceil_div(k, shapes.gemm_filters)),
+          .filter_rows = narrow(ceil_div(k, std::max(1, shapes.filter_filters))),
+          .input_rows = narrow(ceil_div(whole, shapes.input_tiles)),
+          .last_input_rows = narrow(ceil_div(last, shapes.input_tiles)),
+          .output_rows = narrow(ceil_div(whole, shapes.output_tiles)),
+          .last_output_rows = narrow(ceil_div(last, shapes.output_tiles))};
 }
 
 std::vector<Task> list_tasks(const TaskMap& map) {

@@ -50,7 +50,6 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double rate = tensor_cores ? 0.6 * device.fp16_tensor_flops_per_s : share * device.fp32_flops_per_s;
 
   // Launches: per chunk, an unrolling, an epilogue, and a GEMM for every group or every sample, whichever are fewer.
-  const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
   const std::int64_t chunks = ceil_div(problem.n, chunk.samples) * ceil_div(problem.p(), chunk.rows);
   const std::int64_t gemms = problem.layout == Layout::nhwc ? 1 : std::min(problem.groups, chunk.samples);
   const double launch_us = device.type == DeviceType::cuda ? 4.0 : 8.0;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/device_info.h"
+#include "core/integers.h"
 #include "core/problem.h"
 
 namespace fastconv::algos::im2col_gemm {
@@ -58,13 +59,11 @@ inline Cut cut(const ConvProblem& problem, DeviceType device) {
   result.samples = std::clamp<std::int64_t>(rows / problem.p(), 1, std::max<std::int64_t>(problem.n, 1));
   result.rows = std::min(rows, problem.p());
 
-  const auto align = [](std::int64_t bytes) { return static_cast<std::size_t>((bytes + 255) / 256 * 256); };
-  result.columns_bytes = align(result.samples * result.rows * columns_row);
-  result.product_bytes = align(result.samples * result.rows * product_row);
-  result.weight_bytes =
-      result.converts_weight
-          ? align(problem.k * problem.c_per_group() * problem.r * problem.s * static_cast<std::int64_t>(sizeof(float)))
-          : 0;
+  result.columns_bytes = align_bytes(result.samples * result.rows * columns_row);
+  result.product_bytes = align_bytes(result.samples * result.rows * product_row);
+  result.weight_bytes = result.converts_weight ? align_bytes(problem.k * problem.c_per_group() * problem.r * problem.s *
+                                                             static_cast<std::int64_t>(sizeof(float)))
+                                               : 0;
   return result;
 }
 

@@ -158,9 +158,9 @@ PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device)
   if (wgmma::is_used(problem, device)) return {wgmma::make_weights(problem).bytes()};
   const Config config = make_config(problem);
   if (device.type == DeviceType::cpu) {
-    return {Config::align(static_cast<std::size_t>(config.reduction * problem.k) * sizeof(float))};
+    return {align_bytes(static_cast<std::size_t>(config.reduction * problem.k) * sizeof(float))};
   }
-  return {config.weight_bytes(problem.k) + Config::align(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
+  return {config.weight_bytes(problem.k) + align_bytes(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
 }
 
 }  // namespace

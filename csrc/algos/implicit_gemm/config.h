@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "core/device_info.h"
+#include "core/integers.h"
 #include "core/problem.h"
 
 namespace fastconv::algos::implicit_gemm {
@@ -48,9 +49,8 @@ struct Config {
   std::int64_t pixels, pixel_tiles, filter_tiles;  // filter_tiles: of a group
 
   std::size_t weight_bytes(std::int64_t k) const {
-    return align(static_cast<std::size_t>(steps * planes * k) * depth_tile * 2);
+    return align_bytes(static_cast<std::size_t>(steps * planes * k) * depth_tile * 2);
   }
-  static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 };
 
 inline Mode select_mode(AccuracyClass accuracy) {
@@ -96,8 +96,7 @@ inline bool loads_vectors(const ConvProblem& problem) {
 }
 inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
   if (problem.layout == Layout::nhwc || !loads_vectors(problem)) return 0;
-  return Config::align(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) *
-                       size_of(problem.dtype));
+  return align_bytes(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype));
 }
 
 }  // namespace fastconv::algos::implicit_gemm

@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "core/device_info.h"
+#include "core/integers.h"
 #include "core/problem.h"
 
 namespace fastconv::algos::implicit_gemm::lean {
@@ -91,7 +92,6 @@ inline bool is_product(const ConvProblem& problem) {
 template <typename Visit>
 void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
   if (!is_possible(problem)) return;
-  const auto divide = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
   const std::int64_t taps = problem.r * problem.s;
   const int halo_h = static_cast<int>((problem.r - 1) * problem.dilation_h),
             halo_w = static_cast<int>((problem.s - 1) * problem.dilation_w);
@@ -110,7 +110,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
     plan.element_bytes = static_cast<int>(size_of(problem.dtype));
     plan.step_channels = row_bytes / plan.element_bytes;
     plan.stage_taps = dense ? 1 : static_cast<int>(taps);
-    plan.steps = divide(problem.c, plan.step_channels) * taps;
+    plan.steps = ceil_div(problem.c, plan.step_channels) * taps;
     plan.packed_rows = packed_rows;
     for (int filters : {128, 64, 48, 32}) {
       const int share = packed_rows / filters;  // of a packed tile's rows: a power of two
@@ -118,10 +118,10 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
       if (filters > 32 && problem.k <= filters / 2) continue;
       if (filters == 128 && plan.split) continue;  // sums and totals: too many registers
       plan.filter_tile = filters;
-      plan.filter_tiles = divide(problem.k, filters);
+      plan.filter_tiles = ceil_div(problem.k, filters);
       for (plan.parts = 1; plan.parts <= std::min(plan.pixels / 16, most_parts); plan.parts *= 2) {
-        plan.steps_of_part = divide(plan.steps, plan.parts);
-        if (divide(plan.steps, plan.steps_of_part) != plan.parts) continue;
+        plan.steps_of_part = ceil_div(plan.steps, plan.parts);
+        if (ceil_div(plan.steps, plan.steps_of_part) != plan.parts) continue;
         const std::int64_t least_steps = plan.steps - (plan.parts - 1) * plan.steps_of_part;
         if (least_steps < plan.shares()) continue;
         // A warpgroup that has no step of a stage does not wait for it, and would not notice its slot's next phase.
@@ -131,7 +131,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
         }
         if (!waits) continue;
         const auto stages = static_cast<int>(
-            std::min<std::int64_t>(divide(plan.steps_of_part, plan.stage_taps) +
+            std::min<std::int64_t>(ceil_div(plan.steps_of_part, plan.stage_taps) +
                                        (plan.parts > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
                                    most_input_slots));
         for (const std::size_t limit : {shared_of_two, shared_limit}) {
@@ -171,13 +171,14 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
     const auto set = [&](Tile kind, int n, int p, int q) {
       plan.kind = kind;
       plan.tile_n = n, plan.tile_p = p, plan.tile_q = q;
-      plan.tiles_n = divide(problem.n, n), plan.tiles_p = divide(problem.p(), p), plan.tiles_q = divide(problem.q(), q);
+      plan.tiles_n = ceil_div(problem.n, n), plan.tiles_p = ceil_div(problem.p(), p),
+      plan.tiles_q = ceil_div(problem.q(), q);
       plan.box_n = n, plan.box_h = p, plan.box_w = q;
     };
     if (product) {
       set(Tile::dense, 1, 1, pixels);
       plan.tiles_n = plan.tiles_p = 1;
-      plan.tiles_q = divide(problem.n * problem.h * problem.w, pixels);
+      plan.tiles_q = ceil_div(problem.n * problem.h * problem.w, pixels);
       consider(plan);
       return;
     }
@@ -194,7 +195,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
         set(Tile::rows, 1, 1 << 20, static_cast<int>(pitch));
         plan.tiles_n = problem.n;
         plan.tiles_p = 1;
-        plan.tiles_q = divide((problem.p() - 1) * pitch + problem.q(), pixels);
+        plan.tiles_q = ceil_div((problem.p() - 1) * pitch + problem.q(), pixels);
         plan.box_w = static_cast<int>(pitch);
         plan.box_h = static_cast<int>((pitch - 1 + pixels - 1) / pitch) + 1 + halo_h;
         if (pixels % pitch == 0) plan.box_h = static_cast<int>(pixels / pitch) + halo_h;

@@ -18,6 +18,7 @@
 #include <memory>
 
 #include "algos/implicit_gemm/config.h"
+#include "core/integers.h"
 
 namespace fastconv::algos::implicit_gemm::lean {
 struct Plan;  // lean_config.h
@@ -61,7 +62,7 @@ struct Weights {
     return static_cast<std::size_t>(filter_tiles * packed_blocks() * taps) * tile_bytes();
   }
   std::size_t rounded_offset() const {
-    return weight_bytes() + Config::align(static_cast<std::size_t>(filter_tiles * filter_tile) * sizeof(std::int32_t));
+    return weight_bytes() + align_bytes(static_cast<std::size_t>(filter_tiles * filter_tile) * sizeof(std::int32_t));
   }
   // Class tf32: once more as float32 rounded to TF32, in blocks of 128 bytes a row (lean_config.h).
   std::size_t bytes() const {
@@ -152,12 +153,12 @@ struct Plan {
   }
   std::size_t partial_bytes(const ConvProblem& problem) const {
     if (splits == 1 || clusters) return 0;
-    return Config::align(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));
+    return align_bytes(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));
   }
   // Converted: x in halves, then the exponents of the images' scales, then a flag of each block that has converted.
   std::size_t converted_bytes(const ConvProblem& problem) const {
     return source == Source::converted
-               ? Config::align(static_cast<std::size_t>(problem.n * problem.h * problem.w * problem.c) * 2)
+               ? align_bytes(static_cast<std::size_t>(problem.n * problem.h * problem.w * problem.c) * 2)
                : 0;
   }
   std::int64_t convert_blocks(const ConvProblem& problem) const {  // of an image
@@ -167,7 +168,7 @@ struct Plan {
   std::size_t workspace_bytes(const ConvProblem& problem) const {
     if (source != Source::converted) return partial_bytes(problem);
     return converted_bytes(problem) +
-           Config::align(static_cast<std::size_t>(problem.n * (1 + convert_blocks(problem))) * sizeof(int));
+           align_bytes(static_cast<std::size_t>(problem.n * (1 + convert_blocks(problem))) * sizeof(int));
   }
   std::int64_t filter_tiles() const { return weights.filter_tiles * (weights.filter_tile / filter_tile); }
   std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * filter_tiles(); }
@@ -243,8 +244,7 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const
   const bool row = is_matrix_product(problem) || plan.flat;
   const std::int64_t n = row ? 1 : problem.n, p = row ? 1 : problem.p();
   const std::int64_t q = row ? problem.n * problem.p() * problem.q() : problem.q();
-  const auto tiles = [](std::int64_t size, int tile) { return (size + tile - 1) / tile; };
-  plan.tiles_n = tiles(n, tile.n), plan.tiles_p = tiles(p, tile.p), plan.tiles_q = tiles(q, tile.q);
+  plan.tiles_n = ceil_div(n, tile.n), plan.tiles_p = ceil_div(p, tile.p), plan.tiles_q = ceil_div(q, tile.q);
   plan.splits = 1;
   plan.whole = plan.tiles();
   return true;
@@ -282,8 +282,6 @@ inline double step_clocks(const Plan& plan) {
   return std::max({of_tensor * tensor, of_shared * shared, copies, transform, between}) + 0.05 * copies;
 }
 
-constexpr std::int64_t ceil_divide(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 // Blocks that run side by side. Clusters lie within groups of 16 or 18 multiprocessors, and do not fill them.
 inline std::int64_t blocks_at_once(const Plan& plan, int processors) {
   if (!plan.clusters) return processors;
@@ -301,14 +299,14 @@ inline double plan_clocks(const Plan& plan, int processors) {
   const double whole = steps * step_clocks(plan) + epilogue;
   // Few blocks have their first operands sooner.
   double clocks = 2200 + 15.0 * static_cast<double>(std::min<std::int64_t>(plan.work(), processors)) +
-                  static_cast<double>(ceil_divide(plan.whole, blocks)) * whole;
+                  static_cast<double>(ceil_div(plan.whole, blocks)) * whole;
   // Converting reads and writes x, 6 bytes a value; its launch, and that of a fallback that finds nothing to do.
   if (plan.source == Source::converted)
     clocks += 19000 + 6.0 * static_cast<double>(plan.x_values) / (20.0 * processors);
   const std::int64_t cut = plan.tiles() - plan.whole;
   if (cut == 0) return clocks;
-  const double part = static_cast<double>(ceil_divide(plan.stages, plan.splits)) * plan.stage_taps * step_clocks(plan);
-  const double rounds = static_cast<double>(ceil_divide(cut * plan.splits, blocks)),
+  const double part = static_cast<double>(ceil_div(plan.stages, plan.splits)) * plan.stage_taps * step_clocks(plan);
+  const double rounds = static_cast<double>(ceil_div(cut * plan.splits, blocks)),
                parts = static_cast<double>(plan.splits);
   if (plan.clusters) {
     // Sums into shared memory, two meetings, and what others have left there.
@@ -336,8 +334,8 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
         if (blocks < plan.splits) break;
         plan.whole = clusters ? plan.tiles() / blocks * blocks : 0;
         if (plan.whole == plan.tiles() || (plan.tiles() - plan.whole) * plan.splits > blocks) continue;
-        const std::int64_t per_split = ceil_divide(plan.stages, plan.splits);
-        if (ceil_divide(plan.stages, per_split) == plan.splits) visit(plan);  // no part is empty
+        const std::int64_t per_split = ceil_div(plan.stages, plan.splits);
+        if (ceil_div(plan.stages, per_split) == plan.splits) visit(plan);  // no part is empty
       }
     }
   };

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "algos/implicit_gemm/config.h"
+#include "core/integers.h"
 
 namespace fastconv::algos::implicit_gemm::wgrad {
 
@@ -75,21 +76,21 @@ struct Plan {
 
   // ---- The workspace: exponents and maxima, converted x, converted dY, partial sums.
   std::size_t scale_bytes(const ConvProblem& problem) const {
-    return Config::align(static_cast<std::size_t>(4 * problem.n + chunks_n) * sizeof(int));
+    return align_bytes(static_cast<std::size_t>(4 * problem.n + chunks_n) * sizeof(int));
   }
   std::size_t x_bytes(const ConvProblem& problem) const {
     const std::int64_t pixels = problem.n * (unrolled ? problem.p() * problem.q() : problem.h * problem.w);
-    return convert_x == Conversion::none ? 0 : Config::align(static_cast<std::size_t>(pixels * planes * pitch_x) * 2);
+    return convert_x == Conversion::none ? 0 : align_bytes(static_cast<std::size_t>(pixels * planes * pitch_x) * 2);
   }
   std::size_t grad_bytes(const ConvProblem& problem) const {
     const std::int64_t pixels = problem.n * problem.p() * problem.q();
     return convert_grad == Conversion::none ? 0
-                                            : Config::align(static_cast<std::size_t>(pixels * planes * pitch_grad) * 2);
+                                            : align_bytes(static_cast<std::size_t>(pixels * planes * pitch_grad) * 2);
   }
   // [part][K][taps][pitch_x]
   std::int64_t part_numel(const ConvProblem& problem) const { return problem.k * taps() * pitch_x; }
   std::size_t partial_bytes(const ConvProblem& problem) const {
-    return Config::align(static_cast<std::size_t>(parts() * part_numel(problem)) * sizeof(float));
+    return align_bytes(static_cast<std::size_t>(parts() * part_numel(problem)) * sizeof(float));
   }
   std::size_t workspace_bytes(const ConvProblem& problem) const {
     return scale_bytes(problem) + x_bytes(problem) + grad_bytes(problem) + partial_bytes(problem);
@@ -97,8 +98,6 @@ struct Plan {
 };
 
 namespace detail {
-
-inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Clocks of a multiprocessor for a chunk: the tensor cores, or the copies, whose rows of 128 bytes come at 24 bytes a
 // clock as measured (docs/performance.md).
@@ -111,7 +110,7 @@ inline double chunk_clocks(const Plan& plan) {
 }
 
 inline double plan_clocks(const Plan& plan, const ConvProblem& problem, int processors) {
-  const double rounds = static_cast<double>(divide_up(plan.tiles() * plan.splits, processors));
+  const double rounds = static_cast<double>(ceil_div(plan.tiles() * plan.splits, processors));
   const double start = 3000, end = 1500 + 700.0 * plan.blocks_n;
   // The parts are written and read again, at some 20 bytes a clock and multiprocessor.
   const double partial = 2.0 * static_cast<double>(plan.partial_bytes(problem)) / (20.0 * processors);
@@ -123,7 +122,6 @@ inline double plan_clocks(const Plan& plan, const ConvProblem& problem, int proc
 // From the converted (or unconverted) operands on. False if the shape does not fit.
 inline bool shape_chunk(const ConvProblem& problem, bool window, int blocks_n, bool rows_by_warps, int n, int p, int q,
                         Plan& plan) {
-  using detail::divide_up;
   plan.window = window, plan.blocks_n = blocks_n, plan.rows_by_warps = rows_by_warps;
   plan.tile_n = n, plan.tile_p = p, plan.tile_q = q;
   const std::int64_t dilation_w = plan.unrolled ? 1 : problem.dilation_w;
@@ -137,12 +135,12 @@ inline bool shape_chunk(const ConvProblem& problem, bool window, int blocks_n, b
   // round of the ring could not tell the parity of the phase that it waits for from that of the one before the last.
   if (!rows_by_warps) plan.slots -= plan.slots % 2;
   if (plan.slots < (rows_by_warps ? 3 : 4)) return false;
-  plan.row_tiles = divide_up(problem.k, plan.blocks_m() * block_channels);
+  plan.row_tiles = ceil_div(problem.k, plan.blocks_m() * block_channels);
   plan.column_tiles = window ? plan.taps_r * plan.taps_groups() * plan.channel_blocks()
-                             : divide_up(plan.taps() * plan.channel_blocks(), blocks_n);
-  plan.chunks_n = divide_up(problem.n, n);
-  plan.chunks_p = divide_up(problem.p(), p);
-  plan.chunks_q = divide_up(problem.q(), q);
+                             : ceil_div(plan.taps() * plan.channel_blocks(), blocks_n);
+  plan.chunks_n = ceil_div(problem.n, n);
+  plan.chunks_p = ceil_div(problem.p(), p);
+  plan.chunks_q = ceil_div(problem.q(), q);
   return true;
 }
 
@@ -152,7 +150,6 @@ inline Conversion select_conversion(const ConvProblem& problem, std::int64_t cha
 }
 
 inline Plan make_plan(const ConvProblem& problem, int processors) {
-  using detail::divide_up;
   Plan base{};
   base.mode = problem.accuracy == AccuracyClass::tf32 ? Mode::single : select_mode(problem.accuracy);
   base.planes = base.mode == Mode::split ? 2 : 1;
@@ -161,8 +158,8 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
   base.convert_x = select_conversion(problem, problem.c, base.unrolled);
   base.convert_grad = select_conversion(problem, problem.k, false);
   base.c = base.unrolled ? problem.r * problem.s * problem.c : problem.c;
-  base.pitch_x = divide_up(base.c, 8) * 8;
-  base.pitch_grad = divide_up(problem.k, 8) * 8;
+  base.pitch_x = ceil_div(base.c, 8) * 8;
+  base.pitch_grad = ceil_div(problem.k, 8) * 8;
   base.taps_r = base.unrolled ? 1 : problem.r;
   base.taps_s = base.unrolled ? 1 : problem.s;
 
@@ -173,8 +170,8 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
     if (!shape_chunk(problem, window, blocks_n, rows_by_warps, n, p, q, plan)) return;
     for (std::int64_t rounds = 1; rounds <= 8; ++rounds) {  // of all multiprocessors, nearly full
       const std::int64_t splits = std::max<std::int64_t>(rounds * processors / plan.tiles(), 1);
-      plan.chunks_per_split = divide_up(plan.chunks(), splits);
-      plan.splits = divide_up(plan.chunks(), plan.chunks_per_split);  // none is empty
+      plan.chunks_per_split = ceil_div(plan.chunks(), splits);
+      plan.splits = ceil_div(plan.chunks(), plan.chunks_per_split);  // none is empty
       const double clocks = detail::plan_clocks(plan, problem, processors);
       if (clocks < least) least = clocks, best = plan;
     }
@@ -200,7 +197,7 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
   const auto q = static_cast<int>(std::min<std::int64_t>(problem.q(), most_chunk_pixels));
   const auto images = static_cast<int>(std::min<std::int64_t>(problem.n, 16));
   for (int tile_q = 1; tile_q <= std::max(q, 16); ++tile_q) {
-    const bool even = tile_q <= q && divide_up(problem.q(), divide_up(problem.q(), tile_q)) == tile_q;
+    const bool even = tile_q <= q && ceil_div(problem.q(), ceil_div(problem.q(), tile_q)) == tile_q;
     if (!even && tile_q != 8 && tile_q != 16) continue;
     for (int tile_p = 1; tile_p <= p + 1 && tile_p * tile_q <= most_chunk_pixels; ++tile_p) {
       for (int tile_n = 1; tile_n <= images && tile_n * tile_p * tile_q <= most_chunk_pixels; ++tile_n) {

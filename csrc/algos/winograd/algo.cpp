@@ -119,7 +119,7 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
 
 PackedWeight packed_weight(int m, const ConvProblem& problem, const DeviceInfo& device) {
   const Config config = make_config(m, problem, device);
-  return {config.u_bytes(problem.k) + Config::align(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
+  return {config.u_bytes(problem.k) + align_bytes(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
 }
 
 }  // namespace

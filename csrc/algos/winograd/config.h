@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "core/algorithm.h"
+#include "core/integers.h"
 
 namespace fastconv::winograd {
 
@@ -71,23 +72,22 @@ struct ProductGrid {
   std::int64_t block_units;  // the most that a block has to do
 
   ProductGrid(Held held, std::int64_t frequencies, std::int64_t tiles, std::int64_t filters, std::int64_t processors) {
-    const auto parts = [](std::int64_t size, std::int64_t part) { return (size + part - 1) / part; };
     if (held == Held::few_stages) {
-      held_blocks = parts(filters, held_filters);
-      frequency_units = 2 * parts(tiles, 2 * unit_tiles);
+      held_blocks = ceil_div(filters, held_filters);
+      frequency_units = 2 * ceil_div(tiles, 2 * unit_tiles);
     } else {
-      held_blocks = held == Held::filters ? parts(filters, held_filters) : parts(tiles, unit_tiles);
-      frequency_units = held == Held::filters ? parts(tiles, unit_tiles) : parts(filters, unit_filters(tiles));
+      held_blocks = held == Held::filters ? ceil_div(filters, held_filters) : ceil_div(tiles, unit_tiles);
+      frequency_units = held == Held::filters ? ceil_div(tiles, unit_tiles) : ceil_div(filters, unit_filters(tiles));
     }
     units = frequencies * frequency_units;
     if (held == Held::few_stages) {
       const std::int64_t pairs = units / 2 * held_blocks;
       blocks = groups = std::min(processors, pairs);
-      block_units = 2 * parts(pairs, blocks);
+      block_units = 2 * ceil_div(pairs, blocks);
     } else {
       groups = std::min(std::max<std::int64_t>(1, processors / held_blocks), units);
       blocks = groups * held_blocks;
-      block_units = parts(units, groups);
+      block_units = ceil_div(units, groups);
     }
   }
 };
@@ -143,16 +143,15 @@ struct Config {
   std::size_t element_bytes;
 
   std::int64_t frequencies() const { return static_cast<std::int64_t>(alpha) * alpha; }
-  std::size_t v_bytes() const { return align(frequencies() * chunk_tiles * depth * element_bytes); }
+  std::size_t v_bytes() const { return align_bytes(frequencies() * chunk_tiles * depth * element_bytes); }
   std::size_t m_bytes() const {
     const std::int64_t rows = own_product ? segment_rows(chunk_tiles) * segment_tiles : chunk_tiles;
-    return align(frequencies() * rows * k_pad * sizeof(float));
+    return align_bytes(frequencies() * rows * k_pad * sizeof(float));
   }
   // Power-of-two scales: one int32 exponent per tile, and one per tile and group where there may be several.
-  std::size_t tile_exponent_bytes() const { return align(exponent_pitch(chunk_tiles) * sizeof(std::int32_t)); }
+  std::size_t tile_exponent_bytes() const { return align_bytes(exponent_pitch(chunk_tiles) * sizeof(std::int32_t)); }
   std::size_t group_exponent_bytes() const { return own_product ? groups * tile_exponent_bytes() : 0; }
-  std::size_t u_bytes(std::int64_t k) const { return align(frequencies() * k * depth * element_bytes); }
-  static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+  std::size_t u_bytes(std::int64_t k) const { return align_bytes(frequencies() * k * depth * element_bytes); }
 
   // Whether our own product begins beside the last blocks of the input transform of `count` tiles.
   bool admits_product(std::int64_t count) const { return own_product && count * groups <= few_blocks; }
@@ -174,8 +173,7 @@ inline Mode select_mode(AccuracyClass accuracy, const DeviceInfo& device) {
 // The GPU kernels read x in NHWC, where every access runs along C; NCHW input is turned first, into the workspace.
 inline std::size_t transposed_input_bytes(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu || problem.layout == Layout::nhwc) return 0;
-  return Config::align(static_cast<std::size_t>(problem.n * problem.h * problem.w * problem.c) *
-                       size_of(problem.dtype));
+  return align_bytes(static_cast<std::size_t>(problem.n * problem.h * problem.w * problem.c) * size_of(problem.dtype));
 }
 
 inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& device) {

@@ -36,7 +36,7 @@ ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {  // fo
   const Plan plan = make_plan(problem, 1);
   ConvPlan result;
   result.config = "float64 sums";
-  result.workspace_bytes = Plan::align(frequencies * plan.tiles * problem.c * 4);
+  result.workspace_bytes = align_bytes(frequencies * plan.tiles * problem.c * 4);
   result.cost_us = 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
   return result;
 }

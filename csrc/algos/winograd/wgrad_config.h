@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "core/algorithm.h"
+#include "core/integers.h"
 
 namespace fastconv::winograd::wgrad {
 
@@ -37,16 +38,15 @@ struct Plan {
 
   std::int64_t units() const { return frequencies * row_tiles * column_tiles * splits; }
 
-  static std::size_t align(std::int64_t bytes) { return (static_cast<std::size_t>(bytes) + 255) / 256 * 256; }
   // ---- The workspace: scales of images and stages, V, W, partial sums.
-  std::size_t scale_bytes(const ConvProblem& problem) const { return align(16 * problem.n + 4 * (stages + 1)); }
-  std::size_t x_bytes() const { return align(frequencies * stages * x_blocks * block_bytes); }
-  std::size_t grad_bytes() const { return align(frequencies * stages * grad_blocks * block_bytes); }
-  std::size_t partial_bytes() const { return align(splits * frequencies * rows * pitch * 4); }
+  std::size_t scale_bytes(const ConvProblem& problem) const { return align_bytes(16 * problem.n + 4 * (stages + 1)); }
+  std::size_t x_bytes() const { return align_bytes(frequencies * stages * x_blocks * block_bytes); }
+  std::size_t grad_bytes() const { return align_bytes(frequencies * stages * grad_blocks * block_bytes); }
+  std::size_t partial_bytes() const { return align_bytes(splits * frequencies * rows * pitch * 4); }
   // NCHW is turned first.
   static std::size_t turned_bytes(const ConvProblem& problem) {
     if (problem.layout == Layout::nhwc) return 0;
-    return align(4 * (problem.n * problem.c * problem.h * problem.w + problem.output_numel()));
+    return align_bytes(4 * (problem.n * problem.c * problem.h * problem.w + problem.output_numel()));
   }
   std::size_t workspace_bytes(const ConvProblem& problem) const {
     return scale_bytes(problem) + x_bytes() + grad_bytes() + std::max(partial_bytes(), turned_bytes(problem));
@@ -55,11 +55,9 @@ struct Plan {
 
 namespace detail {
 
-inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 // Clocks of the product on all multiprocessors: tensor cores or copies for each stage, sums written and read again.
 inline double product_clocks(const Plan& plan, int processors) {
-  const double rounds = static_cast<double>(divide_up(plan.units(), processors));
+  const double rounds = static_cast<double>(ceil_div(plan.units(), processors));
   const double tensor = 12.0 * 32 * plan.column_blocks * plan.row_blocks;
   const double copies = (plan.row_blocks + plan.column_blocks) * block_bytes / 45.0;
   const double unit = static_cast<double>(plan.stages_per_split) * std::max(1.1 * tensor, copies) + 3000.0;
@@ -69,14 +67,13 @@ inline double product_clocks(const Plan& plan, int processors) {
 }  // namespace detail
 
 inline Plan make_plan(const ConvProblem& problem, int processors) {
-  using detail::divide_up;
   Plan plan{};
-  plan.tiles_p = divide_up(problem.p(), m);
-  plan.tiles_q = divide_up(problem.q(), m);
+  plan.tiles_p = ceil_div(problem.p(), m);
+  plan.tiles_q = ceil_div(problem.q(), m);
   plan.tiles = problem.n * plan.tiles_p * plan.tiles_q;
-  plan.stages = divide_up(plan.tiles, stage_tiles);
-  plan.x_blocks = divide_up(problem.c, block_channels);
-  plan.grad_blocks = divide_up(problem.k, block_channels);
+  plan.stages = ceil_div(plan.tiles, stage_tiles);
+  plan.x_blocks = ceil_div(problem.c, block_channels);
+  plan.grad_blocks = ceil_div(problem.k, block_channels);
   Plan best{};
   double least = 1e300;
   for (const bool rows_are_filters : {true, false}) {
@@ -85,14 +82,14 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
     plan.rows_are_filters = rows_are_filters;
     plan.rows = rows_are_filters ? problem.k : problem.c;
     plan.columns = rows_are_filters ? problem.c : problem.k;
-    plan.pitch = divide_up(plan.columns, 8) * 8;
+    plan.pitch = ceil_div(plan.columns, 8) * 8;
     const auto consider = [&](int row_blocks, int column_blocks) {
       plan.row_blocks = row_blocks, plan.column_blocks = column_blocks;
-      plan.row_tiles = divide_up(all_rows, row_blocks);
-      plan.column_tiles = divide_up(all_columns, column_blocks);
+      plan.row_tiles = ceil_div(all_rows, row_blocks);
+      plan.column_tiles = ceil_div(all_columns, column_blocks);
       for (std::int64_t splits = 1; splits <= std::min<std::int64_t>(plan.stages, 64); ++splits) {
-        plan.stages_per_split = divide_up(plan.stages, splits);
-        plan.splits = divide_up(plan.stages, plan.stages_per_split);  // none is empty
+        plan.stages_per_split = ceil_div(plan.stages, splits);
+        plan.splits = ceil_div(plan.stages, plan.stages_per_split);  // none is empty
         const double clocks = detail::product_clocks(plan, processors);
         if (clocks < least) least = clocks, best = plan;
       }

@@ -81,9 +81,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) {
-    return {Config::align(static_cast<std::size_t>(taps * frequencies * problem.c * problem.k) * sizeof(float))};
+    return {align_bytes(static_cast<std::size_t>(taps * frequencies * problem.c * problem.k) * sizeof(float))};
   }
-  return {make_config(problem).u_bytes() + Config::align(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
+  return {make_config(problem).u_bytes() + align_bytes(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
 }
 
 }  // namespace

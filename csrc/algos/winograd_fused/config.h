@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "core/algorithm.h"
+#include "core/integers.h"
 
 namespace fastconv::algos::winograd_fused {
 
@@ -110,19 +111,16 @@ struct Config {
   bool fits_31_bits() const {
     return std::max(items, row_tiles * std::max<std::int64_t>(column_tiles, strip_rows(strips))) < most_numbers;
   }
-  static std::size_t align(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 };
-
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Rows from one image to the next, row i of which is row i - pad_h of the input and row i of the output. A multiple of
 // a strip's, so that no block crosses images. Or, of items of one strip, if that makes fewer blocks, images one below
 // the other with the rows of padding between two serving both: a canvas. Even, since input is copied two rows at a
 // time, and large enough for blocks that cross only once.
 inline std::int64_t image_pitch(const ConvProblem& problem, int strips) {
-  const std::int64_t whole = divide_up(problem.p(), strip_rows(strips)) * strip_rows(strips);
+  const std::int64_t whole = ceil_div(problem.p(), strip_rows(strips)) * strip_rows(strips);
   if (strips > 1) return whole;
-  return std::min(whole, std::max<std::int64_t>(divide_up(problem.h + problem.pad_h, 2) * 2, strip_input_rows(strips)));
+  return std::min(whole, std::max<std::int64_t>(ceil_div(problem.h + problem.pad_h, 2) * 2, strip_input_rows(strips)));
 }
 
 // What an item of class fp32 is: see Config. With as many times 64 filters as blocks, each warpgroup of a block has 64
@@ -140,23 +138,23 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
   config.item_filter_tiles = item.filter_tiles;
   config.split = problem.accuracy == AccuracyClass::fp32;
   const int stage_channels = config.split ? channels : single::stage_channels(problem.dtype);
-  config.stages = divide_up(problem.c, stage_channels);
+  config.stages = ceil_div(problem.c, stage_channels);
   config.u_steps = config.stages * (stage_channels / channels);
-  config.filter_tiles = divide_up(problem.k, filter_tile);
+  config.filter_tiles = ceil_div(problem.k, filter_tile);
   if (config.split) {
-    config.column_tiles = list_columns(divide_up(problem.q(), tile_outputs));
+    config.column_tiles = list_columns(ceil_div(problem.q(), tile_outputs));
     config.pitch = image_pitch(problem, item.strips);
-    config.row_tiles = divide_up((problem.n - 1) * config.pitch + problem.p(), strip_rows(item.strips));
-    config.items = divide_up(config.row_tiles * config.column_tiles, item.strips * tile_columns) *
-                   divide_up(config.filter_tiles, item.filter_tiles * item.turns);
+    config.row_tiles = ceil_div((problem.n - 1) * config.pitch + problem.p(), strip_rows(item.strips));
+    config.items = ceil_div(config.row_tiles * config.column_tiles, item.strips * tile_columns) *
+                   ceil_div(config.filter_tiles, item.filter_tiles * item.turns);
   } else if (shape.listed) {
-    config.column_tiles = list_columns(divide_up(problem.q(), tile_outputs));
-    config.row_tiles = divide_up(problem.p(), shape.rows);
-    config.items = divide_up(problem.n * config.row_tiles * config.column_tiles, shape.tiles) * config.filter_tiles;
+    config.column_tiles = list_columns(ceil_div(problem.q(), tile_outputs));
+    config.row_tiles = ceil_div(problem.p(), shape.rows);
+    config.items = ceil_div(problem.n * config.row_tiles * config.column_tiles, shape.tiles) * config.filter_tiles;
   } else {
-    config.column_tiles = divide_up(problem.q(), shape.width());
-    config.row_tiles = divide_up(problem.p(), shape.rows);
-    config.items = divide_up(problem.n, shape.images) * config.row_tiles * config.column_tiles * config.filter_tiles;
+    config.column_tiles = ceil_div(problem.q(), shape.width());
+    config.row_tiles = ceil_div(problem.p(), shape.rows);
+    config.items = ceil_div(problem.n, shape.images) * config.row_tiles * config.column_tiles * config.filter_tiles;
   }
   return config;
 }
@@ -168,8 +166,7 @@ inline bool loads_boxes(const ConvProblem& problem) {
 }
 inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
   if (problem.layout == Layout::nhwc || !loads_boxes(problem)) return 0;
-  return Config::align(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) *
-                       size_of(problem.dtype));
+  return align_bytes(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype));
 }
 
 // Times seen on an H200 (docs/performance.md), in us: 16 channels of an item, and its end, when the tensor cores wait
@@ -206,7 +203,7 @@ inline double start_us(const ConvProblem& problem, const Config& config) {
 inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
   const Rates rates = rates_of(problem, config);
   const double start = start_us(problem, config);
-  return start + static_cast<double>(divide_up(config.items, processors / config.blocks) * config.turns) *
+  return start + static_cast<double>(ceil_div(config.items, processors / config.blocks) * config.turns) *
                      (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
                       (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
 }

@@ -55,7 +55,7 @@ void multiply(const ConvProblem& problem, const float* u, const float* v, std::i
 template <typename T>
 void run(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const std::int64_t p = problem.p(), q = problem.q(), tiles = divide_up(q, tile_outputs);
+  const std::int64_t p = problem.p(), q = problem.q(), tiles = ceil_div(q, tile_outputs);
   const Strides4 in = input_strides(problem), out = output_strides(problem);
   const auto* x = static_cast<const T*>(args.x);
   const auto* u = static_cast<const float*>(args.weight);  // [r][f][C][K]

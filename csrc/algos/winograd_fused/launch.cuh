@@ -37,7 +37,7 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, 
                      .stages = as_int(config.stages),
                      .first_item = 0,
                      .end_item = 0,
-                     .by_filters = divide_up(config.filter_tiles, config.item_filter_tiles * config.turns),
+                     .by_filters = ceil_div(config.filter_tiles, config.item_filter_tiles * config.turns),
                      .by_columns = config.column_tiles,
                      .by_rows = config.split ? config.pitch : config.row_tiles};
   set_sizes(params, problem);

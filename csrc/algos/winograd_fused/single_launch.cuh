@@ -34,7 +34,7 @@ LineMaps<line_maps(shape)> make_line_maps(const ConvArgs& args, const Config& co
   LineMaps<line_maps(shape)> maps{};
   const auto make = [&](int left) {
     for (int i = 0; i < std::min<std::int64_t>(tile_outputs, q); ++i) {
-      const std::int64_t tiles = divide_up(q - i, tile_outputs);
+      const std::int64_t tiles = ceil_div(q - i, tile_outputs);
       maps.column[left][i] = make_tensor_map(
           static_cast<T*>(args.y) + i * k, problem.dtype,
           {.sizes = {at(k), at(left == 0 ? tiles : std::min<std::int64_t>(left, tiles)), at(problem.n), at(p)},

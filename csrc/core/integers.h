@@ -1,0 +1,18 @@
+// Arithmetic of sizes, for planners and launches.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fastconv {
+
+// Pieces of b that a fills, the last one perhaps in part.
+template <typename A, typename B>
+constexpr auto ceil_div(A a, B b) {
+  return (a + b - 1) / b;
+}
+
+// The parts of a workspace or a packed weight begin at multiples of this: what copies and vectors of any width ask for.
+constexpr std::size_t align_bytes(std::size_t bytes) { return ceil_div(bytes, std::size_t{256}) * 256; }
+
+}  // namespace fastconv
