@@ -304,22 +304,10 @@ struct Walk {
   }
 };
 
-// Until the phase of that parity has ended. Bounded: a wait that expires reports itself (device/wait_report.h) and
-// stops the kernel. One asm block: with the loop and the trap in C++, ptxas 13.0 gives the consumers 180 registers
-// instead of those of setmaxnreg, and spills.
-__device__ __forceinline__ void wait_bounded(std::uint32_t barrier, unsigned parity, WaitReport* report, int role) {
-  static_assert(sizeof(WaitReport) == 16);
-  asm volatile(
-      "{\n.reg .pred p;\n.reg .u32 tries, block;\nmov.u32 tries, 0;\n"
-      "again:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
-      "add.u32 tries, tries, 1;\nsetp.lt.u32 p, tries, 1048576;\n@p bra again;\n"
-      "setp.eq.u64 p, %2, 0;\n@p bra stop;\n"
-      "atom.sys.cas.b32 tries, [%2], 0, 1;\nsetp.ne.u32 p, tries, 0;\n@p bra stop;\n"
-      "mov.u32 block, %%ctaid.x;\nst.volatile.u32 [%2 + 4], %4;\nst.volatile.u32 [%2 + 8], %3;\n"
-      "st.volatile.u32 [%2 + 12], block;\nmembar.sys;\n"
-      "stop:\ntrap;\ndone:\n}" ::"r"(barrier),
-      "r"(parity), "l"(report), "r"(role), "n"(static_cast<int>(kernel_winograd_fused))
-      : "memory");
+// Bounded, like every wait, and in one asm block for the reason given at hopper::wait_in_place().
+template <int role>
+__device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, WaitReport* report) {
+  hopper::wait_in_place<kernel_winograd_fused, role>(barrier, parity, report);
 }
 
 // Barriers of warps: 0 is the whole block's.

@@ -135,7 +135,7 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
   };
 #pragma unroll 1
   for (int i = 0; i < stages; ++i) {
-    wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report, role_multiply);
+    wait<role_multiply>(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report);
     const std::uint64_t stage =
         core_descriptor(shared_address(shared.v[0]) + state.v.slot * Memory::v_stage_bytes + own * v_row_bytes);
     const bool last = i + 1 == stages, loads = present || i == 0, next_loads = present || last;

@@ -153,7 +153,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
     }
   }
   // Until the other warp has read what the item before gave it.
-  wait_bounded(shared_address(&exchange.read[warpgroup][warp]), state.exchanged ^ 1, params.report, role_multiply);
+  wait<role_multiply>(shared_address(&exchange.read[warpgroup][warp]), state.exchanged ^ 1, params.report);
   const std::uint32_t target =
       hopper::address_in_block(shared_address(&exchange.pairs[0][warpgroup][0][thread]), other_rank);
   const std::uint32_t there = hopper::address_in_block(full, other_rank);
@@ -181,7 +181,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
       shared.outputs[state.item_slot] + (halves == 2 ? 0 : warpgroup * (positions / 2)) + lane % 4 * 2;
 #pragma unroll 1
   for (int part = 0; part < parts; ++part) {
-    wait_bounded(full + part * sizeof(std::uint64_t), state.exchanged, params.report, role_multiply);
+    wait<role_multiply>(full + part * sizeof(std::uint64_t), state.exchanged, params.report);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       finisher.template finish<plain>(own + 4 * j, exchange.pairs[part][warpgroup][j][thread], extra + 4 * j,

@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_items(const Params& params, const Maps& map
       const bool mine = variant.blocks == 1 || slot_owner(slot) == rank;
       // Until the slot may be filled again; or, where the other block fills it, until its last phase is over, which
       // this block's arrival would disturb.
-      wait_bounded(mine ? shared_address(&shared.raw_empty[slot]) : full, raw.parity() ^ 1, params.report, role_load);
+      wait<role_load>(mine ? shared_address(&shared.raw_empty[slot]) : full, raw.parity() ^ 1, params.report);
       if (lane == 0) hopper::arrive_expecting(full, bytes);
       __syncwarp();
       if (mine && copy.exists) {
@@ -207,10 +207,9 @@ __device__ __forceinline__ void prepare_items(const Params& params, Shared<varia
                       in_block * raw_column_bytes;
     const int boundary = part.boundary_within(), raw_pair = 2 * raw_row_bytes(tiles);
     const bool crosses = images > 1 && __any_sync(~0u, boundary < part.input_rows);
-    wait_bounded(shared_address(&shared.last_stage), state.items.parity() ^ 1, params.report, role_transform);
+    wait<role_transform>(shared_address(&shared.last_stage), state.items.parity() ^ 1, params.report);
     if constexpr (!repeated) {
-      wait_bounded(shared_address(&shared.raw_full[state.raw.slot()]), state.raw.parity(), params.report,
-                   role_transform);
+      wait<role_transform>(shared_address(&shared.raw_full[state.raw.slot()]), state.raw.parity(), params.report);
     }
     const unsigned char* raw = shared.raw[state.raw.slot()] + start + mine.raw(raw_pair / 2);
     const int q = part.q0 + in_block;

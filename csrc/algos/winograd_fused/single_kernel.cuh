@@ -38,10 +38,10 @@ __device__ __forceinline__ void prefetch_filters(const Params<T>& params) {
 }
 
 // Between the passes every thread has said all that it knows of items to be repeated. Whether there are any.
-template <typename T, Shape shape>
-__device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shape>& shared, int role) {
+template <int role, typename T, Shape shape>
+__device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shape>& shared) {
   hopper::arrive(shared_address(&shared.pass_done));
-  wait_bounded(shared_address(&shared.pass_done), 0, params.report, role);
+  wait<role>(shared_address(&shared.pass_done), 0, params.report);
   static_assert(most_items == 2 * 32 * 32);
   const int lane = threadIdx.x % 32;
   return __any_sync(~0u, (shared.repeat[lane] | shared.repeat[lane + 32]) != 0);
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(block_threads, 1)
     ProducerState<T, shape> state;
     // Passes in code of their own: what is repeated takes no registers of the first.
     produce<T, shape, boxes, output != Output::filters>(params, input.map, shared, false, state);
-    if (end_pass(params, shared, role_transform)) {
+    if (end_pass<role_transform>(params, shared)) {
       produce<T, shape, boxes, output != Output::filters>(params, input.map, shared, true, state);
     }
   } else {
@@ -76,12 +76,12 @@ __global__ void __launch_bounds__(block_threads, 1)
     ConsumerState state;
     if constexpr (shape.listed && sizeof(T) == 2) {  // else a launch takes 1.5 us longer
       consume<T, shape, output>(params, lines, shared, false, state);
-      if (end_pass(params, shared, role_multiply)) consume<T, shape, output>(params, lines, shared, true, state);
+      if (end_pass<role_multiply>(params, shared)) consume<T, shape, output>(params, lines, shared, true, state);
     } else {
 #pragma unroll 1
       for (int pass = 0; pass < 2; ++pass) {
         consume<T, shape, output>(params, lines, shared, pass == 1, state);
-        if (pass == 0 && !end_pass(params, shared, role_multiply)) break;
+        if (pass == 0 && !end_pass<role_multiply>(params, shared)) break;
       }
     }
     if constexpr (output == Output::filters) hopper::wait_for_reading<0>();

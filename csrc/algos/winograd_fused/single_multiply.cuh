@@ -80,7 +80,7 @@ __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T, sh
   constexpr int stage_frequencies = Stage::steps * group_frequencies, depth = u_depth(shape);
   constexpr int phases = (depth + stage_frequencies - 1) / stage_frequencies;  // stages until u is in its old place
   const auto run_stage = [&]<int phase>(int i) {
-    wait_bounded(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report, role_multiply);
+    wait<role_multiply>(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report);
     const std::uint64_t stage =
         core_descriptor<T, shape>(shared_address(shared.v[0]) + state.v.slot * Stage::v_stage_bytes +
                                   group * group_frequencies * Stage::frequency_bytes);

@@ -90,7 +90,7 @@ __device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtens
                                            Shared<T, shape>& shared, const unsigned* repeat) {
   LoaderState<shape> state = shared.loader;
   if (state.n < 0) return;
-  wait_bounded(shared_address(&shared.raw_empty[state.raw.slot]), state.raw.parity ^ 1, params.report, role_load);
+  wait<role_load>(shared_address(&shared.raw_empty[state.raw.slot]), state.raw.parity ^ 1, params.report);
   start_copy(params, maps, shared, state);
   if (state.stage == params.stages) load_next_item<shape>(params, state, repeat);
   shared.loader = state;
@@ -455,8 +455,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       if constexpr (boxes) {
         if (thread == 0) issue_copy(params, maps, shared, repeat);
         __syncwarp();
-        wait_bounded(shared_address(&shared.raw_full[state.raw_slot()]), state.raw_parity(), params.report,
-                     role_transform);
+        wait<role_transform>(shared_address(&shared.raw_full[state.raw_slot()]), state.raw_parity(), params.report);
       } else {
         load_elements<shape.input_rows(), shape.raw_columns(), Stage<T, shape>::channels>(
             params, raw, find_item<shape>(params, walk.number()), stage * Stage<T, shape>::channels, thread);
@@ -468,8 +467,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
           if (left_part(params, find_item<shape>(params, walk.number())).n >= params.n) exponents.of[0] = 0;
         }
       }
-      wait_bounded(shared_address(&shared.v_empty[state.v_slot()]), state.v_parity() ^ 1, params.report,
-                   role_transform);
+      wait<role_transform>(shared_address(&shared.v_empty[state.v_slot()]), state.v_parity() ^ 1, params.report);
       if (stage == 0 && tells) {
         if (image == 0) shared.items[state.item_slot] = find_item<shape>(params, walk.number());
 #pragma unroll

@@ -108,7 +108,7 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
     const auto wait_for_raw = [&] {
       const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot()]);
       if constexpr (variant.boxes) {
-        wait_bounded(full, state.raw.parity(), params.report, role_transform);
+        wait<role_transform>(full, state.raw.parity(), params.report);
       } else {
         load_elements(params, shared.raw[state.raw.slot()], walk.number(),
                       static_cast<int>(state.raw.count - first_stage) * channels, warp * 32 + lane_again());
@@ -117,7 +117,7 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
       }
     };
     wait_for_raw();
-    wait_bounded(shared_address(&shared.prepared), state.items.parity(), params.report, role_transform);
+    wait<role_transform>(shared_address(&shared.prepared), state.items.parity(), params.report);
     const Lane<> mine(warp, lane_again());
     Column column = shared.columns[state.items.slot][strip * tile_columns + mine.column];
     unsigned offsets = (strip * strip_input_rows(strips) * v_row_bytes + mine.v()) << 16 |
@@ -129,8 +129,7 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
       last = state.raw.count - first_stage == params.stages - 1u;
       // By every warp: none may still wait for this item when the next one is prepared.
       if (last && hopper::leads_warp()) hopper::arrive(shared_address(&shared.last_stage));
-      wait_bounded(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report,
-                   role_transform);
+      wait<role_transform>(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report);
       const unsigned char* raw = shared.raw[state.raw.slot()];
       unsigned char* v = shared.v[state.v.slot()];
 #pragma unroll 1
