@@ -22,27 +22,18 @@ __global__ void __launch_bounds__(pack_threads)
   if (!filter_changed<pack_threads>(filter, snapshot, index, k, c * 9)) return;
   float* const block = u + index / block_filters * 36 * stages * stage_u + (index % block_filters ^ 1);
   for (int channel = threadIdx.x; channel < stages * stage_channels; channel += pack_threads) {
-    float g[3][3], half[6][3];
+    float g[3][3], value[6][6];
 #pragma unroll
     for (int i = 0; i < 9; ++i) {
       g[i / 3][i % 3] = exists && channel < c ? to_float(filter[channel * strides.channel + i * strides.tap]) : 0.0f;
     }
-#pragma unroll
-    for (int s = 0; s < 3; ++s) {
-      const float column[3] = {g[0][s], g[1][s], g[2][s]};
-      float result[6];
-      winograd::Transform<4>::filter(column, result);
-#pragma unroll
-      for (int i = 0; i < 6; ++i) half[i][s] = result[i];
-    }
+    winograd::transform_filter<4>(g, value);
     const int place = channel / stage_channels * stage_channels + place_of(channel % stage_channels);
     float* target = block + std::int64_t{place} * block_filters;
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
-      float row[6];
-      winograd::Transform<4>::filter(half[i], row);
 #pragma unroll
-      for (int j = 0; j < 6; ++j, target += std::int64_t{stages} * stage_u) *target = row[j];
+      for (int j = 0; j < 6; ++j, target += std::int64_t{stages} * stage_u) *target = value[i][j];
     }
   }
   renew_snapshot<pack_threads>(filter, snapshot, index, k, c * 9);
