@@ -195,7 +195,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 // What the start of a launch takes more or less than that of wide items. Whole items of two turns start later; of half
 // an item, what is not beside another's products is half as long; a list in half types has two passes of consumers.
 inline double start_us(const ConvProblem& problem, const Config& config) {
-  if (config.split) return config.turns > 1 ? 3.5 : config.item_filter_tiles < config.blocks ? -3.9 : 0.0;
+  if (config.split) return config.turns > 1 ? 3.5 : config.item_filter_tiles < config.blocks ? -3.1 : 0.0;
   return config.shape == single::list && problem.dtype != DType::f32 ? 1.5 : 0.0;
 }
 
