@@ -189,7 +189,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   if (config.shape == single::list) return {floats ? 1.40 : bf16 ? 1.04 : 1.00, floats ? 2.9 : 1.6, 0.0, 0.0};
   const double pieces = whole_pieces ? 0.0 : 5.5;
   if (floats) return {1.12, 2.7, 7.6 + pieces, 20.0};
-  return {bf16 ? 0.85 : 0.83, 2.0, 5.7 + pieces, 20.0};
+  return {bf16 ? 0.84 : 0.82, 1.95, 5.7 + pieces, 20.0};
 }
 
 // What the start of a launch takes more or less than that of wide items. Whole items of two turns start later; of half
