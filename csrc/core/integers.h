@@ -12,7 +12,12 @@ constexpr auto ceil_div(A a, B b) {
   return (a + b - 1) / b;
 }
 
+template <typename A, typename B>
+constexpr auto round_up(A value, B multiple) {
+  return ceil_div(value, multiple) * multiple;
+}
+
 // The parts of a workspace or a packed weight begin at multiples of this: what copies and vectors of any width ask for.
-constexpr std::size_t align_bytes(std::size_t bytes) { return ceil_div(bytes, std::size_t{256}) * 256; }
+constexpr std::size_t align_bytes(std::size_t bytes) { return round_up(bytes, std::size_t{256}); }
 
 }  // namespace fastconv

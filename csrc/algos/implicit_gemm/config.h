@@ -69,7 +69,7 @@ inline int select_filter_tile(Mode mode, std::int64_t k, std::int64_t groups) {
   std::int64_t least = INT64_MAX;
   for (int tile : {ungrouped_filter_tile, 48, 32, 16}) {
     if (tile == ungrouped_filter_tile && groups > 1) continue;
-    const std::int64_t cost = (k + tile - 1) / tile * (tile + 24);
+    const std::int64_t cost = ceil_div(k, tile) * (tile + 24);
     if (cost < least) least = cost, best = tile;
   }
   return best;
@@ -82,10 +82,10 @@ inline Config make_config(const ConvProblem& problem) {
   config.products = config.mode == Mode::split ? 3 : 1;
   config.filter_tile = select_filter_tile(config.mode, problem.k_per_group(), problem.groups);
   config.reduction = problem.r * problem.s * problem.c_per_group();
-  config.steps = (config.reduction + depth_tile - 1) / depth_tile;
+  config.steps = ceil_div(config.reduction, depth_tile);
   config.pixels = problem.n * problem.p() * problem.q();
-  config.pixel_tiles = (config.pixels + pixel_tile - 1) / pixel_tile;
-  config.filter_tiles = (problem.k_per_group() + config.filter_tile - 1) / config.filter_tile;
+  config.pixel_tiles = ceil_div(config.pixels, pixel_tile);
+  config.filter_tiles = ceil_div(problem.k_per_group(), config.filter_tile);
   return config;
 }
 

@@ -78,7 +78,7 @@ inline int tile_filters(Mode mode, std::int64_t k) {
   double least = 1e30;
   for (int tile : {128, 96, 64, 48, 32}) {
     if (mode != Mode::split && (tile == 96 || tile == 48)) continue;  // fewer kernels
-    const double cost = static_cast<double>((k + tile - 1) / tile) * (tile + 8.0);
+    const double cost = static_cast<double>(ceil_div(k, tile)) * (tile + 8.0);
     if (cost < least) least = cost, best = tile;
   }
   return best;

@@ -20,7 +20,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
   const Weights& weights = plan.weights;
   const Strides4 out = output_strides(problem);
   const bool product = is_matrix_product(problem) || plan.flat;
-  const std::int64_t per_split = (plan.stages + plan.splits - 1) / plan.splits;
+  const std::int64_t per_split = ceil_div(plan.stages, plan.splits);
   Params<T> params{
       .weight = static_cast<const unsigned char*>(args.weight),
       .exponents = reinterpret_cast<const int*>(static_cast<const char*>(args.weight) + weights.weight_bytes()),
@@ -174,7 +174,7 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
     const bool nhwc = problem.layout == Layout::nhwc;
     const FastDivide by_inner = nhwc ? 1 : problem.p() * problem.q();
     const auto sum_blocks =
-        static_cast<unsigned>(std::min<std::int64_t>((numel + 255) / 256, runtime.device().processors * 8));
+        static_cast<unsigned>(std::min<std::int64_t>(ceil_div(numel, 256), runtime.device().processors * 8));
     add_parts<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.splits), numel, by_inner, problem.k,
                                                  params.partial, params.epilogue, params.y);
     check_launch("implicit_gemm: sum of parts");

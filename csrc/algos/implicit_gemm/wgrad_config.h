@@ -58,9 +58,9 @@ struct Plan {
 
   int blocks_m() const { return rows_by_warps ? 2 : 1; }
   int boxes_x() const { return window ? 1 : blocks_n; }
-  std::int64_t channel_blocks() const { return (c + block_channels - 1) / block_channels; }
+  std::int64_t channel_blocks() const { return ceil_div(c, block_channels); }
   std::int64_t taps() const { return taps_r * taps_s; }
-  std::int64_t taps_groups() const { return (taps_s + blocks_n - 1) / blocks_n; }  // of a filter row, with windows
+  std::int64_t taps_groups() const { return ceil_div(taps_s, blocks_n); }  // of a filter row, with windows
   std::int64_t chunks() const { return chunks_n * chunks_p * chunks_q; }
   std::int64_t tiles() const { return row_tiles * column_tiles; }
   std::int64_t parts() const { return splits * (rows_by_warps ? 1 : 2); }
@@ -126,7 +126,7 @@ inline bool shape_chunk(const ConvProblem& problem, bool window, int blocks_n, b
   plan.tile_n = n, plan.tile_p = p, plan.tile_q = q;
   const std::int64_t dilation_w = plan.unrolled ? 1 : problem.dilation_w;
   plan.box_w = q + (window ? static_cast<int>((blocks_n - 1) * dilation_w) : 0);
-  plan.steps = (n * p * q + 15) / 16;
+  plan.steps = ceil_div(n * p * q, 16);
   const auto span = [&](int box, std::int64_t stride) { return (box - 1) * (plan.unrolled ? 1 : stride) + 1; };
   if (span(p, problem.stride_h) > 256 || span(plan.box_w, problem.stride_w) > 256 || n > 256) return false;
   plan.slots = static_cast<int>(std::min<std::size_t>(
@@ -158,8 +158,8 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
   base.convert_x = select_conversion(problem, problem.c, base.unrolled);
   base.convert_grad = select_conversion(problem, problem.k, false);
   base.c = base.unrolled ? problem.r * problem.s * problem.c : problem.c;
-  base.pitch_x = ceil_div(base.c, 8) * 8;
-  base.pitch_grad = ceil_div(problem.k, 8) * 8;
+  base.pitch_x = round_up(base.c, 8);
+  base.pitch_grad = round_up(problem.k, 8);
   base.taps_r = base.unrolled ? 1 : problem.r;
   base.taps_s = base.unrolled ? 1 : problem.s;
 

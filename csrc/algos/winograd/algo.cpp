@@ -57,7 +57,7 @@ double own_product_seconds(const ConvProblem& problem, const Config& config, con
 // The library's FP32 product: whole tiles of 64 x 64, or the memory's time; and a block walks the whole reduction.
 double plain_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device,
                              const Work& w) {
-  const auto whole = [](std::int64_t size) { return static_cast<double>((size + 63) / 64 * 64); };
+  const auto whole = [](std::int64_t size) { return static_cast<double>(round_up(size, 64)); };
   const double padding = whole(config.tiles) * whole(problem.k) / static_cast<double>(config.tiles * problem.k);
   return std::max((w.u_bytes + w.v_bytes + w.m_bytes) / (0.85 * device.bandwidth_bytes_per_s),
                   w.flops * padding / (1.07 * device.fp32_flops_per_s)) +

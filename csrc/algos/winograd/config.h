@@ -114,20 +114,20 @@ inline Held choose_held(std::int64_t frequencies, std::int64_t tiles, std::int64
 constexpr int segment_tiles = 8, segment_filters = 16, segment_values = segment_tiles * segment_filters;
 constexpr int segment_place(int filter) { return filter % 8 / 2 * 4 + filter / 8 * 2 + filter % 2; }
 constexpr int segment_filter(int place) { return place / 2 % 2 * 8 + place / 4 * 2 + place % 2; }
-constexpr std::int64_t segment_rows(std::int64_t tiles) { return (tiles + segment_tiles - 1) / segment_tiles; }
+constexpr std::int64_t segment_rows(std::int64_t tiles) { return ceil_div(tiles, segment_tiles); }
 
 // Blocks of the output transform that reads them.
 constexpr int segment_block_filters = 2 * segment_filters;
 constexpr std::int64_t segment_blocks(std::int64_t tiles, std::int64_t filters, Layout layout) {
   const int block_tiles = layout == Layout::nhwc && filters % 2 != 0 ? 4 : 8;
-  return (tiles + block_tiles - 1) / block_tiles * ((filters + segment_block_filters - 1) / segment_block_filters);
+  return ceil_div(tiles, block_tiles) * ceil_div(filters, segment_block_filters);
 }
 // Grids of more blocks do not admit a successor, nor wait for one before: either takes the device about 1 ns a block,
 // one after the other (an H200; docs/performance.md), where the launch that is hidden took 1 us.
 constexpr unsigned few_blocks = 2048;
 
 // Tiles that rows of exponents have room for: our own product reads four at once.
-constexpr std::int64_t exponent_pitch(std::int64_t tiles) { return (tiles + 3) / 4 * 4; }
+constexpr std::int64_t exponent_pitch(std::int64_t tiles) { return round_up(tiles, 4); }
 
 struct Config {
   int m;      // outputs per tile and dimension: 2 or 4
@@ -177,20 +177,17 @@ inline std::size_t transposed_input_bytes(const ConvProblem& problem, const Devi
 }
 
 inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& device) {
-  const auto round_up = [](std::int64_t value, std::int64_t multiple) {
-    return (value + multiple - 1) / multiple * multiple;
-  };
   Config config{};
   config.m = m;
   config.alpha = m + 2;
   config.mode = select_mode(problem.accuracy, device);
-  config.tiles_p = (problem.p() + m - 1) / m;
-  config.tiles_q = (problem.q() + m - 1) / m;
+  config.tiles_p = ceil_div(problem.p(), m);
+  config.tiles_q = ceil_div(problem.q(), m);
   config.tiles = problem.n * config.tiles_p * config.tiles_q;
   config.own_product = multiplies_itself(config.mode, device);
   config.k_pad = round_up(problem.k, config.own_product ? segment_filters : channel_multiple);
-  config.groups = config.own_product ? (problem.c + product_channels - 1) / product_channels : 1;
-  config.group_channels = round_up((problem.c + config.groups - 1) / config.groups, channel_multiple);
+  config.groups = config.own_product ? ceil_div(problem.c, product_channels) : 1;
+  config.group_channels = round_up(ceil_div(problem.c, config.groups), channel_multiple);
   config.c_pad = config.groups * config.group_channels;
   config.depth = config.mode != Mode::split ? config.c_pad : (config.own_product ? 2 : 3) * config.c_pad;
   config.element_bytes = config.mode == Mode::fp32 ? 4 : 2;
@@ -202,9 +199,9 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   const std::int64_t multiple = cpu ? cpu_tile_multiple : tile_multiple;
   const std::int64_t most = std::max(least, limit / bytes_per_tile / multiple * multiple);
   // Chunks of equal size: a short last chunk would leave the device idle.
-  const std::int64_t chunks = std::max<std::int64_t>(1, (config.tiles + most - 1) / most);
+  const std::int64_t chunks = std::max<std::int64_t>(1, ceil_div(config.tiles, most));
   config.chunk_tiles = chunks == 1 ? std::max<std::int64_t>(1, config.tiles)  // an empty batch is planned for, too
-                                   : round_up((config.tiles + chunks - 1) / chunks, multiple);
+                                   : round_up(ceil_div(config.tiles, chunks), multiple);
   return config;
 }
 

@@ -82,7 +82,7 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
     plan.rows_are_filters = rows_are_filters;
     plan.rows = rows_are_filters ? problem.k : problem.c;
     plan.columns = rows_are_filters ? problem.c : problem.k;
-    plan.pitch = ceil_div(plan.columns, 8) * 8;
+    plan.pitch = round_up(plan.columns, 8);
     const auto consider = [&](int row_blocks, int column_blocks) {
       plan.row_blocks = row_blocks, plan.column_blocks = column_blocks;
       plan.row_tiles = ceil_div(all_rows, row_blocks);

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "core/algorithm.h"
+#include "core/integers.h"
 #include "plan/task_map.h"
 
 namespace fastconv::algos::winograd_megakernel {
@@ -21,9 +22,6 @@ constexpr int frequencies = 36;
 constexpr std::int64_t filter_lanes = 16, channel_multiple = 8;
 constexpr std::int64_t cpu_channel_block = 64;  // of a transform task: what fits the L1 cache (winograd_cpu.h)
 
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 inline std::int64_t padded_channels(const ConvProblem& problem) { return round_up(problem.c, channel_multiple); }
 inline std::int64_t padded_filters(const ConvProblem& problem) { return round_up(problem.k, filter_lanes); }
 
@@ -40,13 +38,12 @@ inline std::int64_t m_place(const TaskMap& map, std::int64_t k_pad) {
 
 // The map for a pool of threads. Throws InvalidArgument if it has too many tasks.
 inline TaskMap make_map(const ConvProblem& problem, const DeviceInfo& device) {
-  const std::int64_t per_image =
-      ((problem.p() + tile_outputs - 1) / tile_outputs) * ((problem.q() + tile_outputs - 1) / tile_outputs);
+  const std::int64_t per_image = ceil_div(problem.p(), tile_outputs) * ceil_div(problem.q(), tile_outputs);
   const std::int64_t tiles = problem.n * per_image;
   // Few channels: U is small and the transforms take the time, so small groups, whose V and M stay in the caches. Many:
   // the opposite, and two groups share a block of U in the L2 cache. Never more tiles than a thread's share.
   const bool few_channels = padded_channels(problem) + padded_filters(problem) <= 192;
-  const std::int64_t share = round_up((tiles + device.processors - 1) / device.processors, 8);
+  const std::int64_t share = round_up(ceil_div(tiles, device.processors), 8);
   const auto group_tiles = static_cast<std::int32_t>(std::min<std::int64_t>(share, few_channels ? 32 : 64));
   // A GEMM task of a few million operations: large beside the cost of a ticket, small beside the whole.
   const std::int32_t filters = static_cast<std::int32_t>(std::min<std::int64_t>(64, padded_filters(problem)));

@@ -48,8 +48,7 @@ struct CudaWeights {
   std::size_t u_bytes() const { return align_bytes(36 * filter_blocks * stages() * operand_bytes); }
 };
 inline CudaWeights make_cuda_weights(const ConvProblem& problem) {
-  return {form_of(problem.dtype), (problem.c + chunk_channels - 1) / chunk_channels,
-          (problem.k + unit_filters - 1) / unit_filters};
+  return {form_of(problem.dtype), ceil_div(problem.c, chunk_channels), ceil_div(problem.k, unit_filters)};
 }
 
 struct CudaPlan {
@@ -79,7 +78,7 @@ inline std::size_t turned_input_bytes(const ConvProblem& problem) {
 // Throws InvalidArgument if the map has too many tasks.
 inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& device,
                                const Instruments& instruments = {}) {
-  const std::int64_t tiles = problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4);
+  const std::int64_t tiles = problem.n * ceil_div(problem.p(), 4) * ceil_div(problem.q(), 4);
   const Form form = form_of(problem.dtype);
   // Few items for each streaming warp: small tasks, which spread them better; else large ones, which cost less.
   const std::int64_t all_items = tiles * (problem.c + problem.k) / chunk_channels;
@@ -99,8 +98,8 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
   // not be a small one. (Measured: docs/performance.md.)
   constexpr std::int64_t most_ahead = 20000;
   const CudaWeights weights = make_cuda_weights(problem);
-  const std::int64_t inputs = (tiles + items - 1) / items * weights.chunks;
-  const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
+  const std::int64_t inputs = ceil_div(tiles, items) * weights.chunks;
+  const std::int64_t groups = ceil_div(tiles, unit_tiles);
   const auto processors = static_cast<std::int32_t>(device.processors);
   const bool halves = form.parts == 1;
   const Mapping mapping{.d_ig = static_cast<std::int32_t>(std::min(inputs, most_ahead)),

@@ -42,8 +42,8 @@ Params make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtim
                 .y_pixel = out.w,
                 .stages = as_int(plan.weights.stages),
                 .filter_blocks = as_int(plan.weights.filter_blocks),
-                .by_tiles_q = (problem.q() + 3) / 4,
-                .by_tiles_p = (problem.p() + 3) / 4,
+                .by_tiles_q = ceil_div(problem.q(), 4),
+                .by_tiles_p = ceil_div(problem.p(), 4),
                 .delay = plan.instruments.delay};
   set_sizes(params, problem);
   return params;

@@ -29,7 +29,7 @@ struct Weights {
   std::size_t u_bytes() const { return align_bytes(36 * filter_blocks * stages * stage_u * 4); }
 };
 inline Weights make_weights(const ConvProblem& problem) {
-  return {(problem.c + stage_channels - 1) / stage_channels, (problem.k + block_filters - 1) / block_filters};
+  return {ceil_div(problem.c, stage_channels), ceil_div(problem.k, block_filters)};
 }
 
 struct Plan {
@@ -47,9 +47,9 @@ struct Plan {
 
 // Throws InvalidArgument if the map has too many tasks.
 inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
-  const std::int64_t tiles = std::max<std::int64_t>(1, problem.n * ((problem.p() + 3) / 4) * ((problem.q() + 3) / 4));
+  const std::int64_t tiles = std::max<std::int64_t>(1, problem.n * ceil_div(problem.p(), 4) * ceil_div(problem.q(), 4));
   const Weights weights = make_weights(problem);
-  const std::int64_t groups = (tiles + unit_tiles - 1) / unit_tiles;
+  const std::int64_t groups = ceil_div(tiles, unit_tiles);
   const int rows = groups >= 64 ? 16 : 8;  // tiles of a transform task: few, so that all teams have some
   const TaskShapes shapes{.group_tiles = unit_tiles,
                           .filter_filters = 0,  // pack_weight() transforms them

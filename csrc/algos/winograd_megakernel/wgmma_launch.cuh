@@ -21,7 +21,7 @@ inline cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaS
 template <typename T>
 Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const std::int64_t tiles_p = (problem.p() + 3) / 4, tiles_q = (problem.q() + 3) / 4;
+  const std::int64_t tiles_p = ceil_div(problem.p(), 4), tiles_q = ceil_div(problem.q(), 4);
   const Strides4 out = output_strides(problem);
   const auto* u = static_cast<const char*>(args.weight);
   auto* v = static_cast<char*>(args.workspace);
