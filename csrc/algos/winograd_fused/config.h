@@ -67,7 +67,7 @@ struct Shape {
   // The columns of a product are positions: tiles fastest, then images, then rows; and some that are none.
   constexpr int row_positions() const { return images * tiles; }
   constexpr int positions() const { return rows * row_positions(); }
-  constexpr int products() const { return (positions() + 7) / 8 * 8; }
+  constexpr int products() const { return round_up(positions(), 8); }
   constexpr int width() const { return tiles * tile_outputs; }
   constexpr int input_rows() const { return rows + taps - 1; }
   // Odd, so that neighbouring rows lie in different banks: one more than needed, or one less, which is zero then.
@@ -77,6 +77,11 @@ struct Shape {
 // For maps of 28 columns and more; for 9 to 16; for up to 8; for any whose rows are about a multiple of 13.
 constexpr Shape wide{1, 14, 7}, narrow{2, 14, 4}, small{4, 7, 2}, list{1, 13, tile_columns, true};
 constexpr Shape shapes[] = {wide, narrow, small, list};
+// Whether the consumers' two passes are in code of their own, too: a launch starts 1.5 us later, and what saves
+// registers pays for it in lists of half types alone (docs/performance.md).
+constexpr bool consumes_apart(const Shape& shape, std::size_t element_bytes) {
+  return shape.listed && element_bytes == 2;
+}
 constexpr int number_of(Shape shape) { return shape == wide ? 0 : shape == narrow ? 1 : shape == small ? 2 : 3; }
 // 64 bytes of a pixel are a stage.
 constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32; }
@@ -118,9 +123,9 @@ struct Config {
 // the other with the rows of padding between two serving both: a canvas. Even, since input is copied two rows at a
 // time, and large enough for blocks that cross only once.
 inline std::int64_t image_pitch(const ConvProblem& problem, int strips) {
-  const std::int64_t whole = ceil_div(problem.p(), strip_rows(strips)) * strip_rows(strips);
+  const std::int64_t whole = round_up(problem.p(), strip_rows(strips));
   if (strips > 1) return whole;
-  return std::min(whole, std::max<std::int64_t>(ceil_div(problem.h + problem.pad_h, 2) * 2, strip_input_rows(strips)));
+  return std::min(whole, std::max<std::int64_t>(round_up(problem.h + problem.pad_h, 2), strip_input_rows(strips)));
 }
 
 // What an item of class fp32 is: see Config. With as many times 64 filters as blocks, each warpgroup of a block has 64
@@ -193,10 +198,10 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 }
 
 // What the start of a launch takes more or less than that of wide items. Whole items of two turns start later; of half
-// an item, what is not beside another's products is half as long; a list in half types has two passes of consumers.
+// an item, what is not beside another's products is half as long.
 inline double start_us(const ConvProblem& problem, const Config& config) {
   if (config.split) return config.turns > 1 ? 3.5 : config.item_filter_tiles < config.blocks ? -3.1 : 0.0;
-  return config.shape == single::list && problem.dtype != DType::f32 ? 1.5 : 0.0;
+  return single::consumes_apart(config.shape, size_of(problem.dtype)) ? 1.5 : 0.0;
 }
 
 // Whole waves of items.

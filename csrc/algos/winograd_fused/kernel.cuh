@@ -22,11 +22,7 @@ __device__ __forceinline__ void meet() {
 template <Variant variant>
 __device__ __forceinline__ bool end_pass(const Shared<variant>& shared) {
   meet<variant.blocks>();
-  static_assert(most_items % 1024 == 0);
-  unsigned marks = 0;
-#pragma unroll
-  for (int i = 0; i < most_items / 32; i += 32) marks |= shared.repeat[i + threadIdx.x % 32];
-  return __any_sync(~0u, marks != 0);
+  return any_repeated(shared.repeat);
 }
 
 // A role's two passes, in code of their own, so that the first has registers for nothing else. Behind the second, too,

@@ -304,6 +304,18 @@ struct Walk {
   }
 };
 
+// Whether any item is marked, asked by a whole warp.
+__device__ __forceinline__ bool any_repeated(const unsigned (&repeat)[most_items / 32]) {
+  static_assert(most_items == 2 * 32 * 32);
+  const int lane = threadIdx.x % 32;
+  return __any_sync(~0u, (repeat[lane] | repeat[lane + 32]) != 0);
+}
+
+// Of the 64 filters that a warpgroup multiplies by, the first of a warp's 16. The same in all lanes.
+__device__ __forceinline__ int first_filter_of_warp() {
+  return __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0) * 16;
+}
+
 // Bounded, like every wait, and in one asm block for the reason given at hopper::wait_in_place().
 template <int role>
 __device__ __forceinline__ void wait(std::uint32_t barrier, unsigned parity, WaitReport* report) {

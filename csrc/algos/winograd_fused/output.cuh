@@ -196,7 +196,7 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
     return params.u + static_cast<std::int64_t>(filter_block) * params.stages * (u_stage_bytes / 16) +
            group * group_frequencies * (u_frequency_bytes / 16) + threadIdx.x % 128;
   };
-  const int first_filter = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0) * 16;  // a warp's, of 64
+  const int first_filter = first_filter_of_warp();
   Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
   Filters u[group_frequencies];

@@ -11,7 +11,7 @@ template <typename T, Shape shape, Output output>
 __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<line_maps(shape)>& lines,
                                         Shared<T, shape>& shared, bool repeated, ConsumerState& state) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
-  const int first_filter = __shfl_sync(~0u, static_cast<int>(threadIdx.x) % 128 / 32, 0) * 16;  // of 64
+  const int first_filter = first_filter_of_warp();
   constexpr bool spare = output != Output::elements && shape != narrow;  // registers to ask for absent filters
   Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
   const auto filters = [&]() -> Source {

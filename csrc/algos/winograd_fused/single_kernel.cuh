@@ -42,9 +42,7 @@ template <int role, typename T, Shape shape>
 __device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shape>& shared) {
   hopper::arrive(shared_address(&shared.pass_done));
   wait<role>(shared_address(&shared.pass_done), 0, params.report);
-  static_assert(most_items == 2 * 32 * 32);
-  const int lane = threadIdx.x % 32;
-  return __any_sync(~0u, (shared.repeat[lane] | shared.repeat[lane + 32]) != 0);
+  return any_repeated(shared.repeat);
 }
 
 // number: of the shape. boxes: x is loaded by tensor copies, through `input`; else by element.
@@ -74,7 +72,7 @@ __global__ void __launch_bounds__(block_threads, 1)
     initialise(shared, thread);
     __syncthreads();
     ConsumerState state;
-    if constexpr (shape.listed && sizeof(T) == 2) {  // else a launch takes 1.5 us longer
+    if constexpr (consumes_apart(shape, sizeof(T))) {
       consume<T, shape, output>(params, lines, shared, false, state);
       if (end_pass<role_multiply>(params, shared)) consume<T, shape, output>(params, lines, shared, true, state);
     } else {
