@@ -252,7 +252,7 @@ def bench_networks(
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
     modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph, fused, fused_graph.")] = "",
     peers: Annotated[
-        str, typer.Option(help="How PyTorch runs: eager, compile, graph; default all (CPU: no graph).")
+        str, typer.Option(help="How PyTorch runs: eager, compile, graph, folded, and together: folded_compile_graph.")
     ] = "",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nchw,nhwc",
     compiled_layouts: Annotated[str, typer.Option(help="Of compiled networks; default all of --layouts.")] = "",
@@ -278,7 +278,7 @@ def bench_networks(
         rounds,
         where,
         out,
-        peers=split(peers, "peers", list(networks.FORMS)) if peers else None,
+        peers=split(peers, "peers", list(networks.PEER_FORMS)) if peers else None,
         layouts=split(layouts, "layouts", list(networks.LAYOUTS)),
         compiled_layouts=split(compiled_layouts, "compiled_layouts", list(networks.LAYOUTS))
         if compiled_layouts

@@ -351,6 +351,17 @@ def test_layer_table_shows_a_lost_layer_as_lost(project):
     assert "| `fp32` | 64 | 1.41x | 1.00x | res1 **0.50x** | 2 of 3 |" in report.layer_summary(document)
 
 
+def test_layer_table_says_which_times_are_of_few_rounds_and_which_rivals_were_refused():
+    note = {"cudnn_winograd_nonfused": "not timed: error 7.1e-05 is beyond the class (5e-05)"}
+    rows = [
+        layer_row("vgg1_2", "fp32", 1.0, 2.0, notes=note, few_rounds=["direct"]),
+        layer_row("res1", "fp32", 1.0, 2.0, few_rounds=["torch_nhwc"]),
+    ]
+    table = report.layer_table({**HEAD, "rows": rows}, "fp32", 64)
+    assert "Of fewer than 20 rounds: res1." in table
+    assert "beyond the class: `cudnn_winograd_nonfused` on vgg1_2 (7.1e-05)." in table
+
+
 def test_report_fills_regions_draws_plots_and_is_deterministic(project):
     names = ["layers/summary", "layers/fp32/64", "layers/algorithms/fp32/64", "networks/fp32", "machine/layers"]
     regions = [f"<!-- results:h200/{name} -->\nold\n<!-- /results -->\n" for name in names]
@@ -363,7 +374,9 @@ def test_report_fills_regions_draws_plots_and_is_deterministic(project):
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "NVIDIA H200, driver 580, CUDA 13.0, torch 2.11, cuDNN 9.19.0, commit 0123456789ab, 2026-01-02." in text
-    assert "| resnet50 | 64 | eager | 50 of 53 | 9.00 | 18.00 | 20.00 | 2.00x | 1.0e-06 | 100.0% |" in text
+    assert (
+        "| resnet50 | 64 | eager | 50 of 53 | 9.00 | 18.00 | `torch_nchw` | 2.00x | 1.0e-06 | - | 100.0% | - |" in text
+    )
     assert "**0.50x**" in text
     drawn = {path: path.read_bytes() for path in changed if path.suffix == ".svg"}
     assert {path.name for path in drawn} == {

@@ -264,6 +264,7 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
             "us": time_of.us if time_of else None,
             "us_q25": time_of.q25 if time_of else None,
             "us_q75": time_of.q75 if time_of else None,
+            "rounds": time_of.rounds if time_of else None,
             "error": errors[shown]["l2"] if shown in errors else None,
             "max_error": errors[shown]["max"] if shown in errors else None,
             "bias": errors[shown]["bias"] if shown in errors else None,

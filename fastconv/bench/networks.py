@@ -27,6 +27,9 @@ from fastconv.models import MAIN_NETWORKS, build, flatten_output, network, photo
 from fastconv.models.compare import CLASS_DTYPE, Agreement, agreement, precision_of, pytorch_class
 
 FORMS = ("eager", "compile", "graph")
+# PyTorch's own, each with all that it can do beside ours: a compiled network in a graph, and, for the fused modes, the
+# network with its batch norms folded into the convolutions by torch.fx.
+PEER_FORMS = (*FORMS, "compile_graph", "folded", "folded_compile", "folded_graph", "folded_compile_graph")
 MODES = (*FORMS, "fused", "fused_graph")
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 KEY = ("network", "batch", "class", "mode")
@@ -48,6 +51,11 @@ class Contender:
         who = "fastconv" if self.ours else "torch"
         return f"{who}_{self.layout}" if self.form == "eager" else f"{who}_{self.form}_{self.layout}"
 
+    @property
+    def parts(self) -> frozenset[str]:
+        """What the form is made of: fused (ours), folded (PyTorch's), compile, graph."""
+        return frozenset(self.form.split("_")) - {"eager"}
+
 
 @dataclass
 class _Case:
@@ -60,8 +68,7 @@ class _Case:
     device: torch.device
     models: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
     inputs: dict[str, Tensor] = field(default_factory=dict)
-    swapped: int = 0
-    total: int = 0
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # kind -> layers that are ours, all
 
     def input(self, layout: str) -> Tensor:
         if layout not in self.inputs:
@@ -70,31 +77,38 @@ class _Case:
         return self.inputs[layout]
 
     def model(self, ours: bool, layout: str, form: str = "eager") -> nn.Module:
-        kind = "torch" if not ours else "fused" if form in ("fused", "fused_graph") else "swapped"
+        kind = _kind(ours, form)
         if (kind, layout) not in self.models:
             model = copy.deepcopy(self.base).to(self.device, CLASS_DTYPE[self.cls])
             model = model.to(memory_format=LAYOUTS[layout])  # type: ignore[call-overload]
             precision = precision_of(self.cls)
             if kind == "swapped":
                 report = fastconv.swap_(model, algorithm=self.algorithm, precision=precision)
-                self.swapped, self.total = report.swapped, report.total
+                self.counts[kind] = report.swapped, report.total
             elif kind == "fused":
                 model = fastconv.fuse(model, algorithm=self.algorithm, precision=precision)
                 rows = model.report.rows
-                self.swapped, self.total = sum(bool(row.fused) for row in rows), len(rows)
+                self.counts[kind] = sum(bool(row.fused) for row in rows), len(rows)
+            elif kind == "folded":
+                model = fold(model).to(memory_format=LAYOUTS[layout])  # type: ignore[call-overload]
             self.models[kind, layout] = model
         return self.models[kind, layout]
 
     def call(self, contender: Contender) -> Callable[[], Any]:
         """One forward pass of a contender. Compilation and capture happen here or in the first call."""
         model, x = self.model(contender.ours, contender.layout, contender.form), self.input(contender.layout)
-        if contender.form in ("graph", "fused_graph"):
-            return _graphed(model, x)
-        forward: Callable[..., Any] = torch.compile(model, dynamic=False) if contender.form == "compile" else model
-        return lambda: forward(x)
+        compiled = "compile" in contender.parts
+        forward: Callable[..., Any] = torch.compile(model, dynamic=False) if compiled else model
+        return _graphed(forward, x) if "graph" in contender.parts else lambda: forward(x)
 
 
-def _graphed(model: nn.Module, x: Tensor) -> Callable[[], Any]:
+def _kind(ours: bool, form: str) -> str:
+    """Which model a form runs: torch, folded, swapped or fused."""
+    special = "fused" if ours else "folded"
+    return special if special in form.split("_") else "swapped" if ours else "torch"
+
+
+def _graphed(model: Callable[..., Any], x: Tensor) -> Callable[[], Any]:
     if not x.is_cuda:
         raise RuntimeError("CUDA graphs need a CUDA device")
     stream = torch.cuda.Stream(x.device)
@@ -111,6 +125,13 @@ def _graphed(model: nn.Module, x: Tensor) -> Callable[[], Any]:
         return output
 
     return replay
+
+
+def fold(model: nn.Module) -> nn.Module:
+    """A copy with its batch norms folded into the convolutions by PyTorch's own tool: the rival of `fastconv.fuse`."""
+    from torch.fx.experimental import optimization
+
+    return optimization.fuse(model)
 
 
 def _synchronised(call: Callable[[], Any], device: torch.device) -> Callable[[], None]:
@@ -191,11 +212,14 @@ def contenders_of(
 
     Raises ValueError for an unknown mode, form or layout.
     """
-    layouts_of = {form: layouts for form in MODES} | {"compile": compiled_layouts}
+
+    def layouts_of(form: str) -> Sequence[str]:
+        return compiled_layouts if "compile" in form else layouts
+
     every_layout = [*layouts, *compiled_layouts]
     for kind, values, known in (
         ("mode", modes, MODES),
-        ("peer", peers, FORMS),
+        ("peer", peers, PEER_FORMS),
         ("layout", every_layout, tuple(LAYOUTS)),
     ):
         for value in values:
@@ -205,9 +229,9 @@ def contenders_of(
         Contender(ours, form, layout)
         for ours, forms in ((True, modes), (False, peers))
         for form in forms
-        for layout in layouts_of[form]
+        for layout in layouts_of(form)
     ]
-    return sorted(found, key=lambda contender: contender.form == "compile")
+    return sorted(found, key=lambda contender: "compile" in contender.parts)
 
 
 def run(
@@ -233,8 +257,8 @@ def run(
     networks, classes: names, see `fastconv.models.NETWORKS` and `CLASS_DTYPE`.
     compiled_layouts: those of compiled networks, if not all: the compiler lays convolutions out as it likes.
     modes: how ours runs, one row each: "eager", "compile", "graph" swapped, "fused" and "fused_graph" through
-        `fastconv.fuse`. peers: how PyTorch runs, "eager", "compile", "graph"; every row has all of them, but graphs
-        only a row of graphs. None: all on CUDA; on the CPU ours "eager" and "fused", peers "eager" and "compile".
+        `fastconv.fuse`. peers: how PyTorch runs, of PEER_FORMS; graphs are rivals of graphs alone, folded batch norms
+        of the fused modes alone. None: all on CUDA; on the CPU ours "eager" and "fused", peers "eager" and "compile".
     batch, image: instead of the network's own. reference_pictures: pictures of the batch that are compared.
     out: the result file, written after every network and class; rows of the same machine and commit are kept.
     budget_s: after so many seconds nothing more is compiled, and no further network or class is begun.
@@ -247,7 +271,7 @@ def run(
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     cuda = target.type == "cuda"
     modes = (MODES if cuda else ("eager", "fused")) if modes is None else modes
-    peers = (FORMS if cuda else ("eager", "compile")) if peers is None else peers
+    peers = (PEER_FORMS if cuda else ("eager", "compile")) if peers is None else peers
     contenders = contenders_of(modes, peers, layouts, layouts if compiled_layouts is None else compiled_layouts)
     head = environment.describe(suite_name(target), target)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}
@@ -315,7 +339,7 @@ def _measure(
     count = len(flatten_output(reference))
     with pytorch_class(case.cls):
         for contender in contenders:
-            if contender.form == "compile" and _is_past(deadline):
+            if "compile" in contender.parts and _is_past(deadline):
                 failures[contender.name] = "not compiled: the time is spent"
                 continue
             begin = time.perf_counter()
@@ -343,6 +367,7 @@ def _measure(
         timed = None if layout is None else times[ours[layout]]
         own = None if layout is None else agreements[ours[layout]]
         peer = None if best_peer is None else agreements[best_peer]
+        counts = case.counts.get(_kind(True, mode), (0, 0))
         rows.append(
             {
                 "network": name,
@@ -362,8 +387,8 @@ def _measure(
                 "peer_error": peer and peer.relative_l2,
                 "top1_agreement": own and own.top1,
                 "peer_top1_agreement": peer and peer.top1,
-                "swapped": case.swapped,
-                "total": case.total,
+                "swapped": counts[0],
+                "total": counts[1],
                 "layers_us": layers[True] if mode == "eager" else None,
                 "peer_layers_us": layers[False] if mode == "eager" else None,
                 "failures": failures,
@@ -373,8 +398,10 @@ def _measure(
 
 
 def _is_rival(contender: Contender, mode: str) -> bool:
-    """A captured graph competes with ours as a graph alone: who asks for it can have both."""
-    return not contender.ours and (contender.form != "graph" or mode in ("graph", "fused_graph"))
+    """A captured graph competes with ours as a graph alone, folded batch norms with ours fused: who asks for it can
+    have both."""
+    asked = {"graph"} & set(mode.split("_")) | ({"folded"} if _kind(True, mode) == "fused" else set())
+    return not contender.ours and contender.parts & {"graph", "folded"} <= asked
 
 
 def _layer_times(

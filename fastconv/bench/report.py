@@ -26,6 +26,7 @@ from fastconv.bench.results import CLASSES, Document, Row, read
 
 RESULTS, FIGURES = Path("benchmarks/results"), Path("docs/figures")
 REGION = re.compile(r"(<!-- results:(?P<name>[^ ]+) -->)(?P<old>.*?)(<!-- /results -->)", re.DOTALL)
+REFUSED = re.compile(r"error (\S+) is beyond the class")  # layer_group's note
 OURS, LOSS, NEUTRAL = "#2a6f97", "#c44536", "#8d99ae"
 
 
@@ -108,7 +109,7 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
     mean = ["geometric mean", "C >= 64", "", "", "", "", _times(_mean(ratio(row) for row in wide)), ""]
     mean += ["-" if error is None else f"{error:.2f}", ""]
     lines.append(mean + ([_times(_mean(against.get(row["layer"]) for row in wide))] if tf32 else []))
-    return markdown_table(header, lines) + f"\n\n{_losses(rows)}"
+    return "\n\n".join([markdown_table(header, lines), _losses(rows), *_caveats(rows)])
 
 
 def _algorithm(row: Row) -> str:
@@ -127,6 +128,23 @@ def _losses(rows: Sequence[Row]) -> str:
     wrong = [row["layer"] for row in rows if is_wrong(row)]
     text += f" Failed: {', '.join(failed)}." if failed else ""
     return text + (f" Wrong: {', '.join(wrong)}." if wrong else "")
+
+
+def _caveats(rows: Sequence[Row]) -> list[str]:
+    """What a reader of the ratios must know: times of too few rounds, and rivals that were refused for their error."""
+    said = []
+    few = [row["layer"] for row in rows if {row["algorithm"], row["best_peer"]} & set(row.get("few_rounds", []))]
+    if few:
+        said.append(f"Of fewer than 20 rounds: {'all' if len(few) == len(rows) else ', '.join(few)}.")
+    refused: dict[str, list[str]] = {}
+    for row in rows:
+        for name, text in row.get("notes", {}).items():
+            if name.startswith(("torch_", "cudnn_")) and (found := REFUSED.search(text)):
+                refused.setdefault(f"`{name}`", []).append(f"{row['layer']} ({found[1]})")
+    if refused:
+        its = "; ".join(f"{name} on {', '.join(layers)}" for name, layers in refused.items())
+        said.append(f"Not timed, since its error is beyond the class: {its}.")
+    return said
 
 
 def layer_summary(document: Document) -> str:
@@ -174,25 +192,22 @@ def algorithm_table(document: Document, accuracy: str, n: int) -> str:
 
 
 def network_table(document: Document, accuracy: str) -> str:
-    """Whole networks: ours and every peer in milliseconds, the ratio to the fastest, agreement with float64.
+    """Whole networks: ours and the fastest peer in milliseconds, the ratio, how far both are from float64.
 
-    A row with a `commit` of its own is of another run; the line below the table says so.
+    A row with a `commit` of its own is of another run; the line below the table says so. The files have every peer.
     """
     rows = [row for row in document["rows"] if row["class"] == accuracy]
-    fullest_first = sorted(rows, key=lambda row: -len(row["peers"]))
-    names = list(dict.fromkeys(name for row in fullest_first for name in row["peers"]))
-    header = ["network", "batch", "mode", "swapped", "ours ms", *(f"{name} ms" for name in names), "speedup"]
-    header += ["logits error", "top-1 agreement"]
+    header = ["network", "batch", "mode", "swapped", "ours ms", "best PyTorch ms", "its form", "speedup"]
+    header += ["logits error", "PyTorch's", "top-1 agreement", "PyTorch's"]
     lines = []
     for row in rows:
-        peers = [value for value in row["peers"].values() if value is not None]
-        speedup = min(peers) / row["us"] if peers and row["us"] else None
-        agreement = row["top1_agreement"]
-        lines.append(
-            [row["network"], str(row["batch"]), row["mode"], f"{row['swapped']} of {row['total']}", _ms(row["us"])]
-            + [_ms(row["peers"].get(name)) for name in names]
-            + [_times(speedup), _scientific(row["logits_error"]), "-" if agreement is None else f"{agreement:.1%}"]
-        )
+        peers = {name: value for name, value in row["peers"].items() if value is not None}
+        best = min(peers, key=lambda name: peers[name], default=None)
+        speedup = peers[best] / row["us"] if best and row["us"] else None
+        line = [row["network"], str(row["batch"]), row["mode"], f"{row['swapped']} of {row['total']}", _ms(row["us"])]
+        line += [_ms(peers.get(best or "")), f"`{best}`" if best else "-", _times(speedup)]
+        line += [_scientific(row["logits_error"]), _scientific(row.get("peer_error"))]
+        lines.append([*line, _percent(row["top1_agreement"]), _percent(row.get("peer_top1_agreement"))])
     return "\n\n".join([markdown_table(header, lines), *_other_commits(document, rows, "network", "mode")])
 
 
@@ -214,6 +229,10 @@ def _other_commits(document: Document, rows: Sequence[Row], name: str, part: str
         ]
         sentences.append(f"Of commit {commit[:12]}: {', '.join(its)}.")
     return sentences
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _ms(us: float | None) -> str:

@@ -100,7 +100,10 @@ def merge(path: Path | str, head: Document, key: tuple[str, ...]) -> Document:
     document = {**head, "rows": []}
     if path.exists():
         old = json.loads(path.read_text())
-        if all(old.get(name) == head[name] for name in ("schema", "suite", "gpu", "torch", "cudnn", "commit")):
+        if all(
+            old.get(name) == head[name]
+            for name in ("schema", "suite", "gpu", "driver", "cuda", "torch", "cudnn", "commit")
+        ):
             document["rows"] = [row for row in old["rows"] if all(name in row for name in key)]
     return document
 
