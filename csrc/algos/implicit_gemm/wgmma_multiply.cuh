@@ -380,7 +380,10 @@ class Multiplier {
     }
     release_stage();
   }
+  // The stage was read by ordinary loads, which may still be under way, and is overwritten by a copy: an arrival alone
+  // does not wait for them (docs/performance.md, "Failure found: a ring of stages").
   __device__ __forceinline__ void release_stage() {
+    hopper::fence_copies();
     __syncwarp();
     if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control_.input_free[slot_.slot]));
     slot_.advance(params_.input_slots);
