@@ -36,6 +36,11 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("size", "the batch has " + std::to_string(problem.n) + " images of " + std::to_string(image) +
                                    " values; the weight gradient needs below 2^16 of below 2^31");
   }
+  if (wgrad::unrolled_bytes(problem) > wgrad::most_unrolled_bytes) {
+    return Support::no("workspace", "the unrolled input has " + std::to_string(wgrad::unrolled_bytes(problem)) +
+                                        " bytes; the weight gradient allows " +
+                                        std::to_string(wgrad::most_unrolled_bytes));
+  }
   return Support::yes();
 }
 

@@ -30,6 +30,15 @@ constexpr std::size_t shared_overhead = 2 * 1024;  // alignment, barriers
 constexpr int unrolled_channels =
     24;  // with fewer channels the taps become channels: blocks of 64 would be mostly empty
 
+// Of input whose taps have become channels, R S times as many as there were: more is left to others.
+constexpr double most_unrolled_bytes = 6.0 * 1073741824.0;
+inline double unrolled_bytes(const ConvProblem& problem) {
+  if (problem.c > unrolled_channels || problem.r * problem.s == 1) return 0.0;
+  const double planes = problem.accuracy == AccuracyClass::fp32 ? 2.0 : 1.0;
+  return 2.0 * planes * static_cast<double>(problem.n * problem.p() * problem.q()) *
+         static_cast<double>(round_up(problem.r * problem.s * problem.c, 8));
+}
+
 // How an operand comes into the form that the main kernel reads.
 enum class Conversion : std::uint8_t {
   none,      // it has that form

@@ -6,6 +6,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/shared_memory.h"
 #include "device/tensor_map.h"
 
 namespace fastconv::algos::implicit_gemm::wgrad {
@@ -135,9 +136,8 @@ template <typename S>
 void launch(const Plan& plan, const CUtensorMap& x, const CUtensorMap& grad, const Params& params,
             cudaStream_t stream) {
   const std::size_t bytes = plan.shared_bytes();
-  check_cuda(
-      cudaFuncSetAttribute(multiply_pixels<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-      "implicit_gemm: shared memory of the weight gradient");
+  allow_shared_memory<multiply_pixels<S>>(static_cast<int>(shared_limit),
+                                          "implicit_gemm: shared memory of the weight gradient");
   multiply_pixels<S><<<static_cast<unsigned>(plan.tiles() * plan.splits), S::threads, bytes, stream>>>(x, grad, params);
   check_launch("implicit_gemm: weight gradient");
 }

@@ -151,7 +151,8 @@ __device__ __forceinline__ void multiply(const Params& params, std::uint32_t rin
       if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&barriers.free[slot.slot]));
       slot.advance(slots);
       if (exists) {
-        const float factor = power_of_two(max(floor - exponent, -126));
+        // A stage of zeros has exponent 0, which may lie far below the floor.
+        const float factor = power_of_two(max(min(floor - exponent, 127), -126));
 #pragma unroll
         for (int j = 0; j < S::sums; ++j) totals[j] = fmaf(sums[j], factor, totals[j]);
       }
