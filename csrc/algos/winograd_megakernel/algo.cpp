@@ -20,6 +20,11 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
                                      "; winograd_megakernel needs " + (ieee ? "80 or more" : "90 (wgmma)"));
   }
+  if (cuda && ieee && device.shared_memory_bytes < ffma::block_bytes) {
+    return Support::no("device", "a block has " + std::to_string(device.shared_memory_bytes) +
+                                     " bytes of shared memory; winograd_megakernel needs " +
+                                     std::to_string(ffma::block_bytes));
+  }
   if (problem.output_numel() == 0) return Support::yes();
   // Coordinates have 31 bits, a tensor copy's strides 40.
   constexpr double limit = 2147483648.0 - 64;

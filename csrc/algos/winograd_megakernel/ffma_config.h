@@ -20,7 +20,9 @@ constexpr int unit_tiles = 128;     // of a GEMM task
 constexpr int block_filters = 64;   // of a GEMM task; they lie together in U and M
 constexpr int stage_channels = 16;  // that a product loads at once
 constexpr int stage_v = stage_channels * unit_tiles, stage_u = stage_channels * block_filters;  // floats
-constexpr int transform_channels = 64;  // of a transform task: channels or filters
+constexpr int transform_channels = 64;                           // of a transform task: channels or filters
+constexpr int teams = 3;                                         // of a block
+constexpr std::size_t block_bytes = teams * std::size_t{49408};  // of shared memory (ffma_kernel.cuh)
 
 // What depends on the weight alone (the rule of packed_weight()).
 struct Weights {

@@ -112,8 +112,8 @@ class Dispatcher {
     const int lane = threadIdx.x % 32, frequency = extent.first_frequency;
     const std::int64_t block_floats = std::int64_t{36} * params_.stages * stage_u;
     const float* v = params_.v + place * params_.v_place() + frequency * stage_v;
-    const float* u =
-        params_.u + extent.first_channel / block_filters * block_floats + frequency * params_.stages * stage_u;
+    const float* u = params_.u + extent.first_channel / block_filters * block_floats +
+                     std::int64_t{frequency} * params_.stages * stage_u;
 #if __CUDA_ARCH__ >= 900
     // V was written by ordinary stores, which this warp has waited for.
     if (lane == 0) asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -9,6 +9,7 @@
 namespace fastconv::algos::winograd_megakernel::ffma {
 
 constexpr int shared_bytes = teams * static_cast<int>(sizeof(Shared));
+static_assert(shared_bytes == block_bytes);  // what supports() asks for
 
 template <Access access, bool plain>
 __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ Params params) {

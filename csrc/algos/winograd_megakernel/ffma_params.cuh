@@ -66,7 +66,7 @@ struct alignas(16) Item {
 };
 constexpr int item_stop = 4;
 
-constexpr int team_threads = 32 * team_warps, teams = 3;
+constexpr int team_threads = 32 * team_warps;
 // Of a block: the teams, and four warps, of which one dispatches for each team. So a thread has 128 registers: with 112
 // the compiler finds no numbers for the products' that keep clear of bank conflicts, and they take a third longer.
 constexpr int threads = team_threads * teams + 128;
