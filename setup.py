@@ -65,7 +65,7 @@ def ninja_file(module: str, operators: str) -> str:
         "bindings": f"{common} -isystem {pybind11.get_include()} -isystem {sysconfig.get_path('include')} "
         f"-DFASTCONV_CUDA_ARCHITECTURES='\"{architectures}\"' -DFASTCONV_CUDA_COMPILER='\"{version_of(nvcc)}\"'",
         "ops": f"{common} -isystem {torch}/include -isystem {torch}/include/torch/csrc/api/include "
-        "-DTORCH_TARGET_VERSION=0x020a000000000000 -DUSE_CUDA",
+        f"-DTORCH_TARGET_VERSION=0x020a000000000000 -DUSE_CUDA -DFASTCONV_CUDA_ARCHITECTURES='\"{architectures}\"'",
     }
     nvcc_flags = f"{NVCC_FLAGS} {' '.join(architecture_flags(architectures)) if nvcc else ''} -I{ROOT}/csrc"
     # A CUDA torch's libtorch.so pulls in the CUDA symbols, but only if the linker keeps it.

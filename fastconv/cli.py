@@ -68,12 +68,15 @@ def gather_info() -> dict[str, Any]:
     gpus = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)
+        planned = ops.device_info(torch.device("cuda", index)) if _C.built_with_cuda else None
         gpus.append(
             {
                 "name": properties.name,
                 "compute_capability": f"{properties.major}.{properties.minor}",
                 "memory_gib": round(properties.total_memory / 2**30, 1),
-                "has_kernels": _C.built_with_cuda and ops.device_info(torch.device("cuda", index)).has_kernels,
+                "has_kernels": planned is not None and planned.has_kernels,
+                # Lower than its own where the build lacks 90a, or FASTCONV_MAX_COMPUTE_CAPABILITY says so.
+                "kernels_of": None if planned is None else planned.compute_capability,
             }
         )
     if not _C.built_with_cuda:
@@ -115,7 +118,9 @@ def info(json_path: JsonOption = None) -> None:
     build = found["build"]
     facts.add_row("gpu code", f"{build['architectures']}, by {build['compiler']}" if build["with_cuda"] else "none")
     for gpu in found["gpus"]:
-        facts.add_row("gpu", f"{gpu['name']}, sm_{gpu['compute_capability'].replace('.', '')}, {gpu['memory_gib']} GiB")
+        own, used = int(gpu["compute_capability"].replace(".", "")), gpu["kernels_of"]
+        kernels = "" if used in (None, own) else f", kernels of sm_{used}"
+        facts.add_row("gpu", f"{gpu['name']}, sm_{own}{kernels}, {gpu['memory_gib']} GiB")
     for device, state in found["usable"].items():
         facts.add_row(device, "usable" if state["ok"] else f"not usable: {state['reason']}")
     console.print(facts)

@@ -20,8 +20,12 @@ struct DeviceInfo {
   double bandwidth_bytes_per_s = 20e9;   // sustained, not the datasheet's
   double fp32_flops_per_s = 50e9;        // FFMA (or CPU vector) rate, sustained
   double fp16_tensor_flops_per_s = 0.0;  // tensor-core rate with FP32 accumulation, sustained
-  bool has_kernels = true;               // false: a CUDA device, but fastconv was built for the CPU alone
+  bool has_kernels = true;               // false: a CUDA device that fastconv was not built for
 };
+
+// Leaves of a CUDA device what kernels built for these architectures (FASTCONV_CUDA_ARCHS) can run there: without
+// `90a` nothing of Hopper's, whose bodies are empty in all others; has_kernels is false if none can be loaded.
+void limit_to_build(DeviceInfo& device, const std::string& architectures);
 
 DeviceInfo cpu_device(int threads);
 // The H200 as measured (docs/performance.md); what the planner's tests and cost model are calibrated on.

@@ -152,6 +152,7 @@ DeviceInfo query_cuda_device(int index) {
   device.index = index;
   device.name = properties.name;
   device.compute_capability = 10 * properties.major + properties.minor;
+  limit_to_build(device, FASTCONV_CUDA_ARCHITECTURES);
   if (most > 0) device.compute_capability = std::min(device.compute_capability, most);
   device.processors = properties.multiProcessorCount;
   device.shared_memory_bytes = properties.sharedMemPerBlockOptin;
