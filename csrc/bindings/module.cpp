@@ -35,16 +35,26 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw InvalidArgument(message);
   };
-  require(n >= 0 && c >= 0 && k >= 0 && h >= 0 && w >= 0 && r >= 0 && s >= 0, "sizes: expected none negative");
-  require(problem.stride_h > 0 && problem.stride_w > 0, "stride: expected two positive integers");
-  require(problem.pad_h >= 0 && problem.pad_w >= 0, "padding: expected two non-negative integers");
-  require(problem.dilation_h > 0 && problem.dilation_w > 0, "dilation: expected two positive integers");
+  const auto pair = [](std::int64_t first, std::int64_t second) {
+    return "(" + std::to_string(first) + ", " + std::to_string(second) + ")";
+  };
+  for (const auto& [name, size] : {std::pair{"n", n}, {"c", c}, {"h", h}, {"w", w}, {"k", k}, {"r", r}, {"s", s}}) {
+    require(size >= 0, std::string(name) + " is " + std::to_string(size) + "; expected a size of at least 0");
+  }
+  require(problem.stride_h > 0 && problem.stride_w > 0,
+          "stride is " + pair(problem.stride_h, problem.stride_w) + "; expected two positive integers");
+  require(problem.pad_h >= 0 && problem.pad_w >= 0,
+          "padding is " + pair(problem.pad_h, problem.pad_w) + "; expected two integers of at least 0");
+  require(problem.dilation_h > 0 && problem.dilation_w > 0,
+          "dilation is " + pair(problem.dilation_h, problem.dilation_w) + "; expected two positive integers");
   require(groups > 0 && c % groups == 0 && k % groups == 0,
           "groups is " + std::to_string(groups) + "; expected a positive divisor of C = " + std::to_string(c) +
               " and K = " + std::to_string(k));
   require(h + 2 * problem.pad_h >= problem.dilation_h * (r - 1) + 1 &&
               w + 2 * problem.pad_w >= problem.dilation_w * (s - 1) + 1,
-          "the padded input is smaller than the kernel's extent");
+          "the padded input is " + pair(h + 2 * problem.pad_h, w + 2 * problem.pad_w) +
+              ", smaller than the kernel's extent " +
+              pair(problem.dilation_h * (r - 1) + 1, problem.dilation_w * (s - 1) + 1));
   return problem;
 }
 
@@ -242,6 +252,7 @@ PYBIND11_MODULE(_C, module) {
       .def_readwrite("has_kernels", &DeviceInfo::has_kernels);
   module.def("cpu_device", &cpu_device, py::arg("threads"));
   module.def("h200_device", &h200_device);
+  module.def("limit_to_build", &limit_to_build, py::arg("device"), py::arg("architectures"));
 
   py::class_<ConvProblem>(module, "ConvProblem")
       .def(py::init(&make_problem), py::arg("n"), py::arg("c"), py::arg("h"), py::arg("w"), py::arg("k"), py::arg("r"),

@@ -97,7 +97,14 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
   FASTCONV_REQUIRE(problem.c == weight_shape[1] * g,
                    "input has C = " + std::to_string(problem.c) +
                        " channels; expected weight.shape[1] * groups = " + std::to_string(weight_shape[1] * g));
-  const auto effective = [](std::int64_t size, std::int64_t dilation) { return dilation * (size - 1) + 1; };
+  for (const std::int64_t padding : arguments.padding) {  // PyTorch's limit; twice as much must not overflow
+    FASTCONV_REQUIRE(padding < std::int64_t{1} << 61, "padding is " + to_text(arguments.padding) + "; it is too large");
+  }
+  // Saturates: more than any padded input has.
+  const auto effective = [](std::int64_t size, std::int64_t dilation) {
+    constexpr std::int64_t most = std::int64_t{1} << 62;
+    return size > 1 && dilation > most / size ? most : dilation * (size - 1) + 1;
+  };
   FASTCONV_REQUIRE(problem.h + 2 * problem.pad_h >= effective(problem.r, problem.dilation_h) &&
                        problem.w + 2 * problem.pad_w >= effective(problem.s, problem.dilation_w),
                    "padded input is " + std::to_string(problem.h + 2 * problem.pad_h) + " x " +

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -18,9 +19,10 @@ namespace fastconv::ops {
 
 using IntList = std::vector<std::int64_t>;
 
-// Not a function: the message is put together only when it is needed.
+// Not a function: the message is put together only when it is needed. A std::runtime_error, Python's RuntimeError as of
+// PyTorch's own operators: before torch 2.15 std::invalid_argument arrives there as a ValueError.
 #define FASTCONV_REQUIRE(condition, message) \
-  if (!(condition)) throw InvalidArgument(std::string("fastconv: ") + (message))
+  if (!(condition)) throw std::runtime_error(std::string("fastconv: ") + (message))
 
 std::string to_text(const std::vector<std::int64_t>& values);
 DType dtype_of(const Tensor& tensor);
@@ -50,7 +52,7 @@ struct Arguments {
   std::int64_t backend_flags;
 };
 
-// Throws InvalidArgument naming the argument, its value and what was expected.
+// Throws std::runtime_error naming the argument, its value and what was expected.
 ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments);
 
 const DeviceInfo& device_of(const Tensor& tensor);

@@ -178,6 +178,14 @@ Tensor view_as_weight(const Tensor& packed, const IntList& shape, ScalarType dty
                                   packed.device(), dtype);
 }
 
+// The kernels copy 16 bytes at a time, as a fresh allocation allows and a view into a larger buffer may not.
+void require_packed(const Tensor& packed, const Tensor& other) {
+  require_same_device(other, packed, "packed weight");
+  FASTCONV_REQUIRE(packed.scalar_type() == ScalarType::Byte && packed.is_contiguous() &&
+                       reinterpret_cast<std::uintptr_t>(packed.const_data_ptr()) % 16 == 0,
+                   "packed weight is not contiguous uint8, aligned to 16 bytes, as pack_weight makes it");
+}
+
 Tensor pack_weight(const Tensor& weight, std::int64_t groups, std::string algorithm, std::string precision) {
   const auto guard = device_guard(weight);
   const DeviceInfo& device = device_of(weight);
@@ -205,11 +213,13 @@ void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t 
   FASTCONV_REQUIRE(
       packed.numel() == static_cast<std::int64_t>(target.packing->bytes),
       "packed has " + std::to_string(packed.numel()) + " bytes; expected " + std::to_string(target.packing->bytes));
+  require_packed(packed, weight);
   if (target.pack == nullptr) {
     Tensor view = view_as_weight(packed, shape_of(weight), weight.scalar_type());
     torch::stable::copy_(view, weight);
     return;
   }
+  require_same_device(weight, snapshot, "snapshot");
   FASTCONV_REQUIRE(shape_of(snapshot) == shape_of(weight) && (snapshot.is_contiguous() || is_channels_last(snapshot)) &&
                        snapshot.scalar_type() == weight.scalar_type(),
                    "snapshot has shape " + to_text(shape_of(snapshot)) +
@@ -231,7 +241,7 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
                             algorithm, precision, activation, negative_slope, 0};
   const Layout layout = suggests_channels_last(input) || channels_last ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
-  require_same_device(input, packed, "packed weight");
+  require_packed(packed, input);
   const auto guard = device_guard(input);
   const WeightProblem target =
       weight_problem(problem.dtype, device_of(input), weight_shape, groups, algorithm, precision);

@@ -1,6 +1,8 @@
 #include "plan/registry.h"
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "core/error.h"
 
@@ -69,13 +71,29 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
     return Support::no("device", std::string(algorithm.name) + " has no " + (cuda ? "CUDA" : "CPU") + " kernel");
   }
   if (!device.has_kernels) {
-    return Support::no("build", "this build of fastconv has no CUDA kernels (FASTCONV_CUDA=0, or no nvcc was found)");
+    return Support::no("build",
+                       "this build of fastconv has no kernels for the device (FASTCONV_CUDA=0, no nvcc was found, or "
+                       "FASTCONV_CUDA_ARCHS leaves it out)");
   }
   if (problem.dtype == DType::other) {
     return Support::no("dtype", "the dtype is not float32, float16 or bfloat16");
   }
   if (problem.c_per_group() == 0 || problem.r == 0 || problem.s == 0) {
     return Support::no("empty", "the reduction over C/groups, R, S is empty");
+  }
+  // Whatever is counted in more bits, kernels and plans take each of these for a number of 31.
+  const std::int64_t largest =
+      std::max({problem.n, problem.c, problem.h, problem.w, problem.k, problem.r, problem.s, problem.stride_h,
+                problem.stride_w, problem.pad_h, problem.pad_w, problem.dilation_h, problem.dilation_w});
+  if (largest >= std::int64_t{1} << 31) {
+    return Support::no("size", "a size, stride, padding or dilation is " + std::to_string(largest) +
+                                   "; fastconv's kernels need below 2^31");
+  }
+  // Transpositions and output transforms take 32 channels a row of blocks, of which a grid has 65 535.
+  constexpr std::int64_t most_channels = 65535 * 32;
+  if (cuda && std::max(problem.c, problem.k) > most_channels) {
+    return Support::no("size", "C is " + std::to_string(problem.c) + " and K " + std::to_string(problem.k) +
+                                   "; fastconv's CUDA kernels take up to " + std::to_string(most_channels));
   }
   if (algorithm.error_multiple(problem.accuracy) <= 0.0) {
     return Support::no("precision", std::string(algorithm.name) + " does not offer class " + name_of(problem.accuracy));

@@ -72,6 +72,12 @@ inline std::int64_t patch_extent(int outputs, std::int64_t stride, std::int64_t 
   return (outputs - 1) * stride + (taps - 1) * dilation + 1;
 }
 
+// Whether a patch can fit so many floats at all. What follows multiplies extents: larger ones would overflow.
+inline bool is_moderate(const ConvProblem& problem, std::int64_t floats) {
+  return std::max({problem.stride_h, problem.stride_w, (problem.r - 1) * problem.dilation_h,
+                   (problem.s - 1) * problem.dilation_w}) <= floats;
+}
+
 // Shared memory for one staged channel of every group in the block: patches and filters.
 inline std::int64_t channel_bytes(const ConvProblem& problem, const Tile& tile, std::int64_t group_tile) {
   const std::int64_t plane = (patch_extent(tile.p, problem.stride_h, problem.r, problem.dilation_h) *

@@ -21,7 +21,7 @@ double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
 // The tensor cores' kernels are NHWC inside: NCHW input and weight are converted before, output after, in three
 // launches; microseconds per million elements. Not so 1x1 kernels whose images are whole pieces of 16 bytes.
 double conversions_us(const ConvProblem& problem) {
-  const bool product = problem.r * problem.s == 1 && problem.stride_h * problem.stride_w == 1 &&
+  const bool product = problem.r * problem.s == 1 && problem.stride_h == 1 && problem.stride_w == 1 &&
                        problem.pad_h + problem.pad_w == 0 &&
                        problem.h * problem.w * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
   if (problem.layout == Layout::nhwc || product) return 0.0;
