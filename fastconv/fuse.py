@@ -76,9 +76,13 @@ def _restored(restore: Callable[..., fx.GraphModule], arguments: tuple[Any, ...]
 
 
 def _fused_module(root: nn.Module, graph: fx.Graph, rows: tuple[FuseRow, ...]) -> FusedModule:
+    modes = {name: inner.training for name, inner in root.named_modules(remove_duplicate=False)}
     module = FusedModule(root, graph, "FusedModule")
     module._rows = rows
-    return module.eval()
+    # Not eval(): a norm or a dropout that was left in training mode computes what it did in the model.
+    for name, inner in module.named_modules(remove_duplicate=False):
+        inner.training = bool(name) and modes.get(name, False)
+    return module
 
 
 def fuse(
@@ -145,7 +149,9 @@ def fuse(
 
 def _copied(model: nn.Module) -> nn.Module:
     if isinstance(model, torch.jit.ScriptModule):
-        raise ops.UnsupportedError("model is a TorchScript module; fuse it before scripting")
+        raise ops.UnsupportedError(
+            "model is a TorchScript module; fuse what it was scripted from, and torch.jit.trace or torch.export that"
+        )
     if is_altered(model):
         raise ops.UnsupportedError(
             "model has hooks or a forward of its own, which a traced copy would lose; fuse the modules inside it"
@@ -325,7 +331,8 @@ class _Fusion:
             if len(chain.nodes) == 1:
                 yield name, chain
                 continue
-            layer_name = name if len(ways) == 1 else self._free_name(name)
+            kept = len(ways) > 1 or self._is_read(name) or self._called_around(name)
+            layer_name = self._free_name(name) if kept else name
             norm = self.modules[chain.norm] if chain.norm is not None else None
             layer = _fused_layer(conv, norm, chain)
             self.root.set_submodule(layer_name, layer)
@@ -334,8 +341,23 @@ class _Fusion:
                 self._replace(member, layer_name)
             yield layer_name, chain
 
+    def _is_read(self, name: str) -> bool:
+        """Whether the forward takes a parameter of the convolution by itself: it expects one without a norm in it."""
+        return any(str(node.target).startswith(f"{name}.") for node in self.graph.find_nodes(op="get_attr"))
+
+    def _called_around(self, name: str) -> list[str]:
+        """The modules that are called as a whole and contain the convolution."""
+        targets = {str(node.target) for node in self.graph.nodes if node.op == "call_module"}
+        return sorted((target for target in targets if name.startswith(f"{target}.")), key=len)
+
     def _free_name(self, name: str) -> str:
-        return next(free for i in range(1, len(self.modules) + 2) if (free := f"{name}_{i}") not in self.modules)
+        """A name beside the convolution; outside of what is called as a whole, which may run all that it contains."""
+        outermost = next(iter(self._called_around(name)), name)
+        parent = outermost.rpartition(".")[0]
+        prefix = f"{parent}." if parent else ""
+        base = name.removeprefix(prefix).replace(".", "_")
+        taken = self.root.get_submodule(parent)
+        return next(f"{prefix}{base}_{i}" for i in itertools.count(1) if not hasattr(taken, f"{base}_{i}"))
 
     def _replace(self, chain: _Chain, layer_name: str) -> None:
         first, last = chain.nodes[0], chain.nodes[-1]

@@ -89,6 +89,12 @@ def traced(root: nn.Module) -> fx.Graph:
             f"model cannot be traced by torch.fx: {type(error).__name__}: {error}. fastconv.swap_ takes any model, "
             "without fusing; or fuse the parts of it that can be traced"
         ) from error
+    for node in graph.nodes:
+        if getattr(node.target, "__name__", "") == "_assert_is_none":
+            # torch.fx's own check of an argument that it fixes. Unpickled, it breaks every later trace of the process.
+            with graph.inserting_before(node):
+                node.args = graph.call_function(operator.eq, (node.args[0], None)), node.args[1]
+            node.target = torch._assert
     graph._tracer_cls = _InPlaceTracer  # for unpickling, which traces the generated code
     for node in graph.find_nodes(op="placeholder"):
         name = str(node.target).rpartition("_")[0]  # torch.fx numbers the arguments that it fixes

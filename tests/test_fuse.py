@@ -1,5 +1,7 @@
 """fuse: what is computed inside a convolution, what stays apart, and why."""
 
+import copy
+import pickle
 from collections import OrderedDict
 from typing import Any
 
@@ -232,13 +234,30 @@ def far_norm() -> nn.BatchNorm2d:
     return layer
 
 
+def overflowing_norm() -> nn.BatchNorm2d:
+    layer = norm(6)
+    nn.init.constant_(layer.bias, 1e6)
+    return layer
+
+
+def with_own_forward(module: nn.Module) -> nn.Module:
+    module.forward = lambda x: x + 1  # type: ignore[method-assign]
+    return module
+
+
+def half_conv(*behind: nn.Module) -> nn.Module:
+    return sequence(nn.Conv2d(4, 6, 3).half(), *behind)
+
+
 REFUSED = {
     "norm_class": lambda: sequence(nn.Conv2d(4, 6, 3), OtherNorm(6)),
     "norm_training": lambda: sequence(nn.Conv2d(4, 6, 3), norm(6)),
     "norm_statistics": lambda: sequence(nn.Conv2d(4, 6, 3), norm(6, track_running_stats=False)),
     "norm_dtype": lambda: sequence(nn.Conv2d(4, 6, 3), norm(6).double()),
     "norm_range": lambda: sequence(nn.Conv2d(4, 6, 3), far_norm()).half(),
+    "norm_range of the bias": lambda: half_conv(overflowing_norm()),
     "hooks": lambda: sequence(nn.Conv2d(4, 6, 3), hooked(norm(6))),
+    "hooks instead of a forward": lambda: sequence(nn.Conv2d(4, 6, 3), with_own_forward(norm(6))),
     "users": lambda: Function(lambda self, x: self.norm(y := self.conv(x)) + y.mean()),
     "in_place": lambda: Function(lambda self, x: (self.norm(self.conv(x)), x.mul_(2))[0]),
 }
@@ -253,10 +272,10 @@ def test_norms_that_stay_apart(code: str) -> None:
     if code == "in_place":  # behind everything: no harm done
         assert codes(fused) == [""]
         return
-    assert codes(fused) == [code]
+    assert codes(fused) == [code.split()[0]]
     assert parts(fused) == ["conv"]
     assert layers(fused) == 0
-    with pytest.raises(fastconv.UnsupportedError, match=code):
+    with pytest.raises(fastconv.UnsupportedError, match=code.split()[0]):
         fastconv.fuse(model, strict=True)
 
 
@@ -420,3 +439,60 @@ def test_a_nan_is_kept(dtype: torch.dtype, device: str) -> None:
         x[0, 0, 4, 4] = float("nan")
         with torch.no_grad():
             assert layer(x)[0, :, 3:6, 3:6].isnan().all()
+
+
+def test_modules_that_are_left_in_training_mode_stay_in_it() -> None:
+    """Batch statistics, Monte Carlo dropout: the model is in evaluation mode, but for them."""
+    model = sequence(nn.Conv2d(4, 6, 3), norm(6), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.Dropout(0.5), nn.ReLU()).eval()
+    x = torch.randn(3, 4, 9, 9)
+    for place in (1, 4):
+        model[place].train()
+    copies = [fastconv.fuse(model), copy.deepcopy(fastconv.fuse(model))]
+    copies.append(pickle.loads(pickle.dumps(copies[0])))
+    for fused in copies:
+        assert parts(fused) == ["conv", "conv"]
+        outputs = []
+        for each in (copy.deepcopy(model), fused):
+            torch.manual_seed(3)
+            with torch.no_grad():
+                outputs.append(each(x))
+        assert relative_error(outputs[1], outputs[0]) < 1e-5
+        assert not fused.training
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_every_hook_is_called(place: int, register: str) -> None:
+    """Of the convolution, an identity behind it, the norm and the activation."""
+    model = sequence(nn.Conv2d(4, 6, 3), nn.Identity(), norm(6), nn.ReLU())
+
+    def double(module: nn.Module, inputs: Any, output: Any = None) -> Any:
+        return tuple(2 * x for x in inputs) if output is None else 2 * output
+
+    getattr(model[place], register)(double)
+    check(model, torch.randn(1, 4, 9, 9))
+
+
+def test_uses_that_differ_in_the_slope_or_in_the_kind_of_sum_become_two_layers() -> None:
+    fused = check(
+        Function(lambda self, x: F.leaky_relu(self.conv(x), 0.1) * F.leaky_relu(self.conv(x), 0.5)),
+        torch.randn(2, 6, 5, 8),
+    )
+    assert layers(fused) == 2
+    wide = torch.randn(2, 6, 5, 8)
+    model = Function(lambda self, x: (SUMS["plus"](self.conv(x), self.other), in_place(self.conv(x), self.other)))
+    model.register_buffer("other", wide)
+    model.conv.bfloat16()
+    fused = fuse_quietly(model)
+    assert [y.dtype for y in fused(torch.randn(2, 6, 5, 8).bfloat16())] == [torch.float32, torch.bfloat16]
+
+
+def test_a_layer_takes_residuals_of_any_shape_in_turn() -> None:
+    """The choice that a layer remembers belongs to the residual's shape, too."""
+    layer = FusedConv2d(8, 8, 3, padding=1, activation="relu", algorithm="implicit_gemm")
+    x = torch.randn(2, 8, 9, 9)
+    with torch.no_grad():
+        y = nn.Conv2d.forward(layer, x)
+        for shape in ((2, 8, 9, 9), (8, 1, 1), (2, 8, 9, 9), (1, 1, 1, 9), ()):
+            residual = torch.randn(shape)
+            assert relative_error(layer(x, residual), F.relu(y + residual)) < 1e-5

@@ -39,6 +39,64 @@ def test_arguments() -> None:
         FusedConv2d(3, 3, 3, activation="tanh")
 
 
+@pytest.mark.parametrize("read", ["weight", "bias"])
+def test_a_forward_that_reads_a_convolution_s_parameters_finds_them(read: str) -> None:
+    """The fused layer, whose weight has the norm in it, takes a name of its own."""
+
+    def forward(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.relu(self.norm(self.conv(x)))
+        return y, F.conv2d(x, self.conv.weight, padding=1) if read == "weight" else self.conv.bias * 2
+
+    model = Function(forward).eval()
+    x = torch.randn(2, 6, 5, 8)
+    fused = fastconv.fuse(model)
+    assert parts(fused) == ["conv+bn+relu"]
+    with torch.no_grad():
+        for result, expected in zip(fused(x), model(x), strict=True):
+            assert relative_error(result, expected) < 1e-5
+
+
+def test_a_container_that_stays_a_call_keeps_its_convolution() -> None:
+    def forward(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.block(x), F.relu(self.norm(self.block[0](x)))
+
+    model = Function(forward)
+    model.block = hooked(sequence(nn.Conv2d(6, 6, 3, padding=1)))
+    model.eval()
+    x = torch.randn(2, 6, 5, 8)
+    with torch.no_grad():
+        for result, expected in zip(fastconv.fuse(model)(x), model(x), strict=True):
+            assert relative_error(result, expected) < 1e-5
+
+
+def test_a_free_name_is_free_of_whatever_the_model_has() -> None:
+    model = Function(lambda self, x: F.relu(self.conv(x)) + F.silu(self.conv(x)) * self.conv_1)
+    model.conv_1 = nn.Parameter(torch.randn(6, 1, 1))
+    check(model, torch.randn(2, 6, 5, 8))
+
+
+def test_unpickling_leaves_torch_fx_as_it_was() -> None:
+    """torch.fx's own check of an argument that it fixes to None breaks every later trace, once unpickled."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 6, 3)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            y = F.relu(self.conv(x))
+            return y if mask is None else y * mask
+
+    model, x = Masked().eval(), torch.randn(2, 4, 9, 9)
+    again = pickle.loads(pickle.dumps(fastconv.fuse(model)))
+    with torch.no_grad():
+        assert relative_error(again(x), model(x)) < 1e-5
+        assert relative_error(fastconv.fuse(model)(x), model(x)) < 1e-5
+    with pytest.raises(AssertionError):
+        again(x, torch.ones(1))
+    torch.fx.symbolic_trace(nn.ReLU())
+
+
 def test_training_is_refused() -> None:
     model = sequence(nn.Conv2d(4, 4, 3), norm(4))
     with pytest.raises(RuntimeError, match="model is in training mode"):
