@@ -119,11 +119,16 @@ def explain(
         bias, residual, activation: what is computed with the convolution. Ours do it in their epilogue; PyTorch's takes
             a pass over the output for each.
 
-    Raises ValueError or RuntimeError for shapes and values that no convolution has."""
+    Raises TypeError, ValueError or RuntimeError for shapes and values that no convolution has, UnsupportedError if
+    FASTCONV_ALGORITHM names an algorithm that does not fit."""
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {device}; expected cpu or cuda")
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype is {dtype!r}; expected a torch.dtype")
     for name, shape in (("x_shape", x_shape), ("w_shape", w_shape)):
+        if not isinstance(shape, Sequence) or not all(isinstance(size, int) for size in shape):
+            raise TypeError(f"{name} is {shape!r}; expected 4 integers")
         if len(shape) != 4:
             raise ValueError(f"{name} is {list(shape)}; expected 4 sizes")
     (n, c, h, w), (k, c_per_group, r, s) = x_shape, w_shape
@@ -150,6 +155,6 @@ def explain(
         )
         for row in _C.candidates(problem, info)
     )  # fmt: skip
-    choice = _C.choose(settings.auto_algorithm, problem, info)["algorithm"]
+    choice = ops.choose(settings.auto_algorithm, problem, info)
     note = " (no GPU here: planned for the H200)" if missing else ""
     return Explanation(repr(problem), problem.accuracy, info.name, note, choice, rows)

@@ -70,6 +70,8 @@ def conv2d(
         algorithm = _auto_algorithm()
     precision = settings.resolve_precision(precision, input.is_cuda)
     activation = settings.resolve_activation(activation)
+    if not hasattr(negative_slope, "__float__"):
+        raise TypeError(f"negative_slope is {negative_slope!r}; expected a number")
     batched = _batched_input(input, weight, residual)
     strides = _pair("stride", stride)
     dilations = _pair("dilation", dilation)
@@ -177,6 +179,10 @@ def _through_torch(
     padding: list[int], dilation: list[int], groups: int, activation: str, negative_slope: float,
 ) -> Tensor:  # fmt: skip
     y = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    if residual is not None and (residual.shape != y.shape or residual.dtype != y.dtype):
+        raise RuntimeError(
+            f"residual is {residual.dtype} of shape {list(residual.shape)}; expected {y.dtype} of shape {list(y.shape)}"
+        )
     return ops.transforms.epilogue(y, residual, activation, negative_slope)
 
 

@@ -71,6 +71,11 @@ def _call(operator: Callable[..., Any], *args: Any) -> Any:
         raise UnsupportedError(reason) from None
 
 
+def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> str:
+    """The name of what runs where `algorithm` is asked for. Raises UnsupportedError if it does not fit."""
+    return str(_call(_C.choose, algorithm, problem, device)["algorithm"])
+
+
 def conv2d(
     input: Tensor,
     weight: Tensor,
@@ -252,6 +257,7 @@ def _fake_conv2d(
     for name, tensor, expected in (("bias", bias, [k]), ("residual", residual, shape)):
         if tensor is None:
             continue
+        check(tensor.device == input.device, f"{name} is on {tensor.device}; expected input's {input.device}")
         check(tensor.dim() == len(expected), f"{name} has shape {list(tensor.shape)}; expected {expected}")
         for size, wanted in zip(tensor.shape, expected, strict=True):
             check(size == wanted, f"{name} has shape {list(tensor.shape)}; expected {expected}")
@@ -262,6 +268,10 @@ def _fake_conv2d(
 @torch.library.register_fake(conv2d_op, lib=_library)
 def _(input, weight, bias, residual, stride, padding, dilation, groups, *_):  # type: ignore[no-untyped-def]
     torch._check(weight.dtype == input.dtype, lambda: "fastconv: weight and input differ in dtype")
+    torch._check(  # a forgotten weight on the meta device brings a call here whose input has values
+        weight.device == input.device,
+        lambda: f"fastconv: weight is on {weight.device}; expected input's {input.device}",
+    )
     return _fake_conv2d(
         input, weight.shape, bias, residual, stride, padding, dilation, groups, format_of(input, weight)
     )

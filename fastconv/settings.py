@@ -4,7 +4,7 @@ every call and never written.
 | variable                  | effect                                                              |
 |---------------------------|---------------------------------------------------------------------|
 | ``FASTCONV_DISABLE=1``    | every convolution runs through PyTorch                              |
-| ``FASTCONV_ALGORITHM=x``  | ``algorithm="auto"`` means ``x``                                    |
+| ``FASTCONV_ALGORITHM=x``  | ``algorithm="auto"`` means ``x``, whether it fits or not            |
 | ``FASTCONV_LOG=debug``    | the logger ``fastconv`` names every eager call before it runs       |
 """
 

@@ -101,17 +101,28 @@ class SwapReport:
         return len(self.rows)
 
     def undo(self) -> None:
-        """Makes the swapped layers torch.nn.Conv2d again. What is gone, or was undone before, is left alone."""
+        """Makes the swapped layers torch.nn.Conv2d again. What is gone, or was undone before, is left alone.
+
+        Warns:
+            UserWarning: naming layers whose class is another one since (torch.nn.utils.parametrize makes one). They
+                stay fastconv's; `undone` stays False, and undo() can be called again once the class is what it was.
+        """
+        kept = []
         for row in self.rows:
             module, state = row._module(), row._state()
             if not row.swapped or module is None or state is None:
                 continue
-            # Not a class of the user's, nor a swap that came after this one.
-            if type(module) is Conv2d and module._fastconv is state:
-                state.drop_packed(module)
-                del module.__dict__["_fastconv"]
-                _set_class(module, nn.Conv2d)
-        self.undone = not self.dry_run
+            if module.__dict__.get("_fastconv") is not state:  # a swap that came after this one
+                continue
+            if type(module) is not Conv2d:
+                kept.append(f"{', '.join(row.names) or '(model)'} is a {type(module).__name__}")
+                continue
+            module._fastconv.drop_packed(module)
+            del module.__dict__["_fastconv"]
+            _set_class(module, nn.Conv2d)
+        if kept:
+            warnings.warn(f"not undone: {'; '.join(kept)}", UserWarning, stacklevel=2)
+        self.undone = not self.dry_run and not kept
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as JSON text, also written to `path` if one is given."""
@@ -209,7 +220,8 @@ def swap_(
         row = _describe(module, names, algorithm)
         row.reason_code, row.reason = _obstacle(module, names, filter_fn)
         if not row.reason_code:
-            row.candidates, row.reason_code, row.reason = _fits(module, algorithm, precision)
+            asked = settings.auto_algorithm if algorithm == "auto" else algorithm
+            row.candidates, row.reason_code, row.reason = _fits(module, asked, precision)
         row.swapped = not row.reason_code
         rows.append(row)
     refused = [row for row in rows if row.reason_code not in ("", "already_swapped", "filtered")]
@@ -293,7 +305,10 @@ def _obstacle(
     if filter_fn is not None and not all(filter_fn(name, module) for name in names):
         return "filtered", "filter_fn returned False"
     if isinstance(module, torch.jit.ScriptModule):
-        return "script", "it is a TorchScript module; swap before scripting"
+        return (
+            "script",
+            "it is a TorchScript module; swap what it was scripted from, and torch.jit.trace or torch.export that",
+        )
     if _is_quantized(module):
         return "quantized", f"it is quantized ({cls.__module__}.{cls.__qualname__})"
     if parametrize.is_parametrized(module):
