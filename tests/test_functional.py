@@ -354,6 +354,12 @@ def test_backend_flags(torch_switches):
     torch_switches.benchmark, torch_switches.deterministic, torch_switches.enabled = True, True, False
     assert settings.switches.backend_flags == 3
     assert settings.unpack_flags(3) == (True, True, False)
+    torch_switches.deterministic = False
+    torch.use_deterministic_algorithms(True)  # the other switch of the same meaning
+    try:
+        assert settings.switches.backend_flags == 3
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_log_names_the_call_before_it_runs(monkeypatch, caplog):
@@ -388,18 +394,6 @@ def test_environment(variables, arguments, expected):
         [sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True, check=False
     )
     assert expected in run.stdout + run.stderr
-
-
-def test_explain_is_readable():
-    explanation = fastconv.explain((1, 64, 56, 56), (64, 64, 3, 3), padding="same", device="cuda", precision="fp32")
-    text = str(explanation)
-    assert "H200" in text
-    assert "chosen" in text
-    assert [row.algorithm for row in explanation.rows] == NAMES
-    for name in NAMES:
-        assert name in text
-    with pytest.raises(ValueError, match="x_shape"):
-        fastconv.explain((1, 3, 8, 8), (4, 4, 3, 3))
 
 
 def test_registry_rows():
@@ -444,3 +438,43 @@ def test_winograd_reference_is_a_convolution(m, padding):
     torch.testing.assert_close(stages.y, F.conv2d(x, w, padding=padding), rtol=1e-12, atol=1e-12)
     assert stages.u.shape == (m + 2, m + 2, 5, 3)
     assert stages.v.shape[:2] == stages.m.shape[:2] == (m + 2, m + 2)
+
+
+def test_a_weight_without_values_is_refused():
+    """A module that was made on the meta device and never filled."""
+    x, w = torch.randn(1, 4, 9, 9), torch.randn(4, 4, 3, 3)
+    for arguments in ({"weight": w.to("meta")}, {"bias": w[:, 0, 0, 0].to("meta")}, {"residual": w.to("meta")}):
+        with pytest.raises(RuntimeError, match="is on meta; expected input's cpu"):
+            fastconv.conv2d(x, **{"weight": w} | arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
+def test_a_residual_is_the_output_s_like(dtype):
+    """Also of a dtype that is PyTorch's to compute."""
+    x, w = torch.ones(1, 2, 5, 5, dtype=dtype), torch.ones(3, 2, 3, 3, dtype=dtype)
+    residual = torch.full((1, 3, 3, 3), 2, dtype=dtype)
+    torch.testing.assert_close(fastconv.conv2d(x, w, residual=residual), F.conv2d(x, w) + residual)
+    for wrong in (residual[..., :1], residual.float()):
+        with pytest.raises(RuntimeError, match="residual is"):
+            fastconv.conv2d(x, w, residual=wrong)
+
+
+def test_a_slope_is_a_number():
+    with pytest.raises(TypeError, match="negative_slope is None; expected a number"):
+        fastconv.conv2d(torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3), negative_slope=None)
+
+
+@pytest.mark.parametrize("change", ["stride", "padding", "dilation"])
+@pytest.mark.parametrize("value", [2**31, 2**40, 2**60, 2**62 + 1, 2**63 - 1])
+def test_absurd_geometry_ends_in_an_error_or_a_result(change, value):
+    """direct_tiled read far outside of the input once."""
+    x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3)
+    for algorithm in ("auto", "direct", "direct_tiled"):
+        for pair in ((value, value), (1, value)):
+            try:
+                y = fastconv.conv2d(x, w, **{change: pair}, algorithm=algorithm)
+            except RuntimeError:  # UnsupportedError, too
+                continue
+            assert change == "stride"
+            expected = F.conv2d(x.double(), w.double())[:, :, : 3 if pair[0] == 1 else 1, :1]
+            assert errors(y, expected).relative_l2 < 1e-5

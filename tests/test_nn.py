@@ -201,3 +201,17 @@ class TestLayer:
         layer = layer.to_empty(device="cpu")
         layer.reset_parameters()
         check(layer, torch.randn(2, 4, 9, 9))
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "torch", "direct", *PACKED])
+def test_a_layer_that_has_seen_one_memory_format_answers_in_the_other(algorithm: str) -> None:
+    layer, last = fastconv.Conv2d(8, 8, 3, padding=1, algorithm=algorithm), torch.channels_last
+    inputs = [torch.randn(2, 8, 9, 7), torch.randn(2, 8, 9, 7).to(memory_format=last)]
+    with torch.no_grad():
+        for _ in range(2):
+            for x in (*inputs, *inputs[::-1]):
+                y = check(layer, x)
+                wanted = last if layer.weight.is_contiguous(memory_format=last) else None
+                wanted = wanted or (last if x.is_contiguous(memory_format=last) else torch.contiguous_format)
+                assert y.is_contiguous(memory_format=wanted)
+            layer.to(memory_format=last)

@@ -154,6 +154,21 @@ def test_packing_is_not_differentiable():
     assert packed._version >= version
 
 
+def test_packed_memory_is_as_it_was_made():
+    """A kernel writes and reads it by whole pieces of 16 bytes, wherever its pointer leads."""
+    w = make((4, 4, 3, 3))
+    packed, snapshot = ops.pack_weight(w, 1, "winograd_f4", "fp32"), w.detach().clone()
+    shifted = torch.empty(len(packed) + 1, dtype=torch.uint8)[1:]
+    for wrong in (packed[:1].expand(len(packed)), shifted, packed.view(torch.int8)):
+        with pytest.raises(RuntimeError, match="packed weight is not contiguous uint8, aligned to 16 bytes"):
+            ops.refresh_packed(wrong, snapshot, w, 1, "winograd_f4", "fp32")
+        with pytest.raises(RuntimeError, match="packed weight is not contiguous uint8, aligned to 16 bytes"):
+            ops.conv2d_packed(
+                make((1, 4, 9, 9)), wrong, (4, 4, 3, 3), None, None, (1, 1), (1, 1), (1, 1), 1, False, "winograd_f4",
+                "fp32", "none", 0.0,
+            )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("activation", ["none", "silu", "relu"])
 def test_packed_gradients(name, activation, device):

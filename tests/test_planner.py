@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,8 @@ def test_choice(made, device):
             assert 0.0 <= row["cost_us"] < float("inf")
             assert 0 <= row["workspace_bytes"] < 2**48
             assert _C.choose(name, problem, device) == row
+            if shared := re.search(r"(\d+) bytes shared", row["config"]):
+                assert int(shared[1]) <= device.shared_memory_bytes, row["config"]
         else:
             assert row["code"]
             assert row["reason"]
@@ -221,7 +224,7 @@ def test_problems_are_values(made):
         ({"precision": "fp8"}, "precision is 'fp8'"),
         ({"layout": "hwcn"}, "layout is 'hwcn'"),
         ({"activation": "gelu"}, "activation is 'gelu'"),
-        ({"n": -1}, "sizes"),
+        ({"n": -1}, "n is -1"),
     ],
 )
 def test_impossible_problems_are_refused(change, word):

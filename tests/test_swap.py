@@ -15,8 +15,10 @@ import torchvision
 from layers import DEVICES, packed_algorithms, relative_error
 from swapping import NET_CONVOLUTIONS, Net, Subclass, codes
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 import fastconv
+from fastconv import settings
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 
@@ -189,9 +191,32 @@ class TestUndo:
         model.reflect.__class__ = Mine
         str(report)
         report.to_json()
-        report.undo()
+        with pytest.warns(UserWarning, match="not undone: reflect is a Mine"):
+            report.undo()
         assert type(model.stem[0]) is nn.Conv2d
         assert type(model.reflect) is Mine
+        assert not report.undone
+
+    def test_a_parametrized_layer_is_undone_once_it_is_plain_again(self) -> None:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3))
+        report = fastconv.swap_(model)
+        parametrizations.weight_norm(model[0])
+        with pytest.warns(UserWarning, match="not undone: 0 is a ParametrizedConv2d"):
+            report.undo()
+        assert not report.undone
+        parametrize.remove_parametrizations(model[0], "weight")
+        report.undo()
+        assert report.undone
+        assert type(model[0]) is nn.Conv2d
+
+    def test_the_environment_s_algorithm_takes_the_layers_that_it_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(settings, "auto_algorithm", "winograd_f4")
+        model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 5))
+        report = fastconv.swap_(model)
+        assert [row.swapped for row in report.rows] == [True, False, False]
+        assert report.rows[0].candidates == ("winograd_f4",)
+        model(torch.randn(1, 3, 12, 12))
+        assert fastconv.last_call() is not None
 
     def test_the_report_does_not_keep_the_model_alive(self) -> None:
         model = Net()
@@ -431,3 +456,39 @@ def test_half_precision_models() -> None:
     report = fastconv.swap_(Net().to(torch.bfloat16), dry_run=True)
     assert {row.dtype for row in report.rows} == {"bfloat16"}
     assert report.swapped == 5
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        {"kernel_size": (1, 65)},  # larger than the map that a layer is shown to the planner with
+        {"kernel_size": (65, 3), "dilation": (2, 1)},
+        {"kernel_size": 3, "padding": 3, "padding_mode": "reflect"},  # padded before: none of the convolution's own
+    ],
+    ids=str,
+)
+def test_whatever_a_layer_fits_is_swapped(conv: dict) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, **conv))
+    algorithm = "winograd_f4" if conv["kernel_size"] == 3 else "auto"
+    assert codes(fastconv.swap_(model, algorithm=algorithm, strict=True)) == [""]
+    with torch.no_grad():
+        x = torch.randn(1, 3, 131, 67)
+        assert relative_error(model(x), nn.Conv2d.forward(model[0], x)) < 1e-5
+
+
+def test_the_planner_is_asked_in_the_layers_class() -> None:
+    """A name that does not offer the precision is no fit; `auto` does not count on what is too inaccurate for it."""
+    with pytest.warns(UserWarning, match="1 precision"):
+        report = fastconv.swap_(nn.Sequential(nn.Conv2d(8, 8, 3)), algorithm="implicit_gemm", precision="ieee")
+    assert codes(report) == ["precision"]
+    half = nn.Sequential(nn.Conv2d(8, 8, 3)).half()
+    (row,) = fastconv.swap_(half, dry_run=True).rows
+    assert "winograd_f2" in row.candidates
+    assert "winograd_f4" not in row.candidates  # 12 times PyTorch's error, of which `auto` admits 4
+    assert fastconv.swap_(half, algorithm="winograd_f4").rows[0].candidates == ("winograd_f4",)
+
+
+def test_strict_accepts_what_was_swapped_before() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    fastconv.swap_(model)
+    assert codes(fastconv.swap_(model, strict=True)) == ["already_swapped"]

@@ -20,6 +20,12 @@ def own_forward() -> nn.Module:
     return layer
 
 
+def own_conv_forward() -> nn.Module:
+    layer = nn.Conv2d(3, 4, 3)
+    layer._conv_forward = lambda *_: 0  # type: ignore[method-assign]
+    return layer
+
+
 def pruned() -> nn.Module:
     return prune.l1_unstructured(nn.Conv2d(3, 4, 3), "weight", 0.5)
 
@@ -55,6 +61,7 @@ LEFT_ALONE = {
     "quantized": quantized,
     "script": scripted,
     "forward_override": own_forward,
+    "forward_override of _conv_forward": own_conv_forward,
     "tensor_subclass": tensor_subclass,
     "dtype": lambda: nn.Conv2d(3, 4, 3, dtype=torch.float64),
     "dtype complex": lambda: nn.Conv2d(3, 4, 3, dtype=torch.complex64),

@@ -150,3 +150,16 @@ def test_overlap_and_shares_of_pools():
     assert run.of_pool(1) == pytest.approx({"busy": 7 / 16, "waiting": 4 / 16})
     assert run.summary()["transforms"] == run.of_pool(1)
     assert trace.play(tasks, 1, (1.0,) * 4).overlap is None
+
+
+def test_slices_of_the_trace_are_the_runs_times():
+    task_map = _C.TaskMap(64, 8, 8, 16, input=(4, 8), gemm=(6, 8), output=(4, 8), d_ig=0, d_go=0, m=2)
+    run = trace.play(trace.mapped(task_map), 20, (1.0, 2.0, 3.0, 4.0))
+    slices = [event for event in trace.to_chrome({"run": run})["traceEvents"] if event["ph"] == "X"]
+    tasks = [event for event in slices if event["cat"] != "wait"]
+    assert [event["args"]["position"] for event in tasks] == list(range(len(run.worker)))
+    for event, worker, start, end in zip(tasks, run.worker, run.start, run.end, strict=True):
+        assert (event["tid"], event["ts"], event["dur"]) == pytest.approx((worker, start, end - start), abs=1e-3)
+    waits = [event for event in slices if event["cat"] == "wait"]
+    assert sum(event["dur"] for event in waits) == pytest.approx((run.start - run.taken).sum(), abs=1e-3 * len(waits))
+    assert waits

@@ -1,0 +1,119 @@
+"""The bench: that every time, error and verdict is the one of whom it is said of."""
+
+import random
+import statistics
+import time
+
+import pytest
+import torch
+from test_benchmarks import HEAD, layer_row
+
+from fastconv.bench import layer_suite, layers, peers, report, results, timing
+from fastconv.bench.layers import Layer, select
+
+
+class Stopwatch:
+    """Stands in for a clock: of each contender, a series of times that are its own."""
+
+    def __init__(self, series):
+        self.series, self.samples, self.order = {name: iter(values) for name, values in series.items()}, [], []
+
+    def prepare(self, name, call, result):
+        return lambda: name
+
+    def sample(self, run):
+        self.order.append(run())
+        self.samples.append(next(self.series[run()]))
+
+    def collect(self):
+        samples, self.samples = self.samples, []
+        return samples
+
+
+def test_times_are_medians_of_each_contenders_own_samples_in_changing_order():
+    draw = random.Random(0)
+    series = {name: [draw.uniform(base, 2 * base) for _ in range(40)] for name, base in (("a", 1), ("b", 10), ("c", 9))}
+    orders = []
+    for seed in (0, 0, 1):
+        clock = Stopwatch(series)
+        measured = timing._measure(clock, dict.fromkeys(series, lambda: None), 40, None, 0.0, ["c"], seed)
+        for name, values in series.items():
+            kept = values[:3] if name == "c" else values
+            quartiles = statistics.quantiles(kept, n=4, method="inclusive")
+            found = measured.timings[name]
+            assert (found.q25, found.us, found.q75) == pytest.approx(quartiles)
+            assert found.rounds == len(kept)
+        orders.append(clock.order)
+    assert orders[0] == orders[1] != orders[2]
+    pairs = list(zip(orders[0][9::2], orders[0][10::2], strict=True))  # the rounds of a and b alone
+    assert {("a", "b"), ("b", "a")} == set(pairs)
+
+
+@pytest.fixture
+def two_peers(monkeypatch):
+    """A layer whose rivals are a slow exact one, and a fast one that adds `error`, relative to the output."""
+
+    def rows(error, **arguments):
+        real = peers.torch_convolution
+
+        def rivals(inputs, weights, layer, tf32, *_):
+            exact = real(inputs["nchw"], weights["nchw"], layer, tf32)
+            noise = exact * error * torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
+
+            def slow():
+                time.sleep(0.02)
+                return exact
+
+            return {"torch_slow": slow, "torch_fast": lambda: exact + noise}, {}
+
+        monkeypatch.setattr(peers, "peers", rivals)
+        monkeypatch.setattr(layer_suite, "select", lambda *_: [Layer("tiny", 3, 8, 8, 4)])
+        fixed = {"batch_sizes": (1,), "classes": ["fp32"], "rounds": 20, "device": "cpu", "layouts": ["nhwc"]}
+        return layer_suite.run(**fixed | arguments)["rows"]
+
+    return rows
+
+
+def test_the_best_peer_is_shown_with_its_own_error(two_peers, tmp_path):
+    (row,) = two_peers(1e-5, out=tmp_path / "l.json")
+    assert row["best_peer"] == "torch_fast"
+    assert row["peer_error"] == row["peer_errors"]["torch_fast"] == pytest.approx(1e-5, rel=0.2)
+    assert row["peer_errors"]["torch_slow"] < 1e-6
+
+
+def test_a_peer_that_is_wrong_is_refused_however_fast(two_peers, tmp_path):
+    (row,) = two_peers(1e-3, out=tmp_path / "l.json")
+    assert row["best_peer"] == "torch_slow"
+    assert row["peers"]["torch_fast"] is None
+    assert "beyond the class" in row["notes"]["torch_fast"]
+
+
+def test_what_auto_takes_and_the_best_peer_have_all_rounds(two_peers, tmp_path):
+    (row,) = two_peers(1e-6, out=tmp_path / "l.json", algorithms=["direct", "torch", "im2col_gemm", "direct_tiled"])
+    assert not {row["auto"], row["best_peer"]} & set(row["few_rounds"])
+
+
+def test_a_loss_by_little_is_a_loss():
+    rows = [layer_row("res1", "fp32", 100.0, 99.7), layer_row("res2", "fp32", 100.0, 100.0)]
+    document = {**HEAD, "rows": rows}
+    table = report.layer_table(document, "fp32", 64)
+    assert "**1.00x**" in table
+    assert "Slower than the best peer: res1 (1.00x, `winograd_f4`)." in table
+    assert "| 1 of 2 |" in report.layer_summary(document)
+
+
+@pytest.mark.parametrize("name", ["gpu", "torch", "cudnn", "commit", "suite"])
+def test_rows_of_another_machine_or_version_are_not_merged(name, tmp_path):
+    path = tmp_path / "layers.json"
+    results.write(path, {**HEAD, "rows": [layer_row("res1", "fp32", 1.0, 2.0)]})
+    assert len(results.merge(path, HEAD, layer_suite.ROW_KEY)["rows"]) == 1
+    assert results.merge(path, {**HEAD, name: "another"}, layer_suite.ROW_KEY)["rows"] == []
+
+
+def test_floors_of_the_other_classes_and_of_strides():
+    (vgg,), (down,) = select(["vgg4_2"]), select(["res2_down"], "strided")
+    multiplies = 2.0 * 36 * 64 * 7 * 7 * 512 * 512
+    assert vgg.floor_us(64, "tf32") == pytest.approx(1e6 * multiplies / layers.TENSOR_FLOPS)
+    assert vgg.floor_us(64, "ieee") == pytest.approx(1e6 * multiplies / layers.FFMA_FLOPS)
+    assert down.floor_us(64, "fp32") == pytest.approx(1e6 * 3 * down.direct_flops(64) / layers.TENSOR_FLOPS)
+    assert down.direct_flops(64) == 2.0 * 64 * 128 * 28 * 28 * 128 * 9
