@@ -245,6 +245,52 @@ def bench_layers(
         layouts=split(layouts, "layouts", ["nchw", "nhwc"]) if layouts else None,
         console=console,
     )
+    check_measured(document)
+
+
+@bench_app.command("sweep")
+def bench_sweep(
+    c: Annotated[str, typer.Option("--c", help="Numbers of channels.")] = "16,32,64,128,256,512",
+    k: Annotated[str, typer.Option("--k", help="Numbers of filters, each with each C; default C's own.")] = "",
+    sizes: Annotated[str, typer.Option("--hw", help="Heights and widths of square maps.")] = "7,14,28,56,112",
+    kernel: Annotated[int, typer.Option(min=1, help="R and S.")] = 3,
+    stride: Annotated[int, typer.Option(min=1)] = 1,
+    padding: Annotated[int | None, typer.Option(min=0, help="Default: an odd kernel keeps the size.")] = None,
+    dilation: Annotated[int, typer.Option(min=1)] = 1,
+    groups: Annotated[int, typer.Option(min=1)] = 1,
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64",
+    classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32",
+    algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs, at least.")] = 20,
+    device: DeviceOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """A grid of channels, filters and maps, timed like `bench layers`: where ours wins, by what, and where not."""
+    import fastconv
+    from fastconv.bench import layer_suite
+    from fastconv.bench.layers import grid
+    from fastconv.models.compare import CLASS_DTYPE
+
+    filters = numbers(k, "k") if k else None
+    known = [algorithm.name for algorithm in fastconv.algorithms()]
+    document = layer_suite.run(
+        batch_sizes=numbers(batch, "batch"),
+        classes=split(classes, "classes", list(CLASS_DTYPE)),
+        layers=grid(numbers(c, "c"), filters, numbers(sizes, "hw"), kernel, stride, padding, dilation, groups),
+        layer_set="sweep",
+        algorithms=split(algorithms, "algorithms", known) if algorithms else None,
+        rounds=rounds,
+        out=json_path,
+        device=device_named(device),
+        console=console,
+    )
+    for table in layer_suite.grid_tables(document["rows"]):
+        console.print(table)
+    check_measured(document)
+
+
+def check_measured(document: dict[str, Any]) -> None:
+    """Ends the command with exit code 1 if its suite has nothing, or not all that was asked for."""
     if not document["rows"]:
         raise fail("nothing was measured")
     if document.get("failed"):

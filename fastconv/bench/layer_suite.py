@@ -39,10 +39,10 @@ def groups_of(classes: Sequence[str]) -> list[tuple[torch.dtype, bool, list[str]
 class _Plan:
     """What a run does, as plain values that travel to a worker process."""
 
+    suite: str
     batch_sizes: list[int]
     classes: list[str]
-    layer_set: str
-    layers: list[str]
+    layers: list[dict[str, Any]]  # fields of Layer
     algorithms: list[str] | None
     rounds: int
     budget_s: float | None
@@ -52,7 +52,7 @@ class _Plan:
     direction: str = "forward"
 
     def work(self) -> list[tuple[int, Layer, tuple[torch.dtype, bool, list[str]]]]:
-        layers, groups = select(self.layers, self.layer_set), groups_of(self.classes)
+        layers, groups = [Layer(**fields) for fields in self.layers], groups_of(self.classes)
         return [(n, layer, group) for n in self.batch_sizes for layer in layers for group in groups]
 
     def name(self, index: int) -> str:
@@ -66,7 +66,7 @@ class _Plan:
 def run(
     batch_sizes: Sequence[int] = (64, 1),
     classes: Sequence[str] | None = None,
-    layers: str | list[str] | None = None,
+    layers: str | Sequence[str] | Sequence[Layer] | None = None,
     algorithms: Sequence[str] | None = None,
     rounds: int = 20,
     budget_s: float | None = None,
@@ -80,12 +80,14 @@ def run(
 ) -> results.Document:
     """Times a layer set and writes the result file, after every layer; returns its content.
 
-    classes: of `ieee fp32 tf32 fp16 bf16`; default all, on the CPU fp32. layers, algorithms: what to restrict to.
+    classes: of `ieee fp32 tf32 fp16 bf16`; default all, on the CPU fp32. algorithms: what to restrict to.
+    layers: names of the set, or its layers themselves (of a sweep: bench.layers.grid).
     rounds: at least; more (up to 5 times) while the suite is ahead of `budget_s` seconds. out: default
     `benchmarks/results/<gpu>/<suite>.json`, suite `layers` or `layers_<layer_set>`, with `_cpu` behind on the CPU; rows
     of the same machine, versions and commit that it already holds are kept. device: default cuda if there is one.
     layouts: ours; default NHWC, on the CPU both. isolate: measure in a second process, which is started again without
-    the contender that made it crash or hang (`banned` in the file); default on CUDA. layer_set: of bench.layers.SETS.
+    the contender that made it crash or hang (`banned` in the file); default on CUDA. layer_set: of bench.layers.SETS,
+    or "sweep".
     direction: the pass, of bench.layers.PASSES; a gradient's suite carries its name.
     Raises ValueError for unknown names and, not isolated, timing.DeviceLost if the GPU fails.
     """
@@ -99,13 +101,17 @@ def run(
     unknown = [name for name in classes if name not in results.CLASSES]
     if unknown:
         raise ValueError(f"classes: {unknown} are not among {results.CLASSES}")
-    head = environment.describe(suite_of(layer_set, device, direction), device)
+    chosen = [layer for layer in layers or () if isinstance(layer, Layer)]
+    if not chosen:
+        chosen = select(layers, layer_set)  # type: ignore[arg-type]
+    suite = suite_of(layer_set, device, direction)
+    head = environment.describe(suite, device)
     path = Path(out) if out is not None else results.default_path(head)
     plan = _Plan(
+        suite=suite,
         batch_sizes=list(batch_sizes),
         classes=classes,
-        layer_set=layer_set,
-        layers=[layer.layer for layer in select(layers, layer_set)],
+        layers=[layer.fields() for layer in chosen],
         algorithms=None if algorithms is None else list(algorithms),
         rounds=rounds,
         budget_s=budget_s,
@@ -165,9 +171,7 @@ def _worker(job: dict[str, Any]) -> int:
 def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Mapping[str, str]) -> results.Document:
     """Measures the plan's work from item `first` on, and writes the file after each."""
     device, path = torch.device(plan.device), Path(plan.out)
-    document = results.merge(
-        path, environment.describe(suite_of(plan.layer_set, device, plan.direction), device), ROW_KEY
-    )
+    document = results.merge(path, environment.describe(plan.suite, device), ROW_KEY)
     if first > 0:
         document["failed"] = json.loads(path.read_text()).get("failed", []) if path.exists() else []
     begin, work = time.perf_counter(), plan.work()
@@ -260,6 +264,25 @@ def summary_tables(rows: Sequence[results.Row]) -> list[Table]:
         table.add_row("geometric mean, C >= 64", *means)
         tables.append(table)
     return tables
+
+
+def grid_tables(rows: Sequence[results.Row]) -> list[Table]:
+    """Of a sweep, a table per batch, class and layout: times faster than the best peer over C, K and map, by what."""
+    tables = []
+    for part in dict.fromkeys((row["n"], row["class"], row["layout"]) for row in rows):
+        here = [row for row in rows if (row["n"], row["class"], row["layout"]) == part]
+        columns = list(dict.fromkeys((row["c"], row["k"]) for row in here))
+        table = Table("map", *(f"{c}->{k}" for c, k in columns), title="batch {}, {}, {}".format(*part), box=None)
+        for size in dict.fromkeys(row["h"] for row in here):
+            cells = {(row["c"], row["k"]): row for row in here if row["h"] == size}
+            table.add_row(f"{size}x{size}", *(_grid_cell(cells.get(column)) for column in columns))
+        tables.append(table)
+    return tables
+
+
+def _grid_cell(row: results.Row | None) -> str:
+    times = None if row is None else ratio(row)
+    return "-" if row is None or times is None else f"{times:.2f}x {row['algorithm']}"
 
 
 def _cell(row: results.Row | None) -> str:

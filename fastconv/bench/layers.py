@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
@@ -149,9 +151,41 @@ SETS: dict[str, list[Layer]] = {
 }
 
 
+def grid(
+    channels: Sequence[int],
+    filters: Sequence[int] | None,
+    sizes: Sequence[int],
+    kernel: int = 3,
+    stride: int = 1,
+    padding: int | None = None,
+    dilation: int = 1,
+    groups: int = 1,
+) -> list[Layer]:
+    """What a sweep times: every C of `channels` with every K of `filters` (None: K = C) on every square map.
+
+    kernel: R and S. padding: None keeps the size at stride 1 (for an odd kernel). The name of a layer says all of it.
+    Raises ValueError if groups do not divide C and K, or a padded map is smaller than the kernel's extent.
+    """
+    extent = dilation * (kernel - 1) + 1
+    padding = extent // 2 if padding is None else padding
+    layers = []
+    for size, c in itertools.product(sizes, channels):
+        for k in [c] if filters is None else filters:
+            if c % groups or k % groups:
+                raise ValueError(f"groups is {groups}; expected a divisor of C = {c} and K = {k}")
+            if size + 2 * padding < extent:
+                raise ValueError(f"sizes: {size} with padding {padding} is less than the kernel's extent {extent}")
+            name = f"c{c}_k{k}_{size}x{size}_{kernel}x{kernel}"
+            usual = {"s": 1, "p": extent // 2, "d": 1, "g": 1}
+            for letter, value in {"s": stride, "p": padding, "d": dilation, "g": groups}.items():
+                name += "" if value == usual[letter] else f"_{letter}{value}"
+            layers.append(Layer(name, c, size, size, k, kernel, kernel, stride, padding, dilation, groups))
+    return layers
+
+
 def suite_of(layer_set: str, device: torch.device, direction: str = "forward") -> str:
-    """The suite under whose name a set's results for a pass (of PASSES) on that device are kept."""
-    name = "layers" if layer_set == "layers" else f"layers_{layer_set}"
+    """The suite under whose name results of a set, or of a sweep, for a pass (of PASSES) on that device are kept."""
+    name = layer_set if layer_set in ("layers", "sweep") else f"layers_{layer_set}"
     name = name if direction == "forward" else f"{name}_{direction}"
     return name if device.type == "cuda" else f"{name}_cpu"
 
