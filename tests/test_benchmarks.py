@@ -360,6 +360,8 @@ def test_layer_table_says_which_times_are_of_few_rounds_and_which_rivals_were_re
     table = report.layer_table({**HEAD, "rows": rows}, "fp32", 64)
     assert "Of fewer than 20 rounds: res1." in table
     assert "beyond the class: `cudnn_winograd_nonfused` on vgg1_2 (7.1e-05)." in table
+    rows[0] |= {"peers": {"cudnn_winograd_nonfused": 41.6}}
+    assert "on vgg1_2 (7.1e-05, 42 us)." in report.layer_table({**HEAD, "rows": rows}, "fp32", 64)
 
 
 def test_report_fills_regions_draws_plots_and_is_deterministic(project):

@@ -84,7 +84,7 @@ def test_the_best_peer_is_shown_with_its_own_error(two_peers, tmp_path):
 def test_a_peer_that_is_wrong_is_refused_however_fast(two_peers, tmp_path):
     (row,) = two_peers(1e-3, out=tmp_path / "l.json")
     assert row["best_peer"] == "torch_slow"
-    assert row["peers"]["torch_fast"] is None
+    assert 0 < row["peers"]["torch_fast"] < row["best_peer_us"]  # said, but not compared with
     assert "beyond the class" in row["notes"]["torch_fast"]
 
 

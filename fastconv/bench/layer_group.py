@@ -75,6 +75,7 @@ class _Entrant:
     call: Call
     estimate_us: float
     error: dict[str, float]
+    is_rival: bool = True  # False for a peer whose error is beyond the class
 
 
 @dataclass
@@ -93,12 +94,13 @@ class Group:
     direction: str = "forward"  # of layers.PASSES
     grads: dict[str, torch.Tensor] = field(default_factory=dict)
     entrants: dict[str, _Entrant] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)  # contender -> why it has no time
+    notes: dict[str, str] = field(default_factory=dict)  # contender -> why it has no time, or is no rival
     banned: Mapping[str, str] = field(default_factory=dict)  # contender -> what it did to an earlier process
     announce: Callable[[str], None] = lambda name: None  # called with a contender's name before it first runs
 
     def best_us(self, prefix: str = "") -> float:
-        estimates = [entrant.estimate_us for name, entrant in self.entrants.items() if name.startswith(prefix)]
+        entrants = [entrant for name, entrant in self.entrants.items() if name.startswith(prefix)]
+        estimates = [entrant.estimate_us for entrant in entrants if entrant.is_rival]
         return max(min(estimates, default=math.inf), SHORT_US)
 
 
@@ -167,8 +169,9 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
         _enter(group, name, call, reference, math.inf)
         limit = CLASS_ERROR[group.classes[0]]
         if name in group.entrants and group.entrants[name].error["l2"] > limit:
-            error = group.entrants.pop(name).error["l2"]
-            group.notes[name] = f"not timed: error {error:.1e} is beyond the class ({limit:.0e})"
+            entrant = group.entrants[name]
+            entrant.is_rival = False  # timed, for whoever wants to know, but no best peer
+            group.notes[name] = f"not a rival: error {entrant.error['l2']:.1e} is beyond the class ({limit:.0e})"
     choices = {}
     for accuracy in group.classes:
         for layout in group.layouts:
@@ -241,7 +244,8 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
     names = _peer_names(group)
     peer_us = {name: times[name].us if name in times else None for name in names}
     running = [name for name in names if name in times]
-    best_peer = min(running, key=lambda name: times[name].us, default=None)
+    rivals = [name for name in running if group.entrants[name].is_rival]
+    best_peer = min(rivals, key=lambda name: times[name].us, default=None)
     rows = []
     for (accuracy, layout), choice in choices.items():
         prefix = f"{accuracy}/{layout}/"

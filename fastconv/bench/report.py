@@ -140,10 +140,12 @@ def _caveats(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         for name, text in row.get("notes", {}).items():
             if name.startswith(("torch_", "cudnn_")) and (found := REFUSED.search(text)):
-                refused.setdefault(f"`{name}`", []).append(f"{row['layer']} ({found[1]})")
+                us = row["peers"].get(name)
+                seen = found[1] if us is None else f"{found[1]}, {us:.0f} us"
+                refused.setdefault(f"`{name}`", []).append(f"{row['layer']} ({seen})")
     if refused:
         its = "; ".join(f"{name} on {', '.join(layers)}" for name, layers in refused.items())
-        said.append(f"Not timed, since its error is beyond the class: {its}.")
+        said.append(f"No rival, since its error is beyond the class: {its}.")
     return said
 
 
