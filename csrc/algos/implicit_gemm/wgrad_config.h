@@ -27,13 +27,16 @@ constexpr int most_stride = 8;  // of a tensor copy
 constexpr int most_slots = 8;
 constexpr std::size_t shared_limit = 227 * 1024;
 constexpr std::size_t shared_overhead = 2 * 1024;  // alignment, barriers
-constexpr int unrolled_channels =
-    24;  // with fewer channels the taps become channels: blocks of 64 would be mostly empty
 
-// Of input whose taps have become channels, R S times as many as there were: more is left to others.
+// With few channels the taps become channels, R S times as many: blocks of 64 would be mostly empty.
+constexpr int unrolled_channels = 24;
+inline bool is_unrolled(const ConvProblem& problem) {
+  return problem.c <= unrolled_channels && problem.r * problem.s > 1;
+}
+// More is left to others.
 constexpr double most_unrolled_bytes = 6.0 * 1073741824.0;
 inline double unrolled_bytes(const ConvProblem& problem) {
-  if (problem.c > unrolled_channels || problem.r * problem.s == 1) return 0.0;
+  if (!is_unrolled(problem)) return 0.0;
   const double planes = problem.accuracy == AccuracyClass::fp32 ? 2.0 : 1.0;
   return 2.0 * planes * static_cast<double>(problem.n * problem.p() * problem.q()) *
          static_cast<double>(round_up(problem.r * problem.s * problem.c, 8));
@@ -163,7 +166,7 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
   base.mode = problem.accuracy == AccuracyClass::tf32 ? Mode::single : select_mode(problem.accuracy);
   base.planes = base.mode == Mode::split ? 2 : 1;
   base.products = base.mode == Mode::split ? 3 : 1;
-  base.unrolled = problem.c <= unrolled_channels && problem.r * problem.s > 1;
+  base.unrolled = is_unrolled(problem);
   base.convert_x = select_conversion(problem, problem.c, base.unrolled);
   base.convert_grad = select_conversion(problem, problem.k, false);
   base.c = base.unrolled ? problem.r * problem.s * problem.c : problem.c;
