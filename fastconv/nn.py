@@ -257,6 +257,7 @@ class Conv2d(nn.Conv2d):
             weight.get_device(), bias is None, self.stride, padding, self.dilation, self.groups, algorithm, precision,
             torch.get_autocast_dtype(x.device.type) if autocast else None,
             None if residual is None else (residual.shape, residual.dtype, residual.get_device()),
+            ops.measured_generation,
         )  # fmt: skip
         choice = state.choices.get(key)
         if choice is None and not autocast:

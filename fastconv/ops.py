@@ -6,7 +6,7 @@ The only file that names ``torch.ops.fastconv``.
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,19 @@ def instrumented_megakernel(
     """winograd_megakernel as measurements want it, into `output`: see `fastconv.instrumented`, which calls it."""
     arguments = (input, packed, weight_shape, padding, channels_last, precision, d_ig, d_go, m, blocks, delay, series)
     _call(torch.ops.fastconv.instrumented_megakernel.default, *arguments, output, records)
+
+
+measured_generation = 0  # grows with every table: what was chosen at a smaller one may be chosen otherwise now
+
+
+def set_measured(choices: Mapping[tuple[str, str], str]) -> None:
+    """Replaces the measured choices, which `auto` takes where they fit: (device, problem) -> algorithm, by the names of
+    `_C.measured_device` and `repr(_C.ConvProblem)`. Planner and operators have a table each."""
+    global measured_generation
+    lines = "".join(f"{device}\t{problem}\t{algorithm}\n" for (device, problem), algorithm in choices.items())
+    _C.set_measured(lines)
+    torch.ops.fastconv.set_measured(lines)
+    measured_generation += 1
 
 
 def last_call() -> dict[str, Any] | None:

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "plan/measured.h"
 #include "plan/registry.h"
 #include "plan/task_map.h"
 
@@ -85,6 +86,7 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   row["code"] = candidate.support.code;
   row["reason"] = candidate.support.reason;
   row["auto_eligible"] = candidate.auto_eligible;
+  row["measured"] = candidate.measured;
   row["config"] = candidate.plan.config;
   row["workspace_bytes"] = candidate.plan.workspace_bytes;
   row["cost_us"] = candidate.plan.cost_us;
@@ -314,6 +316,9 @@ PYBIND11_MODULE(_C, module) {
         return bytes != 0 ? bytes : plain;
       },
       py::arg("algorithm"), py::arg("problem"), py::arg("device"));
+  module.def("set_measured", &set_measured, py::arg("lines"),
+             "Replaces the measured choices: lines \"device\\tproblem\\talgorithm\".");
+  module.def("measured_device", &measured_device, py::arg("device"), "The device as the measured choices name it.");
   bind_task_map(module);
 #ifdef FASTCONV_WITH_CUDA
   module.attr("built_with_cuda") = true;

@@ -14,6 +14,7 @@
 #include "core/problem.h"
 #include "ops/runtime.h"
 #include "ops/stable.h"
+#include "plan/measured.h"
 
 namespace fastconv::ops {
 
@@ -77,6 +78,11 @@ auto choose_cached(const std::string& name, const ConvProblem& problem, const De
     }
   };
   thread_local std::unordered_map<Key, Choice, Hash> table;
+  thread_local std::uint64_t generation = 0;
+  if (const std::uint64_t current = measured_generation(); generation != current) {
+    table.clear();
+    generation = current;
+  }
   Key key{problem, &device, name};
   auto found = table.find(key);
   if (found == table.end()) {

@@ -11,6 +11,7 @@
 #include "ops/arguments.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
+#include "plan/measured.h"
 #include "plan/registry.h"
 
 namespace fastconv::ops {
@@ -288,6 +289,8 @@ std::string device_json(std::int64_t index) {
          ", \"has_kernels\": " + (device.has_kernels ? "true" : "false") + "}";
 }
 
+void set_measured(std::string lines) { fastconv::set_measured(lines); }
+
 }  // namespace
 }  // namespace fastconv::ops
 
@@ -312,6 +315,7 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def("last_call() -> str");
   library.def("device_info(int index) -> str");
   library.def("set_debug(bool enabled) -> ()");
+  library.def("set_measured(str lines) -> ()");
 }
 
 #define FASTCONV_IMPLEMENT(DEVICE)                                                 \
@@ -329,4 +333,5 @@ STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
   library.impl("last_call", TORCH_BOX(&fastconv::ops::last_call));
   library.impl("device_info", TORCH_BOX(&fastconv::ops::device_json));
   library.impl("set_debug", TORCH_BOX(&fastconv::ops::set_debug));
+  library.impl("set_measured", TORCH_BOX(&fastconv::ops::set_measured));
 }

@@ -1,7 +1,9 @@
 #include "ops/runtime.h"
 
 #include <deque>
+#include <fstream>
 #include <mutex>
+#include <string>
 
 #include "core/error.h"
 #include "ops/stable.h"
@@ -36,6 +38,16 @@ class CpuRuntime final : public Runtime {
   const DeviceInfo& device_;
 };
 
+// "AMD EPYC 7B13", or "cpu" where Linux does not say: choices measured on one CPU are not taken for another's.
+std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    const std::size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "cpu";
+}
+
 }  // namespace
 
 const DeviceInfo& query_device(DeviceType type, int index) {
@@ -51,6 +63,7 @@ const DeviceInfo& query_device(DeviceType type, int index) {
   DeviceInfo device;
   if (type == DeviceType::cpu) {
     device = cpu_device(threads);
+    device.name = cpu_name();
   } else {
 #ifdef FASTCONV_WITH_CUDA
     device = query_cuda_device(index);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "plan/measured.h"
 
 namespace fastconv {
 
@@ -170,6 +171,13 @@ Candidate choose(const std::string& name, const ConvProblem& problem, const Devi
                         candidate.support.reason);
     }
     return candidate;
+  }
+  const std::string measured = find_measured(problem, device);
+  for (const Algorithm* algorithm : algorithms()) {
+    if (measured != algorithm->name) continue;
+    Candidate candidate = evaluate(*algorithm, problem, device);
+    candidate.measured = true;
+    if (candidate.auto_eligible) return candidate;
   }
   Candidate best{};
   for (Candidate& candidate : candidates(problem, device)) {

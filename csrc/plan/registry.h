@@ -17,15 +17,16 @@ const Algorithm& find_algorithm(const std::string& name);
 struct Candidate {
   const Algorithm* algorithm;
   Support support;
-  ConvPlan plan;       // meaningful if support.ok
-  bool auto_eligible;  // support.ok, and accurate enough for `auto`
+  ConvPlan plan;          // meaningful if support.ok
+  bool auto_eligible;     // support.ok, and accurate enough for `auto`
+  bool measured = false;  // chosen because it was measured to be the fastest
 };
 
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device);
 std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& device);
 
-// The algorithm that runs. `name` is "auto" (the cheapest eligible one; PyTorch's own is always eligible) or a
-// registry name, which throws Unsupported with the reason if it does not fit.
+// The algorithm that runs. `name` is "auto" (the eligible one that was measured to be the fastest, else the cheapest;
+// PyTorch's own is always eligible) or a registry name, which throws Unsupported with the reason if it does not fit.
 Candidate choose(const std::string& name, const ConvProblem& problem, const DeviceInfo& device);
 
 // What computes a weight gradient. `algorithm` is null if PyTorch does, for the reason in `support`.

@@ -1,0 +1,52 @@
+#include "plan/measured.h"
+
+#include <atomic>
+#include <mutex>
+#include <sstream>
+#include <unordered_map>
+#include <utility>
+
+#include "core/error.h"
+
+namespace fastconv {
+namespace {
+
+std::mutex mutex;
+std::unordered_map<std::string, std::string> table;  // "device\tproblem" -> algorithm
+std::atomic<std::uint64_t> generation{0};
+
+}  // namespace
+
+std::string measured_device(const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu) {
+    return device.name + ", " + std::to_string(device.processors) + (device.processors == 1 ? " thread" : " threads");
+  }
+  return device.name + ", sm_" + std::to_string(device.compute_capability);  // of the kernels, which may be lower
+}
+
+void set_measured(const std::string& lines) {
+  std::unordered_map<std::string, std::string> replacement;
+  std::istringstream stream(lines);
+  for (std::string line; std::getline(stream, line);) {
+    const std::size_t end = line.rfind('\t');
+    if (end == std::string::npos) {
+      throw InvalidArgument("a measured choice is '" + line +
+                            "'; expected device, problem, algorithm with tabs between");
+    }
+    replacement[line.substr(0, end)] = line.substr(end + 1);
+  }
+  const std::lock_guard lock(mutex);
+  table = std::move(replacement);
+  ++generation;
+}
+
+std::string find_measured(const ConvProblem& problem, const DeviceInfo& device) {
+  const std::lock_guard lock(mutex);
+  if (table.empty()) return {};
+  const auto found = table.find(measured_device(device) + '\t' + to_string(problem));
+  return found == table.end() ? std::string() : found->second;
+}
+
+std::uint64_t measured_generation() { return generation; }
+
+}  // namespace fastconv
