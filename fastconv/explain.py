@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fastconv import _C, ops, settings
+from fastconv import _C, measured, ops, settings
 from fastconv.functional import _named_padding_sizes, _pair
 
 
@@ -157,4 +157,6 @@ def explain(
     )  # fmt: skip
     choice = ops.choose(settings.auto_algorithm, problem, info)
     note = " (no GPU here: planned for the H200)" if missing else ""
+    if settings.auto_algorithm == "auto" and _C.choose("auto", problem, info)["measured"]:
+        note += f" (the choice was measured: {measured.path() or 'in this process'})"
     return Explanation(repr(problem), problem.accuracy, info.name, note, choice, rows)

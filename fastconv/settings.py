@@ -6,6 +6,7 @@ every call and never written.
 | ``FASTCONV_DISABLE=1``    | every convolution runs through PyTorch                              |
 | ``FASTCONV_ALGORITHM=x``  | ``algorithm="auto"`` means ``x``, whether it fits or not            |
 | ``FASTCONV_LOG=debug``    | the logger ``fastconv`` names every eager call before it runs       |
+| ``FASTCONV_CACHE_DIR=x``  | where `fastconv.measured` keeps what was measured; empty: nowhere   |
 """
 
 import logging
@@ -20,6 +21,7 @@ ACTIVATIONS = ("relu", "relu6", "silu", "leaky_relu")
 
 disabled: bool = os.environ.get("FASTCONV_DISABLE", "0") not in ("", "0")
 auto_algorithm: str = "torch" if disabled else os.environ.get("FASTCONV_ALGORITHM") or "auto"
+cache_dir: str | None = os.environ.get("FASTCONV_CACHE_DIR")  # None: the user's cache folder
 log_calls: bool = os.environ.get("FASTCONV_LOG", "").lower() == "debug"
 logger = logging.getLogger("fastconv")
 if log_calls:

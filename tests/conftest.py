@@ -1,12 +1,22 @@
 """Shared by every test: the devices, and hypothesis without deadlines (machines differ; nothing here is timed)."""
 
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
-import pytest
-import torch
-from hypothesis import settings
+# Before fastconv reads it: the tests, and the processes that they start, know nothing of what the user has measured.
+os.environ["FASTCONV_CACHE_DIR"] = tempfile.mkdtemp(prefix="fastconv-tests-")
+atexit.register(shutil.rmtree, os.environ["FASTCONV_CACHE_DIR"], ignore_errors=True)
 
-from fastconv import _C
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+import fastconv  # noqa: E402
+from fastconv import _C, measured  # noqa: E402
 
 DEVICES_OF = {row["name"]: row["devices"] for row in _C.algorithms()}
 settings.register_profile("fastconv", deadline=None, max_examples=60, derandomize=True)
@@ -40,3 +50,12 @@ def full_precision() -> Iterator[None]:
     """PyTorch's own convolution is the reference: without TF32."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """FASTCONV_CACHE_DIR of the test's own; nothing is measured before it, and what was is forgotten after it."""
+    monkeypatch.setattr(fastconv.settings, "cache_dir", str(tmp_path / "cache"))
+    measured._activate({})
+    yield tmp_path / "cache"
+    measured._activate({})

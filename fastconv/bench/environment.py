@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fastconv import measured
+
 SCHEMA = 1
 
 
@@ -65,7 +67,9 @@ def describe(suite: str, device: torch.device | str = "cuda") -> dict[str, Any]:
     }
     if not on_gpu:
         head["threads"] = torch.get_num_threads()
-    return head
+    # `auto` may then be what `fastconv tune` measured, not what the cost model says.
+    tuned = sum(name == measured.device_name(device) for name, _ in measured.choices())
+    return head | ({"measured_choices": tuned} if tuned else {})
 
 
 def slug(gpu: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,31 +103,17 @@ class Group:
         return max(min(estimates, default=math.inf), SHORT_US)
 
 
-def _once(call: Call, device: torch.device) -> tuple[torch.Tensor, float]:
-    """The output and the microseconds of one call, caches as they are."""
-    if device.type != "cuda":
-        begin = time.perf_counter()
-        y = call()
-        return y, (time.perf_counter() - begin) * 1e6
-    begin_event, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin_event.record()
-    y = call()
-    end_event.record()
-    torch.cuda.synchronize(device)
-    return y, begin_event.elapsed_time(end_event) * 1e3
-
-
 def _enter(group: Group, name: str, call: Call, reference: Reference, limit: float) -> None:
     """Runs a contender; keeps it unless it raises or takes more than `limit` times the best so far."""
     group.announce(name)
     try:
-        y, first_us = _once(call, group.device)
+        y, first_us = timing.once(call, group.device)
         error = reference.error(y)
         del y
         # The first call may load code or search; it decides only where no start-up could explain it.
         us = first_us
         if first_us <= max(SLOW_US, limit * group.best_us()):
-            us = min(first_us, _once(call, group.device)[1])
+            us = min(first_us, timing.once(call, group.device)[1])
     except Exception as failure:
         group.notes[name] = timing.message_of(failure)
         timing.recover()

@@ -1,0 +1,320 @@
+"""`tune`: which algorithm is the fastest on this device, by measuring, for each convolution that a model runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastconv import _C, measured, ops, settings
+from fastconv.swap import plain_table
+
+__all__ = ["Convolution", "TuneReport", "TuneRow", "tune"]
+
+# The cost model's choice stays where nothing is faster by more than the noise: it does not change from run to run.
+NOISE = 0.01
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One convolution as the operator gets it. Pairs are of height and width."""
+
+    device: torch.device
+    dtype: torch.dtype
+    input_shape: tuple[int, ...]  # [N, C, H, W]
+    weight_shape: tuple[int, ...]  # [K, C/groups, R, S]
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
+    dilation: tuple[int, ...] = (1, 1)
+    groups: int = 1
+    precision: str = "fp32"
+    input_format: torch.memory_format = torch.contiguous_format
+    weight_format: torch.memory_format = torch.contiguous_format
+    bias: bool = False
+    residual: bool = False
+    activation: str = "none"
+    negative_slope: float = 0.01
+    backend_flags: int = field(default_factory=lambda: settings.switches.backend_flags)
+
+    def problem(self) -> _C.ConvProblem:
+        """As the planner sees it."""
+        (n, c, h, w), (k, _, r, s) = self.input_shape, self.weight_shape
+        channels_last = torch.channels_last in (self.input_format, self.weight_format)
+        return _C.ConvProblem(
+            n, c, h, w, k, r, s, self.stride, self.padding, self.dilation, self.groups, ops.dtype_name(self.dtype),
+            self.precision, "nhwc" if channels_last else "nchw", self.bias, self.residual, self.activation,
+        )  # fmt: skip
+
+    def contenders(self, algorithms: Iterable[str], failures: dict[str, str]) -> dict[str, Callable[[], Tensor]]:
+        """Each algorithm as a callable on random data, its weight packed already; into `failures`, why not."""
+        from fastconv.bench import timing
+
+        x = self._random(self.input_shape, self.input_format).relu_()
+        fan_in = math.prod(self.weight_shape[1:])
+        weight = self._random(self.weight_shape, self.weight_format).mul_(math.sqrt(2.0 / fan_in))
+        geometry = self.stride, self.padding, self.dilation
+        size = ops.output_size(self.input_shape, self.weight_shape, *geometry)
+        output_format = ops.format_of(x, weight)
+        bias = self._random(self.weight_shape[:1]) if self.bias else None
+        output_shape = (self.input_shape[0], self.weight_shape[0], *size)
+        residual = self._random(output_shape, output_format) if self.residual else None
+        calls: dict[str, Callable[[], Tensor]] = {}
+        for name in algorithms:
+            rest = (*geometry, self.groups)
+            tail = (name, self.precision, self.activation, self.negative_slope)
+            if name == "torch":
+                arguments = (x, weight, bias, residual, *rest, *tail, self.backend_flags)
+                calls[name] = functools.partial(ops.conv2d, *arguments)
+                continue
+            try:
+                packed = ops.pack_weight(weight, self.groups, name, self.precision)
+            except Exception as error:
+                failures[name] = timing.message_of(error)
+                timing.recover()
+                continue
+            channels_last = self.weight_format == torch.channels_last
+            calls[name] = functools.partial(
+                ops.conv2d_packed, x, packed, self.weight_shape, bias, residual, *rest, channels_last, *tail
+            )
+        return calls
+
+    def _random(self, shape: Sequence[int], format: torch.memory_format = torch.contiguous_format) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=format).normal_()
+
+
+class _Recorder(TorchDispatchMode):
+    """Counts the convolutions, among all operators that run, whose algorithm `auto` chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[Convolution] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is ops.conv2d_op and args[8] == "auto":
+            x, weight, bias, residual, stride, padding, dilation, groups, _, *rest = args
+            precision, activation, slope, flags = rest
+            if ops.dtype_name(x.dtype) != "other" and 0 not in (*x.shape, *weight.shape):
+                self.found[
+                    Convolution(
+                        x.device, x.dtype, tuple(x.shape), tuple(weight.shape), tuple(stride), tuple(padding),
+                        tuple(dilation), groups, precision, ops.format_of(x), ops.format_of(weight), bias is not None,
+                        residual is not None, activation, slope, flags,
+                    )
+                ] += 1  # fmt: skip
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class TuneRow:
+    """One problem on one device: what the cost model takes, what was measured, what `auto` takes from now on."""
+
+    device: str
+    problem: str
+    calls: int  # of the model, in one run
+    planned: str  # by the cost model
+    algorithm: str | None  # the choice; None if nothing could be measured
+    us: dict[str, float]  # medians
+    failures: dict[str, str]  # algorithm -> why it has no time
+
+    @property
+    def changed(self) -> bool:
+        return self.algorithm is not None and self.algorithm != self.planned
+
+    @property
+    def gain(self) -> float | None:
+        """The planned algorithm's time over the choice's; None without both."""
+        if self.algorithm is None or self.planned not in self.us:
+            return None
+        return self.us[self.planned] / self.us[self.algorithm]
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """What was measured. `print(report)` shows what changed against the cost model, and by how much."""
+
+    rows: tuple[TuneRow, ...]
+    path: str | None  # of the file that keeps the choices; None: they end with the process
+
+    @property
+    def changed(self) -> int:
+        """Of how many problems the choice is not the cost model's."""
+        return sum(row.changed for row in self.rows)
+
+    @property
+    def failed(self) -> list[TuneRow]:
+        """The problems of which nothing could be measured."""
+        return [row for row in self.rows if row.algorithm is None]
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as JSON text, also written to `path` if one is given."""
+        head = {"schema": 1, "path": self.path, "changed": self.changed}
+        text = json.dumps(head | {"rows": [asdict(row) | {"gain": row.gain} for row in self.rows]}, indent=1)
+        if path is not None:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+        return text
+
+    def __str__(self) -> str:
+        devices = "; ".join(dict.fromkeys(row.device for row in self.rows))
+        lines = [
+            f"{devices}: {self.changed} of {len(self.rows)} convolutions are faster by another algorithm than planned"
+        ]
+        cells = []
+        for row in self.rows:
+            if row.algorithm is None or not row.changed:
+                continue
+            gain = "" if row.gain is None else f"{row.gain:.2f}x"
+            planned = f"{row.us[row.planned]:.1f}" if row.planned in row.us else "failed"
+            choice = f"{row.us[row.algorithm]:.1f}"
+            cells.append([row.problem, str(row.calls), row.planned, planned, row.algorithm, choice, gain])
+        lines += plain_table(["problem", "calls", "planned", "us", "measured", "us", "gain"], cells)
+        both = [row for row in self.rows if row.gain is not None]
+        before = sum(row.calls * row.us[row.planned] for row in both) / 1e3
+        after = sum(row.calls * row.us[row.algorithm or ""] for row in both) / 1e3
+        lines.append(f"all calls together: {before:.3f} ms as planned by the cost model, {after:.3f} ms as measured")
+        for row in self.rows:
+            lines += [f"{row.problem}: {name} left out: {text}" for name, text in row.failures.items()]
+        lines.append(f"kept in {self.path}" if self.path else "not kept beyond this process: FASTCONV_CACHE_DIR is ''")
+        return "\n".join(lines)
+
+
+def tune(model: Callable[..., Any], *args: Any, **kwargs: Any) -> TuneReport:
+    """Measures which algorithm is the fastest for each convolution that ``model(*args, **kwargs)`` runs, and makes
+    ``algorithm="auto"`` take it: from now on in this process, and, by a file, in those to come.
+
+    Args:
+        model: a module with fastconv's layers (`fastconv.swap_`, `fastconv.fuse`), or any callable that calls
+            `fastconv.conv2d`. It is called once, as it is, without gradients (in training mode that updates its batch
+            norms, as any call does). Its weights are not touched: random ones of their shapes are measured.
+        *args, **kwargs: what it is called with. Sizes, dtypes, memory formats and the device are what is measured.
+
+    Returns:
+        A TuneReport with a row per problem: N, C, H, W, K, R, S, stride, padding, dilation, groups, layout, class. The
+        candidates are those that `auto` may take, ours and PyTorch's with its switches as they are, with the bias, the
+        residual and the activation of the call: 20 rounds in turns, from cold caches, weights packed beforehand.
+
+    Raises:
+        TypeError: `model` cannot be called.
+        ValueError: it ran no convolution whose algorithm is "auto".
+        RuntimeError: FASTCONV_ALGORITHM or FASTCONV_DISABLE takes the choice away.
+        OSError: the file in FASTCONV_CACHE_DIR cannot be written.
+    """
+    if not callable(model):
+        raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module or another callable")
+    return measure(record(model, *args, **kwargs))
+
+
+def record(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Counter[Convolution]:
+    """The convolutions of one call for which `auto` chooses, and how often each runs. Raises as `tune`."""
+    if settings.auto_algorithm != "auto":
+        variable = "FASTCONV_DISABLE" if settings.disabled else "FASTCONV_ALGORITHM"
+        raise RuntimeError(f"{variable} is set to {os.environ.get(variable)!r}; expected unset: there is no choice")
+    # A mode sees nothing of what was compiled.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), _Recorder() as recorder:
+        model(*args, **kwargs)
+    if not recorder.found:
+        raise ValueError(
+            f"model is a {type(model).__name__} that ran no convolution with algorithm 'auto'; expected one with "
+            "fastconv's layers (fastconv.swap_)"
+        )
+    return recorder.found
+
+
+def measure(
+    convolutions: Mapping[Convolution, int],
+    rounds: int = 20,
+    progress: Callable[[TuneRow, int, int], None] = lambda row, done, total: None,
+) -> TuneReport:
+    """Measures and keeps the choices for `convolutions`, with how often each is called; `tune` with its rounds.
+
+    progress: called after each problem with its row, its number from 1, and how many there are. What was measured
+    before an exception is kept, too. Raises OSError, and `fastconv.bench.timing.DeviceLost` if the GPU fails.
+    """
+    measured.require_writable()
+    # The epilogue is not part of a problem: the most frequent one is measured.
+    forms: dict[measured.Key, Convolution] = {}
+    calls: Counter[measured.Key] = Counter()
+    for convolution, count in sorted(convolutions.items(), key=lambda item: -item[1]):
+        key = measured.device_name(convolution.device), repr(convolution.problem())
+        forms.setdefault(key, convolution)
+        calls[key] += count
+    rows: list[TuneRow] = []
+    try:
+        for seed, ((device, problem), convolution) in enumerate(forms.items()):
+            planned, algorithm, us, failures = _measure(convolution, rounds, seed)
+            rows.append(TuneRow(device, problem, calls[device, problem], planned, algorithm, us, failures))
+            progress(rows[-1], len(rows), len(forms))
+    finally:
+        measured.add(
+            measured.Choice(row.device, row.problem, row.algorithm, row.us) for row in rows if row.algorithm is not None
+        )
+    file = measured.path()
+    return TuneReport(tuple(rows), None if file is None else str(file))
+
+
+def _measure(
+    convolution: Convolution, rounds: int, seed: int
+) -> tuple[str, str | None, dict[str, float], dict[str, str]]:
+    """(what the cost model takes, what was measured to be the fastest, medians, failures)"""
+    from fastconv.bench import timing
+
+    device = convolution.device
+    rows = [row for row in _C.candidates(convolution.problem(), ops.device_info(device)) if row["auto_eligible"]]
+    rows.sort(key=lambda row: row["cost_us"])
+    planned, failures = rows[0]["algorithm"], dict[str, str]()
+    us: dict[str, float] = {}
+    try:
+        on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+        with torch.no_grad(), on_device:
+            calls = convolution.contenders([row["algorithm"] for row in rows], failures)
+            few = _hopeless(rows, calls, device, failures)
+            found = timing.measure(calls, device=device, rounds=rounds, few_rounds=few, seed=seed)
+        us, failures = {name: round(time.us, 2) for name, time in found.timings.items()}, failures | found.failures
+    except timing.DeviceLost:
+        raise
+    except Exception as error:  # of the problem as a whole: out of memory for its data, say
+        failures["all candidates"] = timing.message_of(error)
+        timing.recover()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    best = min(us, key=us.__getitem__, default=None)
+    if best is not None and us.get(planned, math.inf) <= (1 + NOISE) * us[best]:
+        best = planned
+    return planned, best, us, failures
+
+
+def _hopeless(
+    rows: list[dict[str, Any]], calls: dict[str, Callable[[], Tensor]], device: torch.device, failures: dict[str, str]
+) -> list[str]:
+    """Runs each contender, the cheapest by the cost model first; takes out of `calls` what raises or has no chance.
+    Returns those that are so slow that three rounds are enough."""
+    from fastconv.bench import timing
+    from fastconv.bench.layer_group import HOPELESS_OURS, SHORT_US, SLOW_OURS, SLOW_US
+
+    estimates: dict[str, float] = {}
+    for row in rows:
+        name, best = row["algorithm"], max(min(estimates.values(), default=math.inf), SHORT_US)
+        if name not in calls:
+            continue
+        if row["cost_us"] > max(SLOW_US, HOPELESS_OURS * best):
+            failures[name] = f"the cost model expects {row['cost_us']:.0f} us, over {HOPELESS_OURS:.0f} times the best"
+        else:
+            try:
+                estimates[name] = min(timing.once(calls[name], device)[1] for _ in range(2))
+                continue
+            except Exception as error:
+                failures[name] = timing.message_of(error)
+                timing.recover()
+        del calls[name]
+    best = max(min(estimates.values(), default=math.inf), SHORT_US)
+    return [name for name, us in estimates.items() if us > SLOW_OURS * best]
