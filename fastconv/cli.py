@@ -1,10 +1,11 @@
-"""The command line: `fastconv info | demo | explain | trace | bench`."""
+"""The command line: `fastconv info | demo | explain | tune | trace | bench`."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import platform
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from fastconv import cli_megakernel
+from fastconv import cli_megakernel, cli_tune
 from fastconv.cli_support import (
     BatchOption,
     DeviceOption,
@@ -62,7 +63,7 @@ def gather_info() -> dict[str, Any]:
     import torch
 
     import fastconv
-    from fastconv import _C, ops
+    from fastconv import _C, measured, ops
 
     cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
     gpus = []
@@ -103,6 +104,11 @@ def gather_info() -> dict[str, Any]:
         "gpus": gpus,
         "usable": {"cpu": {"ok": True, "reason": ""}, "cuda": {"ok": not why_not, "reason": why_not}},
         "algorithms": [dataclasses.asdict(algorithm) for algorithm in fastconv.algorithms()],
+        # What `fastconv tune` measured: choices per device, and the file that keeps them.
+        "measured": {
+            "path": None if (path := measured.path()) is None else str(path),
+            "choices": Counter(device for device, _ in measured.choices()),
+        },
     }
 
 
@@ -123,6 +129,9 @@ def info(json_path: JsonOption = None) -> None:
         facts.add_row("gpu", f"{gpu['name']}, sm_{own}{kernels}, {gpu['memory_gib']} GiB")
     for device, state in found["usable"].items():
         facts.add_row(device, "usable" if state["ok"] else f"not usable: {state['reason']}")
+    choices = ", ".join(f"{count} on {device}" for device, count in found["measured"]["choices"].items())
+    where = found["measured"]["path"] or "no file: FASTCONV_CACHE_DIR is empty"
+    facts.add_row("measured", f"{choices or 'nothing'} ({where})")
     console.print(facts)
     algorithms = Table("algorithm", "devices", "classes (error bound, x PyTorch's)", "what")
     for row in found["algorithms"]:
@@ -396,6 +405,7 @@ def bench_report(
         raise fail(f"{len(paths)} documents are out of date; run fastconv bench report")
 
 
+app.command()(cli_tune.tune)
 app.command()(cli_megakernel.trace)
 bench_app.command("megakernel")(cli_megakernel.bench)
 bench_app.command("megakernel-soak")(cli_megakernel.soak)
