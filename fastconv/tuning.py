@@ -199,7 +199,8 @@ def tune(model: Callable[..., Any], *args: Any, **kwargs: Any) -> TuneReport:
         *args, **kwargs: what it is called with. Sizes, dtypes, memory formats and the device are what is measured.
 
     Returns:
-        A TuneReport with a row per problem: N, C, H, W, K, R, S, stride, padding, dilation, groups, layout, class. The
+        A TuneReport with a row per problem: N, C, H, W, K, R, S, stride, padding, dilation, groups, layout, class, and
+        what is computed with it: what `fastconv.fuse` makes of a model is other problems than the model's. The
         candidates are those that `auto` may take, ours and PyTorch's with its switches as they are, with the bias, the
         residual and the activation of the call: 20 rounds in turns, from cold caches, weights packed beforehand.
 
@@ -241,7 +242,7 @@ def measure(
     before an exception is kept, too. Raises OSError, and `fastconv.bench.timing.DeviceLost` if the GPU fails.
     """
     measured.require_writable()
-    # The epilogue is not part of a problem: the most frequent one is measured.
+    # Of what is one problem to the planner (with and without a bias, say) the most frequent form is measured.
     forms: dict[measured.Key, Convolution] = {}
     calls: Counter[measured.Key] = Counter()
     for convolution, count in sorted(convolutions.items(), key=lambda item: -item[1]):

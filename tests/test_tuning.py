@@ -124,15 +124,16 @@ def test_the_fastest_is_taken_and_the_planned_one_where_it_is_as_fast(times, tmp
 def test_one_problem_in_two_forms_is_measured_as_it_is_called_most(times, monkeypatch):
     seen = []
     original = tuning.Convolution.contenders
-    spy = lambda self, *rest: seen.append(self.activation) or original(self, *rest)  # noqa: E731
+    spy = lambda self, *rest: seen.append((self.bias, self.activation)) or original(self, *rest)  # noqa: E731
     monkeypatch.setattr(tuning.Convolution, "contenders", spy)
 
     def model():
-        for activation in (None, "relu", "relu"):
-            fastconv.conv2d(X, W, activation=activation)
+        for bias, activation in ((None, None), (torch.randn(4), None), (torch.randn(4), None), (None, "relu")):
+            fastconv.conv2d(X, W, bias, activation=activation)
 
-    (found,) = fastconv.tune(model).rows
-    assert (seen, found.calls) == (["relu"], 3)
+    found = fastconv.tune(model).rows
+    assert sorted(zip(seen, (row.calls for row in found), strict=True)) == [((False, "relu"), 1), ((True, "none"), 3)]
+    assert sorted(row.problem.endswith(" + relu") for row in found) == [False, True]
 
 
 def test_a_candidate_that_fails_is_left_out_and_named(times, monkeypatch):

@@ -112,7 +112,10 @@ std::string to_string(const ConvProblem& problem) {
                 static_cast<long long>(problem.pad_w), static_cast<long long>(problem.dilation_h),
                 static_cast<long long>(problem.dilation_w), static_cast<long long>(problem.groups),
                 name_of(problem.layout), name_of(problem.dtype), name_of(problem.accuracy));
-  return text;
+  std::string whole = text;
+  if (problem.has_residual) whole += " + residual";
+  if (problem.activation != Activation::none) whole += std::string(" + ") + name_of(problem.activation);
+  return whole;
 }
 
 }  // namespace fastconv

@@ -15,7 +15,7 @@ std::string measured_device(const DeviceInfo& device);
 // Replaces the table by lines "device\tproblem\talgorithm\n": measured_device(), to_string(problem), a registry name.
 void set_measured(const std::string& lines);
 
-// The algorithm measured to be the fastest for the problem, whatever its epilogue; empty if it was not measured.
+// The algorithm measured to be the fastest for the problem, with or without a bias; empty if it was not measured.
 std::string find_measured(const ConvProblem& problem, const DeviceInfo& device);
 
 // Grows with every replacement: what was chosen at a smaller one may be chosen otherwise now.
