@@ -349,7 +349,7 @@ def torch_agrees(tensor: Tensor, precision: str) -> bool:
     """Whether PyTorch's own convolution, which follows its global switch, computes in the class asked for."""
     if not tensor.is_cuda or tensor.dtype != torch.float32:
         return True
-    return (settings.switches.cuda_precision == "tf32") == (precision == "tf32")
+    return (settings.cuda_precision() == "tf32") == (precision == "tf32")
 
 
 def _input_gradient(

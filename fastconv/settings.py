@@ -11,6 +11,7 @@ every call and never written.
 
 import logging
 import os
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -36,12 +37,12 @@ class _Switches(ModuleType):
     """PyTorch's switches as this package names them. A module, because `torch.compile` guards on the attributes of a
     module: compiled code is compiled again when a switch changes."""
 
-    @property
-    def cuda_precision(self) -> str:
-        """Class of a float32 CUDA convolution: ``"tf32"`` or ``"fp32"``."""
-        # Only the per-operation switch answers whatever mix of the old and the new API set it: `allow_tf32` raises.
-        cudnn: Any = torch.backends.cudnn
-        return "tf32" if cudnn.conv.fp32_precision == "tf32" else "fp32"
+    _cudnn: Any = torch.backends.cudnn
+
+    # "tf32", "ieee", "none" or "bf16". Only the per-operation switch answers whatever mix of old and new API set it:
+    # `allow_tf32` raises. A C function reads it: torch 2.10 compiles Python functions that checking a guard runs,
+    # and with fullgraph=True it may not.
+    conv_precision = property(attrgetter("_cudnn.conv.fp32_precision"))
 
     @property
     def backend_flags(self) -> int:
@@ -58,13 +59,18 @@ class _Switches(ModuleType):
 switches = _Switches("fastconv.settings.switches")
 
 
+def cuda_precision() -> str:
+    """Class of a float32 CUDA convolution without a precision of its own: ``"tf32"`` or ``"fp32"``."""
+    return "tf32" if switches.conv_precision == "tf32" else "fp32"
+
+
 def resolve_precision(precision: str | None, is_cuda: bool) -> str:
     """The accuracy class of a float32 convolution: ``"ieee"``, ``"fp32"`` or ``"tf32"``.
 
     ``None`` follows `torch.backends.cudnn.conv.fp32_precision`, where PyTorch's ``ieee`` and ``none`` mean FP32
     accuracy by any means, and is ``"fp32"`` on the CPU. Raises ValueError for any other value."""
     if precision is None:
-        return switches.cuda_precision if is_cuda else "fp32"
+        return cuda_precision() if is_cuda else "fp32"
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; expected None or one of {', '.join(PRECISIONS)}")
     return precision
