@@ -70,7 +70,7 @@ def conv2d(
         algorithm = _auto_algorithm()
     precision = settings.resolve_precision(precision, input.is_cuda)
     activation = settings.resolve_activation(activation)
-    if not hasattr(negative_slope, "__float__"):
+    if not (isinstance(negative_slope, (float, torch.SymFloat)) or hasattr(negative_slope, "__float__")):
         raise TypeError(f"negative_slope is {negative_slope!r}; expected a number")
     batched = _batched_input(input, weight, residual)
     strides = _pair("stride", stride)
