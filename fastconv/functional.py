@@ -56,7 +56,8 @@ def conv2d(
         ValueError: an unknown algorithm, precision or activation.
         fastconv.UnsupportedError: the named algorithm cannot serve this problem; the message says why.
 
-    In forward-mode differentiation (`torch.func.jvp`) PyTorch's own convolution runs, whatever the algorithm asked for.
+    In forward-mode differentiation (`torch.func.jvp`), and where `torch.compile` traces a transform of `torch.func`,
+    PyTorch's own convolution runs, whatever the algorithm asked for.
     """
     _require_tensor("input", input)
     _require_tensor("weight", weight)

@@ -8,6 +8,7 @@ each of
 are the other two. Every order of differentiation therefore stays inside them, in the accuracy class of the forward.
 
 Forward mode is PyTorch's: within a dual level (`torch.func.jvp` is one) its convolutions run, in the class asked for.
+They run as well where `torch.compile` traces a transform of `torch.func`, which it cannot do with a custom operator.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,8 +54,12 @@ def _differentiable(
                 return operator(*args)
             with torch._C._AutoDispatchBelowAutograd():  # saves a third of a small call
                 return operator(*args)
+        if torch.compiler.is_dynamo_compiling():
+            # Up to torch 2.14 Dynamo traces a Function's forward and forgets its backward; that of 2.15 takes a second
+            # derivative for zero, and has no vmap around the gradient.
+            return plain(*args)
         # Inside the rules that the dispatcher itself calls, the transform being applied is already dealt with.
-        if not torch.compiler.is_dynamo_compiling() and torch._C._dispatch_tls_is_dispatch_key_excluded(front):
+        if torch._C._dispatch_tls_is_dispatch_key_excluded(front):
             return operator(*args)
         return Function.apply(*args)
 

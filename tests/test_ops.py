@@ -1,17 +1,16 @@
-"""The operators under PyTorch's machinery: opcheck, gradients, torch.func, autocast, compile, export."""
+"""The operators under PyTorch's machinery: opcheck, gradients, torch.func, autocast. Compiled: test_compile.py."""
 
 import itertools
 
 import pytest
 import torch
-import torch._dynamo.testing
 import torch.nn.functional as F
 import torch.testing._internal.two_tensor
 from torch.func import grad, vmap
 from torch.library import opcheck
 
 import fastconv
-from fastconv import ops, reference, settings
+from fastconv import ops, reference
 from fastconv.testing import errors
 
 OWN = [row.name for row in fastconv.algorithms() if row.name != "torch"]
@@ -380,95 +379,6 @@ def test_autocast(dtype, device):
     assert errors(again, reference.conv2d(x, w, bias, padding=1, activation="relu")).relative_l2 < 2e-2
     y.sum().backward()
     assert x.grad.dtype == w.grad.dtype == torch.float32
-
-
-class Network(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = torch.nn.Conv2d(3, 6, 3)
-        self.second = torch.nn.Conv2d(6, 6, 2, groups=3)
-
-    def forward(self, x):
-        x = fastconv.conv2d(x, self.first.weight, self.first.bias, 1, "same", activation="silu")
-        return fastconv.conv2d(
-            x, self.second.weight, self.second.bias, (2, 1), 1, groups=3, activation="leaky_relu", precision="fp32"
-        )
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compile(backend, device):
-    torch._dynamo.reset()
-    network = Network().to(device)
-    compiled = torch.compile(network, fullgraph=True, dynamic=True, backend=backend)
-    for shape, channels_last in (((2, 3, 7, 9), False), ((4, 3, 12, 5), False), ((3, 3, 8, 6), True)):
-        x = make(shape, device=device, channels_last=channels_last)
-        y, expected = compiled(x), network(x)
-        assert y.stride() == expected.stride()
-        torch.testing.assert_close(y, expected)
-        inputs = [x, *network.parameters()]
-        cotangent = torch.randn_like(y)
-        for found, wanted in zip(
-            torch.autograd.grad(y, inputs, cotangent), torch.autograd.grad(expected, inputs, cotangent), strict=True
-        ):
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_compiled_code_follows_the_switches():
-    torch._dynamo.reset()
-    frames = torch._dynamo.testing.CompileCounter()
-    x, w = torch.randn(1, 3, 5, 5), torch.randn(2, 3, 3, 3)
-    compiled = torch.compile(fastconv.conv2d, fullgraph=True, backend=frames)
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark
-    try:
-        for benchmark, count in ((before, 1), (before, 1), (not before, 2)):
-            cudnn.benchmark = benchmark
-            compiled(x, w)
-            assert frames.frame_count == count
-    finally:
-        cudnn.benchmark = before
-
-
-@pytest.mark.parametrize("before", ["ieee", "tf32"])
-def test_compiled_code_follows_the_precision_switch(before):
-    torch._dynamo.reset()
-    conv = torch.backends.cudnn.conv
-    original = torch.backends.cudnn.allow_tf32
-    compiled = torch.compile(
-        lambda x: (x, settings.resolve_precision(None, is_cuda=True)), fullgraph=True, backend="eager"
-    )
-    try:
-        for switch in (before, {"ieee": "tf32", "tf32": "ieee"}[before], before):
-            conv.fp32_precision = switch
-            assert compiled(torch.zeros(1))[1] == {"ieee": "fp32", "tf32": "tf32"}[switch]
-    finally:
-        torch.backends.cudnn.allow_tf32 = original  # the old API sets the new one's switches too
-
-
-def test_compile_with_func_and_autocast():
-    torch._dynamo.reset()
-    w, x = torch.randn(6, 2, 3, 3), torch.randn(2, 4, 5, 5)
-
-    def loss(w):
-        return fastconv.conv2d(x, w, groups=2, activation="silu").sum()
-
-    compiled = torch.compile(lambda w: grad(loss)(w), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(w), grad(loss)(w))
-    with torch.autocast("cpu", torch.bfloat16):
-        y = torch.compile(fastconv.conv2d, fullgraph=True, backend="aot_eager")(x, w, groups=2)
-    assert y.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_export(strict):
-    network = Network().eval()
-    dim = torch.export.Dim
-    program = torch.export.export(
-        network, (torch.randn(2, 3, 7, 9),), strict=strict,
-        dynamic_shapes=({0: dim("n"), 2: dim("h", min=3), 3: dim("w", min=3)},),
-    )  # fmt: skip
-    x = torch.randn(5, 3, 11, 6)
-    torch.testing.assert_close(program.module()(x), network(x))
 
 
 def test_fake_tensors_refuse_what_kernels_refuse():
