@@ -8,6 +8,10 @@
 #include <array>
 #include <utility>
 
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK  // its name since torch 2.13
+#define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
+#endif
+
 namespace fastconv::ops {
 
 using torch::headeronly::MemoryFormat;
