@@ -281,11 +281,12 @@ def bench_sweep(
     from fastconv.models.compare import CLASS_DTYPE
 
     filters = numbers(k, "k") if k else None
+    layers = grid(numbers(c, "c"), filters, numbers(sizes, "hw"), kernel, stride, padding, dilation, groups)
     known = [algorithm.name for algorithm in fastconv.algorithms()]
     document = layer_suite.run(
         batch_sizes=numbers(batch, "batch"),
         classes=split(classes, "classes", list(CLASS_DTYPE)),
-        layers=grid(numbers(c, "c"), filters, numbers(sizes, "hw"), kernel, stride, padding, dilation, groups),
+        layers=layers,
         layer_set="sweep",
         algorithms=split(algorithms, "algorithms", known) if algorithms else None,
         rounds=rounds,
@@ -293,7 +294,8 @@ def bench_sweep(
         device=device_named(device),
         console=console,
     )
-    for table in layer_suite.grid_tables(document["rows"]):
+    names = {layer.layer for layer in layers}  # the file may have rows of earlier sweeps, of other kernels
+    for table in layer_suite.grid_tables([row for row in document["rows"] if row["layer"] in names]):
         console.print(table)
     check_measured(document)
 

@@ -1,6 +1,7 @@
 """The registry and the planner's reasoning, readable."""
 
 import io
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,17 +127,12 @@ def explain(
         raise ValueError(f"device is {device}; expected cpu or cuda")
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype is {dtype!r}; expected a torch.dtype")
-    for name, shape in (("x_shape", x_shape), ("w_shape", w_shape)):
-        if not isinstance(shape, Sequence) or not all(isinstance(size, int) for size in shape):
-            raise TypeError(f"{name} is {shape!r}; expected 4 integers")
-        if len(shape) != 4:
-            raise ValueError(f"{name} is {list(shape)}; expected 4 sizes")
-    (n, c, h, w), (k, c_per_group, r, s) = x_shape, w_shape
+    (n, c, h, w), (k, c_per_group, r, s) = _sizes("x_shape", x_shape), _sizes("w_shape", w_shape)
     if c != c_per_group * groups:
         raise ValueError(f"x_shape has C = {c} channels; expected w_shape[1] * groups = {c_per_group * groups}")
     strides, dilations = _pair("stride", stride), _pair("dilation", dilation)
     if isinstance(padding, str):
-        paddings, extra = _named_padding_sizes(w_shape[2:], padding, strides, dilations)
+        paddings, extra = _named_padding_sizes((r, s), padding, strides, dilations)
         h, w = h + extra[0], w + extra[1]
     else:
         paddings = _pair("padding", padding)
@@ -160,3 +156,13 @@ def explain(
     if settings.auto_algorithm == "auto" and _C.choose("auto", problem, info)["measured"]:
         note += f" (the choice was measured: {measured.path() or 'in this process'})"
     return Explanation(repr(problem), problem.accuracy, info.name, note, choice, rows)
+
+
+def _sizes(name: str, shape: Sequence[int]) -> list[int]:
+    try:
+        sizes = [operator.index(size) for size in shape]
+    except TypeError:
+        raise TypeError(f"{name} is {shape!r}; expected 4 integers") from None
+    if len(sizes) != 4:
+        raise ValueError(f"{name} is {sizes}; expected 4 sizes")
+    return sizes

@@ -215,11 +215,16 @@ def tune(model: Callable[..., Any], *args: Any, **kwargs: Any) -> TuneReport:
     return measure(record(model, *args, **kwargs))
 
 
-def record(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Counter[Convolution]:
-    """The convolutions of one call for which `auto` chooses, and how often each runs. Raises as `tune`."""
+def require_choice() -> None:
+    """RuntimeError if a variable says what "auto" is: there is nothing to choose then."""
     if settings.auto_algorithm != "auto":
         variable = "FASTCONV_DISABLE" if settings.disabled else "FASTCONV_ALGORITHM"
         raise RuntimeError(f"{variable} is set to {os.environ.get(variable)!r}; expected unset: there is no choice")
+
+
+def record(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Counter[Convolution]:
+    """The convolutions of one call for which `auto` chooses, and how often each runs. Raises as `tune`."""
+    require_choice()
     # A mode sees nothing of what was compiled.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), _Recorder() as recorder:
         model(*args, **kwargs)
@@ -241,6 +246,7 @@ def measure(
     progress: called after each problem with its row, its number from 1, and how many there are. What was measured
     before an exception is kept, too. Raises OSError, and `fastconv.bench.timing.DeviceLost` if the GPU fails.
     """
+    require_choice()
     measured.require_writable()
     # Of what is one problem to the planner (with and without a bias, say) the most frequent form is measured.
     forms: dict[measured.Key, Convolution] = {}

@@ -102,7 +102,7 @@ def test_a_loss_by_little_is_a_loss():
     assert "| 1 of 2 |" in report.layer_summary(document)
 
 
-@pytest.mark.parametrize("name", ["gpu", "torch", "cudnn", "commit", "suite"])
+@pytest.mark.parametrize("name", ["gpu", "driver", "cuda", "torch", "cudnn", "commit", "suite", "measured_choices"])
 def test_rows_of_another_machine_or_version_are_not_merged(name, tmp_path):
     path = tmp_path / "layers.json"
     results.write(path, {**HEAD, "rows": [layer_row("res1", "fp32", 1.0, 2.0)]})

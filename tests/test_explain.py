@@ -1,5 +1,6 @@
 """explain: every algorithm's answer for one convolution, as readable text and as data."""
 
+import numpy as np
 import pytest
 from test_functional import NAMES
 
@@ -31,6 +32,12 @@ def test_explain_is_about_what_conv2d_would_run(monkeypatch):
         fastconv.explain((1, 4, 9, 9), (4, 4, 5, 5), device="cpu")
 
 
+def test_explain_takes_integers_of_any_kind():
+    sizes, filters = np.array([1, 4, 9, 9]), np.array([4, 4, 3, 3])
+    expected = fastconv.explain((1, 4, 9, 9), (4, 4, 3, 3), device="cpu", padding="same").problem
+    assert fastconv.explain(tuple(sizes), filters, device="cpu", padding="same").problem == expected
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -40,6 +47,9 @@ def test_explain_is_about_what_conv2d_would_run(monkeypatch):
         ({"x_shape": (1, 4, -9, 9)}, ValueError, "h is -9; expected a size of at least 0"),
         ({"stride": 0}, ValueError, r"stride is \(0, 0\); expected two positive"),
         ({"padding": (0, -1)}, ValueError, r"padding is \(0, -1\)"),
+        ({"dilation": 2**62}, ValueError, r"\(9, 9\), smaller than the kernel's extent \(4611686018427387904"),
+        ({"padding": 2**62}, ValueError, r"padding is \(4611686018427387904, .*; expected below 2\^61"),
+        ({"x_shape": (1, 4, 2**62, 9)}, ValueError, r"the input is \(4611686018427387904, 9\); expected below 2\^62"),
         ({"dilation": (1, 0)}, ValueError, r"dilation is \(1, 0\)"),
         ({"w_shape": (4, 4, 30, 3)}, ValueError, r"the padded input is \(9, 9\), smaller than .* \(30, 3\)"),
     ],

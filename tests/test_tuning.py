@@ -254,6 +254,16 @@ def test_the_command_names_what_is_wrong(options, message):
     assert message in said(result)
 
 
+@pytest.mark.parametrize(("disabled", "variable"), [(False, "FASTCONV_ALGORITHM"), (True, "FASTCONV_DISABLE")])
+def test_there_is_nothing_to_measure_where_a_variable_chooses(disabled, variable, monkeypatch):
+    monkeypatch.setattr(settings, "auto_algorithm", "torch" if disabled else "direct")
+    monkeypatch.setattr(settings, "disabled", disabled)
+    result = CliRunner().invoke(cli.app, ["tune", "--device", "cpu", "--set", "lenet5"])
+    assert result.exit_code == 1
+    assert f"{variable} is set to" in said(result)
+    assert not measured.choices()
+
+
 def test_the_slow_and_the_hopeless_get_less_time(monkeypatch):
     took = {"a": 1e3, "b": 6e3, "c": 30e3}
     monkeypatch.setattr(timing, "once", lambda call, device: (None, call()))

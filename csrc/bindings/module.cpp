@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/kernel_extent.h"
 #include "plan/measured.h"
 #include "plan/registry.h"
 #include "plan/task_map.h"
@@ -51,11 +52,13 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   require(groups > 0 && c % groups == 0 && k % groups == 0,
           "groups is " + std::to_string(groups) + "; expected a positive divisor of C = " + std::to_string(c) +
               " and K = " + std::to_string(k));
-  require(h + 2 * problem.pad_h >= problem.dilation_h * (r - 1) + 1 &&
-              w + 2 * problem.pad_w >= problem.dilation_w * (s - 1) + 1,
+  require(h < most_extent && w < most_extent, "the input is " + pair(h, w) + "; expected below 2^62");
+  require(problem.pad_h < most_extent / 2 && problem.pad_w < most_extent / 2,
+          "padding is " + pair(problem.pad_h, problem.pad_w) + "; expected below 2^61");
+  const std::int64_t extent_h = kernel_extent(r, problem.dilation_h), extent_w = kernel_extent(s, problem.dilation_w);
+  require(h + 2 * problem.pad_h >= extent_h && w + 2 * problem.pad_w >= extent_w,
           "the padded input is " + pair(h + 2 * problem.pad_h, w + 2 * problem.pad_w) +
-              ", smaller than the kernel's extent " +
-              pair(problem.dilation_h * (r - 1) + 1, problem.dilation_w * (s - 1) + 1));
+              ", smaller than the kernel's extent " + pair(extent_h, extent_w));
   return problem;
 }
 

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "core/kernel_extent.h"
+
 namespace fastconv::ops {
 
 DType dtype_of(const Tensor& tensor) {
@@ -97,20 +99,15 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
   FASTCONV_REQUIRE(problem.c == weight_shape[1] * g,
                    "input has C = " + std::to_string(problem.c) +
                        " channels; expected weight.shape[1] * groups = " + std::to_string(weight_shape[1] * g));
-  for (const std::int64_t padding : arguments.padding) {  // PyTorch's limit; twice as much must not overflow
-    FASTCONV_REQUIRE(padding < std::int64_t{1} << 61, "padding is " + to_text(arguments.padding) + "; it is too large");
+  for (const std::int64_t padding : arguments.padding) {
+    FASTCONV_REQUIRE(padding < most_extent / 2, "padding is " + to_text(arguments.padding) + "; expected below 2^61");
   }
-  // Saturates: more than any padded input has.
-  const auto effective = [](std::int64_t size, std::int64_t dilation) {
-    constexpr std::int64_t most = std::int64_t{1} << 62;
-    return size > 1 && dilation > most / size ? most : dilation * (size - 1) + 1;
-  };
-  FASTCONV_REQUIRE(problem.h + 2 * problem.pad_h >= effective(problem.r, problem.dilation_h) &&
-                       problem.w + 2 * problem.pad_w >= effective(problem.s, problem.dilation_w),
+  FASTCONV_REQUIRE(problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
+                       problem.w + 2 * problem.pad_w >= kernel_extent(problem.s, problem.dilation_w),
                    "padded input is " + std::to_string(problem.h + 2 * problem.pad_h) + " x " +
                        std::to_string(problem.w + 2 * problem.pad_w) + "; expected at least the kernel's extent " +
-                       std::to_string(effective(problem.r, problem.dilation_h)) + " x " +
-                       std::to_string(effective(problem.s, problem.dilation_w)));
+                       std::to_string(kernel_extent(problem.r, problem.dilation_h)) + " x " +
+                       std::to_string(kernel_extent(problem.s, problem.dilation_w)));
   if (arguments.bias) {
     FASTCONV_REQUIRE(
         shape_of(*arguments.bias) == IntList(1, problem.k),

@@ -101,8 +101,8 @@ def merge(path: Path | str, head: Document, key: tuple[str, ...]) -> Document:
     if path.exists():
         old = json.loads(path.read_text())
         if all(
-            old.get(name) == head[name]
-            for name in ("schema", "suite", "gpu", "driver", "cuda", "torch", "cudnn", "commit")
+            old.get(name) == head.get(name)
+            for name in ("schema", "suite", "gpu", "driver", "cuda", "torch", "cudnn", "commit", "measured_choices")
         ):
             document["rows"] = [row for row in old["rows"] if all(name in row for name in key)]
     return document
