@@ -153,9 +153,9 @@ def explain(
     )  # fmt: skip
     choice = ops.choose(settings.auto_algorithm, problem, info)
     note = " (no GPU here: planned for the H200)" if missing else ""
-    if settings.auto_algorithm == "auto" and _C.choose("auto", problem, info)["measured"]:
+    if choice["measured"]:
         note += f" (the choice was measured: {measured.path() or 'in this process'})"
-    return Explanation(repr(problem), problem.accuracy, info.name, note, choice, rows)
+    return Explanation(repr(problem), problem.accuracy, info.name, note, choice["algorithm"], rows)
 
 
 def _sizes(name: str, shape: Sequence[int]) -> list[int]:

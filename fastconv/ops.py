@@ -71,9 +71,10 @@ def _call(operator: Callable[..., Any], *args: Any) -> Any:
         raise UnsupportedError(reason) from None
 
 
-def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> str:
-    """The name of what runs where `algorithm` is asked for. Raises UnsupportedError if it does not fit."""
-    return str(_call(_C.choose, algorithm, problem, device)["algorithm"])
+def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> dict[str, Any]:
+    """The planner's row of what runs where `algorithm` is asked for. Raises UnsupportedError if it does not fit."""
+    row: dict[str, Any] = _call(_C.choose, algorithm, problem, device)
+    return row
 
 
 def conv2d(

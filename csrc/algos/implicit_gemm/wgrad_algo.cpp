@@ -30,16 +30,16 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
       static_cast<double>(problem.h + 2 * problem.pad_h) * static_cast<double>(problem.w + 2 * problem.pad_w);
   const double taps = static_cast<double>(problem.r * problem.s);
   const double image = padded * static_cast<double>(std::max(problem.c + 8, problem.k + 8));
-  const double unrolled = problem.c <= wgrad::unrolled_channels ? image * taps : image;
+  const double unrolled = wgrad::is_unrolled(problem) ? image * taps : image;
   const double weights = static_cast<double>(problem.k) * static_cast<double>(problem.c + 8) * taps;
   if (problem.n > 65535 || std::max({unrolled, weights, padded * static_cast<double>(problem.n)}) >= limit) {
     return Support::no("size", "the batch has " + std::to_string(problem.n) + " images of " + std::to_string(image) +
                                    " values; the weight gradient needs below 2^16 of below 2^31");
   }
-  if (wgrad::unrolled_bytes(problem) > wgrad::most_unrolled_bytes) {
-    return Support::no("workspace", "the unrolled input has " + std::to_string(wgrad::unrolled_bytes(problem)) +
-                                        " bytes; the weight gradient allows " +
-                                        std::to_string(wgrad::most_unrolled_bytes));
+  if (const double bytes = wgrad::unrolled_bytes(problem); bytes > wgrad::most_unrolled_bytes) {
+    const auto mib = [](double size) { return std::to_string(static_cast<std::int64_t>(size) >> 20) + " MiB"; };
+    return Support::no("workspace", "the unrolled input has " + mib(bytes) + "; the weight gradient allows " +
+                                        mib(wgrad::most_unrolled_bytes));
   }
   return Support::yes();
 }
