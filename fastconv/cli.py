@@ -314,19 +314,30 @@ def bench_networks(
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
     modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph, fused, fused_graph.")] = "",
     peers: Annotated[
-        str, typer.Option(help="How PyTorch runs: eager, compile, graph, folded, and together: folded_compile_graph.")
+        str,
+        typer.Option(
+            help="How PyTorch runs: torch, folded (batch norms), each with _eager, _graph; compile, frozen, each with "
+            "_default, _reduce_overhead, _max_autotune; cudnn_best_layers."
+        ),
     ] = "",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nchw,nhwc",
-    compiled_layouts: Annotated[str, typer.Option(help="Of compiled networks; default all of --layouts.")] = "",
+    compiled_layouts: Annotated[
+        str, typer.Option(help="Of compiled networks; default nchw in ieee and fp32, else nhwc.")
+    ] = "",
     algorithm: Annotated[str, typer.Option(help="Ask for this one in every layer.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Forward passes of each contender.")] = 20,
     batch: BatchOption = None,
     image: ImageOption = None,
+    compile_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="What is not compiled by then is given up.")
+    ] = 120.0,
+    compile_workers: Annotated[int, typer.Option(min=0, help="Processes that first compile everything.")] = 0,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Compile and begin nothing after.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Pass over what the file already holds.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
-    """Whole networks: swapped against eager and torch.compile in both layouts, time and error."""
+    """Whole networks: swapped and fused against every form of PyTorch, in both layouts, time and error."""
     from fastconv.bench import environment, networks, results
     from fastconv.models import MAIN_NETWORKS, NETWORKS
     from fastconv.models.compare import CLASS_DTYPE
@@ -340,7 +351,7 @@ def bench_networks(
         rounds,
         where,
         out,
-        peers=split(peers, "peers", list(networks.PEER_FORMS)) if peers else None,
+        peers=split(peers, "peers", list(networks.PEER_NAMES)) if peers else None,
         layouts=split(layouts, "layouts", list(networks.LAYOUTS)),
         compiled_layouts=split(compiled_layouts, "compiled_layouts", list(networks.LAYOUTS))
         if compiled_layouts
@@ -348,7 +359,10 @@ def bench_networks(
         algorithm=algorithm,
         batch=batch,
         image=image,
+        compile_limit_s=compile_limit,
+        compile_workers=compile_workers,
         budget_s=budget,
+        resume=resume,
         report=lambda line: console.print(line, markup=False, highlight=False),
     )
     console.print(f"written: {out}", highlight=False)

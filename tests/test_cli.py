@@ -117,7 +117,19 @@ def test_bench_networks(tmp_path):
     path = tmp_path / "networks.json"
     result = run(
         cli.app,
-        ["bench", "networks", *SMALL, "--classes", "fp32", "--peers", "eager", "--rounds", "1", "--json", str(path)],
+        [
+            "bench",
+            "networks",
+            *SMALL,
+            "--classes",
+            "fp32",
+            "--peers",
+            "torch_eager",
+            "--rounds",
+            "1",
+            "--json",
+            str(path),
+        ],
     )
     assert result.exit_code == 0, said(result)
     document = results.read(path)

@@ -1,16 +1,20 @@
 """Whole networks: the definitions, the photographs, the bound, swapped against unswapped, and the bench's rows."""
 
 import contextlib
-import json
+import functools
 import math
+import time
 
 import pytest
 import torch
+from test_benchmarks import layer_row
 
 import fastconv
 from fastconv import demo
+from fastconv.bench import environment, results
+from fastconv.bench import network_forms as forms
+from fastconv.bench import network_parts as parts
 from fastconv.bench import networks as bench
-from fastconv.bench import results
 from fastconv.models import MAIN_NETWORKS, NETWORKS, YOLOv3, build, class_scores, flatten_output, network, photographs
 from fastconv.models.compare import CLASS_DTYPE, agreement, bound, precision_of, pytorch_class
 from fastconv.models.yolov3 import ConvBlock
@@ -247,54 +251,171 @@ def test_demo_arguments():
 # ------------------------------------------------------------------------------------------------------- the bench
 
 
+def bench_one(modes, peers, out=None, classes=("fp32",), rounds=2, **more):
+    """One small network on the CPU; the rows."""
+    options = {"batch": 2, "image": 32, "peers": peers} | more
+    return bench.run(["resnet18"], classes, modes, rounds, "cpu", out, **options)["rows"]
+
+
 def test_bench_rows(tmp_path):
-    out = tmp_path / "networks.json"
-    lines = []
-    document = bench.run(
-        ["resnet18"], ["fp32"], ["eager", "fused"], 2, "cpu", out, peers=["eager"], batch=2, image=32,
-        report=lines.append,
-    )  # fmt: skip
-    assert results.problems(document) == []
-    assert results.problems(json.loads(out.read_text())) == []
+    out, lines = tmp_path / "networks.json", []
+    bench_one(["eager", "fused"], ["torch_eager", "folded_eager"], out, report=lines.append)
+    document = results.read(out)
     row, fused = document["rows"]
-    assert (fused["mode"], fused["swapped"], fused["total"]) == ("fused", 20, 20)
-    assert fused["us"] > 0
-    assert 0 < fused["logits_error"] < 1e-4
-    assert fused["logits_error"] != row["logits_error"]  # other weights: it was the fused network that ran
-    assert fused["peers"] == row["peers"]
     assert (row["network"], row["batch"], row["class"], row["mode"]) == ("resnet18", 2, "fp32", "eager")
-    assert row["swapped"] == row["total"] == 20
-    assert set(row["peers"]) == {"torch_nchw", "torch_nhwc"}
-    assert row["best_peer_us"] == min(row["peers"].values())
-    assert row["us"] == min(row["layouts"].values())
-    assert row["us_q25"] <= row["us"] <= row["us_q75"]
-    assert 0 < row["logits_error"] < 1e-4
-    assert 0 < row["peer_error"] < 1e-4
-    assert row["top1_agreement"] == row["peer_top1_agreement"] == 1.0
-    assert row["layers_us"] > 0
-    assert row["peer_layers_us"] > 0
-    assert row["failures"] == {}
+    assert (row["swapped"], row["fused"], row["total"]) == (20, 0, 20)
+    assert (fused["mode"], fused["swapped"], fused["fused"], fused["total"]) == ("fused", 20, 20, 20)
+    assert fused["logits_error"] != row["logits_error"]  # other weights: it was the fused network that ran
+    for each in (row, fused):  # whatever ours is, the rivals are the same
+        assert set(each["peers"]) == {"torch_eager", "folded_eager"}
+        assert set(each["peer_layouts"]["folded_eager"]) == {"nchw", "nhwc"}
+        assert each["peers"] == {name: min(its.values()) for name, its in each["peer_layouts"].items()}
+        assert each["best_peer_us"] == each["peers"][each["best_peer"]] == min(each["peers"].values())
+        assert each["us"] == min(each["layouts"].values()) == each["layouts"][each["layout"]]
+        assert each["us_q25"] <= each["us"] <= each["us_q75"]
+        assert 0 < each["logits_error"] < 1e-4
+        assert 0 < each["peer_error"] < 1e-4
+        assert each["top1_agreement"] == each["peer_top1_agreement"] == 1.0
+        assert each["groups"]["convolution"] == each["layers_us"] > each["groups"]["linear"] > 0
+        assert set(each["peer_groups"]) == {f"{form}_{x}" for form in each["peers"] for x in ("nchw", "nhwc")}
+        assert each["failures"] == {}
     assert lines[-2].startswith("resnet18 fp32 eager: ")
 
-    # The same machine and commit: rows are replaced, not repeated.
-    again = bench.run(
-        ["resnet18"], ["fp32", "ieee"], ["eager"], 1, "cpu", out, peers=["eager"], layouts=["nchw"], batch=2, image=32
-    )
-    assert [(row["class"], row["mode"]) for row in again["rows"]] == [
-        ("fp32", "eager"), ("fp32", "fused"), ("ieee", "eager")
-    ]  # fmt: skip
-    assert set(again["rows"][0]["peers"]) == {"torch_nchw"}
+    # The same machine and commit: rows are replaced, not repeated; or, resumed, not measured again.
+    again = bench_one(["eager"], ["torch_eager"], out, ["fp32", "ieee"], layouts=["nchw"])
+    assert [(row["class"], row["mode"]) for row in again] == [("fp32", "eager"), ("fp32", "fused"), ("ieee", "eager")]
+    assert again[0]["peer_layouts"]["torch_eager"].keys() == {"nchw"}
+    lines.clear()
+    again = results.read(out)["rows"]
+    assert bench_one(["eager"], ["torch_eager"], out, ["fp32", "ieee"], resume=True, report=lines.append) == again
+    assert lines == ["resnet18: passed over, the file has its rows"]
+
+
+@pytest.mark.parametrize(("algorithm", "ours"), [("torch", 0), ("direct", 20)])
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_bench_counts_the_layers_that_ran_on_ours(mode, algorithm, ours):
+    """A layer can be swapped, and PyTorch's convolution run in it all the same."""
+    (row,) = bench_one([mode], ["torch_eager"], rounds=1, layouts=["nchw"], algorithm=algorithm)
+    assert (row["swapped"], row["ours"], row["total"]) == (20, ours, 20)
+
+
+def test_compiled_peers(tmp_path):
+    """Each form compiles its own network: with other options it is other code."""
+    peers = ["torch_eager", "compile_default", "frozen_default"]
+    (row,) = bench_one(["eager"], peers, layouts=["nchw"], compile_workers=1)
+    assert row["failures"] == {}
+    assert row["peer_layouts"]["compile_default"].keys() == {"nchw"}  # class fp32
+    assert row["peer_groups"]["frozen_default_nchw"] != row["peer_groups"]["compile_default_nchw"]
+
+
+def test_compiler_options():
+    options = {name: forms.compiler_options(form, "nhwc") for name, form in forms.PEERS.items() if form.mode}
+    assert options["compile_default"] == {"freezing": False, "layout_optimization": True}
+    assert options["frozen_default"] == {"freezing": True, "layout_optimization": True}
+    assert options["compile_reduce_overhead"].items() >= {("triton.cudagraphs", True)}
+    assert options["frozen_max_autotune"].items() >= {("max_autotune", True), ("triton.cudagraphs", True)}
+    assert not forms.compiler_options(forms.PEERS["compile_default"], "nchw")["layout_optimization"]
+
+
+def test_what_takes_too_long_to_compile_is_given_up():
+    (row,) = bench_one(["eager"], ["torch_eager", "compile_max_autotune"], layouts=["nchw"], compile_limit_s=0.01)
+    assert row["peers"]["compile_max_autotune"] is None
+    assert "TimeoutError: not ready within" in row["failures"]["compile_max_autotune_nchw"]
+    assert row["best_peer"] == "torch_eager"
+
+
+def test_time_limit():
+    def work():
+        with contextlib.suppress(Exception):  # as a compiler may
+            time.sleep(30)
+        time.sleep(30)
+
+    with pytest.raises(TimeoutError, match="not ready within 0 s"), forms.time_limit(0.01):
+        work()
+    with forms.time_limit(0.01):
+        pass
+    time.sleep(0.02)  # the alarm of a block that ended in time is off
+
+
+def test_compiling_ahead_ends_in_time(tmp_path):
+    job = forms.Job("resnet18", "fp32", forms.Contender(False, "compile_default", "nchw"), "auto", 1, 32, "cpu", None)
+    lines = []
+    begin = time.perf_counter()
+    forms.compile_ahead([job, job], 1, 0.5, lines.append)
+    assert lines == ["compiling ahead: the time is spent"]
+    assert time.perf_counter() - begin < 60
+
+
+def test_the_best_layers_of_cudnn(tmp_path, monkeypatch):
+    """The sum over all layers, each with its own count, plus what is not a convolution; known layers are not timed."""
+    measured = []
+
+    def rows(group, algorithms, rounds, budget_s, seed):
+        assert algorithms == []
+        measured.append(group.layer)
+        row = layer_row("res1", group.classes[0], 1.0, 1000.0) | group.layer.fields()
+        return [row | {"n": group.n, "algorithms": {}, "us": None, "best_peer_us": 1000.0 + len(measured)}]
+
+    monkeypatch.setattr(parts.layer_group, "measure", rows)
+    out = tmp_path / "networks.json"
+    head = environment.describe("layers", "cpu")
+    known = layer_row("res1", "fp32", 1.0, 1.0) | {"n": 2, "c": 3, "h": 32, "w": 32, "k": 64, "r": 7, "s": 7}
+    known |= {"stride": 2, "padding": 3, "pass": "forward", "best_peer_us": 5e6}
+    results.write(tmp_path / "layers.json", {**head, "rows": [known, known | {"h": 1, "w": 1}]})
+    other = {**head, "commit": "another", "rows": [known | {"best_peer_us": 7e7}]}
+    results.write(tmp_path / "layers_stems.json", {**other, "suite": "layers_stems"})
+    peers = ["torch_eager", "cudnn_best_layers"]
+    (row,) = bench_one(["eager"], peers, out, layouts=["nchw"])
+    layers = parts.convolutions(build("resnet18", image=32), (2, 3, 32, 32))
+    assert sum(layers.values()) == 20
+    assert len(measured) == len(layers) - 1 == len(set(measured))
+    counts = [layers[layer] for layer in measured]
+    expected = 5e6 + sum(count * (1000.0 + i) for i, count in enumerate(counts, 1))
+    its = row["peer_groups"]["torch_eager_nchw"]
+    rest = sum(its.values()) - its["convolution"]
+    assert row["peers"]["cudnn_best_layers"] == pytest.approx(expected + rest)
+    assert row["best_peer"] == "torch_eager"  # nobody can run the other
+    # The file that it keeps answers for all of them next time; without time left there is no number.
+    assert results.problems(results.read(tmp_path / "network_layers.json")) == []
+    again = parts.BestLayers(tmp_path / "network_layers.json", head, torch.device("cpu"))
+    assert again.sum_us(layers, 2, "fp32", lambda: False) == (pytest.approx(expected), "")
+    assert len(measured) == len(layers) - 1
+    assert again.sum_us(layers, 2, "tf32", lambda: True)[0] is None
+
+
+def test_convolutions_of_a_network():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 8, (3, 1), groups=2))
+    found = parts.convolutions(torch.nn.Sequential(model, torch.nn.Conv2d(8, 8, 1, 2)), (5, 3, 9, 7))
+    names = ["3->8 @9x7 3x3", "8->8 @9x7 3x1 p0 g2", "8->8 @7x7 1x1 s2"]
+    assert [layer.layer for layer in found] == names
+    assert [(layer.p, layer.q) for layer in found] == [(9, 7), (7, 7), (4, 4)]
+    with pytest.raises(ValueError, match=r"stride is \(1, 2\)"):
+        parts.convolutions(torch.nn.Conv2d(3, 8, 1, (1, 2)), (1, 3, 9, 9))
+
+
+def test_kernel_groups():
+    x, weight = torch.randn(8, 32, 24, 24), torch.randn(32, 32, 3, 3)
+    convolution = functools.partial(torch.nn.functional.conv2d, x, weight)
+    mine = functools.partial(fastconv.conv2d, x, weight, algorithm="direct")
+    for call, group in ((convolution, "convolution"), (mine, "convolution"), (x.exp, "other")):
+        found = parts.kernel_groups(call, torch.device("cpu"))
+        assert found.keys() == {"convolution", "linear", "other"}
+        assert found[group] > 0.9 * sum(found.values())
+    with pytest.raises(RuntimeError, match="no kernel"):
+        parts.kernel_groups(lambda: None, torch.device("cpu"))
 
 
 def test_bench_says_what_failed():
     common = {"layouts": ["nchw"], "batch": 1, "image": 32}
     document = bench.run(["resnet18"], ["fp32"], ["eager"], 1, "cpu", budget_s=0, **common)
     assert document["rows"] == []  # nothing is begun once the time is spent
-    document = bench.run(["resnet18"], ["fp32"], ["graph"], 1, "cpu", peers=["eager"], **common)
+    document = bench.run(["resnet18"], ["fp32"], ["graph"], 1, "cpu", peers=["torch_eager", "torch_graph"], **common)
     (row,) = document["rows"]
     assert row["us"] is None
-    assert "CUDA graphs need a CUDA device" in row["failures"]["fastconv_graph_nchw"]
-    assert row["best_peer"] == "torch_nchw"
+    for name in ("fastconv_graph_nchw", "torch_graph_nchw"):
+        assert "CUDA graphs need a CUDA device" in row["failures"][name]
+    assert row["peers"]["torch_graph"] is None
+    assert row["best_peer"] == "torch_eager"
 
 
 def test_bench_arguments():
@@ -304,25 +425,8 @@ def test_bench_arguments():
         bench.run(["resnet18"], ["fp8"])
     with pytest.raises(ValueError, match="mode is 'fast'"):
         bench.run(["resnet18"], ["fp32"], ["fast"])
-
-
-def test_time_inside_counts_the_named_layers_alone():
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
-    x = torch.randn(1, 3, 16, 16)
-    called = []
-    model[1].register_forward_hook(lambda *_: called.append(1))
-    with torch.inference_mode():
-        assert bench.time_inside(model, [], x) == 0
-        assert bench.time_inside(model, ["0", "2"], x, passes=2) > 0
-    assert len(called) == (1 + bench.LAYER_PASSES) + (1 + 2)
-    assert not model[0]._forward_hooks  # its own hooks are gone
-    assert not model[0]._forward_pre_hooks
-
-
-def test_swapped_layers():
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
-    fastconv.swap_(model, filter_fn=lambda name, module: name == "2")
-    assert bench.swapped_layers(model) == ["2"]
+    with pytest.raises(ValueError, match=r"peer is 'tuned'; expected one of torch_eager, .*cudnn_best_layers"):
+        bench.run(["resnet18"], ["fp32"], ["eager"], peers=["tuned"])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: demo and bench run on the CPU alone")
@@ -331,7 +435,7 @@ def test_on_the_gpu(tmp_path):
     assert [item.problem for item in passes] == [None] * len(passes)
     document = bench.run(
         ["resnet18"], ["fp32", "fp16"], ["eager", "graph", "fused", "fused_graph"], 3, "cuda", tmp_path / "n.json",
-        peers=["eager", "graph"], batch=8, image=64,
+        peers=["torch_eager", "torch_graph", "folded_graph", "cudnn_best_layers"], batch=8, image=64,
     )  # fmt: skip
     assert results.problems(document) == []
     for row in document["rows"]:

@@ -1,203 +1,36 @@
-"""`fastconv bench networks`: whole networks, swapped or fused against unswapped, eager, compiled and as CUDA graphs.
+"""`fastconv bench networks`: whole networks, swapped or fused, against every form in which PyTorch runs them.
 
-A contender is a form (eager, compile, graph; of ours also fused, fused_graph: what `fastconv.fuse` made of the network,
-eager and as a graph) of the swapped or the unswapped network in one memory layout. All
-contenders of a network and class are timed interleaved, one forward pass each per round, after a synchronisation, so
-that the host's launch gaps count for everybody whose GPU waits for them.
+All contenders of a network and class (bench/network_forms.py) are timed interleaved, one forward pass each per round,
+after a synchronisation, so that the host's launch gaps count for everybody whose GPU waits for them. A peer's time is
+that of its faster layout, and so is ours. `best_peer` is the fastest of all forms of PyTorch that were timed, whatever
+ours is; `cudnn_best_layers` (bench/network_parts.py), which nobody can run, is never it.
 """
 
 from __future__ import annotations
 
 import copy
 import gc
-import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import fastconv
-from fastconv.bench import environment, results, timing
+from fastconv.bench import environment, network_parts, results, timing
+from fastconv.bench.network_forms import LAYOUTS, MODES, PEERS, Case, Contender, Job, check_names, compile_ahead
 from fastconv.models import MAIN_NETWORKS, build, flatten_output, network, photographs
-from fastconv.models.compare import CLASS_DTYPE, Agreement, agreement, precision_of, pytorch_class
+from fastconv.models.compare import Agreement, agreement, precision_of, pytorch_class
 
-FORMS = ("eager", "compile", "graph")
-# PyTorch's own, each with all that it can do beside ours: a compiled network in a graph, and, for the fused modes, the
-# network with its batch norms folded into the convolutions by torch.fx.
-PEER_FORMS = (*FORMS, "compile_graph", "folded", "folded_compile", "folded_graph", "folded_compile_graph")
-MODES = (*FORMS, "fused", "fused_graph")
-LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+PEER_NAMES = {**PEERS, network_parts.NAME: None}
+CPU_MODES, CPU_PEERS = ("eager", "fused"), ("torch_eager", "folded_eager", "compile_default")
 KEY = ("network", "batch", "class", "mode")
-LAYER_PASSES = 3
+SLOWER_LAYOUT = 1.25  # a layout this many times slower than another of its form runs 3 rounds only
+COMPILE_LIMIT_S = 120.0
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Contender:
-    """`ours`: the swapped network; else PyTorch's own."""
-
-    ours: bool
-    form: str
-    layout: str
-
-    @property
-    def name(self) -> str:
-        who = "fastconv" if self.ours else "torch"
-        return f"{who}_{self.layout}" if self.form == "eager" else f"{who}_{self.form}_{self.layout}"
-
-    @property
-    def parts(self) -> frozenset[str]:
-        """What the form is made of: fused (ours), folded (PyTorch's), compile, graph."""
-        return frozenset(self.form.split("_")) - {"eager"}
-
-
-@dataclass
-class _Case:
-    """One network in one class: its models, made when first asked for, and what was found out about them."""
-
-    base: nn.Module
-    cls: str
-    algorithm: str
-    pictures: Tensor
-    device: torch.device
-    models: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
-    inputs: dict[str, Tensor] = field(default_factory=dict)
-    counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # kind -> layers that are ours, all
-
-    def input(self, layout: str) -> Tensor:
-        if layout not in self.inputs:
-            x = self.pictures.to(self.device, CLASS_DTYPE[self.cls])
-            self.inputs[layout] = x.to(memory_format=LAYOUTS[layout])
-        return self.inputs[layout]
-
-    def model(self, ours: bool, layout: str, form: str = "eager") -> nn.Module:
-        kind = _kind(ours, form)
-        if (kind, layout) not in self.models:
-            model = copy.deepcopy(self.base).to(self.device, CLASS_DTYPE[self.cls])
-            model = model.to(memory_format=LAYOUTS[layout])  # type: ignore[call-overload]
-            precision = precision_of(self.cls)
-            if kind == "swapped":
-                report = fastconv.swap_(model, algorithm=self.algorithm, precision=precision)
-                self.counts[kind] = report.swapped, report.total
-            elif kind == "fused":
-                model = fastconv.fuse(model, algorithm=self.algorithm, precision=precision)
-                rows = model.report.rows
-                self.counts[kind] = sum(bool(row.fused) for row in rows), len(rows)
-            elif kind == "folded":
-                model = fold(model).to(memory_format=LAYOUTS[layout])  # type: ignore[call-overload]
-            self.models[kind, layout] = model
-        return self.models[kind, layout]
-
-    def call(self, contender: Contender) -> Callable[[], Any]:
-        """One forward pass of a contender. Compilation and capture happen here or in the first call."""
-        model, x = self.model(contender.ours, contender.layout, contender.form), self.input(contender.layout)
-        compiled = "compile" in contender.parts
-        forward: Callable[..., Any] = torch.compile(model, dynamic=False) if compiled else model
-        return _graphed(forward, x) if "graph" in contender.parts else lambda: forward(x)
-
-
-def _kind(ours: bool, form: str) -> str:
-    """Which model a form runs: torch, folded, swapped or fused."""
-    special = "fused" if ours else "folded"
-    return special if special in form.split("_") else "swapped" if ours else "torch"
-
-
-def _graphed(model: Callable[..., Any], x: Tensor) -> Callable[[], Any]:
-    if not x.is_cuda:
-        raise RuntimeError("CUDA graphs need a CUDA device")
-    stream = torch.cuda.Stream(x.device)
-    stream.wait_stream(torch.cuda.current_stream(x.device))
-    with torch.cuda.stream(stream):
-        model(x)  # lazy loading and cuDNN's search, which a capture does not allow
-    torch.cuda.synchronize(x.device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        output = model(x)
-
-    def replay() -> Any:
-        graph.replay()
-        return output
-
-    return replay
-
-
-def fold(model: nn.Module) -> nn.Module:
-    """A copy with its batch norms folded into the convolutions by PyTorch's own tool: the rival of `fastconv.fuse`."""
-    from torch.fx.experimental import optimization
-
-    return optimization.fuse(model)
-
-
-def _synchronised(call: Callable[[], Any], device: torch.device) -> Callable[[], None]:
-    def run() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        call()
-
-    return run
-
-
-def swapped_layers(model: nn.Module) -> list[str]:
-    """Names of the layers of a model that are fastconv's."""
-    return [name for name, module in model.named_modules() if isinstance(module, fastconv.Conv2d)]
-
-
-def time_inside(model: nn.Module, layers: Iterable[str], x: Tensor, passes: int = LAYER_PASSES) -> float:
-    """Microseconds that one forward pass spends inside the named layers: the median over `passes`, one more before.
-
-    On CUDA each layer is enclosed in two events, and the GPU is kept waiting until the host has put the whole pass into
-    its queue: the sum is of GPU time, without launch gaps.
-    """
-    cuda = x.is_cuda
-    spans: list[tuple[Any, Any]] = []
-    begun: list[Any] = []
-
-    def stamp() -> Any:
-        if not cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def before(module: nn.Module, inputs: Any) -> None:
-        begun.append(stamp())
-
-    def after(module: nn.Module, inputs: Any, output: Any) -> None:
-        spans.append((begun.pop(), stamp()))
-
-    modules = dict(model.named_modules())
-    hooks = [
-        hook
-        for name in layers
-        for hook in (modules[name].register_forward_pre_hook(before), modules[name].register_forward_hook(after))
-    ]
-    sums: list[float] = []
-    try:
-        begin = time.perf_counter()
-        model(x)
-        host_s = time.perf_counter() - begin
-        for _ in range(passes):
-            spans.clear()
-            if cuda:
-                torch.cuda.synchronize(x.device)
-                # Cycles at no more than 2 GHz: the pause outlasts the host's work, of which the warm-up tells the size.
-                torch.cuda._sleep(int(2e9 * min(2 * host_s, 0.2)))
-            model(x)
-            if cuda:
-                torch.cuda.synchronize(x.device)
-                sums.append(sum(first.elapsed_time(second) for first, second in spans) * 1e3)
-            else:
-                sums.append(sum(second - first for first, second in spans) * 1e6)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return statistics.median(sums)
 
 
 def suite_name(device: torch.device) -> str:
@@ -212,26 +45,23 @@ def contenders_of(
 
     Raises ValueError for an unknown mode, form or layout.
     """
-
-    def layouts_of(form: str) -> Sequence[str]:
-        return compiled_layouts if "compile" in form else layouts
-
-    every_layout = [*layouts, *compiled_layouts]
-    for kind, values, known in (
-        ("mode", modes, MODES),
-        ("peer", peers, PEER_FORMS),
-        ("layout", every_layout, tuple(LAYOUTS)),
-    ):
-        for value in values:
-            if value not in known:
-                raise ValueError(f"{kind} is {value!r}; expected one of {', '.join(known)}")
+    check_names("mode", modes, MODES)
+    check_names("peer", peers, PEER_NAMES)
+    check_names("layout", [*layouts, *compiled_layouts], LAYOUTS)
     found = [
-        Contender(ours, form, layout)
-        for ours, forms in ((True, modes), (False, peers))
-        for form in forms
-        for layout in layouts_of(form)
+        Contender(ours, name, layout)
+        for ours, names, forms in ((True, modes, MODES), (False, peers, PEERS))
+        for name in names
+        if name in forms
+        for layout in (layouts if forms[name].mode is None else compiled_layouts)
     ]
-    return sorted(found, key=lambda contender: "compile" in contender.parts)
+    return sorted(found, key=lambda contender: contender.form.mode is not None)
+
+
+def compiled_layouts_of(cls: str) -> tuple[str, ...]:
+    """The layout that compiled networks have unless another is asked for: where PyTorch's convolutions of the class are
+    the faster ones. (Left alone, Inductor takes NHWC.)"""
+    return ("nchw",) if cls in ("ieee", "fp32") else ("nhwc",)
 
 
 def run(
@@ -249,19 +79,24 @@ def run(
     batch: int | None = None,
     image: int | None = None,
     reference_pictures: int = 8,
+    compile_limit_s: float | None = COMPILE_LIMIT_S,
+    compile_workers: int = 0,
     budget_s: float | None = None,
+    resume: bool = False,
     report: Report = lambda line: None,
 ) -> results.Document:
     """Times networks and compares their outputs with float64; returns the result file's content.
 
     networks, classes: names, see `fastconv.models.NETWORKS` and `CLASS_DTYPE`.
-    compiled_layouts: those of compiled networks, if not all: the compiler lays convolutions out as it likes.
-    modes: how ours runs, one row each: "eager", "compile", "graph" swapped, "fused" and "fused_graph" through
-        `fastconv.fuse`. peers: how PyTorch runs, of PEER_FORMS; graphs are rivals of graphs alone, folded batch norms
-        of the fused modes alone. None: all on CUDA; on the CPU ours "eager" and "fused", peers "eager" and "compile".
+    modes: how ours runs, of MODES, one row each. peers: how PyTorch runs, of PEER_NAMES. None: all on CUDA, the cheap
+        ones on the CPU. layouts, compiled_layouts: of eager and of compiled networks; None: compiled_layouts_of.
     batch, image: instead of the network's own. reference_pictures: pictures of the batch that are compared.
     out: the result file, written after every network and class; rows of the same machine and commit are kept.
+        `network_layers.json` beside it has the layers of cudnn_best_layers.
+    compile_limit_s: what is not compiled within so many seconds is given up. compile_workers: so many processes first
+        compile everything there is to compile, for the caches on disk, in half of `budget_s` at most.
     budget_s: after so many seconds nothing more is compiled, and no further network or class is begun.
+    resume: networks and classes of which `out` holds every mode are passed over.
     Raises ValueError for an unknown name. A contender that fails is null in its row, the reason under `failures`.
     """
     for name in networks:
@@ -270,32 +105,60 @@ def run(
         precision_of(cls)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     cuda = target.type == "cuda"
-    modes = (MODES if cuda else ("eager", "fused")) if modes is None else modes
-    peers = (PEER_FORMS if cuda else ("eager", "compile")) if peers is None else peers
-    contenders = contenders_of(modes, peers, layouts, layouts if compiled_layouts is None else compiled_layouts)
+    modes = (tuple(MODES) if cuda else CPU_MODES) if modes is None else modes
+    peers = (tuple(PEER_NAMES) if cuda else CPU_PEERS) if peers is None else peers
+    contenders = {
+        cls: contenders_of(modes, peers, layouts, compiled_layouts or compiled_layouts_of(cls)) for cls in classes
+    }
     head = environment.describe(suite_name(target), target)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}
+    best_layers = None
+    if network_parts.NAME in peers:
+        path = Path(out).with_name("network_layers.json") if out else None
+        best_layers = network_parts.BestLayers(path, head, target, rounds)
     deadline = None if budget_s is None else time.perf_counter() + budget_s
 
-    for name in networks:
-        if _is_past(deadline):
-            break
-        entry = network(name)
-        base = build(name, image=image)
-        pictures = photographs(batch or entry.batch, image or entry.image)
-        reference = _reference(base, pictures[:reference_pictures], target)
-        for cls in classes:
-            if _is_past(deadline):
-                report(f"{name} {cls}: not begun, the time is spent")
-                break
-            case = _Case(base, cls, algorithm, pictures, target)
-            for row in _measure(name, case, contenders, modes, reference, rounds, deadline, report):
-                results.put(document, row, KEY)
-                report(_line(row))
-            if out:
-                results.write(out, document)
-            del case
-            _free(target)
+    sizes = {name: (batch or network(name).batch, image or network(name).image) for name in networks}
+    held = {tuple(row[each] for each in KEY) for row in document["rows"]} if resume else set()
+    work = {
+        name: [cls for cls in classes if any((name, sizes[name][0], cls, mode) not in held for mode in modes)]
+        for name in networks
+    }
+    if compile_workers:
+        jobs = [
+            Job(name, cls, contender, algorithm, *sizes[name], str(target), compile_limit_s)
+            for name, wanted in work.items()
+            for cls in wanted
+            for contender in contenders[cls]
+            if contender.form.mode is not None and not contender.form.graph
+        ]
+        compile_ahead(jobs, compile_workers, None if budget_s is None else budget_s / 2, report)
+
+    with environment.ClockMonitor(target) as clocks:
+        for name, wanted in work.items():
+            if not wanted or _is_past(deadline):
+                report(f"{name}: passed over, {'the time is spent' if wanted else 'the file has its rows'}")
+                continue
+            base, pictures = build(name, image=image), photographs(*sizes[name])
+            reference = _reference(base, pictures[:reference_pictures], target)
+            for cls in wanted:
+                if _is_past(deadline):
+                    report(f"{name} {cls}: not begun, the time is spent")
+                    break
+                case = Case(base, cls, algorithm, pictures, target, compile_limit_s)
+                clocks.take()
+                found = _Measured(name, case, contenders[cls], reference, rounds, deadline, report)
+                machine = clocks.take()
+                found.release()
+                bound = _cudnn_bound(found, case, best_layers, deadline)
+                for mode in modes:
+                    row = found.row(mode, peers, *bound) | machine
+                    results.put(document, row, KEY)
+                    report(_line(row))
+                if out:
+                    results.write(out, document)
+                del case, found
+                _free(target)
     return document
 
 
@@ -322,111 +185,205 @@ def _first(output: Tensor | tuple[Tensor, ...], count: int) -> Tensor | tuple[Te
     return output[:count] if isinstance(output, Tensor) else tuple(tensor[:count] for tensor in output)
 
 
-@torch.inference_mode()
-def _measure(
-    name: str,
-    case: _Case,
-    contenders: Sequence[Contender],
-    modes: Sequence[str],
-    reference: Any,
-    rounds: int,
-    deadline: float | None,
-    report: Report,
-) -> list[results.Row]:
-    calls: dict[str, Callable[[], None]] = {}
-    agreements: dict[str, Agreement] = {}
-    failures: dict[str, str] = {}
-    count = len(flatten_output(reference))
-    with pytorch_class(case.cls):
-        for contender in contenders:
-            if "compile" in contender.parts and _is_past(deadline):
-                failures[contender.name] = "not compiled: the time is spent"
-                continue
-            begin = time.perf_counter()
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    call = case.call(contender)
-                    agreements[contender.name] = agreement(_first(call(), count), reference)
-                calls[contender.name] = _synchronised(call, case.device)
-            except Exception as error:
-                failures[contender.name] = timing.message_of(error)
-                timing.recover()
-            report(f"{name} {case.cls} {contender.name}: ready in {time.perf_counter() - begin:.1f} s")
-        measured = timing.measure(calls, device=case.device, rounds=rounds, flush=False, graph=False)
-        failures |= measured.failures
-        times = measured.timings
-        layers = _layer_times(case, [contender for contender in contenders if contender.name in times], times)
-    rows = []
-    for mode in modes:
-        peers = {c.name: times[c.name].us if c.name in times else None for c in contenders if _is_rival(c, mode)}
-        best_peer = _fastest({key: us for key, us in peers.items() if us is not None})
-        ours = {c.layout: c.name for c in contenders if c.ours and c.form == mode}
-        by_layout = {layout: times[key].us for layout, key in ours.items() if key in times}
-        layout = _fastest(by_layout)
-        timed = None if layout is None else times[ours[layout]]
-        own = None if layout is None else agreements[ours[layout]]
-        peer = None if best_peer is None else agreements[best_peer]
-        counts = case.counts.get(_kind(True, mode), (0, 0))
-        rows.append(
-            {
-                "network": name,
-                "batch": len(case.pictures),
-                "class": case.cls,
-                "mode": mode,
-                "algorithm": case.algorithm,
-                "layout": layout,
-                "us": timed and timed.us,
-                "us_q25": timed and timed.q25,
-                "us_q75": timed and timed.q75,
-                "layouts": {layout: by_layout.get(layout) for layout in ours},
-                "peers": peers,
-                "best_peer": best_peer,
-                "best_peer_us": None if best_peer is None else peers[best_peer],
-                "logits_error": own and own.relative_l2,
-                "peer_error": peer and peer.relative_l2,
-                "top1_agreement": own and own.top1,
-                "peer_top1_agreement": peer and peer.top1,
-                "swapped": counts[0],
-                "total": counts[1],
-                "layers_us": layers[True] if mode == "eager" else None,
-                "peer_layers_us": layers[False] if mode == "eager" else None,
-                "failures": failures,
-            }
-        )
-    return rows
-
-
-def _is_rival(contender: Contender, mode: str) -> bool:
-    """A captured graph competes with ours as a graph alone, folded batch norms with ours fused: who asks for it can
-    have both."""
-    asked = {"graph"} & set(mode.split("_")) | ({"folded"} if _kind(True, mode) == "fused" else set())
-    return not contender.ours and contender.parts & {"graph", "folded"} <= asked
-
-
-def _layer_times(
-    case: _Case, contenders: Sequence[Contender], times: dict[str, timing.Timing]
-) -> dict[bool, float | None]:
-    """Time inside the layers that the swap took, ours (True) and PyTorch's, each in its faster eager layout."""
-    found: dict[bool, float | None] = {True: None, False: None}
-    swapped = next((swapped_layers(model) for (kind, _), model in case.models.items() if kind == "swapped"), [])
-    for ours in found:
-        layout = _fastest({c.layout: times[c.name].us for c in contenders if c.ours == ours and c.form == "eager"})
-        if layout is not None and swapped:
-            found[ours] = time_inside(case.model(ours, layout), swapped, case.input(layout))
-    return found
-
-
 def _fastest(times: dict[str, float]) -> str | None:
     return min(times, key=lambda name: times[name], default=None)
+
+
+class _Measured:
+    """All contenders of one network and class, measured when made; then a row for each mode."""
+
+    def __init__(
+        self, name: str, case: Case, contenders: Sequence[Contender], reference: Any, rounds: int,
+        deadline: float | None, report: Report,
+    ) -> None:  # fmt: skip
+        self.name, self.case, self.contenders = name, case, contenders
+        self.batch = len(case.pictures)
+        self.agreements: dict[str, Agreement] = {}
+        self.failures: dict[str, str] = {}
+        self.peak_bytes: dict[str, int] = {}
+        self.groups: dict[str, dict[str, float]] = {}
+        self._calls: dict[str, Callable[[], Any]] = {}
+        estimates: dict[str, float] = {}
+        # Every form of a network compiles the same code object.
+        with torch.inference_mode(), pytorch_class(case.cls), torch._dynamo.config.patch(recompile_limit=256):
+            for contender in contenders:
+                if contender.form.mode is not None and _is_past(deadline):
+                    self.failures[contender.name] = "not compiled: the time is spent"
+                    continue
+                begin = time.perf_counter()
+                try:
+                    estimates[contender.name] = self._prepare(contender, reference)
+                except Exception as error:
+                    self.failures[contender.name] = timing.message_of(error)
+                    timing.recover()
+                seconds = time.perf_counter() - begin
+                state = self.failures.get(contender.name, "ready")
+                report(f"{name} {case.cls} {contender.name}: {state} in {seconds:.1f} s")
+            measured = timing.measure(
+                {key: _synchronised(call, case.device) for key, call in self._calls.items()},
+                device=case.device, rounds=rounds, few_rounds=_slower(contenders, estimates), flush=False, graph=False,
+            )  # fmt: skip
+            self.failures |= measured.failures
+            self.times = measured.timings
+            self._profile()
+            self.counts = {
+                kind: case.counts(kind, layout) for kind, layout in case.models if kind in ("swapped", "fused")
+            }
+
+    def _prepare(self, contender: Contender, reference: Any) -> float:
+        """Makes a contender ready, compares its output, and returns the time of one call."""
+        cuda = self.case.device.type == "cuda"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call = self.case.call(contender)
+        output = call()
+        self.agreements[contender.name] = agreement(_first(output, len(flatten_output(reference))), reference)
+        del output
+        if cuda and not contender.has_graph:
+            torch.cuda.reset_peak_memory_stats(self.case.device)
+            held = torch.cuda.memory_allocated(self.case.device)
+            call()
+            self.peak_bytes[contender.name] = torch.cuda.max_memory_allocated(self.case.device) - held
+        self._calls[contender.name] = call
+        return timing.once(call, self.case.device)[1]
+
+    def _profile(self) -> None:
+        """Kernels by group, of what is launched kernel by kernel."""
+        for contender in self.contenders:
+            if contender.name in self.times and not contender.has_graph:
+                try:
+                    self.groups[contender.name] = network_parts.kernel_groups(
+                        self._calls[contender.name], self.case.device
+                    )
+                except RuntimeError as error:
+                    self.failures[f"groups of {contender.name}"] = timing.message_of(error)
+                    timing.recover()
+
+    def release(self) -> None:
+        """Gives up what was timed: the memory is needed."""
+        self._calls.clear()
+        self.case.release()
+        _free(self.case.device)
+
+    def rest_us(self) -> float | None:
+        """The least time of all kernels but convolutions in a form of PyTorch's network whose convolutions are
+        PyTorch's operator (max-autotune may write its own, and fuse them with others)."""
+        rests = [
+            sum(us for group, us in self.groups[contender.name].items() if group != "convolution")
+            for contender in self.contenders
+            if not contender.ours and contender.form.mode in (None, "default") and contender.name in self.groups
+        ]
+        return min(rests, default=None)
+
+    def _layouts(self, ours: bool, form_name: str) -> dict[str, float | None]:
+        return {
+            c.layout: self.times[c.name].us if c.name in self.times else None
+            for c in self.contenders
+            if (c.ours, c.form_name) == (ours, form_name)
+        }
+
+    def row(self, mode: str, peers: Sequence[str], bound_us: float | None, why_no_bound: str) -> results.Row:
+        layouts = self._layouts(True, mode)
+        timed = {layout: us for layout, us in layouts.items() if us is not None}
+        layout = _fastest(timed)
+        key = None if layout is None else Contender(True, mode, layout).name
+        peer_layouts = {name: self._layouts(False, name) for name in peers if name in PEERS}
+        best: dict[str, float] = {}
+        best_key = None
+        for name, its in peer_layouts.items():
+            ran = {each: us for each, us in its.items() if us is not None}
+            if (fastest := _fastest(ran)) is not None:
+                best[name] = ran[fastest]
+                if min(best.values()) == ran[fastest]:
+                    best_key = Contender(False, name, fastest).name
+        peer_us: dict[str, float | None] = {name: best.get(name) for name in peer_layouts}
+        failures = dict(self.failures)
+        if network_parts.NAME in peers:
+            peer_us[network_parts.NAME] = bound_us
+            failures |= {network_parts.NAME: why_no_bound} if bound_us is None else {}
+        best_peer = _fastest(best)
+        time_of = self.times.get(key or "")
+        own, peer = self.agreements.get(key or ""), self.agreements.get(best_key or "")
+        groups = self.groups.get(key or "")
+        counts = self.counts.get(MODES[mode].model, dict.fromkeys(("swapped", "ours", "fused", "total"), 0))
+        return {
+            "network": self.name,
+            "batch": self.batch,
+            "class": self.case.cls,
+            "mode": mode,
+            "algorithm": self.case.algorithm,
+            "layout": layout,
+            "us": time_of and time_of.us,
+            "us_q25": time_of and time_of.q25,
+            "us_q75": time_of and time_of.q75,
+            "rounds": time_of and time_of.rounds,
+            "layouts": layouts,
+            "peers": peer_us,
+            "peer_layouts": peer_layouts,
+            "best_peer": best_peer,
+            "best_peer_us": None if best_peer is None else best[best_peer],
+            "logits_error": own and own.relative_l2,
+            "peer_error": peer and peer.relative_l2,
+            "top1_agreement": own and own.top1,
+            "peer_top1_agreement": peer and peer.top1,
+            **counts,
+            "layers_us": groups and groups["convolution"],
+            "peak_bytes": self.peak_bytes.get(key or ""),
+            "peer_peak_bytes": self.peak_bytes.get(best_key or ""),
+            "groups": groups,
+            "peer_groups": {name: its for name, its in self.groups.items() if not name.startswith("fastconv_")},
+            "failures": failures,
+        }
+
+
+def _slower(contenders: Sequence[Contender], estimates: dict[str, float]) -> list[str]:
+    """The contenders that another layout of the same form beats by far."""
+    best: dict[tuple[bool, str], float] = {}
+    for c in contenders:
+        if c.name in estimates:
+            best[c.ours, c.form_name] = min(estimates[c.name], best.get((c.ours, c.form_name), estimates[c.name]))
+    return [
+        c.name
+        for c in contenders
+        if c.name in estimates and estimates[c.name] > SLOWER_LAYOUT * best[c.ours, c.form_name]
+    ]
+
+
+def _synchronised(call: Callable[[], Any], device: torch.device) -> Callable[[], None]:
+    def run() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        call()
+
+    return run
+
+
+@torch.inference_mode()
+def _cudnn_bound(
+    found: _Measured, case: Case, best_layers: network_parts.BestLayers | None, deadline: float | None
+) -> tuple[float | None, str]:
+    """`cudnn_best_layers` in microseconds, or why there is none."""
+    if best_layers is None:
+        return None, "not asked for"
+    rest = found.rest_us()
+    if rest is None:
+        return None, "no form of PyTorch's was profiled"
+    try:
+        layers = network_parts.convolutions(case.base, case.pictures.shape)
+    except ValueError as error:
+        return None, f"{error}"
+    total, why = best_layers.sum_us(layers, len(case.pictures), case.cls, lambda: _is_past(deadline))
+    return (None, why) if total is None else (total + rest, "")
 
 
 def _line(row: results.Row) -> str:
     head = f"{row['network']} {row['class']} {row['mode']}"
     if row["us"] is None or row["best_peer_us"] is None:
         return f"{head}: not measured ({'; '.join(row['failures'].values()) or 'no contender'})"
+    bound = row["peers"].get(network_parts.NAME)
     return (
         f"{head}: {row['us'] / 1e3:.2f} ms ({row['layout']}), best peer {row['best_peer_us'] / 1e3:.2f} ms "
         f"({row['best_peer']}), {row['best_peer_us'] / row['us']:.2f}x, error {row['logits_error']:.1e} "
-        f"(peer {row['peer_error']:.1e}), {row['swapped']}/{row['total']} layers"
+        f"(peer {row['peer_error']:.1e}), {row['ours']} of {row['total']} layers ours"
+        + ("" if bound is None else f"; best cuDNN layers {bound / 1e3:.2f} ms")
     )

@@ -1,0 +1,291 @@
+"""The forms in which a whole network runs: ours and PyTorch's own, from a plain forward to max-autotune with freezing.
+
+A form says which model runs (as it is, batch norms folded, swapped, fused), how it is compiled, and whether it is
+captured in a CUDA graph. A contender is a form in one memory layout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import multiprocessing
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fastconv
+from fastconv.models.compare import CLASS_DTYPE, precision_of, pytorch_class
+
+LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+
+
+@dataclass(frozen=True)
+class Form:
+    """model: torch, folded, swapped or fused. mode: that of torch.compile; None: eager. frozen: with Inductor's
+    freezing, which makes constants of the weights and folds batch norms. graph: captured in a CUDA graph by us, with
+    its input in place; a mode may bring a graph of its own."""
+
+    model: str
+    mode: str | None = None
+    frozen: bool = False
+    graph: bool = False
+
+
+# Ours, a row of the result file each.
+MODES = {
+    "eager": Form("swapped"),
+    "compile": Form("swapped", "default"),
+    "graph": Form("swapped", graph=True),
+    "fused": Form("fused"),
+    "fused_graph": Form("fused", graph=True),
+}
+
+# PyTorch's own. folded: batch norms folded into the convolutions by torch.fx.
+PEERS = {
+    "torch_eager": Form("torch"),
+    "torch_graph": Form("torch", graph=True),
+    "folded_eager": Form("folded"),
+    "folded_graph": Form("folded", graph=True),
+    "compile_default": Form("torch", "default"),
+    "compile_graph": Form("torch", "default", graph=True),
+    "compile_reduce_overhead": Form("torch", "reduce-overhead"),
+    "compile_max_autotune": Form("torch", "max-autotune"),
+    "frozen_default": Form("torch", "default", frozen=True),
+    "frozen_reduce_overhead": Form("torch", "reduce-overhead", frozen=True),
+    "frozen_max_autotune": Form("torch", "max-autotune", frozen=True),
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A form of one side in one memory layout; `name` is unique among all contenders of a network and class."""
+
+    ours: bool
+    form_name: str
+    layout: str
+
+    @property
+    def form(self) -> Form:
+        return (MODES if self.ours else PEERS)[self.form_name]
+
+    @property
+    def name(self) -> str:
+        return f"{'fastconv_' if self.ours else ''}{self.form_name}_{self.layout}"
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether the GPU gets all of it in one launch: neither its kernels nor its memory can be told apart."""
+        return self.form.graph or self.form.mode in ("reduce-overhead", "max-autotune")
+
+
+def compiler_options(form: Form, layout: str) -> dict[str, Any]:
+    """Inductor's options of a compiled form. It makes convolutions channels_last unless told not to."""
+    from torch._inductor import list_mode_options
+
+    return {**list_mode_options(form.mode), "freezing": form.frozen, "layout_optimization": layout == "nhwc"}
+
+
+class TimeIsUp(BaseException):
+    """Not an Exception: nothing that a compiler tries on the way may swallow it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raises TimeoutError in the block after `seconds` (None: never). In the main thread of a POSIX system; elsewhere
+    there is no limit."""
+    if seconds is None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    except TimeIsUp:
+        raise TimeoutError(f"not ready within {seconds:.0f} s") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def fold(model: nn.Module) -> nn.Module:
+    """A copy with its batch norms folded into the convolutions by PyTorch's own tool: the rival of `fastconv.fuse`."""
+    from torch.fx.experimental import optimization
+
+    return optimization.fuse(model)
+
+
+@dataclass
+class Case:
+    """One network in one class: its models and compiled models, made when first asked for, and shared by the forms."""
+
+    base: nn.Module
+    cls: str
+    algorithm: str
+    pictures: Tensor
+    device: torch.device
+    compile_limit_s: float | None = None
+    models: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    swaps: dict[str, fastconv.SwapReport] = field(default_factory=dict)  # of the swapped models, by layout
+    _compiled: dict[tuple[str, str | None, bool, str], Callable[..., Any]] = field(default_factory=dict)
+    _pool: Any = None  # of all captures: one graph runs at a time, and nobody reads an older one's output
+
+    def input(self, layout: str) -> Tensor:
+        if layout not in self.inputs:
+            x = self.pictures.to(self.device, CLASS_DTYPE[self.cls])
+            self.inputs[layout] = x.to(memory_format=LAYOUTS[layout])
+        return self.inputs[layout]
+
+    def model(self, kind: str, layout: str) -> nn.Module:
+        """kind: torch, folded, swapped or fused."""
+        if (kind, layout) not in self.models:
+            model = copy.deepcopy(self.base).to(self.device, CLASS_DTYPE[self.cls])
+            model = model.to(memory_format=LAYOUTS[layout])  # type: ignore[call-overload]
+            precision = precision_of(self.cls)
+            if kind == "swapped":
+                self.swaps[layout] = fastconv.swap_(model, algorithm=self.algorithm, precision=precision)
+            elif kind == "fused":
+                model = fastconv.fuse(model, algorithm=self.algorithm, precision=precision)
+            elif kind == "folded":
+                model = fold(model).to(memory_format=LAYOUTS[layout])  # type: ignore[call-overload]
+            self.models[kind, layout] = model
+        return self.models[kind, layout]
+
+    def call(self, contender: Contender) -> Callable[[], Any]:
+        """One forward pass of a contender. All searches, compilation and capture are done when it is returned."""
+        form, layout = contender.form, contender.layout
+        x = self.input(layout)
+        forward: Callable[..., Any] = self.model(form.model, layout)
+        if form.mode is not None:
+            forward = self.compiled(form, layout)
+        return self._graphed(forward, x) if form.graph else lambda: forward(x)
+
+    def compiled(self, form: Form, layout: str) -> Callable[..., Any]:
+        """The compiled model of a form. Raises TimeoutError where `compile_limit_s` is too short."""
+        key = form.model, form.mode, form.frozen, layout
+        if key not in self._compiled:
+            from torch._inductor import config
+
+            options, x = compiler_options(form, layout), self.input(layout)
+            compiled = torch.compile(self.model(form.model, layout), dynamic=False, options=options)
+            # Freezing is also asked for where Dynamo traces.
+            with config.patch(options):
+                with time_limit(self.compile_limit_s):
+                    compiled(x)
+                for _ in range(2):  # a mode's own graph is recorded in the second call
+                    compiled(x)
+            self._compiled[key] = compiled
+        return self._compiled[key]
+
+    def _graphed(self, model: Callable[..., Any], x: Tensor) -> Callable[[], Any]:
+        if not x.is_cuda:
+            raise RuntimeError("CUDA graphs need a CUDA device")
+        stream = torch.cuda.Stream(x.device)
+        stream.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.cuda.stream(stream):
+            model(x)  # lazy loading and cuDNN's search, which a capture does not allow
+        torch.cuda.synchronize(x.device)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, pool=self._pool):
+            output = model(x)
+
+        def replay() -> Any:
+            graph.replay()
+            return output
+
+        return replay
+
+    def release(self) -> None:
+        """Gives all models, compiled models and inputs up."""
+        self.models.clear()
+        self.inputs.clear()
+        self._compiled.clear()
+
+    def counts(self, kind: str, layout: str) -> dict[str, int]:
+        """Of a swapped or fused model, after a forward pass: `total` convolutions, `swapped` of them fastconv's, `ours`
+        of these where an algorithm of ours ran (in the others PyTorch's own convolution did), `fused` with more."""
+        model = self.model(kind, layout)
+        model(self.input(layout))
+        report: Any = model.report if kind == "fused" else self.swaps[layout]
+        taken = [row for row in report.rows if (row.fused if kind == "fused" else row.swapped)]
+        return {
+            "swapped": len(taken),
+            "ours": sum(row.algorithm != "torch" for row in taken),
+            "fused": report.fused if kind == "fused" else 0,
+            "total": report.total,
+        }
+
+
+def check_names(kind: str, values: Any, known: Mapping[str, Any]) -> None:
+    """Raises ValueError naming the first of `values` that is not among `known`."""
+    for value in values:
+        if value not in known:
+            raise ValueError(f"{kind} is {value!r}; expected one of {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A compilation, as plain values that travel to a worker process."""
+
+    network: str
+    cls: str
+    contender: Contender
+    algorithm: str
+    batch: int
+    image: int
+    device: str
+    limit_s: float | None
+
+
+def compile_one(job: Job) -> None:
+    """Compiles what a contender runs, for the sake of Inductor's and Triton's caches on disk; a failure shows later.
+
+    Nothing that is chosen by timing is kept: other processes compile, and use the device, at the same time.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config
+
+    from fastconv.models import build, photographs
+
+    device, form = torch.device(job.device), job.contender.form
+    keeps_graph = form.mode != "max-autotune"
+    base, pictures = build(job.network, image=job.image), photographs(job.batch, job.image)
+    case = Case(base, job.cls, job.algorithm, pictures, device, job.limit_s)
+    with (
+        torch.inference_mode(), pytorch_class(job.cls, benchmark=False), warnings.catch_warnings(),
+        config.patch(autotune_local_cache=False, fx_graph_cache=keeps_graph),
+        functorch_config.patch(enable_autograd_cache=keeps_graph),
+    ):  # fmt: skip
+        warnings.simplefilter("ignore")
+        case.compiled(form, job.contender.layout)
+
+
+def compile_ahead(jobs: Sequence[Job], workers: int, limit_s: float | None, report: Callable[[str], None]) -> None:
+    """Compiles in `workers` processes at a time until all is done, for at most `limit_s` seconds."""
+    begin = time.perf_counter()
+    pool = futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    waiting = {pool.submit(compile_one, job): job for job in jobs}
+    try:
+        for done in futures.as_completed(waiting, limit_s):
+            job, error = waiting[done], done.exception()
+            state = "compiled" if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
+            report(f"{job.network} {job.cls} {job.contender.name}: {state} after {time.perf_counter() - begin:.0f} s")
+    except TimeoutError:
+        report("compiling ahead: the time is spent")
+        for process in list((pool._processes or {}).values()):  # what is compiling cannot be asked to stop
+            process.terminate()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
