@@ -228,8 +228,9 @@ def bench_layers(
     classes: Annotated[str, typer.Option(help="Accuracy classes; default all, on the CPU fp32.")] = "",
     algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
     layouts: Annotated[str, typer.Option(help="Of ours: nchw, nhwc; default nhwc, on the CPU both.")] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs, at least.")] = 20,
-    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="More rounds while ahead of it.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs.")] = 20,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no layer after.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what the file has of this commit.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
@@ -249,12 +250,25 @@ def bench_layers(
         algorithms=split(algorithms, "algorithms", known) if algorithms else None,
         rounds=rounds,
         budget_s=budget,
+        resume=resume,
         out=json_path,
         device=where,
         layouts=split(layouts, "layouts", ["nchw", "nhwc"]) if layouts else None,
         console=console,
     )
     check_measured(document)
+
+
+@bench_app.command("build-cutlass")
+def bench_build_cutlass(
+    headers: Annotated[Path, typer.Argument(help="CUTLASS's folder with include/ and tools/util/include.")],
+    architecture: Annotated[str, typer.Option(help="Compute capability to compile for.")] = "90",
+    out: Annotated[Path | None, typer.Option(help="The library; default where the bench looks for it.")] = None,
+) -> None:
+    """Compiles CUTLASS's 3xTF32 convolution, a rival of class fp32 in the layer sets, with nvcc."""
+    from fastconv.bench import cutlass
+
+    console.print(f"built {cutlass.build(headers, architecture, out or cutlass.LIBRARY)}", markup=False)
 
 
 @bench_app.command("sweep")
@@ -270,7 +284,7 @@ def bench_sweep(
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64",
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32",
     algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs, at least.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs.")] = 20,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
 ) -> None:

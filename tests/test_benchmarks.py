@@ -1,5 +1,6 @@
 """The bench: structure and honesty of what it writes and draws. Nothing here asserts a time."""
 
+import contextlib
 import itertools
 import json
 import math
@@ -102,11 +103,17 @@ def test_timing_structure_on_the_cpu():
         assert not result.graph
 
 
-def test_rounds_go_on_only_within_the_budget():
-    call = {"nothing": lambda: None}
-    spent = timing.measure(call, device="cpu", rounds=5, max_rounds=9, budget_s=0.0, flush=False)
-    ahead = timing.measure(call, device="cpu", rounds=5, max_rounds=9, budget_s=60.0, flush=False)
-    assert (spent.timings["nothing"].rounds, ahead.timings["nothing"].rounds) == (5, 9)
+def test_the_monitor_runs_while_the_rounds_do_and_not_before():
+    events = []
+
+    @contextlib.contextmanager
+    def monitor():
+        events.append("begin")
+        yield
+        events.append("end")
+
+    timing.measure({"one": lambda: events.append("run")}, device="cpu", rounds=3, flush=False, monitor=monitor())
+    assert events == ["run", "begin", "run", "run", "run", "end"]
 
 
 def test_error_metrics_see_noise_and_bias():
@@ -165,12 +172,14 @@ def test_every_cudnn_peer_that_runs_is_right(dtype):
     orders = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
     inputs = {name: x.contiguous(memory_format=order) for name, order in orders.items()}
     weights = {name: weight.contiguous(memory_format=order) for name, order in orders.items()}
-    calls, refused = peers.peers(inputs, weights, layer, tf32=False)
-    assert len(calls) + len(refused) == 2 + 2 * len(cudnn.ALGORITHMS["forward"])
-    assert any(name.startswith("cudnn_") for name in calls)
+    calls, refused = peers.peers(peers.Operands(inputs, weights, layer, tf32=False))
+    others = 2 * len(("torch", "torch_all", "cudnn_graph", "cublas")) + (dtype == torch.float32)
+    assert len(calls) + len(refused) == others + 2 * len(cudnn.ALGORITHMS["forward"])
     reference = layer_group.Reference(x, weight, layer)
     accuracy = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     measured = timing.measure(calls, device="cuda", rounds=3)
+    expected = {f"{name}_{layout}" for name in ("torch", "cudnn_graph", "cublas") for layout in inputs}
+    assert expected | {f"torch_{layout}_all" for layout in inputs} <= set(measured.timings)
     for name in measured.timings:
         assert reference.error(calls[name]())["l2"] < layer_group.CLASS_ERROR[accuracy], name
 

@@ -36,7 +36,7 @@ def test_times_are_medians_of_each_contenders_own_samples_in_changing_order():
     orders = []
     for seed in (0, 0, 1):
         clock = Stopwatch(series)
-        measured = timing._measure(clock, dict.fromkeys(series, lambda: None), 40, None, 0.0, ["c"], seed)
+        measured = timing._measure(clock, dict.fromkeys(series, lambda: None), 40, ["c"], seed)
         for name, values in series.items():
             kept = values[:3] if name == "c" else values
             quartiles = statistics.quantiles(kept, n=4, method="inclusive")
@@ -56,8 +56,8 @@ def two_peers(monkeypatch):
     def rows(error, **arguments):
         real = peers.torch_convolution
 
-        def rivals(inputs, weights, layer, tf32, *_):
-            exact = real(inputs["nchw"], weights["nchw"], layer, tf32)
+        def rivals(operands, refuse):
+            exact = real(operands.inputs["nchw"], operands.weights["nchw"], operands.layer, operands.tf32)
             noise = exact * error * torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
 
             def slow():

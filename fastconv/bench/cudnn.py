@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,6 +57,12 @@ _PROTOTYPES: dict[str, list] = {
     "cudnnSetConvolution2dDescriptor": [c_void_p] + [c_int] * 8,
     "cudnnSetConvolutionMathType": [c_void_p, c_int],
     "cudnnSetConvolutionGroupCount": [c_void_p, c_int],
+    "cudnnBackendCreateDescriptor": [c_int, POINTER(c_void_p)],
+    "cudnnBackendDestroyDescriptor": [c_void_p],
+    "cudnnBackendSetAttribute": [c_void_p, c_int, c_int, c_int64, c_void_p],
+    "cudnnBackendGetAttribute": [c_void_p, c_int, c_int, c_int64, POINTER(c_int64), c_void_p],
+    "cudnnBackendFinalize": [c_void_p],
+    "cudnnBackendExecute": [c_void_p] * 3,
 }
 for _function in _FUNCTIONS.values():
     _PROTOTYPES[f"cudnnGetConvolution{_function}WorkspaceSize"] = [c_void_p] * 5 + [c_int, POINTER(c_size_t)]
@@ -106,12 +113,18 @@ def call(name: str, *arguments: object) -> None:
         raise CudnnError(f"{name}: {text.decode()} ({status})")
 
 
-@functools.cache
-def _handle(device: int) -> c_void_p:
-    handle = c_void_p()
-    with torch.cuda.device(device):
-        call("cudnnCreate", byref(handle))
-    return handle
+_handles: dict[tuple[int, int], c_void_p] = {}
+
+
+def handle(device: int) -> c_void_p:
+    """This thread's handle for a CUDA device: none is for several threads at once."""
+    key = threading.get_ident(), device
+    if key not in _handles:
+        made = c_void_p()
+        with torch.cuda.device(device):
+            call("cudnnCreate", byref(made))
+        _handles[key] = made
+    return _handles[key]
 
 
 class Descriptor:
@@ -162,7 +175,7 @@ class Problem:
         elif direction == "backward_input":
             x = torch.empty_like(x)
         self.x, self.weight = x, weight
-        self._handle = _handle(x.get_device())
+        self._handle = handle(x.get_device())
         self._x, self._y = Descriptor("Tensor"), Descriptor("Tensor")
         self._weight, self._convolution = Descriptor("Filter"), Descriptor("Convolution")
         dtype, form = DATA_TYPES[x.dtype], FORMATS[layout]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,18 +11,19 @@ from typing import Any
 import torch
 
 from fastconv import testing
-from fastconv.bench import ours, peers, results, timing
+from fastconv.bench import environment, ours, peers, results, timing
 from fastconv.bench.layers import Layer
 
 # A relative L2 error beyond this is not that class: a peer above it is refused, with a note, rather than timed.
 CLASS_ERROR = {"ieee": 5e-5, "fp32": 5e-5, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
 HOPELESS_OURS = 20.0  # times the best so far: not timed
 SLOW_OURS = 5.0  # times the best so far: 3 rounds only, unless `auto` takes it
-HOPELESS_PEER = 3.0  # times the best peer: 3 rounds only
+HOPELESS_PEER = 1.3  # times the best peer, by single calls: 3 rounds only
 SHORT_US = 100.0  # a single call's time below this is mostly the launch, and hopeless for nobody
 SLOW_US = 20e3  # an algorithm of ours is only given up unseen if the planner expects more than this
 
-_TIMER = "timer"  # one element is written: what any contender pays for being timed
+_TIMER = "timer"  # a graph without a kernel: what any contender pays for being timed
+_PACKING = "+packing"  # behind the name of ours: its filter is packed in every call
 
 Call = Callable[[], torch.Tensor]
 
@@ -96,11 +98,23 @@ class Group:
     notes: dict[str, str] = field(default_factory=dict)  # contender -> why it has no time, or is no rival
     banned: Mapping[str, str] = field(default_factory=dict)  # contender -> what it did to an earlier process
     announce: Callable[[str], None] = lambda name: None  # called with a contender's name before it first runs
+    plans: dict[str, str] = field(default_factory=dict)  # rival -> which of its forms, and of how many
+    seconds: dict[str, float] = field(default_factory=dict)  # part of the measurement -> what it took
 
-    def best_us(self, prefix: str = "") -> float:
-        entrants = [entrant for name, entrant in self.entrants.items() if name.startswith(prefix)]
-        estimates = [entrant.estimate_us for entrant in entrants if entrant.is_rival]
+    def best_us(self, among: Callable[[str], bool] = lambda name: True) -> float:
+        estimates = [each.estimate_us for name, each in self.entrants.items() if each.is_rival and among(name)]
         return max(min(estimates, default=math.inf), SHORT_US)
+
+    def refusal(self, error: float) -> str:
+        """Why a rival with that relative L2 error is none; "" if it is one."""
+        limit = CLASS_ERROR[self.classes[0]]
+        return f"error {error:.1e} is beyond the class ({limit:.0e})" if error > limit else ""
+
+    def spent(self, part: str, begin: float) -> float:
+        """Books the time since `begin`; returns now."""
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - begin
+        return now
 
 
 def _enter(group: Group, name: str, call: Call, reference: Reference, limit: float) -> None:
@@ -145,18 +159,24 @@ def _prepare_data(group: Group, seed: int) -> Reference:
 
 def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | None) -> dict[tuple[str, str], str]:
     """Peers first, then ours; returns (class, layout) -> auto's choice."""
-    calls, refused = peers.peers(group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads)
+    operands = peers.Operands(group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads)
+    calls, refused = peers.peers(operands, lambda y: group.refusal(reference.error(y)["l2"]))
     group.notes |= refused
     for name, call in calls.items():
         if name in group.banned:
             group.notes[name] = group.banned[name]
             continue
+        begin = time.perf_counter()
         _enter(group, name, call, reference, math.inf)
-        limit = CLASS_ERROR[group.classes[0]]
-        if name in group.entrants and group.entrants[name].error["l2"] > limit:
-            entrant = group.entrants[name]
-            entrant.is_rival = False  # timed, for whoever wants to know, but no best peer
-            group.notes[name] = f"not a rival: error {entrant.error['l2']:.1e} is beyond the class ({limit:.0e})"
+        group.spent(name, begin)
+        if isinstance(call, peers.Searched):
+            group.plans |= {name: call.description} if call.description else {}
+            beyond = [why for why in call.failures if "beyond the class" in why]
+            if beyond:
+                group.notes[name] = "; ".join(beyond)[:500]
+        if name in group.entrants and (why := group.refusal(group.entrants[name].error["l2"])):
+            group.entrants[name].is_rival = False  # timed, for whoever wants to know, but no best peer
+            group.notes[name] = f"not a rival: {why}"
     choices = {}
     for accuracy in group.classes:
         for layout in group.layouts:
@@ -217,10 +237,13 @@ def _enter_ours(
         timing.recover()
         return
     _enter(group, name, call, reference, math.inf if chosen else HOPELESS_OURS)
+    if chosen and group.n == 1 and algorithm != "torch":
+        packing = ours.packing_contender(algorithm, group.inputs[layout], group.weights["nchw"], group.layer, accuracy)
+        _enter(group, name + _PACKING, packing, reference, math.inf)
 
 
 def _peer_names(group: Group) -> list[str]:
-    return [name for name in (*group.entrants, *group.notes) if name.startswith(("torch_", "cudnn_"))]
+    return [name for name in dict.fromkeys((*group.entrants, *group.notes)) if peers.is_peer(name)]
 
 
 def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Measurement) -> list[results.Row]:
@@ -229,19 +252,22 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
     names = _peer_names(group)
     peer_us = {name: times[name].us if name in times else None for name in names}
     running = [name for name in names if name in times]
-    rivals = [name for name in running if group.entrants[name].is_rival]
-    best_peer = min(rivals, key=lambda name: times[name].us, default=None)
     rows = []
     for (accuracy, layout), choice in choices.items():
+        barred = peers.NOT_IEEE if accuracy == "ieee" else ()
+        rivals = [name for name in running if group.entrants[name].is_rival and name not in barred]
+        best_peer = min(rivals, key=lambda name: times[name].us, default=None)
         prefix = f"{accuracy}/{layout}/"
         mine = {name.removeprefix(prefix) for name in (*group.entrants, *notes) if name.startswith(prefix)}
+        mine = {name for name in mine if not name.endswith(_PACKING)}
         mine_us = {name: times[prefix + name].us if prefix + name in times else None for name in sorted(mine)}
         timed = {name: us for name, us in mine_us.items() if us is not None}
         shown = choice if choice in mine or not timed else min(timed, key=lambda name: timed[name])
-        time_of = times.get(prefix + shown)
+        time_of, packed_in = times.get(prefix + shown), times.get(prefix + shown + _PACKING)
         errors = {name: group.entrants[prefix + name].error for name in mine if prefix + name in group.entrants}
         relevant = {name.removeprefix(prefix): text for name, text in notes.items() if name.startswith(prefix)}
         relevant |= {name: notes[name] for name in names if name in notes}
+        relevant |= {name: f"no rival of class {accuracy}: FP32-accurate on tensor cores" for name in barred}
         row = {
             **group.layer.fields(),
             "n": group.n,
@@ -251,6 +277,7 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
             "algorithm": shown,
             "auto": choice,
             "us": time_of.us if time_of else None,
+            "us_with_packing": packed_in.us if packed_in else None,
             "us_q25": time_of.q25 if time_of else None,
             "us_q75": time_of.q75 if time_of else None,
             "rounds": time_of.rounds if time_of else None,
@@ -267,6 +294,8 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
             "floor_us": group.layer.floor_us(group.n, accuracy) if group.device.type == "cuda" else None,
             "timer_us": times[_TIMER].us,
             "notes": relevant,
+            "peer_plans": dict(group.plans),
+            "seconds": {part: round(seconds, 2) for part, seconds in group.seconds.items()},
             "few_rounds": sorted(
                 name.removeprefix(prefix)
                 for name in times
@@ -282,28 +311,30 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
     return rows
 
 
-def measure(
-    group: Group, algorithms: Sequence[str] | None, rounds: int, budget_s: float, seed: int
-) -> list[results.Row]:
+def measure(group: Group, algorithms: Sequence[str] | None, rounds: int, seed: int) -> list[results.Row]:
     """The rows of a group, one per class and layout of ours. Raises timing.DeviceLost if the GPU fails."""
+    begin = time.perf_counter()
     reference = _prepare_data(group, seed)
+    begin = group.spent("data", begin)
     choices = _enter_all(group, reference, algorithms)
-    peers_best = min((group.best_us("torch_"), group.best_us("cudnn_")))
+    begin = group.spent("first runs", begin)
     peer_names, chosen = _peer_names(group), {f"{'/'.join(key)}/{choice}" for key, choice in choices.items()}
+    chosen |= {name + _PACKING for name in chosen}
+    peers_best = group.best_us(peers.is_peer)
     slow = []
     for name, entrant in group.entrants.items():
         limit = HOPELESS_PEER * peers_best if name in peer_names else SLOW_OURS * group.best_us()
         if entrant.estimate_us > limit and name not in chosen:
             slow.append(name)
     group.announce("")  # each has run alone: from here on nobody in particular is to blame
-    nothing = torch.zeros(1, device=group.device)
+    clocks = environment.ClockMonitor(group.device)
     measured = timing.measure(
-        {name: entrant.call for name, entrant in group.entrants.items()} | {_TIMER: nothing.zero_},
+        {name: entrant.call for name, entrant in group.entrants.items()} | {_TIMER: lambda: None},
         device=group.device,
         rounds=rounds,
-        max_rounds=5 * rounds,
-        budget_s=budget_s,
         few_rounds=slow,
         seed=seed,
+        monitor=clocks,
     )
-    return _rows(group, choices, measured)
+    group.spent("rounds", begin)
+    return [row | clocks.found for row in _rows(group, choices, measured)]

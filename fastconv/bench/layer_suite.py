@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import math
 import sys
@@ -45,11 +46,12 @@ class _Plan:
     layers: list[dict[str, Any]]  # fields of Layer
     algorithms: list[str] | None
     rounds: int
-    budget_s: float | None
+    deadline: float | None  # time.time() after which nothing more is begun
     device: str
     layouts: list[str]
     out: str
     direction: str = "forward"
+    resume: bool = False
 
     def work(self) -> list[tuple[int, Layer, tuple[torch.dtype, bool, list[str]]]]:
         layers, groups = [Layer(**fields) for fields in self.layers], groups_of(self.classes)
@@ -77,12 +79,14 @@ def run(
     isolate: bool | None = None,
     layer_set: str = "layers",
     direction: str = "forward",
+    resume: bool = False,
 ) -> results.Document:
     """Times a layer set and writes the result file, after every layer; returns its content.
 
     classes: of `ieee fp32 tf32 fp16 bf16`; default all, on the CPU fp32. algorithms: what to restrict to.
     layers: names of the set, or its layers themselves (of a sweep: bench.layers.grid).
-    rounds: at least; more (up to 5 times) while the suite is ahead of `budget_s` seconds. out: default
+    budget_s: no further layer is begun after so many seconds; what is then missing is listed in the file. resume: what
+    the file already holds, of this machine, versions and commit, is not measured again. out: default
     `benchmarks/results/<gpu>/<suite>.json`, suite `layers` or `layers_<layer_set>`, with `_cpu` behind on the CPU; rows
     of the same machine, versions and commit that it already holds are kept. device: default cuda if there is one.
     layouts: ours; default NHWC, on the CPU both. isolate: measure in a second process, which is started again without
@@ -114,11 +118,12 @@ def run(
         layers=[layer.fields() for layer in chosen],
         algorithms=None if algorithms is None else list(algorithms),
         rounds=rounds,
-        budget_s=budget_s,
+        deadline=None if budget_s is None else time.time() + budget_s,
         device=str(device),
         layouts=list(layouts or (("nhwc",) if on_gpu else ("nchw", "nhwc"))),
         out=str(path),
         direction=direction,
+        resume=resume,
     )
     console = console or _console()
     console.print(f"{head['gpu']}, torch {head['torch']}, cuDNN {head['cudnn'] or '-'}, commit {head['commit'][:12]}")
@@ -131,8 +136,9 @@ def run(
     fresh = [row for row in document["rows"] if (row["layer"], row["n"], row["class"]) in planned]
     for table in summary_tables(fresh):
         console.print(table)
-    for text in document.get("failed", []):
-        console.print(f"FAILED: {text}", markup=False, highlight=False)
+    for state in ("failed", "missing"):
+        for text in document.get(state, []):
+            console.print(f"{state}: {text}", markup=False, highlight=False)
     console.print(f"{len(fresh)} rows in {time.perf_counter() - begin:.0f} s -> {path}")
     return document
 
@@ -174,36 +180,48 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
     document = results.merge(path, environment.describe(plan.suite, device), ROW_KEY)
     if first > 0:
         document["failed"] = json.loads(path.read_text()).get("failed", []) if path.exists() else []
-    begin, work = time.perf_counter(), plan.work()
+    work, missing = plan.work(), []
     gc.freeze()  # torch's own objects: the collections below look at ours alone
-    with torch.inference_mode(), environment.ClockMonitor(device) as clocks:
+    with torch.inference_mode():
         for index in range(first, len(work)):
             n, layer, (dtype, tf32, members) = work[index]
+            if plan.resume and _holds(document, plan, layer, n, members):
+                continue
+            if plan.deadline is not None and time.time() > plan.deadline:
+                missing.append(plan.name(index))
+                continue
             started = time.perf_counter()
-            ahead = 0.0 if plan.budget_s is None else (plan.budget_s - (started - begin)) / (len(work) - index)
             marker.set(index, "")
             group = layer_group.Group(layer, n, dtype, tf32, members, plan.layouts, device, banned=banned)
             group.direction = plan.direction
             group.announce = lambda name, index=index: marker.set(index, name)  # type: ignore[misc]
             rows: list[results.Row] = []
             try:
-                rows = layer_group.measure(group, plan.algorithms, plan.rounds, ahead, seed=index)
+                rows = layer_group.measure(group, plan.algorithms, plan.rounds, seed=index)
             except timing.DeviceLost:
                 raise
             except Exception as failure:  # of the layer as a whole: out of memory for its data, say
                 document.setdefault("failed", []).append(f"{plan.name(index)}: {timing.message_of(failure)}")
                 console.print(f"{plan.name(index)}: FAILED: {timing.message_of(failure)}", markup=False)
                 timing.recover()
-            machine = clocks.take()
             for row in rows:
-                results.put(document, row | machine, ROW_KEY)
+                results.put(document, row, ROW_KEY)
                 console.print(progress_line(row, time.perf_counter() - started), highlight=False)
             results.write(path, document)
             del group
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
+    if missing:
+        document["missing"] = [f"{name}: the suite's time was over" for name in missing]
+    results.write(path, document)
     return document
+
+
+def _holds(document: results.Document, plan: _Plan, layer: Layer, n: int, classes: Sequence[str]) -> bool:
+    """Whether the document has every row of a group."""
+    wanted = itertools.product([layer.layer], [n], classes, plan.layouts, [plan.direction])
+    return set(wanted) <= {tuple(row[name] for name in ROW_KEY) for row in document["rows"]}
 
 
 def _console() -> Console:

@@ -179,7 +179,7 @@ class _Suite:
         for dtype, tf32, members in groups_of(list(layers)):
             layer = layers[members[0]]
             group = layer_group.Group(layer, self.n, dtype, tf32, members, ("nhwc",), self.device)
-            for row in layer_group.measure(group, None, self.rounds, 0.0, seed=0):
+            for row in layer_group.measure(group, None, self.rounds, seed=0):
                 self.put(row | {"part": "rivals", "variant": ""})
                 self.say(f"{layer.layer:8} {row['class']}: {NAME} {row['algorithms'].get(NAME)} us")
 

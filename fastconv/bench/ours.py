@@ -79,6 +79,17 @@ def contender(
     )
 
 
+def packing_contender(
+    algorithm: str, x: torch.Tensor, weight: torch.Tensor, layer: Layer, accuracy: str
+) -> Callable[[], torch.Tensor]:
+    """`contender`, but the filter is packed in every call."""
+
+    def call() -> torch.Tensor:
+        return contender(algorithm, x, weight, layer, accuracy)()
+
+    return call
+
+
 def gradient_choice(x: torch.Tensor, layer: Layer, accuracy: str, direction: str) -> tuple[str, str]:
     """(what `algorithm="auto"` runs for a gradient, why it is PyTorch's). The input gradient is made of forward
     convolutions, each with a choice of its own: `auto`."""

@@ -1,66 +1,154 @@
-"""The rivals of one layer in one class: PyTorch in both layouts, and every legacy algorithm of cuDNN."""
+"""The rivals of one layer in one class.
+
+torch_<layout>        PyTorch with cudnn.benchmark=True: the best of up to 10 plans, what its users have today
+torch_<layout>_all    the same with cudnn.benchmark_limit=0: its search over all plans
+cudnn_<algorithm>...  every legacy algorithm of cuDNN (NCHW; _nhwc behind in NHWC)
+cudnn_graph_<layout>  the fastest of every plan of cuDNN's graph API
+cutlass_3xtf32        CUTLASS's implicit GEMM, FP32-accurate on tensor cores: no rival of `ieee`
+cublas_<layout>       a matrix product for 1x1, unrolling and a matrix product elsewhere
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import torch
 
-from fastconv.bench import cudnn
+from fastconv.bench import cublas, cudnn, cudnn_graph, cutlass
+from fastconv.bench.fastest import fastest
 from fastconv.bench.layers import Layer
 
 Call = Callable[[], torch.Tensor]
 
-
-def torch_convolution(x: torch.Tensor, weight: torch.Tensor, layer: Layer, tf32: bool) -> torch.Tensor:
-    """PyTorch's convolution with cudnn.benchmark=True, its switches given as arguments: no global state is touched."""
-    geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2
-    benchmark, deterministic, cudnn_enabled = True, False, True
-    return torch.ops.aten._convolution.default(
-        x, weight, None, *geometry, False, [0, 0], layer.groups, benchmark, deterministic, cudnn_enabled, tf32
-    )
+NOT_IEEE = ("cutlass_3xtf32",)  # FP32-accurate, but not by FP32 arithmetic
 
 
-def torch_gradient(
-    x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, layer: Layer, tf32: bool, direction: str
-) -> torch.Tensor:
-    """PyTorch's gradient of `direction` (backward_weight, backward_input) with cudnn.benchmark=True. Its operator takes
-    the switches from the global state, which is restored."""
-    geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2
-    mask = [direction == "backward_input", direction == "backward_weight", False]
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=tf32):
-        gradients = torch.ops.aten.convolution_backward.default(
-            grad, x, weight, None, *geometry, False, [0, 0], layer.groups, mask
-        )
+def is_peer(name: str) -> bool:
+    """Whether a contender is a rival: those of ours are called class/layout/algorithm."""
+    return "/" not in name
+
+
+@dataclass
+class Operands:
+    """What the rivals of one group read: layout ("nchw", "nhwc") -> the same values dense in that layout."""
+
+    inputs: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+    layer: Layer
+    tf32: bool  # matters for float32 alone
+    direction: str = "forward"
+    grads: dict[str, torch.Tensor] = field(default_factory=dict)  # of the gradients
+
+    def grad(self, layout: str) -> torch.Tensor | None:
+        return self.grads.get(layout)
+
+
+@dataclass
+class Searched:
+    """A rival that looks for its fastest form when it is first called; `search` returns the form, in words how it was
+    found, and why others were refused."""
+
+    search: Callable[[], tuple[Call, str, list[str]]]
+    description: str = ""
+    failures: list[str] = field(default_factory=list)
+    _form: Call | None = None
+
+    def __call__(self) -> torch.Tensor:
+        if self._form is None:
+            self._form, self.description, self.failures = self.search()
+        return self._form()
+
+
+def torch_convolution(
+    x: torch.Tensor, weight: torch.Tensor, layer: Layer, tf32: bool, direction: str = "forward",
+    grad: torch.Tensor | None = None, limit: int = 10,
+) -> torch.Tensor:  # fmt: skip
+    """PyTorch's convolution, or its gradient of `direction`, with cudnn.benchmark=True over up to `limit` plans (0:
+    all). The global switches are restored."""
+    geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2, False, [0, 0], layer.groups
+    backends = torch.backends.cudnn
+    with backends.flags(enabled=True, benchmark=True, benchmark_limit=limit, deterministic=False, allow_tf32=tf32):
+        if grad is None:
+            switches = True, False, True, tf32  # benchmark, deterministic, enabled
+            return torch.ops.aten._convolution.default(x, weight, None, *geometry, *switches)
+        mask = [direction == "backward_input", direction == "backward_weight", False]
+        gradients = torch.ops.aten.convolution_backward.default(grad, x, weight, None, *geometry, mask)
     return gradients[mask.index(True)]
 
 
+@functools.cache
+def _other_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="benchmark_limit_0")
+
+
+def torch_over_all_plans(call: Call, device: torch.device) -> torch.Tensor:
+    """Runs `call` on the current stream, but in a thread of its own: PyTorch keeps what its search found for each
+    thread, and does not search again under another limit."""
+    stream = torch.cuda.current_stream(device)
+
+    def there() -> torch.Tensor:
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            return call()
+
+    return _other_thread().submit(there).result()
+
+
 def peers(
-    inputs: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], layer: Layer, tf32: bool,
-    direction: str = "forward", grads: dict[str, torch.Tensor] | None = None,
-) -> tuple[dict[str, Call], dict[str, str]]:  # fmt: skip
+    operands: Operands, refuse: Callable[[torch.Tensor], str] = lambda y: ""
+) -> tuple[dict[str, Call], dict[str, str]]:
     """name -> call for every rival, name -> why not for those that cannot run.
 
-    inputs, weights, grads (for the gradients): layout ("nchw", "nhwc") -> the same values dense in that layout. Each
-    rival reads its own layout: nobody's time holds a conversion. tf32 matters for float32 alone.
+    Each rival reads its own layout: nobody's time holds a conversion. refuse: why a result is not of the class, or "";
+    asked where a rival is the fastest of several forms.
     """
+    layer, tf32, direction = operands.layer, operands.tf32, operands.direction
     calls: dict[str, Call] = {}
     refused: dict[str, str] = {}
-    for layout, x in inputs.items():
-        call = functools.partial(torch_convolution, x, weights[layout], layer, tf32)
-        if grads:
-            call = functools.partial(torch_gradient, x, weights[layout], grads[layout], layer, tf32, direction)
+    device = next(iter(operands.inputs.values())).device
+    data = {name: (x, operands.weights[name], operands.grad(name)) for name, x in operands.inputs.items()}
+    for layout, (x, weight, grad) in data.items():
+        call = functools.partial(torch_convolution, x, weight, layer, tf32, direction, grad)
         calls[f"torch_{layout}"] = call
-    if not next(iter(inputs.values())).is_cuda:
+        if device.type == "cuda":
+            every = functools.partial(call, limit=0)
+            calls[f"torch_{layout}_all"] = functools.partial(torch_over_all_plans, every, device)
+    if device.type != "cuda":
         return calls, refused
     problems = {}
-    for layout, x in inputs.items():
+    for layout, (x, weight, grad) in data.items():
         try:
-            problems[layout] = cudnn.Problem(
-                x, weights[layout], layer, layout, tf32, direction, grads[layout] if grads else None
-            )
+            problems[layout] = cudnn.Problem(x, weight, layer, layout, tf32, direction, grad)
         except (cudnn.CudnnError, cudnn.CudnnUnavailable) as error:
             refused[f"cudnn_{layout}"] = str(error)
     direct, unsupported = cudnn.contenders(problems)
-    return calls | direct, refused | unsupported
+    calls |= direct
+    refused |= unsupported
+    for layout, (x, weight, grad) in data.items():
+        search = functools.partial(_cudnn_plan, x, weight, layer, layout, tf32, direction, grad, refuse)
+        calls[f"cudnn_graph_{layout}"] = Searched(search)
+        call = functools.partial(cublas.convolution, x, weight, layer, tf32, direction, grad)
+        calls[f"cublas_{layout}"] = call
+    if device.type == "cuda" and next(iter(data.values()))[0].dtype == torch.float32 and not tf32:
+        x, weight, grad = data["nhwc"]
+        calls["cutlass_3xtf32"] = Searched(functools.partial(_cutlass_tile, x, weight, layer, direction, grad, refuse))
+    return calls, refused
+
+
+def _cudnn_plan(
+    x: torch.Tensor, weight: torch.Tensor, layer: Layer, layout: str, tf32: bool, direction: str,
+    grad: torch.Tensor | None, refuse: Callable[[torch.Tensor], str],
+) -> tuple[Call, str, list[str]]:  # fmt: skip
+    graph = cudnn_graph.Graph(x, weight, layer, layout, direction, grad)
+    return cudnn_graph.search(graph, x.dtype, tf32, refuse)
+
+
+def _cutlass_tile(
+    x: torch.Tensor, weight: torch.Tensor, layer: Layer, direction: str, grad: torch.Tensor | None,
+    refuse: Callable[[torch.Tensor], str],
+) -> tuple[Call, str, list[str]]:  # fmt: skip
+    forms = cutlass.forms(x, weight, layer, direction, grad)
+    found = fastest(forms, x.device, refuse)
+    return forms[found.name], f"{found.name}; of {found.ran} that ran", found.failures

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +17,7 @@ import numpy
 import torch
 
 Contender = Callable[[], object]
+_BATCH = 20  # rounds between two synchronisations
 
 
 class DeviceLost(RuntimeError):
@@ -169,29 +171,27 @@ def measure(
     *,
     device: torch.device | str = "cuda",
     rounds: int = 20,
-    max_rounds: int | None = None,
-    budget_s: float = 0.0,
     few_rounds: Sequence[str] = (),
     flush: bool = True,
     graph: bool = True,
     seed: int = 0,
+    monitor: AbstractContextManager[object] | None = None,
 ) -> Measurement:
     """Times `contenders` (name -> callable that puts its work on the current stream), interleaved.
 
-    rounds: rounds that always run. max_rounds: goes on beyond them, up to here, while `budget_s` seconds since the
-    start are not spent. few_rounds: contenders that leave after 3 rounds (known to be hopeless).
+    few_rounds: contenders that leave after 3 rounds (known to be hopeless).
     graph: replay each as a CUDA graph; what cannot be captured runs eagerly and is listed in `Measurement.eager`.
+    monitor: entered while the rounds run, and not while contenders are prepared.
     A contender that raises is left out and listed in `failures`. Raises DeviceLost if the device stops working.
     """
     device = torch.device(device)
-    begin = time.perf_counter()
     if device.type != "cuda":
-        return _measure(_CpuClock(flush), contenders, rounds, max_rounds, begin + budget_s, few_rounds, seed)
+        return _measure(_CpuClock(flush), contenders, rounds, few_rounds, seed, monitor)
     stream = torch.cuda.Stream(device)  # capturing is not allowed on the default stream
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.device(device), torch.cuda.stream(stream):
         clock = _CudaClock(device, flush, graph)
-        result = _measure(clock, contenders, rounds, max_rounds, begin + budget_s, few_rounds, seed)
+        result = _measure(clock, contenders, rounds, few_rounds, seed, monitor)
     torch.cuda.current_stream(device).wait_stream(stream)
     return result
 
@@ -200,10 +200,9 @@ def _measure(
     clock: _Clock,
     contenders: Mapping[str, Contender],
     rounds: int,
-    max_rounds: int | None,
-    deadline: float,
     few_rounds: Sequence[str],
     seed: int,
+    monitor: AbstractContextManager[object] | None = None,
 ) -> Measurement:
     result = Measurement()
     runs: dict[str, Contender] = {}
@@ -217,18 +216,17 @@ def _measure(
             recover()
     samples: dict[str, list[float]] = {name: [] for name in runs}
     shuffle = random.Random(seed).shuffle
-    done = 0
-    while done < rounds or (max_rounds is not None and done < max_rounds and time.perf_counter() < deadline):
-        order = []
-        for step in range(min(rounds, 20) if done < rounds else 1):
-            names = [name for name in runs if done + step < 3 or name not in few_rounds]
-            shuffle(names)
-            for name in names:
-                clock.sample(runs[name])
-            order += names
-        for name, value in zip(order, clock.collect(), strict=True):
-            samples[name].append(value)
-        done += min(rounds, 20) if done < rounds else 1
+    with monitor or nullcontext():
+        for begin in range(0, rounds, _BATCH):
+            order = []
+            for step in range(begin, min(begin + _BATCH, rounds)):
+                names = [name for name in runs if step < 3 or name not in few_rounds]
+                shuffle(names)
+                for name in names:
+                    clock.sample(runs[name])
+                order += names
+            for name, value in zip(order, clock.collect(), strict=True):
+                samples[name].append(value)
     for name, values in samples.items():
         q25, median, q75 = (float(value) for value in numpy.quantile(values, [0.25, 0.5, 0.75]))
         was_graph = getattr(runs[name], "__self__", None).__class__.__name__ == "CUDAGraph"

@@ -1,0 +1,258 @@
+"""The rivals of the layer suites, as far as they can be had without a GPU, and with one."""
+
+import ctypes
+import time
+
+import pytest
+import torch
+
+from fastconv.bench import cublas, cudnn, cudnn_graph, cutlass, environment, layer_group, layer_suite, peers, results
+from fastconv.bench.fastest import NoneRuns, fastest
+from fastconv.bench.layers import PASSES, Layer
+
+CPU = torch.device("cpu")
+ORDERS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+LAYERS = [
+    Layer("pointwise", 8, 9, 7, 12, 1, 1, 1, 0),
+    Layer("wide", 3, 9, 7, 5, 3, 5, 1, 1),
+    Layer("grouped", 8, 9, 7, 12, 3, 3, 2, 1, 1, 4),
+    Layer("dilated", 4, 9, 7, 6, 3, 3, 1, 2, 2),
+]
+
+
+def operands_of(layer, layout, direction, device=CPU, dtype=torch.float32, n=3):
+    """(x, weight, grad or None), dense in the layout."""
+    order, options = ORDERS[layout], {"device": device, "dtype": dtype}
+    x = torch.randn(n, layer.c, layer.h, layer.w, **options).contiguous(memory_format=order)
+    weight = torch.randn(layer.k, layer.c // layer.groups, layer.r, layer.s, **options).contiguous(memory_format=order)
+    grad = torch.randn(n, layer.k, layer.p, layer.q, **options).contiguous(memory_format=order)
+    return x, weight, None if direction == "forward" else grad
+
+
+@pytest.mark.parametrize("direction", PASSES)
+@pytest.mark.parametrize("layout", ORDERS)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.layer)
+def test_the_matrix_product_is_the_convolution(layer, layout, direction):
+    x, weight, grad = operands_of(layer, layout, direction, dtype=torch.float64)
+    expected = peers.torch_convolution(x, weight, layer, False, direction, grad)
+    found = cublas.convolution(x, weight, layer, False, direction, grad)
+    assert found.shape == expected.shape
+    assert layer_group.testing.errors(found, expected).relative_l2 < 1e-14
+    assert cublas.is_product(layer) == (layer.layer == "pointwise")
+
+
+def test_the_matrix_product_leaves_the_switches_as_they_were():
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    x, weight, _ = operands_of(LAYERS[0], "nhwc", "forward")
+    cublas.convolution(x, weight, LAYERS[0], not allowed)
+    assert torch.backends.cuda.matmul.allow_tf32 == allowed
+
+
+def slow_call(seconds, value):
+    def call():
+        time.sleep(seconds)
+        return torch.tensor(value)
+
+    return call
+
+
+def test_fastest_takes_the_fastest_that_is_of_the_class():
+    def broken():
+        raise RuntimeError("no such kernel")
+
+    forms = {"slow": slow_call(0.05, 1.0), "good": slow_call(0.01, 1.0), "wrong": slow_call(0.001, 2.0), "no": broken}
+    found = fastest(forms, CPU, lambda y: "" if y == 1 else "error 1.0e+00 is beyond the class (1e-05)")
+    assert (found.name, found.ran) == ("good", 2)
+    assert found.failures[0].startswith("wrong: error 1.0e+00 is beyond the class (1e-05) (")
+    assert found.failures[1] == "no: RuntimeError: no such kernel"
+
+
+def test_fastest_says_why_none_runs():
+    with pytest.raises(NoneRuns, match=r"none of 1 runs in the class; wrong: too far"):
+        fastest({"wrong": slow_call(0.0, 2.0)}, CPU, lambda y: "too far")
+    with pytest.raises(NoneRuns, match="none of 0"):
+        fastest({}, CPU, lambda y: "")
+
+
+def test_a_searched_rival_searches_once():
+    searches = []
+
+    def search():
+        searches.append(1)
+        return slow_call(0.0, 3.0), "tile 3", ["tile 4: no"]
+
+    rival = peers.Searched(search)
+    assert (rival().item(), rival().item(), len(searches)) == (3.0, 3.0, 1)
+    assert (rival.description, rival.failures) == ("tile 3", ["tile 4: no"])
+
+
+def test_another_thread_computes_what_this_one_would():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device: a stream")
+    x, weight, _ = operands_of(LAYERS[1], "nhwc", "forward", device="cuda")
+    call = lambda: peers.torch_convolution(x, weight, LAYERS[1], False, limit=0)  # noqa: E731
+    assert torch.equal(peers.torch_over_all_plans(call, x.device), call())
+
+
+@pytest.fixture
+def library():
+    try:
+        return cudnn.library()
+    except cudnn.CudnnUnavailable as missing:
+        pytest.skip(f"cuDNN: {missing}")
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.layer)
+@pytest.mark.parametrize("layout", ORDERS)
+def test_cudnn_takes_the_graph_of_every_pass_and_of_fused_layers(library, layer, layout):
+    for direction in PASSES:
+        x, weight, grad = operands_of(layer, layout, direction)
+        graph = cudnn_graph.Graph(x, weight, layer, layout, direction, grad)
+        assert graph.descriptor.get("ENGINE_GLOBAL_COUNT")[0] > 0
+        shape = {"forward": (3, layer.k, layer.p, layer.q), "backward_weight": weight.shape, "backward_input": x.shape}
+        assert graph.result.shape == shape[direction]
+    x, weight, _ = operands_of(layer, layout, "forward")
+    bias, residual = torch.randn(layer.k), torch.randn(3, layer.k, layer.p, layer.q)
+    for rest in ({"bias": bias}, {"bias": bias, "residual": residual}):
+        graph = cudnn_graph.Graph(x, weight, layer, layout, **rest)
+        assert graph.descriptor.get("ENGINE_GLOBAL_COUNT")[0] > 0
+        assert len(graph.tensors) == 3 + len(rest)
+
+
+def test_cudnn_descriptors_keep_what_they_were_given(library):
+    x = torch.zeros(2, 3, 5, 7).contiguous(memory_format=torch.channels_last)
+    tensor = cudnn_graph._tensor(9, x, "nhwc")
+    assert tensor.get("DIMENSIONS", 8) == [2, 3, 5, 7]
+    assert tensor.get("STRIDES", 8) == list(x.stride())
+    assert tensor.get("UNIQUE_ID") == [9]
+    with pytest.raises(cudnn.CudnnError, match="cudnnBackendFinalize: CUDNN_STATUS_BAD_PARAM"):
+        cudnn_graph.Descriptor("TENSOR", DIMENSIONS=[1, 1, 1, 1], STRIDES=[1, 1, 1, 1], DATA_TYPE=0)  # no id
+
+
+def config(*numerical):
+    return cudnn_graph.Config(None, 7, ((2, 5), (3, 1)), frozenset(numerical), frozenset({0}))
+
+
+def test_engines_are_of_the_class_that_their_notes_allow():
+    fp32, fp16 = torch.float32, torch.float16
+    cases = [(config(), True, True, True), (config(0), False, True, True), (config(1), False, False, False)]
+    for found, without_tf32, with_tf32, half in cases:
+        assert cudnn_graph.is_of_class(found, fp32, False) == without_tf32
+        assert cudnn_graph.is_of_class(found, fp32, True) == with_tf32
+        assert cudnn_graph.is_of_class(found, fp16, False) == half
+    assert str(config()) == "engine 7 (k2=5 k3=1, compiled at run time)"
+
+
+def test_cutlass_says_why_it_cannot_be_had(monkeypatch, tmp_path):
+    x, weight, _ = operands_of(LAYERS[0], "nhwc", "forward")
+    with pytest.raises(cutlass.CutlassUnavailable, match="serve one group"):
+        cutlass.forms(x, weight, LAYERS[2], "forward", None)
+    with pytest.raises(cutlass.CutlassUnavailable, match="C = 3 and K = 5 are not both multiples of 4"):
+        cutlass.forms(x, weight, LAYERS[1], "forward", None)
+    monkeypatch.setenv("FASTCONV_CUTLASS", str(tmp_path / "none.so"))
+    cutlass.library.cache_clear()
+    with pytest.raises(cutlass.CutlassUnavailable, match="build-cutlass"):
+        cutlass.library()
+    with pytest.raises(FileNotFoundError, match=r"expected a folder that has include/cutlass/cutlass\.h"):
+        cutlass.build(tmp_path)
+
+
+def test_cutlass_splits_the_sum_where_tiles_leave_processors_idle():
+    small, large = Layer("small", 512, 7, 7, 512), Layer("large", 64, 224, 224, 64)
+    assert cutlass._splits(64, large, "forward", 128, 64, 132) == [(1, 0)]
+    slices = cutlass._splits(64, large, "backward_weight", 128, 128, 132)
+    assert slices == [(1, 0), (26, 0), (26, 1), (52, 0), (52, 1)]  # 1 x 5 tiles
+    assert (16, 1) in cutlass._splits(1, small, "forward", 64, 64, 132)  # 8 tiles
+    assert cutlass._splits(1, Layer("short", 4, 7, 7, 8, 1, 1, 1, 0), "forward", 64, 64, 132) == [(1, 0)]
+
+
+def test_the_clock_is_that_of_the_device_while_it_runs(monkeypatch):
+    monitor = environment.ClockMonitor(CPU)
+    with monitor:
+        time.sleep(0.01)
+    assert monitor.found == {}
+    values = iter([(1980.0, 500.0), (345.0, 100.0), (1980.0, 700.0)])
+    monkeypatch.setattr(environment.ClockMonitor, "_open", lambda self, device: lambda: next(values, (1980.0, 700.0)))
+    with environment.ClockMonitor("cuda:0", period_s=0.001) as monitor:
+        time.sleep(0.1)
+    assert monitor.found["sm_mhz"] == 1980
+    assert monitor.found["sm_mhz_min"] == 345
+    assert monitor.found["clock_samples"] >= 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_clock_can_be_read():
+    with environment.ClockMonitor("cuda") as monitor:
+        torch.randn(4096, 4096, device="cuda") @ torch.randn(4096, 4096, device="cuda")
+        torch.cuda.synchronize()
+        time.sleep(0.05)
+    assert 100 < monitor.found["sm_mhz"] < 5000
+
+
+def test_an_unreadable_clock_is_said(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with environment.ClockMonitor("cuda:0") as monitor:
+        pass
+    assert monitor.found == {"clock_error": "libnvidia-ml.so.1: cannot open shared object file"}
+
+
+@pytest.fixture
+def tiny(monkeypatch, tmp_path):
+    layers = [Layer(f"tiny{index}", 3, 8, 8, 4) for index in range(3)]
+    monkeypatch.setattr(layer_suite, "select", lambda *_: layers)
+    monkeypatch.setenv("FASTCONV_COMMIT", "0123abc")
+    fixed = {"batch_sizes": (1,), "classes": ["fp32"], "rounds": 1, "device": "cpu", "layouts": ["nhwc"]}
+    return lambda **rest: layer_suite.run(**fixed, algorithms=["direct"], out=tmp_path / "l.json", **rest)
+
+
+def test_a_suite_whose_time_is_over_names_what_is_missing_and_is_resumed(tiny, monkeypatch):
+    measured = []
+    real = layer_group.measure
+
+    def measure(group, *arguments, **named):
+        measured.append(group.layer.layer)
+        if len(measured) == 1:
+            later = time.time() + 3600  # the first layer took an hour
+            monkeypatch.setattr(time, "time", lambda: later)
+        return real(group, *arguments, **named)
+
+    monkeypatch.setattr(layer_group, "measure", measure)
+    document = tiny(budget_s=600)
+    assert [row["layer"] for row in document["rows"]] == measured == ["tiny0"]
+    expected = [f"{name}, batch 1, fp32: the suite's time was over" for name in ("tiny1", "tiny2")]
+    assert document["missing"] == expected
+    assert results.problems(document) == []
+    document = tiny(resume=True)
+    assert measured == ["tiny0", "tiny1", "tiny2"]
+    assert "missing" not in document
+    assert len(document["rows"]) == 3
+    tiny()
+    assert len(measured) == 6  # without resume all is measured again
+
+
+def test_packing_is_timed_at_batch_one_beside_packed_filters(tmp_path):
+    arguments = {"classes": ["fp32"], "rounds": 2, "device": "cpu", "layouts": ["nhwc"], "out": tmp_path / "l.json"}
+    for row in layer_suite.run([1, 2], layers="lenet3", layer_set="lenet5", **arguments)["rows"]:
+        assert not any("+" in name for name in row["algorithms"])
+        timed = row["us_with_packing"] is not None
+        assert timed == (row["n"] == 1 and row["auto"] != "torch")
+
+
+def test_cutlass_is_no_rival_of_ieee(monkeypatch, tmp_path):
+    def rivals(operands, refuse):
+        exact = peers.torch_convolution(operands.inputs["nchw"], operands.weights["nchw"], operands.layer, False)
+
+        def slow():
+            time.sleep(0.01)
+            return exact
+
+        return {"torch_nchw": slow, "cutlass_3xtf32": lambda: exact}, {}
+
+    monkeypatch.setattr(peers, "peers", rivals)
+    arguments = {"rounds": 2, "device": "cpu", "layouts": ["nhwc"], "out": tmp_path / "l.json"}
+    rows = layer_suite.run([2], ["ieee", "fp32"], layers="lenet3", layer_set="lenet5", **arguments)["rows"]
+    assert {row["class"]: row["best_peer"] for row in rows} == {"ieee": "torch_nchw", "fp32": "cutlass_3xtf32"}
+    assert "no rival of class ieee" in rows[0]["notes"]["cutlass_3xtf32"]
