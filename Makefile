@@ -31,6 +31,7 @@ bench: build
 
 # The first stamp: what the build needs, and torchvision, which names one torch and so must be chosen together with it.
 $(VENV)/build.stamp: tools/build/backend.py
+	$(PYTHON) tools/build/python_version.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --upgrade pip "setuptools>=77"
 	$(BIN)/python tools/build/backend.py | xargs $(PIP) install --quiet torchvision
@@ -62,5 +63,5 @@ sanitize: build
 	$(BIN)/python tools/sanitize.py $(ARGS)
 
 clean:
-	rm -rf build dist *.egg-info fastconv/*.so compile_commands.json
+	rm -rf build dist *.egg-info fastconv/*.so fastconv/build.json compile_commands.json
 	rm -f $(VENV)/install.stamp $(VENV)/lint.stamp

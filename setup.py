@@ -2,8 +2,11 @@
 
 fastconv/libfastconv.so   the operators and kernels; LibTorch's stable ABI, so one file serves torch 2.10 and later
 fastconv/_C.*.so          the planner (pybind11); knows neither torch nor CUDA
+
+and notes in fastconv/build.json the versions that they were built with.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,8 +21,10 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT / "tools" / "build"))
+import python_version  # noqa: E402, F401  (ends a build for a Python that is too old)
 from toolchain import DEFAULT_ARCHITECTURES, architecture_flags, cudart_static, find_nvcc, wants_cuda  # noqa: E402
 
+OPERATORS, VERSIONS = "libfastconv.so", "build.json"  # beside the planner
 PLANNER = [*ROOT.glob("csrc/core/*.cpp"), *ROOT.glob("csrc/plan/*.cpp"), *ROOT.glob("csrc/algos/*/*algo.cpp")]
 CXX = os.environ.get("CXX", "g++")
 CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unknown-pragmas"
@@ -111,7 +116,7 @@ class NinjaBuild(build_ext):
         module = Path(self.get_ext_fullpath(ext.name)).resolve()
         build = ROOT / "build" / "ninja"
         build.mkdir(parents=True, exist_ok=True)
-        text = ninja_file(module.name, "libfastconv.so")
+        text = ninja_file(module.name, OPERATORS)
         path = build / "build.ninja"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
@@ -126,12 +131,16 @@ class NinjaBuild(build_ext):
         database = subprocess.run([*ninja, "-C", str(build), "-t", "compdb"], capture_output=True, check=True).stdout
         (ROOT / "compile_commands.json").write_bytes(database)
         # Copied: setuptools builds an editable install in a new folder each time, and ninja would link again for it.
-        for name in (module.name, "libfastconv.so"):
+        (build / VERSIONS).write_text(
+            json.dumps({"torch": version("torch"), "libc": os.confstr("CS_GNU_LIBC_VERSION")})
+        )
+        for name in (module.name, OPERATORS, VERSIONS):
             replace(build / name, module.parent / name)
 
     def copy_extensions_to_source(self) -> None:
         super().copy_extensions_to_source()
-        replace(Path(self.build_lib) / "fastconv" / "libfastconv.so", ROOT / "fastconv" / "libfastconv.so")
+        for name in (OPERATORS, VERSIONS):
+            replace(Path(self.build_lib) / "fastconv" / name, ROOT / "fastconv" / name)
 
 
 def replace(source: Path, target: Path) -> None:

@@ -54,6 +54,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        import torch
+
+        import fastconv
+        from fastconv import built
+
+        made = built.built_with().get("torch", "an unknown torch")
+        print(f"fastconv {fastconv.__version__}, built with torch {made}; torch {torch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the versions and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
 bench_app = typer.Typer(help="Time ours against PyTorch and cuDNN, and draw what was measured.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
@@ -63,7 +86,7 @@ def gather_info() -> dict[str, Any]:
     import torch
 
     import fastconv
-    from fastconv import _C, measured, ops
+    from fastconv import _C, built, measured, ops
 
     cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
     gpus = []
@@ -100,6 +123,7 @@ def gather_info() -> dict[str, Any]:
             "with_cuda": _C.built_with_cuda,
             "architectures": _C.cuda_architectures,
             "compiler": _C.cuda_compiler,
+            "torch": built.built_with().get("torch"),
         },
         "gpus": gpus,
         "usable": {"cpu": {"ok": True, "reason": ""}, "cuda": {"ok": not why_not, "reason": why_not}},

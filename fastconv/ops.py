@@ -15,16 +15,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
-from fastconv import _C, settings
+from fastconv import _C, built, settings
 from fastconv.input_gradient import own_input_gradient
 
-_LIBRARY = Path(__file__).parent / "libfastconv.so"
-if not _LIBRARY.exists():
-    raise ImportError(
-        f"fastconv's operators are not built: {_LIBRARY} does not exist. Build them with `pip install .`, or in a "
-        "checkout with `python setup.py build_ext --inplace`."
-    )
-torch.ops.load_library(_LIBRARY)
+with built.loading(built.OPERATORS.name):
+    torch.ops.load_library(built.OPERATORS)
 
 # Holds the registrations below; they live as long as this object.
 _library: torch.library.Library = torch.library.Library("fastconv", "FRAGMENT")

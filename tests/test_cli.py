@@ -35,6 +35,13 @@ def test_info(tmp_path):
         assert "not usable" in said(result)
 
 
+def test_version():
+    result = run(cli.app, ["--version"])
+    assert result.exit_code == 0, said(result)
+    assert said(result).startswith(f"fastconv {fastconv.__version__}, built with torch 2.")
+    assert said(result).endswith(f"; torch {torch.__version__}")
+
+
 def test_explain(tmp_path):
     path = tmp_path / "explain.json"
     shape = ["--n", "2", "--c", "32", "--h", "14", "--k", "16", "--stride", "2", "--device", "cpu"]

@@ -200,8 +200,8 @@ def test_a_wrong_architecture_is_named(text):
 
 
 def test_nvcc_is_found_with_its_headers_and_runtime_or_not_at_all(tmp_path, monkeypatch):
-    for variable in ("CUDA_HOME", "PATH"):
-        monkeypatch.setenv(variable, str(tmp_path / "nothing"))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     package = tmp_path / "nvidia" / "cu13"
     for file in ("bin/nvcc", "include/cuda_runtime.h", "lib/libcudart_static.a"):
         (package / file).parent.mkdir(parents=True)
@@ -212,8 +212,25 @@ def test_nvcc_is_found_with_its_headers_and_runtime_or_not_at_all(tmp_path, monk
     monkeypatch.setattr(toolchain, "SYSTEM_NVCC", tmp_path / "no" / "nvcc")
     assert toolchain.find_nvcc() == package / "bin" / "nvcc"
     assert toolchain.cudart_static(package / "bin" / "nvcc") == package / "lib"
+    monkeypatch.setenv("CUDA_HOME", "")
+    assert toolchain.find_nvcc() == package / "bin" / "nvcc"
     (package / "lib" / "libcudart_static.a").unlink()
     assert toolchain.find_nvcc() is None
+
+
+def test_cuda_home_is_taken_or_named(tmp_path, monkeypatch):
+    home = tmp_path / "cuda"
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    for missing, file in (
+        ("does not exist", "include/cuda_runtime.h"),
+        ("has no bin/nvcc", "bin/nvcc"),
+        ("lacks cuda_runtime.h or libcudart_static.a", "lib64/libcudart_static.a"),
+    ):
+        with pytest.raises(SystemExit, match=f"CUDA_HOME is '{home}', which {missing}"):
+            toolchain.find_nvcc()
+        (home / file).parent.mkdir(parents=True)
+        (home / file).touch()
+    assert toolchain.find_nvcc() == home / "bin" / "nvcc"
 
 
 RACE = """========= COMPUTE-SANITIZER

@@ -4,6 +4,7 @@ The CUDA compiler is the system's nvcc if there is one, else NVIDIA's own packag
 any machine. Whether a GPU is present is never asked: the machine that builds need not be the one that runs.
 """
 
+import python_version  # noqa: F401  (ends a build for a Python that is too old)
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403  (the hooks that need no change)
 from toolchain import find_nvcc, wants_cuda

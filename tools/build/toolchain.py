@@ -19,19 +19,37 @@ def wants_cuda() -> bool:
 
 
 def find_nvcc() -> Path | None:
-    """The nvcc to use: $CUDA_HOME's, the PATH's, /usr/local/cuda's, or that of the nvidia-cuda-nvcc package."""
+    """The nvcc to use: $CUDA_HOME's; without one the PATH's, /usr/local/cuda's, or the nvidia-cuda-nvcc package's."""
     home = os.environ.get("CUDA_HOME")
+    if home:
+        return _nvcc_of(Path(home))
     on_path = shutil.which("nvcc")
     # What can be imported, not the interpreter's site-packages: an isolated build has its packages elsewhere.
     nvidia = find_spec("nvidia")
     folders = map(Path, (nvidia and nvidia.submodule_search_locations) or [])
     candidates = [
-        *([Path(home) / "bin" / "nvcc"] if home else []),
         *([Path(on_path).resolve()] if on_path else []),
         SYSTEM_NVCC,
         *(nvcc for folder in folders for nvcc in sorted(folder.glob("cu*/bin/nvcc"), reverse=True)),
     ]
     return next((path for path in candidates if path.is_file() and _is_complete(path)), None)
+
+
+def _nvcc_of(home: Path) -> Path:
+    """That of CUDA_HOME, which is an order, not a hint."""
+    nvcc = home / "bin" / "nvcc"
+    if not home.is_dir():
+        missing = "does not exist"
+    elif not nvcc.is_file():
+        missing = "has no bin/nvcc"
+    elif not _is_complete(nvcc):
+        missing = "lacks cuda_runtime.h or libcudart_static.a"
+    else:
+        return nvcc
+    raise SystemExit(
+        f"CUDA_HOME is {str(home)!r}, which {missing}; expected a CUDA Toolkit. Unset it to take another nvcc, or set "
+        "FASTCONV_CUDA=0 to build for the CPU alone"
+    )
 
 
 def _is_complete(nvcc: Path) -> bool:
