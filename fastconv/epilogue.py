@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.modules.utils import _pair
 
 from fastconv import ops
-from fastconv.functional import conv2d
+from fastconv.functional import conv2d, kernel_of
 
 
 def explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) -> tuple[Tensor, Any]:
@@ -19,7 +19,7 @@ def explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) -> 
         return x, (0, 0)
     if padding != "same":
         return x, _pair(padding)
-    total = [d * (size - 1) for d, size in zip(_pair(dilation), weight.shape[2:], strict=True)]
+    total = [d * (size - 1) for d, size in zip(_pair(dilation), kernel_of(weight), strict=True)]
     if any(t % 2 for t in total) and x.dim() in (3, 4):
         x = F.pad(x, [0, total[1] % 2, 0, total[0] % 2])
     return x, (total[0] // 2, total[1] // 2)

@@ -56,7 +56,8 @@ def conv2d(
         ValueError: an unknown algorithm, precision or activation.
         fastconv.UnsupportedError: the named algorithm cannot serve this problem; the message says why.
 
-    In forward-mode differentiation (`torch.func.jvp`), and where `torch.compile` traces a transform of `torch.func`,
+    Tensors of a class that gives PyTorch's operators a meaning of its own, as quantized ones, are given to PyTorch's
+    convolution; so are other dtypes and devices than those of the operators. In forward-mode differentiation (`torch.func.jvp`), and where `torch.compile` traces a transform of `torch.func`,
     PyTorch's own convolution runs, whatever the algorithm asked for.
     """
     _require_tensor("input", input)
@@ -84,15 +85,17 @@ def conv2d(
     if residual is not None and input.dim() == 3:
         residual = residual.unsqueeze(0)
 
-    # What the operators do not take, PyTorch takes or refuses as it always does.
-    if input.dtype not in _DTYPES or input.device.type not in _DEVICES or input.layout is not torch.strided:
+    refused = _refused(input, weight, bias, residual)
+    if refused is not None:
         if algorithm not in ("auto", "torch"):
-            raise ops.UnsupportedError(
-                f"algorithm '{algorithm}' cannot serve {input.dtype} on {input.device.type}; expected float32, float16 "
-                "or bfloat16 on cpu or cuda"
-            )
+            raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
         y = _through_torch(x, weight, bias, residual, strides, paddings, dilations, groups, activation, negative_slope)
     else:
+        if torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export():
+            raise ops.UnsupportedError(
+                "torch.onnx.export by TorchScript cannot translate fastconv's operators: export with dynamo=True, or "
+                "undo() the swap first (of a fused model: export the model that it was made from)"
+            )
         if settings.log_calls and not torch.compiler.is_compiling():
             _log(x, weight, strides, paddings, dilations, groups, algorithm, precision, activation)
         y = ops.conv2d(
@@ -100,6 +103,16 @@ def conv2d(
             float(negative_slope), settings.switches.backend_flags,
         )  # fmt: skip
     return y.squeeze(0) if input.dim() == 3 else y
+
+
+def _refused(input: Tensor, *others: Tensor | None) -> str | None:
+    """What the operators do not take, if anything: PyTorch takes or refuses it as it always does."""
+    if input.dtype not in _DTYPES or input.device.type not in _DEVICES or input.layout is not torch.strided:
+        return f"{input.dtype} on {input.device.type}; expected float32, float16 or bfloat16 on cpu or cuda"
+    for tensor in (input, *others):
+        if tensor is not None and ops.transforms.is_foreign(tensor):
+            return f"a {type(tensor).__module__}.{type(tensor).__qualname__}; expected plain tensors"
+    return None
 
 
 def _require_tensor(name: str, value: Any) -> None:
@@ -154,10 +167,15 @@ def _pair(name: str, value: Any) -> list[int]:
     return values
 
 
+def kernel_of(weight: Tensor) -> list[int]:
+    """R and S. torch.jit.trace makes tensors of sizes, which the operators do not take for integers."""
+    return [int(size) if isinstance(size, Tensor) else size for size in weight.shape[2:]]
+
+
 def _named_padding(
     input: Tensor, weight: Tensor, padding: str, stride: list[int], dilation: list[int]
 ) -> tuple[Tensor, list[int]]:
-    paddings, extra = _named_padding_sizes(weight.shape[2:], padding, stride, dilation)
+    paddings, extra = _named_padding_sizes(kernel_of(weight), padding, stride, dilation)
     return (input if extra == [0, 0] else F.pad(input, [0, extra[1], 0, extra[0]])), paddings
 
 

@@ -369,6 +369,13 @@ class Conv2d(nn.Conv2d):
             choice.algorithm, precision, activation,
         )  # fmt: skip
 
+    def __prepare_scriptable__(self) -> None:
+        """What torch.jit.script asks every module first."""
+        raise ops.UnsupportedError(
+            f"torch.jit.script cannot compile fastconv.{type(self).__name__}: undo() the swap first (of a fused model: "
+            "script the model that it was made from), or use torch.compile or torch.export"
+        )
+
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._fastconv.drop_packed(self)
         return super()._apply(fn, recurse)

@@ -138,6 +138,9 @@ class SwapReport:
     def __str__(self) -> str:
         verb = "would be swapped" if self.dry_run else "swapped, then undone" if self.undone else "swapped"
         title = f"fastconv: {self.swapped} of {self.total} convolutions {verb}"
+        before = sum(row.reason_code == "already_swapped" for row in self.rows)
+        if before:
+            title += f", {before} already swapped"
         rows = []
         for row in self.rows:
             padding = row.padding if isinstance(row.padding, str) else _by(row.padding)

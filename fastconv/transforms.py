@@ -71,6 +71,39 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
 
 
+# PyTorch's own wrappers, which take any operator; by name, since not all are imported.
+_DTENSOR = "torch.distributed.tensor.DTensor"
+_WRAPPERS = (
+    "torch._subclasses.fake_tensor.FakeTensor",
+    "torch._subclasses.functional_tensor.FunctionalTensor",
+    "torch.distributed._functional_collectives.AsyncCollectiveTensor",
+    _DTENSOR,
+)
+
+
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether it is a DTensor."""
+    return _name_of(type(tensor)) == _DTENSOR
+
+
+def is_foreign(tensor: Tensor) -> bool:
+    """Whether the tensor's class says itself what PyTorch's operators do with it: it cannot know ours."""
+    if is_plain(tensor):
+        return False
+    cls = type(tensor)
+    function = cls.__torch_function__
+    default = function is torch._C._disabled_torch_function_impl or (
+        getattr(function, "__func__", None) is Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    )
+    if default and cls.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:
+        return False
+    return _name_of(cls) not in _WRAPPERS
+
+
 def _may_need_gradient(args: Sequence[Any]) -> bool:
     """Whether autograd has to see the call: only of plain tensors outside of any mode can it be ruled out."""
     if torch._C._len_torch_dispatch_stack() != 0 or torch._C._get_tracing_state() is not None:

@@ -250,6 +250,7 @@ def test_a_second_call_changes_nothing() -> None:
         report = fastconv.swap_(model)
     assert codes(report) == ["already_swapped"] * 5
     assert (report.swapped, report.total) == (0, 5)
+    assert str(report).startswith("fastconv: 0 of 5 convolutions swapped, 5 already swapped\n")
     assert model.body.algorithm == "direct"
     assert [row.algorithm for row in report.rows] == ["direct"] * 5
     report.undo()
