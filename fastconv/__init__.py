@@ -7,7 +7,7 @@ convolutions; `explain` says which algorithm runs, and why not the others; `tune
 
 from importlib.metadata import PackageNotFoundError, version
 
-from fastconv import built, measured  # noqa: F401  (built first: it says what is wrong with a build)
+from fastconv import built, integrations, measured  # noqa: F401  (built first: it says what is wrong with a build)
 from fastconv.explain import AlgorithmInfo, Explanation, algorithms, explain
 from fastconv.functional import conv2d
 from fastconv.fuse import FusedModule, fuse

@@ -7,7 +7,6 @@ The only file that names ``torch.ops.fastconv``.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -353,6 +352,8 @@ def _input_gradient(
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, backend_flags: int,
 ) -> Tensor:  # fmt: skip
     memory_format = format_of(grad, weight)
+    # Of a DTensor grad and weight are this process's parts, and input_size is of the whole.
+    input_size = [grad.shape[0], weight.shape[1] * groups, *input_size[2:]]
     if _has_own_input_gradient(grad, weight, stride, padding, dilation, algorithm):
 
         def convolve(input: Tensor, filters: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
@@ -412,6 +413,8 @@ def _weight_gradient(
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, backend_flags: int,
 ) -> Tensor:  # fmt: skip
     memory_format = format_of(input, grad)
+    if math.prod(weight_size) != 0:  # as for the input gradient
+        weight_size = [grad.shape[1], input.shape[1] // groups, *weight_size[2:]]
     geometry = (weight_size, stride, padding, dilation, groups, memory_format == torch.channels_last)
     reason = weight_gradient_reason(input, grad, *geometry, algorithm, precision)
     agrees = torch_agrees(grad, precision) or math.prod(input.shape) == 0 or math.prod(grad.shape) == 0

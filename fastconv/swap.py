@@ -112,12 +112,13 @@ class SwapReport:
             module, state = row._module(), row._state()
             if not row.swapped or module is None or state is None:
                 continue
-            if module.__dict__.get("_fastconv") is not state:  # a swap that came after this one
+            swapped_again = module.__dict__.get("_fastconv") is not state
+            if swapped_again:
                 continue
-            if type(module) is not Conv2d:
+            if _class_below(type(module)) is not Conv2d:
                 kept.append(f"{', '.join(row.names) or '(model)'} is a {type(module).__name__}")
                 continue
-            module._fastconv.drop_packed(module)
+            state.drop_packed(module)
             del module.__dict__["_fastconv"]
             _set_class(module, nn.Conv2d)
         if kept:
@@ -198,7 +199,7 @@ def swap_(
         A SwapReport with a row per convolution. Left alone, with a reason code: subclasses of nn.Conv2d ("subclass",
         "parametrized", "lazy", "quantized"), scripted ones ("script"), weights computed by a hook, as by pruning
         ("weight_hook"), an instance's own forward ("forward_override"), weights that are tensor subclasses
-        ("tensor_subclass"), devices and dtypes that fastconv does not know ("device", "dtype"), layers that were
+        other than DTensor ("tensor_subclass"), devices and dtypes that fastconv does not know ("device", "dtype"), layers that were
         swapped before ("already_swapped"), filtered ones ("filtered"), and what the planner gives as its reason.
 
     Raises:
@@ -319,7 +320,7 @@ def _obstacle(
         return "parametrized", f"its {what} is computed by torch.nn.utils.parametrize"
     if isinstance(module, LazyModuleMixin):
         return "lazy", "its weight has no shape yet; run the model once first"
-    if cls is not nn.Conv2d:
+    if _class_below(cls) is not nn.Conv2d:
         return "subclass", f"it is a {cls.__module__}.{cls.__qualname__}, which may compute something else"
     for name in ("forward", "_conv_forward"):
         if name in module.__dict__:
@@ -329,7 +330,8 @@ def _obstacle(
         if name not in module._parameters or (name == "weight" and parameter is None):
             how = "pruned" if hasattr(module, f"{name}_mask") else "computed before each forward"
             return "weight_hook", f"its {name} is not a parameter; it is {how}"
-        if parameter is not None and type(parameter) is not nn.Parameter:
+        known = type(parameter) is nn.Parameter or parameter is None or ops.transforms.is_distributed(parameter)
+        if not known:
             return "tensor_subclass", f"its {name} is a {type(parameter).__name__}"
     weight = module.weight
     if not weight.dtype.is_floating_point:
@@ -383,7 +385,26 @@ def _fits(module: nn.Module, algorithm: str, precision: str | None) -> tuple[tup
     return (), codes.pop() if len(codes) == 1 else "unsupported", "; ".join(texts)
 
 
+# Classes that torch.distributed.fsdp.fully_shard put over others, and ours in their place, by what they derive from.
+_SHARDED: dict[tuple[type, ...], type] = {}
+
+
+def _class_below(cls: type) -> type:
+    """The class that a module had before fully_shard put one over it, (FSDPModule, class); else its own."""
+    name = f"{cls.__bases__[0].__module__}.{cls.__bases__[0].__qualname__}"
+    return cls.__bases__[1] if name.startswith("torch.distributed.fsdp") and len(cls.__bases__) == 2 else cls
+
+
 def _set_class(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Makes it one of this class; what fully_shard put over the former stays over the new one."""
+    old: type = type(module)
+    if _class_below(old) is not old:
+        _SHARDED[old.__bases__] = old
+        bases = (old.__bases__[0], cls)
+        if bases not in _SHARDED:
+            own = {name: value for name, value in vars(old).items() if name not in ("__dict__", "__weakref__")}
+            _SHARDED[bases] = type(old.__name__, bases, own)
+        cls = _SHARDED[bases]
     module.__class__ = cls  # type: ignore[assignment]
 
 

@@ -1,0 +1,183 @@
+"""What parts of PyTorch that `import torch` does not load must know of the operators: how many operations they are
+(torch.utils.flop_counter), how they work on parts of tensors (torch.distributed.tensor), and what they are in ONNX.
+
+Each is told when it is imported, which may be never: importing them here would take longer than fastconv itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.abc
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import torch
+
+from fastconv import ops
+
+aten = torch.ops.aten
+
+
+def _register_flop_formulas() -> None:
+    """PyTorch's own formulas: a swapped model has the number that it had. Here tensors are their shapes."""
+    from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+    forward, backward = flop_registry[aten.convolution], flop_registry[aten.convolution_backward]
+    geometry = (None, None, None, None, False)  # bias, stride, padding, dilation, transposed
+
+    def register(*operators: Any) -> Callable[..., Any]:
+        return register_flop_formula([operator.overloadpacket for operator in operators])
+
+    @register(ops.conv2d_op, ops.conv2d_refreshed_op)
+    def _(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+        return forward(input, weight, *geometry, out_val=out_shape)
+
+    @register(ops.conv2d_packed_op)
+    def _(input: Any, packed: Any, weight_shape: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+        return forward(input, weight_shape, *geometry, out_val=out_shape)
+
+    @register(ops.input_gradient_op)
+    def _(grad: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+        return backward(grad, None, weight, *geometry, None, None, [True, False, False], out_val=[out_shape])
+
+    @register(ops.weight_gradient_op, ops.weight_gradient_kernel_op)
+    def _(input: Any, grad: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+        return backward(grad, input, None, *geometry, None, None, [False, True, False], out_val=[None, out_shape])
+
+
+def _register_sharding() -> None:
+    """Along each dimension of a device mesh each operator, a sum of products over one index, is whole everywhere, or
+    split along one of its two other indices, or a sum of parts. Filters and channels are split where there are no
+    groups, and in equal parts alone: an empty part would be no convolution."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    whole, first, second, part = Replicate(), Shard(0), Shard(1), Partial()
+    known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+
+    def register(operator: Any, rules: Callable[..., list[Any]]) -> None:
+        tensors = sum("Tensor" in str(argument.type) for argument in operator._schema.arguments)
+
+        def sharding(*args: Any) -> list[Any]:
+            """Rules are (output, inputs...) without what is no tensor."""
+            rest = [None] * (len(args) - tensors)
+            missing = [arg is None for arg in args[:tensors]]
+            return [
+                ([output], [None if absent else p for p, absent in zip(inputs, missing, strict=True)] + rest)
+                for output, *inputs in rules(*args)
+            ]
+
+        register_sharding(operator)(sharding)
+        # The key under which DTensor remembers what it found: PyTorch takes arguments from the first integer on into
+        # it, and would take two convolutions that differ in their stride for one.
+        known[operator] = dataclasses.replace(known[operator], static_argnum=tensors)
+
+    def forward(x: Any, w: Any, bias: Any, residual: Any, *arguments: Any) -> list[Any]:
+        groups, activation = arguments[3], arguments[6]
+        rules: list[Any] = [(whole, whole, whole, whole, whole), (first, first, whole, whole, first)]
+        if groups == 1 and _is_divisible(w, 0):
+            rules.append((second, whole, first, first, second))
+        if groups == 1 and _is_divisible(w, 1) and bias is None and residual is None and activation == "none":
+            rules.append((part, second, second, whole, whole))
+        return rules
+
+    def input_gradient(grad: Any, w: Any, *arguments: Any) -> list[Any]:
+        rules: list[Any] = [(whole, whole, whole), (first, first, whole)]
+        if arguments[4] == 1 and _is_divisible(w, 0):
+            rules.append((part, second, first))
+        if arguments[4] == 1 and _is_divisible(w, 1):
+            rules.append((second, whole, second))
+        return rules
+
+    def weight_gradient(x: Any, grad: Any, *arguments: Any) -> list[Any]:
+        rules: list[Any] = [(whole, whole, whole), (part, first, first)]
+        if arguments[4] == 1 and _is_divisible(grad, 1):
+            rules.append((first, whole, second))
+        if arguments[4] == 1 and _is_divisible(x, 1):
+            rules.append((second, second, whole))
+        return rules
+
+    register(ops.conv2d_op, forward)
+    register(ops.input_gradient_op, input_gradient)
+    register(ops.weight_gradient_op, weight_gradient)
+
+
+def _is_divisible(spec: Any, dim: int) -> bool:
+    """Whether any dimensions of the mesh can share the dimension of the tensor in equal parts."""
+    return spec.shape[dim] > 0 and spec.shape[dim] % spec.mesh.size() == 0
+
+
+def _register_onnx_translation() -> None:
+    """With torch.onnx.export(dynamo=True) a convolution is a Conv, and what its epilogue does follows it."""
+    from onnxscript import opset18 as op
+    from torch.onnx._internal.exporter._torchlib._torchlib_registry import onnx_impl
+
+    def number(value: float, like: Any) -> Any:
+        return op.CastLike(op.Constant(value_float=value), like)
+
+    @onnx_impl(ops.conv2d_op, no_compile=True)
+    def _(
+        input: Any, weight: Any, bias: Any, residual: Any, stride: Any, padding: Any, dilation: Any, groups: int,
+        algorithm: str, precision: str, activation: str, negative_slope: float, backend_flags: int,
+    ) -> Any:  # fmt: skip
+        tensors = [input, weight] if bias is None else [input, weight, bias]
+        y = op.Conv(*tensors, strides=stride, pads=[*padding, *padding], dilations=dilation, group=groups)
+        if residual is not None:
+            y = op.Add(y, residual)
+        if activation == "relu":
+            return op.Relu(y)
+        if activation == "relu6":
+            return op.Clip(y, number(0, y), number(6, y))
+        if activation == "silu":
+            return op.Mul(y, op.Sigmoid(y))
+        return op.LeakyRelu(y, alpha=negative_slope) if activation == "leaky_relu" else y
+
+
+_WAITING = {
+    "torch.distributed.tensor": _register_sharding,
+    "torch.onnx._internal.exporter._torchlib.ops": _register_onnx_translation,
+    "torch.utils.flop_counter": _register_flop_formulas,
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds what is waited for as it would be found without it, and adds the registration to its import."""
+
+    def __init__(self) -> None:
+        self.finding: set[str] = set()
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name not in _WAITING or name in self.finding:
+            return None
+        self.finding.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.finding.discard(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = functools.partial(_execute, spec.loader.exec_module, name)  # type: ignore[method-assign]
+        return spec
+
+
+def _execute(execute: Callable[[Any], None], name: str, module: Any) -> None:
+    execute(module)
+    _register(name)
+
+
+def _register(name: str) -> None:
+    try:
+        _WAITING[name]()
+    except Exception as error:  # of a torch that this code does not know: a part of PyTorch must still be imported
+        text = f"fastconv's operators are not known to {name} of torch {torch.__version__}"
+        warnings.warn(f"{text}: {type(error).__name__}: {error}", stacklevel=2)
+
+
+for _name in _WAITING:
+    if _name in sys.modules:
+        _register(_name)
+sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,234 @@
+"""Two processes that compute with swapped models in each way of torch.distributed, against one that is not swapped.
+
+usage: python tests/distributed.py FILE      writes {scenario: findings} as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["FASTCONV_CACHE_DIR"] = ""
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import Tensor, nn
+
+import fastconv
+
+PROCESSES = 2
+
+
+class Net(nn.Module):
+    """With two convolutions that differ in nothing but their geometry, and read the same tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+        self.grouped = nn.Conv2d(8, 8, 3, padding="same", groups=2)
+        self.wide = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.deep = nn.Conv2d(8, 8, 3, padding=0, stride=2, bias=False)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.grouped(self.stem(x))
+        return self.head(self.wide(x).square().mean((2, 3)) + self.deep(x).square().mean((2, 3)))
+
+
+def made() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def full(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().double()
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((full(found) - expected).norm() / expected.norm())
+
+
+def reference(x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Output, gradient of the input and of the parameters of a model in float64, for the sum of squares."""
+    model, x = made().double(), x.double().requires_grad_()
+    y = model(x)
+    y.square().sum().backward()
+    return y.detach(), x.grad, [p.grad for p in model.parameters()]
+
+
+def compared(model: nn.Module, x: Tensor, whole: Tensor) -> dict[str, Any]:
+    """What the model computes of x, of which `whole` is all: errors of output and gradients, and how they lie."""
+    expected, expected_x, expected_parameters = reference(whole)
+    x = x.detach().requires_grad_()
+    y = model(x)
+    y.square().sum().backward()
+    found = {"output": error(y, expected), "input gradient": error(x.grad, expected_x)}
+    for (name, parameter), gradient in zip(model.named_parameters(), expected_parameters, strict=True):
+        found[name] = error(parameter.grad, gradient)
+    with torch.no_grad():
+        found["inference"] = error(model(x), expected)
+    return {"errors": found, "placements": str(getattr(y, "placements", None))}
+
+
+def images(count: int = 4) -> Tensor:
+    return torch.randn(count, 3, 10, 13, generator=torch.Generator().manual_seed(1))
+
+
+def split(mesh: Any, x: Tensor, *placements: Any) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(x, mesh, placements)
+
+
+def distributed(mesh: Any, dim: int | None, count: int, swap_first: bool) -> dict[str, Any]:
+    """distribute_module, every parameter everywhere; the images everywhere, or split along dim."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_module
+
+    model = made()
+    if swap_first:
+        fastconv.swap_(model, strict=True)
+    model = distribute_module(model, mesh)
+    if not swap_first:
+        fastconv.swap_(model, strict=True)
+    x = images(count)
+    found = compared(model, split(mesh, x, Replicate() if dim is None else Shard(dim)), x)
+    return found | {"ours": type(model.wide) is fastconv.Conv2d}
+
+
+def parts_of_filters(mesh: Any, dim: int) -> dict[str, Any]:
+    """Convolutions with a part of their filters (0) or of their channels (1) in each process."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+
+    def partition(name: str, module: nn.Module, mesh: Any) -> None:
+        if name in ("wide", "deep"):
+            module.weight = nn.Parameter(distribute_tensor(module.weight.data, mesh, [Shard(dim)]))
+
+    model = made()
+    fastconv.swap_(model, strict=True)
+    return compared(distribute_module(model, mesh, partition), split(mesh, images(), Replicate()), images())
+
+
+def parallelized(mesh: Any, swap_first: bool) -> dict[str, Any]:
+    """parallelize_module: a style for the convolutions, which gives each process a part of the batch, and PyTorch's
+    own for the linear layer."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
+
+    class BatchParallel(ParallelStyle):
+        def _apply(self, module: nn.Module, mesh: Any) -> nn.Module:
+            return distribute_module(
+                module,
+                mesh,
+                input_fn=lambda _, inputs, mesh: tuple(
+                    x.redistribute(placements=[Shard(0)])
+                    if hasattr(x, "redistribute")
+                    else distribute_tensor(x, mesh, [Replicate()]).redistribute(placements=[Shard(0)])
+                    for x in inputs
+                ),
+            )
+
+    model = made()
+    if swap_first:
+        fastconv.swap_(model, strict=True)
+    plan: dict[str, Any] = {name: BatchParallel() for name in ("stem.0", "grouped", "wide", "deep")}
+    plan["head"] = ColwiseParallel(output_layouts=Replicate(), use_local_output=False)
+    parallelize_module(model, mesh, plan)
+    if not swap_first:
+        fastconv.swap_(model, strict=True)
+    return compared(model, split(mesh, images(), Replicate()), images())
+
+
+def fully_sharded(mesh: Any, swap_first: bool) -> dict[str, Any]:
+    """fully_shard on one convolution and on the whole; each process has its part of the batch. undo() takes back."""
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    model: Any = made()
+    report = fastconv.swap_(model, strict=True) if swap_first else None
+    fully_shard(model.wide, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    classes = [type(model.wide).__mro__[:3], type(model.stem[0])]
+    if report is None:
+        report = fastconv.swap_(model, strict=True)
+    expected, _, gradients = reference(images())
+    x = images().chunk(PROCESSES)[dist.get_rank()]
+    y = model(x)
+    (y.square().sum() * PROCESSES).backward()  # FSDP takes the mean over processes
+    errors = {"output": error(y, expected.chunk(PROCESSES)[dist.get_rank()])}
+    for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True):
+        errors[name] = error(parameter.grad, gradient)
+    with torch.no_grad():
+        errors["inference"] = error(model(x), expected.chunk(PROCESSES)[dist.get_rank()])
+    swapped = all(isinstance(m, fastconv.Conv2d) for m in (model.wide, model.deep, model.stem[0]))
+    ran = [row.algorithm for row in report.rows]
+    report.undo()
+    with torch.no_grad():
+        errors["undone"] = error(model(x), expected.chunk(PROCESSES)[dist.get_rank()])
+    undone = [type(model.wide).__mro__[:3], type(model.stem[0])]
+    if swap_first:
+        classes = [(type(model.wide), FSDPModule, nn.Conv2d), nn.Conv2d]
+    return {
+        "errors": errors,
+        "ours": swapped and "auto" not in ran and isinstance(model.wide, FSDPModule),
+        "undone": report.undone and undone == classes,
+    }
+
+
+def data_parallel(mesh: Any) -> dict[str, Any]:
+    """DistributedDataParallel around a swapped model."""
+    model = made()
+    fastconv.swap_(model, strict=True)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    expected, _, gradients = reference(images())
+    y = wrapped(images().chunk(PROCESSES)[dist.get_rank()])
+    (y.square().sum() * PROCESSES).backward()
+    errors = {"output": error(y, expected.chunk(PROCESSES)[dist.get_rank()])}
+    errors |= {n: error(p.grad, g) for (n, p), g in zip(model.named_parameters(), gradients, strict=True)}
+    return {"errors": errors}
+
+
+SCENARIOS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "replicated": lambda mesh: distributed(mesh, None, 4, True),
+    "batch": lambda mesh: distributed(mesh, 0, 4, True),
+    "uneven batch": lambda mesh: distributed(mesh, 0, 3, True),
+    "channels of the images": lambda mesh: distributed(mesh, 1, 4, True),
+    "rows of the images": lambda mesh: distributed(mesh, 2, 4, True),
+    "batch, distributed before the swap": lambda mesh: distributed(mesh, 0, 4, False),
+    "filters": lambda mesh: parts_of_filters(mesh, 0),
+    "channels of the filters": lambda mesh: parts_of_filters(mesh, 1),
+    "tensor parallel": lambda mesh: parallelized(mesh, True),
+    "tensor parallel before the swap": lambda mesh: parallelized(mesh, False),
+    "fully sharded": lambda mesh: fully_sharded(mesh, True),
+    "fully sharded before the swap": lambda mesh: fully_sharded(mesh, False),
+    "data parallel": data_parallel,
+}
+
+
+def process(rank: int, store: str, result: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=PROCESSES)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (PROCESSES,))
+    found = {}
+    for name, scenario in SCENARIOS.items():
+        try:
+            found[name] = scenario(mesh)
+        except Exception as exception:  # the same in both processes: the next scenario still runs
+            found[name] = {"exception": f"{type(exception).__name__}: {exception}"}
+    gathered: list[Any] = [None] * PROCESSES
+    dist.all_gather_object(gathered, found)
+    if rank == 0:
+        Path(result).write_text(json.dumps(gathered))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(process, (f"{folder}/store", sys.argv[1]), nprocs=PROCESSES)

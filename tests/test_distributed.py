@@ -1,0 +1,44 @@
+"""Swapped models in each way of torch.distributed: two processes, on the CPU (tests/distributed.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Of each process."""
+    folder = Path(__file__).resolve().parent
+    result = tmp_path_factory.mktemp("distributed") / "result.json"
+    path = os.pathsep.join([str(folder.parent), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, str(folder / "distributed.py"), str(result)], env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(result.read_text())
+
+
+@pytest.mark.parametrize("scenario", distributed.SCENARIOS)
+def test_computes_and_trains_as_one_process(findings: list[dict[str, Any]], scenario: str) -> None:
+    assert len(findings) == distributed.PROCESSES
+    for process in findings:
+        found = process[scenario]
+        assert "exception" not in found, found["exception"]
+        assert len(found["errors"]) >= 9  # the output, and every parameter's gradient
+        assert max(found["errors"].values()) < 1e-5, found["errors"]
+        assert found.get("ours", True)
+        assert found.get("undone", True)
+
+
+def test_a_part_of_the_batch_stays_a_part(findings: list[dict[str, Any]]) -> None:
+    for scenario in ("batch", "uneven batch", "batch, distributed before the swap"):
+        assert findings[0][scenario]["placements"] == "(Shard(dim=0),)"
