@@ -56,9 +56,9 @@ def conv2d(
         ValueError: an unknown algorithm, precision or activation.
         fastconv.UnsupportedError: the named algorithm cannot serve this problem; the message says why.
 
-    Tensors of a class that gives PyTorch's operators a meaning of its own, as quantized ones, are given to PyTorch's
-    convolution; so are other dtypes and devices than those of the operators. In forward-mode differentiation (`torch.func.jvp`), and where `torch.compile` traces a transform of `torch.func`,
-    PyTorch's own convolution runs, whatever the algorithm asked for.
+    PyTorch's own convolution takes tensors of a class that gives PyTorch's operators a meaning of its own, as quantized
+    ones. In forward-mode differentiation (`torch.func.jvp`), and where `torch.compile` traces a transform of
+    `torch.func`, it runs whatever the algorithm asked for.
     """
     _require_tensor("input", input)
     _require_tensor("weight", weight)

@@ -199,8 +199,9 @@ def swap_(
         A SwapReport with a row per convolution. Left alone, with a reason code: subclasses of nn.Conv2d ("subclass",
         "parametrized", "lazy", "quantized"), scripted ones ("script"), weights computed by a hook, as by pruning
         ("weight_hook"), an instance's own forward ("forward_override"), weights that are tensor subclasses
-        other than DTensor ("tensor_subclass"), devices and dtypes that fastconv does not know ("device", "dtype"), layers that were
-        swapped before ("already_swapped"), filtered ones ("filtered"), and what the planner gives as its reason.
+        other than DTensor ("tensor_subclass"), devices and dtypes that fastconv does not know ("device", "dtype"),
+        layers that were swapped before ("already_swapped"), filtered ones ("filtered"), and what the planner gives as
+        its reason.
 
     Raises:
         TypeError, ValueError: an argument that is not one of these.
