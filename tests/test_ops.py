@@ -285,7 +285,9 @@ def test_calls_below_autograd_are_seen_by_modes_and_subclasses():
         assert torch.equal(fastconv.conv2d(x, w), expected)
     assert ops.conv2d_op in seen
     two = torch.testing._internal.two_tensor.TwoTensor(x, 2 * x)
-    y = fastconv.conv2d(two, torch.testing._internal.two_tensor.TwoTensor(w, w), algorithm="direct")
+    filters = torch.testing._internal.two_tensor.TwoTensor(w, w)
+    geometry = ([1, 1], [0, 0], [1, 1], 1)
+    y = ops.conv2d(two, filters, None, None, *geometry, "direct", "fp32", "none", 0.0, 0)
     torch.testing.assert_close(y.b, 2 * y.a)
     leaf = x.clone().requires_grad_()
     with torch.inference_mode():
