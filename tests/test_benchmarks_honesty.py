@@ -56,7 +56,7 @@ def two_peers(monkeypatch):
     def rows(error, **arguments):
         real = peers.torch_convolution
 
-        def rivals(operands, refuse):
+        def rivals(operands, *_):
             exact = real(operands.inputs["nchw"], operands.weights["nchw"], operands.layer, operands.tf32)
             noise = exact * error * torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
 

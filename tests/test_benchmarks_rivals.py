@@ -242,7 +242,7 @@ def test_packing_is_timed_at_batch_one_beside_packed_filters(tmp_path):
 
 
 def test_cutlass_is_no_rival_of_ieee(monkeypatch, tmp_path):
-    def rivals(operands, refuse):
+    def rivals(operands, *_):
         exact = peers.torch_convolution(operands.inputs["nchw"], operands.weights["nchw"], operands.layer, False)
 
         def slow():

@@ -346,23 +346,31 @@ def test_compiling_ahead_ends_in_time(tmp_path):
     assert time.perf_counter() - begin < 60
 
 
+def cudnn_best(us):
+    """Of a row: cuDNN's fastest takes `us`; others are faster, and none of its or refused."""
+    its = {"torch_nhwc": 2 * us, "cudnn_winograd": us, "cudnn_fft": us / 2, "cublas_nhwc": us / 3, "cudnn_gemm": None}
+    return {"peers": its, "best_peer": "cublas_nhwc", "best_peer_us": us / 3, "notes": {"cudnn_fft": "not a rival: no"}}
+
+
 def test_the_best_layers_of_cudnn(tmp_path, monkeypatch):
     """The sum over all layers, each with its own count, plus what is not a convolution; known layers are not timed."""
     measured = []
 
-    def rows(group, algorithms, rounds, budget_s, seed):
+    def rows(group, algorithms, rounds, seed):
         assert algorithms == []
         measured.append(group.layer)
+        assert group.admits("cudnn_graph_nhwc")
+        assert not group.admits("cutlass_3xtf32")
         row = layer_row("res1", group.classes[0], 1.0, 1000.0) | group.layer.fields()
-        return [row | {"n": group.n, "algorithms": {}, "us": None, "best_peer_us": 1000.0 + len(measured)}]
+        return [row | {"n": group.n, "algorithms": {}, "us": None} | cudnn_best(1000.0 + len(measured))]
 
     monkeypatch.setattr(parts.layer_group, "measure", rows)
     out = tmp_path / "networks.json"
     head = environment.describe("layers", "cpu")
     known = layer_row("res1", "fp32", 1.0, 1.0) | {"n": 2, "c": 3, "h": 32, "w": 32, "k": 64, "r": 7, "s": 7}
-    known |= {"stride": 2, "padding": 3, "pass": "forward", "best_peer_us": 5e6}
+    known |= {"stride": 2, "padding": 3, "pass": "forward"} | cudnn_best(5e6)
     results.write(tmp_path / "layers.json", {**head, "rows": [known, known | {"h": 1, "w": 1}]})
-    other = {**head, "commit": "another", "rows": [known | {"best_peer_us": 7e7}]}
+    other = {**head, "commit": "another", "rows": [known | cudnn_best(7e7)]}
     results.write(tmp_path / "layers_stems.json", {**other, "suite": "layers_stems"})
     peers = ["torch_eager", "cudnn_best_layers"]
     (row,) = bench_one(["eager"], peers, out, layouts=["nchw"])

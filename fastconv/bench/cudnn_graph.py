@@ -7,11 +7,9 @@ nothing: it calls these same functions. Names and values: cudnn_graph.h.
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_bool, c_char, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +83,6 @@ _RUNTIME_COMPILATION = 0  # cudnnBackendBehaviorNote_t
 _MOST_KNOBS, _MOST_NOTES = 64, 16
 
 BUILD_S = 3.0  # seconds in which no further plan is begun; what was not built is counted in the description
-BUILDERS = 8  # threads that build plans: most of the work of a plan is its compilation
 
 
 class Descriptor:
@@ -189,6 +186,7 @@ class Graph:
         elif direction == "backward_input":
             x = torch.empty_like(x)
         self.device = x.device
+        self._kind = f"{str(x.dtype).removeprefix('torch.')} {layout} {direction}"
         self.result = {"forward": y, "backward_weight": weight, "backward_input": x}[direction]
         self.tensors: dict[int, torch.Tensor] = {1: x, 2: weight, 3: y}
         fused = bias is not None
@@ -220,6 +218,10 @@ class Graph:
         of_device = {"HANDLE": cudnn.handle(self.device.index or 0)} if self.device.type == "cuda" else {}
         self.descriptor = Descriptor("OPERATIONGRAPH", OPS=operations, **of_device)
 
+    def label(self, config: Config) -> str:
+        """Names an engine and what it is asked for: what is banned where it crashes or hangs."""
+        return f"cudnn_engine_{config.engine} {self._kind}"
+
     def configs(self) -> list[Config]:
         """What the heuristics propose, best first, then every other engine with its default knobs. Each once."""
         found: dict[tuple[int, Any], Config] = {}
@@ -234,6 +236,7 @@ class Graph:
                 config = _config(result, engine, _knobs(result))
                 found.setdefault((config.engine, config.knobs), config)
         seen = {engine for engine, _ in found}
+        last: list[Config] = []  # what compiles takes the most time to build
         for index in range(self.descriptor.get("ENGINE_GLOBAL_COUNT")[0]):
             if index in seen:
                 continue
@@ -242,8 +245,9 @@ class Graph:
                 config = _config(Descriptor("ENGINECFG", ENGINE=engine), engine, None)
             except CudnnError:  # serves other graphs
                 continue
-            found[config.engine, None] = config
-        return list(found.values())
+            last.append(config)
+        last.sort(key=lambda config: _RUNTIME_COMPILATION in config.behavior)
+        return [*found.values(), *last]
 
 
 def _knobs(config: Descriptor) -> tuple[tuple[int, int], ...]:
@@ -270,7 +274,7 @@ class Plan:
     def __init__(self, graph: Graph, config: Config) -> None:
         """Compiles what the engine compiles. Raises CudnnError where it does not serve the graph."""
         self._graph, self.config = graph, config
-        handle = cudnn.handle(graph.device.index or 0)  # of this thread
+        handle = cudnn.handle(graph.device.index or 0)
         self._plan = Descriptor("EXECUTION_PLAN", HANDLE=handle, ENGINE_CONFIG=config.descriptor)
         self.workspace_bytes = int(self._plan.get("WORKSPACE_SIZE")[0])
         self._pack: Descriptor | None = None
@@ -293,42 +297,49 @@ class Plan:
         return self._graph.result
 
 
-@functools.cache
-def _builders() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(BUILDERS, thread_name_prefix="cudnn_plan")
-
-
-def build(graph: Graph, configs: Sequence[Config], seconds: float) -> tuple[list[Plan], list[str], int]:
+def build(
+    graph: Graph, configs: Sequence[Config], seconds: float, announce: Callable[[str], None] = lambda name: None
+) -> tuple[list[Plan], list[str], int]:
     """(plans, why others were not built, how many were not begun within `seconds`)."""
     deadline = time.perf_counter() + seconds
-
-    def one(config: Config) -> Plan | str | None:
+    plans: list[Plan] = []
+    failures: list[str] = []
+    for done, config in enumerate(configs):
         if time.perf_counter() > deadline:
-            return None
-        torch.cuda.set_device(graph.device)
+            return plans, failures, len(configs) - done
+        announce(graph.label(config))
         try:
             plan = Plan(graph, config)
         except CudnnError as error:
-            return f"{config}: {error}"
-        if plan.workspace_bytes > cudnn.WORKSPACE_LIMIT:
-            return f"{config}: workspace of {plan.workspace_bytes / 2**30:.1f} GiB"
-        return plan
-
-    made = list(_builders().map(one, configs))
-    plans = [item for item in made if isinstance(item, Plan)]
-    return plans, [item for item in made if isinstance(item, str)], made.count(None)
+            failures.append(f"{config}: {error}")
+            continue
+        if plan.workspace_bytes <= cudnn.WORKSPACE_LIMIT:
+            plans.append(plan)
+        else:
+            failures.append(f"{config}: workspace of {plan.workspace_bytes / 2**30:.1f} GiB")
+    return plans, failures, 0
 
 
 def search(
-    graph: Graph, dtype: torch.dtype, tf32: bool, refuse: Callable[[torch.Tensor], str], seconds: float = BUILD_S
+    graph: Graph,
+    tf32: bool,
+    refuse: Callable[[torch.Tensor], str],
+    seconds: float = BUILD_S,
+    announce: Callable[[str], None] = lambda name: None,
+    banned: Mapping[str, str] = {},
 ) -> tuple[Plan, str, list[str]]:
     """Builds every plan of the class: the fastest, in words how it was found, why others were not built or refused.
 
-    refuse: why a result is not of the class, or "". Raises CudnnError if there is no plan, fastest.NoneRuns.
+    refuse: why a result is not of the class, or "". announce: called with an engine's label before it is compiled or
+    run; banned: labels that are passed over, and why. Raises CudnnError if there is no plan, fastest.NoneRuns.
     """
     everything = graph.configs()
-    configs = [config for config in everything if is_of_class(config, dtype, tf32)]
-    plans, failures, left = build(graph, configs, seconds)
+    configs = [config for config in everything if is_of_class(config, graph.result.dtype, tf32)]
+    others = len(everything) - len(configs)
+    failures = [f"{config}: {banned[graph.label(config)]}" for config in configs if graph.label(config) in banned]
+    configs = [config for config in configs if graph.label(config) not in banned]
+    plans, unbuilt, left = build(graph, configs, seconds, announce)
+    failures += unbuilt
     if not plans:
         reason = failures[0] if failures else f"none of {len(everything)} engines computes in the class"
         raise CudnnError(f"no plan; {reason}")
@@ -336,10 +347,10 @@ def search(
     for plan in plans:
         plan.bind(workspace)
     forms = {str(plan.config): plan for plan in plans}
-    found = fastest(forms, graph.device, refuse)
+    found = fastest(forms, graph.device, refuse, lambda name: announce(graph.label(forms[name].config)))
     winner = forms[found.name]
     winner.bind(torch.empty(winner.workspace_bytes + 256, dtype=torch.uint8, device=graph.device))
     words = f"{found.name}; {found.ran} of {len(everything)} plans ran"
-    words += f", {len(everything) - len(configs)} are of another class" if len(everything) > len(configs) else ""
+    words += f", {others} are of another class" if others else ""
     words += f", {left} were not built within {seconds:g} s" if left else ""
     return winner, words, failures + found.failures

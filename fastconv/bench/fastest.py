@@ -29,15 +29,22 @@ class Fastest:
     failures: list[str] = field(default_factory=list)
 
 
-def fastest(forms: Mapping[str, Call], device: torch.device, refuse: Callable[[torch.Tensor], str]) -> Fastest:
+def fastest(
+    forms: Mapping[str, Call],
+    device: torch.device,
+    refuse: Callable[[torch.Tensor], str],
+    announce: Callable[[str], None] = lambda name: None,
+) -> Fastest:
     """Runs each form up to three times, then those near the fastest interleaved from cold caches.
 
-    refuse: why a result is not of the class, or "". Raises NoneRuns.
+    refuse: why a result is not of the class, or "". announce: called with a form's name before it runs. Raises
+    NoneRuns.
     """
     failures: list[str] = []
     times: dict[str, float] = {}
     for name, call in forms.items():
         best = min(times.values(), default=float("inf"))
+        announce(name)
         try:
             y, us = timing.once(call, device)
             if us < 3 * best or not times:  # the first call loads the code
@@ -58,4 +65,5 @@ def fastest(forms: Mapping[str, Call], device: torch.device, refuse: Callable[[t
     if len(near) > 1:
         cold = timing.measure({name: forms[name] for name in near}, device=device, rounds=ROUNDS).timings
         near = sorted(cold, key=lambda name: cold[name].us) or near
+    announce(near[0])
     return Fastest(near[0], len(times), failures)

@@ -97,6 +97,7 @@ class Group:
     entrants: dict[str, _Entrant] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)  # contender -> why it has no time, or is no rival
     banned: Mapping[str, str] = field(default_factory=dict)  # contender -> what it did to an earlier process
+    admits: Callable[[str], bool] = lambda name: True  # which rivals are asked at all
     announce: Callable[[str], None] = lambda name: None  # called with a contender's name before it first runs
     plans: dict[str, str] = field(default_factory=dict)  # rival -> which of its forms, and of how many
     seconds: dict[str, float] = field(default_factory=dict)  # part of the measurement -> what it took
@@ -160,9 +161,13 @@ def _prepare_data(group: Group, seed: int) -> Reference:
 def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | None) -> dict[tuple[str, str], str]:
     """Peers first, then ours; returns (class, layout) -> auto's choice."""
     operands = peers.Operands(group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads)
-    calls, refused = peers.peers(operands, lambda y: group.refusal(reference.error(y)["l2"]))
+    calls, refused = peers.peers(
+        operands, lambda y: group.refusal(reference.error(y)["l2"]), group.announce, group.banned
+    )
     group.notes |= refused
     for name, call in calls.items():
+        if not group.admits(name):
+            continue
         if name in group.banned:
             group.notes[name] = group.banned[name]
             continue
@@ -176,7 +181,7 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
                 group.notes[name] = "; ".join(beyond)[:500]
         if name in group.entrants and (why := group.refusal(group.entrants[name].error["l2"])):
             group.entrants[name].is_rival = False  # timed, for whoever wants to know, but no best peer
-            group.notes[name] = f"not a rival: {why}"
+            group.notes[name] = f"{peers.REFUSED}: {why}"
     choices = {}
     for accuracy in group.classes:
         for layout in group.layouts:

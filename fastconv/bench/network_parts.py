@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastconv.bench import layer_group, results, timing
+from fastconv.bench import layer_group, peers, results, timing
 from fastconv.bench.layer_suite import ROW_KEY, groups_of
 from fastconv.bench.layers import Layer
 
@@ -120,19 +120,15 @@ class BestLayers:
         for file in sorted(path.parent.glob("layers*.json")) if path else []:
             its = {**head, "suite": json.loads(file.read_text()).get("suite")}
             for row in results.merge(file, its, ROW_KEY)["rows"]:
-                if (
-                    row["pass"] == "forward"
-                    and row["best_peer_us"]
-                    and row.get("commit", head["commit"]) == head["commit"]
-                ):
+                if row["pass"] == "forward" and row.get("commit", head["commit"]) == head["commit"]:
                     self._note(row)
         for row in self.document["rows"]:
             self._note(row)
 
     def _note(self, row: results.Row) -> None:
-        if row["best_peer_us"]:
+        if us := peers.best_of_cudnn(row):
             key = row["n"], row["class"], *(row[name] for name in GEOMETRY)
-            self._known[key] = row["best_peer_us"]
+            self._known[key] = us
 
     def us(self, layer: Layer, n: int, cls: str) -> float | None:
         """None where no peer could run."""
@@ -140,8 +136,9 @@ class BestLayers:
         if key not in self._known:
             ((dtype, tf32, members),) = groups_of([cls])
             group = layer_group.Group(layer, n, dtype, tf32, members, ("nhwc",), self.device)
+            group.admits = peers.is_of_cudnn  # type: ignore[method-assign]
             try:
-                rows = layer_group.measure(group, [], self.rounds, 0.0, seed=0)
+                rows = layer_group.measure(group, [], self.rounds, seed=0)
             except timing.DeviceLost:
                 raise
             except Exception:

@@ -134,31 +134,28 @@ def run(
         ]
         compile_ahead(jobs, compile_workers, None if budget_s is None else budget_s / 2, report)
 
-    with environment.ClockMonitor(target) as clocks:
-        for name, wanted in work.items():
-            if not wanted or _is_past(deadline):
-                report(f"{name}: passed over, {'the time is spent' if wanted else 'the file has its rows'}")
-                continue
-            base, pictures = build(name, image=image), photographs(*sizes[name])
-            reference = _reference(base, pictures[:reference_pictures], target)
-            for cls in wanted:
-                if _is_past(deadline):
-                    report(f"{name} {cls}: not begun, the time is spent")
-                    break
-                case = Case(base, cls, algorithm, pictures, target, compile_limit_s)
-                clocks.take()
-                found = _Measured(name, case, contenders[cls], reference, rounds, deadline, report)
-                machine = clocks.take()
-                found.release()
-                bound = _cudnn_bound(found, case, best_layers, deadline)
-                for mode in modes:
-                    row = found.row(mode, peers, *bound) | machine
-                    results.put(document, row, KEY)
-                    report(_line(row))
-                if out:
-                    results.write(out, document)
-                del case, found
-                _free(target)
+    for name, wanted in work.items():
+        if not wanted or _is_past(deadline):
+            report(f"{name}: passed over, {'the time is spent' if wanted else 'the file has its rows'}")
+            continue
+        base, pictures = build(name, image=image), photographs(*sizes[name])
+        reference = _reference(base, pictures[:reference_pictures], target)
+        for cls in wanted:
+            if _is_past(deadline):
+                report(f"{name} {cls}: not begun, the time is spent")
+                break
+            case = Case(base, cls, algorithm, pictures, target, compile_limit_s)
+            found = _Measured(name, case, contenders[cls], reference, rounds, deadline, report)
+            found.release()
+            bound = _cudnn_bound(found, case, best_layers, deadline)
+            for mode in modes:
+                row = found.row(mode, peers, *bound) | found.clocks.found
+                results.put(document, row, KEY)
+                report(_line(row))
+            if out:
+                results.write(out, document)
+            del case, found
+            _free(target)
     return document
 
 
@@ -219,9 +216,11 @@ class _Measured:
                 seconds = time.perf_counter() - begin
                 state = self.failures.get(contender.name, "ready")
                 report(f"{name} {case.cls} {contender.name}: {state} in {seconds:.1f} s")
+            self.clocks = environment.ClockMonitor(case.device)
             measured = timing.measure(
                 {key: _synchronised(call, case.device) for key, call in self._calls.items()},
                 device=case.device, rounds=rounds, few_rounds=_slower(contenders, estimates), flush=False, graph=False,
+                monitor=self.clocks,
             )  # fmt: skip
             self.failures |= measured.failures
             self.times = measured.timings

@@ -11,9 +11,10 @@ cublas_<layout>       a matrix product for 1x1, unrolling and a matrix product e
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -29,6 +30,21 @@ NOT_IEEE = ("cutlass_3xtf32",)  # FP32-accurate, but not by FP32 arithmetic
 def is_peer(name: str) -> bool:
     """Whether a contender is a rival: those of ours are called class/layout/algorithm."""
     return "/" not in name
+
+
+REFUSED = "not a rival"  # how the note of a peer begins whose error is beyond the class
+
+
+def is_of_cudnn(name: str) -> bool:
+    """Whether a peer is one algorithm or plan of cuDNN's, asked for by PyTorch or directly."""
+    return name.startswith(("torch_", "cudnn_")) and not name.endswith("_all")  # whose plans are in cudnn_graph
+
+
+def best_of_cudnn(row: Mapping[str, Any]) -> float | None:
+    """Microseconds of the fastest of cuDNN's peers in a row of a layer suite; None if none ran."""
+    refused = [name for name, note in row["notes"].items() if note.startswith(REFUSED)]
+    rivals = [us for name, us in row["peers"].items() if us and is_of_cudnn(name) and name not in refused]
+    return min(rivals, default=None)
 
 
 @dataclass
@@ -97,12 +113,15 @@ def torch_over_all_plans(call: Call, device: torch.device) -> torch.Tensor:
 
 
 def peers(
-    operands: Operands, refuse: Callable[[torch.Tensor], str] = lambda y: ""
+    operands: Operands,
+    refuse: Callable[[torch.Tensor], str] = lambda y: "",
+    announce: Callable[[str], None] = lambda name: None,
+    banned: Mapping[str, str] = {},
 ) -> tuple[dict[str, Call], dict[str, str]]:
     """name -> call for every rival, name -> why not for those that cannot run.
 
     Each rival reads its own layout: nobody's time holds a conversion. refuse: why a result is not of the class, or "";
-    asked where a rival is the fastest of several forms.
+    asked where a rival is the fastest of several forms. announce, banned: as in cudnn_graph.search.
     """
     layer, tf32, direction = operands.layer, operands.tf32, operands.direction
     calls: dict[str, Call] = {}
@@ -127,7 +146,9 @@ def peers(
     calls |= direct
     refused |= unsupported
     for layout, (x, weight, grad) in data.items():
-        search = functools.partial(_cudnn_plan, x, weight, layer, layout, tf32, direction, grad, refuse)
+        search = functools.partial(
+            _cudnn_plan, x, weight, layer, layout, direction, grad, tf32, refuse, announce, banned
+        )
         calls[f"cudnn_graph_{layout}"] = Searched(search)
         call = functools.partial(cublas.convolution, x, weight, layer, tf32, direction, grad)
         calls[f"cublas_{layout}"] = call
@@ -138,11 +159,11 @@ def peers(
 
 
 def _cudnn_plan(
-    x: torch.Tensor, weight: torch.Tensor, layer: Layer, layout: str, tf32: bool, direction: str,
-    grad: torch.Tensor | None, refuse: Callable[[torch.Tensor], str],
+    x: torch.Tensor, weight: torch.Tensor, layer: Layer, layout: str, direction: str, grad: torch.Tensor | None,
+    tf32: bool, refuse: Callable[[torch.Tensor], str], announce: Callable[[str], None], banned: Mapping[str, str],
 ) -> tuple[Call, str, list[str]]:  # fmt: skip
     graph = cudnn_graph.Graph(x, weight, layer, layout, direction, grad)
-    return cudnn_graph.search(graph, x.dtype, tf32, refuse)
+    return cudnn_graph.search(graph, tf32, refuse, announce=announce, banned=banned)
 
 
 def _cutlass_tile(
