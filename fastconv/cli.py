@@ -247,7 +247,7 @@ def bench_layers(
     ] = "layers",
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64,1",
     direction: Annotated[
-        str, typer.Option("--pass", help="forward, or a gradient: backward_weight, backward_input.")
+        str, typer.Option("--pass", help="forward, backward_weight, backward_input, bias_relu, bias_residual_relu.")
     ] = "forward",
     classes: Annotated[str, typer.Option(help="Accuracy classes; default all, on the CPU fp32.")] = "",
     algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",

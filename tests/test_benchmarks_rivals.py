@@ -8,9 +8,10 @@ import torch
 
 from fastconv.bench import cublas, cudnn, cudnn_graph, cutlass, environment, layer_group, layer_suite, peers, results
 from fastconv.bench.fastest import NoneRuns, fastest
-from fastconv.bench.layers import PASSES, Layer
+from fastconv.bench.layers import FUSED, GRADIENTS, Layer
 
 CPU = torch.device("cpu")
+PASSES = ("forward", *GRADIENTS)
 ORDERS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 LAYERS = [
     Layer("pointwise", 8, 9, 7, 12, 1, 1, 1, 0),
@@ -239,6 +240,18 @@ def test_packing_is_timed_at_batch_one_beside_packed_filters(tmp_path):
         assert not any("+" in name for name in row["algorithms"])
         timed = row["us_with_packing"] is not None
         assert timed == (row["n"] == 1 and row["auto"] != "torch")
+
+
+@pytest.mark.parametrize("direction", FUSED)
+def test_a_fused_pass_is_timed_against_the_same_operation(direction, tmp_path):
+    arguments = {"rounds": 1, "device": "cpu", "layouts": ["nhwc", "nchw"], "out": tmp_path / "l.json"}
+    document = layer_suite.run([3], ["fp32"], "lenet2", layer_set="lenet5", direction=direction, **arguments)
+    assert document["suite"] == f"layers_lenet5_{direction}_cpu"
+    for row in document["rows"]:
+        assert set(row["peers"]) == {"torch_nchw", "torch_nhwc"}
+        for error in [*row["peer_errors"].values(), *(found["l2"] for found in row["errors"].values())]:
+            assert error < 1e-6
+        assert {"torch", "direct"} <= set(row["errors"])
 
 
 def test_cutlass_is_no_rival_of_ieee(monkeypatch, tmp_path):

@@ -168,7 +168,7 @@ class Config:
 class Graph:
     """One convolution, or one of its gradients, as cuDNN's operation graph, and the tensors that it reads and writes.
 
-    x: [N, C, H, W], weight: [K, C/groups, R, S], grad (unless direction is "forward"): [N, K, P, Q]; CUDA, dense in one
+    x: [N, C, H, W], weight: [K, C/groups, R, S], grad (of the gradients): [N, K, P, Q]; CUDA, dense in the
     layout. bias [K] and residual [N, K, P, Q]: ReLU(conv + residual + bias) in one graph.
     """
 

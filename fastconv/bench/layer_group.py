@@ -12,7 +12,7 @@ import torch
 
 from fastconv import testing
 from fastconv.bench import environment, ours, peers, results, timing
-from fastconv.bench.layers import Layer
+from fastconv.bench.layers import FUSED, GRADIENTS, Layer
 
 # A relative L2 error beyond this is not that class: a peer above it is refused, with a note, rather than timed.
 CLASS_ERROR = {"ieee": 5e-5, "fp32": 5e-5, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
@@ -33,7 +33,8 @@ class Reference:
 
     _images: Sequence[int] | slice
 
-    def __init__(self, x: torch.Tensor, weight: torch.Tensor, layer: Layer) -> None:
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, layer: Layer, *addends: torch.Tensor) -> None:
+        """addends: bias [K], and residual [N, K, P, Q] or none, of ReLU(conv + bias + residual)."""
         images = self._images = sorted({0, x.shape[0] - 1})
         geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2
         # Without cuDNN: unrolled and multiplied, no search for an algorithm.
@@ -41,6 +42,12 @@ class Reference:
             x[images].double().contiguous(), weight.double().contiguous(), None, *geometry, False, [0, 0],
             layer.groups, False, False, False, False,
         )  # fmt: skip
+        if addends:
+            bias, *residual = addends
+            self._y += bias.double().view(1, -1, 1, 1)
+            for each in residual:
+                self._y += each[images].double()
+            self._y.relu_()
 
     @staticmethod
     def of_gradient(
@@ -94,6 +101,7 @@ class Group:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     direction: str = "forward"  # of layers.PASSES
     grads: dict[str, torch.Tensor] = field(default_factory=dict)
+    addends: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)  # bias, residual; of a fused pass
     entrants: dict[str, _Entrant] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)  # contender -> why it has no time, or is no rival
     banned: Mapping[str, str] = field(default_factory=dict)  # contender -> what it did to an earlier process
@@ -151,6 +159,14 @@ def _prepare_data(group: Group, seed: int) -> Reference:
     orders = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
     group.inputs = {layout: x.contiguous(memory_format=order) for layout, order in orders.items()}
     group.weights = {layout: weight.contiguous(memory_format=order) for layout, order in orders.items()}
+    if group.direction in FUSED:
+        addends = [torch.randn(layer.k, **options).to(group.dtype)]
+        if group.direction == "bias_residual_relu":
+            addends.append(torch.randn((group.n, layer.k, layer.p, layer.q), **options).to(group.dtype))
+        for layout, order in orders.items():
+            its = (each.contiguous(memory_format=order) if each.dim() == 4 else each for each in addends)
+            group.addends[layout] = tuple(its)
+        return Reference(x, weight, layer, *addends)
     if group.direction == "forward":
         return Reference(x, weight, layer)
     grad = torch.randn((group.n, layer.k, layer.p, layer.q), **options).to(group.dtype)
@@ -160,7 +176,8 @@ def _prepare_data(group: Group, seed: int) -> Reference:
 
 def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | None) -> dict[tuple[str, str], str]:
     """Peers first, then ours; returns (class, layout) -> auto's choice."""
-    operands = peers.Operands(group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads)
+    data = group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads, group.addends
+    operands = peers.Operands(*data)
     calls, refused = peers.peers(
         operands, lambda y: group.refusal(reference.error(y)["l2"]), group.announce, group.banned
     )
@@ -176,16 +193,17 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
         group.spent(name, begin)
         if isinstance(call, peers.Searched):
             group.plans |= {name: call.description} if call.description else {}
-            beyond = [why for why in call.failures if "beyond the class" in why]
-            if beyond:
-                group.notes[name] = "; ".join(beyond)[:500]
+            for why in call.failures:
+                if "beyond the class" in why:  # one of its forms, not the rival
+                    form, _, reason = why.partition(": ")
+                    group.notes[f"{name}: {form}"] = reason
         if name in group.entrants and (why := group.refusal(group.entrants[name].error["l2"])):
             group.entrants[name].is_rival = False  # timed, for whoever wants to know, but no best peer
             group.notes[name] = f"{peers.REFUSED}: {why}"
     choices = {}
     for accuracy in group.classes:
         for layout in group.layouts:
-            if group.direction != "forward":
+            if group.direction in GRADIENTS:
                 choices[accuracy, layout] = _enter_gradient(group, accuracy, layout, reference)
                 continue
             choice = ours.auto_choice(group.layer, group.n, accuracy, layout, group.device)
@@ -223,7 +241,7 @@ def _enter_ours(
     name = f"{accuracy}/{layout}/{algorithm}"
     if algorithms is not None and algorithm not in algorithms:
         return
-    if algorithm == "torch" and not chosen:
+    if algorithm == "torch" and not chosen and group.direction not in FUSED:
         return  # the same call as the peer of this layout
     if name in group.banned or not row["ok"]:
         group.notes[name] = group.banned.get(name) or row["reason"]
@@ -236,19 +254,20 @@ def _enter_ours(
         return
     group.announce(name)
     try:
-        call = ours.contender(algorithm, group.inputs[layout], group.weights["nchw"], group.layer, accuracy)
+        data = group.inputs[layout], group.weights["nchw"], group.layer, accuracy, *group.addends.get(layout, ())
+        call = ours.contender(algorithm, *data)
     except Exception as failure:
         group.notes[name] = timing.message_of(failure)
         timing.recover()
         return
     _enter(group, name, call, reference, math.inf if chosen else HOPELESS_OURS)
     if chosen and group.n == 1 and algorithm != "torch":
-        packing = ours.packing_contender(algorithm, group.inputs[layout], group.weights["nchw"], group.layer, accuracy)
+        packing = ours.packing_contender(algorithm, *data)
         _enter(group, name + _PACKING, packing, reference, math.inf)
 
 
 def _peer_names(group: Group) -> list[str]:
-    return [name for name in dict.fromkeys((*group.entrants, *group.notes)) if peers.is_peer(name)]
+    return [name for name in dict.fromkeys((*group.entrants, *group.notes)) if peers.is_peer(name)]  # or its form
 
 
 def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Measurement) -> list[results.Row]:

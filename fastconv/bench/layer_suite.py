@@ -92,7 +92,7 @@ def run(
     layouts: ours; default NHWC, on the CPU both. isolate: measure in a second process, which is started again without
     the contender that made it crash or hang (`banned` in the file); default on CUDA. layer_set: of bench.layers.SETS,
     or "sweep".
-    direction: the pass, of bench.layers.PASSES; a gradient's suite carries its name.
+    direction: the pass, of bench.layers.PASSES; any but forward is in the suite's name.
     Raises ValueError for unknown names and, not isolated, timing.DeviceLost if the GPU fails.
     """
     if direction not in PASSES:

@@ -94,7 +94,9 @@ def _square(layer: str, c: int, size: int, k: int, kernel: int, stride: int = 1,
     return Layer(layer, c, size, size, k, kernel, kernel, stride, kernel // 2, 1, groups)
 
 
-PASSES = ("forward", "backward_weight", "backward_input")
+GRADIENTS = ("backward_weight", "backward_input")
+FUSED = ("bias_relu", "bias_residual_relu")  # ReLU(conv + bias), ReLU(conv + bias + residual)
+PASSES = ("forward", *GRADIENTS, *FUSED)
 
 SETS: dict[str, list[Layer]] = {
     "layers": LAYERS,  # 3x3 with stride 1: what every published comparison times

@@ -56,36 +56,38 @@ def auto_choice(layer: Layer, n: int, accuracy: str, layout: str, device: torch.
 
 
 def contender(
-    algorithm: str, x: torch.Tensor, weight: torch.Tensor, layer: Layer, accuracy: str
-) -> Callable[[], torch.Tensor]:
+    algorithm: str, x: torch.Tensor, weight: torch.Tensor, layer: Layer, accuracy: str,
+    bias: torch.Tensor | None = None, residual: torch.Tensor | None = None,
+) -> Callable[[], torch.Tensor]:  # fmt: skip
     """A callable that runs `algorithm`, its weights packed here and now, outside every timed region.
 
-    x: [N, C, H, W] in the layout to be measured; weight: [K, C/groups, R, S], contiguous.
+    x: [N, C, H, W] in the layout to be measured; weight: [K, C/groups, R, S], contiguous. With a bias [K], and a
+    residual [N, K, P, Q] or none: ReLU(conv + bias + residual).
     """
     stride, padding, dilation = ([value] * 2 for value in (layer.stride, layer.padding, layer.dilation))
-    precision, epilogue = _PRECISIONS[accuracy], ("none", 0.01)
+    precision, epilogue = _PRECISIONS[accuracy], ("none" if bias is None else "relu", 0.01)
     if algorithm == "torch":
         channels_last = x.is_contiguous(memory_format=torch.channels_last)
         order = torch.channels_last if channels_last else torch.contiguous_format
         arranged, flags = weight.contiguous(memory_format=order), _BENCHMARK | _CUDNN_ENABLED
-        arguments = (x, arranged, None, None, stride, padding, dilation, layer.groups, algorithm, precision)
+        arguments = (x, arranged, bias, residual, stride, padding, dilation, layer.groups, algorithm, precision)
         return functools.partial(ops.conv2d, *arguments, *epilogue, flags)
     packed = ops.pack_weight(weight, layer.groups, algorithm, precision)
     channels_last = not x.is_contiguous()
     geometry = (stride, padding, dilation, layer.groups, channels_last)
     shape = list(weight.shape)
     return functools.partial(
-        ops.conv2d_packed, x, packed, shape, None, None, *geometry, algorithm, precision, *epilogue
+        ops.conv2d_packed, x, packed, shape, bias, residual, *geometry, algorithm, precision, *epilogue
     )
 
 
 def packing_contender(
-    algorithm: str, x: torch.Tensor, weight: torch.Tensor, layer: Layer, accuracy: str
+    algorithm: str, x: torch.Tensor, weight: torch.Tensor, layer: Layer, accuracy: str, *addends: torch.Tensor | None
 ) -> Callable[[], torch.Tensor]:
     """`contender`, but the filter is packed in every call."""
 
     def call() -> torch.Tensor:
-        return contender(algorithm, x, weight, layer, accuracy)()
+        return contender(algorithm, x, weight, layer, accuracy, *addends)()
 
     return call
 

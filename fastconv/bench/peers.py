@@ -6,6 +6,9 @@ cudnn_<algorithm>...  every legacy algorithm of cuDNN (NCHW; _nhwc behind in NHW
 cudnn_graph_<layout>  the fastest of every plan of cuDNN's graph API
 cutlass_3xtf32        CUTLASS's implicit GEMM, FP32-accurate on tensor cores: no rival of `ieee`
 cublas_<layout>       a matrix product for 1x1, unrolling and a matrix product elsewhere
+
+Of ReLU(conv + bias + residual): torch_<layout> runs them one after the other, torch_<layout>_fused asks PyTorch's
+operators of the fusion, cudnn_graph_<layout> plans the fusion; the others have none.
 """
 
 from __future__ import annotations
@@ -57,9 +60,7 @@ class Operands:
     tf32: bool  # matters for float32 alone
     direction: str = "forward"
     grads: dict[str, torch.Tensor] = field(default_factory=dict)  # of the gradients
-
-    def grad(self, layout: str) -> torch.Tensor | None:
-        return self.grads.get(layout)
+    addends: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)  # bias, residual; of the fused passes
 
 
 @dataclass
@@ -127,7 +128,9 @@ def peers(
     calls: dict[str, Call] = {}
     refused: dict[str, str] = {}
     device = next(iter(operands.inputs.values())).device
-    data = {name: (x, operands.weights[name], operands.grad(name)) for name, x in operands.inputs.items()}
+    if operands.addends:
+        return _fused_peers(operands, refuse, announce, banned), refused
+    data = {name: (x, operands.weights[name], operands.grads.get(name)) for name, x in operands.inputs.items()}
     for layout, (x, weight, grad) in data.items():
         call = functools.partial(torch_convolution, x, weight, layer, tf32, direction, grad)
         calls[f"torch_{layout}"] = call
@@ -146,23 +149,61 @@ def peers(
     calls |= direct
     refused |= unsupported
     for layout, (x, weight, grad) in data.items():
-        search = functools.partial(
-            _cudnn_plan, x, weight, layer, layout, direction, grad, tf32, refuse, announce, banned
-        )
+        arguments = x, weight, layer, layout, direction, grad
+        search = functools.partial(_cudnn_plan, arguments, tf32, refuse, announce, banned)
         calls[f"cudnn_graph_{layout}"] = Searched(search)
         call = functools.partial(cublas.convolution, x, weight, layer, tf32, direction, grad)
         calls[f"cublas_{layout}"] = call
-    if device.type == "cuda" and next(iter(data.values()))[0].dtype == torch.float32 and not tf32:
+    if next(iter(data.values()))[0].dtype == torch.float32 and not tf32:
         x, weight, grad = data["nhwc"]
         calls["cutlass_3xtf32"] = Searched(functools.partial(_cutlass_tile, x, weight, layer, direction, grad, refuse))
     return calls, refused
 
 
+def torch_unfused(conv: Call, bias: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """ReLU(conv + bias + residual), in as few of PyTorch's passes over memory as in-place operators allow."""
+    y = conv()
+    y += bias.view(1, -1, 1, 1)
+    if residual is not None:
+        y += residual
+    return y.relu_()
+
+
+def torch_fused(
+    x: torch.Tensor, weight: torch.Tensor, layer: Layer, tf32: bool, bias: torch.Tensor,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The same by PyTorch's operators that ask cuDNN for the fusion."""
+    geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2, layer.groups
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=tf32):
+        if residual is None:
+            return torch.ops.aten.cudnn_convolution_relu.default(x, weight, bias, *geometry)
+        return torch.ops.aten.cudnn_convolution_add_relu.default(x, weight, residual, 1.0, bias, *geometry)
+
+
+def _fused_peers(
+    operands: Operands, refuse: Callable[[torch.Tensor], str], announce: Callable[[str], None],
+    banned: Mapping[str, str],
+) -> dict[str, Call]:  # fmt: skip
+    calls: dict[str, Call] = {}
+    layer, tf32 = operands.layer, operands.tf32
+    for layout, x in operands.inputs.items():
+        weight, addends = operands.weights[layout], operands.addends[layout]
+        convolution = functools.partial(torch_convolution, x, weight, layer, tf32)
+        calls[f"torch_{layout}"] = functools.partial(torch_unfused, convolution, *addends)
+        if x.is_cuda:
+            calls[f"torch_{layout}_fused"] = functools.partial(torch_fused, x, weight, layer, tf32, *addends)
+            arguments = x, weight, layer, layout, "forward", None, *addends
+            search = functools.partial(_cudnn_plan, arguments, tf32, refuse, announce, banned)
+            calls[f"cudnn_graph_{layout}"] = Searched(search)
+    return calls
+
+
 def _cudnn_plan(
-    x: torch.Tensor, weight: torch.Tensor, layer: Layer, layout: str, direction: str, grad: torch.Tensor | None,
-    tf32: bool, refuse: Callable[[torch.Tensor], str], announce: Callable[[str], None], banned: Mapping[str, str],
+    arguments: tuple[Any, ...], tf32: bool, refuse: Callable[[torch.Tensor], str], announce: Callable[[str], None],
+    banned: Mapping[str, str],
 ) -> tuple[Call, str, list[str]]:  # fmt: skip
-    graph = cudnn_graph.Graph(x, weight, layer, layout, direction, grad)
+    graph = cudnn_graph.Graph(*arguments)
     return cudnn_graph.search(graph, tf32, refuse, announce=announce, banned=banned)
 
 

@@ -139,7 +139,7 @@ def _caveats(rows: Sequence[Row]) -> list[str]:
     refused: dict[str, list[str]] = {}
     for row in rows:
         for name, text in row.get("notes", {}).items():
-            if name.startswith(("torch_", "cudnn_")) and (found := REFUSED.search(text)):
+            if found := REFUSED.search(text):
                 us = row["peers"].get(name)
                 seen = found[1] if us is None else f"{found[1]}, {us:.0f} us"
                 refused.setdefault(f"`{name}`", []).append(f"{row['layer']} ({seen})")
