@@ -19,6 +19,7 @@ from fastconv.cli_support import (
     DeviceOption,
     ImageOption,
     JsonOption,
+    MaxErrorOption,
     NetworkOption,
     Precision,
     PrecisionOption,
@@ -157,9 +158,9 @@ def info(json_path: JsonOption = None) -> None:
     where = found["measured"]["path"] or "no file: FASTCONV_CACHE_DIR is empty"
     facts.add_row("measured", f"{choices or 'nothing'} ({where})")
     console.print(facts)
-    algorithms = Table("algorithm", "devices", "classes (error bound, x PyTorch's)", "what")
+    algorithms = Table("algorithm", "devices", "classes (expected error, x PyTorch's)", "what")
     for row in found["algorithms"]:
-        classes = ", ".join(f"{cls} {multiple:g}" for cls, multiple in row["accuracy"].items())
+        classes = ", ".join(f"{cls} {multiple:.2g}" for cls, multiple in row["accuracy"].items())
         algorithms.add_row(row["name"], ", ".join(row["devices"]), classes, row["summary"])
     console.print(algorithms)
     write_json(json_path, found)
@@ -214,6 +215,7 @@ def explain(
     groups: Annotated[int, typer.Option(min=1)] = 1,
     precision: PrecisionOption = Precision.fp32,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="NHWC in memory.")] = False,
+    max_error: MaxErrorOption = None,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
@@ -234,6 +236,7 @@ def explain(
         device=None if device == "auto" else device,
         precision=precision_of(precision.value),
         layout="nhwc" if channels_last else "nchw",
+        max_error=max_error,
     )
     console.print(str(explanation), markup=False, highlight=False)
     write_json(json_path, dataclasses.asdict(explanation))
@@ -252,6 +255,9 @@ def bench_layers(
     classes: Annotated[str, typer.Option(help="Accuracy classes; default all, on the CPU fp32.")] = "",
     algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
     layouts: Annotated[str, typer.Option(help="Of ours: nchw, nhwc; default nhwc, on the CPU both.")] = "",
+    max_error: Annotated[
+        float, typer.Option("--max-error", min=1.0, help="Also show what auto takes within this multiple.")
+    ] = 1.5,
     rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs.")] = 20,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no layer after.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the file has of this commit.")] = False,
@@ -279,6 +285,7 @@ def bench_layers(
         device=where,
         layouts=split(layouts, "layouts", ["nchw", "nhwc"]) if layouts else None,
         console=console,
+        max_error=max_error,
     )
     check_measured(document)
 

@@ -24,6 +24,11 @@ NetworkOption = Annotated[str, typer.Option(help="all (the four main ones), or s
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Photographs; default the paper's 64 (DenseNet 48).")]
 ImageOption = Annotated[int | None, typer.Option(min=32, help="Side of the photographs; default the network's own.")]
 
+MaxErrorOption = Annotated[
+    float | None,
+    typer.Option("--max-error", help="How far auto may go: a multiple of PyTorch's own error, at least 1."),
+]
+
 
 class Precision(str, Enum):
     ieee = "ieee"

@@ -14,6 +14,7 @@ from fastconv.cli_support import (
     DeviceOption,
     ImageOption,
     JsonOption,
+    MaxErrorOption,
     NetworkOption,
     console,
     device_named,
@@ -38,6 +39,7 @@ def tune(
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc; default nhwc, on the CPU nchw.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Times each candidate runs.")] = 20,
+    max_error: MaxErrorOption = None,
     clear: Annotated[bool, typer.Option("--clear", help="Only forget what was measured on this device.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
@@ -46,7 +48,7 @@ def tune(
 
     For the convolutions of whole networks, or of a layer set. For a model of your own: fastconv.tune(model, input).
     """
-    from fastconv import measured, tuning
+    from fastconv import measured, settings, tuning
     from fastconv.models import MAIN_NETWORKS, NETWORKS
     from fastconv.models.compare import CLASS_DTYPE
 
@@ -73,6 +75,9 @@ def tune(
             for name in names:
                 with console.status(f"{name}: its convolutions in class {accuracy}, {order}"):
                     found.update(_of_network(name, batch, image, accuracy, order, where))
+    settings.check_max_error(max_error)
+    if max_error is not None:
+        found = tuning.limited(found, max_error)
     report = tuning.measure(found, rounds, _say)
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
     write_json(json_path, json.loads(report.to_json()))

@@ -20,7 +20,8 @@ class AlgorithmInfo:
     family: str  # direct, gemm, winograd, library
     devices: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]
-    # Accuracy class -> bound on the relative L2 error against float64, as a multiple of PyTorch's own in that class.
+    # Accuracy class -> expected relative L2 error against float64, as a multiple of PyTorch's own in that class: of 3x3
+    # kernels with 64 channels, on the device where it is largest. `explain` tells that of one convolution.
     accuracy: dict[str, float] = field(hash=False)
     source: int  # the published system it comes from; 0: this project, or PyTorch
     summary: str
@@ -55,6 +56,7 @@ class Candidate:
     code: str  # why not, for programs: "stride", "dtype", ...; empty if it fits
     reason: str  # why not, for people
     eligible: bool  # fits, and accurate enough for `auto`
+    expected_error: float  # over PyTorch's own; 0 if it does not fit
     config: str
     workspace_bytes: int
     cost_us: float  # the planner's estimate
@@ -69,24 +71,27 @@ class Explanation:
     device: str
     note: str
     choice: str
+    max_error: float  # up to which `auto` goes, a multiple of PyTorch's own error
     rows: tuple[Candidate, ...]
 
     def __str__(self) -> str:
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(title=f"{self.problem}\n{self.device}{self.note}", title_justify="left", title_style="")
-        for name, justify in (("algorithm", "left"), ("auto", "left"), ("cost us", "right"), ("workspace", "right")):
+        limit = f"error: expected, over PyTorch's own; `auto` admits up to {self.max_error:g}"
+        title = f"{self.problem}\n{self.device}{self.note}\n{limit}"
+        table = Table(title=title, title_justify="left", title_style="")
+        columns = {"algorithm": "left", "auto": "left", "error": "right", "cost us": "right", "workspace": "right"}
+        for name, justify in columns.items():
             table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
         table.add_column("config, or why not")
         for row in self.rows:
             if row.fits:
                 auto = "chosen" if row.algorithm == self.choice else "yes" if row.eligible else "accuracy"
-                table.add_row(
-                    row.algorithm, auto, f"{row.cost_us:.1f}", f"{row.workspace_bytes / 2**20:.1f} MiB", row.config
-                )
+                error, memory = f"{row.expected_error:.2f}", f"{row.workspace_bytes / 2**20:.1f} MiB"
+                table.add_row(row.algorithm, auto, error, f"{row.cost_us:.1f}", memory, row.config)
             else:
-                table.add_row(row.algorithm, "-", "", "", f"{row.code}: {row.reason}")
+                table.add_row(row.algorithm, "-", "", "", "", f"{row.code}: {row.reason}")
         text = io.StringIO()
         Console(file=text, width=120, color_system=None, markup=False, highlight=False).print(table)
         return text.getvalue().rstrip()
@@ -104,11 +109,13 @@ def explain(
     precision: str | None = None,
     layout: str = "nchw",
     *,
+    max_error: float | None = None,
     bias: bool = False,
     residual: bool = False,
     activation: str | None = None,
 ) -> Explanation:
-    """Every algorithm for one convolution: whether it fits or why not, its estimated cost, and the choice of `auto`.
+    """Every algorithm for one convolution: whether it fits or why not, its expected error, its estimated cost, and the
+    choice of `auto`.
 
     Args:
         x_shape: input ``[N, C, H, W]``.
@@ -117,6 +124,7 @@ def explain(
         device: ``"cpu"`` or ``"cuda"``; None takes the GPU if there is one. ``"cuda"`` without a GPU plans for an H200.
         precision: as in `fastconv.conv2d`.
         layout: memory order of the input and output, ``"nchw"`` or ``"nhwc"``.
+        max_error: as in `fastconv.conv2d`; rows that it refuses have "accuracy" where others have "yes".
         bias, residual, activation: what is computed with the convolution. Ours do it in their epilogue; PyTorch's takes
             a pass over the output for each.
 
@@ -141,21 +149,23 @@ def explain(
         groups=groups, dtype=ops.dtype_name(dtype),
         precision=settings.resolve_precision(precision, device.type == "cuda"), layout=layout, bias=bias,
         residual=residual, activation=settings.resolve_activation(activation),
+        max_error=settings.resolve_max_error(max_error, settings.auto_algorithm),
     )  # fmt: skip
     info = ops.device_info(device)
     missing = device.type == "cuda" and not torch.cuda.is_available()
     rows = tuple(
         Candidate(
-            row["algorithm"], row["ok"], row["code"], row["reason"], row["auto_eligible"], row["config"],
-            row["workspace_bytes"], row["cost_us"],
+            row["algorithm"], row["ok"], row["code"], row["reason"], row["auto_eligible"],
+            row["expected_error"], row["config"], row["workspace_bytes"], row["cost_us"],
         )
         for row in _C.candidates(problem, info)
     )  # fmt: skip
     choice = ops.choose(settings.auto_algorithm, problem, info)
+    limit = _C.error_limit(problem, info)
     note = " (no GPU here: planned for the H200)" if missing else ""
     if choice["measured"]:
         note += f" (the choice was measured: {measured.path() or 'in this process'})"
-    return Explanation(repr(problem), problem.accuracy, info.name, note, choice["algorithm"], rows)
+    return Explanation(repr(problem), problem.accuracy, info.name, note, choice["algorithm"], limit, rows)
 
 
 def _sizes(name: str, shape: Sequence[int]) -> list[int]:

@@ -26,6 +26,7 @@ def conv2d(
     *,
     algorithm: str = "auto",
     precision: str | None = None,
+    max_error: float | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
     negative_slope: float = 0.01,
@@ -43,6 +44,9 @@ def conv2d(
         algorithm: ``"auto"``, or a name from `fastconv.algorithms`.
         precision: accuracy class of float32 tensors: ``"ieee"`` FP32 arithmetic only, ``"fp32"`` FP32-accurate by any
             means, ``"tf32"`` TF32-accurate; None follows ``torch.backends.cudnn.conv.fp32_precision``.
+        max_error: how far ``"auto"`` may go: the error that an algorithm must be expected to make, as a multiple of
+            PyTorch's own in the class, at least 1; None: 4, in class ``"fp32"`` on CUDA 1.5 (docs/numerics.md). Counts
+            for the gradients, too. `fastconv.explain` tells every algorithm's.
         residual: the output's shape, the input's dtype; added before the activation.
         activation: None, ``"relu"``, ``"relu6"``, ``"silu"`` or ``"leaky_relu"`` (with `negative_slope`).
 
@@ -53,8 +57,9 @@ def conv2d(
     Raises:
         TypeError: an argument of the wrong type.
         RuntimeError: shapes, dtypes or values that do not fit each other, as `torch.nn.functional.conv2d`.
-        ValueError: an unknown algorithm, precision or activation.
-        fastconv.UnsupportedError: the named algorithm cannot serve this problem; the message says why.
+        ValueError: an unknown algorithm, precision or activation; a max_error below 1.
+        fastconv.UnsupportedError: the named algorithm cannot serve this problem, or must be expected to err by more
+            than the `max_error` that is given beside it; the message says why.
 
     PyTorch's own convolution takes tensors of a class that gives PyTorch's operators a meaning of its own, as quantized
     ones. In forward-mode differentiation (`torch.func.jvp`), and where `torch.compile` traces a transform of
@@ -70,6 +75,7 @@ def conv2d(
         raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
     if algorithm == "auto" or settings.disabled:
         algorithm = _auto_algorithm()
+    limit = settings.resolve_max_error(max_error, algorithm)
     precision = settings.resolve_precision(precision, input.is_cuda)
     activation = settings.resolve_activation(activation)
     if not (isinstance(negative_slope, (float, torch.SymFloat)) or hasattr(negative_slope, "__float__")):
@@ -100,7 +106,7 @@ def conv2d(
             _log(x, weight, strides, paddings, dilations, groups, algorithm, precision, activation)
         y = ops.conv2d(
             x, weight, bias, residual, strides, paddings, dilations, groups, algorithm, precision, activation,
-            float(negative_slope), settings.switches.backend_flags,
+            float(negative_slope), settings.switches.backend_flags, limit,
         )  # fmt: skip
     return y.squeeze(0) if input.dim() == 3 else y
 

@@ -83,13 +83,15 @@ class LayerState:
         "last_algorithm",
         "last_input_shape",
         "lock",
+        "max_error",
         "packed",
         "precision",
     )
 
-    def __init__(self, algorithm: str = "auto", precision: str | None = None) -> None:
+    def __init__(self, algorithm: str = "auto", precision: str | None = None, max_error: float | None = None) -> None:
         self.algorithm = algorithm
         self.precision = precision
+        self.max_error = max_error
         self.last_algorithm: str | None = None
         self.last_input_shape: tuple[int, ...] | None = None
         self.choices: dict[tuple[Any, ...], _Choice] = {}
@@ -97,7 +99,7 @@ class LayerState:
         self.lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LayerState, (self.algorithm, self.precision)
+        return LayerState, (self.algorithm, self.precision, self.max_error)
 
     def remember(self, key: tuple[Any, ...], choice: _Choice) -> None:
         if len(self.choices) >= _CHOICES_KEPT:
@@ -173,6 +175,7 @@ class Conv2d(nn.Conv2d):
     Args:
         algorithm: "auto", or the registry name of the one algorithm to run (see `fastconv.algorithms()`).
         precision: None (follow PyTorch's switches), "ieee", "fp32" or "tf32": the class of float32 arithmetic.
+        max_error: how far "auto" may go, as a multiple of PyTorch's own error (see `fastconv.conv2d`).
         The others: as for torch.nn.Conv2d.
 
     Raises:
@@ -203,12 +206,13 @@ class Conv2d(nn.Conv2d):
         *,
         algorithm: str = "auto",
         precision: str | None = None,
+        max_error: float | None = None,
     ) -> None:
-        check_settings(algorithm, precision)
+        check_settings(algorithm, precision, max_error)
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
         )
-        self._fastconv = LayerState(algorithm, precision)
+        self._fastconv = LayerState(algorithm, precision, max_error)
 
     @property
     def algorithm(self) -> str:
@@ -219,6 +223,11 @@ class Conv2d(nn.Conv2d):
     def precision(self) -> str | None:
         """The precision asked for; None follows PyTorch's switches."""
         return self._fastconv.precision
+
+    @property
+    def max_error(self) -> float | None:
+        """The limit asked for, a multiple of PyTorch's own error; None: the default."""
+        return self._fastconv.max_error
 
     @property
     def last_algorithm(self) -> str | None:
@@ -249,19 +258,20 @@ class Conv2d(nn.Conv2d):
             return self._plain(x, weight, bias, padding, residual, activation, slope)
         x, padding = explicit_padding(x, weight, padding, self.dilation)
         algorithm = settings.auto_algorithm if state.algorithm == "auto" or settings.disabled else state.algorithm
+        limit = settings.resolve_max_error(state.max_error, algorithm)
         # Of another dtype the dtype itself is the class.
         precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
         autocast = torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type)
         key = (
             x.shape, x.stride(), x.dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
             weight.get_device(), bias is None, self.stride, padding, self.dilation, self.groups, algorithm, precision,
-            torch.get_autocast_dtype(x.device.type) if autocast else None,
+            limit, torch.get_autocast_dtype(x.device.type) if autocast else None,
             None if residual is None else (residual.shape, residual.dtype, residual.get_device()),
             ops.measured_generation,
         )  # fmt: skip
         choice = state.choices.get(key)
         if choice is None and not autocast:
-            choice = self._choose(x, padding, algorithm, precision, residual, activation)
+            choice = self._choose(x, padding, algorithm, precision, limit, residual, activation)
             if choice is not None:
                 state.remember(key, choice)
         y = None
@@ -283,14 +293,16 @@ class Conv2d(nn.Conv2d):
         state = self._fastconv
         arguments = (x, weight, bias, self.stride, padding, self.dilation, self.groups)
         if residual is None and activation == "none":
-            return conv2d(*arguments, algorithm=state.algorithm, precision=state.precision)
+            return conv2d(*arguments, algorithm=state.algorithm, precision=state.precision, max_error=state.max_error)
         return conv2d_with_epilogue(
-            *arguments, residual, activation, slope, self._sums_in_place, state.algorithm, state.precision
-        )
+            *arguments, residual, activation, slope, self._sums_in_place, state.algorithm, state.precision,
+            state.max_error,
+        )  # fmt: skip
 
     def _choose(
-        self, x: Tensor, padding: Any, algorithm: str, precision: str, residual: Tensor | None, activation: str
-    ) -> _Choice | None:
+        self, x: Tensor, padding: Any, algorithm: str, precision: str, max_error: float | None,
+        residual: Tensor | None, activation: str,
+    ) -> _Choice | None:  # fmt: skip
         """What conv2d would run; None where only conv2d can tell, by running or by raising."""
         weight, bias = self.weight, self.bias
         others = [t for t in (weight, bias, residual) if t is not None]
@@ -309,6 +321,7 @@ class Conv2d(nn.Conv2d):
                 n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=_pair(self.stride), padding=padding,
                 dilation=_pair(self.dilation), groups=self.groups, dtype=ops.dtype_name(x.dtype), precision=precision,
                 layout=layout, bias=bias is not None, residual=residual is not None, activation=activation,
+                max_error=max_error,
             )  # fmt: skip
             if residual is not None and residual.shape != (*batch.shape[: x.dim() - 3], k, problem.p, problem.q):
                 return None
@@ -387,6 +400,8 @@ class Conv2d(nn.Conv2d):
             text += f", algorithm={state.algorithm}"
         if state.precision is not None:
             text += f", precision={state.precision}"
+        if state.max_error is not None:
+            text += f", max_error={state.max_error:g}"
         return text
 
 
@@ -423,8 +438,9 @@ class FusedConv2d(Conv2d):
         return text
 
 
-def check_settings(algorithm: str, precision: str | None) -> None:
-    """TypeError or ValueError if these are not an algorithm of the registry, or "auto", and a precision."""
+def check_settings(algorithm: str, precision: str | None, max_error: float | None = None) -> None:
+    """TypeError or ValueError if these are not an algorithm of the registry, or "auto", a precision and a limit."""
+    settings.check_max_error(max_error)
     if not isinstance(algorithm, str):
         raise TypeError(f"algorithm is {algorithm!r}; expected a string")
     if algorithm not in functional.ALGORITHMS:

@@ -25,11 +25,11 @@ _library: torch.library.Library = torch.library.Library("fastconv", "FRAGMENT")
 _CONVOLUTION = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _library.define(
     f"conv2d_input_gradient(Tensor grad, Tensor weight, SymInt[] input_size, {_CONVOLUTION}, str algorithm, "
-    "str precision, int backend_flags) -> Tensor"
+    "str precision, int backend_flags, float? max_error=None) -> Tensor"
 )
 _library.define(
     f"conv2d_weight_gradient(Tensor input, Tensor grad, SymInt[] weight_size, {_CONVOLUTION}, str algorithm, "
-    "str precision, int backend_flags) -> Tensor"
+    "str precision, int backend_flags, float? max_error=None) -> Tensor"
 )
 
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
@@ -85,11 +85,12 @@ def conv2d(
     activation: str,
     negative_slope: float,
     backend_flags: int,
+    max_error: float | None = None,
 ) -> Tensor:
     """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q])."""
     return _call(
         transforms.conv2d, input, weight, bias, residual, stride, padding, dilation, groups, algorithm, precision,
-        activation, negative_slope, backend_flags,
+        activation, negative_slope, backend_flags, max_error,
     )  # fmt: skip
 
 
@@ -146,12 +147,13 @@ def conv2d_refreshed(
 def weight_gradient_reason(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, channels_last: bool, algorithm: str, precision: str,
+    max_error: float | None = None,
 ) -> str:  # fmt: skip
     """Why PyTorch computes the weight gradient of a convolution asked for as `algorithm`: "code: reason"; empty if an
     algorithm of ours does. `channels_last`: whether input and grad [N, K, P, Q] are read in that format."""
     return str(
         torch.ops.fastconv.weight_gradient_reason(
-            input, grad, weight_size, stride, padding, dilation, groups, channels_last, algorithm, precision
+            input, grad, weight_size, stride, padding, dilation, groups, channels_last, algorithm, precision, max_error
         )
     )
 
@@ -350,6 +352,7 @@ def torch_agrees(tensor: Tensor, precision: str) -> bool:
 def _input_gradient(
     grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, backend_flags: int,
+    max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
     memory_format = format_of(grad, weight)
     # Of a DTensor grad and weight are this process's parts, and input_size is of the whole.
@@ -359,7 +362,7 @@ def _input_gradient(
         def convolve(input: Tensor, filters: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
             return conv2d_op(
                 input, filters, None, None, [1, 1], padding, dilation, groups, "auto", precision, "none", 0.0,
-                backend_flags,
+                backend_flags, max_error,
             )  # fmt: skip
 
         grad = grad.contiguous(memory_format=memory_format)
@@ -411,21 +414,22 @@ def input_gradient_as_convolution(
 def _weight_gradient(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, backend_flags: int,
+    max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
     memory_format = format_of(input, grad)
     if math.prod(weight_size) != 0:  # as for the input gradient
         weight_size = [grad.shape[1], input.shape[1] // groups, *weight_size[2:]]
     geometry = (weight_size, stride, padding, dilation, groups, memory_format == torch.channels_last)
-    reason = weight_gradient_reason(input, grad, *geometry, algorithm, precision)
+    reason = weight_gradient_reason(input, grad, *geometry, algorithm, precision, max_error)
     agrees = torch_agrees(grad, precision) or math.prod(input.shape) == 0 or math.prod(grad.shape) == 0
     if reason and algorithm == "auto" and not agrees:
         # PyTorch's gradient, estimated to be faster, is one in another class; in this one it is far slower.
         algorithm = "implicit_gemm"
-        reason = weight_gradient_reason(input, grad, *geometry, algorithm, precision)
+        reason = weight_gradient_reason(input, grad, *geometry, algorithm, precision, max_error)
     if settings.log_calls:
         settings.logger.debug("weight gradient %s: %s", list(weight_size), "PyTorch, " + reason if reason else "own")
     if not reason:
-        return weight_gradient_kernel_op(input, grad, *geometry, algorithm, precision)
+        return weight_gradient_kernel_op(input, grad, *geometry, algorithm, precision, max_error)
     like_format = memory_format
     if not agrees and precision != "tf32" and groups == input.shape[1]:
         # PyTorch's kernel for depthwise float32 in NCHW is its own, which knows no TF32.

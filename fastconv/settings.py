@@ -5,11 +5,13 @@ every call and never written.
 |---------------------------|---------------------------------------------------------------------|
 | ``FASTCONV_DISABLE=1``    | every convolution runs through PyTorch                              |
 | ``FASTCONV_ALGORITHM=x``  | ``algorithm="auto"`` means ``x``, whether it fits or not            |
+| ``FASTCONV_MAX_ERROR=x``  | ``max_error`` of every ``algorithm="auto"`` that is given none      |
 | ``FASTCONV_LOG=debug``    | the logger ``fastconv`` names every eager call before it runs       |
 | ``FASTCONV_CACHE_DIR=x``  | where `fastconv.measured` keeps what was measured; empty: nowhere   |
 """
 
 import logging
+import math
 import os
 from operator import attrgetter
 from types import ModuleType
@@ -29,6 +31,33 @@ if log_calls:
     logger.setLevel(logging.DEBUG)
     if not logging.getLogger().handlers and not logger.handlers:
         logger.addHandler(logging.StreamHandler())
+
+
+def check_max_error(max_error: Any, name: str = "max_error") -> None:
+    """TypeError or ValueError unless it is None or a number of at least 1."""
+    if max_error is None:
+        return
+    number = isinstance(max_error, (int, float, torch.SymFloat)) or hasattr(max_error, "__float__")
+    if isinstance(max_error, bool) or not number:
+        raise TypeError(f"{name} is {max_error!r}; expected None or a number of at least 1")
+    if not max_error >= 1.0:
+        raise ValueError(f"{name} is {max_error!r}; expected None or a number of at least 1")
+
+
+def _max_error_of_environment() -> float | None:
+    text = os.environ.get("FASTCONV_MAX_ERROR")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 1.0:
+        raise ValueError(f"FASTCONV_MAX_ERROR is {text!r}; expected a number of at least 1")
+    return value
+
+
+max_error: float | None = _max_error_of_environment()
 
 _FLAG_BENCHMARK, _FLAG_DETERMINISTIC, _FLAG_ENABLED = 1, 2, 4
 
@@ -74,6 +103,15 @@ def resolve_precision(precision: str | None, is_cuda: bool) -> str:
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; expected None or one of {', '.join(PRECISIONS)}")
     return precision
+
+
+def resolve_max_error(asked: Any, algorithm: str) -> float | None:
+    """The limit that the operators get for what the caller asked for: FASTCONV_MAX_ERROR stands in for None, but says
+    nothing about an algorithm that is named. Raises TypeError or ValueError for what is not a number of at least 1."""
+    check_max_error(asked)
+    if asked is None:
+        return max_error if algorithm == "auto" else None
+    return float(asked)
 
 
 def resolve_activation(activation: str | None) -> str:

@@ -182,6 +182,7 @@ def swap_(
     precision: str | None = None,
     dry_run: bool = False,
     strict: bool = False,
+    max_error: float | None = None,
 ) -> SwapReport:
     """Makes every torch.nn.Conv2d of `model` that fastconv serves a fastconv.Conv2d, in place.
 
@@ -191,7 +192,7 @@ def swap_(
             module's names leaves it alone.
         algorithm: "auto" (take every layer that an algorithm of fastconv's own fits), or a registry name (take the
             layers which that algorithm fits).
-        precision: as for fastconv.Conv2d.
+        precision, max_error: as for fastconv.Conv2d.
         dry_run: report what would happen and change nothing.
         strict: raise if a convolution that the filter admits cannot be swapped.
 
@@ -217,7 +218,7 @@ def swap_(
     for name, flag in (("dry_run", dry_run), ("strict", strict)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} is {flag!r}; expected a bool")
-    check_settings(algorithm, precision)
+    check_settings(algorithm, precision, max_error)
 
     # First decide, then change: an exception on the way leaves the model as it was.
     rows: list[SwapRow] = []
@@ -226,7 +227,7 @@ def swap_(
         row.reason_code, row.reason = _obstacle(module, names, filter_fn)
         if not row.reason_code:
             asked = settings.auto_algorithm if algorithm == "auto" else algorithm
-            row.candidates, row.reason_code, row.reason = _fits(module, asked, precision)
+            row.candidates, row.reason_code, row.reason = _fits(module, asked, precision, max_error)
         row.swapped = not row.reason_code
         rows.append(row)
     refused = [row for row in rows if row.reason_code not in ("", "already_swapped", "filtered")]
@@ -239,7 +240,7 @@ def swap_(
         for row in rows:
             target = row._module()
             if row.swapped and target is not None:
-                state = LayerState(algorithm, precision)
+                state = LayerState(algorithm, precision, max_error)
                 target.__dict__["_fastconv"] = state
                 _set_class(target, Conv2d)
                 row._state = weakref.ref(state)
@@ -342,7 +343,9 @@ def _obstacle(
     return "", ""
 
 
-def _fits(module: nn.Module, algorithm: str, precision: str | None) -> tuple[tuple[str, ...], str, str]:
+def _fits(
+    module: nn.Module, algorithm: str, precision: str | None, max_error: float | None
+) -> tuple[tuple[str, ...], str, str]:
     """The algorithms that fit whatever input may come, or the reason code and text why none of those asked for does."""
     assert isinstance(module, nn.Conv2d)
     k, c, r, s = module.weight.shape
@@ -365,6 +368,7 @@ def _fits(module: nn.Module, algorithm: str, precision: str | None) -> tuple[tup
                 stride=module.stride, padding=padding, dilation=module.dilation, groups=module.groups,
                 dtype=ops.dtype_name(module.weight.dtype), layout=layout, bias=module.bias is not None,
                 precision=settings.resolve_precision(precision, module.weight.is_cuda),
+                max_error=settings.resolve_max_error(max_error, algorithm),
             )  # fmt: skip
         except ValueError as error:
             return (), "invalid", str(error)
@@ -373,10 +377,12 @@ def _fits(module: nn.Module, algorithm: str, precision: str | None) -> tuple[tup
             asked = name == algorithm or (algorithm == "auto" and name not in library)
             if not asked or name in fitting:
                 continue
-            if row["ok"] and (row["auto_eligible"] or algorithm != "auto"):
+            if row["ok"] and (row["auto_eligible"] or (algorithm != "auto" and max_error is None)):
                 fitting.append(name)
             elif row["ok"]:
-                reasons[name] = ("accuracy", f"{name} is less accurate than `auto` admits; ask for it by name")
+                limit = _C.error_limit(problem, device)
+                text = f"{name} is expected to err {row['expected_error']:.3g} times as much as PyTorch"
+                reasons[name] = ("accuracy", f"{text}; the limit is {limit:.3g} (max_error)")
             else:
                 reasons.setdefault(name, (row["code"], row["reason"]))
     if fitting:

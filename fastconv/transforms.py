@@ -151,7 +151,8 @@ def _output_tells_gradient(activation: str, slope: float) -> bool:
 
 def _conv2d_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, bias, residual, *ctx.geometry = inputs[:8]
-    ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, ctx.flags = inputs[8:]
+    ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, ctx.flags, *limit = inputs[8:]
+    ctx.max_error = limit[0] if limit else None
     ctx.recompute = ctx.activation != "none" and not _output_tells_gradient(ctx.activation, ctx.slope)
     ctx.sizes = input.shape, weight.shape
     needs_input, needs_weight = ctx.needs_input_grad[:2]
@@ -166,11 +167,12 @@ def _conv2d_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     input, weight, bias, residual, output = ctx.saved_tensors
-    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags)
+    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags, ctx.max_error)
     if ctx.recompute:
         output = conv2d(
-            input, weight, bias, residual, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags
-        )
+            input, weight, bias, residual, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags,
+            ctx.max_error,
+        )  # fmt: skip
     if ctx.activation != "none":
         grad = _activation_gradient(grad, output, ctx.activation, ctx.slope, not ctx.recompute)
     needs = ctx.needs_input_grad
@@ -179,14 +181,14 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         weight_gradient(input, grad, ctx.sizes[1], *shared) if needs[1] else None,
         grad.sum((0, 2, 3)) if needs[2] else None,
         grad if needs[3] else None,
-        *[None] * 9,
+        *[None] * 10,
     )
 
 
 def _plain_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, activation: str,
-    slope: float, flags: int,
+    slope: float, flags: int, max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
     y = aten._convolution(
         input, weight, bias, stride, padding, dilation, False, [0, 0], groups, *settings.unpack_flags(flags),
@@ -200,38 +202,42 @@ def _plain_conv2d(
 
 def _gradient_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     first, second, _, *ctx.geometry = inputs[:7]
-    ctx.algorithm, ctx.precision, ctx.flags = inputs[7:]
+    ctx.algorithm, ctx.precision, ctx.flags, *limit = inputs[7:]
+    ctx.max_error = limit[0] if limit else None
     ctx.sizes = first.shape, second.shape
     ctx.save_for_backward(first, second)
 
 
 def _conv(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
-    return conv2d(input, weight, None, None, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags)
+    return conv2d(
+        input, weight, None, None, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags, ctx.max_error
+    )
 
 
 def _input_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
     grad, weight = ctx.saved_tensors
-    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags)
+    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags, ctx.max_error)
     return (
         _conv(ctx, cotangent, weight) if ctx.needs_input_grad[0] else None,
         weight_gradient(cotangent, grad, ctx.sizes[1], *shared) if ctx.needs_input_grad[1] else None,
-        *[None] * 8,
+        *[None] * 9,
     )
 
 
 def _weight_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
     input, grad = ctx.saved_tensors
-    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags)
+    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags, ctx.max_error)
     return (
         input_gradient(grad, cotangent, ctx.sizes[0], *shared) if ctx.needs_input_grad[0] else None,
         _conv(ctx, input, cotangent) if ctx.needs_input_grad[1] else None,
-        *[None] * 8,
+        *[None] * 9,
     )
 
 
 def _plain_input_gradient(
     grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
+    max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
     return ops.input_gradient_as_convolution(
         grad, weight, input_size, stride, padding, dilation, groups, precision, flags
@@ -241,6 +247,7 @@ def _plain_input_gradient(
 def _plain_weight_gradient(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
+    max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
     return ops.weight_gradient_as_convolution(
         input, grad, weight_size, stride, padding, dilation, groups, precision, flags
@@ -296,8 +303,9 @@ def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
             packed, ctx.weight_shape, ctx.geometry[3], grad.dtype, ctx.channels_last, ctx.algorithm, ctx.precision
         )
         grad_input = input_gradient(
-            grad, weight, ctx.input_size, *ctx.geometry, "auto", ctx.precision, settings.switches.backend_flags
-        )
+            grad, weight, ctx.input_size, *ctx.geometry, "auto", ctx.precision, settings.switches.backend_flags,
+            settings.max_error,
+        )  # fmt: skip
     return (
         grad_input,
         None,

@@ -9,7 +9,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Convolution:
     residual: bool = False
     activation: str = "none"
     negative_slope: float = 0.01
+    max_error: float | None = None
     backend_flags: int = field(default_factory=lambda: settings.switches.backend_flags)
 
     def problem(self) -> _C.ConvProblem:
@@ -53,6 +54,7 @@ class Convolution:
         return _C.ConvProblem(
             n, c, h, w, k, r, s, self.stride, self.padding, self.dilation, self.groups, ops.dtype_name(self.dtype),
             self.precision, "nhwc" if channels_last else "nchw", self.bias, self.residual, self.activation,
+            self.max_error,
         )  # fmt: skip
 
     def contenders(self, algorithms: Iterable[str], failures: dict[str, str]) -> dict[str, Callable[[], Tensor]]:
@@ -102,13 +104,13 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ops.conv2d_op and args[8] == "auto":
             x, weight, bias, residual, stride, padding, dilation, groups, _, *rest = args
-            precision, activation, slope, flags = rest
+            precision, activation, slope, flags, *limit = rest  # without the limit if it is the default, None
             if ops.dtype_name(x.dtype) != "other" and 0 not in (*x.shape, *weight.shape):
                 self.found[
                     Convolution(
                         x.device, x.dtype, tuple(x.shape), tuple(weight.shape), tuple(stride), tuple(padding),
                         tuple(dilation), groups, precision, ops.format_of(x), ops.format_of(weight), bias is not None,
-                        residual is not None, activation, slope, flags,
+                        residual is not None, activation, slope, limit[0] if limit else None, flags,
                     )
                 ] += 1  # fmt: skip
         return func(*args, **(kwargs or {}))
@@ -188,7 +190,7 @@ class TuneReport:
         return "\n".join(lines)
 
 
-def tune(model: Callable[..., Any], *args: Any, **kwargs: Any) -> TuneReport:
+def tune(model: Callable[..., Any], *args: Any, max_error: float | None = None, **kwargs: Any) -> TuneReport:
     """Measures which algorithm is the fastest for each convolution that ``model(*args, **kwargs)`` runs, and makes
     ``algorithm="auto"`` take it: from now on in this process, and, by a file, in those to come.
 
@@ -196,6 +198,8 @@ def tune(model: Callable[..., Any], *args: Any, **kwargs: Any) -> TuneReport:
         model: a module with fastconv's layers (`fastconv.swap_`, `fastconv.fuse`), or any callable that calls
             `fastconv.conv2d`. It is called once, as it is, without gradients (in training mode that updates its batch
             norms, as any call does). Its weights are not touched: random ones of their shapes are measured.
+        max_error: measure what `auto` may take within this limit (see `fastconv.conv2d`), for the calls that give none
+            of their own. The choices are those of calls and layers with the same `max_error`.
         *args, **kwargs: what it is called with. Sizes, dtypes, memory formats and the device are what is measured.
 
     Returns:
@@ -205,14 +209,27 @@ def tune(model: Callable[..., Any], *args: Any, **kwargs: Any) -> TuneReport:
         residual and the activation of the call: 20 rounds in turns, from cold caches, weights packed beforehand.
 
     Raises:
-        TypeError: `model` cannot be called.
-        ValueError: it ran no convolution whose algorithm is "auto".
+        TypeError: `model` cannot be called, or `max_error` is no number.
+        ValueError: `max_error` is below 1; the model ran no convolution whose algorithm is "auto".
         RuntimeError: FASTCONV_ALGORITHM or FASTCONV_DISABLE takes the choice away.
         OSError: the file in FASTCONV_CACHE_DIR cannot be written.
     """
     if not callable(model):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module or another callable")
-    return measure(record(model, *args, **kwargs))
+    settings.check_max_error(max_error)
+    found = record(model, *args, **kwargs)
+    if max_error is not None:
+        found = limited(found, float(max_error))
+    return measure(found)
+
+
+def limited(convolutions: Mapping[Convolution, int], max_error: float) -> Counter[Convolution]:
+    """The same under a limit, where they have none of their own."""
+    result: Counter[Convolution] = Counter()
+    for convolution, count in convolutions.items():
+        own = convolution.max_error
+        result[replace(convolution, max_error=max_error if own is None else own)] += count
+    return result
 
 
 def require_choice() -> None:

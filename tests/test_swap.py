@@ -482,11 +482,11 @@ def test_the_planner_is_asked_in_the_layers_class() -> None:
     with pytest.warns(UserWarning, match="1 precision"):
         report = fastconv.swap_(nn.Sequential(nn.Conv2d(8, 8, 3)), algorithm="implicit_gemm", precision="ieee")
     assert codes(report) == ["precision"]
-    half = nn.Sequential(nn.Conv2d(8, 8, 3)).half()
-    (row,) = fastconv.swap_(half, dry_run=True).rows
+    first = nn.Sequential(nn.Conv2d(3, 8, 3))
+    (row,) = fastconv.swap_(first, dry_run=True).rows
     assert "winograd_f2" in row.candidates
-    assert "winograd_f4" not in row.candidates  # 12 times PyTorch's error, of which `auto` admits 4
-    assert fastconv.swap_(half, algorithm="winograd_f4").rows[0].candidates == ("winograd_f4",)
+    assert "winograd_f4" not in row.candidates  # 4.4 times PyTorch's error, of which `auto` admits 4
+    assert fastconv.swap_(first, algorithm="winograd_f4").rows[0].candidates == ("winograd_f4",)
 
 
 def test_strict_accepts_what_was_swapped_before() -> None:

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -22,7 +23,8 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
                          std::int64_t s, std::pair<std::int64_t, std::int64_t> stride,
                          std::pair<std::int64_t, std::int64_t> padding, std::pair<std::int64_t, std::int64_t> dilation,
                          std::int64_t groups, const std::string& dtype, const std::string& precision,
-                         const std::string& layout, bool bias, bool residual, const std::string& activation) {
+                         const std::string& layout, bool bias, bool residual, const std::string& activation,
+                         std::optional<double> max_error) {
   ConvProblem problem;
   problem.n = n, problem.c = c, problem.h = h, problem.w = w, problem.k = k, problem.r = r, problem.s = s;
   problem.stride_h = stride.first, problem.stride_w = stride.second;
@@ -37,6 +39,9 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw InvalidArgument(message);
   };
+  require(!max_error || *max_error >= 1.0,
+          "max_error is " + std::to_string(max_error.value_or(0.0)) + "; expected a number of at least 1");
+  problem.max_error = max_error.value_or(0.0);
   const auto pair = [](std::int64_t first, std::int64_t second) {
     return "(" + std::to_string(first) + ", " + std::to_string(second) + ")";
   };
@@ -63,10 +68,22 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
 }
 
 py::dict describe(const Algorithm& algorithm) {
+  // Of 3x3 kernels with 64 channels, on the device where it is largest.
   py::dict accuracy;
-  for (AccuracyClass cls :
-       {AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32, AccuracyClass::fp16, AccuracyClass::bf16}) {
-    if (algorithm.error_multiple(cls) > 0.0) accuracy[name_of(cls)] = algorithm.error_multiple(cls);
+  ConvProblem typical;
+  typical.n = 1, typical.c = typical.k = 64, typical.h = typical.w = 56, typical.r = typical.s = 3;
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (AccuracyClass precision : {AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32}) {
+      typical.dtype = dtype;
+      typical.accuracy = effective_accuracy(dtype, precision);
+      double largest = 0.0;
+      for (const DeviceInfo& device : {cpu_device(1), h200_device()}) {
+        if (device.type == DeviceType::cuda ? !algorithm.on_cuda : !algorithm.on_cpu) continue;
+        if (algorithm.roundoffs(typical, device) <= 0.0) continue;
+        largest = std::max(largest, expected_error(algorithm, typical, device));
+      }
+      if (largest > 0.0) accuracy[name_of(typical.accuracy)] = largest;
+    }
   }
   py::list devices;
   if (algorithm.on_cpu) devices.append("cpu");
@@ -78,7 +95,6 @@ py::dict describe(const Algorithm& algorithm) {
   row["source"] = algorithm.source;
   row["devices"] = devices;
   row["accuracy"] = accuracy;
-  row["fp32_roundoffs"] = algorithm.fp32_roundoffs;
   return row;
 }
 
@@ -88,6 +104,7 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   row["ok"] = candidate.support.ok;
   row["code"] = candidate.support.code;
   row["reason"] = candidate.support.reason;
+  row["expected_error"] = candidate.expected_error;
   row["auto_eligible"] = candidate.auto_eligible;
   row["measured"] = candidate.measured;
   row["config"] = candidate.plan.config;
@@ -265,7 +282,8 @@ PYBIND11_MODULE(_C, module) {
            py::arg("padding") = std::pair<std::int64_t, std::int64_t>{0, 0},
            py::arg("dilation") = std::pair<std::int64_t, std::int64_t>{1, 1}, py::arg("groups") = 1,
            py::arg("dtype") = "float32", py::arg("precision") = "fp32", py::arg("layout") = "nchw",
-           py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "none")
+           py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "none",
+           py::arg("max_error") = py::none())
       .def_property_readonly("p", &ConvProblem::p)
       .def_property_readonly("q", &ConvProblem::q)
       .def_property_readonly("direct_flops", &ConvProblem::direct_flops)
@@ -296,6 +314,8 @@ PYBIND11_MODULE(_C, module) {
         return describe(choose(name, problem, device), problem, device);
       },
       py::arg("algorithm"), py::arg("problem"), py::arg("device"));
+  module.def("error_limit", &error_limit, py::arg("problem"), py::arg("device"),
+             "The multiple of PyTorch's own error up to which `auto` goes.");
   module.def(
       "choose_weight_gradient",
       [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
@@ -304,6 +324,7 @@ PYBIND11_MODULE(_C, module) {
         row["algorithm"] = choice.algorithm != nullptr ? choice.algorithm->name : "torch";
         row["code"] = choice.support.code;
         row["reason"] = choice.support.reason;
+        row["expected_error"] = choice.expected_error;
         row["config"] = choice.plan.config;
         row["workspace_bytes"] = choice.plan.workspace_bytes;
         row["cost_us"] = choice.plan.cost_us;

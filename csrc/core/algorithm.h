@@ -44,36 +44,23 @@ struct Algorithm {
   int source;           // published system it comes from (docs/algorithms.md); 0: ours or PyTorch
   bool on_cpu;
   bool on_cuda;
-  // Bound on the relative L2 error against float64, as a multiple of PyTorch's own in the same class; 0: the class is
-  // not offered. Tests check it; selection never picks an algorithm above auto_error_limit.
-  double (*error_multiple)(AccuracyClass accuracy);
+  // The expected error before the result is rounded to its type (core/roundoffs.h); 0: the class is not offered. What
+  // `auto` admits is decided by it, and tests hold the algorithm to it.
+  double (*roundoffs)(const ConvProblem& problem, const DeviceInfo& device);
   Support (*supports)(const ConvProblem& problem, const DeviceInfo& device);  // may assume supports_common() is yes
   ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);     // requires supports().ok
   PackedWeight (*packed_weight)(const ConvProblem& problem, const DeviceInfo& device);
-  // Class fp32 on CUDA: the relative L2 error in roundoffs of float32 (2^-24), of reductions so short that
-  // fp32_error_limit decides. Longer ones hardly add to it. 0: a plain sum's, or less.
-  double fp32_roundoffs = 0.0;
 };
 
 // An algorithm's weight gradient. `problem` is that of the forward convolution, without epilogue.
 struct WeightGradient {
-  const char* name;  // of the algorithm
+  const char* name;                                                           // of the algorithm
+  double (*roundoffs)(const ConvProblem& problem, const DeviceInfo& device);  // as Algorithm's
   Support (*supports)(const ConvProblem& problem, const DeviceInfo& device);
   ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);  // requires supports().ok
 };
 
-// `auto` takes an algorithm only if its error is at most this multiple of PyTorch's own error in the class.
-inline constexpr double auto_error_limit = 4.0;
-
-// In class fp32 on CUDA also at most this multiple of the error of cuDNN's direct FP32 sum, which PyTorch's own may be
-// below (FFT) or above (Winograd): so many roundoffs times the root of the reduction's length (docs/numerics.md).
-inline constexpr double fp32_error_limit = 1.5, direct_roundoffs = 0.21;
-
 // For an algorithm that reads the plain weight.
 PackedWeight plain_weight(const ConvProblem& problem, const DeviceInfo& device);
-
-// For an algorithm that sums plain products in FP32, in blocks (docs/numerics.md): 4 in the FP32 classes, 2 in half
-// precision, where the rounding of the output dominates.
-double plain_error_multiple(AccuracyClass accuracy);
 
 }  // namespace fastconv

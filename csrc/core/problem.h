@@ -34,6 +34,8 @@ struct ConvProblem {
   bool has_residual = false;
   Activation activation = Activation::none;
   float negative_slope = 0.01f;
+  // How far `auto` may go: a multiple of PyTorch's own expected error in the class, at least 1. 0: the default limit.
+  double max_error = 0.0;
 
   // Output height and width (the P and Q of the field), floor rounding as in PyTorch.
   constexpr std::int64_t p() const { return (h + 2 * pad_h - dilation_h * (r - 1) - 1) / stride_h + 1; }

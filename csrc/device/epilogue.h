@@ -8,11 +8,12 @@
 
 namespace fastconv {
 
-// Every activation but SiLU is piecewise linear: slope below zero, cap above. Comparisons are written so that NaN
-// passes through, as in PyTorch, and -inf does not meet a zero slope.
+// Every activation but SiLU is piecewise linear: slope below zero, cap above. As in PyTorch NaN passes through, and
+// ReLU makes zero of -inf, where a leaky one multiplies, whatever its slope: -inf * 0 is NaN.
 struct ActivationFunction {
   float negative_slope = 1.0f;
   float cap = INFINITY;
+  bool clamps = false;  // ReLU, ReLU6: zero below zero; the slope is 0, too
   bool is_silu = false;
 
   ActivationFunction() = default;
@@ -21,6 +22,7 @@ struct ActivationFunction {
                        : activation == Activation::leaky_relu ? leaky_slope
                                                               : 0.0f),
         cap(activation == Activation::relu6 ? 6.0f : INFINITY),
+        clamps(activation == Activation::relu || activation == Activation::relu6),
         is_silu(activation == Activation::silu) {}
 
   FASTCONV_HOST_DEVICE float operator()(float value) const { return is_silu ? silu(value) : piecewise(value); }
@@ -37,9 +39,9 @@ struct ActivationFunction {
   FASTCONV_HOST_DEVICE bool is_linear() const { return !is_silu && negative_slope == 1.0f && cap == INFINITY; }
   // Of all but SiLU, for kernels that ask once and not for each value.
   FASTCONV_HOST_DEVICE float piecewise(float value) const {
-    const float negative = negative_slope == 0.0f ? 0.0f : value * negative_slope;
+    const float negative = clamps ? 0.0f : value * negative_slope;
     const float positive = value > cap ? cap : value;
-    return value < 0.0f ? negative : positive;
+    return value <= 0.0f ? negative : positive;
   }
 };
 

@@ -87,6 +87,10 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
   problem.has_residual = arguments.residual.has_value();
   problem.activation = activation_from_name(arguments.activation);
   problem.negative_slope = static_cast<float>(arguments.negative_slope);
+  FASTCONV_REQUIRE(!arguments.max_error || *arguments.max_error >= 1.0,
+                   "max_error is " + std::to_string(arguments.max_error.value_or(0.0)) +
+                       "; expected a number of at least 1, or None");
+  problem.max_error = arguments.max_error.value_or(0.0);
 
   // As PyTorch: an empty batch and no input channels are problems, other empty inputs are mistakes.
   FASTCONV_REQUIRE(problem.n == 0 || problem.c == 0 || (problem.h > 0 && problem.w > 0),

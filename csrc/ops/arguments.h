@@ -51,6 +51,7 @@ struct Arguments {
   const std::string& activation;
   double negative_slope;
   std::int64_t backend_flags;
+  std::optional<double> max_error;  // none: the planner's limit
 };
 
 // Throws std::runtime_error naming the argument, its value and what was expected.

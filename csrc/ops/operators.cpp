@@ -30,6 +30,18 @@ constexpr std::int64_t flag_benchmark = 1, flag_deterministic = 2, flag_cudnn_en
 // Only operators without Scalar arguments: the stable ABI's dispatcher cannot pass one.
 Tensor add(const Tensor& a, const Tensor& b) { return torch::stable::subtract(a, b, -1.0); }
 
+// aten::leaky_relu, which takes a Scalar: with one slope aten::prelu is the same. Half types are multiplied in float32,
+// by a slope that is not rounded to them.
+Tensor leaky_relu(const Tensor& y, double negative_slope) {
+  const bool is_half = size_of(dtype_of(y)) == 2;
+  const std::optional<ScalarType> dtype = is_half ? std::optional(ScalarType::Float) : std::nullopt;
+  const std::int64_t one = 1;
+  const Tensor slope = torch::stable::fill_(torch::stable::new_empty(y, {&one, 1}, dtype), negative_slope);
+  const Tensor wide = is_half ? torch::stable::to(y, dtype) : y;
+  const Tensor result = call_dispatcher("aten::prelu", "", wide, slope);
+  return is_half ? torch::stable::to(result, y.scalar_type()) : result;
+}
+
 Tensor activate(const Tensor& y, Activation activation, double negative_slope) {
   const auto relu = [](const Tensor& x) { return call_dispatcher("aten::relu", "", x); };
   switch (activation) {
@@ -37,8 +49,7 @@ Tensor activate(const Tensor& y, Activation activation, double negative_slope) {
     case Activation::relu: return relu(y);
     case Activation::relu6: return call_dispatcher("aten::relu6", "", y);
     case Activation::silu: return call_dispatcher("aten::silu", "", y);
-    case Activation::leaky_relu:  // max(y, 0) - slope * max(-y, 0): one of the two is zero
-      return torch::stable::subtract(relu(y), relu(call_dispatcher("aten::neg", "", y)), negative_slope);
+    case Activation::leaky_relu: return leaky_relu(y, negative_slope);
   }
   return y;
 }
@@ -118,9 +129,10 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
               IntList stride, IntList padding, IntList dilation, std::int64_t groups, std::string algorithm,
-              std::string precision, std::string activation, double negative_slope, std::int64_t backend_flags) {
-  const Arguments arguments{bias,      residual,  stride,     padding,        dilation,     groups,
-                            algorithm, precision, activation, negative_slope, backend_flags};
+              std::string precision, std::string activation, double negative_slope, std::int64_t backend_flags,
+              std::optional<double> max_error) {
+  const Arguments arguments{bias,      residual,  stride,     padding,        dilation,      groups,
+                            algorithm, precision, activation, negative_slope, backend_flags, max_error};
   const Layout layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, shape_of(weight), layout, arguments);
   FASTCONV_REQUIRE(weight.scalar_type() == input.scalar_type(), "weight and input differ in dtype");
@@ -239,7 +251,7 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
                      std::int64_t groups, bool channels_last, std::string algorithm, std::string precision,
                      std::string activation, double negative_slope) {
   const Arguments arguments{bias,      residual,  stride,     padding,        dilation, groups,
-                            algorithm, precision, activation, negative_slope, 0};
+                            algorithm, precision, activation, negative_slope, 0,        std::nullopt};
   const Layout layout = suggests_channels_last(input) || channels_last ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
   require_packed(packed, input);
@@ -299,7 +311,7 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, "
       "SymInt[] dilation, SymInt groups, str algorithm, str precision, str activation, float negative_slope, "
-      "int backend_flags) -> Tensor");
+      "int backend_flags, float? max_error=None) -> Tensor");
   library.def("pack_weight(Tensor weight, SymInt groups, str algorithm, str precision) -> Tensor");
   library.def(
       "conv2d_packed(Tensor input, Tensor packed, SymInt[] weight_shape, Tensor? bias, Tensor? residual, "

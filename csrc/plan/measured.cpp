@@ -43,8 +43,14 @@ void set_measured(const std::string& lines) {
 std::string find_measured(const ConvProblem& problem, const DeviceInfo& device) {
   const std::lock_guard lock(mutex);
   if (table.empty()) return {};
-  const auto found = table.find(measured_device(device) + '\t' + to_string(problem));
-  return found == table.end() ? std::string() : found->second;
+  ConvProblem asked = problem;
+  // The fastest under another limit, if the caller's own was not measured: it is the fastest of those within both.
+  for (const double limit : {problem.max_error, 0.0}) {
+    asked.max_error = limit;
+    const auto found = table.find(measured_device(device) + '\t' + to_string(asked));
+    if (found != table.end()) return found->second;
+  }
+  return {};
 }
 
 std::uint64_t measured_generation() { return generation; }

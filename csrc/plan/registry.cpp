@@ -2,26 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <string>
 
 #include "core/error.h"
+#include "core/roundoffs.h"
 #include "plan/measured.h"
 
 namespace fastconv {
 
 PackedWeight plain_weight(const ConvProblem&, const DeviceInfo&) { return {}; }
-
-double plain_error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    case AccuracyClass::ieee:
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32: return 4.0;
-    case AccuracyClass::fp16:
-    case AccuracyClass::bf16: return 2.0;
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
-}
 
 // Each algorithm's folder defines `algorithm` in its namespace.
 #define FASTCONV_PLAIN(NAME)        \
@@ -96,7 +86,7 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
     return Support::no("size", "C is " + std::to_string(problem.c) + " and K " + std::to_string(problem.k) +
                                    "; fastconv's CUDA kernels take up to " + std::to_string(most_channels));
   }
-  if (algorithm.error_multiple(problem.accuracy) <= 0.0) {
+  if (algorithm.roundoffs(problem, device) <= 0.0) {
     return Support::no("precision", std::string(algorithm.name) + " does not offer class " + name_of(problem.accuracy));
   }
   return Support::yes();
@@ -104,17 +94,44 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
 
 bool is_library(const Algorithm& algorithm) { return std::string(algorithm.family) == "library"; }
 
-bool is_accurate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
-  if (algorithm.error_multiple(problem.accuracy) > auto_error_limit) return false;
-  if (problem.accuracy != AccuracyClass::fp32 || device.type == DeviceType::cpu) return true;
-  const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
-  return algorithm.fp32_roundoffs <= fp32_error_limit * direct_roundoffs * std::sqrt(terms);
+// A number as people write it: 1.5, 4, 12.
+std::string brief(double number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", number);
+  return text;
+}
+
+// What `auto`, or a caller who gave a limit, does not accept. error: a multiple of PyTorch's.
+Support too_inaccurate(const char* name, double error, double limit) {
+  return Support::no("accuracy", std::string(name) + " is expected to err " + brief(error) +
+                                     " times as much as PyTorch; the limit is " + brief(limit));
+}
+
+// Over PyTorch's own, each with the rounding of the result.
+double relative_error(double roundoffs, double torch_roundoffs, AccuracyClass accuracy) {
+  const double rounding = output_rounding(accuracy);
+  return std::hypot(roundoffs, rounding) / std::hypot(torch_roundoffs, rounding);
+}
+
+double expected_error(const WeightGradient& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
+  return relative_error(algorithm.roundoffs(problem, device), algos::torch::weight_gradient.roundoffs(problem, device),
+                        problem.accuracy);
 }
 
 }  // namespace
 
+double expected_error(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
+  return relative_error(algorithm.roundoffs(problem, device), algos::torch::algorithm.roundoffs(problem, device),
+                        problem.accuracy);
+}
+
+double error_limit(const ConvProblem& problem, const DeviceInfo& device) {
+  if (problem.max_error > 0.0) return problem.max_error;
+  return problem.accuracy == AccuracyClass::fp32 && device.type == DeviceType::cuda ? 1.5 : 4.0;
+}
+
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
-  Candidate candidate{&algorithm, Support::yes(), {}, false};
+  Candidate candidate{&algorithm, Support::yes(), {}};
   const bool empty = problem.output_numel() == 0;  // nothing to plan: no algorithm has to divide by a size of zero
   if (!is_library(algorithm)) {
     candidate.support = supports_common(algorithm, problem, device);
@@ -122,7 +139,8 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const
   }
   if (candidate.support.ok) {
     if (!empty) candidate.plan = algorithm.plan(problem, device);
-    candidate.auto_eligible = is_library(algorithm) || is_accurate(algorithm, problem, device);
+    candidate.expected_error = expected_error(algorithm, problem, device);
+    candidate.auto_eligible = candidate.expected_error <= error_limit(problem, device);
   }
   return candidate;
 }
@@ -147,12 +165,16 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
   for (const WeightGradient* candidate : list) {
     Support support = supports_common(find_algorithm(candidate->name), problem, device);
     if (support.ok) support = candidate->supports(problem, device);
+    const double error = support.ok ? expected_error(*candidate, problem, device) : 1.0;
+    if (error > error_limit(problem, device) && (name == "auto" || problem.max_error > 0.0)) {
+      support = too_inaccurate(candidate->name, error, error_limit(problem, device));
+    }
     if (support.ok) {
       ConvPlan plan = candidate->plan(problem, device);
-      if (name == candidate->name) return {candidate, support, std::move(plan)};
+      if (name == candidate->name) return {candidate, support, std::move(plan), error};
       if (plan.cost_us < least_us) {
         least_us = plan.cost_us;
-        choice = {candidate, support, std::move(plan)};
+        choice = {candidate, support, std::move(plan), error};
       } else {
         support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
       }
@@ -169,6 +191,10 @@ Candidate choose(const std::string& name, const ConvProblem& problem, const Devi
     if (!candidate.support.ok) {
       throw Unsupported("algorithm '" + name + "' cannot serve " + to_string(problem) + ": " +
                         candidate.support.reason);
+    }
+    if (problem.max_error > 0.0 && !candidate.auto_eligible) {
+      const Support refusal = too_inaccurate(candidate.algorithm->name, candidate.expected_error, problem.max_error);
+      throw Unsupported("algorithm '" + name + "' cannot serve " + to_string(problem) + ": " + refusal.reason);
     }
     return candidate;
   }

@@ -17,23 +17,34 @@ const Algorithm& find_algorithm(const std::string& name);
 struct Candidate {
   const Algorithm* algorithm;
   Support support;
-  ConvPlan plan;          // meaningful if support.ok
-  bool auto_eligible;     // support.ok, and accurate enough for `auto`
-  bool measured = false;  // chosen because it was measured to be the fastest
+  ConvPlan plan;                // meaningful if support.ok
+  double expected_error = 0.0;  // if support.ok: over PyTorch's
+  bool auto_eligible = false;   // support.ok, and accurate enough for `auto`
+  bool measured = false;        // chosen because it was measured to be the fastest
 };
+
+// The error that an algorithm which offers the problem's class must be expected to make, over PyTorch's own.
+double expected_error(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device);
+
+// The multiple of PyTorch's error up to which `auto` goes. Without a limit of the caller's: 4, the most that a bound on
+// PyTorch's accuracy usually leaves; in class fp32 on CUDA 1.5, because FP32 accuracy is what the class promises, and
+// split halves keep it without being slower.
+double error_limit(const ConvProblem& problem, const DeviceInfo& device);
 
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device);
 std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& device);
 
 // The algorithm that runs. `name` is "auto" (the eligible one that was measured to be the fastest, else the cheapest;
-// PyTorch's own is always eligible) or a registry name, which throws Unsupported with the reason if it does not fit.
+// PyTorch's own is always eligible) or a registry name, which throws Unsupported with the reason if it does not fit or
+// is expected to err by more than the limit that the caller gave.
 Candidate choose(const std::string& name, const ConvProblem& problem, const DeviceInfo& device);
 
 // What computes a weight gradient. `algorithm` is null if PyTorch does, for the reason in `support`.
 struct WeightGradientChoice {
   const WeightGradient* algorithm = nullptr;
   Support support;
-  ConvPlan plan;  // meaningful if support.ok
+  ConvPlan plan;                // meaningful if support.ok
+  double expected_error = 1.0;  // over PyTorch's
 };
 
 // `name` is what the forward convolution was asked for: "torch" asks for PyTorch's gradient, an algorithm that has one

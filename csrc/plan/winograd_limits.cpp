@@ -23,17 +23,4 @@ Support supports_winograd(const ConvProblem& problem, const char* name) {
   return Support::yes();
 }
 
-double winograd_f4_error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    case AccuracyClass::ieee:
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32: return 4.0;
-    // One half-precision product: the transforms amplify the rounding of V and U; beyond what `auto` admits.
-    case AccuracyClass::fp16:
-    case AccuracyClass::bf16: return 12.0;
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
-}
-
 }  // namespace fastconv

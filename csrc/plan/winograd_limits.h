@@ -7,7 +7,4 @@ namespace fastconv {
 
 Support supports_winograd(const ConvProblem& problem, const char* name);
 
-// Algorithm::error_multiple of F(4x4,3x3).
-double winograd_f4_error_multiple(AccuracyClass accuracy);
-
 }  // namespace fastconv

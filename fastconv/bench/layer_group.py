@@ -106,6 +106,8 @@ class Group:
     notes: dict[str, str] = field(default_factory=dict)  # contender -> why it has no time, or is no rival
     banned: Mapping[str, str] = field(default_factory=dict)  # contender -> what it did to an earlier process
     admits: Callable[[str], bool] = lambda name: True  # which rivals are asked at all
+    max_error: float = 1.5  # of the stricter of the two choices of `auto` that a forward row shows
+    strict: dict[tuple[str, str], str] = field(default_factory=dict)  # (class, layout) -> that choice
     announce: Callable[[str], None] = lambda name: None  # called with a contender's name before it first runs
     plans: dict[str, str] = field(default_factory=dict)  # rival -> which of its forms, and of how many
     seconds: dict[str, float] = field(default_factory=dict)  # part of the measurement -> what it took
@@ -208,9 +210,12 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
                 continue
             choice = ours.auto_choice(group.layer, group.n, accuracy, layout, group.device)
             choices[accuracy, layout] = choice
+            strict = ours.auto_choice(group.layer, group.n, accuracy, layout, group.device, group.max_error)
+            group.strict[accuracy, layout] = strict
             rows = ours.candidates(group.layer, group.n, accuracy, layout, group.device)
             for row in sorted(rows, key=lambda row: (row["algorithm"] != choice, row["cost_us"])):
-                _enter_ours(group, row, row["algorithm"] == choice, accuracy, layout, reference, algorithms)
+                chosen = row["algorithm"] == choice or row["algorithm"] == strict != "torch"
+                _enter_ours(group, row, chosen, accuracy, layout, reference, algorithms)
     return choices
 
 
@@ -308,6 +313,7 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
             "error": errors[shown]["l2"] if shown in errors else None,
             "max_error": errors[shown]["max"] if shown in errors else None,
             "bias": errors[shown]["bias"] if shown in errors else None,
+            "within": _within(group, accuracy, layout, times),
             "algorithms": mine_us,
             "errors": {name: errors[name] for name in sorted(errors)},
             "peers": peer_us,
@@ -335,6 +341,17 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
     return rows
 
 
+def _within(group: Group, accuracy: str, layout: str, times: Mapping[str, timing.Timing]) -> dict[str, Any] | None:
+    """What `auto` takes within `group.max_error`: the limit, the choice, its time and relative L2 error."""
+    strict = group.strict.get((accuracy, layout))
+    if strict is None:
+        return None
+    names = (f"{accuracy}/{layout}/{strict}", f"torch_{layout}" if strict == "torch" else "")
+    name = next((name for name in names if name in times), "")
+    us, error = (times[name].us, group.entrants[name].error["l2"]) if name else (None, None)
+    return {"max_error": group.max_error, "auto": strict, "us": us, "error": error}
+
+
 def measure(group: Group, algorithms: Sequence[str] | None, rounds: int, seed: int) -> list[results.Row]:
     """The rows of a group, one per class and layout of ours. Raises timing.DeviceLost if the GPU fails."""
     begin = time.perf_counter()
@@ -343,6 +360,7 @@ def measure(group: Group, algorithms: Sequence[str] | None, rounds: int, seed: i
     choices = _enter_all(group, reference, algorithms)
     begin = group.spent("first runs", begin)
     peer_names, chosen = _peer_names(group), {f"{'/'.join(key)}/{choice}" for key, choice in choices.items()}
+    chosen |= {f"{'/'.join(key)}/{choice}" for key, choice in group.strict.items()}
     chosen |= {name + _PACKING for name in chosen}
     peers_best = group.best_us(peers.is_peer)
     slow = []

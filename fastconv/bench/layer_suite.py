@@ -52,6 +52,7 @@ class _Plan:
     out: str
     direction: str = "forward"
     resume: bool = False
+    max_error: float = 1.5
 
     def work(self) -> list[tuple[int, Layer, tuple[torch.dtype, bool, list[str]]]]:
         layers, groups = [Layer(**fields) for fields in self.layers], groups_of(self.classes)
@@ -80,6 +81,7 @@ def run(
     layer_set: str = "layers",
     direction: str = "forward",
     resume: bool = False,
+    max_error: float = 1.5,
 ) -> results.Document:
     """Times a layer set and writes the result file, after every layer; returns its content.
 
@@ -93,6 +95,8 @@ def run(
     the contender that made it crash or hang (`banned` in the file); default on CUDA. layer_set: of bench.layers.SETS,
     or "sweep".
     direction: the pass, of bench.layers.PASSES; any but forward is in the suite's name.
+    direction: the pass, of bench.layers.PASSES; a gradient's suite carries its name.
+    max_error: forward rows tell in `within` what `auto` takes within this limit, beside what it takes by default.
     Raises ValueError for unknown names and, not isolated, timing.DeviceLost if the GPU fails.
     """
     if direction not in PASSES:
@@ -124,6 +128,7 @@ def run(
         out=str(path),
         direction=direction,
         resume=resume,
+        max_error=max_error,
     )
     console = console or _console()
     console.print(f"{head['gpu']}, torch {head['torch']}, cuDNN {head['cudnn'] or '-'}, commit {head['commit'][:12]}")
@@ -193,7 +198,7 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
             started = time.perf_counter()
             marker.set(index, "")
             group = layer_group.Group(layer, n, dtype, tf32, members, plan.layouts, device, banned=banned)
-            group.direction = plan.direction
+            group.direction, group.max_error = plan.direction, plan.max_error
             group.announce = lambda name, index=index: marker.set(index, name)  # type: ignore[misc]
             rows: list[results.Row] = []
             try:

@@ -26,7 +26,7 @@ def precision_of(accuracy: str) -> str:
     return _PRECISIONS[accuracy]
 
 
-def _problem(layer: Layer, n: int, accuracy: str, layout: str) -> _C.ConvProblem:
+def _problem(layer: Layer, n: int, accuracy: str, layout: str, max_error: float | None = None) -> _C.ConvProblem:
     return _C.ConvProblem(
         n=n,
         c=layer.c,
@@ -42,6 +42,7 @@ def _problem(layer: Layer, n: int, accuracy: str, layout: str) -> _C.ConvProblem
         dtype=ops.dtype_name(dtype_of(accuracy)),
         precision=_PRECISIONS[accuracy],
         layout=layout,
+        max_error=max_error,
     )
 
 
@@ -50,9 +51,11 @@ def candidates(layer: Layer, n: int, accuracy: str, layout: str, device: torch.d
     return _C.candidates(_problem(layer, n, accuracy, layout), ops.device_info(device))
 
 
-def auto_choice(layer: Layer, n: int, accuracy: str, layout: str, device: torch.device) -> str:
-    """The registry name of what `algorithm="auto"` runs."""
-    return _C.choose("auto", _problem(layer, n, accuracy, layout), ops.device_info(device))["algorithm"]
+def auto_choice(
+    layer: Layer, n: int, accuracy: str, layout: str, device: torch.device, max_error: float | None = None
+) -> str:
+    """The registry name of what `algorithm="auto"` runs within that limit."""
+    return _C.choose("auto", _problem(layer, n, accuracy, layout, max_error), ops.device_info(device))["algorithm"]
 
 
 def contender(

@@ -1,4 +1,5 @@
 #include "core/algorithm.h"
+#include "core/roundoffs.h"
 
 namespace fastconv::algos::direct {
 namespace {
@@ -16,11 +17,12 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   return plan;
 }
 
+double roundoffs(const ConvProblem& problem, const DeviceInfo&) { return serial_sum(reduction_length(problem)); }
+
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{
-    "direct", "direct",    "one thread per output element", 2, true, true, plain_error_multiple, supports,
-    plan,     plain_weight};
+const Algorithm algorithm{"direct", "direct",    "one thread per output element", 2, true, true, roundoffs, supports,
+                          plan,     plain_weight};
 
 }  // namespace fastconv::algos::direct

@@ -1,5 +1,8 @@
+#include <algorithm>
+
 #include "algos/direct_tiled/resident.h"
 #include "core/algorithm.h"
+#include "core/roundoffs.h"
 
 namespace fastconv::algos::direct_tiled {
 namespace {
@@ -69,18 +72,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   return plan;
 }
 
+double roundoffs(const ConvProblem& problem, const DeviceInfo&) {
+  return blocked_sum(reduction_length(problem), std::max(256.0, 64.0 * static_cast<double>(problem.r * problem.s)));
+}
+
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"direct_tiled",
-                          "direct",
-                          "direct, input patch and filters in shared memory",
-                          2,
-                          true,
-                          true,
-                          plain_error_multiple,
-                          supports,
-                          plan,
-                          plain_weight};
+const Algorithm algorithm{
+    "direct_tiled", "direct",    "direct, input patch and filters in shared memory", 2, true, true, roundoffs, supports,
+    plan,           plain_weight};
 
 }  // namespace fastconv::algos::direct_tiled

@@ -3,9 +3,14 @@
 #include <string>
 
 #include "algos/direct_tiled/wgrad_config.h"
+#include "core/roundoffs.h"
 
 namespace fastconv::algos::direct_tiled {
 namespace {
+
+double gradient_roundoffs(const ConvProblem& problem, const DeviceInfo&) {
+  return blocked_sum(gradient_length(problem), 700.0);
+}
 
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   if (problem.output_numel() == 0) return Support::no("empty", "there is nothing to sum");
@@ -54,6 +59,6 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 extern const WeightGradient weight_gradient;
-const WeightGradient weight_gradient{"direct_tiled", supports, plan};
+const WeightGradient weight_gradient{"direct_tiled", gradient_roundoffs, supports, plan};
 
 }  // namespace fastconv::algos::direct_tiled

@@ -3,6 +3,7 @@
 
 #include "algos/fused_unroll/config.h"
 #include "core/algorithm.h"
+#include "core/roundoffs.h"
 
 namespace fastconv::algos::fused_unroll {
 namespace {
@@ -41,6 +42,10 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   return plan;
 }
 
+double roundoffs(const ConvProblem& problem, const DeviceInfo&) {
+  return blocked_sum(reduction_length(problem), 300.0);
+}
+
 }  // namespace
 
 extern const Algorithm algorithm;
@@ -50,7 +55,7 @@ const Algorithm algorithm{"fused_unroll",
                           5,
                           true,
                           true,
-                          plain_error_multiple,
+                          roundoffs,
                           supports,
                           plan,
                           plain_weight};

@@ -8,20 +8,17 @@
 #include "algos/implicit_gemm/lean_config.h"
 #include "algos/implicit_gemm/wgmma_config.h"
 #include "core/algorithm.h"
+#include "core/roundoffs.h"
 
 namespace fastconv::algos::implicit_gemm {
 namespace {
 
-double error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32: return 4.0;
-    case AccuracyClass::fp16:
-    case AccuracyClass::bf16: return 2.0;
-    case AccuracyClass::ieee:  // products of halves are not IEEE float32 arithmetic
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
+// Products of halves are not IEEE float32 arithmetic. Split ones err by 1.6 roundoffs, their sums are promoted.
+double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  const double terms = reduction_length(problem);
+  if (problem.accuracy == AccuracyClass::ieee) return 0.0;
+  if (device.type == DeviceType::cpu) return blocked_sum(terms, 300.0);
+  return problem.accuracy == AccuracyClass::tf32 ? tf32_products : std::sqrt(2.6 + 0.0027 * terms);
 }
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
@@ -172,7 +169,7 @@ const Algorithm algorithm{"implicit_gemm",
                           0,
                           true,
                           true,
-                          error_multiple,
+                          roundoffs,
                           supports,
                           plan,
                           packed_weight};

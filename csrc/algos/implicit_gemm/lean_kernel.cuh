@@ -410,10 +410,9 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   const ActivationFunction& activate = params.epilogue.activate;
   if (params.nchw) {
     store<S, Finish::nchw>(params, place, control, sums);
-  } else if (params.epilogue.residual != nullptr || activate.is_silu ||
-             (activate.negative_slope != 0.0f && (activate.negative_slope != 1.0f || activate.cap != INFINITY))) {
+  } else if (params.epilogue.residual != nullptr || activate.is_silu || !(activate.clamps || activate.is_linear())) {
     store<S, Finish::general>(params, place, control, sums);
-  } else if (activate.negative_slope == 0.0f) {
+  } else if (activate.clamps) {
     store<S, Finish::clamped>(params, place, control, sums);
   } else {
     store<S, Finish::plain>(params, place, control, sums);

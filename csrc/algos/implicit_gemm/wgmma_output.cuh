@@ -233,7 +233,7 @@ __device__ __forceinline__ Finish finish_of(const Params<T>& params) {
   const ActivationFunction& activate = params.epilogue.activate;
   if (params.partial != nullptr) return Finish::partial;
   if (params.epilogue.residual != nullptr || activate.is_silu) return Finish::general;
-  if (activate.negative_slope == 0.0f) return Finish::clamped;
+  if (activate.clamps) return Finish::clamped;
   return activate.negative_slope == 1.0f && activate.cap == INFINITY ? Finish::plain : Finish::general;
 }
 

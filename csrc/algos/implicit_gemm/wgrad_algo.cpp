@@ -1,13 +1,23 @@
 // The weight gradient as a matrix product on tensor cores, whose reduction runs over the pixels.
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 
 #include "algos/implicit_gemm/wgrad_config.h"
 #include "core/algorithm.h"
+#include "core/roundoffs.h"
 
 namespace fastconv::algos::implicit_gemm {
 namespace {
+
+// On CUDA sums of a chunk of pixels, which are added up, of split halves or of operands of 11 bits.
+double gradient_roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  const double pixels = gradient_length(problem);
+  if (device.type == DeviceType::cpu) return blocked_sum(pixels, 700.0);
+  if (problem.accuracy == AccuracyClass::tf32) return tf32_products;
+  return std::sqrt(2.6 + 0.007 * std::min(pixels, 2048.0) + 2.2e-5 * pixels);
+}
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const auto pair = [](std::int64_t a, std::int64_t b) { return std::to_string(a) + "x" + std::to_string(b); };
@@ -89,6 +99,6 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 extern const WeightGradient weight_gradient;
-const WeightGradient weight_gradient{"implicit_gemm", supports, plan};
+const WeightGradient weight_gradient{"implicit_gemm", gradient_roundoffs, supports, plan};
 
 }  // namespace fastconv::algos::implicit_gemm

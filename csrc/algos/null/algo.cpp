@@ -1,9 +1,10 @@
 #include "core/algorithm.h"
+#include "core/roundoffs.h"
 
 namespace fastconv::algos::null {
 namespace {
 
-double error_multiple(AccuracyClass accuracy) { return accuracy == AccuracyClass::other ? 0.0 : 4.0; }
+double roundoffs(const ConvProblem& problem, const DeviceInfo&) { return serial_sum(reduction_length(problem)); }
 
 // Every refusal names the value that was met and the value that is needed: explain() and the swap report print it.
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
@@ -37,15 +38,9 @@ ConvPlan plan(const ConvProblem&, const DeviceInfo&) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"null",
-                          "direct",
-                          "a template to copy from: scales each channel (1x1 depthwise)",
-                          0,
-                          true,
-                          true,
-                          error_multiple,
-                          supports,
-                          plan,
+const Algorithm algorithm{"null",      "direct", "a template to copy from: scales each channel (1x1 depthwise)",
+                          0,           true,     true,
+                          roundoffs,   supports, plan,
                           plain_weight};
 
 }  // namespace fastconv::algos::null

@@ -4,11 +4,26 @@
 #include <cmath>
 
 #include "core/algorithm.h"
+#include "core/roundoffs.h"
 
 namespace fastconv::algos::torch {
 namespace {
 
-double error_multiple(AccuracyClass) { return 1.0; }
+// The yardstick of all others: cuDNN's direct sum, though its search may take an FFT or a Winograd algorithm, and
+// oneDNN's in its worse layout. A 1x1 kernel is a matrix product for oneDNN, which sums in blocks of 256.
+double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  const double terms = reduction_length(problem);
+  if (device.type == DeviceType::cuda) {
+    return problem.accuracy == AccuracyClass::tf32 ? tf32_products : serial_sum(terms);
+  }
+  return problem.r * problem.s == 1 ? blocked_sum(terms, 256.0) : serial_sum(terms);
+}
+
+// A sum over all output pixels.
+double weight_gradient_roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool tf32 = device.type == DeviceType::cuda && problem.accuracy == AccuracyClass::tf32;
+  return tf32 ? tf32_products : serial_sum(gradient_length(problem));
+}
 
 Support supports(const ConvProblem&, const DeviceInfo&) { return Support::yes(); }
 
@@ -176,11 +191,11 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
 }  // namespace
 
 extern const WeightGradient weight_gradient;
-const WeightGradient weight_gradient{"torch", supports, weight_gradient_plan};
+const WeightGradient weight_gradient{"torch", weight_gradient_roundoffs, supports, weight_gradient_plan};
 
 extern const Algorithm algorithm;
 const Algorithm algorithm{
-    "torch", "library",   "PyTorch's own convolution (cuDNN, oneDNN)", 0, true, true, error_multiple, supports,
+    "torch", "library",   "PyTorch's own convolution (cuDNN, oneDNN)", 0, true, true, roundoffs, supports,
     plan,    plain_weight};
 
 }  // namespace fastconv::algos::torch

@@ -1,5 +1,6 @@
 #include "algos/two_stage/config.h"
 #include "core/algorithm.h"
+#include "core/roundoffs.h"
 
 namespace fastconv::algos::two_stage {
 namespace {
@@ -49,18 +50,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   return plan;
 }
 
+double roundoffs(const ConvProblem& problem, const DeviceInfo&) {
+  return blocked_sum(reduction_length(problem), 300.0);
+}
+
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"two_stage",
-                          "direct",
-                          "a plane per filter tap, then the sum of the planes",
-                          3,
-                          true,
-                          true,
-                          plain_error_multiple,
-                          supports,
-                          plan,
-                          plain_weight};
+const Algorithm algorithm{
+    "two_stage", "direct",    "a plane per filter tap, then the sum of the planes", 3, true, true, roundoffs, supports,
+    plan,        plain_weight};
 
 }  // namespace fastconv::algos::two_stage

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "algos/winograd/config.h"
+#include "core/roundoffs.h"
 #include "plan/winograd_limits.h"
 
 namespace fastconv {
@@ -117,6 +118,17 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
   return plan;
 }
 
+// Half types are multiplied as they are, the class `tf32` as `fp32`.
+double roundoffs(double noise_gain, const ConvProblem& problem, const DeviceInfo& device) {
+  const bool cpu = device.type == DeviceType::cpu;
+  if (cpu || problem.accuracy == AccuracyClass::ieee) {
+    constexpr double block = 256.0;  // of MKL's sums; cuBLAS has none
+    return winograd_in_fp32(noise_gain, problem.c, cpu ? block : static_cast<double>(problem.c));
+  }
+  if (problem.dtype == DType::f32) return winograd_in_split_halves(noise_gain, 1.6, problem.c);
+  return winograd_in_halves(noise_gain, 2.0, problem.dtype == DType::bf16 ? 8.0 : 1.0);
+}
+
 PackedWeight packed_weight(int m, const ConvProblem& problem, const DeviceInfo& device) {
   const Config config = make_config(m, problem, device);
   return {config.u_bytes(problem.k) + align_bytes(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
@@ -125,20 +137,11 @@ PackedWeight packed_weight(int m, const ConvProblem& problem, const DeviceInfo& 
 }  // namespace
 }  // namespace winograd
 
-// The error multiples are derived in docs/numerics.md: rounding in the transforms, amplified by their norms.
 namespace algos::winograd_f2 {
 namespace {
 
-double error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    case AccuracyClass::ieee:
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32:
-    case AccuracyClass::fp16:
-    case AccuracyClass::bf16: return 4.0;
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
+double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  return winograd::roundoffs(f2_noise_gain, problem, device);
 }
 Support supports(const ConvProblem& problem, const DeviceInfo&) { return winograd::supports(problem, "winograd_f2"); }
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) { return winograd::plan(2, problem, device); }
@@ -154,16 +157,18 @@ const Algorithm algorithm{"winograd_f2",
                           1,
                           true,
                           true,
-                          error_multiple,
+                          roundoffs,
                           supports,
                           plan,
-                          packed_weight,
-                          2.5};
+                          packed_weight};
 }  // namespace algos::winograd_f2
 
 namespace algos::winograd_f4 {
 namespace {
 
+double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  return winograd::roundoffs(f4_noise_gain, problem, device);
+}
 Support supports(const ConvProblem& problem, const DeviceInfo&) { return winograd::supports(problem, "winograd_f4"); }
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) { return winograd::plan(4, problem, device); }
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
@@ -178,10 +183,9 @@ const Algorithm algorithm{"winograd_f4",
                           1,
                           true,
                           true,
-                          winograd_f4_error_multiple,
+                          roundoffs,
                           supports,
                           plan,
-                          packed_weight,
-                          8.1};
+                          packed_weight};
 }  // namespace algos::winograd_f4
 }  // namespace fastconv

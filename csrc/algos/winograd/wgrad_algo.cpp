@@ -1,14 +1,24 @@
 // The weight gradient of F(4x4, 3x3): as in the forward convolution, a quarter of the direct products.
+#include <cmath>
 #include <memory>
 #include <string>
 
 #include "algos/winograd/wgrad_config.h"
 #include "core/algorithm.h"
+#include "core/roundoffs.h"
 #include "plan/winograd_limits.h"
 
 namespace fastconv {
 namespace winograd::wgrad {
 namespace {
+
+// The forward's noise gain; sums over tiles of 16 pixels, on CUDA of split halves, 64 tiles at a time.
+double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  const double pixels = gradient_length(problem);
+  if (device.type == DeviceType::cpu)
+    return winograd_in_fp32(f4_noise_gain, problem.n * problem.p() * problem.q() / 16, 64.0);
+  return f4_noise_gain * std::sqrt(3.6 + 5.5e-6 * pixels);
+}
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (problem.output_numel() == 0) return Support::no("empty", "there is nothing to sum");
@@ -66,7 +76,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 namespace algos::winograd_f4 {
 
 extern const WeightGradient weight_gradient;
-const WeightGradient weight_gradient{"winograd_f4", winograd::wgrad::supports, winograd::wgrad::plan};
+const WeightGradient weight_gradient{"winograd_f4", winograd::wgrad::roundoffs, winograd::wgrad::supports,
+                                     winograd::wgrad::plan};
 
 }  // namespace algos::winograd_f4
 }  // namespace fastconv

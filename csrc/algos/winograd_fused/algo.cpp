@@ -4,22 +4,19 @@
 #include <string>
 
 #include "algos/winograd_fused/config.h"
+#include "core/roundoffs.h"
 #include "plan/winograd_limits.h"
 
 namespace fastconv::algos::winograd_fused {
 namespace {
 
-double error_multiple(AccuracyClass accuracy) {
-  switch (accuracy) {
-    // One product of halves in tf32 and fp16: 2.24 times the rounding of U and V (docs/numerics.md).
-    case AccuracyClass::fp32:
-    case AccuracyClass::tf32:
-    case AccuracyClass::fp16: return 4.0;
-    case AccuracyClass::bf16: return 2.0;  // products of float16, which is finer
-    case AccuracyClass::ieee:              // products of halves are not IEEE float32 arithmetic
-    case AccuracyClass::other: return 0.0;
-  }
-  return 0.0;
+// Products of halves are not IEEE float32 arithmetic; `tf32` rounds x, too, and both half types are multiplied in
+// float16.
+double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  if (problem.accuracy == AccuracyClass::ieee) return 0.0;
+  if (device.type == DeviceType::cpu) return winograd_in_fp32(f4_row_noise_gain, problem.c, 64.0);
+  if (problem.accuracy == AccuracyClass::fp32) return winograd_in_split_halves(f4_row_noise_gain, 1.6, problem.c);
+  return winograd_in_halves(f4_row_noise_gain, problem.accuracy == AccuracyClass::tf32 ? 3.0 : 2.0);
 }
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
@@ -95,10 +92,9 @@ const Algorithm algorithm{"winograd_fused",
                           0,
                           true,
                           true,
-                          error_multiple,
+                          roundoffs,
                           supports,
                           plan,
-                          packed_weight,
-                          3.7};
+                          packed_weight};
 
 }  // namespace fastconv::algos::winograd_fused

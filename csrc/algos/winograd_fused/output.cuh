@@ -82,13 +82,11 @@ __device__ __forceinline__ void store(const Params& params, const Target& at, Va
     });
   }
   const ActivationFunction& activate = params.epilogue.activate;
-  if (!activate.is_silu && (activate.negative_slope != 1.0f || activate.cap != INFINITY)) {
+  if (!activate.is_silu && !activate.is_linear()) {
 #pragma unroll
     for (int j = 0; j < 4 * tile_outputs; ++j) {
       float& v = value[j / tile_outputs / 2][j / tile_outputs % 2][j % tile_outputs];
-      const float positive = v > activate.cap ? activate.cap : v;
-      const float negative = activate.negative_slope == 0.0f ? 0.0f : v * activate.negative_slope;
-      v = v < 0.0f ? negative : positive;
+      v = activate.piecewise(v);
     }
   }
   for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {

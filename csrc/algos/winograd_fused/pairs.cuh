@@ -13,7 +13,7 @@ namespace fastconv::algos::winograd_fused {
 __device__ __forceinline__ bool is_plain(const Epilogue<float>& epilogue) {
   const ActivationFunction& activate = epilogue.activate;
   return epilogue.residual == nullptr && !activate.is_silu && activate.cap == INFINITY &&
-         (activate.negative_slope == 1.0f || activate.negative_slope == 0.0f);
+         (activate.negative_slope == 1.0f || activate.clamps);
 }
 
 // What a thread needs to finish its outputs: two neighbouring filters, at neighbouring positions, two columns of each
@@ -32,7 +32,7 @@ struct Finisher {
 
   __device__ __forceinline__ Finisher(const Params& params, int k)
       : epilogue(params.epilogue),
-        least(params.epilogue.activate.negative_slope == 0.0f ? 0.0f : -INFINITY),
+        least(params.epilogue.activate.clamps ? 0.0f : -INFINITY),
         most(k < params.k ? 0 : tile_outputs) {
 #pragma unroll
     for (int b = 0; b < 2; ++b) {

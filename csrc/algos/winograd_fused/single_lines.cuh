@@ -66,7 +66,7 @@ template <typename T, Shape shape>
 __device__ __forceinline__ bool is_plain(const Params<T>& params, const FilterScales<shape>& filters) {
   const ActivationFunction& activate = params.epilogue.activate;
   return !filters.two_factors && params.epilogue.residual == nullptr && !activate.is_silu && activate.cap == INFINITY &&
-         (activate.negative_slope == 1.0f || activate.negative_slope == 0.0f);
+         (activate.negative_slope == 1.0f || activate.clamps);
 }
 
 // Half types, no activation or ReLU. between(j) comes among the 8 positions j. Outputs beyond float16 look like sums
@@ -76,7 +76,7 @@ __device__ __forceinline__ float finish_plain_halves(const Params<T>& params, co
                                                      Sums<shape>& sum, const Between& between) {
   constexpr int groups = position_groups(shape);
   constexpr std::uint32_t minus_infinity = std::is_same_v<T, half_t> ? 0xfc00fc00 : 0xff80ff80;
-  const std::uint32_t least = params.epilogue.activate.negative_slope == 0.0f ? 0 : minus_infinity;
+  const std::uint32_t least = params.epilogue.activate.clamps ? 0 : minus_infinity;
   const auto load = [&](int j) { hopper::load_shared(&sum[1][4 * j], mine.received + j * group_bytes<T>); };
   std::uint32_t bad = 0;
   constexpr int ahead = 3;
@@ -123,7 +123,7 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
                                                      Sums<shape>& sum, const Between& between) {
   constexpr int groups = position_groups(shape);
   constexpr bool late = sums_parts(shape) > 1;  // more scales: registers for U are free once sum[2] is done with
-  const float least = params.epilogue.activate.negative_slope == 0.0f ? 0.0f : -INFINITY;
+  const float least = params.epilogue.activate.clamps ? 0.0f : -INFINITY;
   const auto end = [&](float value, int i) {
     value = fmaf(value, mine.filters.scale[mine.filters.index(i)], mine.filters.bias[i / 2]);
     asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(least));

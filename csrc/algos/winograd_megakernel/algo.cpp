@@ -8,6 +8,7 @@
 #include "algos/winograd_megakernel/cuda_config.h"
 #include "algos/winograd_megakernel/ffma_config.h"
 #include "core/error.h"
+#include "core/roundoffs.h"
 #include "plan/winograd_limits.h"
 
 namespace fastconv::algos::winograd_megakernel {
@@ -158,8 +159,13 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 // Half types: V, U and M are float16 in both (docs/numerics.md).
-double error_multiple(AccuracyClass accuracy) {
-  return accuracy == AccuracyClass::bf16 ? 4.0 : winograd_f4_error_multiple(accuracy);
+double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu) return winograd_in_fp32(f4_noise_gain, problem.c, 64.0);
+  if (problem.accuracy == AccuracyClass::ieee) {
+    return winograd_in_fp32(f4_noise_gain, problem.c, static_cast<double>(problem.c));
+  }
+  if (problem.dtype == DType::f32) return winograd_in_split_halves(f4_noise_gain, 2.0, problem.c);
+  return winograd_in_halves(f4_noise_gain, 3.0);
 }
 
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
@@ -177,11 +183,10 @@ const Algorithm algorithm{"winograd_megakernel",
                           1,
                           true,
                           true,
-                          error_multiple,
+                          roundoffs,
                           supports,
                           plan,
-                          packed_weight,
-                          10.5};
+                          packed_weight};
 
 }  // namespace fastconv::algos::winograd_megakernel
 

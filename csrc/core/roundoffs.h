@@ -1,0 +1,60 @@
+// The rounding error that an algorithm must be expected to make: the relative L2 error of its result, in roundoffs of
+// float32 (2^-24), on data whose neighbours are of like size. docs/numerics.md derives the numbers and measures them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/device_info.h"
+#include "core/problem.h"
+
+namespace fastconv {
+
+inline constexpr double half_roundoffs = 8192.0;  // one roundoff of float16 or TF32, 2^-11, in those of float32
+
+inline double reduction_length(const ConvProblem& problem) {
+  return static_cast<double>(problem.c_per_group() * problem.r * problem.s);
+}
+
+// Of the weight gradient's sums, over the output's pixels.
+inline double gradient_length(const ConvProblem& problem) {
+  return static_cast<double>(problem.n * problem.p() * problem.q());
+}
+
+// FP32 products, added one after the other: what PyTorch's convolutions do.
+inline double serial_sum(double terms) { return std::sqrt(0.15 + 0.044 * terms); }
+
+// The same, where the sum starts anew after `run` terms: what exceeds that adds next to nothing.
+inline double blocked_sum(double terms, double run) { return serial_sum(std::min(terms, run)); }
+
+// Products of operands that are rounded to 11 bits, both of them.
+inline constexpr double tf32_products = 0.6 * half_roundoffs;
+
+// Rounding a result to its type.
+inline double output_rounding(AccuracyClass accuracy) {
+  switch (accuracy) {
+    case AccuracyClass::fp16: return 0.425 * half_roundoffs;
+    case AccuracyClass::bf16: return 8.0 * 0.425 * half_roundoffs;
+    default: return 0.0;
+  }
+}
+
+// Winograd's noise gain: by how much independent errors of its products grow (tools/winograd_norms.py).
+inline constexpr double f2_noise_gain = 1.67, f4_noise_gain = 5.02, f4_row_noise_gain = 2.24;
+
+// FP32 arithmetic: the transforms, and sums over at most `run` channels.
+inline double winograd_in_fp32(double noise_gain, std::int64_t channels, double run) {
+  return noise_gain * std::sqrt(1.0 + 0.0675 * std::min(static_cast<double>(channels), run));
+}
+
+// Split halves with promoted sums; product: the error of one of them.
+inline double winograd_in_split_halves(double noise_gain, double product, std::int64_t channels) {
+  return noise_gain * std::sqrt(product * product + 0.003 * static_cast<double>(channels));
+}
+
+// Products of halves: V and U are rounded once each, `roundings` times in all. `halves`: 1 for float16, 8 for bfloat16.
+inline double winograd_in_halves(double noise_gain, double roundings, double halves = 1.0) {
+  return noise_gain * 0.36 * std::sqrt(roundings) * halves * half_roundoffs;
+}
+
+}  // namespace fastconv
