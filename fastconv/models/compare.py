@@ -86,7 +86,7 @@ def bound(peer_error: float, cls: str, convolutions: int, multiple: float = ERRO
     A small relative error of one layer reaches the logits as a linear function of it, the same function whichever
     algorithm made it. A swapped layer may err `multiple` times what PyTorch's does, so the swapped logits err at most
     about `multiple` times `peer_error`, the unswapped network's own error against float64, and that is also what the
-    two may differ by. (An algorithm that was asked for by name may state a larger multiple than ERROR_MULTIPLE.)
+    two may differ by. (An algorithm that was asked for by name may be expected to err by more than ERROR_MULTIPLE.)
 
     Floor: where PyTorch happens to err less than its arithmetic's rounding, nobody can match its luck. Two runs whose
     every convolution rounds its result once, each its own way (variance eps^2 / 12), differ by eps sqrt(layers / 6).
