@@ -63,7 +63,7 @@ def test_fastest_takes_the_fastest_that_is_of_the_class():
 
     forms = {"slow": slow_call(0.05, 1.0), "good": slow_call(0.01, 1.0), "wrong": slow_call(0.001, 2.0), "no": broken}
     found = fastest(forms, CPU, lambda y: "" if y == 1 else "error 1.0e+00 is beyond the class (1e-05)")
-    assert (found.name, found.ran) == ("good", 2)
+    assert (found.name, set(found.times)) == ("good", {"slow", "good"})
     assert found.failures[0].startswith("wrong: error 1.0e+00 is beyond the class (1e-05) (")
     assert found.failures[1] == "no: RuntimeError: no such kernel"
 
@@ -269,3 +269,92 @@ def test_cutlass_is_no_rival_of_ieee(monkeypatch, tmp_path):
     rows = layer_suite.run([2], ["ieee", "fp32"], layers="lenet3", layer_set="lenet5", **arguments)["rows"]
     assert {row["class"]: row["best_peer"] for row in rows} == {"ieee": "torch_nchw", "fp32": "cutlass_3xtf32"}
     assert "no rival of class ieee" in rows[0]["notes"]["cutlass_3xtf32"]
+
+
+class FakePlan:
+    """A plan of engine N that takes N milliseconds."""
+
+    workspace_bytes = 0
+
+    def __init__(self, graph, config):
+        if config.engine == 99:
+            raise cudnn.CudnnError("cudnnBackendFinalize: CUDNN_STATUS_NOT_SUPPORTED (3000)")
+        self.config, self.result = config, graph.result
+
+    def bind(self, workspace):
+        assert workspace.numel() >= self.workspace_bytes
+
+    def __call__(self):
+        time.sleep(self.config.engine / 1e3)
+        return self.result
+
+
+class FakeGraph:
+    device, result = CPU, torch.zeros(3)
+
+    def __init__(self, *engines):
+        notes = {8: frozenset({0})}  # engine 8 is on tensor cores
+        empty = frozenset()
+        self.engines = [cudnn_graph.Config(None, each, (), notes.get(each, empty), empty) for each in engines]
+
+    def configs(self):
+        return self.engines
+
+    def label(self, config):
+        return f"engine {config.engine}"
+
+
+@pytest.fixture
+def fake_plans(monkeypatch):
+    monkeypatch.setattr(cudnn_graph, "Plan", FakePlan)
+    monkeypatch.setattr(cudnn_graph, "_hopeless", {})
+
+
+def test_the_search_for_a_plan_says_what_it_ran_and_what_not(fake_plans):
+    announced = []
+    graph = FakeGraph(99, 8, 20, 4, 30)
+    banned = {"engine 30": "not run: at res1 the process hung"}
+    plan, words, failures = cudnn_graph.search(graph, False, lambda y: "", announce=announced.append, banned=banned)
+    assert plan.config.engine == 4
+    assert words == "engine 4 (); 2 of 5 plans ran, 1 are of another class"
+    assert failures[0] == "engine 30 (): not run: at res1 the process hung"
+    assert failures[1].startswith("engine 99 (): cudnnBackendFinalize")
+    assert announced[:3] == ["engine 99", "engine 20", "engine 4"]  # built one after the other
+    assert announced[-1] == "engine 4"
+    assert cudnn_graph.search(graph, True, lambda y: "")[1].endswith("4 of 5 plans ran")
+    with pytest.raises(cudnn.CudnnError, match="none of 1 engines computes in the class"):
+        cudnn_graph.search(FakeGraph(8), False, lambda y: "")
+
+
+def test_a_search_without_time_counts_what_was_left(fake_plans):
+    plans, failures, left = cudnn_graph.build(FakeGraph(4, 20), FakeGraph(4, 20).engines, seconds=-1.0)
+    assert (plans, failures, left) == ([], [], 2)
+
+
+def test_a_hopeless_engine_is_run_once(fake_plans):
+    graph = FakeGraph(1, 80)
+    assert "2 of 2 plans ran" in cudnn_graph.search(graph, False, lambda y: "")[1]
+    _, words, (failure,) = cudnn_graph.search(graph, False, lambda y: "")
+    assert "1 of 2 plans ran" in words
+    assert failure.startswith("engine 80 (): not run: 8")
+    assert "ms in an earlier layer" in failure
+
+
+def test_a_search_over_all_plans_follows_a_quick_one_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(peers, "SEARCH_S", 0.02)
+
+    def rivals(operands, *_):
+        exact = peers.torch_convolution(operands.inputs["nchw"], operands.weights["nchw"], operands.layer, False)
+
+        def slow():
+            time.sleep(0.05)
+            return exact
+
+        quick = lambda: exact  # noqa: E731
+        return {"torch_a": slow, "torch_a_all": quick, "torch_b": quick, "torch_b_all": quick}, {}
+
+    monkeypatch.setattr(peers, "peers", rivals)
+    arguments = {"rounds": 1, "device": "cpu", "layouts": ["nhwc"], "out": tmp_path / "l.json"}
+    (row,) = layer_suite.run([2], ["fp32"], layers="lenet3", layer_set="lenet5", **arguments)["rows"]
+    assert [name for name, us in row["peers"].items() if us is None] == ["torch_a_all"]
+    assert "the search of 10 plans took" in row["notes"]["torch_a_all"]

@@ -82,6 +82,7 @@ _TENSOR_CORE, _DOWN_CONVERT = 0, 1  # cudnnBackendNumericalNote_t
 _RUNTIME_COMPILATION = 0  # cudnnBackendBehaviorNote_t
 _MOST_KNOBS, _MOST_NOTES = 64, 16
 
+HOPELESS, HOPELESS_US = 50.0, 50e3  # an engine so many times slower than the best, and so slow, is not run again
 BUILD_S = 3.0  # seconds in which no further plan is begun; what was not built is counted in the description
 
 
@@ -320,6 +321,9 @@ def build(
     return plans, failures, 0
 
 
+_hopeless: dict[str, str] = {}  # label of an engine -> how slow it was, in this process
+
+
 def search(
     graph: Graph,
     tf32: bool,
@@ -336,8 +340,9 @@ def search(
     everything = graph.configs()
     configs = [config for config in everything if is_of_class(config, graph.result.dtype, tf32)]
     others = len(everything) - len(configs)
-    failures = [f"{config}: {banned[graph.label(config)]}" for config in configs if graph.label(config) in banned]
-    configs = [config for config in configs if graph.label(config) not in banned]
+    passed_over = {**_hopeless, **banned}
+    failures = [f"{each}: {passed_over[graph.label(each)]}" for each in configs if graph.label(each) in passed_over]
+    configs = [config for config in configs if graph.label(config) not in passed_over]
     plans, unbuilt, left = build(graph, configs, seconds, announce)
     failures += unbuilt
     if not plans:
@@ -350,7 +355,12 @@ def search(
     found = fastest(forms, graph.device, refuse, lambda name: announce(graph.label(forms[name].config)))
     winner = forms[found.name]
     winner.bind(torch.empty(winner.workspace_bytes + 256, dtype=torch.uint8, device=graph.device))
-    words = f"{found.name}; {found.ran} of {len(everything)} plans ran"
+    best = min(found.times.values())
+    for name, us in found.times.items():
+        if us > max(HOPELESS * best, HOPELESS_US):
+            why = f"not run: {us / 1e3:.0f} ms in an earlier layer, {us / best:.0f} times the best"
+            _hopeless[graph.label(forms[name].config)] = why
+    words = f"{found.name}; {len(found.times)} of {len(everything)} plans ran"
     words += f", {others} are of another class" if others else ""
     words += f", {left} were not built within {seconds:g} s" if left else ""
     return winner, words, failures + found.failures

@@ -22,10 +22,11 @@ class NoneRuns(RuntimeError):
 
 @dataclass
 class Fastest:
-    """The name of the fastest form, how many ran, and why others did not or were refused."""
+    """The name of the fastest form, microseconds of a single call of each that ran, why others did not or were
+    refused."""
 
     name: str
-    ran: int
+    times: dict[str, float]
     failures: list[str] = field(default_factory=list)
 
 
@@ -66,4 +67,4 @@ def fastest(
         cold = timing.measure({name: forms[name] for name in near}, device=device, rounds=ROUNDS).timings
         near = sorted(cold, key=lambda name: cold[name].us) or near
     announce(near[0])
-    return Fastest(near[0], len(times), failures)
+    return Fastest(near[0], times, failures)

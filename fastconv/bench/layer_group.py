@@ -187,6 +187,9 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
     for name, call in calls.items():
         if not group.admits(name):
             continue
+        if (seconds := group.seconds.get(name.removesuffix("_all"), 0.0)) > peers.SEARCH_S:
+            group.notes[name] = f"not run: the search of 10 plans took {seconds:.0f} s; cudnn_graph has all"
+            continue
         if name in group.banned:
             group.notes[name] = group.banned[name]
             continue

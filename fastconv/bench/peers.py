@@ -35,6 +35,7 @@ def is_peer(name: str) -> bool:
     return "/" not in name
 
 
+SEARCH_S = 2.0  # seconds that PyTorch's search of up to 10 plans may take for the one over all plans to follow
 REFUSED = "not a rival"  # how the note of a peer begins whose error is beyond the class
 
 
@@ -213,4 +214,4 @@ def _cutlass_tile(
 ) -> tuple[Call, str, list[str]]:  # fmt: skip
     forms = cutlass.forms(x, weight, layer, direction, grad)
     found = fastest(forms, x.device, refuse)
-    return forms[found.name], f"{found.name}; of {found.ran} that ran", found.failures
+    return forms[found.name], f"{found.name}; of {len(found.times)} that ran", found.failures

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-STARTUP_S, STEP_S = 180.0, 90.0  # importing torch and starting CUDA; one contender's first runs, or one timed group
+STARTUP_S, STEP_S = 180.0, 60.0  # importing torch and starting CUDA; one contender's first runs, or one timed group
 
 
 class Marker:
