@@ -95,7 +95,6 @@ def run(
     the contender that made it crash or hang (`banned` in the file); default on CUDA. layer_set: of bench.layers.SETS,
     or "sweep".
     direction: the pass, of bench.layers.PASSES; any but forward is in the suite's name.
-    direction: the pass, of bench.layers.PASSES; a gradient's suite carries its name.
     max_error: forward rows tell in `within` what `auto` takes within this limit, beside what it takes by default.
     Raises ValueError for unknown names and, not isolated, timing.DeviceLost if the GPU fails.
     """
