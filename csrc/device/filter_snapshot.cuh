@@ -6,6 +6,7 @@
 
 #include "core/kernels.h"
 #include "device/numeric.h"
+#include "device/power_of_two.h"
 
 namespace fastconv {
 
@@ -35,14 +36,14 @@ __device__ __forceinline__ bool filter_changed(const T* filter, const T* snapsho
   return __syncthreads_or(differs);
 }
 
-// The largest |weight| of the block's filter. All threads call it and get the same answer.
+// The largest finite |weight| of the block's filter. All threads call it and get the same answer.
 template <int threads>
 __device__ __forceinline__ float largest_weight(const float* filter, int size) {
   __shared__ int largest_bits;
   if (threadIdx.x == 0) largest_bits = 0;
   __syncthreads();
   float largest = 0.0f;
-  for (int i = threadIdx.x; i < size; i += threads) largest = fmaxf(largest, fabsf(filter[i]));
+  for (int i = threadIdx.x; i < size; i += threads) largest = larger_finite(largest, filter[i]);
   atomicMax(&largest_bits, __float_as_int(largest));
   __syncthreads();
   return __int_as_float(largest_bits);

@@ -134,8 +134,7 @@ static __global__ void __launch_bounds__(sample_threads) guess_image_scales(cons
     const unsigned line = (i * sample_threads + threadIdx.x) / 32;
     const auto within = static_cast<unsigned>(min(part, std::int64_t{1} << 22));
     const std::int64_t at = line * part + (line * 2654435761u >> 8) % within + threadIdx.x % 32;
-    const float value = at < numel ? fabsf(source[at]) : 0.0f;
-    largest = fmaxf(largest, isinf(value) ? 0.0f : value);
+    largest = larger_finite(largest, at < numel ? source[at] : 0.0f);
   }
   __shared__ int bits;
   if (threadIdx.x == 0) bits = 0;

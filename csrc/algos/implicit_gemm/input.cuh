@@ -87,7 +87,7 @@ class Input {
   // From the first step alone, which is loaded.
   __device__ __forceinline__ void guess_scales() {
 #pragma unroll
-    for (int i = 0; i < S::rows; ++i) set_scale(i, over_lanes(largest_input(i, false)), guessed_target);
+    for (int i = 0; i < S::rows; ++i) set_scale(i, over_lanes(largest_input(i)), guessed_target);
   }
 
   // Whether the guess was wrong for a pixel of this lane.
@@ -103,7 +103,7 @@ class Input {
     for (int step = 0; step < params.steps; ++step) {
       load(params, shared, step);
 #pragma unroll
-      for (int i = 0; i < S::rows; ++i) largest[i] = fmaxf(largest[i], largest_input(i, true));
+      for (int i = 0; i < S::rows; ++i) largest[i] = fmaxf(largest[i], largest_input(i));
     }
     bool changed = false;
 #pragma unroll
@@ -132,14 +132,10 @@ class Input {
     return *reinterpret_cast<const std::uint32_t*>(&value);
   }
 
-  // An infinity, like NaN, must not decide the scale of the finite values beside it.
-  __device__ __forceinline__ float largest_input(int i, bool finite) const {
+  __device__ __forceinline__ float largest_input(int i) const {
     float largest = 0.0f;
 #pragma unroll
-    for (int e = 0; e < S::elements; ++e) {
-      const float value = fabsf(to_float(raw_[i][e]));
-      largest = fmaxf(largest, finite && isinf(value) ? 0.0f : value);
-    }
+    for (int e = 0; e < S::elements; ++e) largest = larger_finite(largest, to_float(raw_[i][e]));
     return largest;
   }
 

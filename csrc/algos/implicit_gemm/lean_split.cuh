@@ -246,8 +246,8 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
   bool off = false;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float high = of_pixel(largest[i]) * scale;
-    off |= high != 0.0f && !(high >= wgmma::least_high && high < wgmma::most_high);
+    const float most = of_pixel(largest[i]), high = most * scale;
+    off |= most > 0.0f && !(high >= wgmma::least_high && high < wgmma::most_high);
   }
   if (must_repeat(control, off, 0, params.report)) [[unlikely]]
     return false;

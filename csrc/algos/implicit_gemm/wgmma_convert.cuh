@@ -32,8 +32,7 @@ __global__ void __launch_bounds__(convert_threads) convert(const float* __restri
     // Somewhere in its part, so that no stride of the tensor is hit again and again.
     const unsigned within = stride > 0 ? (sample * 2654435761u >> 8) % stride : 0;
     const std::int64_t at = sample * std::int64_t{stride} + within;
-    const float value = at < values ? fabsf(x[at]) : 0.0f;
-    largest = fmaxf(largest, value < INFINITY ? value : 0.0f);
+    largest = larger_finite(largest, at < values ? x[at] : 0.0f);
   }
   __shared__ int of_warps[convert_threads / 32];
   const int of_warp = __reduce_max_sync(0xffffffffu, __float_as_int(largest));

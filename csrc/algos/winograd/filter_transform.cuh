@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(filter_threads)
 #pragma unroll
       for (int i = 0; i < alpha; ++i) {
 #pragma unroll
-        for (int j = 0; j < alpha; ++j) largest = fmaxf(largest, fabsf(value[i][j]));
+        for (int j = 0; j < alpha; ++j) largest = larger_finite(largest, value[i][j]);
       }
     }
     exponent = scale_exponent(row_max(lanes_max(largest, blockDim.x), blockDim.x, scratch), filter_target_exponent);

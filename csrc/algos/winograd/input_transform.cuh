@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(512)
 #pragma unroll
         for (int j = 0; j < alpha; ++j) {
 #pragma unroll
-          for (int e = 0; e < vec; ++e) largest = fmaxf(largest, fabsf(d[i][j].e[e]));
+          for (int e = 0; e < vec; ++e) largest = larger_finite(largest, d[i][j].e[e]);
         }
       }
     }
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(32, 20)
 #pragma unroll
   for (int i = 0; i < alpha * alpha; ++i) {
     const float2 pair = patch[i * (product_channels / 2)];
-    largest = fmaxf(largest, fmaxf(fabsf(pair.x), fabsf(pair.y)));
+    largest = larger_finite(larger_finite(largest, pair.x), pair.y);
   }
   // Bits of floats that are not negative are in the order of the floats.
   largest = __uint_as_float(__reduce_max_sync(0xffffffffu, exists ? __float_as_uint(largest) : 0u));

@@ -92,14 +92,8 @@ __device__ __forceinline__ void transform_tile(const TileGrid& grid, const Opera
 #pragma unroll
     for (int i = 0; i < size; ++i) {
 #pragma unroll
-      for (int j = 0; j < size; ++j) largest = fmaxf(largest, fmaxf(fabsf(d[i][j].e[0]), fabsf(d[i][j].e[1])));
-    }
-    if (largest == INFINITY) {  // only what is finite counts
-      largest = 0.0f;
-#pragma unroll
-      for (int i = 0; i < size * size * 2; ++i) {
-        const float value = fabsf(d[i / 2 / size][i / 2 % size].e[i % 2]);
-        if (value < INFINITY) largest = fmaxf(largest, value);
+      for (int j = 0; j < size; ++j) {
+        largest = larger_finite(larger_finite(largest, d[i][j].e[0]), d[i][j].e[1]);
       }
     }
     const int bits = __reduce_max_sync(0xffffffffu, __float_as_int(largest));

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters,
     float value[frequencies];
     transform(i / taps, i % taps, value);
 #pragma unroll
-    for (int f = 0; f < frequencies; ++f) largest = fmaxf(largest, fabsf(value[f]));
+    for (int f = 0; f < frequencies; ++f) largest = larger_finite(largest, value[f]);
   }
   atomicMax(&largest_bits, __float_as_int(largest));
   __syncthreads();

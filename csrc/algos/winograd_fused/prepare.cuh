@@ -171,8 +171,7 @@ __device__ __forceinline__ void find_exact_largest(const Params& params, Shared<
       const float* x = params.x + n * params.x_image + h * params.x_row + w * params.x_column;
 #pragma unroll 1
       for (int c = lane; c < params.c; c += 32) {
-        const float value = fabsf(__ldg(x + c * params.x_channel));
-        largest = fmaxf(largest, isinf(value) ? 0.0f : value);
+        largest = larger_finite(largest, __ldg(x + c * params.x_channel));
       }
     }
     const unsigned bits = __reduce_max_sync(~0u, __float_as_uint(largest));

@@ -48,7 +48,7 @@ __device__ __forceinline__ void load_patch(const Params<T>& params, const Stream
   }
 }
 
-// B^T of the patch's columns. Returns the largest |d|.
+// B^T of the patch's columns. Returns the largest finite |d|.
 template <typename T>
 __device__ __forceinline__ float transform_columns(const T* patch, Values (&values)[6][6]) {
   float largest = 0.0f;
@@ -58,7 +58,7 @@ __device__ __forceinline__ float transform_columns(const T* patch, Values (&valu
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
       column[i] = load_values(patch, i * 6 + j);
-      largest = fmaxf(largest, fmaxf(fabsf(column[i].e[0]), fabsf(column[i].e[1])));
+      largest = larger_finite(larger_finite(largest, column[i].e[0]), column[i].e[1]);
     }
     winograd::Transform<4>::input(column, result);
 #pragma unroll

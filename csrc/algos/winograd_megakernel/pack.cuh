@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(pack_threads)
     float value[6][6];
     transform(channel, value);
 #pragma unroll
-    for (int i = 0; i < 36; ++i) largest = fmaxf(largest, fabsf(value[i / 6][i % 6]));
+    for (int i = 0; i < 36; ++i) largest = larger_finite(largest, value[i / 6][i % 6]);
   }
   __syncthreads();
   atomicMax(&largest_bits, __float_as_int(largest));
