@@ -234,13 +234,18 @@ def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Ro
     return Rounding(2.0 + noise_gain * product, growth)
 
 
+# Outputs of a tile, rows x columns, where they are more than one; tiles begin at y[..., 0, 0].
+TILES = {"winograd_f2": (2, 2), "winograd_f4": (4, 4), "winograd_fused": (1, 4), "winograd_megakernel": (4, 4)}
+assert set(TILES) == {name for name, row in ALGORITHMS.items() if row["family"] == "winograd"}
+
+
 def correlation(algorithm: str, shape: Shape) -> float:
     """Outputs that share a rounding error: those of one Winograd tile, and those of one filter weight."""
-    if ALGORITHMS[algorithm]["family"] != "winograd":
+    if algorithm not in TILES:
         return 1.0
+    rows, columns = TILES[algorithm]
     outputs = shape.n * shape.k * shape.p * shape.q
-    tile = 16 if algorithm in ("winograd_f4", "winograd_megakernel") else 4
-    return max(tile, outputs / (shape.k * shape.terms))
+    return max(rows * columns, outputs / (shape.k * shape.terms))
 
 
 @dataclass

@@ -40,6 +40,9 @@ ALLOWED: dict[str, str] = {
         "odd numbers of channels on sm_80: ptxas parks one or two values, outside the inner loop, for a third block; "
         "a bound on the blocks instead would cost the sm_90a kernels occupancy"
     ),
+    r"winograd::input_transform_nhwc<float, 2, \(fastconv::winograd::Mode\)1, 1>": (
+        "one value parked in the sm_90a code, which Hopper leaves to input_transform_groups"
+    ),
     r"winograd_megakernel::ffma::convolve<": (
         "sm_80 alone: one or two values parked beside the products; sm_90a has none, and is the one that was measured"
     ),
