@@ -248,7 +248,7 @@ def bench_layers(
     layer_set: Annotated[
         str, typer.Option("--set", help="layers (3x3), pointwise, strided, stems, groups, lenet5.")
     ] = "layers",
-    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64,1",
+    batch: Annotated[str, typer.Option(help="Batch sizes; default 64,1, of lenet5 10000,1000,100.")] = "",
     direction: Annotated[
         str, typer.Option("--pass", help="forward, backward_weight, backward_input, bias_relu, bias_residual_relu.")
     ] = "forward",
@@ -272,7 +272,7 @@ def bench_layers(
     where = device_named(device)
     known = [algorithm.name for algorithm in fastconv.algorithms()]
     document = layer_suite.run(
-        batch_sizes=numbers(batch, "batch"),
+        batch_sizes=numbers(batch, "batch") if batch else None,
         classes=split(classes, "classes", list(CLASS_DTYPE)) if classes else None,
         layers=layers.split(",") if layers else None,
         layer_set=layer_set,
@@ -453,11 +453,19 @@ def bench_soak(
 def bench_report(
     root: Annotated[Path, typer.Argument(help="The checkout.")] = Path("."),
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a document is out of date.")] = False,
+    one_commit: Annotated[
+        bool, typer.Option("--one-commit", help="Fail if the GPU files' rows are of several commits.")
+    ] = False,
     json_path: JsonOption = None,
 ) -> None:
     """Draw the plots, and fill the tables of README and docs, from the result files."""
     from fastconv.bench import report
 
+    folders = {path.parent.name for path in (root / report.RESULTS).glob("*/*.json")} - {"cpu"} if one_commit else set()
+    for gpu in sorted(folders):
+        found = report.commits(root / report.RESULTS, gpu)
+        if len({commit for its in found.values() for commit in its}) > 1:
+            raise fail(f"{gpu}: " + "; ".join(f"{suite} is of {', '.join(its)}" for suite, its in found.items()))
     paths = [str(path) for path in report.main(root, check=check)]
     for path in paths:
         console.print(path, markup=False, highlight=False)

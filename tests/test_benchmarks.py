@@ -4,13 +4,26 @@ import contextlib
 import itertools
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from fastconv.bench import cudnn, environment, layer_group, layer_suite, ours, peers, report, results, soak, timing
+from fastconv.bench import (
+    cudnn,
+    environment,
+    layer_group,
+    layer_suite,
+    layers,
+    ours,
+    peers,
+    report,
+    results,
+    soak,
+    timing,
+)  # fmt: skip
 from fastconv.bench.layers import LAYERS, SETS, Layer, select
 from fastconv.bench.supervise import supervise
 
@@ -58,27 +71,30 @@ def test_select_by_prefix_and_unknown_name():
 
 
 def test_layer_sets():
-    for name, layers in SETS.items():
-        assert select(None, name) == layers
-        assert len({layer.layer for layer in layers}) == len(layers), f"a name twice in {name}"
-        for layer in layers:
+    for name, its in SETS.items():
+        assert select(None, name) == its
+        assert len({layer.layer for layer in its}) == len(its), f"a name twice in {name}"
+        for layer in its:
             assert (layer.c % layer.groups, layer.k % layer.groups) == (0, 0)
             assert min(layer.p, layer.q) > 0
             assert layer.floor_us(64, "fp32") > 0
     assert [layer.layer for layer in select("res2", "pointwise")] == ["res2_in", "res2_out"]
     with pytest.raises(ValueError, match="layer_set is 'alexnet'; expected one of layers, pointwise"):
         select(None, "alexnet")
+    assert [(layer.p, layer.q) for layer in SETS["lenet5"]] == [(80, 80), (34, 34)]
+    assert layers.batches_of("lenet5") == (10000, 1000, 100)
+    assert layers.batches_of("layers") == layers.batches_of("stems") == (64, 1)
     with pytest.raises(ValueError, match="'vgg' matches none of lenet1"):
         select("vgg", "lenet5")
 
 
 def test_another_layer_set_is_a_suite_of_its_own(tmp_path):
-    document = layer_suite.run([1], layers="lenet3", layer_set="lenet5", algorithms=["direct", "im2col_gemm"], rounds=1,
+    document = layer_suite.run([1], layers="lenet2", layer_set="lenet5", algorithms=["direct", "im2col_gemm"], rounds=1,
                                device="cpu", out=tmp_path / "lenet.json")  # fmt: skip
     assert document["suite"] == "layers_lenet5_cpu"
     assert {(row["layer"], row["k"], row["layout"]) for row in document["rows"]} == {
-        ("lenet3", 120, "nchw"),
-        ("lenet3", 120, "nhwc"),
+        ("lenet2", 16, "nchw"),
+        ("lenet2", 16, "nhwc"),
     }
 
 
@@ -326,8 +342,10 @@ def project(tmp_path):
     ]
     results.write(tmp_path / "benchmarks/results/h200/layers.json", {**HEAD, "rows": rows})
     network = {"network": "resnet50", "batch": 64, "class": "fp32", "mode": "eager", "us": 9000.0, "swapped": 50}
-    network |= {"peers": {"torch_nchw": 18000.0, "torch_nhwc": 20000.0}, "total": 53, "logits_error": 1e-6}
-    network |= {"top1_agreement": 1.0}
+    network |= {"peers": {"torch_eager": 18000.0, "compile_default": 20000.0, "cudnn_best_layers": 6000.0}, "total": 53}
+    network |= {"top1_agreement": 1.0, "logits_error": 1e-6, "ours": 40, "peak_bytes": 3 << 20, "layers_us": 7000.0}
+    network |= {"peer_groups": {"torch_eager_nchw": {"convolution": 14000.0, "other": 4000.0}}}
+    network |= {"failures": {"frozen_default_nchw": "not ready", "fastconv_compile_nchw": "ours"}}
     networks = {**HEAD, "suite": "networks", "rows": [network, network | {"mode": "compile", "us": 36000.0}]}
     results.write(tmp_path / "benchmarks/results/h200/networks.json", networks)
     return tmp_path
@@ -385,9 +403,10 @@ def test_report_fills_regions_draws_plots_and_is_deterministic(project):
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "NVIDIA H200, driver 580, CUDA 13.0, torch 2.11, cuDNN 9.19.0, commit 0123456789ab, 2026-01-02." in text
-    assert (
-        "| resnet50 | 64 | eager | 50 of 53 | 9.00 | 18.00 | `torch_nchw` | 2.00x | 1.0e-06 | - | 100.0% | - |" in text
+    line = (
+        "| resnet50 | 64 | eager | 50 of 53 | 40 of 53 | 9.00 | 18.00 | `torch_eager` | 2.00x | 1.0e-06 | - | 100.0% |"
     )
+    assert f"{line} - | 3 | - |" in text
     assert "**0.50x**" in text
     drawn = {path: path.read_bytes() for path in changed if path.suffix == ".svg"}
     assert {path.name for path in drawn} == {
@@ -432,22 +451,126 @@ def test_result_folder_is_named_after_the_device():
     assert results.default_path(head | {"cuda": "", "suite": "layers_cpu"}).parts[-2:] == ("cpu", "layers_cpu.json")
 
 
-def test_rows_of_an_earlier_commit_are_named_below_their_table():
-    row = {
-        "network": "vgg16",
-        "batch": 64,
-        "class": "fp16",
-        "mode": "eager",
-        "us": 2000.0,
-        "peers": {"torch_nhwc": 1000.0},
+def test_network_summary_tells_what_pytorch_does_and_what_cudnn_could(project):
+    document = results.read(project / "benchmarks/results/h200/networks.json")
+    table = report.network_summary(document, "fp32").splitlines()
+    # Ours eager 9 ms, compiled 36; PyTorch eager 18, its other form 20; what nobody can run is no form of PyTorch.
+    assert table[2] == ("| resnet50 | 64 | 18.00 | 18.00 | `torch_eager` | 6.00 | 9.00 | 36.00 | 2.00x | **0.67x** |")
+    assert "| `fp32` |" in report.network_summary(document)
+    peers_table = report.network_peers(document, "fp32")
+    assert "| resnet50 | 64 | **18.00** | 20.00 | 6.00 |" in peers_table
+    assert peers_table.endswith("- resnet50, `frozen_default_nchw`: not ready")
+
+
+def test_rows_of_another_commit_are_loudly_named(project):
+    row = layer_row("res1", "fp16", 2000.0, 1000.0)
+    document = {**HEAD, "commit": "a" * 40, "rows": [row, row | {"layer": "res2"}]}
+    assert "commit" not in report.layer_table(document, "fp16", 64)
+    document["rows"][1] |= {"commit": "b" * 40}
+    loud = "**Of several commits, not to be compared row by row: 1 rows of aaaaaaaaaaaa, 1 rows of bbbbbbbbbbbb.**"
+    assert report.layer_table(document, "fp16", 64).endswith(loud)
+    assert report.layer_summary(document).endswith(loud)
+    document["rows"][0] |= {"commit": "b" * 40}
+    assert report.layer_table(document, "fp16", 64).endswith("Of commit bbbbbbbbbbbb.")
+
+    path = project / "benchmarks/results"
+    assert report.region("h200/commits", path) == "All of commit 0123456789ab."
+    networks = {**results.read(path / "h200/networks.json"), "commit": "c" * 40}
+    results.write(path / "h200/networks.json", networks)
+    assert report.region("h200/commits", path) == (
+        "**Of several commits: 0123456789ab: layers; cccccccccccc: networks.**"
+    )
+    assert report.region("h200/commits/short", path) == "**Of several commits**: docs/results.md says which."
+
+
+def test_what_a_smaller_limit_on_the_error_costs(project):
+    path = project / "benchmarks/results/h200/layers.json"
+    assert report.region("h200/layers/within", path.parents[1]) == "The file has no such rows."
+    document = results.read(path)
+    within = {"max_error": 1.5, "auto": "direct", "us": 200.0, "error": 1e-6}
+    document["rows"] = [row | {"within": within} for row in document["rows"] if row["us"] == 100.0]
+    results.write(path, document)
+    table = report.region("h200/layers/within", path.parents[1])
+    assert table.startswith("`max_error` 1.5:")
+    assert "| `fp32` | 64 | 2.00x | **0.71x** | vgg1_1 **0.25x** | 1 of 2 | 0.50 | 0.50 |" in table  # 50 and 400 to 200
+
+
+def test_sets_table(project):
+    folder = project / "benchmarks/results"
+    rows = [layer_row("res1", "fp16", 100.0, us) for us in (200.0, 50.0)] + [layer_row("res1", "fp16", 1.0, 9.0, n=1)]
+    results.write(folder / "h200/layers_stems.json", {**HEAD, "suite": "layers_stems", "rows": rows})
+    slower = [layer_row("res1", "fp32", 200.0, 100.0)]
+    document = {**HEAD, "suite": "layers_backward_weight", "commit": "d" * 40, "rows": slower}
+    results.write(folder / "h200/layers_backward_weight.json", document)
+    table = report.region("h200/sets", folder)
+    assert "| first layers, 5x5 and 7x7 | 64 | - | - | 1.00 (0.50 to 2.00) | - |" in table
+    assert "| weight gradient, 3x3 | 64 | **0.50 (0.50 to 0.50)** | - | - | - |" in table
+    assert table.endswith("**Of several commits: 0123456789ab: layers_stems; dddddddddddd: layers_backward_weight.**")
+
+
+def test_times_at_batch_one_say_what_a_replay_costs_and_what_packing_does():
+    row = layer_row("res1", "fp32", 10.0, 30.0, n=1, timer_us=4.5, us_with_packing=15.0)
+    table = report.layer_table({**HEAD, "rows": [row]}, "fp32", 1)
+    assert "| 15.0 | 2.00x |" in table
+    assert "holds the replay of a CUDA graph: 4.5 us" in table
+    assert "replay" not in report.layer_table({**HEAD, "rows": [row | {"n": 64}]}, "fp32", 64)
+
+
+def test_numbers_within_a_sentence(project):
+    folder = project / "benchmarks/results"
+    document = results.read(folder / "h200/layers.json")
+    document["rows"].append(layer_row("vgg4_2", "tf32", 70.0, 80.0))
+    document["rows"] = [row | {"timer_us": 4.0, "sm_mhz": 1980.0} for row in document["rows"]]
+    document["rows"][0] |= {"sm_mhz": 1500.0, "few_rounds": ["torch_nhwc"]}
+    results.write(folder / "h200/layers.json", document)
+    expected = {
+        "speedup/layers/fp32/64": "1.00",
+        "range/layers/fp32/64": "0.50 to 4.00",
+        "tf32/64": "0 of 1 layers are faster, 0.80 times in geometric mean",
+        "clocks/layers": "1980 MHz in the median, below 97% of the highest (1980) in 1 of 6 rows",
+        "replay/layers": "4.0 us",
+        "few_rounds/layers": "1 of 6",
+        "network/resnet50/fp32/compile": "0.50",
+        "network/vgg16/fp32/compile": "(not measured)",
+        "best_network/fp32": "2.00 to 2.00",
+        "convolutions/fp32": "ResNet-50 7.0 ms instead of 14.0",
+        "speedup/layers/bf16/64": "(not measured)",
     }
-    row |= {"swapped": 13, "total": 13, "logits_error": 1e-3, "top1_agreement": 1.0}
-    document = {**HEAD, "suite": "networks", "commit": "a" * 40, "rows": [row]}
-    assert "Of commit" not in report.network_table(document, "fp16")
-    document["rows"] = [row | {"commit": "b" * 40}]
-    assert report.network_table(document, "fp16").endswith("Of commit bbbbbbbbbbbb: vgg16.")
-    document["rows"].append(row | {"mode": "fused"})
-    assert report.network_table(document, "fp16").endswith("Of commit bbbbbbbbbbbb: vgg16 (eager).")
+    for name, words in expected.items():
+        text = f"We are <!-- results:h200/said/{name} -->old<!-- /results --> times faster."
+        assert report.fill(text, folder) == text.replace("old", words)
+    with pytest.raises(ValueError, match="h200/said/nothing"):
+        report.region("h200/said/nothing", folder)
+
+
+ROOT = Path(report.__file__).parents[2]
+
+
+def test_readme_and_docs_are_what_the_result_files_say():
+    assert report.main(ROOT, check=True) == []
+
+
+# Facts of the hardware and definitions; everything else that is a number of ours or a rival's comes from a file.
+FACTS = ("4.5 TB/s", "67 TFLOP/s", "4 times PyTorch's own error")
+
+
+def claims(text):
+    """Numbers with the unit of a measurement, outside of marked parts and code."""
+    text = re.sub(r"```.*?```", "", report.REGION.sub("", text), flags=re.DOTALL)
+    for fact in FACTS:
+        text = text.replace(fact, "")
+    units = r"(?:x\b|%|(?:ms|us|MHz|[TG]B/s|TFLOP/s)\b|times\b|of \d+ (?:layers|networks))"
+    return re.findall(rf"(?<![\w.])\d+(?:\.\d+)?(?: to \d+(?:\.\d+)?)? ?{units}", text)
+
+
+def test_readme_makes_no_claim_that_no_row_backs():
+    assert claims((ROOT / "README.md").read_text()) == []
+    assert layers.BANDWIDTH == 4.5e12
+    assert round(layers.FFMA_FLOPS / 1e12) == 67
+    marked = "a <!-- results:h200/said/replay/layers -->5 us<!-- /results --> b"
+    assert claims(f"{marked} is 1.34 times faster, 0.92x, 12 of 22 layers; `3x3` 64 and 5e-5 are no claims") == [
+        "1.34 times", "0.92x", "12 of 22 layers",
+    ]  # fmt: skip
 
 
 def test_soak_layers_are_convolutions_and_the_same_for_a_seed():

@@ -27,10 +27,10 @@ def some_document() -> results.Document:
     rows = [
         row_of(
             layer, "layers", us=100.0, error=1e-7, max_error=1e-6, best_peer="cudnn_winograd_nonfused",
-            best_peer_us=300.0, peer_error=2e-7, algorithms={"winograd_megakernel": 100.0, "winograd_f4": series},
-            peers={"cudnn_winograd_nonfused": 300.0},
+            best_peer_us=300.0, peer_error=2e-7, peers={"cudnn_winograd_nonfused": 300.0},
+            algorithms={"winograd_megakernel": 100.0, "winograd_f4": staged, "winograd_megakernel_series": series},
         )
-        for layer, series in (("vgg4_2", 125.0), ("vgg5", 80.0))
+        for layer, staged, series in (("vgg4_2", 125.0, 144.0), ("vgg5", 80.0, None))
     ]  # fmt: skip
     planned = {"d_ig": 148, "d_go": 297, "m": 4}
     variants = {"planned": {}} | {f"d_ig={d}": {"d_ig": d} for d in (0, 132)} | {f"m={m}": {"m": m} for m in (1, 2)}
@@ -73,11 +73,18 @@ def test_rows_keep_the_contract_and_replace_one_another(tmp_path):
 def test_tables_show_what_the_file_holds():
     document = some_document()
     table = megakernel_report.layer_table(document, "fp32")
-    assert "| vgg4_2 | 512->512 @28x28 | 100 | 125 | 1.25x | 300 | 3.00x | 1.0e-07 | 0.50 |" in table
-    assert "**0.80x**" in table
-    assert "| geometric mean |  |  |  | 1.00x |" in table
+    assert "| vgg4_2 | 512->512 @28x28 | 100 | 144 | 1.44x | 125 | 1.25x | 300 | 3.00x | 1.0e-07 | 0.50 |" in table
+    assert "| vgg5 | 512->512 @14x14 | 100 | - | - | 80.0 | **0.80x** |" in table
+    assert "| geometric mean | 2 layers |  |  | 1.44x |  | 1.00x |" in table
     assert "res3" not in table
-    assert megakernel_report.missing(document) == "- Missing: layers, batch 64, ieee: res3, res4: no such class."
+    assert megakernel_report.missing(document).splitlines() == [
+        "Measured: 2 of 22 in `fp32`; by default those with C and K of at least 128. "
+        "Not measured: class `ieee`, `tf32`, `fp16`, `bf16`.",
+        "",
+        "- Missing: layers, batch 64, ieee: res3, res4: no such class.",
+    ]
+    nothing = megakernel_report.missing({**document, "rows": [], "missing": []})
+    assert nothing.startswith("Measured: no layer;")
     mapping = megakernel_report.mapping_table(document, "fp32")
     assert "| vgg5 | **51.0** |" in mapping
     assert "50.0 (148)" in mapping
@@ -103,6 +110,8 @@ def test_regions_and_figures_from_a_file(tmp_path):
         assert section.startswith("Class `fp32`:")
         assert f"(figures/h200_megakernel_{figure}_fp32.svg)" in section
         assert "ieee" not in section
+    for name, words in (("layers", "2 of the 22 layers"), ("series/fp32", "1.44"), ("cudnn/fp32", "3.00")):
+        assert report.region(f"h200/said/megakernel/{name}", tmp_path) == words
     said = report.region("h200/soak_megakernel", tmp_path)
     assert said.startswith("`fp32`: 2,000 launches of 2 layers in 4 s, 0 differ")
     assert said.endswith("Missing: ieee: no such class.")
@@ -228,3 +237,12 @@ def test_the_soak_counts_launches_and_sees_other_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(instrumented.Megakernel, "__call__", other_bits)
     document = megakernel_soak.run(**wanted, out=tmp_path / "soak.json")
     assert [row["mismatches"] for row in document["rows"]] == [each] * 2 * streams
+
+
+@needs_cuda
+def test_the_series_is_a_rival_that_computes_the_same(tmp_path):
+    document = megakernel.run(["layers"], layers="res3", classes=["fp32"], batch=4, rounds=3, out=tmp_path / "m.json")
+    (row,) = document["rows"]
+    assert row["notes"].get(megakernel.SERIES) is None
+    assert set(row["algorithms"]) == {megakernel.NAME, megakernel.STAGED, megakernel.SERIES}
+    assert all(us > 0 for us in row["algorithms"].values())

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fastconv.bench import environment, layer_group, results, timing
-from fastconv.bench.layers import PASSES, Layer, select, suite_of
+from fastconv.bench.layers import PASSES, Layer, batches_of, select, suite_of
 from fastconv.bench.supervise import Marker, supervise
 
 ROW_KEY = ("layer", "n", "class", "layout", "pass")
@@ -67,7 +67,7 @@ class _Plan:
 
 
 def run(
-    batch_sizes: Sequence[int] = (64, 1),
+    batch_sizes: Sequence[int] | None = None,
     classes: Sequence[str] | None = None,
     layers: str | Sequence[str] | Sequence[Layer] | None = None,
     algorithms: Sequence[str] | None = None,
@@ -85,6 +85,7 @@ def run(
 ) -> results.Document:
     """Times a layer set and writes the result file, after every layer; returns its content.
 
+    batch_sizes: default bench.layers.batches_of(layer_set).
     classes: of `ieee fp32 tf32 fp16 bf16`; default all, on the CPU fp32. algorithms: what to restrict to.
     layers: names of the set, or its layers themselves (of a sweep: bench.layers.grid).
     budget_s: no further layer is begun after so many seconds; what is then missing is listed in the file. resume: what
@@ -116,7 +117,7 @@ def run(
     path = Path(out) if out is not None else results.default_path(head)
     plan = _Plan(
         suite=suite,
-        batch_sizes=list(batch_sizes),
+        batch_sizes=list(batch_sizes or batches_of(layer_set)),
         classes=classes,
         layers=[layer.fields() for layer in chosen],
         algorithms=None if algorithms is None else list(algorithms),

@@ -1,5 +1,5 @@
-"""winograd_megakernel by itself: against our own series and cuDNN's non-fused Winograd, with other maps, and its tasks
-over time, as the paper shows them (docs/megakernel.md)."""
+"""winograd_megakernel by itself: against its own tasks in series, against winograd_f4 and cuDNN's non-fused Winograd,
+with other maps, and its tasks over time, as the paper shows them (docs/megakernel.md)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from fastconv.bench.layer_suite import groups_of
 from fastconv.bench.layers import Layer, select
 from fastconv.instrumented import Megakernel, Options
 
-NAME, SERIES, RIVAL = "winograd_megakernel", "winograd_f4", "cudnn_winograd_nonfused"
+NAME, STAGED, RIVAL = "winograd_megakernel", "winograd_f4", "cudnn_winograd_nonfused"
+SERIES = "winograd_megakernel_series"  # the same tasks kind by kind, a launch each: the same code, the same V, U and M
 PARTS = ("layers", "mapping", "rivals", "distribution")
 KEY = ("part", "layer", "n", "class", "variant")
+LEAST_CHANNELS = 128  # C and K of the layers that part `layers` takes by itself: below, other algorithms are far ahead
 SWEPT_LAYERS, RIVALS_LAYER, SHOWN_LAYER = "vgg4_2,vgg5,res3", "res1", "vgg4_2"
 DISTANCES = (0, 16, 33, 66, 132, 264, 528, 1056)  # tasks
 BATCHES = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # M
@@ -125,21 +127,30 @@ class _Suite:
     # ---- The parts
 
     def layers(self, layers: Sequence[Layer], classes: Sequence[str]) -> None:
-        """Against our own staged kernels and cuDNN's, each a CUDA graph, interleaved, L2 cold."""
+        """Against its own tasks in series, our staged kernels and cuDNN's, each a CUDA graph, interleaved, L2 cold."""
         for layer, accuracy in self.each("layers", layers, classes):
             x, weight = _data(layer, self.n, accuracy, self.device)
-            calls = {name: ours.contender(name, x, weight, layer, accuracy) for name in (NAME, SERIES)}
+            calls = {name: ours.contender(name, x, weight, layer, accuracy) for name in (NAME, STAGED)}
+            calls[SERIES] = functools.partial(_kernel(x, weight, layer, accuracy), Options(series=True))
             problems = {}
             for layout, order in (("nchw", torch.contiguous_format), ("nhwc", torch.channels_last)):
                 its = (x.contiguous(memory_format=order), weight.contiguous(memory_format=order))
                 problems[layout] = cudnn.Problem(*its, layer, layout, tf32=False)
             rivals, notes = cudnn.contenders(problems, only=("winograd_nonfused",))
             reference = layer_group.Reference(x, weight, layer)
-            errors = {name: reference.error(call()) for name, call in (calls | rivals).items()}
-            times = self.measure(calls | rivals).timings
+            errors = {}
+            for name, call in list((calls | rivals).items()):
+                try:
+                    errors[name] = reference.error(call())
+                except RuntimeError as error:  # the series needs room for all of V and M
+                    timing.recover()
+                    notes[name] = timing.message_of(error)
+            measured = self.measure({name: call for name, call in (calls | rivals).items() if name in errors})
+            times, notes = measured.timings, notes | measured.failures
             row = _row(layer, self.n, accuracy, "layers") | {"notes": notes}
             _timed(row, times.get(NAME))
-            row |= {"error": errors[NAME]["l2"], "max_error": errors[NAME]["max"]}
+            if NAME in errors:
+                row |= {"error": errors[NAME]["l2"], "max_error": errors[NAME]["max"]}
             row["algorithms"] = {name: times[name].us if name in times else None for name in calls}
             row["peers"] = {name: times[name].us if name in times else None for name in rivals}
             best = min((name for name in rivals if name in times), key=lambda name: times[name].us, default=None)
@@ -161,11 +172,11 @@ class _Suite:
                 for value in sorted({*values, planned[name]}):
                     options[f"{name}={value}"] = replace(Options(), **{name: value})
             calls = {variant: functools.partial(kernel, each) for variant, each in options.items()}
-            times = self.measure(calls | {SERIES: ours.contender(SERIES, x, weight, layer, accuracy)}).timings
+            times = self.measure(calls | {STAGED: ours.contender(STAGED, x, weight, layer, accuracy)}).timings
             for variant in options:
                 row = _row(layer, self.n, accuracy, "mapping", variant)
                 its = kernel.task_map(options[variant]).arguments()
-                row |= {name: its[name] for name in swept} | {"algorithms": {SERIES: times[SERIES].us}}
+                row |= {name: its[name] for name in swept} | {"algorithms": {STAGED: times[STAGED].us}}
                 _timed(row, times.get(variant))
                 self.put(row)
             best = min(options, key=lambda variant: times[variant].us)
@@ -216,14 +227,14 @@ def run(
 ) -> results.Document:
     """Measures the parts and writes a result file, suite `megakernel`; returns its content. Needs a CUDA device.
 
-    layers: of part `layers`; default those with C, K >= 128. Nothing begins after `budget_s` seconds. What is not
-    measured, for want of time or of a kernel, is in the document's `missing`, and has a row without a time. Rows of the
-    same machine and commit that the file already holds are kept.
+    layers: of part `layers`; default those with C, K >= LEAST_CHANNELS. Nothing begins after `budget_s` seconds. What
+    is not measured, for want of time or of a kernel, is in the document's `missing`, and has a row without a time. Rows
+    of the same machine and commit that the file already holds are kept.
     """
     head = environment.describe("megakernel", "cuda")
     path = Path(out) if out is not None else results.default_path(head)
     suite = _Suite(batch, rounds, budget_s, path, head, report)
-    wide = [layer for layer in select(layers) if layers is not None or min(layer.c, layer.k) >= 128]
+    wide = [layer for layer in select(layers) if layers is not None or min(layer.c, layer.k) >= LEAST_CHANNELS]
     steps: dict[str, Callable[[], None]] = {
         "layers": lambda: suite.layers(wide, classes),
         "mapping": lambda: suite.mapping(classes),

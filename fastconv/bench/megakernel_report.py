@@ -14,7 +14,8 @@ import numpy as np
 
 from fastconv import trace
 from fastconv.bench import report
-from fastconv.bench.megakernel import BATCHES, DISTANCES, NAME, SERIES
+from fastconv.bench.layers import LAYERS
+from fastconv.bench.megakernel import BATCHES, DISTANCES, LEAST_CHANNELS, NAME, SERIES, STAGED
 from fastconv.bench.results import CLASSES, Document, Row
 
 OTHER = "#e9c46a"
@@ -28,9 +29,18 @@ def rows_of(document: Document, part: str, accuracy: str | None = None) -> list[
 
 
 def over_series(row: Row) -> float | None:
-    """Times faster than our own staged kernels."""
-    series = row["algorithms"].get(SERIES)
-    return series / row["us"] if series and row["us"] else None
+    """Times faster than the same tasks kind by kind, a launch each: the same code, and the same type of M."""
+    return _over(row, SERIES)
+
+
+def over_staged(row: Row) -> float | None:
+    """Times faster than `winograd_f4`, whose products are other kernels, and whose M is float32 in every class."""
+    return _over(row, STAGED)
+
+
+def _over(row: Row, name: str) -> float | None:
+    us = row["algorithms"].get(name)
+    return us / row["us"] if us and row["us"] else None
 
 
 def over_cudnn(row: Row) -> float | None:
@@ -39,9 +49,9 @@ def over_cudnn(row: Row) -> float | None:
 
 
 def layer_table(document: Document, accuracy: str) -> str:
-    """A row per layer: megakernel, our series, cuDNN's non-fused Winograd, the ratios, the error, the floor."""
-    header = ["layer", "C->K @HxW", "megakernel us", "series us", "over the series", "cuDNN non-fused us", "over cuDNN"]
-    header += ["error", "error / cuDNN's", "floor us"]
+    """A row per layer: megakernel, its tasks in series, winograd_f4, cuDNN's non-fused Winograd, ratios, error."""
+    header = ["layer", "C->K @HxW", "megakernel us", "its series us", "over its series", "`winograd_f4` us"]
+    header += ["over `winograd_f4`", "cuDNN non-fused us", "over cuDNN", "error", "error / cuDNN's", "floor us"]
     rows = rows_of(document, "layers", accuracy)
     lines = [
         [
@@ -50,6 +60,8 @@ def layer_table(document: Document, accuracy: str) -> str:
             report._us(row["us"]),
             report._us(row["algorithms"].get(SERIES)),
             report._times(over_series(row)),
+            report._us(row["algorithms"].get(STAGED)),
+            report._times(over_staged(row)),
             report._us(row["best_peer_us"]),
             report._times(over_cudnn(row)),
             report._scientific(row["error"]),
@@ -58,20 +70,27 @@ def layer_table(document: Document, accuracy: str) -> str:
         ]
         for row in rows
     ]
-    means = [report._times(report._mean(ratio(row) for row in rows)) for ratio in (over_series, over_cudnn)]
-    lines.append(["geometric mean", "", "", "", means[0], "", means[1], "", "", ""])
+    means = [
+        report._times(report._mean(ratio(row) for row in rows)) for ratio in (over_series, over_staged, over_cudnn)
+    ]
+    lines.append(["geometric mean", f"{len(rows)} layers", "", "", means[0], "", means[1], "", means[2], "", "", ""])
     return report.markdown_table(header, lines)
 
 
 def missing(document: Document) -> str:
-    """What the suite did not measure, and why not."""
+    """What was measured of the layer set, and what the suite was asked for and did not measure, and why not."""
     found: dict[tuple[str, ...], list[str]] = {}
     for text in document.get("missing") or []:
         part, where, reason = text.split(": ", 2)
         layer, _, rest = where.partition(", ")
         found.setdefault((part, rest, reason), []).append(layer)
     lines = [f"- Missing: {part}, {rest}: {', '.join(layers)}: {why}." for (part, rest, why), layers in found.items()]
-    return "\n".join(lines) or "Nothing is missing."
+    layers = {accuracy: len(rows_of(document, "layers", accuracy)) for accuracy in CLASSES}
+    counts = ", ".join(f"{count} of {len(LAYERS)} in `{accuracy}`" for accuracy, count in layers.items() if count)
+    said = f"Measured: {counts or 'no layer'}; by default those with C and K of at least {LEAST_CHANNELS}."
+    if without := [f"`{accuracy}`" for accuracy, count in layers.items() if not count]:
+        said += f" Not measured: class {', '.join(without)}."
+    return "\n".join([said, *([""] if lines else []), *lines])
 
 
 def _swept(document: Document, accuracy: str, name: str) -> dict[str, list[Row]]:
@@ -180,18 +199,23 @@ def _section(name: str, accuracy: str, gpu: str, document: Document) -> str:
 
 # ---- Plots
 
+RATIOS = (
+    ("its tasks in series", over_series, report.OURS),
+    ("winograd_f4", over_staged, report.NEUTRAL),
+    ("cuDNN's non-fused Winograd", over_cudnn, OTHER),
+)
+
 
 def plot_layers(document: Document, accuracy: str, path: Path) -> None:
-    """Two bars per layer: times faster than our own series, and than cuDNN's non-fused Winograd."""
+    """Bars per layer: times faster than its own tasks in series, than winograd_f4, than cuDNN's non-fused Winograd."""
     rows = rows_of(document, "layers", accuracy)
     figure, axes = report._figure(8.0, 3.2)
-    bars = (("our series", over_series, report.OURS), ("cuDNN's non-fused Winograd", over_cudnn, OTHER))
-    for index, (label, ratio, colour) in enumerate(bars):
-        values = [ratio(row) or 0.0 for row in rows]
-        places = [place + 0.38 * (index - 0.5) for place in range(len(rows))]
-        axes.bar(places, values, color=colour, width=0.36, label=label)
-        for place, value in zip(places, values, strict=True):
-            axes.text(place, value, f"{value:.2f}", ha="center", va="bottom", fontsize=6)
+    for index, (label, ratio, colour) in enumerate(RATIOS):
+        pairs = [(place + 0.27 * (index - 1), value) for place, row in enumerate(rows) if (value := ratio(row))]
+        places, values = [place for place, _ in pairs], [value for _, value in pairs]
+        axes.bar(places, values, color=colour, width=0.25, label=label)
+        for place, value in pairs:
+            axes.text(place, value, f"{value:.2f}", ha="center", va="bottom", fontsize=5)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(rows)), [row["layer"] for row in rows], rotation=60)
     axes.set_ylabel("times faster than")
@@ -202,13 +226,13 @@ def plot_layers(document: Document, accuracy: str, path: Path) -> None:
 
 
 def plot_channels(document: Document, path: Path) -> None:
-    """Speedup against C + K: over our series, and over cuDNN's non-fused Winograd; a mark per class."""
-    figure, first = report._figure(8.0, 3.2)
-    first.remove()
-    panels = figure.subplots(1, 2)
+    """Speedup against C + K: over its own tasks in series, winograd_f4 and cuDNN; a mark per class."""
     present = [name for name in CLASSES if rows_of(document, "layers", name)]
-    ratios = (("our series", over_series), ("cuDNN's non-fused Winograd", over_cudnn))
-    for axes, (label, ratio) in zip(panels, ratios, strict=True):
+    shown = [item for item in RATIOS if any(item[1](row) for row in rows_of(document, "layers"))]
+    figure, first = report._figure(2.0 + 3.0 * len(shown), 3.2)
+    first.remove()
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (label, ratio, _) in zip(panels, shown, strict=True):
         for index, accuracy in enumerate(present):
             pairs = [(row["c"] + row["k"], ratio(row)) for row in rows_of(document, "layers", accuracy)]
             channels, values = [at for at, value in pairs if value], [value for _, value in pairs if value]
@@ -225,14 +249,14 @@ def plot_channels(document: Document, path: Path) -> None:
 
 
 def plot_mapping(document: Document, accuracy: str, names: Sequence[str], path: Path) -> None:
-    """Time against parameters of the map, a panel each, a line per layer, over the time of our series."""
+    """Time against parameters of the map, a panel each, a line per layer, over the time of winograd_f4."""
     figure, first = report._figure(3.0 + 2.6 * len(names), 3.0)
     first.remove()
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         for index, (layer, rows) in enumerate(_swept(document, accuracy, name).items()):
             values = [int(row["variant"].partition("=")[2]) for row in rows]
-            times = [row["us"] / row["algorithms"][SERIES] for row in rows]
+            times = [row["us"] / row["algorithms"][STAGED] for row in rows]
             label = layer if axes is panels[0] else None
             axes.plot(values, times, marker="o", markersize=3, label=label, color=f"C{index}")
         if name == "m":
@@ -240,7 +264,7 @@ def plot_mapping(document: Document, accuracy: str, names: Sequence[str], path: 
         else:
             axes.set_xscale("symlog", base=2, linthresh=16)
         axes.set_xlabel(SWEPT[name] + ("" if name == "m" else ", tasks"))
-        axes.set_ylabel("time / that of our series")
+        axes.set_ylabel("time / that of winograd_f4")
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{document['gpu']}, megakernel, class {accuracy}", x=0.01, ha="left", fontsize=10)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)

@@ -1,15 +1,21 @@
-"""Tables and plots from result files: nothing in README or docs that a file does not hold.
+"""Tables, plots and sentences from result files: nothing in README or docs that a file does not hold.
 
 A document marks where a table goes: `<!-- results:h200/layers/fp32/64 -->` ... `<!-- /results -->`; what stands between
-is replaced. Names:
+is replaced, in a line of its own, or within a sentence where both marks stand in one line. Names:
 
     <gpu>/layers/<class>/<batch>       a table, one row per layer, the losses in bold
     <gpu>/layers/summary               geometric means, losses and errors of every class and batch
+    <gpu>/layers/within                the same for what `auto` takes within a smaller limit on the error
     <gpu>/layers/algorithms/<class>/<batch>   microseconds of every algorithm of ours
-    <gpu>/networks/<class>             whole networks
+    <gpu>/sets                         geometric means of all other sets and passes
+    <gpu>/networks/<class>             whole networks, a row per mode
+    <gpu>/networks/summary[/<class>]   a row per network: ours, PyTorch today, what cuDNN could do
+    <gpu>/networks/peers/<class>       every form of PyTorch
     <gpu>/megakernel/...               fastconv/bench/megakernel_report.py
     <gpu>/soak_megakernel              how many launches, how many of them differ
     <gpu>/machine/<suite>              what the file was measured on
+    <gpu>/commits[/short]              of which commits the tables are
+    <gpu>/said/<sentence>              fastconv/bench/sentences.py: numbers within a sentence
 
 <gpu> is the folder of `benchmarks/results`. Plots go to docs/figures/<gpu>_*.svg.
 """
@@ -18,10 +24,13 @@ from __future__ import annotations
 
 import collections
 import re
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fastconv.bench.layer_suite import geometric_mean, is_wrong, ratio
+from fastconv.bench.network_parts import NAME as CUDNN_BEST
 from fastconv.bench.results import CLASSES, Document, Row, read
 
 RESULTS, FIGURES = Path("benchmarks/results"), Path("docs/figures")
@@ -88,6 +97,8 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
     against = {row["layer"]: tf32[row["layer"]] / row["us"] for row in rows if tf32.get(row["layer"]) and row["us"]}
     if tf32:
         header.append("speedup over TF32")
+    packing = any(row.get("us_with_packing") for row in rows)
+    header += ["us with packing", "speedup with packing"] if packing else []
     lines = [
         [
             row["layer"],
@@ -101,6 +112,7 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
             "-" if _error_ratio(row) is None else f"{_error_ratio(row):.2f}",
             _us(row["floor_us"]),
             *([_times(against.get(row["layer"]))] if tf32 else []),
+            *([_us(row.get("us_with_packing")), _times(_with_packing(row))] if packing else []),
         ]
         for row in rows
     ]
@@ -108,8 +120,15 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
     error = _mean(_error_ratio(row) for row in wide)
     mean = ["geometric mean", "C >= 64", "", "", "", "", _times(_mean(ratio(row) for row in wide)), ""]
     mean += ["-" if error is None else f"{error:.2f}", ""]
-    lines.append(mean + ([_times(_mean(against.get(row["layer"]) for row in wide))] if tf32 else []))
-    return "\n\n".join([markdown_table(header, lines), _losses(rows), *_caveats(rows)])
+    mean += [_times(_mean(against.get(row["layer"]) for row in wide))] if tf32 else []
+    lines.append(mean + (["", _times(_mean(_with_packing(row) for row in wide))] if packing else []))
+    return "\n\n".join([markdown_table(header, lines), _losses(rows), *_caveats(rows), *_other_commits(document, rows)])
+
+
+def _with_packing(row: Row) -> float | None:
+    """Times faster than the best peer where the filter is packed in every call."""
+    us = row.get("us_with_packing")
+    return row["best_peer_us"] / us if us and row["best_peer_us"] else None
 
 
 def _algorithm(row: Row) -> str:
@@ -133,6 +152,12 @@ def _losses(rows: Sequence[Row]) -> str:
 def _caveats(rows: Sequence[Row]) -> list[str]:
     """What a reader of the ratios must know: times of too few rounds, and rivals that were refused for their error."""
     said = []
+    empty = [row["timer_us"] for row in rows if row.get("timer_us")]
+    if empty and rows[0]["n"] == 1:
+        said.append(
+            f"Every time, ours and the peers', holds the replay of a CUDA graph: {statistics.median(empty):.1f} us "
+            "for one that does next to nothing."
+        )
     few = [row["layer"] for row in rows if {row["algorithm"], row["best_peer"]} & set(row.get("few_rounds", []))]
     if few:
         said.append(f"Of fewer than 20 rounds: {'all' if len(few) == len(rows) else ', '.join(few)}.")
@@ -172,8 +197,48 @@ def layer_summary(document: Document) -> str:
                     "-" if not errors else f"{max(errors):.2f}",
                 ]
             )
-    batches = [{**row, "batch": f"batch {row['n']}"} for row in document["rows"]]
-    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, batches, "class", "batch")])
+    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, document["rows"])])
+
+
+def within_summary(document: Document) -> str:
+    """`layer_summary` of what `auto` takes where `max_error` is a smaller limit than the default (rows' `within`)."""
+    rows = [row | _strict(row["within"]) for row in document["rows"] if row.get("within")]
+    if not rows:
+        return "The file has no such rows."
+    limits = sorted({row["within"]["max_error"] for row in rows})
+    head = f"`max_error` {', '.join(f'{limit:g}' for limit in limits)}:"
+    return "\n\n".join([head, layer_summary({**document, "rows": rows})])
+
+
+def _strict(within: dict[str, Any]) -> dict[str, Any]:
+    return {"us": within["us"], "error": within["error"], "algorithm": within["auto"], "auto": within["auto"]}
+
+
+SETS = {"": "3x3", "pointwise": "1x1", "strided": "stride 2", "stems": "first layers, 5x5 and 7x7"}
+SETS |= {"groups": "grouped and depthwise", "lenet5": "LeNet-5, 7x7"}
+PASSES = {"": "", "backward_input": "input gradient, ", "backward_weight": "weight gradient, "}
+
+
+def sets_table(documents: dict[str, Document]) -> str:
+    """A row per set and pass but the forward 3x3: geometric mean over the set at its largest batch against the best
+    peer of the class, in brackets the range over its layers. documents: suite -> its file."""
+    classes = [accuracy for accuracy in CLASSES if accuracy != "ieee"]
+    lines, shown = [], {}
+    for pass_name, direction in PASSES.items():
+        for set_name, title in SETS.items():
+            suite = "_".join(filter(None, ("layers", set_name, pass_name)))
+            if suite == "layers" or suite not in documents:
+                continue
+            document = shown[suite] = documents[suite]
+            n = max((row["n"] for row in document["rows"]), default=0)
+            cells = []
+            for accuracy in classes:
+                ratios = [value for row in _rows(document, accuracy, n) if (value := ratio(row))]
+                text = f"{_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"
+                cells.append(f"**{text}**" if ratios and (_mean(ratios) or 0) < 1 else text)
+            lines.append([direction + title, str(n), *cells])
+    table = markdown_table(["set", "batch", *(f"`{accuracy}`" for accuracy in classes)], lines)
+    return "\n\n".join([table, *_mixed({suite: _commits(document) for suite, document in shown.items()})])
 
 
 def algorithm_table(document: Document, accuracy: str, n: int) -> str:
@@ -193,44 +258,125 @@ def algorithm_table(document: Document, accuracy: str, n: int) -> str:
     return markdown_table(["layer", *(f"`{name}`" for name in names)], lines)
 
 
-def network_table(document: Document, accuracy: str) -> str:
-    """Whole networks: ours and the fastest peer in milliseconds, the ratio, how far both are from float64.
+def _best_peer(row: Row) -> tuple[str | None, float | None]:
+    """(form, microseconds) of the fastest form of PyTorch; what nobody can run is none."""
+    timed = {name: us for name, us in row["peers"].items() if us is not None and name != CUDNN_BEST}
+    best = min(timed, key=lambda name: timed[name], default=None)
+    return best, timed.get(best or "")
 
-    A row with a `commit` of its own is of another run; the line below the table says so. The files have every peer.
-    """
+
+def _speedup(us: float | None, peer_us: float | None) -> float | None:
+    return peer_us / us if us and peer_us else None
+
+
+def network_table(document: Document, accuracy: str) -> str:
+    """Whole networks, a row per mode of ours: time, the fastest form of PyTorch, how far both are from float64."""
     rows = [row for row in document["rows"] if row["class"] == accuracy]
-    header = ["network", "batch", "mode", "swapped", "ours ms", "best PyTorch ms", "its form", "speedup"]
-    header += ["logits error", "PyTorch's", "top-1 agreement", "PyTorch's"]
+    header = ["network", "batch", "mode", "swapped", "ours ran", "ours ms", "best PyTorch ms", "its form", "speedup"]
+    header += ["logits error", "PyTorch's", "top-1 agreement", "PyTorch's", "MiB", "PyTorch's"]
     lines = []
     for row in rows:
-        peers = {name: value for name, value in row["peers"].items() if value is not None}
-        best = min(peers, key=lambda name: peers[name], default=None)
-        speedup = peers[best] / row["us"] if best and row["us"] else None
-        line = [row["network"], str(row["batch"]), row["mode"], f"{row['swapped']} of {row['total']}", _ms(row["us"])]
-        line += [_ms(peers.get(best or "")), f"`{best}`" if best else "-", _times(speedup)]
+        best, best_us = _best_peer(row)
+        ran = f"{row['ours']} of {row['total']}" if "ours" in row else "-"
+        line = [row["network"], str(row["batch"]), row["mode"], f"{row['swapped']} of {row['total']}", ran]
+        line += [_ms(row["us"]), _ms(best_us), f"`{best}`" if best else "-", _times(_speedup(row["us"], best_us))]
         line += [_scientific(row["logits_error"]), _scientific(row.get("peer_error"))]
-        lines.append([*line, _percent(row["top1_agreement"]), _percent(row.get("peer_top1_agreement"))])
-    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, rows, "network", "mode")])
+        line += [_percent(row["top1_agreement"]), _percent(row.get("peer_top1_agreement"))]
+        lines.append([*line, *(_mib(row.get(name)) for name in ("peak_bytes", "peer_peak_bytes"))])
+    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, rows)])
 
 
-def _other_commits(document: Document, rows: Sequence[Row], name: str, part: str = "") -> list[str]:
-    """A sentence for each commit other than the document's that rows name, with what it has measured: `name`, and which
-    `part` of it where not all of its rows are of that commit."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for row in rows:
-        commit = str(row.get("commit") or document["commit"])
-        found.setdefault(commit, {}).setdefault(row[name], []).append(row.get(part, ""))
-    count = collections.Counter(row[name] for row in rows)
-    sentences = []
-    for commit, names in found.items():
-        if commit == document["commit"]:
-            continue
-        its = [
-            each if not part or len(parts) == count[each] else f"{each} ({', '.join(dict.fromkeys(parts))})"
-            for each, parts in names.items()
-        ]
-        sentences.append(f"Of commit {commit[:12]}: {', '.join(its)}.")
-    return sentences
+def _by_network(document: Document, accuracy: str | None) -> dict[tuple[str, str, int], dict[str, Row]]:
+    """(network, class, batch) -> mode -> row."""
+    found: dict[tuple[str, str, int], dict[str, Row]] = {}
+    for cls in CLASSES if accuracy is None else [accuracy]:
+        for row in document["rows"]:
+            if row["class"] == cls:
+                found.setdefault((row["network"], cls, row["batch"]), {})[row["mode"]] = row
+    return found
+
+
+def network_summary(document: Document, accuracy: str | None = None) -> str:
+    """A row per network (and class, without `accuracy`): PyTorch eager and its fastest form, the bound of the best
+    cuDNN algorithm of each layer, ours in its modes, and the fastest of ours against the two."""
+    modes = [mode for mode in ("eager", "compile", "graph", "fused", "fused_graph")
+             if any(row["mode"] == mode for row in document["rows"])]  # fmt: skip
+    header = ["network", "batch", *([] if accuracy else ["class"]), "PyTorch eager ms", "PyTorch at its best ms"]
+    header += ["its form"]
+    header += ["best cuDNN layers ms", *(f"ours, {mode}" for mode in modes), "speedup", "over best cuDNN layers"]
+    lines: list[list[str]] = []
+    rows: list[Row] = []
+    for (name, cls, batch), its in _by_network(document, accuracy).items():
+        rows += its.values()
+        best, best_us = min(map(_best_peer, its.values()), key=lambda pair: pair[1] or float("inf"))
+        peers = next(iter(its.values()))["peers"]
+        ours = min((row["us"] for row in its.values() if row["us"]), default=None)
+        line = [name, str(batch), *([] if accuracy else [f"`{cls}`"]), _ms(peers.get("torch_eager"))]
+        line += [_ms(best_us), f"`{best}`" if best else "-", _ms(peers.get(CUDNN_BEST))]
+        line += [_ms(its[mode]["us"]) if mode in its else "-" for mode in modes]
+        lines.append([*line, _times(_speedup(ours, best_us)), _times(_speedup(ours, peers.get(CUDNN_BEST)))])
+    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, rows)])
+
+
+def network_peers(document: Document, accuracy: str) -> str:
+    """Milliseconds of every form of PyTorch, the fastest in bold; below, why one has no time."""
+    found = _by_network(document, accuracy)
+    first = {key: next(iter(its.values())) for key, its in found.items()}
+    names = list(dict.fromkeys(name for row in first.values() for name in row["peers"]))
+    lines, reasons = [], []
+    for (network, _, batch), row in first.items():
+        best, _ = _best_peer(row)
+        cells = [_ms(row["peers"].get(name)) for name in names]
+        cells = [f"**{cell}**" if name == best else cell for name, cell in zip(names, cells, strict=True)]
+        lines.append([network, str(batch), *cells])
+        for name, why in row.get("failures", {}).items():
+            if not name.startswith(("fastconv_", "groups ")):
+                reasons.append(f"- {network}, `{name}`: {why}")
+    table = markdown_table(["network", "batch", *(f"`{name}`" for name in names)], lines)
+    return "\n\n".join(
+        [table, *(["\n".join(reasons)] if reasons else []), *_other_commits(document, list(first.values()))]
+    )
+
+
+def _commits(document: Document, rows: Sequence[Row] | None = None) -> list[str]:
+    """The commits of the rows, the document's own first, each by twelve digits."""
+    found = dict.fromkeys(str(row.get("commit") or document["commit"])[:12] for row in rows or document["rows"])
+    own = document["commit"][:12]
+    return sorted(found, key=lambda commit: commit != own)
+
+
+def _other_commits(document: Document, rows: Sequence[Row]) -> list[str]:
+    """A loud sentence where the rows are not all of one commit; the files say which row is of which."""
+    counts = collections.Counter(str(row.get("commit") or document["commit"])[:12] for row in rows)
+    if len(counts) < 2:
+        return [] if document["commit"][:12] in counts or not counts else [f"Of commit {next(iter(counts))}."]
+    said = ", ".join(f"{count} rows of {commit}" for commit, count in counts.most_common())
+    return [f"**Of several commits, not to be compared row by row: {said}.**"]
+
+
+def _mixed(commits: dict[str, list[str]]) -> list[str]:
+    """The same for several files. commits: file -> those of its rows."""
+    found: dict[str, list[str]] = {}
+    for suite, its in commits.items():
+        for commit in its:
+            found.setdefault(commit, []).append(suite)
+    if len(found) < 2:
+        return [f"All of commit {commit}." for commit in found]
+    said = "; ".join(f"{commit}: {', '.join(suites)}" for commit, suites in found.items())
+    return [f"**Of several commits: {said}.**"]
+
+
+def commits(results: Path, gpu: str) -> dict[str, list[str]]:
+    """Suite -> the commits of its rows, of every file of a device."""
+    return {path.stem: _commits(document) for path, document in _files(results, gpu).items() if document["rows"]}
+
+
+def _files(results: Path, gpu: str) -> dict[Path, Document]:
+    return {path: read(path) for path in sorted((results / gpu).glob("*.json"))}
+
+
+def _mib(value: float | None) -> str:
+    return "-" if value is None else f"{value / 2**20:.0f}"
 
 
 def _percent(share: float | None) -> str:
@@ -251,7 +397,7 @@ def machine_line(document: Document) -> str:
 
 def region(name: str, results: Path) -> str:
     """The Markdown of a region's name. Raises ValueError if the name or the file it needs does not exist."""
-    from fastconv.bench import megakernel_report  # which draws with this module
+    from fastconv.bench import megakernel_report, sentences  # which draw with this module
 
     gpu, _, rest = name.partition("/")
 
@@ -270,8 +416,26 @@ def region(name: str, results: Path) -> str:
             return algorithm_table(file("layers"), accuracy, int(n))
         case [suite, accuracy, n] if suite.startswith("layers") and accuracy in CLASSES and n.isdigit():
             return layer_table(file(suite), accuracy, int(n))
+        case ["layers", "within"]:
+            return within_summary(file("layers"))
+        case ["sets"]:
+            return sets_table({path.stem: document for path, document in _files(results, gpu).items()})
+        case ["networks", "summary"]:
+            return network_summary(file("networks"))
+        case ["networks", "summary", accuracy] if accuracy in CLASSES:
+            return network_summary(file("networks"), accuracy)
+        case ["networks", "peers", accuracy] if accuracy in CLASSES:
+            return network_peers(file("networks"), accuracy)
         case ["networks", accuracy] if accuracy in CLASSES:
             return network_table(file("networks"), accuracy)
+        case ["commits"]:
+            return " ".join(_mixed(commits(results, gpu)))
+        case ["commits", "short"]:
+            (said,) = _mixed(commits(results, gpu))
+            return "**Of several commits**: docs/results.md says which." if said.startswith("**") else said
+        case ["said", sentence, *arguments]:
+            if (text := sentences.said(sentence, arguments, file)) is not None:
+                return text
         case ["megakernel", *name_of]:
             if (text := megakernel_report.region(name_of, gpu, file("megakernel"))) is not None:
                 return text
@@ -284,7 +448,12 @@ def region(name: str, results: Path) -> str:
 
 def fill(text: str, results: Path) -> str:
     """`text` with every marked region drawn anew."""
-    return REGION.sub(lambda found: f"{found[1]}\n\n{region(found['name'], results)}\n\n{found[4]}", text)
+
+    def drawn(found: re.Match[str]) -> str:
+        gap = "\n\n" if "\n" in found["old"] else ""
+        return f"{found[1]}{gap}{region(found['name'], results)}{gap}{found[4]}"
+
+    return REGION.sub(drawn, text)
 
 
 def plot_speedups(document: Document, accuracy: str, n: int, path: Path) -> None:
@@ -327,10 +496,9 @@ def plot_networks(document: Document, path: Path) -> None:
     """Whole networks: time of the fastest peer over ours, a bar per network, class and mode."""
     names, values = [], []
     for row in document["rows"]:
-        peers = [value for value in row["peers"].values() if value is not None]
-        if peers and row["us"]:
+        if speedup := _speedup(row["us"], _best_peer(row)[1]):
             names.append(f"{row['network']} {row['class']} {row['mode']}")
-            values.append(min(peers) / row["us"])
+            values.append(speedup)
     figure, axes = _figure(7.0, 0.6 + 0.22 * len(names))
     axes.barh(names, values, color=[OURS if value >= 1 else LOSS for value in values], height=0.7)
     for index, value in enumerate(values):
