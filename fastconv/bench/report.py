@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from fastconv.bench.layer_suite import geometric_mean, is_wrong, ratio
-from fastconv.bench.network_parts import NAME as CUDNN_BEST
 from fastconv.bench.results import CLASSES, Document, Row, read
 
 RESULTS, FIGURES = Path("benchmarks/results"), Path("docs/figures")
@@ -258,86 +257,6 @@ def algorithm_table(document: Document, accuracy: str, n: int) -> str:
     return markdown_table(["layer", *(f"`{name}`" for name in names)], lines)
 
 
-def _best_peer(row: Row) -> tuple[str | None, float | None]:
-    """(form, microseconds) of the fastest form of PyTorch; what nobody can run is none."""
-    timed = {name: us for name, us in row["peers"].items() if us is not None and name != CUDNN_BEST}
-    best = min(timed, key=lambda name: timed[name], default=None)
-    return best, timed.get(best or "")
-
-
-def _speedup(us: float | None, peer_us: float | None) -> float | None:
-    return peer_us / us if us and peer_us else None
-
-
-def network_table(document: Document, accuracy: str) -> str:
-    """Whole networks, a row per mode of ours: time, the fastest form of PyTorch, how far both are from float64."""
-    rows = [row for row in document["rows"] if row["class"] == accuracy]
-    header = ["network", "batch", "mode", "swapped", "ours ran", "ours ms", "best PyTorch ms", "its form", "speedup"]
-    header += ["logits error", "PyTorch's", "top-1 agreement", "PyTorch's", "MiB", "PyTorch's"]
-    lines = []
-    for row in rows:
-        best, best_us = _best_peer(row)
-        ran = f"{row['ours']} of {row['total']}" if "ours" in row else "-"
-        line = [row["network"], str(row["batch"]), row["mode"], f"{row['swapped']} of {row['total']}", ran]
-        line += [_ms(row["us"]), _ms(best_us), f"`{best}`" if best else "-", _times(_speedup(row["us"], best_us))]
-        line += [_scientific(row["logits_error"]), _scientific(row.get("peer_error"))]
-        line += [_percent(row["top1_agreement"]), _percent(row.get("peer_top1_agreement"))]
-        lines.append([*line, *(_mib(row.get(name)) for name in ("peak_bytes", "peer_peak_bytes"))])
-    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, rows)])
-
-
-def _by_network(document: Document, accuracy: str | None) -> dict[tuple[str, str, int], dict[str, Row]]:
-    """(network, class, batch) -> mode -> row."""
-    found: dict[tuple[str, str, int], dict[str, Row]] = {}
-    for cls in CLASSES if accuracy is None else [accuracy]:
-        for row in document["rows"]:
-            if row["class"] == cls:
-                found.setdefault((row["network"], cls, row["batch"]), {})[row["mode"]] = row
-    return found
-
-
-def network_summary(document: Document, accuracy: str | None = None) -> str:
-    """A row per network (and class, without `accuracy`): PyTorch eager and its fastest form, the bound of the best
-    cuDNN algorithm of each layer, ours in its modes, and the fastest of ours against the two."""
-    modes = [mode for mode in ("eager", "compile", "graph", "fused", "fused_graph")
-             if any(row["mode"] == mode for row in document["rows"])]  # fmt: skip
-    header = ["network", "batch", *([] if accuracy else ["class"]), "PyTorch eager ms", "PyTorch at its best ms"]
-    header += ["its form"]
-    header += ["best cuDNN layers ms", *(f"ours, {mode}" for mode in modes), "speedup", "over best cuDNN layers"]
-    lines: list[list[str]] = []
-    rows: list[Row] = []
-    for (name, cls, batch), its in _by_network(document, accuracy).items():
-        rows += its.values()
-        best, best_us = min(map(_best_peer, its.values()), key=lambda pair: pair[1] or float("inf"))
-        peers = next(iter(its.values()))["peers"]
-        ours = min((row["us"] for row in its.values() if row["us"]), default=None)
-        line = [name, str(batch), *([] if accuracy else [f"`{cls}`"]), _ms(peers.get("torch_eager"))]
-        line += [_ms(best_us), f"`{best}`" if best else "-", _ms(peers.get(CUDNN_BEST))]
-        line += [_ms(its[mode]["us"]) if mode in its else "-" for mode in modes]
-        lines.append([*line, _times(_speedup(ours, best_us)), _times(_speedup(ours, peers.get(CUDNN_BEST)))])
-    return "\n\n".join([markdown_table(header, lines), *_other_commits(document, rows)])
-
-
-def network_peers(document: Document, accuracy: str) -> str:
-    """Milliseconds of every form of PyTorch, the fastest in bold; below, why one has no time."""
-    found = _by_network(document, accuracy)
-    first = {key: next(iter(its.values())) for key, its in found.items()}
-    names = list(dict.fromkeys(name for row in first.values() for name in row["peers"]))
-    lines, reasons = [], []
-    for (network, _, batch), row in first.items():
-        best, _ = _best_peer(row)
-        cells = [_ms(row["peers"].get(name)) for name in names]
-        cells = [f"**{cell}**" if name == best else cell for name, cell in zip(names, cells, strict=True)]
-        lines.append([network, str(batch), *cells])
-        for name, why in row.get("failures", {}).items():
-            if not name.startswith(("fastconv_", "groups ")):
-                reasons.append(f"- {network}, `{name}`: {why}")
-    table = markdown_table(["network", "batch", *(f"`{name}`" for name in names)], lines)
-    return "\n\n".join(
-        [table, *(["\n".join(reasons)] if reasons else []), *_other_commits(document, list(first.values()))]
-    )
-
-
 def _commits(document: Document, rows: Sequence[Row] | None = None) -> list[str]:
     """The commits of the rows, the document's own first, each by twelve digits."""
     found = dict.fromkeys(str(row.get("commit") or document["commit"])[:12] for row in rows or document["rows"])
@@ -375,18 +294,6 @@ def _files(results: Path, gpu: str) -> dict[Path, Document]:
     return {path: read(path) for path in sorted((results / gpu).glob("*.json"))}
 
 
-def _mib(value: float | None) -> str:
-    return "-" if value is None else f"{value / 2**20:.0f}"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
-
-
-def _ms(us: float | None) -> str:
-    return "-" if us is None else f"{us / 1e3:.2f}"
-
-
 def machine_line(document: Document) -> str:
     """One line: what the file was measured on."""
     parts = [document["gpu"], f"driver {document['driver']}" if document["driver"] else ""]
@@ -397,7 +304,7 @@ def machine_line(document: Document) -> str:
 
 def region(name: str, results: Path) -> str:
     """The Markdown of a region's name. Raises ValueError if the name or the file it needs does not exist."""
-    from fastconv.bench import megakernel_report, sentences  # which draw with this module
+    from fastconv.bench import megakernel_report, network_report, sentences  # which draw with this module
 
     gpu, _, rest = name.partition("/")
 
@@ -421,13 +328,13 @@ def region(name: str, results: Path) -> str:
         case ["sets"]:
             return sets_table({path.stem: document for path, document in _files(results, gpu).items()})
         case ["networks", "summary"]:
-            return network_summary(file("networks"))
+            return network_report.summary(file("networks"))
         case ["networks", "summary", accuracy] if accuracy in CLASSES:
-            return network_summary(file("networks"), accuracy)
+            return network_report.summary(file("networks"), accuracy)
         case ["networks", "peers", accuracy] if accuracy in CLASSES:
-            return network_peers(file("networks"), accuracy)
+            return network_report.peers_table(file("networks"), accuracy)
         case ["networks", accuracy] if accuracy in CLASSES:
-            return network_table(file("networks"), accuracy)
+            return network_report.table(file("networks"), accuracy)
         case ["commits"]:
             return " ".join(_mixed(commits(results, gpu)))
         case ["commits", "short"]:
@@ -492,26 +399,6 @@ def plot_channels(document: Document, n: int, path: Path) -> None:
     _save(figure, path)
 
 
-def plot_networks(document: Document, path: Path) -> None:
-    """Whole networks: time of the fastest peer over ours, a bar per network, class and mode."""
-    names, values = [], []
-    for row in document["rows"]:
-        if speedup := _speedup(row["us"], _best_peer(row)[1]):
-            names.append(f"{row['network']} {row['class']} {row['mode']}")
-            values.append(speedup)
-    figure, axes = _figure(7.0, 0.6 + 0.22 * len(names))
-    axes.barh(names, values, color=[OURS if value >= 1 else LOSS for value in values], height=0.7)
-    for index, value in enumerate(values):
-        axes.text(value, index, f" {value:.2f}", va="center", fontsize=7)
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.invert_yaxis()
-    axes.set_xlabel("times faster than the best peer, whole network")
-    axes.set_title(document["gpu"], loc="left", fontsize=10)
-    axes.tick_params(axis="y", labelsize=7)
-    axes.margins(x=0.1, y=0.02)
-    _save(figure, path)
-
-
 def _figure(width: float, height: float):  # type: ignore[no-untyped-def]
     import matplotlib
 
@@ -535,7 +422,7 @@ def _save(figure, path: Path) -> None:  # type: ignore[no-untyped-def]
 
 def figures(results: Path, folder: Path) -> list[Path]:
     """Draws every plot that the result files allow; the paths written."""
-    from fastconv.bench import megakernel_report
+    from fastconv.bench import megakernel_report, network_report
 
     written = []
 
@@ -548,7 +435,7 @@ def figures(results: Path, folder: Path) -> list[Path]:
         gpu, document = file.parent.name, read(file)
         if file.stem.startswith("networks"):
             if document["rows"]:
-                draw(plot_networks, f"{gpu}_{file.stem}.svg", document)
+                draw(network_report.plot, f"{gpu}_{file.stem}.svg", document)
         elif file.stem == "megakernel":
             written += megakernel_report.figures(document, f"{gpu}_megakernel", folder)
         elif file.stem.startswith("layers"):

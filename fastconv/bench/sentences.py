@@ -18,7 +18,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from fastconv.bench import megakernel_report, report
+from fastconv.bench import megakernel_report, network_report, report
 from fastconv.bench.layer_suite import ratio
 from fastconv.bench.layers import LAYERS
 from fastconv.bench.results import CLASSES, Document, Row
@@ -74,14 +74,14 @@ def _few_rounds(document: Document) -> str:
 
 def _network(document: Document, name: str, accuracy: str, mode: str) -> str:
     rows = [r for r in document["rows"] if (r["network"], r["class"], r["mode"]) == (name, accuracy, mode)]
-    return _number(report._speedup(rows[0]["us"], report._best_peer(rows[0])[1]) if rows else None)
+    return _number(network_report.speedup_of(rows[0]["us"], network_report.best_peer(rows[0])[1]) if rows else None)
 
 
 def _best_network(document: Document, accuracy: str) -> str:
     values = []
-    for its in report._by_network(document, accuracy).values():
+    for its in network_report.by_network(document, accuracy).values():
         ours = min((row["us"] for row in its.values() if row["us"]), default=None)
-        peers = [us for row in its.values() if (us := report._best_peer(row)[1])]
+        peers = [us for row in its.values() if (us := network_report.best_peer(row)[1])]
         if ours and peers:
             values.append(min(peers) / ours)
     return _span(values)
@@ -89,7 +89,7 @@ def _best_network(document: Document, accuracy: str) -> str:
 
 def _convolutions(document: Document, accuracy: str) -> str:
     parts = []
-    for (name, _, _), its in report._by_network(document, accuracy).items():
+    for (name, _, _), its in network_report.by_network(document, accuracy).items():
         row = its.get("fused") or its.get("eager")
         theirs = [groups["convolution"] for groups in (row or {}).get("peer_groups", {}).values()]
         if row and row.get("layers_us") and theirs:

@@ -1,0 +1,226 @@
+"""The report: every table and sentence shows what the result files hold, and README claims nothing else."""
+
+import re
+from pathlib import Path
+
+import pytest
+from test_benchmarks import HEAD, layer_row
+
+from fastconv.bench import layers, network_report, report, results
+
+
+@pytest.fixture
+def project(tmp_path):
+    rows = [
+        layer_row("vgg1_1", "fp32", 100.0, 50.0),
+        layer_row("vgg4_2", "fp32", 100.0, 400.0),
+        layer_row("res1", "fp32", 200.0, 100.0),
+        layer_row("res1", "fp16", None, 100.0, error=None),
+        layer_row("res1", "fp32", 10.0, 30.0, n=1),
+    ]
+    results.write(tmp_path / "benchmarks/results/h200/layers.json", {**HEAD, "rows": rows})
+    network = {"network": "resnet50", "batch": 64, "class": "fp32", "mode": "eager", "us": 9000.0, "swapped": 50}
+    network |= {"peers": {"torch_eager": 18000.0, "compile_default": 20000.0, "cudnn_best_layers": 6000.0}, "total": 53}
+    network |= {"top1_agreement": 1.0, "logits_error": 1e-6, "ours": 40, "peak_bytes": 3 << 20, "layers_us": 7000.0}
+    network |= {"peer_groups": {"torch_eager_nchw": {"convolution": 14000.0, "other": 4000.0}}}
+    network |= {"failures": {"frozen_default_nchw": "not ready", "fastconv_compile_nchw": "ours"}}
+    networks = {**HEAD, "suite": "networks", "rows": [network, network | {"mode": "compile", "us": 36000.0}]}
+    results.write(tmp_path / "benchmarks/results/h200/networks.json", networks)
+    return tmp_path
+
+
+def test_layer_table_shows_a_lost_layer_as_lost(project):
+    document = results.read(project / "benchmarks/results/h200/layers.json")
+    table = report.layer_table(document, "fp32", 64)
+    lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines() if line.startswith("|")}
+    assert "**0.50x**" in lines["vgg1_1"]
+    assert "4.00x" in lines["vgg4_2"]
+    assert "**" not in lines["vgg4_2"]
+    # C >= 64 alone: sqrt(4 * 0.5), not the cube root with vgg1_1's 0.5.
+    assert "1.41x" in lines["geometric mean"]
+    assert "Slower than the best peer: vgg1_1 (0.50x, `winograd_f4`), res1 (0.50x, `winograd_f4`)." in table
+    assert "TF32" not in table
+    document["rows"].append(layer_row("vgg4_2", "tf32", 70.0, 80.0))
+    both = report.layer_table(document, "fp32", 64).splitlines()
+    assert both[0].endswith("| speedup over TF32 |")
+    assert next(line for line in both if line.startswith("| vgg4_2")).endswith("| 10.0 | **0.80x** |")
+    document["rows"].pop()
+    document["rows"][0]["auto"] = "implicit_gemm"
+    assert "`winograd_f4` (`auto`: `implicit_gemm`)" in report.layer_table(document, "fp32", 64)
+    document["rows"][1]["error"] = 1e30
+    wrong = report.layer_table(document, "fp32", 64)
+    assert "Wrong: vgg4_2." in wrong
+    assert "4.00x" not in wrong
+    document["rows"][1]["error"] = 1e-6
+    assert "Failed: res1." in report.layer_table(document, "fp16", 64)
+    assert "| `fp32` | 64 | 1.41x | 1.00x | res1 **0.50x** | 2 of 3 |" in report.layer_summary(document)
+
+
+def test_layer_table_says_which_times_are_of_few_rounds_and_which_rivals_were_refused():
+    note = {"cudnn_winograd_nonfused": "not timed: error 7.1e-05 is beyond the class (5e-05)"}
+    rows = [
+        layer_row("vgg1_2", "fp32", 1.0, 2.0, notes=note, few_rounds=["direct"]),
+        layer_row("res1", "fp32", 1.0, 2.0, few_rounds=["torch_nhwc"]),
+    ]
+    table = report.layer_table({**HEAD, "rows": rows}, "fp32", 64)
+    assert "Of fewer than 20 rounds: res1." in table
+    assert "beyond the class: `cudnn_winograd_nonfused` on vgg1_2 (7.1e-05)." in table
+    rows[0] |= {"peers": {"cudnn_winograd_nonfused": 41.6}}
+    assert "on vgg1_2 (7.1e-05, 42 us)." in report.layer_table({**HEAD, "rows": rows}, "fp32", 64)
+
+
+def test_report_fills_regions_draws_plots_and_is_deterministic(project):
+    names = ["layers/summary", "layers/fp32/64", "layers/algorithms/fp32/64", "networks/fp32", "machine/layers"]
+    regions = [f"<!-- results:h200/{name} -->\nold\n<!-- /results -->\n" for name in names]
+    readme = project / "README.md"
+    readme.write_text("before\n" + "between\n".join(regions) + "after\n")
+    changed = report.main(project)
+    text = readme.read_text()
+    assert readme in changed
+    assert "\nold\n" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "NVIDIA H200, driver 580, CUDA 13.0, torch 2.11, cuDNN 9.19.0, commit 0123456789ab, 2026-01-02." in text
+    line = (
+        "| resnet50 | 64 | eager | 50 of 53 | 40 of 53 | 9.00 | 18.00 | `torch_eager` | 2.00x | 1.0e-06 | - | 100.0% |"
+    )
+    assert f"{line} - | 3 | - |" in text
+    assert "**0.50x**" in text
+    drawn = {path: path.read_bytes() for path in changed if path.suffix == ".svg"}
+    assert {path.name for path in drawn} == {
+        *("h200_layers_fp32_n64.svg", "h200_layers_fp16_n64.svg", "h200_layers_fp32_n1.svg"),
+        *("h200_layers_channels_n64.svg", "h200_layers_channels_n1.svg", "h200_networks.svg"),
+    }
+    assert readme not in report.main(project)
+    for path, content in drawn.items():
+        assert path.read_bytes() == content, path
+    assert report.main(project, check=True) == []
+    assert report.LOSS.encode() in drawn[project / "docs/figures/h200_layers_fp32_n64.svg"]
+
+
+@pytest.mark.parametrize("name", ["h200/layers/fp64/64", "h200/nothing", "b100/layers/summary", "h200/sweep/fp32"])
+def test_report_refuses_a_region_it_cannot_draw(project, name):
+    with pytest.raises(ValueError, match=name):
+        report.fill(f"<!-- results:{name} --><!-- /results -->", project / "benchmarks/results")
+
+
+def test_network_summary_tells_what_pytorch_does_and_what_cudnn_could(project):
+    document = results.read(project / "benchmarks/results/h200/networks.json")
+    table = network_report.summary(document, "fp32").splitlines()
+    # Ours eager 9 ms, compiled 36; PyTorch eager 18, its other form 20; what nobody can run is no form of PyTorch.
+    assert table[2] == ("| resnet50 | 64 | 18.00 | 18.00 | `torch_eager` | 6.00 | 9.00 | 36.00 | 2.00x | **0.67x** |")
+    assert "| `fp32` |" in network_report.summary(document)
+    peers_table = network_report.peers_table(document, "fp32")
+    assert "| resnet50 | 64 | **18.00** | 20.00 | 6.00 |" in peers_table
+    assert peers_table.endswith("- resnet50, `frozen_default_nchw`: not ready")
+
+
+def test_rows_of_another_commit_are_loudly_named(project):
+    row = layer_row("res1", "fp16", 2000.0, 1000.0)
+    document = {**HEAD, "commit": "a" * 40, "rows": [row, row | {"layer": "res2"}]}
+    assert "commit" not in report.layer_table(document, "fp16", 64)
+    document["rows"][1] |= {"commit": "b" * 40}
+    loud = "**Of several commits, not to be compared row by row: 1 rows of aaaaaaaaaaaa, 1 rows of bbbbbbbbbbbb.**"
+    assert report.layer_table(document, "fp16", 64).endswith(loud)
+    assert report.layer_summary(document).endswith(loud)
+    document["rows"][0] |= {"commit": "b" * 40}
+    assert report.layer_table(document, "fp16", 64).endswith("Of commit bbbbbbbbbbbb.")
+
+    path = project / "benchmarks/results"
+    assert report.region("h200/commits", path) == "All of commit 0123456789ab."
+    networks = {**results.read(path / "h200/networks.json"), "commit": "c" * 40}
+    results.write(path / "h200/networks.json", networks)
+    assert report.region("h200/commits", path) == (
+        "**Of several commits: 0123456789ab: layers; cccccccccccc: networks.**"
+    )
+    assert report.region("h200/commits/short", path) == "**Of several commits**: docs/results.md says which."
+
+
+def test_what_a_smaller_limit_on_the_error_costs(project):
+    path = project / "benchmarks/results/h200/layers.json"
+    assert report.region("h200/layers/within", path.parents[1]) == "The file has no such rows."
+    document = results.read(path)
+    within = {"max_error": 1.5, "auto": "direct", "us": 200.0, "error": 1e-6}
+    document["rows"] = [row | {"within": within} for row in document["rows"] if row["us"] == 100.0]
+    results.write(path, document)
+    table = report.region("h200/layers/within", path.parents[1])
+    assert table.startswith("`max_error` 1.5:")
+    assert "| `fp32` | 64 | 2.00x | **0.71x** | vgg1_1 **0.25x** | 1 of 2 | 0.50 | 0.50 |" in table  # 50 and 400 to 200
+
+
+def test_sets_table(project):
+    folder = project / "benchmarks/results"
+    rows = [layer_row("res1", "fp16", 100.0, us) for us in (200.0, 50.0)] + [layer_row("res1", "fp16", 1.0, 9.0, n=1)]
+    results.write(folder / "h200/layers_stems.json", {**HEAD, "suite": "layers_stems", "rows": rows})
+    slower = [layer_row("res1", "fp32", 200.0, 100.0)]
+    document = {**HEAD, "suite": "layers_backward_weight", "commit": "d" * 40, "rows": slower}
+    results.write(folder / "h200/layers_backward_weight.json", document)
+    table = report.region("h200/sets", folder)
+    assert "| first layers, 5x5 and 7x7 | 64 | - | - | 1.00 (0.50 to 2.00) | - |" in table
+    assert "| weight gradient, 3x3 | 64 | **0.50 (0.50 to 0.50)** | - | - | - |" in table
+    assert table.endswith("**Of several commits: 0123456789ab: layers_stems; dddddddddddd: layers_backward_weight.**")
+
+
+def test_times_at_batch_one_say_what_a_replay_costs_and_what_packing_does():
+    row = layer_row("res1", "fp32", 10.0, 30.0, n=1, timer_us=4.5, us_with_packing=15.0)
+    table = report.layer_table({**HEAD, "rows": [row]}, "fp32", 1)
+    assert "| 15.0 | 2.00x |" in table
+    assert "holds the replay of a CUDA graph: 4.5 us" in table
+    assert "replay" not in report.layer_table({**HEAD, "rows": [row | {"n": 64}]}, "fp32", 64)
+
+
+def test_numbers_within_a_sentence(project):
+    folder = project / "benchmarks/results"
+    document = results.read(folder / "h200/layers.json")
+    document["rows"].append(layer_row("vgg4_2", "tf32", 70.0, 80.0))
+    document["rows"] = [row | {"timer_us": 4.0, "sm_mhz": 1980.0} for row in document["rows"]]
+    document["rows"][0] |= {"sm_mhz": 1500.0, "few_rounds": ["torch_nhwc"]}
+    results.write(folder / "h200/layers.json", document)
+    expected = {
+        "speedup/layers/fp32/64": "1.00",
+        "range/layers/fp32/64": "0.50 to 4.00",
+        "tf32/64": "0 of 1 layers are faster, 0.80 times in geometric mean",
+        "clocks/layers": "1980 MHz in the median, below 97% of the highest (1980) in 1 of 6 rows",
+        "replay/layers": "4.0 us",
+        "few_rounds/layers": "1 of 6",
+        "network/resnet50/fp32/compile": "0.50",
+        "network/vgg16/fp32/compile": "(not measured)",
+        "best_network/fp32": "2.00 to 2.00",
+        "convolutions/fp32": "ResNet-50 7.0 ms instead of 14.0",
+        "speedup/layers/bf16/64": "(not measured)",
+    }
+    for name, words in expected.items():
+        text = f"We are <!-- results:h200/said/{name} -->old<!-- /results --> times faster."
+        assert report.fill(text, folder) == text.replace("old", words)
+    with pytest.raises(ValueError, match="h200/said/nothing"):
+        report.region("h200/said/nothing", folder)
+
+
+ROOT = Path(report.__file__).parents[2]
+
+
+def test_readme_and_docs_are_what_the_result_files_say():
+    assert report.main(ROOT, check=True) == []
+
+
+# Facts of the hardware and definitions; everything else that is a number of ours or a rival's comes from a file.
+FACTS = ("4.5 TB/s", "67 TFLOP/s", "4 times PyTorch's own error")
+
+
+def claims(text):
+    """Numbers with the unit of a measurement, outside of marked parts and code."""
+    text = re.sub(r"```.*?```", "", report.REGION.sub("", text), flags=re.DOTALL)
+    for fact in FACTS:
+        text = text.replace(fact, "")
+    units = r"(?:x\b|%|(?:ms|us|MHz|[TG]B/s|TFLOP/s)\b|times\b|of \d+ (?:layers|networks))"
+    return re.findall(rf"(?<![\w.])\d+(?:\.\d+)?(?: to \d+(?:\.\d+)?)? ?{units}", text)
+
+
+def test_readme_makes_no_claim_that_no_row_backs():
+    assert claims((ROOT / "README.md").read_text()) == []
+    assert layers.BANDWIDTH == 4.5e12
+    assert round(layers.FFMA_FLOPS / 1e12) == 67
+    marked = "a <!-- results:h200/said/replay/layers -->5 us<!-- /results --> b"
+    assert claims(f"{marked} is 1.34 times faster, 0.92x, 12 of 22 layers; `3x3` 64 and 5e-5 are no claims") == [
+        "1.34 times", "0.92x", "12 of 22 layers",
+    ]  # fmt: skip
