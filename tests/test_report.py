@@ -21,7 +21,14 @@ def project(tmp_path):
     results.write(tmp_path / "benchmarks/results/h200/layers.json", {**HEAD, "rows": rows})
     network = {"network": "resnet50", "batch": 64, "class": "fp32", "mode": "eager", "us": 9000.0, "swapped": 50}
     network |= {"peers": {"torch_eager": 18000.0, "compile_default": 20000.0, "cudnn_best_layers": 6000.0}, "total": 53}
-    network |= {"top1_agreement": 1.0, "logits_error": 1e-6, "ours": 40, "peak_bytes": 3 << 20, "layers_us": 7000.0}
+    network |= {
+        "top1_agreement": 1.0,
+        "logits_error": 1e-6,
+        "peer_error": 2e-6,
+        "ours": 40,
+        "peak_bytes": 3 << 20,
+        "layers_us": 7000.0,
+    }
     network |= {"peer_groups": {"torch_eager_nchw": {"convolution": 14000.0, "other": 4000.0}}}
     network |= {"failures": {"frozen_default_nchw": "not ready", "fastconv_compile_nchw": "ours"}}
     networks = {**HEAD, "suite": "networks", "rows": [network, network | {"mode": "compile", "us": 36000.0}]}
@@ -81,10 +88,8 @@ def test_report_fills_regions_draws_plots_and_is_deterministic(project):
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "NVIDIA H200, driver 580, CUDA 13.0, torch 2.11, cuDNN 9.19.0, commit 0123456789ab, 2026-01-02." in text
-    line = (
-        "| resnet50 | 64 | eager | 50 of 53 | 40 of 53 | 9.00 | 18.00 | `torch_eager` | 2.00x | 1.0e-06 | - | 100.0% |"
-    )
-    assert f"{line} - | 3 | - |" in text
+    line = "| resnet50 | 64 | eager | 50 of 53 | 40 of 53 | 9.00 | 18.00 | `torch_eager` | 2.00x | 1.0e-06 | "
+    assert f"{line}2.0e-06 | 100.0% | - | 3 | - |" in text
     assert "**0.50x**" in text
     drawn = {path: path.read_bytes() for path in changed if path.suffix == ".svg"}
     assert {path.name for path in drawn} == {
@@ -182,6 +187,10 @@ def test_numbers_within_a_sentence(project):
         "tf32/64": "0 of 1 layers are faster, 0.80 times in geometric mean",
         "clocks/layers": "1980 MHz in the median, below 97% of the highest (1980) in 1 of 6 rows",
         "replay/layers": "4.0 us",
+        "worst_error/layers/fp32/64": "0.5",
+        "error/layers/fp32/64": "1e-06",
+        "bias/layers/fp32/64": "(not measured)",
+        "logits/fp32": "0.50 to 0.50",
         "few_rounds/layers": "1 of 6",
         "network/resnet50/fp32/compile": "0.50",
         "network/vgg16/fp32/compile": "(not measured)",

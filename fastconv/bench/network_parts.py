@@ -1,7 +1,7 @@
 """What a network's time is made of: kernels by group, and its convolutions one by one at their fastest in cuDNN.
 
 `cudnn_best_layers`, PyTorch with the best cuDNN algorithm of each layer, is no form that anybody can run; it is what
-cuDNN could do: the sum over the network's convolutions of the fastest peer of that layer, as `bench layers` times it
+cuDNN could do: the sum over the network's convolutions of cuDNN's fastest time of that layer, as `bench layers` has it
 (alone, from a cold L2), plus the time of all other kernels in that form of PyTorch's network where it is the least.
 Launch gaps are left out, so it is a bound from below for everything that chooses among these algorithms.
 """
@@ -109,8 +109,8 @@ def convolutions(model: nn.Module, shape: Sequence[int]) -> collections.Counter[
 
 
 class BestLayers:
-    """The fastest peer of single layers: from the files of `bench layers` of this machine and commit that lie beside
-    `path`, else measured, and kept in the file at `path`."""
+    """cuDNN's fastest times of single layers: from the files of `bench layers` of this machine and commit that lie
+    beside `path`, else measured, and kept in the file at `path`."""
 
     def __init__(self, path: Path | None, head: results.Document, device: torch.device, rounds: int = 20) -> None:
         self.path, self.device, self.rounds = path, device, rounds

@@ -3,6 +3,9 @@
 speedup/<suite>/<class>/<batch>       geometric mean over the suite's layers against the best peer, two digits
 range/<suite>/<class>/<batch>         the least and the largest of them
 tf32/<batch>                          class fp32 against the fastest TF32 peers of the same layers
+worst_error/<suite>/<class>/<batch>   the largest multiple of the best peer's error among the layers
+error/<suite>/<class>/<batch>         the largest relative L2 error of ours; bias/...: the largest signed one
+logits/<class>                        the range over networks and modes of logits' errors over PyTorch's
 clocks/<suite>                        the SM clock while the rows were measured
 replay/<suite>                        microseconds of the replay of a graph that does next to nothing
 few_rounds/<suite>                    how many rows are of fewer than 20 rounds
@@ -16,7 +19,7 @@ megakernel/layers                     how many layers of the set these are
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fastconv.bench import megakernel_report, network_report, report
 from fastconv.bench.layer_suite import ratio
@@ -50,6 +53,18 @@ def _tf32(document: Document, n: str) -> str:
         return NOTHING
     faster = sum(value > 1 for value in pairs)
     return f"{faster} of {len(pairs)} layers are faster, {report._mean(pairs):.2f} times in geometric mean"
+
+
+def _largest(values: Iterable[float | None], form: str) -> str:
+    found = [abs(value) for value in values if value is not None]
+    return f"{max(found):{form}}" if found else NOTHING
+
+
+def _logits(document: Document, accuracy: str) -> str:
+    rows = [
+        row for row in document["rows"] if row["class"] == accuracy and row["logits_error"] and row.get("peer_error")
+    ]
+    return _span([row["logits_error"] / row["peer_error"] for row in rows])
 
 
 def _clocks(document: Document) -> str:
@@ -115,6 +130,13 @@ def said(name: str, arguments: Sequence[str], file: File) -> str | None:
             return _number(report._mean(_ratios(file(suite), accuracy, n)))
         case ["range", suite, accuracy, n] if accuracy in CLASSES and n.isdigit():
             return _span(_ratios(file(suite), accuracy, n))
+        case [("worst_error" | "error" | "bias") as what, suite, accuracy, n] if accuracy in CLASSES and n.isdigit():
+            rows = report._rows(file(suite), accuracy, int(n))
+            if what == "worst_error":
+                return _largest(map(report._error_ratio, rows), ".1f")
+            return _largest((row.get(what) for row in rows), ".0e")
+        case ["logits", accuracy] if accuracy in CLASSES:
+            return _logits(file("networks"), accuracy)
         case ["tf32", n] if n.isdigit():
             return _tf32(file("layers"), n)
         case ["clocks", suite]:
