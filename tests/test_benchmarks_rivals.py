@@ -10,6 +10,8 @@ from fastconv.bench import cublas, cudnn, cudnn_graph, cutlass, environment, lay
 from fastconv.bench.fastest import NoneRuns, fastest
 from fastconv.bench.layers import FUSED, GRADIENTS, Layer
 
+SMALL = Layer("small", 6, 14, 14, 16, 5, 5, 1, 0)
+
 CPU = torch.device("cpu")
 PASSES = ("forward", *GRADIENTS)
 ORDERS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -237,7 +239,7 @@ def test_a_suite_whose_time_is_over_names_what_is_missing_and_is_resumed(tiny, m
 
 def test_packing_is_timed_at_batch_one_beside_packed_filters(tmp_path):
     arguments = {"classes": ["fp32"], "rounds": 2, "device": "cpu", "layouts": ["nhwc"], "out": tmp_path / "l.json"}
-    for row in layer_suite.run([1, 2], layers="lenet3", layer_set="lenet5", **arguments)["rows"]:
+    for row in layer_suite.run([1, 2], layers=[SMALL], layer_set="lenet5", **arguments)["rows"]:
         assert not any("+" in name for name in row["algorithms"])
         timed = row["us_with_packing"] is not None
         assert timed == (row["n"] == 1 and row["auto"] != "torch")
@@ -246,7 +248,7 @@ def test_packing_is_timed_at_batch_one_beside_packed_filters(tmp_path):
 @pytest.mark.parametrize("direction", FUSED)
 def test_a_fused_pass_is_timed_against_the_same_operation(direction, tmp_path):
     arguments = {"rounds": 1, "device": "cpu", "layouts": ["nhwc", "nchw"], "out": tmp_path / "l.json"}
-    document = layer_suite.run([3], ["fp32"], "lenet2", layer_set="lenet5", direction=direction, **arguments)
+    document = layer_suite.run([3], ["fp32"], [SMALL], layer_set="lenet5", direction=direction, **arguments)
     assert document["suite"] == f"layers_lenet5_{direction}_cpu"
     for row in document["rows"]:
         assert set(row["peers"]) == {"torch_nchw", "torch_nhwc"}
@@ -267,7 +269,7 @@ def test_cutlass_is_no_rival_of_ieee(monkeypatch, tmp_path):
 
     monkeypatch.setattr(peers, "peers", rivals)
     arguments = {"rounds": 2, "device": "cpu", "layouts": ["nhwc"], "out": tmp_path / "l.json"}
-    rows = layer_suite.run([2], ["ieee", "fp32"], layers="lenet3", layer_set="lenet5", **arguments)["rows"]
+    rows = layer_suite.run([2], ["ieee", "fp32"], layers=[SMALL], layer_set="lenet5", **arguments)["rows"]
     assert {row["class"]: row["best_peer"] for row in rows} == {"ieee": "torch_nchw", "fp32": "cutlass_3xtf32"}
     assert "no rival of class ieee" in rows[0]["notes"]["cutlass_3xtf32"]
 
@@ -356,6 +358,6 @@ def test_a_search_over_all_plans_follows_a_quick_one_alone(monkeypatch, tmp_path
 
     monkeypatch.setattr(peers, "peers", rivals)
     arguments = {"rounds": 1, "device": "cpu", "layouts": ["nhwc"], "out": tmp_path / "l.json"}
-    (row,) = layer_suite.run([2], ["fp32"], layers="lenet3", layer_set="lenet5", **arguments)["rows"]
+    (row,) = layer_suite.run([2], ["fp32"], layers=[SMALL], layer_set="lenet5", **arguments)["rows"]
     assert [name for name, us in row["peers"].items() if us is None] == ["torch_a_all"]
     assert "the search of 10 plans took" in row["notes"]["torch_a_all"]
