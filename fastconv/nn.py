@@ -1,7 +1,7 @@
 """The layer: a torch.nn.Conv2d that runs fastconv's algorithms and keeps their packed weights.
 
 Packed weights are a cache that cannot be stale: every use first compares the weight with the snapshot that it was
-packed from, on the device, and packs again the filters that differ (`conv2d_refreshed`). Nothing here relies on
+packed from, on the device, and packs again the filters that differ (csrc/ops/layer.h). Nothing here relies on
 noticing a change from the host, so in-place updates, `weight.data`, `load_state_dict`, optimisers, `functional_call`
 and CUDA graphs that are replayed after an update are all covered by the same path.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,122 +29,99 @@ __all__ = ["Conv2d", "FusedConv2d"]
 torch.fx.wrap("conv2d")
 torch.fx.wrap("conv2d_with_epilogue")
 
-_CHOICES_KEPT = 64  # input shapes whose choice a layer remembers; beyond that it forgets all and starts again
+# Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
+_held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[LayerState]] = weakref.WeakKeyDictionary()
 
-# Packed weights whose addresses a captured CUDA graph holds: they live as long as the layer, as its parameters do.
-_held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[_Packed]] = weakref.WeakKeyDictionary()
-
-
-class _Choice(NamedTuple):
-    algorithm: str
-    packed_bytes: int = 0  # 0: the algorithm reads the plain weight
-    memory_format: torch.memory_format = torch.contiguous_format  # of the output
-    is_planned: bool = True  # else conv2d chose, and only its name is known
-
-
-class _Packed:
-    """A weight as one algorithm reads it, and the plain weight that it was packed from."""
-
-    __slots__ = ("bytes", "in_graph", "snapshot", "streams")
-
-    def __init__(self, weight: Tensor, groups: int, algorithm: str, precision: str) -> None:
-        # Ordinary tensors even inside inference_mode: they are written again outside of it.
-        with torch.inference_mode(False), torch.no_grad():
-            # In the weight's own format, so that comparing the two converts neither.
-            format = torch.contiguous_format if weight.is_contiguous() else ops.format_of(weight)
-            self.snapshot = weight.clone(memory_format=format)
-            self.bytes = ops.pack_weight(self.snapshot, groups, algorithm, precision)
-        self.in_graph = False
-        self.streams: set[int] = set()
-        if weight.is_cuda:
-            # Once in a layer's life: after this, any stream may use the entry without waiting for the one that made it.
-            stream = torch.cuda.current_stream(weight.device)
-            stream.synchronize()
-            self.streams.add(stream.cuda_stream)
-
-    def used_by_current_stream(self) -> None:
-        """Keeps the allocator from handing out this memory while another stream than its own still reads it."""
-        device = self.bytes.device
-        number = torch._C._cuda_getCurrentRawStream(device.index)
-        if number not in self.streams:
-            self.streams.add(number)
-            stream = torch.cuda.current_stream(device)
-            self.bytes.record_stream(stream)
-            self.snapshot.record_stream(stream)
+_Settings = tuple[Any, ...]  # algorithm, stride, padding, dilation, groups, activation, negative_slope, max_error
 
 
 class LayerState:
-    """What a fastconv layer has beside nn.Conv2d's attributes. A copy or a pickle of it carries the settings alone."""
+    """What a fastconv layer has beside nn.Conv2d's attributes. A copy or a pickle of it carries the settings alone.
+
+    Packed weights and choices are kept by the operators (`ops.layer_*`), under one number for each combination of
+    attributes that the layer has been called with: nearly always one.
+    """
 
     __slots__ = (
-        "__weakref__",
-        "algorithm",
-        "choices",
-        "last_algorithm",
-        "last_input_shape",
-        "lock",
-        "max_error",
-        "packed",
-        "precision",
-    )
+        "__weakref__", "algorithm", "elsewhere", "frozen", "latest", "layers", "lock", "max_error", "precision"
+    )  # fmt: skip
 
-    def __init__(self, algorithm: str = "auto", precision: str | None = None, max_error: float | None = None) -> None:
+    def __init__(
+        self, algorithm: str = "auto", precision: str | None = None, max_error: float | None = None,
+        frozen: bool = False,
+    ) -> None:  # fmt: skip
         self.algorithm = algorithm
         self.precision = precision
         self.max_error = max_error
-        self.last_algorithm: str | None = None
-        self.last_input_shape: tuple[int, ...] | None = None
-        self.choices: dict[tuple[Any, ...], _Choice] = {}
-        self.packed: dict[tuple[Any, ...], _Packed] = {}
+        self.frozen = frozen
+        self.layers: dict[_Settings, int] = {}
+        self.latest = 0  # the layer of the most recent call
+        self.elsewhere: tuple[str, tuple[int, ...]] | None = None  # that call's algorithm and shape, if conv2d ran it
         self.lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LayerState, (self.algorithm, self.precision, self.max_error)
+        return LayerState, (self.algorithm, self.precision, self.max_error, self.frozen)
 
-    def remember(self, key: tuple[Any, ...], choice: _Choice) -> None:
-        if len(self.choices) >= _CHOICES_KEPT:
-            self.choices.clear()
-        self.choices[key] = choice
+    def __del__(self) -> None:
+        for layer in self.layers.values():
+            ops.layer_free(layer)
 
-    def packed_for(
-        self, layer: nn.Module, weight: Tensor, groups: int, algorithm: str, precision: str
-    ) -> _Packed | None:
-        """The cache's entry, made if there is none; None while a CUDA graph is captured that has none to start from.
-
-        A packing made during the capture would hold nothing until the first replay, and belong to the graph's memory.
-        """
-        like = (weight.shape, groups, weight.dtype, weight.device)
-        key = (algorithm, precision, *like)
-        capturing = weight.is_cuda and _is_capturing(weight.device)
+    def new_layer(self, key: _Settings) -> int:
+        algorithm, stride, padding, dilation, groups, activation, slope, max_error = key
         with self.lock:
-            entry = self.packed.get(key)
-            if entry is None:
-                if capturing:
-                    return None
-                self._drop(layer, [other for other in self.packed if other[2:] != like])
-                entry = self.packed[key] = _Packed(weight, groups, algorithm, precision)
-            elif weight.is_cuda:
-                entry.used_by_current_stream()
-                entry.in_graph |= capturing
-            return entry
+            if key not in self.layers:
+                geometry = (*_pair(stride), *padding, *_pair(dilation), groups)
+                self.layers[key] = ops.layer_new(algorithm, geometry, activation, slope, max_error)
+            return self.layers[key]
 
-    def drop_packed(self, layer: nn.Module) -> None:
+    def pack(self, layer: int, weight: Tensor, groups: int, algorithm: str, precision: str, frozen: bool) -> None:
+        """Packs a weight for the layer's next call."""
+        # Ordinary tensors even inside inference_mode: they are written again outside of it.
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            # In the weight's own format, so that comparing the two converts neither.
+            format = torch.contiguous_format if weight.is_contiguous() else ops.format_of(weight)
+            snapshot = weight.clone(memory_format=format)
+            packed = ops.pack_weight(snapshot, groups, algorithm, precision)
+            if weight.is_cuda:
+                # Once in a layer's life: after this, any stream may read without waiting for the one that packed.
+                torch.cuda.current_stream(weight.device).synchronize()
+            source = weight.data_ptr() if frozen else 0
+            ops.layer_adopt(packed, snapshot, layer, algorithm, ops.PRECISIONS[precision], source)
+
+    def admit_stream(self, layer: int) -> None:
+        """Keeps the allocator from handing out packed memory while the current stream still reads it."""
+        with self.lock:
+            for tensor in ops.layer_packed(layer):
+                if tensor.is_cuda:
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+            ops.layer_see_stream(layer)
+
+    @property
+    def packed(self) -> list[Tensor]:
+        """Packed weights, without the snapshots that they were made from."""
+        return [tensor for layer in list(self.layers.values()) for tensor in ops.layer_packed(layer)[::2]]
+
+    def drop_packed(self, module: nn.Module) -> None:
         """Forgets the packed weights, save those that a captured CUDA graph will read again."""
         with self.lock:
-            self._drop(layer, list(self.packed))
+            held = [ops.layer_forget(layer) for layer in self.layers.values()]
+        if any(held) and not any(state is self for state in _held_by_graphs.get(module, [])):
+            _held_by_graphs.setdefault(module, []).append(self)
 
-    def _drop(self, layer: nn.Module, keys: list[tuple[Any, ...]]) -> None:
-        dropped = [self.packed.pop(key) for key in keys]
-        held = [entry for entry in dropped if entry.in_graph]
-        if held:
-            _held_by_graphs.setdefault(layer, []).extend(held)
+    @property
+    def last(self) -> tuple[str | None, tuple[int, ...] | None]:
+        """Algorithm and input shape of the most recent eager call."""
+        if self.elsewhere is not None:
+            return self.elsewhere
+        return ops.layer_last(self.latest) if self.latest else (None, None)
 
+    @property
+    def last_algorithm(self) -> str | None:
+        return self.last[0]
 
-def _is_capturing(device: torch.device) -> bool:
-    if device.index == torch._C._cuda_getDevice():
-        return torch.cuda.is_current_stream_capturing()
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
+    @property
+    def last_input_shape(self) -> tuple[int, ...] | None:
+        return self.last[1]
 
 
 def _is_eager(*tensors: Tensor | None) -> bool:
@@ -163,7 +140,60 @@ def _is_eager(*tensors: Tensor | None) -> bool:
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def _autocast(tensor: Any, dtype: torch.dtype) -> Any:
+    """What autocast makes of an argument of a convolution."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(dtype)
+
+
+def _run_torch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: _Settings, precision: str,
+    memory_format: torch.memory_format,
+) -> Tensor | None:  # fmt: skip
+    """A layer's call by PyTorch's own convolution; None if its global switch asks for another class."""
+    if not ops.torch_agrees(x, precision):
+        return None
+    _, stride, padding, dilation, groups, activation, slope, _ = key
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=memory_format)
+    # In place: nobody else has y, and there is no gradient to record.
+    if residual is not None:
+        y.add_(residual)
+    return y if activation == "none" else activate(y, activation, slope, inplace=True)
+
+
+class _Convolution(torch.autograd.Function):
+    """A layer's call with gradients: what `ops.conv2d` registers, with less between autograd and the kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, module: Conv2d, layer: int, key: _Settings,
+        precision: str,
+    ) -> Tensor | None:  # fmt: skip
+        y = module._run(x, weight, bias, None, layer, key, precision)
+        ctx.save_for_backward(x, weight)
+        ctx.key, ctx.precision = key, precision
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        algorithm, stride, padding, dilation, groups, _, _ = ctx.key
+        shared = (_pair(stride), padding, _pair(dilation), groups, algorithm, ctx.precision)
+        needs = ctx.needs_input_grad
+        return (
+            ops.transforms.input_gradient_of(grad, weight, x.shape, *shared) if needs[0] else None,
+            ops.transforms.weight_gradient_of(x, grad, weight.shape, *shared) if needs[1] else None,
+            grad.sum((0, 2, 3)) if needs[2] else None,
+            None, None, None, None,
+        )  # fmt: skip
 
 
 class Conv2d(nn.Conv2d):
@@ -237,8 +267,7 @@ class Conv2d(nn.Conv2d):
     @property
     def last_input_shape(self) -> tuple[int, ...] | None:
         """The input's shape in that call."""
-        shape = self._fastconv.last_input_shape
-        return None if shape is None else tuple(shape)
+        return self._fastconv.last_input_shape
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.Conv2d."""
@@ -248,43 +277,76 @@ class Conv2d(nn.Conv2d):
         self, input: Tensor, residual: Tensor | None = None, activation: str = "none", slope: float = 0.0
     ) -> Tensor:
         """activation(conv(input) + bias + residual)"""
-        weight, bias, state = self.weight, self.bias, self._fastconv
-        padding: Any = self.padding
-        x = input
+        state, parameters = self._fastconv, self._parameters
+        # nn.Module's __getattr__ takes longer than all else here; a parametrized weight is no parameter of the layer.
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if weight is None:
+            weight = self.weight
+        if bias is None:
+            bias = self.bias
+        x, padding = input, self.padding
         if self.padding_mode != "zeros":
-            x = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = (0, 0)
+            x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0, 0)
         if not _is_eager(x, weight, bias, residual):
             return self._plain(x, weight, bias, padding, residual, activation, slope)
-        x, padding = explicit_padding(x, weight, padding, self.dilation)
-        algorithm = settings.auto_algorithm if state.algorithm == "auto" or settings.disabled else state.algorithm
+        if type(padding) is not tuple:
+            x, padding = explicit_padding(x, weight, padding, self.dilation)
+        algorithm = state.algorithm
+        if algorithm == "auto" or settings.disabled:
+            algorithm = settings.auto_algorithm
         limit = settings.resolve_max_error(state.max_error, algorithm)
-        # Of another dtype the dtype itself is the class.
+        key = (algorithm, self.stride, padding, self.dilation, self.groups, activation, slope, limit)
+        layer = state.layers.get(key) or state.new_layer(key)
         precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
-        autocast = torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type)
-        key = (
-            x.shape, x.stride(), x.dtype, x.get_device(), weight.shape, weight.stride(), weight.dtype,
-            weight.get_device(), bias is None, self.stride, padding, self.dilation, self.groups, algorithm, precision,
-            limit, torch.get_autocast_dtype(x.device.type) if autocast else None,
-            None if residual is None else (residual.shape, residual.dtype, residual.get_device()),
-            ops.measured_generation,
-        )  # fmt: skip
-        choice = state.choices.get(key)
-        if choice is None and not autocast:
-            choice = self._choose(x, padding, algorithm, precision, limit, residual, activation)
-            if choice is not None:
-                state.remember(key, choice)
+        if settings.log_calls:
+            self._log(x, padding, algorithm, precision, activation)
+        if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight, bias, residual = (_autocast(tensor, dtype) for tensor in (x, weight, bias, residual))
+        batch = x
+        if x.dim() == 3:
+            batch, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
         y = None
-        if choice is not None:
-            y = self._run_directly(x, weight, bias, padding, choice, precision, residual, activation, slope)
+        if not _needs_gradient(x, weight, bias, residual):
+            y = self._run(batch, weight, bias, residual, layer, key, precision)
+        elif residual is None and activation == "none":
+            y = _Convolution.apply(batch, weight, bias, self, layer, key, precision)
         if y is None:
-            y = self._plain(x, weight, bias, padding, residual, activation, slope)
-        if choice is None:
-            call = ops.last_call()
-            choice = _Choice(call["algorithm"] if call is not None else "torch", is_planned=False)
-            state.remember(key, choice)
-        state.last_algorithm, state.last_input_shape = choice.algorithm, input.shape
+            y = self._plain(input, weight, bias, self.padding, residual, activation, slope)
+            last = ops.last_call()
+            state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
+            return y
+        return y if x.dim() == 4 else y.squeeze(0)
+
+    def _run(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, layer: int, key: _Settings,
+        precision: str,
+    ) -> Tensor | None:  # fmt: skip
+        """One call of the operators' layer on a batched input, without gradients; None if it is not for them."""
+        state = self._fastconv
+        state.latest, state.elsewhere = layer, None
+        y = ops.layer_forward(x, weight, bias, residual, layer, ops.PRECISIONS[precision])
+        while y is None:
+            status = ops.layer_status()
+            if status in (ops.STATUS_TORCH, ops.STATUS_TORCH_CHANNELS_LAST):
+                format = torch.contiguous_format if status == ops.STATUS_TORCH else torch.channels_last
+                return _run_torch(x, weight, bias, residual, key, precision, format)
+            if status == ops.STATUS_STREAM:
+                state.admit_stream(layer)
+            elif status == ops.STATUS_PACK and not getattr(self, "_is_replica", False):
+                # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
+                frozen = state.frozen and weight is self.weight
+                state.pack(layer, weight, self.groups, state.last_algorithm or "", precision, frozen)
+            else:
+                return None
+            y = ops.layer_forward(x, weight, bias, residual, layer, ops.PRECISIONS[precision])
         return y
+
+    def _log(self, x: Tensor, padding: Any, algorithm: str, precision: str, activation: str) -> None:
+        functional._log(
+            x, self.weight, list(_pair(self.stride)), list(padding), list(_pair(self.dilation)), self.groups,
+            algorithm, precision, activation,
+        )  # fmt: skip
 
     def _plain(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, residual: Tensor | None, activation: str,
@@ -297,89 +359,6 @@ class Conv2d(nn.Conv2d):
         return conv2d_with_epilogue(
             *arguments, residual, activation, slope, self._sums_in_place, state.algorithm, state.precision,
             state.max_error,
-        )  # fmt: skip
-
-    def _choose(
-        self, x: Tensor, padding: Any, algorithm: str, precision: str, max_error: float | None,
-        residual: Tensor | None, activation: str,
-    ) -> _Choice | None:  # fmt: skip
-        """What conv2d would run; None where only conv2d can tell, by running or by raising."""
-        weight, bias = self.weight, self.bias
-        others = [t for t in (weight, bias, residual) if t is not None]
-        if x.dim() not in (3, 4) or any(t.dtype != x.dtype or t.device != x.device for t in others):
-            return None
-        batch = x if x.dim() == 4 else x.unsqueeze(0)
-        if weight.dim() != 4 or batch.size(1) != weight.size(1) * self.groups:
-            return None
-        if bias is not None and bias.shape != weight.shape[:1]:
-            return None
-        n, c, h, w = batch.shape
-        k, _, r, s = weight.shape
-        layout = "nhwc" if ops.format_of(batch, weight) == torch.channels_last else "nchw"
-        try:
-            problem = _C.ConvProblem(
-                n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=_pair(self.stride), padding=padding,
-                dilation=_pair(self.dilation), groups=self.groups, dtype=ops.dtype_name(x.dtype), precision=precision,
-                layout=layout, bias=bias is not None, residual=residual is not None, activation=activation,
-                max_error=max_error,
-            )  # fmt: skip
-            if residual is not None and residual.shape != (*batch.shape[: x.dim() - 3], k, problem.p, problem.q):
-                return None
-            row = _C.choose(algorithm, problem, ops.device_info(x.device))
-        except (TypeError, ValueError, RuntimeError):
-            return None
-        return _Choice(row["algorithm"], row["packed_bytes"], ops.format_of(batch, weight))
-
-    def _run_directly(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, choice: _Choice, precision: str,
-        residual: Tensor | None, activation: str, slope: float,
-    ) -> Tensor | None:  # fmt: skip
-        """Runs the choice without conv2d's way through checks and dispatcher; None where that is needed: for gradients,
-        autocast, a named algorithm that reads the plain weight, replicas, a graph before any use."""
-        if _needs_gradient(x, weight, bias, residual):
-            return None
-        if choice.algorithm == "torch":
-            return self._run_torch(x, weight, bias, padding, choice, precision, residual, activation, slope)
-        # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
-        if choice.packed_bytes == 0 or getattr(self, "_is_replica", False):
-            return None
-        batch = x
-        if x.dim() == 3:
-            batch, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
-        geometry = (*_pair(self.stride), *padding, *_pair(self.dilation), self.groups)
-        # There is no gradient to record: below autograd a call takes two thirds of the time.
-        with torch._C._AutoDispatchBelowAutograd():
-            entry = self._fastconv.packed_for(self, weight, self.groups, choice.algorithm, precision)
-            if entry is None:
-                return None
-            if settings.log_calls:
-                self._log(batch, padding, choice, precision, activation)
-            y = ops.conv2d_refreshed(
-                batch, weight, entry.bytes, entry.snapshot, bias, residual, geometry, choice.algorithm, precision,
-                activation, slope,
-            )  # fmt: skip
-        return y if x.dim() == 4 else y.squeeze(0)
-
-    def _run_torch(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, choice: _Choice, precision: str,
-        residual: Tensor | None, activation: str, slope: float,
-    ) -> Tensor | None:  # fmt: skip
-        if not choice.is_planned or not ops.torch_agrees(x, precision):
-            return None
-        if settings.log_calls:
-            self._log(x, padding, choice, precision, activation)
-        y = F.conv2d(x, weight, bias, self.stride, padding, self.dilation, self.groups)
-        if x.dim() == 4:
-            y = y.contiguous(memory_format=choice.memory_format)
-        # In place: nobody else has y, and there is no gradient to record.
-        if residual is not None:
-            y.add_(residual)
-        return y if activation == "none" else activate(y, activation, slope, inplace=True)
-
-    def _log(self, x: Tensor, padding: Any, choice: _Choice, precision: str, activation: str) -> None:
-        functional._log(
-            x, self.weight, list(_pair(self.stride)), list(padding), list(_pair(self.dilation)), self.groups,
-            choice.algorithm, precision, activation,
         )  # fmt: skip
 
     def __prepare_scriptable__(self) -> None:

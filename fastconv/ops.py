@@ -36,7 +36,6 @@ conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
 pack_weight_op: OpOverload = torch.ops.fastconv.pack_weight.default
 conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
 refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
-conv2d_refreshed_op: OpOverload = torch.ops.fastconv.conv2d_refreshed.default
 input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
 
@@ -132,16 +131,42 @@ def conv2d_packed(
     )  # fmt: skip
 
 
-def conv2d_refreshed(
-    input: Tensor, weight: Tensor, packed: Tensor, snapshot: Tensor, bias: Tensor | None, residual: Tensor | None,
-    geometry: Sequence[int], algorithm: str, precision: str, activation: str, negative_slope: float,
-) -> Tensor:  # fmt: skip
-    """`refresh_packed`, then `conv2d_packed`: one call instead of two for eager layers, below autograd. `geometry`:
-    stride, padding and dilation, each for height and width, and groups: 7 integers."""
-    return _call(
-        conv2d_refreshed_op, input, weight, packed, snapshot, bias, residual, geometry, algorithm, precision,
-        activation, negative_slope,
-    )  # fmt: skip
+# A layer keeps its packed weight and its choices in the operators, under a number; a call passes tensors and that.
+PRECISIONS = {"ieee": 0, "fp32": 1, "tf32": 2}
+# Why layer_forward returned None (csrc/ops/layer.h).
+STATUS_TORCH, STATUS_PACK, STATUS_STREAM, STATUS_TORCH_CHANNELS_LAST = 1, 2, 3, 4
+layer_status = torch.ops.fastconv.layer_status.default
+layer_free = torch.ops.fastconv.layer_free.default
+layer_forget = torch.ops.fastconv.layer_forget.default  # drops packed weights; whether a captured graph reads any
+layer_adopt = torch.ops.fastconv.layer_adopt.default
+layer_see_stream = torch.ops.fastconv.layer_see_stream.default
+_layer_forward = torch.ops.fastconv.layer_forward.default
+
+
+def layer_new(algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float) -> int:
+    """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers."""
+    return int(_call(torch.ops.fastconv.layer_new.default, algorithm, geometry, activation, negative_slope))
+
+
+def layer_forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, layer: int, precision: int
+) -> Tensor | None:
+    """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), below
+    autograd, after comparing the weight with what was packed. None if that takes Python: `layer_status()` says what."""
+    y: Tensor | None = _call(_layer_forward, input, weight, bias, residual, layer, precision)
+    return y
+
+
+def layer_packed(layer: int) -> list[Tensor]:
+    """Packed weights and their snapshots."""
+    get, count = torch.ops.fastconv.layer_packed.default, torch.ops.fastconv.layer_packed_count.default(layer)
+    return [get(layer, index, snapshot) for index in range(count) for snapshot in (False, True)]
+
+
+def layer_last(layer: int) -> tuple[str | None, tuple[int, ...] | None]:
+    """Algorithm and input shape of the layer's last call."""
+    algorithm, *shape = torch.ops.fastconv.layer_last.default(layer).split() or (None,)
+    return algorithm, tuple(map(int, shape)) or None
 
 
 def weight_gradient_reason(
@@ -313,14 +338,6 @@ def _(weight, groups, algorithm, precision):  # type: ignore[no-untyped-def]
 @torch.library.register_fake(refresh_packed_op, lib=_library)
 def _(packed, snapshot, weight, groups, algorithm, precision):  # type: ignore[no-untyped-def]
     return None
-
-
-@torch.library.register_fake(conv2d_refreshed_op, lib=_library)
-def _(input, weight, packed, snapshot, bias, residual, geometry, *_):  # type: ignore[no-untyped-def]
-    stride, padding, dilation = (geometry[i : i + 2] for i in (0, 2, 4))
-    return _fake_conv2d(
-        input, weight.shape, bias, residual, stride, padding, dilation, geometry[6], format_of(input, weight)
-    )
 
 
 @torch.library.register_fake(input_gradient_op, lib=_library)

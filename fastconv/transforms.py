@@ -435,3 +435,23 @@ weight_gradient = _differentiable(
 conv2d_packed = _differentiable(
     ops.conv2d_packed_op, _conv2d_packed_setup, _conv2d_packed_backward, _vmap_conv2d_packed, _plain_conv2d_packed
 )
+
+
+def input_gradient_of(
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, algorithm: str, precision: str,
+) -> Tensor:  # fmt: skip
+    """`input_gradient`, past the dispatcher where no gradient of it is asked for."""
+    arguments = (grad, weight, input_size, stride, padding, dilation, groups, algorithm, precision)
+    compute = input_gradient if torch.is_grad_enabled() else ops._input_gradient
+    return compute(*arguments, settings.switches.backend_flags)
+
+
+def weight_gradient_of(
+    input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, algorithm: str, precision: str,
+) -> Tensor:  # fmt: skip
+    """`weight_gradient`, past the dispatcher where no gradient of it is asked for."""
+    arguments = (input, grad, weight_size, stride, padding, dilation, groups, algorithm, precision)
+    compute = weight_gradient if torch.is_grad_enabled() else ops._weight_gradient
+    return compute(*arguments, settings.switches.backend_flags)

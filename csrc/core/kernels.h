@@ -75,6 +75,7 @@ class Runtime {
   virtual ~Runtime() = default;
   virtual const DeviceInfo& device() const = 0;
   virtual void* stream() const = 0;                            // cudaStream_t; null on the CPU
+  virtual bool is_capturing() const { return false; }          // whether stream() records a CUDA graph
   virtual WaitReport* wait_report() const { return nullptr; }  // where kernels note a wait that has expired
   // The library's GEMM, in FP32 arithmetic for f32 (never TF32), on stream(). On the CPU: f32 only.
   virtual void gemm(const GemmArgs& args) = 0;

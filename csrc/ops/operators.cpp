@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/integers.h"
 #include "ops/arguments.h"
+#include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
 #include "plan/measured.h"
@@ -54,7 +55,6 @@ Tensor activate(const Tensor& y, Activation activation, double negative_slope) {
   return y;
 }
 
-bool is_own(const Algorithm& algorithm) { return find_kernels(algorithm, DeviceType::cpu).run != nullptr; }
 
 Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& problem, const Arguments& arguments) {
   const auto flag = [&](std::int64_t bit) { return (arguments.backend_flags & bit) != 0; };
@@ -67,27 +67,31 @@ Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& p
   return torch::stable::contiguous(y, memory_format(problem.layout));
 }
 
-// Of a dense tensor. One that is both, as any 1x1 filter is, counts as contiguous.
-Layout layout_of(const Tensor& dense) { return dense.is_contiguous() ? Layout::nchw : Layout::nhwc; }
-
 Tensor dense(const Tensor& weight) { return is_channels_last(weight) ? weight : in_layout(weight, Layout::nchw); }
 
-// weight: dense.
+}  // namespace
+
+void remember(std::shared_ptr<const Candidate> choice, AccuracyClass accuracy) { last = {std::move(choice), accuracy}; }
+
+bool is_own(const Algorithm& algorithm) { return find_kernels(algorithm, DeviceType::cpu).run != nullptr; }
+
+Layout layout_of(const Tensor& dense) { return dense.is_contiguous() ? Layout::nchw : Layout::nhwc; }
+
 void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& weight, void* packed, void* snapshot,
           Runtime& runtime) {
   const PackArgs args{problem, weight.const_data_ptr(), layout_of(weight) == Layout::nhwc, packed, snapshot};
   find_kernels(algorithm, runtime.device().type).pack(args, runtime);
 }
 
-// Runs an algorithm of ours. Exactly one of `weight` (plain) and `packed` is given.
 Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, const Candidate& choice,
-               const ConvProblem& problem, const Arguments& arguments, const DeviceInfo& device) {
-  const std::unique_ptr<Runtime> runtime = make_runtime(device);
+               const ConvProblem& problem, const std::optional<Tensor>& given_bias,
+               const std::optional<Tensor>& given_residual, Runtime& runtime) {
+  const DeviceInfo& device = runtime.device();
   const Kernels kernels = find_kernels(*choice.algorithm, device.type);
   const Tensor x = aligned(in_layout(input, problem.layout));
   std::optional<Tensor> bias, residual;
-  if (arguments.bias) bias = in_layout(*arguments.bias, Layout::nchw);
-  if (arguments.residual) residual = in_layout(*arguments.residual, problem.layout);
+  if (given_bias) bias = in_layout(*given_bias, Layout::nchw);
+  if (given_residual) residual = in_layout(*given_residual, problem.layout);
 
   const bool pack_here = weight != nullptr && kernels.pack != nullptr;
   const Tensor filters = weight == nullptr ? *packed : pack_here ? dense(*weight) : in_layout(*weight, Layout::nchw);
@@ -97,7 +101,7 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   auto* base = static_cast<char*>(workspace.data());
   const void* weight_data = filters.const_data_ptr();
   if (pack_here) {
-    pack(*choice.algorithm, problem, filters, base, nullptr, *runtime);
+    pack(*choice.algorithm, problem, filters, base, nullptr, runtime);
     weight_data = base;
   }
   const ConvArgs args{problem,
@@ -108,23 +112,25 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                       output.data(),
                       base + packed_bytes,
                       choice.plan.detail.get()};
-  kernels.run(args, *runtime);
+  kernels.run(args, runtime);
   workspace.check("workspace", choice.algorithm->name);
   return output.finish(choice.algorithm->name);
 }
+
+namespace {
 
 // Chooses, records the choice for last_call(), and runs it.
 Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, const ConvProblem& problem,
            const Arguments& arguments) {
   const DeviceInfo& device = device_of(input);
   const std::shared_ptr<const Candidate> chosen = choose_cached<choose>(arguments.algorithm, problem, device);
-  last = {chosen, problem.accuracy};
+  remember(chosen, problem.accuracy);
   const Candidate& choice = *chosen;
   if (weight != nullptr && (problem.output_numel() == 0 || !is_own(*choice.algorithm))) {
     return run_torch(input, *weight, problem, arguments);
   }
   if (problem.output_numel() == 0) return GuardedOutput(input, problem).finish(choice.algorithm->name);
-  return run_own(input, weight, packed, choice, problem, arguments, device);
+  return run_own(input, weight, packed, choice, problem, arguments.bias, arguments.residual, *make_runtime(device));
 }
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
@@ -265,20 +271,6 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
   return run(input, nullptr, &packed, problem, arguments);
 }
 
-// refresh_packed and conv2d_packed in one, with few arguments, for a layer in eager mode: on small inputs the way
-// through the dispatcher is most of a call. geometry: stride, padding, dilation, each for height and width; groups.
-Tensor conv2d_refreshed(const Tensor& input, const Tensor& weight, Tensor packed, Tensor snapshot,
-                        std::optional<Tensor> bias, std::optional<Tensor> residual, IntList geometry,
-                        std::string algorithm, std::string precision, std::string activation, double negative_slope) {
-  FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) +
-                                             "; expected 7 integers: stride, padding, dilation (two each), groups");
-  const auto pair = [&](int i) { return IntList(geometry.begin() + i, geometry.begin() + i + 2); };
-  const std::int64_t groups = geometry[6];
-  refresh_packed(packed, snapshot, weight, groups, algorithm, precision);
-  return conv2d_packed(input, packed, shape_of(weight), std::move(bias), std::move(residual), pair(0), pair(2), pair(4),
-                       groups, suggests_channels_last(weight), algorithm, precision, activation, negative_slope);
-}
-
 // JSON by hand: four fields, none of which needs escaping. Empty before the first call.
 std::string last_call() {
   if (last.choice == nullptr) return "{}";
@@ -320,10 +312,6 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def(
       "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
       "str precision) -> ()");
-  library.def(
-      "conv2d_refreshed(Tensor input, Tensor weight, Tensor(a!) packed, Tensor(b!) snapshot, Tensor? bias, "
-      "Tensor? residual, int[] geometry, str algorithm, str precision, str activation, float negative_slope) -> "
-      "Tensor");
   library.def("last_call() -> str");
   library.def("device_info(int index) -> str");
   library.def("set_debug(bool enabled) -> ()");
@@ -336,7 +324,6 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
     library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));           \
     library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));       \
     library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed));     \
-    library.impl("conv2d_refreshed", TORCH_BOX(&fastconv::ops::conv2d_refreshed)); \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)

@@ -105,6 +105,11 @@ class CudaRuntime final : public Runtime {
 
   const DeviceInfo& device() const override { return device_; }
   void* stream() const override { return stream_; }
+  bool is_capturing() const override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream_), &status), "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
+  }
   WaitReport* wait_report() const override { return waits(); }
 
   void parallel_for(std::int64_t, std::int64_t, std::int64_t,

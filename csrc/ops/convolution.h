@@ -1,0 +1,31 @@
+// The steps of a convolution that operators and layers share.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "ops/runtime.h"
+#include "ops/stable.h"
+#include "plan/registry.h"
+
+namespace fastconv::ops {
+
+// For last_call(), on this thread. The choice outlives the table that it comes from.
+void remember(std::shared_ptr<const Candidate> choice, AccuracyClass accuracy);
+
+// Whether the algorithm has kernels of ours, as all but PyTorch's own convolution have.
+bool is_own(const Algorithm& algorithm);
+
+// Of a dense tensor. One that is both, as any 1x1 filter is, counts as contiguous.
+Layout layout_of(const Tensor& dense);
+
+// weight: dense. snapshot: null, or what `packed` was made from (PackArgs).
+void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& weight, void* packed, void* snapshot,
+          Runtime& runtime);
+
+// Runs an algorithm of ours. Exactly one of `weight` (plain) and `packed` is given.
+Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, const Candidate& choice,
+               const ConvProblem& problem, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+               Runtime& runtime);
+
+}  // namespace fastconv::ops

@@ -1,0 +1,298 @@
+#include "ops/layer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "core/kernel_extent.h"
+#include "ops/arguments.h"
+#include "ops/convolution.h"
+#include "ops/kernel_table.h"
+
+namespace fastconv::ops {
+namespace {
+
+bool is_alike(const Tensor& a, const Tensor& b) {  // dtype and device
+  return a.scalar_type() == b.scalar_type() && a.is_cuda() == b.is_cuda() &&
+         a.get_device_index() == b.get_device_index();
+}
+
+bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
+  return tensor.dim() == 4 && tensor.size(0) == a && tensor.size(1) == b && tensor.size(2) == c && tensor.size(3) == d;
+}
+
+// The problem of a call; no value where the arguments do not fit each other, or nothing is to be computed.
+std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
+                                      const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                                      AccuracyClass accuracy) {
+  if (input.dim() != 4 || weight.dim() != 4 || !is_alike(input, weight)) return std::nullopt;
+  ConvProblem problem = settings;
+  problem.n = input.size(0), problem.c = input.size(1), problem.h = input.size(2), problem.w = input.size(3);
+  problem.k = weight.size(0), problem.r = weight.size(2), problem.s = weight.size(3);
+  problem.dtype = dtype_of(input);
+  problem.accuracy = effective_accuracy(problem.dtype, accuracy);
+  problem.layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
+  problem.has_bias = bias.has_value(), problem.has_residual = residual.has_value();
+  const bool fits = problem.n > 0 && problem.c > 0 && problem.h > 0 && problem.w > 0 && problem.k > 0 &&
+                    problem.r > 0 && problem.s > 0 && problem.k % problem.groups == 0 &&
+                    problem.c == weight.size(1) * problem.groups &&
+                    problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
+                    problem.w + 2 * problem.pad_w >= kernel_extent(problem.s, problem.dilation_w);
+  if (!fits) return std::nullopt;
+  if (bias && !(bias->dim() == 1 && bias->size(0) == problem.k && is_alike(input, *bias))) return std::nullopt;
+  if (residual && !(has_shape(*residual, problem.n, problem.k, problem.p(), problem.q()) &&
+                    is_alike(input, *residual))) {
+    return std::nullopt;
+  }
+  return problem;
+}
+
+}  // namespace
+
+bool Layer::Packed::fits(const Tensor& weight) const {
+  return is_alike(weight, snapshot) &&
+         has_shape(weight, snapshot.size(0), snapshot.size(1), snapshot.size(2), snapshot.size(3));
+}
+
+std::shared_ptr<Layer::Packed> Layer::find(const Algorithm& algorithm, AccuracyClass accuracy, const Tensor& weight) {
+  const std::lock_guard lock(mutex_);
+  for (const std::shared_ptr<Packed>& entry : packed_) {
+    if (entry->algorithm == &algorithm && entry->accuracy == accuracy && entry->fits(weight)) return entry;
+  }
+  return nullptr;
+}
+
+std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                                     const std::optional<Tensor>& residual, AccuracyClass accuracy,
+                                     CallStatus& status) {
+  status = CallStatus::general;
+  const std::optional<ConvProblem> problem = problem_of(settings_, input, weight, bias, residual, accuracy);
+  if (!problem) return std::nullopt;
+  const DeviceInfo& device = device_of(input);
+  const auto choice = choose_cached<choose>(algorithm_, *problem, device);
+  const Algorithm& algorithm = *choice->algorithm;
+  last_algorithm_ = &algorithm;
+  last_shape_ = {problem->n, problem->c, problem->h, problem->w};
+  if (!is_own(algorithm)) {
+    status = problem->layout == Layout::nhwc ? CallStatus::torch_channels_last : CallStatus::torch;
+    return std::nullopt;
+  }
+  const auto guard = device_guard(input);
+  const std::unique_ptr<Runtime> runtime = make_runtime(device);
+  std::shared_ptr<Packed> entry;
+  if (find_kernels(algorithm, device.type).pack != nullptr) {
+    entry = find(algorithm, problem->accuracy, weight);
+    const bool capturing = runtime->is_capturing();
+    const bool replaced = entry && entry->frozen_weight != nullptr && entry->frozen_weight != weight.const_data_ptr();
+    if (entry == nullptr || replaced) {
+      // Packed during a capture it would hold nothing until the first replay, and belong to the graph's memory.
+      status = capturing ? CallStatus::general : CallStatus::pack;
+      return std::nullopt;
+    }
+    const std::lock_guard lock(entry->refreshing);
+    if (std::ranges::find(entry->streams, runtime->stream()) == entry->streams.end()) {
+      status = CallStatus::stream;
+      return std::nullopt;
+    }
+    entry->in_graph |= capturing;
+    if (entry->frozen_weight == nullptr) {
+      pack(algorithm, *problem, in_layout(weight, layout_of(entry->snapshot)), entry->packed.mutable_data_ptr(),
+           entry->snapshot.mutable_data_ptr(), *runtime);
+    }
+  }
+  remember(choice, problem->accuracy);
+  status = CallStatus::ran;
+  return run_own(input, entry ? nullptr : &weight, entry ? &entry->packed : nullptr, *choice, *problem, bias, residual,
+                 *runtime);
+}
+
+void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy,
+                  std::int64_t frozen_weight) {
+  const auto guard = device_guard(packed);
+  const std::unique_ptr<Runtime> runtime = make_runtime(device_of(packed));
+  auto entry = std::make_shared<Packed>(&find_algorithm(algorithm), effective_accuracy(dtype_of(snapshot), accuracy),
+                                        reinterpret_cast<const void*>(frozen_weight), packed, snapshot, std::vector<void*>{runtime->stream()});
+  const std::lock_guard lock(mutex_);
+  std::erase_if(packed_, [&](const std::shared_ptr<Packed>& other) {
+    const bool replaced =
+        !other->fits(snapshot) || (other->algorithm == entry->algorithm && other->accuracy == entry->accuracy);
+    if (replaced && other->in_graph) held_by_graphs_.push_back(other);
+    return replaced;
+  });
+  packed_.push_back(std::move(entry));
+}
+
+bool Layer::forget() {
+  const std::lock_guard lock(mutex_);
+  for (std::shared_ptr<Packed>& entry : packed_) {
+    if (entry->in_graph) held_by_graphs_.push_back(std::move(entry));
+  }
+  packed_.clear();
+  return !held_by_graphs_.empty();
+}
+
+std::size_t Layer::packed_count() {
+  const std::lock_guard lock(mutex_);
+  return packed_.size();
+}
+
+Tensor Layer::packed(std::size_t index, bool snapshot) {
+  const std::lock_guard lock(mutex_);
+  FASTCONV_REQUIRE(index < packed_.size(), "index is " + std::to_string(index) + "; expected below the number of packed weights, " + std::to_string(packed_.size()));
+  return snapshot ? packed_[index]->snapshot : packed_[index]->packed;
+}
+
+void Layer::see_stream() {
+  const std::lock_guard lock(mutex_);
+  for (const std::shared_ptr<Packed>& entry : packed_) {
+    void* const stream = make_runtime(device_of(entry->packed))->stream();
+    const std::lock_guard refreshing(entry->refreshing);
+    if (std::ranges::find(entry->streams, stream) == entry->streams.end()) entry->streams.push_back(stream);
+  }
+}
+
+namespace {
+
+// Layers by number. A number is never used twice, so that one that is gone is an error instead of another layer.
+class LayerTable {
+ public:
+  std::int64_t add(std::unique_ptr<Layer> layer) {
+    const std::lock_guard lock(mutex_);
+    std::size_t index = next_;
+    if (free_.empty()) {
+      FASTCONV_REQUIRE(next_ < slots_.size(), "more than " + std::to_string(slots_.size()) + " layers at once");
+      ++next_;
+    } else {
+      index = free_.back();
+      free_.pop_back();
+    }
+    Slot& slot = slots_[index];
+    slot.layer = std::move(layer);
+    const std::int64_t number = ++generation_ * static_cast<std::int64_t>(slots_.size()) + static_cast<std::int64_t>(index);
+    slot.number.store(number, std::memory_order_release);
+    return number;
+  }
+
+  // Without a lock: whoever calls holds the layer, so that it is not removed meanwhile.
+  Layer& at(std::int64_t number) {
+    Slot& slot = slots_[static_cast<std::size_t>(number) % slots_.size()];
+    FASTCONV_REQUIRE(number > 0 && slot.number.load(std::memory_order_acquire) == number,
+                     "layer is " + std::to_string(number) + "; expected what layer_new returned");
+    return *slot.layer;
+  }
+
+  void remove(std::int64_t number) {
+    at(number);
+    const std::lock_guard lock(mutex_);
+    const std::size_t index = static_cast<std::size_t>(number) % slots_.size();
+    slots_[index].number.store(0, std::memory_order_release);
+    slots_[index].layer.reset();
+    free_.push_back(index);
+  }
+
+ private:
+  struct Slot {
+    std::atomic<std::int64_t> number{0};
+    std::unique_ptr<Layer> layer;
+  };
+  std::array<Slot, 1 << 18> slots_;
+  std::mutex mutex_;
+  std::vector<std::size_t> free_;
+  std::size_t next_ = 0;
+  std::int64_t generation_ = 0;
+};
+
+LayerTable& layers() {
+  static LayerTable* const table = new LayerTable;  // never destroyed: threads may outlive static objects
+  return *table;
+}
+
+thread_local CallStatus last_status = CallStatus::ran;
+
+std::int64_t layer_new(std::string algorithm, IntList geometry, std::string activation, double negative_slope) {
+  FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) +
+                                             "; expected 7 integers: stride, padding, dilation (two each), groups");
+  ConvProblem problem;
+  problem.stride_h = geometry[0], problem.stride_w = geometry[1];
+  problem.pad_h = geometry[2], problem.pad_w = geometry[3];
+  problem.dilation_h = geometry[4], problem.dilation_w = geometry[5];
+  problem.groups = geometry[6];
+  problem.activation = activation_from_name(activation);
+  problem.negative_slope = static_cast<float>(negative_slope);
+  return layers().add(std::make_unique<Layer>(std::move(algorithm), problem));
+}
+
+void layer_free(std::int64_t layer) { layers().remove(layer); }
+
+constexpr std::array accuracies{AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32};
+
+std::optional<Tensor> layer_forward(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
+                                    std::optional<Tensor> residual, std::int64_t layer, std::int64_t precision) {
+  return layers().at(layer).forward(input, weight, bias, residual, accuracies.at(static_cast<std::size_t>(precision)),
+                                    last_status);
+}
+
+std::int64_t layer_status() { return static_cast<std::int64_t>(last_status); }
+
+void layer_adopt(Tensor packed, Tensor snapshot, std::int64_t layer, std::string algorithm, std::int64_t precision,
+                 std::int64_t frozen_weight) {
+  layers().at(layer).adopt(packed, snapshot, algorithm, accuracies.at(static_cast<std::size_t>(precision)),
+                           frozen_weight);
+}
+
+bool layer_forget(std::int64_t layer) { return layers().at(layer).forget(); }
+
+std::int64_t layer_packed_count(std::int64_t layer) {
+  return static_cast<std::int64_t>(layers().at(layer).packed_count());
+}
+
+Tensor layer_packed(std::int64_t layer, std::int64_t index, bool snapshot) {
+  return layers().at(layer).packed(static_cast<std::size_t>(index), snapshot);
+}
+
+void layer_see_stream(std::int64_t layer) { layers().at(layer).see_stream(); }
+
+// "winograd_f4 2 64 14 14", or empty before the first call.
+std::string layer_last(std::int64_t number) {
+  const Layer& layer = layers().at(number);
+  if (layer.last_algorithm() == nullptr) return "";
+  std::string text = layer.last_algorithm()->name;
+  for (const std::int64_t size : layer.last_shape()) text += " " + std::to_string(size);
+  return text;
+}
+
+}  // namespace
+}  // namespace fastconv::ops
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
+  library.def("layer_new(str algorithm, int[] geometry, str activation, float negative_slope) -> int");
+  library.def("layer_free(int layer) -> ()");
+  library.def(
+      "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int precision) -> Tensor?");
+  library.def("layer_status() -> int");
+  library.def("layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision, int frozen_weight) -> ()");
+  library.def("layer_forget(int layer) -> bool");
+  library.def("layer_packed_count(int layer) -> int");
+  library.def("layer_packed(int layer, int index, bool snapshot) -> Tensor");
+  library.def("layer_see_stream(int layer) -> ()");
+  library.def("layer_last(int layer) -> str");
+}
+
+#define FASTCONV_IMPLEMENT(DEVICE)                                             \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                       \
+    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));   \
+    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));       \
+  }
+FASTCONV_IMPLEMENT(CPU)
+FASTCONV_IMPLEMENT(CUDA)
+
+STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
+  library.impl("layer_new", TORCH_BOX(&fastconv::ops::layer_new));
+  library.impl("layer_free", TORCH_BOX(&fastconv::ops::layer_free));
+  library.impl("layer_status", TORCH_BOX(&fastconv::ops::layer_status));
+  library.impl("layer_forget", TORCH_BOX(&fastconv::ops::layer_forget));
+  library.impl("layer_packed_count", TORCH_BOX(&fastconv::ops::layer_packed_count));
+  library.impl("layer_packed", TORCH_BOX(&fastconv::ops::layer_packed));
+  library.impl("layer_see_stream", TORCH_BOX(&fastconv::ops::layer_see_stream));
+  library.impl("layer_last", TORCH_BOX(&fastconv::ops::layer_last));
+}

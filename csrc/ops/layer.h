@@ -1,0 +1,77 @@
+// What a layer keeps between its calls: its settings, and its weight as algorithms read it. A call then passes tensors
+// and one number: on small inputs the way to a kernel is most of a call.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/algorithm.h"
+#include "core/problem.h"
+#include "ops/stable.h"
+
+namespace fastconv::ops {
+
+// What became of a call. All but `ran` leave the call to Python, which can do what only it can.
+enum class CallStatus : std::int64_t {
+  ran,
+  torch,   // PyTorch's own convolution is the choice, and its output contiguous
+  pack,    // nothing is packed yet: adopt() it, and call again
+  stream,  // the packed weight is new to this stream: tell the allocator, see_stream(), and call again
+  torch_channels_last,  // the same, with an output in channels_last
+  general  // not for here: a mistake in the arguments, tensors of several dtypes, a capture with nothing packed
+};
+
+class Layer {
+ public:
+  // problem: stride, padding, dilation, groups and activation of every call.
+  Layer(std::string algorithm, const ConvProblem& problem) : algorithm_(std::move(algorithm)), settings_(problem) {}
+
+  // activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]); no value if
+  // the status is not `ran`. The weight is compared with what was packed, on the device, unless it is frozen.
+  std::optional<Tensor> forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                                const std::optional<Tensor>& residual, AccuracyClass accuracy, CallStatus& status);
+
+  // Keeps a packed weight, in place of all for weights of another shape, dtype or device. frozen_weight: 0, or the
+  // address of a weight that will not change, so that it is not compared with its snapshot.
+  void adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy,
+             std::int64_t frozen_weight);
+
+  // Forgets the packed weights, save those that a captured CUDA graph reads; returns whether there are such.
+  bool forget();
+
+  std::size_t packed_count();
+  Tensor packed(std::size_t index, bool snapshot);
+  void see_stream();  // the current one may read all that is packed
+
+  // Of the last call: the algorithm that ran or was chosen (null before), and the input's shape.
+  const Algorithm* last_algorithm() const { return last_algorithm_; }
+  std::array<std::int64_t, 4> last_shape() const { return last_shape_; }
+
+ private:
+  struct Packed {
+    const Algorithm* algorithm;
+    AccuracyClass accuracy;
+    const void* frozen_weight;
+    Tensor packed, snapshot;     // snapshot: the plain weight that it was made from
+    std::vector<void*> streams;  // that may read it
+    bool in_graph = false;
+    std::mutex refreshing{};  // two threads must not find one another's snapshot new and packing old
+    bool fits(const Tensor& weight) const;
+  };
+
+  std::shared_ptr<Packed> find(const Algorithm& algorithm, AccuracyClass accuracy, const Tensor& weight);
+
+  const std::string algorithm_;
+  const ConvProblem settings_;
+  std::mutex mutex_;  // of the lists
+  std::vector<std::shared_ptr<Packed>> packed_, held_by_graphs_;
+  const Algorithm* last_algorithm_ = nullptr;
+  std::array<std::int64_t, 4> last_shape_{};
+};
+
+}  // namespace fastconv::ops
