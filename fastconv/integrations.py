@@ -33,7 +33,7 @@ def _register_flop_formulas() -> None:
     def register(*operators: Any) -> Callable[..., Any]:
         return register_flop_formula([operator.overloadpacket for operator in operators])
 
-    @register(ops.conv2d_op, ops.conv2d_refreshed_op)
+    @register(ops.conv2d_op)
     def _(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
         return forward(input, weight, *geometry, out_val=out_shape)
 

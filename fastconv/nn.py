@@ -179,21 +179,40 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor | None:  # fmt: skip
         y = module._run(x, weight, bias, None, layer, key, precision)
         ctx.save_for_backward(x, weight)
-        ctx.key, ctx.precision = key, precision
+        ctx.key, ctx.precision, ctx.layer, ctx.state = key, precision, layer, module._fastconv  # the state owns the layer
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         x, weight = ctx.saved_tensors
         algorithm, stride, padding, dilation, groups, _, _ = ctx.key
-        shared = (_pair(stride), padding, _pair(dilation), groups, algorithm, ctx.precision)
-        needs = ctx.needs_input_grad
-        return (
-            ops.transforms.input_gradient_of(grad, weight, x.shape, *shared) if needs[0] else None,
-            ops.transforms.weight_gradient_of(x, grad, weight.shape, *shared) if needs[1] else None,
-            grad.sum((0, 2, 3)) if needs[2] else None,
-            None, None, None, None,
-        )  # fmt: skip
+        geometry = (_pair(stride), padding, _pair(dilation), groups)
+        of_input, of_weight, of_bias = ctx.needs_input_grad[:3]
+        dx = dw = db = None
+        precision = ops.PRECISIONS[ctx.precision]
+        if not torch.is_grad_enabled():
+            left = 0  # to PyTorch, as far as it computes in the class asked for
+            if of_weight:
+                dw = ops.layer_weight_gradient(grad, x, weight, ctx.layer, precision)
+                left |= dw is None and ops.layer_status() == ops.STATUS_TORCH
+            if of_input:
+                dx = ops.layer_input_gradient(grad, x, weight, ctx.layer, precision)
+                left |= (dx is None and ops.layer_status() == ops.STATUS_TORCH) << 1
+            of_input, of_weight = of_input and dx is None, of_weight and dw is None
+            if left == of_weight + 2 * of_input != 0 and ops.torch_agrees(grad, ctx.precision):
+                needs = [of_input, of_weight, of_bias]
+                dx_torch, dw_torch, db = torch.ops.aten.convolution_backward.default(
+                    grad, x, weight, [weight.shape[0]], *geometry[:3], False, [0, 0], groups, needs
+                )
+                dx, dw = dx_torch if of_input else dx, dw_torch if of_weight else dw
+                of_input = of_weight = of_bias = False
+        if of_input:
+            dx = ops.transforms.input_gradient_of(grad, weight, x.shape, *geometry, algorithm, ctx.precision)
+        if of_weight:
+            dw = ops.transforms.weight_gradient_of(x, grad, weight.shape, *geometry, algorithm, ctx.precision)
+        if of_bias:
+            db = grad.sum((0, 2, 3))
+        return dx, dw, db, None, None, None, None
 
 
 class Conv2d(nn.Conv2d):
@@ -287,7 +306,8 @@ class Conv2d(nn.Conv2d):
         x, padding = input, self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0, 0)
-        if not _is_eager(x, weight, bias, residual):
+        # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
+        if not _is_eager(x, weight, bias, residual) or "_is_replica" in self.__dict__:
             return self._plain(x, weight, bias, padding, residual, activation, slope)
         if type(padding) is not tuple:
             x, padding = explicit_padding(x, weight, padding, self.dilation)
@@ -333,8 +353,7 @@ class Conv2d(nn.Conv2d):
                 return _run_torch(x, weight, bias, residual, key, precision, format)
             if status == ops.STATUS_STREAM:
                 state.admit_stream(layer)
-            elif status == ops.STATUS_PACK and not getattr(self, "_is_replica", False):
-                # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
+            elif status == ops.STATUS_PACK:
                 frozen = state.frozen and weight is self.weight
                 state.pack(layer, weight, self.groups, state.last_algorithm or "", precision, frozen)
             else:

@@ -157,6 +157,18 @@ def layer_forward(
     return y
 
 
+def layer_input_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int) -> Tensor | None:
+    """The input's gradient from grad [N, K, P, Q]; None where `conv2d_input_gradient` has to tell who computes it."""
+    result: Tensor | None = _call(torch.ops.fastconv.layer_input_gradient.default, grad, input, weight, layer, precision)
+    return result
+
+
+def layer_weight_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int) -> Tensor | None:
+    """The weight's gradient from grad [N, K, P, Q]; None where `conv2d_weight_gradient` has to tell who computes it."""
+    result: Tensor | None = _call(torch.ops.fastconv.layer_weight_gradient.default, grad, input, weight, layer, precision)
+    return result
+
+
 def layer_packed(layer: int) -> list[Tensor]:
     """Packed weights and their snapshots."""
     get, count = torch.ops.fastconv.layer_packed.default, torch.ops.fastconv.layer_packed_count.default(layer)

@@ -93,12 +93,6 @@ def test_opcheck_packed(name, device):
         )
         snapshot = w.detach().clone(memory_format=torch.contiguous_format)
         opcheck_all(ops.refresh_packed_op, (packed, snapshot, (w * 2).detach().requires_grad_(), groups, name, "fp32"))
-        flat = [size for pair in geometry[:3] for size in pair] + [groups]
-        plain = [tensor.detach() for tensor in (x, w, packed, snapshot, bias)]
-        size = ops.output_size(x_shape, w_shape, *geometry[:3])
-        added = make([x_shape[0], w_shape[0], *size], device=device).detach()
-        for residual, activation in ((None, "none"), (added, "relu")):
-            opcheck_all(ops.conv2d_refreshed_op, (*plain, residual, flat, name, "fp32", activation, 0.0))
 
 
 @pytest.mark.parametrize("name", OWN)

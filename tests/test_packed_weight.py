@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -23,13 +24,15 @@ PACKED = packed_algorithms()
 def packed_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The algorithm of each convolution that ran from a packed weight."""
     calls: list[str] = []
-    run = fastconv.nn.ops.conv2d_refreshed
+    run = fastconv.nn.ops.layer_forward
 
-    def spy(*args: object) -> Tensor:
-        calls.extend(arg for arg in args if isinstance(arg, str) and arg in PACKED)
-        return run(*args)
+    def spy(*args: Any) -> Tensor | None:
+        y = run(*args)
+        if y is not None:
+            calls.append(fastconv.last_call()["algorithm"])
+        return y
 
-    monkeypatch.setattr(fastconv.nn.ops, "conv2d_refreshed", spy)
+    monkeypatch.setattr(fastconv.nn.ops, "layer_forward", spy)
     return calls
 
 
@@ -139,27 +142,41 @@ class TestPackedWeight:
         assert set(packed_calls) == {algorithm}
         assert after.shape != before.shape or relative_error(after, before) > 1e-4
 
-    def test_it_is_used_in_inference_and_only_there(self, algorithm: str, device: str, packed_calls: list[str]) -> None:
+    def test_it_is_used_with_and_without_gradients(
+        self, algorithm: str, device: str, packed_calls: list[str]
+    ) -> None:
         layer, x = self.layer(algorithm, device)
         check(layer, x)
-        with torch.no_grad(), torch.autocast(device, torch.bfloat16), suppress(fastconv.UnsupportedError):
-            layer(x)  # the algorithm may not offer the class
-        with torch.no_grad():
-            torch.func.vmap(layer)(x[None])
-        assert packed_calls == []
         with torch.no_grad():
             check(layer, x)
             check(layer, x[0])
             check(layer, x.to(memory_format=torch.channels_last))
             check(layer, torch.randn(1, 8, 5, 30, device=device))
-        assert packed_calls == [algorithm] * 4
         with torch.inference_mode():
             check(layer, x)
         layer.requires_grad_(False)
         check(layer, x)
-        assert packed_calls == [algorithm] * 6
         check(layer, x.clone().requires_grad_())
-        assert packed_calls == [algorithm] * 6
+        assert packed_calls == [algorithm] * 8
+        with torch.no_grad():
+            torch.func.vmap(layer)(x[None])  # a transform's tensors are not for it
+        assert packed_calls == [algorithm] * 8
+
+    def test_autocast_packs_what_it_casts(self, algorithm: str, device: str) -> None:
+        layer, x = self.layer(algorithm, device)
+        for grad in (False, True):
+            for _ in range(2):
+                layer.weight.data.mul_(-2)
+                with torch.set_grad_enabled(grad), torch.autocast(device, torch.bfloat16):
+                    try:
+                        y = layer(x)
+                    except fastconv.UnsupportedError:
+                        return  # the algorithm may not offer the class
+                assert y.dtype == torch.bfloat16
+                assert relative_error(y.float(), reference(layer, x)) < 3e-2
+        y.float().square().mean().backward()
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.dtype == torch.float32
 
     def test_it_is_packed_once(self, algorithm: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         layer, x = self.layer(algorithm, device)
@@ -190,7 +207,7 @@ class TestPackedWeight:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
                 layer(x)
         operators = {event.key for event in profile.key_averages()}
-        assert "fastconv::conv2d_refreshed" in operators
+        assert "fastconv::layer_forward" in operators
         assert not operators & {"aten::clone", "aten::copy_", "aten::contiguous", "aten::to"}
 
     def test_functional_call(self, algorithm: str, device: str) -> None:
@@ -264,7 +281,6 @@ class TestPackedWeight:
         with torch.no_grad():
             for width in range(3, 83):
                 layer(torch.randn(1, 8, 3, width, device=device))
-            assert len(layer._fastconv.choices) <= 64
             assert len(layer._fastconv.packed) == 1
             for k in (4, 5, 6):
                 layer.weight = nn.Parameter(torch.randn(k, 8, 3, 3, device=device))

@@ -28,4 +28,8 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                const ConvProblem& problem, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                Runtime& runtime);
 
+// dw [K, C/groups, R, S] from input [N, C, H, W] and grad [N, K, P, Q], all in the problem's layout in the end.
+Tensor run_weight_gradient(const Tensor& input, const Tensor& grad, const WeightGradientChoice& choice,
+                           const ConvProblem& problem);
+
 }  // namespace fastconv::ops

@@ -106,6 +106,53 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
                  *runtime);
 }
 
+// Of stride 1 and one group: the convolution of the gradient with the filter turned round. `auto` takes it where
+// PyTorch's is slow: in float32 on CUDA, and on the CPU; so few filters as 8 leave the kernels' tiles empty.
+std::optional<Tensor> Layer::input_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                                            AccuracyClass accuracy, CallStatus& status) {
+  status = CallStatus::general;
+  const std::optional<ConvProblem> forward = problem_of(settings_, input, weight, {}, {}, accuracy);
+  if (!forward || !is_alike(grad, input)) return std::nullopt;
+  const bool pays = (!input.is_cuda() || forward->dtype == DType::f32) && weight.size(1) >= 8;
+  if (algorithm_ == "torch" || (algorithm_ == "auto" && !pays)) {
+    status = CallStatus::torch;
+    return std::nullopt;
+  }
+  ConvProblem problem = *forward;
+  problem.c = forward->k, problem.k = forward->c, problem.h = forward->p(), problem.w = forward->q();
+  problem.pad_h = forward->dilation_h * (forward->r - 1) - forward->pad_h;
+  problem.pad_w = forward->dilation_w * (forward->s - 1) - forward->pad_w;
+  problem.layout = suggests_channels_last(grad) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
+  const bool plain = problem.stride_h == 1 && problem.stride_w == 1 && problem.groups == 1 && problem.pad_h >= 0 &&
+                     problem.pad_w >= 0 && has_shape(grad, problem.n, problem.c, problem.h, problem.w);
+  if (!plain) return std::nullopt;
+  const DeviceInfo& device = device_of(grad);
+  const auto choice = choose_cached<choose>("auto", problem, device);
+  if (!is_own(*choice->algorithm)) {
+    status = CallStatus::torch;
+    return std::nullopt;
+  }
+  const auto guard = device_guard(grad);
+  const Layout layout = is_channels_last(weight) ? Layout::nhwc : Layout::nchw;
+  Tensor turned = in_layout(torch::stable::transpose(weight, 0, 1), layout);
+  if (problem.r * problem.s > 1) turned = call_dispatcher("aten::flip", "", turned, IntList{2, 3});
+  status = CallStatus::ran;
+  return run_own(grad, &turned, nullptr, *choice, problem, std::nullopt, std::nullopt, *make_runtime(device));
+}
+
+std::optional<Tensor> Layer::weight_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                                             AccuracyClass accuracy, CallStatus& status) {
+  status = CallStatus::general;
+  std::optional<ConvProblem> problem = problem_of(settings_, input, weight, {}, {}, accuracy);
+  if (!problem || !is_alike(grad, input)) return std::nullopt;
+  if (!has_shape(grad, problem->n, problem->k, problem->p(), problem->q())) return std::nullopt;
+  problem->layout = suggests_channels_last(input) || suggests_channels_last(grad) ? Layout::nhwc : Layout::nchw;
+  const auto choice = choose_cached<choose_weight_gradient>(algorithm_, *problem, device_of(input));
+  status = choice->algorithm == nullptr ? CallStatus::torch : CallStatus::ran;
+  if (choice->algorithm == nullptr) return std::nullopt;
+  return run_weight_gradient(input, grad, *choice, *problem);
+}
+
 void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy,
                   std::int64_t frozen_weight) {
   const auto guard = device_guard(packed);
@@ -224,19 +271,32 @@ std::int64_t layer_new(std::string algorithm, IntList geometry, std::string acti
 
 void layer_free(std::int64_t layer) { layers().remove(layer); }
 
-constexpr std::array accuracies{AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32};
+AccuracyClass accuracy_of(std::int64_t precision) {
+  constexpr std::array classes{AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32};
+  return classes.at(static_cast<std::size_t>(precision));
+}
 
 std::optional<Tensor> layer_forward(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
                                     std::optional<Tensor> residual, std::int64_t layer, std::int64_t precision) {
-  return layers().at(layer).forward(input, weight, bias, residual, accuracies.at(static_cast<std::size_t>(precision)),
+  return layers().at(layer).forward(input, weight, bias, residual, accuracy_of(precision),
                                     last_status);
+}
+
+std::optional<Tensor> layer_input_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                                           std::int64_t layer, std::int64_t precision) {
+  return layers().at(layer).input_gradient(grad, input, weight, accuracy_of(precision), last_status);
+}
+
+std::optional<Tensor> layer_weight_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                                            std::int64_t layer, std::int64_t precision) {
+  return layers().at(layer).weight_gradient(grad, input, weight, accuracy_of(precision), last_status);
 }
 
 std::int64_t layer_status() { return static_cast<std::int64_t>(last_status); }
 
 void layer_adopt(Tensor packed, Tensor snapshot, std::int64_t layer, std::string algorithm, std::int64_t precision,
                  std::int64_t frozen_weight) {
-  layers().at(layer).adopt(packed, snapshot, algorithm, accuracies.at(static_cast<std::size_t>(precision)),
+  layers().at(layer).adopt(packed, snapshot, algorithm, accuracy_of(precision),
                            frozen_weight);
 }
 
@@ -269,6 +329,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def("layer_free(int layer) -> ()");
   library.def(
       "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int precision) -> Tensor?");
+  for (const char* name : {"layer_input_gradient", "layer_weight_gradient"}) {
+    const std::string schema = "(Tensor grad, Tensor input, Tensor weight, int layer, int precision) -> Tensor?";
+    library.def((name + schema).c_str());
+  }
   library.def("layer_status() -> int");
   library.def("layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision, int frozen_weight) -> ()");
   library.def("layer_forget(int layer) -> bool");
@@ -281,7 +345,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
 #define FASTCONV_IMPLEMENT(DEVICE)                                             \
   STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                       \
     library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));   \
-    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));       \
+    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt)); \
+    library.impl("layer_input_gradient", TORCH_BOX(&fastconv::ops::layer_input_gradient)); \
+    library.impl("layer_weight_gradient", TORCH_BOX(&fastconv::ops::layer_weight_gradient)); \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)

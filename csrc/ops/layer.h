@@ -36,6 +36,13 @@ class Layer {
   std::optional<Tensor> forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                 const std::optional<Tensor>& residual, AccuracyClass accuracy, CallStatus& status);
 
+  // The gradients of a call without activation, from the gradient of its output [N, K, P, Q]; no value where PyTorch
+  // computes them (status `torch`), or Python has to tell (`general`).
+  std::optional<Tensor> input_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                                       AccuracyClass accuracy, CallStatus& status);
+  std::optional<Tensor> weight_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                                        AccuracyClass accuracy, CallStatus& status);
+
   // Keeps a packed weight, in place of all for weights of another shape, dtype or device. frozen_weight: 0, or the
   // address of a weight that will not change, so that it is not compared with its snapshot.
   void adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy,

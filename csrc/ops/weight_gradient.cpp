@@ -4,6 +4,7 @@
 #include <string>
 
 #include "ops/arguments.h"
+#include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
 #include "plan/registry.h"
@@ -35,6 +36,34 @@ GradientProblem gradient_problem(const Tensor& input, const Tensor& grad, const 
   return result;
 }
 
+}  // namespace
+
+Tensor run_weight_gradient(const Tensor& input, const Tensor& grad, const WeightGradientChoice& choice,
+                           const ConvProblem& problem) {
+  const WeightGradient& chosen = *choice.algorithm;
+  const auto guard = device_guard(input);
+  const std::unique_ptr<Runtime> runtime = make_runtime(device_of(input));
+  const Tensor x = aligned(in_layout(input, problem.layout)), dy = aligned(in_layout(grad, problem.layout));
+  ConvProblem like_output;  // whose output has the filter's shape
+  like_output.n = problem.k, like_output.k = problem.c_per_group(), like_output.r = like_output.s = 1;
+  like_output.h = problem.r, like_output.w = problem.s;
+  like_output.dtype = problem.dtype, like_output.layout = problem.layout;
+  GuardedBytes workspace(choice.plan.workspace_bytes, input);
+  GuardedOutput output(input, like_output);
+  const WeightGradientArgs args{problem,
+                                x.const_data_ptr(),
+                                dy.const_data_ptr(),
+                                output.data(),
+                                problem.layout == Layout::nhwc,
+                                workspace.data(),
+                                choice.plan.detail.get()};
+  find_weight_gradient(chosen, runtime->device().type)(args, *runtime);
+  workspace.check("workspace", chosen.name);
+  return output.finish(chosen.name);
+}
+
+namespace {
+
 Layout gradient_layout(bool channels_last) { return channels_last ? Layout::nhwc : Layout::nchw; }
 
 // Why PyTorch computes this gradient; empty if an algorithm of ours does.
@@ -53,27 +82,7 @@ Tensor weight_gradient(const Tensor& input, const Tensor& grad, IntList weight_s
   const GradientProblem target = gradient_problem(input, grad, weight_size, stride, padding, dilation, groups,
                                                   gradient_layout(channels_last), algorithm, precision, max_error);
   if (target.choice->algorithm == nullptr) throw Unsupported("weight gradient: " + target.choice->support.reason);
-  const ConvProblem& problem = target.problem;
-  const WeightGradient& chosen = *target.choice->algorithm;
-  const auto guard = device_guard(input);
-  const std::unique_ptr<Runtime> runtime = make_runtime(device_of(input));
-  const Tensor x = aligned(in_layout(input, problem.layout)), dy = aligned(in_layout(grad, problem.layout));
-  ConvProblem like_output;  // whose output has the filter's shape
-  like_output.n = problem.k, like_output.k = problem.c_per_group(), like_output.r = like_output.s = 1;
-  like_output.h = problem.r, like_output.w = problem.s;
-  like_output.dtype = problem.dtype, like_output.layout = problem.layout;
-  GuardedBytes workspace(target.choice->plan.workspace_bytes, input);
-  GuardedOutput output(input, like_output);
-  const WeightGradientArgs args{problem,
-                                x.const_data_ptr(),
-                                dy.const_data_ptr(),
-                                output.data(),
-                                channels_last,
-                                workspace.data(),
-                                target.choice->plan.detail.get()};
-  find_weight_gradient(chosen, runtime->device().type)(args, *runtime);
-  workspace.check("workspace", chosen.name);
-  return output.finish(chosen.name);
+  return run_weight_gradient(input, grad, *target.choice, target.problem);
 }
 
 }  // namespace
