@@ -74,7 +74,7 @@ def ninja_file(module: str, operators: str) -> str:
     }
     nvcc_flags = f"{NVCC_FLAGS} {' '.join(architecture_flags(architectures)) if nvcc else ''} -I{ROOT}/csrc"
     # A CUDA torch's libtorch.so pulls in the CUDA symbols, but only if the linker keeps it.
-    link_torch = f"-L{torch}/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--as-needed -ldl"
+    link_torch = f"{link_cxx_runtime()} -L{torch}/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--as-needed -ldl"
     if nvcc:
         link_torch += f" -L{cudart_static(nvcc)} -lcudart_static -lrt -lpthread"
     lines = [RULES.format(cxx=CXX, nvcc=nvcc or "nvcc")]
@@ -104,6 +104,35 @@ def find_torch() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+def link_cxx_runtime() -> str:
+    """Flags that link libstdc++.so: torch's exceptions pass through our frames and ours through torch's, and a copy of
+    the library inside ours would read the process's locales as its own. Where a compiler finds the archive alone, its
+    shared library is named by its file."""
+    compiler = CXX.split()
+    find = lambda name: subprocess.run(  # noqa: E731
+        [*compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if Path(find("libstdc++.so")).is_absolute() or not Path(find("libstdc++.a")).is_absolute():
+        return "-shared-libgcc"
+    runtime = Path(find("libstdc++.so.6"))
+    if not runtime.is_absolute():
+        cache = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
+        found = [line.split("=>")[1].strip() for line in cache.splitlines() if line.strip().startswith("libstdc++.so.6 ")]
+        if not found:
+            raise SystemExit(f"{CXX} links libstdc++ as an archive alone; its shared library is needed: libstdc++.so.6")
+        runtime = Path(found[0])
+    return f"-nostdlib++ -shared-libgcc {runtime}"
+
+
+def require_shared_runtime(library: Path) -> None:
+    needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    if "libstdc++.so.6" not in needed:
+        raise SystemExit(
+            f"{library} has a libstdc++ of its own, with which PyTorch's exceptions end the process: link the shared one "
+            f"(CXX={CXX!r}, LDFLAGS and the compiler's specs must not ask for -static-libstdc++)"
+        )
+
+
 def version_of(nvcc: Path | None) -> str:
     if nvcc is None:
         return ""
@@ -130,6 +159,7 @@ class NinjaBuild(build_ext):
         subprocess.run([*ninja, "-C", str(build), *(["-j", jobs] if jobs else [])], check=True)
         database = subprocess.run([*ninja, "-C", str(build), "-t", "compdb"], capture_output=True, check=True).stdout
         (ROOT / "compile_commands.json").write_bytes(database)
+        require_shared_runtime(build / "libfastconv.so")
         # Copied: setuptools builds an editable install in a new folder each time, and ninja would link again for it.
         (build / VERSIONS).write_text(
             json.dumps({"torch": version("torch"), "libc": os.confstr("CS_GNU_LIBC_VERSION")})

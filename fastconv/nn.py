@@ -185,7 +185,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         x, weight = ctx.saved_tensors
-        algorithm, stride, padding, dilation, groups, _, _ = ctx.key
+        algorithm, stride, padding, dilation, groups, _, _, max_error = ctx.key
         geometry = (_pair(stride), padding, _pair(dilation), groups)
         of_input, of_weight, of_bias = ctx.needs_input_grad[:3]
         dx = dw = db = None
@@ -207,9 +207,9 @@ class _Convolution(torch.autograd.Function):
                 dx, dw = dx_torch if of_input else dx, dw_torch if of_weight else dw
                 of_input = of_weight = of_bias = False
         if of_input:
-            dx = ops.transforms.input_gradient_of(grad, weight, x.shape, *geometry, algorithm, ctx.precision)
+            dx = ops.transforms.input_gradient_of(grad, weight, x.shape, *geometry, algorithm, ctx.precision, max_error)
         if of_weight:
-            dw = ops.transforms.weight_gradient_of(x, grad, weight.shape, *geometry, algorithm, ctx.precision)
+            dw = ops.transforms.weight_gradient_of(x, grad, weight.shape, *geometry, algorithm, ctx.precision, max_error)
         if of_bias:
             db = grad.sum((0, 2, 3))
         return dx, dw, db, None, None, None, None

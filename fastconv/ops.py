@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
-from fastconv import _C, built, settings
+from fastconv import _C, built, failures, settings
+from fastconv.failures import UnsupportedError as UnsupportedError
 from fastconv.input_gradient import own_input_gradient
 
 with built.loading(built.OPERATORS.name):
@@ -43,30 +44,28 @@ weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.defau
 weight_gradient_kernel_op: OpOverload = torch.ops.fastconv.weight_gradient.default
 
 
-class UnsupportedError(RuntimeError):
-    """A named algorithm cannot serve the problem; the message says why not."""
-
-
-_PREFIX = "fastconv.UnsupportedError: "
-
-
-def _call(operator: Callable[..., Any], *args: Any) -> Any:
-    """Calls the operator; in eager mode its refusal becomes UnsupportedError (it crosses the operator boundary as a
-    RuntimeError with a prefix)."""
+def call(operator: Callable[..., Any], *args: Any) -> Any:
+    """Calls the operator; in eager mode what fails raises the exception that PyTorch would have raised by itself, or
+    UnsupportedError (`fastconv.failures`)."""
     if torch.compiler.is_compiling():
         return operator(*args)
     try:
         return operator(*args)
     except RuntimeError as error:
-        _, found, reason = str(error).partition(_PREFIX)
-        if not found:
+        if operator is conv2d_op and failures.is_silent(error) and (last_call() or {}).get("algorithm") == "torch":
+            failure, again = None, transforms.plain_conv2d  # the same once more, where its exception can be seen
+        else:
+            failure, again = failures.translated(error, args), None
+        if failure is error:
             raise
-        raise UnsupportedError(reason) from None
+    if again is not None:
+        return again(*args)
+    raise failure from None
 
 
 def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> dict[str, Any]:
     """The planner's row of what runs where `algorithm` is asked for. Raises UnsupportedError if it does not fit."""
-    row: dict[str, Any] = _call(_C.choose, algorithm, problem, device)
+    row: dict[str, Any] = call(_C.choose, algorithm, problem, device)
     return row
 
 
@@ -87,15 +86,15 @@ def conv2d(
     max_error: float | None = None,
 ) -> Tensor:
     """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q])."""
-    return _call(
-        transforms.conv2d, input, weight, bias, residual, stride, padding, dilation, groups, algorithm, precision,
-        activation, negative_slope, backend_flags, max_error,
+    return transforms.conv2d(
+        input, weight, bias, residual, stride, padding, dilation, groups, algorithm, precision, activation,
+        negative_slope, backend_flags, max_error,
     )  # fmt: skip
 
 
 def pack_weight(weight: Tensor, groups: int, algorithm: str, precision: str) -> Tensor:
     """The weight [K, C/groups, R, S] as one named algorithm reads it: uint8 [bytes], without a gradient."""
-    return _call(pack_weight_op, weight, groups, algorithm, precision)
+    return call(pack_weight_op, weight, groups, algorithm, precision)
 
 
 def refresh_packed(
@@ -104,7 +103,7 @@ def refresh_packed(
     """Brings `packed` up to date with `weight`, in place, without a host synchronisation. `snapshot` is a copy of the
     weight that `packed` was made from, and becomes one of `weight`; contiguous or channels_last: a weight in the same
     format is read as it is, any other is converted first."""
-    _call(refresh_packed_op, packed, snapshot, weight.detach(), groups, algorithm, precision)
+    call(refresh_packed_op, packed, snapshot, weight.detach(), groups, algorithm, precision)
 
 
 def conv2d_packed(
@@ -125,8 +124,8 @@ def conv2d_packed(
 ) -> Tensor:
     """`conv2d` with a weight from `pack_weight` for the same algorithm, precision and dtype. `channels_last`: whether
     the plain weight was, which counts for the output's memory format. No gradient flows to the weight."""
-    return _call(
-        transforms.conv2d_packed, input, packed, weight_shape, bias, residual, stride, padding, dilation, groups,
+    return transforms.conv2d_packed(
+        input, packed, weight_shape, bias, residual, stride, padding, dilation, groups,
         channels_last, algorithm, precision, activation, negative_slope,
     )  # fmt: skip
 
@@ -143,9 +142,11 @@ layer_see_stream = torch.ops.fastconv.layer_see_stream.default
 _layer_forward = torch.ops.fastconv.layer_forward.default
 
 
-def layer_new(algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float) -> int:
+def layer_new(
+    algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float, max_error: float | None
+) -> int:
     """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers."""
-    return int(_call(torch.ops.fastconv.layer_new.default, algorithm, geometry, activation, negative_slope))
+    return int(call(torch.ops.fastconv.layer_new.default, algorithm, geometry, activation, negative_slope, max_error))
 
 
 def layer_forward(
@@ -153,19 +154,19 @@ def layer_forward(
 ) -> Tensor | None:
     """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), below
     autograd, after comparing the weight with what was packed. None if that takes Python: `layer_status()` says what."""
-    y: Tensor | None = _call(_layer_forward, input, weight, bias, residual, layer, precision)
+    y: Tensor | None = call(_layer_forward, input, weight, bias, residual, layer, precision)
     return y
 
 
 def layer_input_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int) -> Tensor | None:
     """The input's gradient from grad [N, K, P, Q]; None where `conv2d_input_gradient` has to tell who computes it."""
-    result: Tensor | None = _call(torch.ops.fastconv.layer_input_gradient.default, grad, input, weight, layer, precision)
+    result: Tensor | None = call(torch.ops.fastconv.layer_input_gradient.default, grad, input, weight, layer, precision)
     return result
 
 
 def layer_weight_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int) -> Tensor | None:
     """The weight's gradient from grad [N, K, P, Q]; None where `conv2d_weight_gradient` has to tell who computes it."""
-    result: Tensor | None = _call(torch.ops.fastconv.layer_weight_gradient.default, grad, input, weight, layer, precision)
+    result: Tensor | None = call(torch.ops.fastconv.layer_weight_gradient.default, grad, input, weight, layer, precision)
     return result
 
 
@@ -202,7 +203,7 @@ def instrumented_megakernel(
 ) -> None:  # fmt: skip
     """winograd_megakernel as measurements want it, into `output`: see `fastconv.instrumented`, which calls it."""
     arguments = (input, packed, weight_shape, padding, channels_last, precision, d_ig, d_go, m, blocks, delay, series)
-    _call(torch.ops.fastconv.instrumented_megakernel.default, *arguments, output, records)
+    call(torch.ops.fastconv.instrumented_megakernel.default, *arguments, output, records)
 
 
 measured_generation = 0  # grows with every table: what was chosen at a smaller one may be chosen otherwise now
@@ -389,9 +390,9 @@ def _input_gradient(
     if _has_own_input_gradient(grad, weight, stride, padding, dilation, algorithm):
 
         def convolve(input: Tensor, filters: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
-            return conv2d_op(
-                input, filters, None, None, [1, 1], padding, dilation, groups, "auto", precision, "none", 0.0,
-                backend_flags, max_error,
+            return call(
+                conv2d_op, input, filters, None, None, [1, 1], padding, dilation, groups, "auto", precision, "none",
+                0.0, backend_flags, max_error,
             )  # fmt: skip
 
         grad = grad.contiguous(memory_format=memory_format)
@@ -458,7 +459,7 @@ def _weight_gradient(
     if settings.log_calls:
         settings.logger.debug("weight gradient %s: %s", list(weight_size), "PyTorch, " + reason if reason else "own")
     if not reason:
-        return weight_gradient_kernel_op(input, grad, *geometry, algorithm, precision, max_error)
+        return call(weight_gradient_kernel_op, input, grad, *geometry, algorithm, precision, max_error)
     like_format = memory_format
     if not agrees and precision != "tf32" and groups == input.shape[1]:
         # PyTorch's kernel for depthwise float32 in NCHW is its own, which knows no TF32.

@@ -51,16 +51,16 @@ def _differentiable(
             return plain(*args)
         if not torch._C._are_functorch_transforms_active():
             if torch.compiler.is_compiling() or _may_need_gradient(args):
-                return operator(*args)
+                return ops.call(operator, *args)
             with torch._C._AutoDispatchBelowAutograd():  # saves a third of a small call
-                return operator(*args)
+                return ops.call(operator, *args)
         if torch.compiler.is_dynamo_compiling():
             # Up to torch 2.14 Dynamo traces a Function's forward and forgets its backward; that of 2.15 takes a second
             # derivative for zero, and has no vmap around the gradient.
             return plain(*args)
         # Inside the rules that the dispatcher itself calls, the transform being applied is already dealt with.
         if torch._C._dispatch_tls_is_dispatch_key_excluded(front):
-            return operator(*args)
+            return ops.call(operator, *args)
         return Function.apply(*args)
 
     return call
@@ -185,7 +185,7 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     )
 
 
-def _plain_conv2d(
+def plain_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, activation: str,
     slope: float, flags: int, max_error: float | None = None,
@@ -425,7 +425,7 @@ def _vmap_pack_weight(info, in_dims, *args):  # type: ignore[no-untyped-def]
     return _loop(ops.pack_weight_op, info, in_dims, args)
 
 
-conv2d = _differentiable(ops.conv2d_op, _conv2d_setup, _conv2d_backward, _vmap_conv2d, _plain_conv2d)
+conv2d = _differentiable(ops.conv2d_op, _conv2d_setup, _conv2d_backward, _vmap_conv2d, plain_conv2d)
 input_gradient = _differentiable(
     ops.input_gradient_op, _gradient_setup, _input_gradient_backward, _vmap_input_gradient, _plain_input_gradient
 )
@@ -439,19 +439,19 @@ conv2d_packed = _differentiable(
 
 def input_gradient_of(
     grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, algorithm: str, precision: str,
+    dilation: Sequence[int], groups: int, algorithm: str, precision: str, max_error: float | None,
 ) -> Tensor:  # fmt: skip
     """`input_gradient`, past the dispatcher where no gradient of it is asked for."""
     arguments = (grad, weight, input_size, stride, padding, dilation, groups, algorithm, precision)
     compute = input_gradient if torch.is_grad_enabled() else ops._input_gradient
-    return compute(*arguments, settings.switches.backend_flags)
+    return compute(*arguments, settings.switches.backend_flags, max_error)
 
 
 def weight_gradient_of(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, algorithm: str, precision: str,
+    dilation: Sequence[int], groups: int, algorithm: str, precision: str, max_error: float | None,
 ) -> Tensor:  # fmt: skip
     """`weight_gradient`, past the dispatcher where no gradient of it is asked for."""
     arguments = (input, grad, weight_size, stride, padding, dilation, groups, algorithm, precision)
     compute = weight_gradient if torch.is_grad_enabled() else ops._weight_gradient
-    return compute(*arguments, settings.switches.backend_flags)
+    return compute(*arguments, settings.switches.backend_flags, max_error)

@@ -17,9 +17,11 @@ struct Unsupported : std::runtime_error {
   explicit Unsupported(const std::string& message) : std::runtime_error(prefix + message) {}
 };
 
-// A failure of the machine: a CUDA or cuBLAS call that returned an error.
+// A failure of the machine: a CUDA or cuBLAS call that returned an error. Becomes torch.AcceleratorError, or
+// torch.OutOfMemoryError if that is what it says.
 struct DeviceError : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  static constexpr const char* prefix = "fastconv.DeviceError: ";
+  explicit DeviceError(const std::string& message) : std::runtime_error(prefix + message) {}
 };
 
 }  // namespace fastconv

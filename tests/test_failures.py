@@ -1,0 +1,177 @@
+"""What fails inside PyTorch, or on the device, arrives as PyTorch's exception, and the next call works."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+from layers import DEVICES, packed_algorithms, relative_error
+from torch import Tensor
+
+import fastconv
+from fastconv import failures, ops
+
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU; torch.cuda.is_available() is False"
+)
+MIB = 1 << 20
+
+
+def works(device: str) -> None:
+    x, w = torch.randn(2, 8, 9, 9, device=device), torch.randn(8, 8, 3, 3, device=device)
+    assert relative_error(fastconv.conv2d(x, w, padding=1, precision="fp32"), F.conv2d(x.double(), w.double(), padding=1)) < 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("algorithm", ["auto", "torch"])
+@pytest.mark.parametrize(
+    ("weight", "arguments"), [((4, 3, 0, 3), {}), ((4, 3, 3, 3), {"stride": 1 << 31})], ids=["no_rows", "stride"]
+)
+def test_what_pytorch_refuses(device: str, algorithm: str, weight: tuple[int, ...], arguments: dict) -> None:
+    x, w = torch.randn(2, 3, 8, 8, device=device), torch.randn(weight, device=device)
+    try:
+        expected: Tensor | type[Exception] = F.conv2d(x, w, **arguments)
+    except Exception as error:
+        expected = type(error)
+    for _ in range(3):
+        if isinstance(expected, Tensor):
+            assert fastconv.conv2d(x, w, algorithm=algorithm, **arguments).shape == expected.shape
+        else:
+            with pytest.raises(expected) as ours:
+                fastconv.conv2d(x, w, algorithm=algorithm, **arguments)
+            assert "API call failed" not in str(ours.value)
+        works(device)
+
+
+@pytest.mark.parametrize("algorithm", ["im2col_gemm", *packed_algorithms()])
+def test_a_failing_library_call(algorithm: str) -> None:
+    x, w = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3)
+    calls = []
+
+    def fail(*_: object, **__: object) -> Tensor:
+        calls.append(1)
+        raise RuntimeError("this product fails")
+
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("bmm.out", fail, "CPU")
+        try:
+            fastconv.conv2d(x, w, padding=1, algorithm=algorithm)
+        except RuntimeError as error:
+            assert "this product fails" in str(error) or "bmm" in str(error)  # noqa: PT017
+            assert "API call failed" not in str(error)
+        else:
+            assert not calls  # it multiplies by itself
+    finally:
+        library._destroy()
+    works("cpu")
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "direct", "winograd_f2"])
+def test_a_copy_that_the_machine_cannot_hold(algorithm: str) -> None:
+    x = torch.zeros(1, 1, 1, 1).expand(1, 1, 1 << 20, 1 << 22)
+    with pytest.raises(RuntimeError) as theirs:
+        x.contiguous()
+    with pytest.raises(theirs.type) as ours:
+        fastconv.conv2d(x, torch.randn(1, 1, 3, 3), padding=1, algorithm=algorithm)
+    assert "API call failed" not in str(ours.value)
+    works("cpu")
+
+
+def test_each_message_has_its_type() -> None:
+    """As they come from torch up to 2.12 (no message) and since 2.13, and from our own calls."""
+    place = " API call failed at csrc/ops/stable.h, line 25"
+    told = " (originally from f(x)" + place + ")"
+    accelerator = getattr(torch, "AcceleratorError", RuntimeError)
+    for text, expected, words in (
+        ("CUDA out of memory. Tried to allocate 2 GiB" + told, torch.OutOfMemoryError, "2 GiB"),
+        ("CUDA error: an illegal memory access was encountered" + told, accelerator, "illegal"),
+        ("cuDNN error: CUDNN_STATUS_BAD_PARAM" + told, RuntimeError, "BAD_PARAM"),
+        ('torch_call_dispatcher("aten::bmm", "out", stack.data(), TORCH_ABI_VERSION)' + place, RuntimeError, "aten::bmm"),
+        ("fastconv.DeviceError: winograd_f2: out of memory", torch.OutOfMemoryError, "winograd_f2"),
+        ("fastconv.DeviceError: winograd_f2: invalid argument", accelerator, "invalid argument"),
+        ("fastconv.UnsupportedError: stride is 2", fastconv.UnsupportedError, "stride is 2"),
+    ):
+        error = failures.translated(RuntimeError(text), ())
+        assert type(error) is expected
+        assert words in str(error)
+        assert "API call failed" not in str(error)
+    other = RuntimeError("fastconv: stride is [0, 0]; expected two positive integers")
+    assert failures.translated(other, ()) is other
+
+
+@contextmanager
+def at_most(free: int) -> Iterator[None]:
+    """So many bytes more may be allocated."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + free) / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def _input(channels: int, size: int, **options: object) -> Tensor:
+    return torch.randn(1, channels, size, size, device="cuda", **options)
+
+
+def _output() -> tuple[Callable[[], object], int]:
+    x, w = _input(8, 512), torch.randn(256, 8, 3, 3, device="cuda")
+    return lambda: fastconv.conv2d(x, w, padding=1, algorithm="implicit_gemm", precision="fp32"), 32 * MIB
+
+
+def _workspace() -> tuple[Callable[[], object], int]:
+    x, w = _input(64, 512), torch.randn(64, 64, 3, 3, device="cuda")
+    return lambda: fastconv.conv2d(x, w, padding=1, algorithm="winograd_f4", precision="fp32"), 72 * MIB
+
+
+def _packing() -> tuple[Callable[[], object], int]:
+    w = torch.randn(1024, 1024, 3, 3, device="cuda")
+    return lambda: ops.pack_weight(w, 1, "winograd_f4", "fp32"), 32 * MIB
+
+
+def _torch() -> tuple[Callable[[], object], int]:
+    x, w = _input(8, 512), torch.randn(256, 8, 3, 3, device="cuda")
+    return lambda: fastconv.conv2d(x, w, padding=1, algorithm="torch"), 32 * MIB
+
+
+def _layer() -> tuple[Callable[[], object], int]:
+    layer = fastconv.Conv2d(8, 256, 3, padding=1, algorithm="implicit_gemm", precision="fp32", device="cuda")
+    x = _input(8, 512)
+    return lambda: layer(x), 32 * MIB
+
+
+def _gradient(of: str) -> Callable[[], tuple[Callable[[], object], int]]:
+    def case() -> tuple[Callable[[], object], int]:
+        layer = fastconv.Conv2d(64, 64, 3, padding=1, precision="fp32", device="cuda")
+        x = _input(64, 512, requires_grad=True)
+        y = layer(x)
+        seed = torch.randn_like(y)
+        wanted = x if of == "input" else layer.weight
+        return lambda: torch.autograd.grad(y, wanted, seed, retain_graph=True), 2 * MIB
+
+    return case
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    "case",
+    [_output, _workspace, _packing, _torch, _layer, _gradient("input"), _gradient("weight")],
+    ids=["output", "workspace", "packed_weight", "torch", "layer", "input_gradient", "weight_gradient"],
+)
+def test_out_of_memory(case: Callable[[], tuple[Callable[[], object], int]]) -> None:
+    works("cuda")
+    call, free = case()
+    for _ in range(2):
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        with at_most(free), pytest.raises(torch.OutOfMemoryError):
+            call()
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() <= before
+        works("cuda")
+    call()  # there is enough now
+    torch.cuda.synchronize()
