@@ -117,7 +117,9 @@ def link_cxx_runtime() -> str:
     runtime = Path(find("libstdc++.so.6"))
     if not runtime.is_absolute():
         cache = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
-        found = [line.split("=>")[1].strip() for line in cache.splitlines() if line.strip().startswith("libstdc++.so.6 ")]
+        found = [
+            line.split("=>")[1].strip() for line in cache.splitlines() if line.strip().startswith("libstdc++.so.6 ")
+        ]
         if not found:
             raise SystemExit(f"{CXX} links libstdc++ as an archive alone; its shared library is needed: libstdc++.so.6")
         runtime = Path(found[0])

@@ -179,7 +179,12 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor | None:  # fmt: skip
         y = module._run(x, weight, bias, None, layer, key, precision)
         ctx.save_for_backward(x, weight)
-        ctx.key, ctx.precision, ctx.layer, ctx.state = key, precision, layer, module._fastconv  # the state owns the layer
+        ctx.key, ctx.precision, ctx.layer, ctx.state = (
+            key,
+            precision,
+            layer,
+            module._fastconv,
+        )  # the state owns the layer
         return y
 
     @staticmethod
@@ -209,7 +214,9 @@ class _Convolution(torch.autograd.Function):
         if of_input:
             dx = ops.transforms.input_gradient_of(grad, weight, x.shape, *geometry, algorithm, ctx.precision, max_error)
         if of_weight:
-            dw = ops.transforms.weight_gradient_of(x, grad, weight.shape, *geometry, algorithm, ctx.precision, max_error)
+            dw = ops.transforms.weight_gradient_of(
+                x, grad, weight.shape, *geometry, algorithm, ctx.precision, max_error
+            )
         if of_bias:
             db = grad.sum((0, 2, 3))
         return dx, dw, db, None, None, None, None

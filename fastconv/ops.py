@@ -166,7 +166,9 @@ def layer_input_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int
 
 def layer_weight_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int) -> Tensor | None:
     """The weight's gradient from grad [N, K, P, Q]; None where `conv2d_weight_gradient` has to tell who computes it."""
-    result: Tensor | None = call(torch.ops.fastconv.layer_weight_gradient.default, grad, input, weight, layer, precision)
+    result: Tensor | None = call(
+        torch.ops.fastconv.layer_weight_gradient.default, grad, input, weight, layer, precision
+    )
     return result
 
 

@@ -20,7 +20,8 @@ MIB = 1 << 20
 
 def works(device: str) -> None:
     x, w = torch.randn(2, 8, 9, 9, device=device), torch.randn(8, 8, 3, 3, device=device)
-    assert relative_error(fastconv.conv2d(x, w, padding=1, precision="fp32"), F.conv2d(x.double(), w.double(), padding=1)) < 1e-5
+    y = fastconv.conv2d(x, w, padding=1, precision="fp32")
+    assert relative_error(y.double(), F.conv2d(x.double(), w.double(), padding=1)) < 1e-5
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -88,7 +89,11 @@ def test_each_message_has_its_type() -> None:
         ("CUDA out of memory. Tried to allocate 2 GiB" + told, torch.OutOfMemoryError, "2 GiB"),
         ("CUDA error: an illegal memory access was encountered" + told, accelerator, "illegal"),
         ("cuDNN error: CUDNN_STATUS_BAD_PARAM" + told, RuntimeError, "BAD_PARAM"),
-        ('torch_call_dispatcher("aten::bmm", "out", stack.data(), TORCH_ABI_VERSION)' + place, RuntimeError, "aten::bmm"),
+        (
+            'torch_call_dispatcher("aten::bmm", "out", stack.data(), TORCH_ABI_VERSION)' + place,
+            RuntimeError,
+            "aten::bmm",
+        ),
         ("fastconv.DeviceError: winograd_f2: out of memory", torch.OutOfMemoryError, "winograd_f2"),
         ("fastconv.DeviceError: winograd_f2: invalid argument", accelerator, "invalid argument"),
         ("fastconv.UnsupportedError: stride is 2", fastconv.UnsupportedError, "stride is 2"),

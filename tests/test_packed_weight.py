@@ -142,9 +142,7 @@ class TestPackedWeight:
         assert set(packed_calls) == {algorithm}
         assert after.shape != before.shape or relative_error(after, before) > 1e-4
 
-    def test_it_is_used_with_and_without_gradients(
-        self, algorithm: str, device: str, packed_calls: list[str]
-    ) -> None:
+    def test_it_is_used_with_and_without_gradients(self, algorithm: str, device: str, packed_calls: list[str]) -> None:
         layer, x = self.layer(algorithm, device)
         check(layer, x)
         with torch.no_grad():
