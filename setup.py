@@ -130,8 +130,8 @@ def require_shared_runtime(library: Path) -> None:
     needed = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
     if "libstdc++.so.6" not in needed:
         raise SystemExit(
-            f"{library} has a libstdc++ of its own, with which PyTorch's exceptions end the process: link the shared one "
-            f"(CXX={CXX!r}, LDFLAGS and the compiler's specs must not ask for -static-libstdc++)"
+            f"{library} has a libstdc++ of its own, with which PyTorch's exceptions end the process: link the shared "
+            f"one (CXX={CXX!r}, LDFLAGS and the compiler's specs must not ask for -static-libstdc++)"
         )
 
 

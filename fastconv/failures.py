@@ -2,7 +2,7 @@
 
 Between PyTorch and the operators lies a C interface, at which an exception ends: of PyTorch's own only the place of the
 failing call comes back, since torch 2.13 its message, too, and never its type. Ours cross it as messages with a prefix.
-Eager calls get the type back here; a graph that `torch.compile` made calls the operators by itself and raises RuntimeError.
+Eager calls get the type back here; a graph that `torch.compile` made calls the operators by itself: RuntimeError.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
-from fastconv import _C, functional, ops, settings
+from fastconv import functional, ops, settings
 from fastconv.epilogue import activate, conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
 

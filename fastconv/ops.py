@@ -52,15 +52,13 @@ def call(operator: Callable[..., Any], *args: Any) -> Any:
     try:
         return operator(*args)
     except RuntimeError as error:
-        if operator is conv2d_op and failures.is_silent(error) and (last_call() or {}).get("algorithm") == "torch":
-            failure, again = None, transforms.plain_conv2d  # the same once more, where its exception can be seen
-        else:
-            failure, again = failures.translated(error, args), None
+        failure = failures.translated(error, args)
         if failure is error:
             raise
-    if again is not None:
-        return again(*args)
-    raise failure from None
+        is_torch = operator is conv2d_op and (last_call() or {}).get("algorithm") == "torch"
+        if not (is_torch and failures.is_silent(error)):
+            raise failure from None
+    return transforms.plain_conv2d(*args)  # the same once more, where its exception can be seen
 
 
 def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import io
 import pickle
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest

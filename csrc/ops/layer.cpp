@@ -40,8 +40,8 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
                     problem.w + 2 * problem.pad_w >= kernel_extent(problem.s, problem.dilation_w);
   if (!fits) return std::nullopt;
   if (bias && !(bias->dim() == 1 && bias->size(0) == problem.k && is_alike(input, *bias))) return std::nullopt;
-  if (residual && !(has_shape(*residual, problem.n, problem.k, problem.p(), problem.q()) &&
-                    is_alike(input, *residual))) {
+  if (residual &&
+      !(has_shape(*residual, problem.n, problem.k, problem.p(), problem.q()) && is_alike(input, *residual))) {
     return std::nullopt;
   }
   return problem;
@@ -158,7 +158,8 @@ void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::strin
   const auto guard = device_guard(packed);
   const std::unique_ptr<Runtime> runtime = make_runtime(device_of(packed));
   auto entry = std::make_shared<Packed>(&find_algorithm(algorithm), effective_accuracy(dtype_of(snapshot), accuracy),
-                                        reinterpret_cast<const void*>(frozen_weight), packed, snapshot, std::vector<void*>{runtime->stream()});
+                                        reinterpret_cast<const void*>(frozen_weight), packed, snapshot,
+                                        std::vector<void*>{runtime->stream()});
   const std::lock_guard lock(mutex_);
   std::erase_if(packed_, [&](const std::shared_ptr<Packed>& other) {
     const bool replaced =
@@ -185,7 +186,9 @@ std::size_t Layer::packed_count() {
 
 Tensor Layer::packed(std::size_t index, bool snapshot) {
   const std::lock_guard lock(mutex_);
-  FASTCONV_REQUIRE(index < packed_.size(), "index is " + std::to_string(index) + "; expected below the number of packed weights, " + std::to_string(packed_.size()));
+  FASTCONV_REQUIRE(index < packed_.size(), "index is " + std::to_string(index) +
+                                               "; expected below the number of packed weights, " +
+                                               std::to_string(packed_.size()));
   return snapshot ? packed_[index]->snapshot : packed_[index]->packed;
 }
 
@@ -215,7 +218,8 @@ class LayerTable {
     }
     Slot& slot = slots_[index];
     slot.layer = std::move(layer);
-    const std::int64_t number = ++generation_ * static_cast<std::int64_t>(slots_.size()) + static_cast<std::int64_t>(index);
+    const std::int64_t number =
+        ++generation_ * static_cast<std::int64_t>(slots_.size()) + static_cast<std::int64_t>(index);
     slot.number.store(number, std::memory_order_release);
     return number;
   }
@@ -280,8 +284,7 @@ AccuracyClass accuracy_of(std::int64_t precision) {
 
 std::optional<Tensor> layer_forward(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
                                     std::optional<Tensor> residual, std::int64_t layer, std::int64_t precision) {
-  return layers().at(layer).forward(input, weight, bias, residual, accuracy_of(precision),
-                                    last_status);
+  return layers().at(layer).forward(input, weight, bias, residual, accuracy_of(precision), last_status);
 }
 
 std::optional<Tensor> layer_input_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
@@ -298,8 +301,7 @@ std::int64_t layer_status() { return static_cast<std::int64_t>(last_status); }
 
 void layer_adopt(Tensor packed, Tensor snapshot, std::int64_t layer, std::string algorithm, std::int64_t precision,
                  std::int64_t frozen_weight) {
-  layers().at(layer).adopt(packed, snapshot, algorithm, accuracy_of(precision),
-                           frozen_weight);
+  layers().at(layer).adopt(packed, snapshot, algorithm, accuracy_of(precision), frozen_weight);
 }
 
 bool layer_forget(std::int64_t layer) { return layers().at(layer).forget(); }
@@ -327,16 +329,19 @@ std::string layer_last(std::int64_t number) {
 }  // namespace fastconv::ops
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
-  library.def("layer_new(str algorithm, int[] geometry, str activation, float negative_slope, float? max_error) -> int");
+  library.def(
+      "layer_new(str algorithm, int[] geometry, str activation, float negative_slope, float? max_error) -> int");
   library.def("layer_free(int layer) -> ()");
   library.def(
-      "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int precision) -> Tensor?");
+      "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int precision) -> "
+      "Tensor?");
   for (const char* name : {"layer_input_gradient", "layer_weight_gradient"}) {
     const std::string schema = "(Tensor grad, Tensor input, Tensor weight, int layer, int precision) -> Tensor?";
     library.def((name + schema).c_str());
   }
   library.def("layer_status() -> int");
-  library.def("layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision, int frozen_weight) -> ()");
+  library.def(
+      "layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision, int frozen_weight) -> ()");
   library.def("layer_forget(int layer) -> bool");
   library.def("layer_packed_count(int layer) -> int");
   library.def("layer_packed(int layer, int index, bool snapshot) -> Tensor");
@@ -344,11 +349,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def("layer_last(int layer) -> str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                             \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                       \
-    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));   \
-    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt)); \
-    library.impl("layer_input_gradient", TORCH_BOX(&fastconv::ops::layer_input_gradient)); \
+#define FASTCONV_IMPLEMENT(DEVICE)                                                           \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                     \
+    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));                 \
+    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));                     \
+    library.impl("layer_input_gradient", TORCH_BOX(&fastconv::ops::layer_input_gradient));   \
     library.impl("layer_weight_gradient", TORCH_BOX(&fastconv::ops::layer_weight_gradient)); \
   }
 FASTCONV_IMPLEMENT(CPU)

@@ -19,9 +19,9 @@ namespace fastconv::ops {
 // What became of a call. All but `ran` leave the call to Python, which can do what only it can.
 enum class CallStatus : std::int64_t {
   ran,
-  torch,   // PyTorch's own convolution is the choice, and its output contiguous
-  pack,    // nothing is packed yet: adopt() it, and call again
-  stream,  // the packed weight is new to this stream: tell the allocator, see_stream(), and call again
+  torch,                // PyTorch's own convolution is the choice, and its output contiguous
+  pack,                 // nothing is packed yet: adopt() it, and call again
+  stream,               // the packed weight is new to this stream: tell the allocator, see_stream(), and call again
   torch_channels_last,  // the same, with an output in channels_last
   general  // not for here: a mistake in the arguments, tensors of several dtypes, a capture with nothing packed
 };

@@ -55,7 +55,6 @@ Tensor activate(const Tensor& y, Activation activation, double negative_slope) {
   return y;
 }
 
-
 Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& problem, const Arguments& arguments) {
   const auto flag = [&](std::int64_t bit) { return (arguments.backend_flags & bit) != 0; };
   Tensor y =
@@ -318,12 +317,12 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def("set_measured(str lines) -> ()");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                 \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                           \
-    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                     \
-    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));           \
-    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));       \
-    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed));     \
+#define FASTCONV_IMPLEMENT(DEVICE)                                             \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                       \
+    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                 \
+    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));       \
+    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));   \
+    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed)); \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)
