@@ -74,7 +74,8 @@ def test_no_algorithm_errs_by_more_than_is_expected(algorithm, cls, kind, device
     for shape in taken:
         expected = rows_of(shape, cls, device)[algorithm]["expected_error"]
         ratio = measured_ratio(algorithm, make(shape, cls, kind, device), cls)
-        if ratio > 1.5 * expected:
+        # Below a hundredth it is FP32 arithmetic in a class of fewer bits, and is held to its expectation in `fp32`.
+        if ratio > max(1.5 * expected, 0.01):
             wrong.append(f"{shape}: {ratio:.2f} times PyTorch's error, where {expected:.2f} is expected")
     assert not wrong, "\n".join(wrong)
 

@@ -147,6 +147,8 @@ def _torch() -> tuple[Callable[[], object], int]:
 def _layer() -> tuple[Callable[[], object], int]:
     layer = fastconv.Conv2d(8, 256, 3, padding=1, algorithm="implicit_gemm", precision="fp32", device="cuda")
     x = _input(8, 512)
+    with torch.no_grad():
+        layer(x[:, :, :9, :9])  # what is packed stays
     return lambda: layer(x), 32 * MIB
 
 
