@@ -118,7 +118,8 @@ def _register_onnx_translation() -> None:
     from torch.onnx._internal.exporter._torchlib._torchlib_registry import onnx_impl
 
     def number(value: float, like: Any) -> Any:
-        return op.CastLike(op.Constant(value_float=value), like)
+        constant: Any = op.Constant(value_float=value)
+        return op.CastLike(constant, like)
 
     @onnx_impl(ops.conv2d_op, no_compile=True)
     def _(

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
-from fastconv import functional, ops, settings
+from fastconv import functional, gradients, ops, settings
 from fastconv.epilogue import activate, conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
 
@@ -159,7 +159,7 @@ def _run_torch(
     memory_format: torch.memory_format,
 ) -> Tensor | None:  # fmt: skip
     """A layer's call by PyTorch's own convolution; None if its global switch asks for another class."""
-    if not ops.torch_agrees(x, precision):
+    if not gradients.torch_agrees(x, precision):
         return None
     _, stride, padding, dilation, groups, activation, slope, _ = key
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=memory_format)
@@ -204,7 +204,7 @@ class _Convolution(torch.autograd.Function):
                 dx = ops.layer_input_gradient(grad, x, weight, ctx.layer, precision)
                 left |= (dx is None and ops.layer_status() == ops.STATUS_TORCH) << 1
             of_input, of_weight = of_input and dx is None, of_weight and dw is None
-            if left == of_weight + 2 * of_input != 0 and ops.torch_agrees(grad, ctx.precision):
+            if left == of_weight + 2 * of_input != 0 and gradients.torch_agrees(grad, ctx.precision):
                 needs = [of_input, of_weight, of_bias]
                 dx_torch, dw_torch, db = torch.ops.aten.convolution_backward.default(
                     grad, x, weight, [weight.shape[0]], *geometry[:3], False, [0, 0], groups, needs
@@ -305,7 +305,8 @@ class Conv2d(nn.Conv2d):
         """activation(conv(input) + bias + residual)"""
         state, parameters = self._fastconv, self._parameters
         # nn.Module's __getattr__ takes longer than all else here; a parametrized weight is no parameter of the layer.
-        weight, bias = parameters.get("weight"), parameters.get("bias")
+        weight: Any = parameters.get("weight")
+        bias: Any = parameters.get("bias")
         if weight is None:
             weight = self.weight
         if bias is None:

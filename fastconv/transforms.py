@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fastconv import ops, settings
+from fastconv import gradients, ops, settings
 
 aten = torch.ops.aten
 
@@ -239,7 +239,7 @@ def _plain_input_gradient(
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
     max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
-    return ops.input_gradient_as_convolution(
+    return gradients.input_gradient_as_convolution(
         grad, weight, input_size, stride, padding, dilation, groups, precision, flags
     )
 
@@ -249,7 +249,7 @@ def _plain_weight_gradient(
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
     max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
-    return ops.weight_gradient_as_convolution(
+    return gradients.weight_gradient_as_convolution(
         input, grad, weight_size, stride, padding, dilation, groups, precision, flags
     )
 
@@ -443,7 +443,7 @@ def input_gradient_of(
 ) -> Tensor:  # fmt: skip
     """`input_gradient`, past the dispatcher where no gradient of it is asked for."""
     arguments = (grad, weight, input_size, stride, padding, dilation, groups, algorithm, precision)
-    compute = input_gradient if torch.is_grad_enabled() else ops._input_gradient
+    compute = input_gradient if torch.is_grad_enabled() else gradients.input_gradient
     return compute(*arguments, settings.switches.backend_flags, max_error)
 
 
@@ -453,5 +453,5 @@ def weight_gradient_of(
 ) -> Tensor:  # fmt: skip
     """`weight_gradient`, past the dispatcher where no gradient of it is asked for."""
     arguments = (input, grad, weight_size, stride, padding, dilation, groups, algorithm, precision)
-    compute = weight_gradient if torch.is_grad_enabled() else ops._weight_gradient
+    compute = weight_gradient if torch.is_grad_enabled() else gradients.weight_gradient
     return compute(*arguments, settings.switches.backend_flags, max_error)

@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 from torch.library import opcheck
 
 import fastconv
-from fastconv import ops, reference
+from fastconv import gradients, ops, reference
 from fastconv.testing import errors
 
 OWN = [row.name for row in fastconv.algorithms() if row.name != "torch"]
@@ -242,7 +242,7 @@ def test_gradcheck(algorithm, activation):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradients_in_a_class_that_torch_is_not_switched_to(shape, algorithm, channels_last, device, monkeypatch):
     """The formulas with an explicit class, forced also where the switch agrees."""
-    monkeypatch.setattr(ops, "torch_agrees", lambda tensor, precision: False)
+    monkeypatch.setattr(gradients, "torch_agrees", lambda tensor, precision: False)
     x_shape, w_shape, *geometry = SHAPES[shape]
     inputs = [make(s, device=device, channels_last=channels_last) for s in (x_shape, w_shape)]
     doubles = [t.detach().double().requires_grad_() for t in inputs]

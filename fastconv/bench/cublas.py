@@ -55,11 +55,11 @@ def _unrolled(x: Tensor, weight: Tensor, layer: Layer, direction: str, grad: Ten
     n, groups, depth = x.shape[0], layer.groups, weight[0].numel()
     geometry = {"dilation": layer.dilation, "padding": layer.padding, "stride": layer.stride}
     filters = weight.reshape(groups, -1, depth)  # [groups, K/groups, C/groups R S]
-    outputs = None if grad is None else grad.reshape(n, groups, layer.k // groups, -1)
+    outputs = x if grad is None else grad.reshape(n, groups, layer.k // groups, -1)  # unread in the forward pass
     if direction == "backward_input":
         columns = torch.matmul(filters.transpose(1, 2), outputs).view(n, groups * depth, -1)
         return functional.fold(columns, (layer.h, layer.w), (layer.r, layer.s), **geometry)
     columns = functional.unfold(x, (layer.r, layer.s), **geometry).view(n, groups, depth, -1)
-    if outputs is None:
+    if grad is None:
         return torch.matmul(filters, columns).view(n, layer.k, layer.p, layer.q)
     return torch.matmul(outputs, columns.transpose(2, 3)).sum(0).view(weight.shape)

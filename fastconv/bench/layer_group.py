@@ -262,15 +262,16 @@ def _enter_ours(
         return
     group.announce(name)
     try:
-        data = group.inputs[layout], group.weights["nchw"], group.layer, accuracy, *group.addends.get(layout, ())
-        call = ours.contender(algorithm, *data)
+        data = group.inputs[layout], group.weights["nchw"], group.layer, accuracy
+        addends = group.addends.get(layout, ())
+        call = ours.contender(algorithm, *data, *addends)
     except Exception as failure:
         group.notes[name] = timing.message_of(failure)
         timing.recover()
         return
     _enter(group, name, call, reference, math.inf if chosen else HOPELESS_OURS)
     if chosen and group.n == 1 and algorithm != "torch":
-        packing = ours.packing_contender(algorithm, *data)
+        packing = ours.packing_contender(algorithm, *data, *addends)
         _enter(group, name + _PACKING, packing, reference, math.inf)
 
 

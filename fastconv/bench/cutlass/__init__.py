@@ -104,7 +104,7 @@ def forms(
         raise CutlassUnavailable(f"C = {layer.c} and K = {layer.k} are not both multiples of {ALIGNMENT}")
     shape = (x.shape[0], layer.k, layer.p, layer.q)
     options = {"device": x.device, "memory_format": torch.channels_last}
-    if direction == "forward":
+    if grad is None:
         tensors = (x, weight, torch.empty(shape, **options))  # type: ignore[call-overload]
     elif direction == "backward_weight":
         tensors = (grad, x, torch.empty_like(weight))
