@@ -5,6 +5,7 @@ For measurements and tests; an ordinary call knows nothing of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from fastconv import _C, ops
+from fastconv.models.compare import CLASS_DTYPE, precision_of
+from fastconv.models.layers import Layer
 
 # TaskRecord in csrc/device/task_trace.cuh.
 RECORD = ("taken", "begin", "end", "kind", "group", "index", "ticket", "worker", "processor", "block")
@@ -92,3 +95,21 @@ class Megakernel:
         torch.cuda.synchronize(self._x.device)
         self(options, records=records)
         return records.cpu()
+
+
+def random_data(layer: Layer, n: int, accuracy: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """ReLU'd normal input [N, C, H, W] in NHWC and He weights [K, C, R, S] in NCHW, of the class's type."""
+    x = torch.randn(n, layer.c, layer.h, layer.w, device=device).relu_().contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(layer.k, layer.c, layer.r, layer.s, device=device) * math.sqrt(2.0 / (9 * layer.c))
+    dtype = CLASS_DTYPE[accuracy]
+    return x.to(dtype), weight.to(dtype)
+
+
+def kernel_of(x: Tensor, weight: Tensor, layer: Layer, accuracy: str) -> Megakernel:
+    """The megakernel on data of a layer. Raises UnsupportedError with the reason where it cannot run."""
+    return Megakernel(x, weight, (layer.padding, layer.padding), precision_of(accuracy) or "fp32")
+
+
+def random_kernel(layer: Layer, n: int, accuracy: str, device: torch.device) -> Megakernel:
+    """The same on random data."""
+    return kernel_of(*random_data(layer, n, accuracy, device), layer, accuracy)

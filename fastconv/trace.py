@@ -8,18 +8,20 @@ down.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastconv import _C
-from fastconv.instrumented import RECORD
+from fastconv import _C, timing
+from fastconv.figures import new_figure, save_figure
+from fastconv.instrumented import RECORD, Megakernel, Options
 
 KINDS = ("filter", "input", "gemm", "output")
 COLOURS = ("#8d99ae", "#2a6f97", "#c44536", "#e9c46a")
@@ -162,6 +164,35 @@ def resolution_ns(records: npt.NDArray[np.int64]) -> int:
     return int(np.gcd.reduce(steps)) if len(steps) else 0
 
 
+@dataclass(frozen=True)
+class Recording:
+    """A launch in the order of the map, the same tasks kind by kind, and what is known beside them."""
+
+    runs: dict[str, Run]  # series, mapped; without series where the kernel of the class has none: detail says so
+    detail: dict[str, Any]
+
+
+def record(kernel: Megakernel, options: Options) -> Recording:
+    """Records two launches on the current device. The times of a launch with and without recording are medians."""
+    task_map, room = kernel.task_map(options), kernel.new_records()
+    times = timing.measure(
+        {
+            "unrecorded_us": functools.partial(kernel, options),
+            "recorded_us": functools.partial(kernel, options, records=room),
+        }
+    ).timings
+    records = kernel.record(options).numpy()
+    mapped = recorded(task_map, records)
+    detail: dict[str, Any] = {"clock": "recorded", "blocks": mapped.workers // len(mapped.pools)}
+    detail |= {"resolution_ns": resolution_ns(records)} | {name: each.us for name, each in times.items()}
+    try:
+        records = kernel.record(replace(options, series=True)).numpy()
+    except (RuntimeError, ValueError) as error:
+        timing.recover()
+        return Recording({"mapped": mapped}, detail | {"no_series": timing.message_of(error)})
+    return Recording({"series": recorded(task_map, records), "mapped": mapped}, detail)
+
+
 def mapped(task_map: _C.TaskMap) -> Tasks:
     """The tasks in the order of the map."""
     kind, group, index = task_map.tasks().T
@@ -278,9 +309,7 @@ def panel(name: str, run: Run) -> Panel:
 
 def plot(panels: Sequence[Panel], path: Path) -> None:
     """The distribution of tasks over time, the panels above one another. Needs matplotlib."""
-    from fastconv.bench import report
-
-    figure, first = report._figure(7.0, 1.8 * len(panels))
+    figure, first = new_figure(7.0, 1.8 * len(panels))
     first.remove()
     all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     shown = [kind for kind in range(len(KINDS)) if any(item.counts[kind].any() for item in panels)]
@@ -296,18 +325,18 @@ def plot(panels: Sequence[Panel], path: Path) -> None:
     all_axes[-1].set_xlabel(f"{panels[0].clock} time, us")
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
-    report._save(figure, path)
+    save_figure(figure, path)
 
 
 def default_costs(task_map: _C.TaskMap, workers: int) -> tuple[float, float, float, float]:
     """Microseconds of a whole task of each kind if `workers` workers share an H200 evenly: transforms by the bytes
     that they move, GEMM tasks by three half-precision products of split FP32."""
-    from fastconv.bench.layers import BANDWIDTH, TENSOR_FLOPS
-
     kinds, extents = task_map.tasks()[:, 0], task_map.extents().astype(float)
     volume = extents[:, 1] * extents[:, 3] * extents[:, 5]  # of tiles, channels or filters, and frequencies
     filters, inputs, gemms, outputs = (float(volume[kinds == k].max(initial=1.0)) for k in range(len(KINDS)))
-    per_us, flops_per_us = BANDWIDTH / workers / 1e6, TENSOR_FLOPS / 3 / workers / 1e6
+    gpu = _C.h200_device()
+    per_us = gpu.bandwidth_bytes_per_s / workers / 1e6
+    flops_per_us = gpu.fp16_tensor_flops_per_s / 3 / workers / 1e6
     return (
         4 * filters * (36 + 9) / 36 / per_us,
         4 * inputs * (36 + 16) / 36 / per_us,  # 16 new pixels of a tile; its halo is in the cache

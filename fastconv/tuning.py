@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastconv import _C, measured, ops, settings
+from fastconv import _C, measured, ops, settings, timing
 from fastconv.swap import plain_table
 
 __all__ = ["Convolution", "TuneReport", "TuneRow", "tune"]
@@ -59,8 +59,6 @@ class Convolution:
 
     def contenders(self, algorithms: Iterable[str], failures: dict[str, str]) -> dict[str, Callable[[], Tensor]]:
         """Each algorithm as a callable on random data, its weight packed already; into `failures`, why not."""
-        from fastconv.bench import timing
-
         x = self._random(self.input_shape, self.input_format).relu_()
         fan_in = math.prod(self.weight_shape[1:])
         weight = self._random(self.weight_shape, self.weight_format).mul_(math.sqrt(2.0 / fan_in))
@@ -261,7 +259,7 @@ def measure(
     """Measures and keeps the choices for `convolutions`, with how often each is called; `tune` with its rounds.
 
     progress: called after each problem with its row, its number from 1, and how many there are. What was measured
-    before an exception is kept, too. Raises OSError, and `fastconv.bench.timing.DeviceLost` if the GPU fails.
+    before an exception is kept, too. Raises OSError, and `fastconv.timing.DeviceLost` if the GPU fails.
     """
     require_choice()
     measured.require_writable()
@@ -290,8 +288,6 @@ def _measure(
     convolution: Convolution, rounds: int, seed: int
 ) -> tuple[str, str | None, dict[str, float], dict[str, str]]:
     """(what the cost model takes, what was measured to be the fastest, medians, failures)"""
-    from fastconv.bench import timing
-
     device = convolution.device
     rows = [row for row in _C.candidates(convolution.problem(), ops.device_info(device)) if row["auto_eligible"]]
     rows.sort(key=lambda row: row["cost_us"])
@@ -322,16 +318,13 @@ def _hopeless(
 ) -> list[str]:
     """Runs each contender, the cheapest by the cost model first; takes out of `calls` what raises or has no chance.
     Returns those that are so slow that three rounds are enough."""
-    from fastconv.bench import timing
-    from fastconv.bench.layer_group import HOPELESS_OURS, SHORT_US, SLOW_OURS, SLOW_US
-
     estimates: dict[str, float] = {}
     for row in rows:
-        name, best = row["algorithm"], max(min(estimates.values(), default=math.inf), SHORT_US)
+        name, best = row["algorithm"], max(min(estimates.values(), default=math.inf), timing.SHORT_US)
         if name not in calls:
             continue
-        if row["cost_us"] > max(SLOW_US, HOPELESS_OURS * best):
-            failures[name] = f"the cost model expects {row['cost_us']:.0f} us, over {HOPELESS_OURS:.0f} times the best"
+        if row["cost_us"] > max(timing.SLOW_US, timing.HOPELESS * best):
+            failures[name] = f"the cost model expects {row['cost_us']:.0f} us, over {timing.HOPELESS:g} times the best"
         else:
             try:
                 estimates[name] = min(timing.once(calls[name], device)[1] for _ in range(2))
@@ -340,5 +333,5 @@ def _hopeless(
                 failures[name] = timing.message_of(error)
                 timing.recover()
         del calls[name]
-    best = max(min(estimates.values(), default=math.inf), SHORT_US)
-    return [name for name, us in estimates.items() if us > SLOW_OURS * best]
+    best = max(min(estimates.values(), default=math.inf), timing.SHORT_US)
+    return [name for name, us in estimates.items() if us > timing.SLOW * best]

@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 # Before fastconv reads it: the tests, and the processes that they start, know nothing of what the user has measured.
 os.environ["FASTCONV_CACHE_DIR"] = tempfile.mkdtemp(prefix="fastconv-tests-")
 atexit.register(shutil.rmtree, os.environ["FASTCONV_CACHE_DIR"], ignore_errors=True)
+
+# Last: an installed fastconv comes before the tree's own, whose benchmarks are tested with it.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -10,20 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastconv.bench import (
-    cudnn,
-    environment,
-    layer_group,
-    layer_suite,
-    layers,
-    ours,
-    peers,
-    results,
-    soak,
-    timing,
-)  # fmt: skip
-from fastconv.bench.layers import LAYERS, SETS, Layer, select
-from fastconv.bench.supervise import supervise
+from benchmarks import peers
+from benchmarks.harness import ours, results
+from benchmarks.harness.supervise import supervise
+from benchmarks.layers import group as layer_group
+from benchmarks.layers import sets as layers
+from benchmarks.layers import suite as layer_suite
+from benchmarks.layers.sets import floor_us
+from benchmarks.peers import cudnn
+from benchmarks.soaks import algorithms as soak
+from fastconv import timing  # fmt: skip
+from fastconv.models.layers import LAYERS, SETS, Layer, select
 
 # The published set: C -> K @HxW.
 _PUBLISHED = """
@@ -59,7 +56,7 @@ def test_layer_set_is_the_published_one():
 )
 def test_floor_is_the_published_one(name, accuracy, expected):
     (layer,) = select([name])
-    assert round(layer.floor_us(64, accuracy)) == expected
+    assert round(floor_us(layer, 64, accuracy)) == expected
 
 
 def test_select_by_prefix_and_unknown_name():
@@ -75,7 +72,7 @@ def test_layer_sets():
         for layer in its:
             assert (layer.c % layer.groups, layer.k % layer.groups) == (0, 0)
             assert min(layer.p, layer.q) > 0
-            assert layer.floor_us(64, "fp32") > 0
+            assert floor_us(layer, 64, "fp32") > 0
     assert [layer.layer for layer in select("res2", "pointwise")] == ["res2_in", "res2_out"]
     with pytest.raises(ValueError, match="layer_set is 'alexnet'; expected one of layers, pointwise"):
         select(None, "alexnet")
@@ -348,7 +345,7 @@ def test_a_written_file_is_valid_json_with_rounded_numbers(tmp_path):
 
 
 def test_result_folder_is_named_after_the_device():
-    assert environment.slug("NVIDIA H200") == "h200"
+    assert results.slug("NVIDIA H200") == "h200"
     head = {"gpu": "NVIDIA GeForce RTX 4090", "cuda": "13.0", "suite": "layers"}
     assert results.default_path(head).as_posix() == "benchmarks/results/geforce-rtx-4090/layers.json"
     assert results.default_path(head | {"cuda": "", "suite": "layers_cpu"}).parts[-2:] == ("cpu", "layers_cpu.json")

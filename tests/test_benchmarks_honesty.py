@@ -8,8 +8,14 @@ import pytest
 import torch
 from test_benchmarks import HEAD, layer_row
 
-from fastconv.bench import layer_suite, layers, peers, report, results, timing
-from fastconv.bench.layers import Layer, select
+from benchmarks import peers
+from benchmarks.harness import results
+from benchmarks.layers import sets as layers
+from benchmarks.layers import suite as layer_suite
+from benchmarks.layers.sets import floor_us
+from benchmarks.reports import report
+from fastconv import timing
+from fastconv.models.layers import Layer, select
 
 
 class Stopwatch:
@@ -113,7 +119,7 @@ def test_rows_of_another_machine_or_version_are_not_merged(name, tmp_path):
 def test_floors_of_the_other_classes_and_of_strides():
     (vgg,), (down,) = select(["vgg4_2"]), select(["res2_down"], "strided")
     multiplies = 2.0 * 36 * 64 * 7 * 7 * 512 * 512
-    assert vgg.floor_us(64, "tf32") == pytest.approx(1e6 * multiplies / layers.TENSOR_FLOPS)
-    assert vgg.floor_us(64, "ieee") == pytest.approx(1e6 * multiplies / layers.FFMA_FLOPS)
-    assert down.floor_us(64, "fp32") == pytest.approx(1e6 * 3 * down.direct_flops(64) / layers.TENSOR_FLOPS)
+    assert floor_us(vgg, 64, "tf32") == pytest.approx(1e6 * multiplies / layers.TENSOR_FLOPS)
+    assert floor_us(vgg, 64, "ieee") == pytest.approx(1e6 * multiplies / layers.FFMA_FLOPS)
+    assert floor_us(down, 64, "fp32") == pytest.approx(1e6 * 3 * down.direct_flops(64) / layers.TENSOR_FLOPS)
     assert down.direct_flops(64) == 2.0 * 64 * 128 * 28 * 28 * 128 * 9

@@ -6,9 +6,15 @@ import time
 import pytest
 import torch
 
-from fastconv.bench import cublas, cudnn, cudnn_graph, cutlass, environment, layer_group, layer_suite, peers, results
-from fastconv.bench.fastest import NoneRuns, fastest
-from fastconv.bench.layers import FUSED, GRADIENTS, Layer
+from benchmarks import peers
+from benchmarks.harness import results
+from benchmarks.harness.clocks import ClockMonitor
+from benchmarks.layers import group as layer_group
+from benchmarks.layers import suite as layer_suite
+from benchmarks.layers.sets import FUSED, GRADIENTS
+from benchmarks.peers import cublas, cudnn, cudnn_graph, cutlass
+from benchmarks.peers.fastest import NoneRuns, fastest
+from fastconv.models.layers import Layer
 
 SMALL = Layer("small", 6, 14, 14, 16, 5, 5, 1, 0)
 
@@ -171,13 +177,13 @@ def test_cutlass_splits_the_sum_where_tiles_leave_processors_idle():
 
 
 def test_the_clock_is_that_of_the_device_while_it_runs(monkeypatch):
-    monitor = environment.ClockMonitor(CPU)
+    monitor = ClockMonitor(CPU)
     with monitor:
         time.sleep(0.01)
     assert monitor.found == {}
     values = iter([(1980.0, 500.0), (345.0, 100.0), (1980.0, 700.0)])
-    monkeypatch.setattr(environment.ClockMonitor, "_open", lambda self, device: lambda: next(values, (1980.0, 700.0)))
-    with environment.ClockMonitor("cuda:0", period_s=0.001) as monitor:
+    monkeypatch.setattr(ClockMonitor, "_open", lambda self, device: lambda: next(values, (1980.0, 700.0)))
+    with ClockMonitor("cuda:0", period_s=0.001) as monitor:
         time.sleep(0.1)
     assert monitor.found["sm_mhz"] == 1980
     assert monitor.found["sm_mhz_min"] == 345
@@ -186,7 +192,7 @@ def test_the_clock_is_that_of_the_device_while_it_runs(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_clock_can_be_read():
-    with environment.ClockMonitor("cuda") as monitor:
+    with ClockMonitor("cuda") as monitor:
         torch.randn(4096, 4096, device="cuda") @ torch.randn(4096, 4096, device="cuda")
         torch.cuda.synchronize()
         time.sleep(0.05)
@@ -198,7 +204,7 @@ def test_an_unreadable_clock_is_said(monkeypatch):
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    with environment.ClockMonitor("cuda:0") as monitor:
+    with ClockMonitor("cuda:0") as monitor:
         pass
     assert monitor.found == {"clock_error": "libnvidia-ml.so.1: cannot open shared object file"}
 

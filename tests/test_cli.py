@@ -9,8 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 import fastconv
+from benchmarks.harness import results
 from fastconv import cli
-from fastconv.bench import results
 
 run = CliRunner().invoke
 SMALL = ["--network", "resnet18", "--device", "cpu", "--batch", "1", "--image", "32"]
@@ -144,7 +144,7 @@ def test_bench_networks(tmp_path):
     assert [(row["network"], row["mode"]) for row in document["rows"]] == [("resnet18", "eager"), ("resnet18", "fused")]
 
 
-@pytest.mark.parametrize("suite", ["megakernel", "megakernel-soak"])
+@pytest.mark.parametrize("suite", ["megakernel", "megakernel-soak", "soak", "stages"])
 def test_a_suite_that_needs_a_gpu_says_so(suite, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = run(cli.app, ["bench", suite])
@@ -173,6 +173,14 @@ def test_debug_shows_the_traceback(monkeypatch):
     monkeypatch.setenv("FASTCONV_LOG", "debug")
     result = run(cli.app, ["demo", "--network", "lenet"])
     assert isinstance(result.exception, ValueError)
+
+
+def test_other_stages_are_refused():
+    result = run(cli.app, ["bench", "stages", "--algorithm", "direct"])
+    assert (result.exit_code, said(result)) == (
+        1,
+        "error: algorithm is 'direct'; expected one of winograd_f2, winograd_f4",
+    )
 
 
 def test_module_runs():

@@ -102,6 +102,50 @@ def test_a_library_that_cannot_be_loaded_names_both_sides(tmp_path: Path, librar
     assert "Build it again here" in said
 
 
+def run_installed(folder: Path, cwd: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs `code` as an installed script: Python looks for packages in its folder and in `folder`, not in `cwd`."""
+    script = folder / "bin" / "script"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(code)
+    environment = {name: value for name, value in os.environ.items() if name != "FASTCONV_COMMIT"}
+    return subprocess.run(
+        [sys.executable, str(script), *arguments], cwd=cwd, env=environment | {"PYTHONPATH": str(folder)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+
+
+COMMAND = "from fastconv.cli import main\nmain()\n"
+
+
+@pytest.mark.parametrize("arguments", [["layers", "--help"], ["--help"], []])
+def test_bench_without_a_source_tree_says_where_the_benchmarks_are(tmp_path: Path, arguments: list[str]) -> None:
+    package(tmp_path, *LIBRARIES)
+    run = run_installed(tmp_path, tmp_path, COMMAND, "bench", *arguments)
+    assert run.returncode == 1
+    said = " ".join(run.stderr.split())
+    assert "error: the benchmarks are in fastconv's source tree, not in the installed package" in said
+    assert f"{tmp_path} is no such tree: run this command in a checkout" in said
+
+
+def test_bench_in_a_source_tree_measures_the_installed_package(tmp_path: Path) -> None:
+    installed = package(tmp_path, *LIBRARIES)
+    helped = run_installed(tmp_path, ROOT, COMMAND, "bench", "layers", "--help")
+    assert helped.returncode == 0, helped.stderr
+    assert "Usage: fastconv bench layers" in helped.stdout
+    code = f"""
+from fastconv.cli import bench
+bench.command_line()
+import fastconv
+from benchmarks.layers import suite
+assert fastconv.__file__ == {str(installed / "__init__.py")!r}
+assert suite.__file__ == {str(ROOT / "benchmarks" / "layers" / "suite.py")!r}
+suite.run((1,), ["fp32"], "dense4", ["direct"], 1, device="cpu", out={str(tmp_path / "l.json")!r}, isolate=True)
+"""
+    run = run_installed(tmp_path, ROOT, code)
+    assert run.returncode == 0, run.stderr
+    assert json.loads((tmp_path / "l.json").read_text())["commit"] == "unknown"  # the worker's package, of no checkout
+
+
 def test_the_build_notes_what_it_was_built_with() -> None:
     noted = built.built_with()
     assert re.match(r"2\.\d+", noted["torch"])

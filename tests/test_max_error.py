@@ -359,7 +359,8 @@ def test_the_command_line():
 
 
 def test_a_benchmark_shows_both_choices(tmp_path):
-    from fastconv.bench import layer_suite, layers
+    from benchmarks.layers import sets as layers
+    from benchmarks.layers import suite as layer_suite
 
     document = layer_suite.run(
         batch_sizes=[1], layers=[layers.Layer("small", 64, 14, 14, 64)], rounds=1, device="cpu",

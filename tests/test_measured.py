@@ -12,8 +12,7 @@ from choices import CPU, PROBLEM, SIZES, W, X, activate, choice, other_than, ran
 from typer.testing import CliRunner
 
 import fastconv
-from fastconv import _C, cli, measured, ops, settings, tuning
-from fastconv.bench import environment
+from fastconv import _C, cli, environment, measured, ops, settings, tuning
 
 MISFIT = "winograd_f4"  # of a convolution with a stride
 pytestmark = pytest.mark.usefixtures("cache_folder")
@@ -150,7 +149,7 @@ def in_a_process(code, cache_folder):
 
 IMPORT = """
 import sys, torch, fastconv
-assert "fastconv.bench" not in sys.modules and "platformdirs" not in sys.modules
+assert "fastconv.cli" not in sys.modules and "platformdirs" not in sys.modules
 fastconv.conv2d(torch.randn(2, 8, 11, 9), torch.randn(4, 8, 3, 3))
 print(fastconv.last_call()["algorithm"])
 """

@@ -9,9 +9,13 @@ import re
 import pytest
 import torch
 
-from fastconv import instrumented, trace
-from fastconv.bench import environment, megakernel, megakernel_report, megakernel_soak, ours, report, results
-from fastconv.bench.layers import select
+from benchmarks.harness import ours, results
+from benchmarks.reports import megakernel as megakernel_report
+from benchmarks.reports import report
+from benchmarks.soaks import megakernel as megakernel_soak
+from benchmarks.studies import megakernel
+from fastconv import environment, instrumented, trace
+from fastconv.models.layers import select
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 HEAD = {"schema": environment.SCHEMA, "suite": "megakernel", "gpu": "NVIDIA H200", "driver": "1", "cuda": "13.0"}

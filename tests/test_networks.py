@@ -10,11 +10,10 @@ import torch
 from test_benchmarks import layer_row
 
 import fastconv
-from fastconv import demo
-from fastconv.bench import environment, results
-from fastconv.bench import network_forms as forms
-from fastconv.bench import network_parts as parts
-from fastconv.bench import networks as bench
+from benchmarks.harness import results
+from benchmarks.networks import forms, parts
+from benchmarks.networks import suite as bench
+from fastconv import demo, environment
 from fastconv.models import MAIN_NETWORKS, NETWORKS, YOLOv3, build, class_scores, flatten_output, network, photographs
 from fastconv.models.compare import CLASS_DTYPE, agreement, bound, precision_of, pytorch_class
 from fastconv.models.yolov3 import ConvBlock

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from test_benchmarks import HEAD, layer_row
 
-from fastconv.bench import layers, network_report, report, results
+from benchmarks.harness import results
+from benchmarks.layers import sets as layers
+from benchmarks.reports import networks as network_report
+from benchmarks.reports import report
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fastconv.bench.layer_suite import grid_tables
-from fastconv.bench.layers import Layer, grid
+from benchmarks.layers.sets import grid
+from benchmarks.layers.suite import grid_tables
 from fastconv.cli import app
+from fastconv.models.layers import Layer
 
 
 def test_grid_has_every_combination_once():

@@ -9,8 +9,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fastconv
-from fastconv import _C, cli, measured, ops, settings, tuning
-from fastconv.bench import timing
+from fastconv import _C, cli, measured, ops, settings, timing, tuning
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 

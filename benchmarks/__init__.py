@@ -1,0 +1,1 @@
+"""Ours against PyTorch and cuDNN, and the reports drawn from their results. README.md has the commands."""

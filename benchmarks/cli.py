@@ -1,0 +1,347 @@
+"""The command line of the benchmarks: `python -m benchmarks ...`, `fastconv bench ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fastconv.cli.support import (
+    BatchOption,
+    Commands,
+    DeviceOption,
+    ImageOption,
+    JsonOption,
+    NetworkOption,
+    Precision,
+    PrecisionOption,
+    console,
+    device_named,
+    fail,
+    numbers,
+    say,
+    split,
+    write_json,
+)
+
+# torch takes seconds to import, and `--help` needs none of it: every command imports what it runs.
+
+app = typer.Typer(
+    cls=Commands,
+    help="Time ours against PyTorch and cuDNN, and draw what was measured.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+@app.command("layers")
+def layers(
+    layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
+    layer_set: Annotated[
+        str, typer.Option("--set", help="layers (3x3), pointwise, strided, stems, groups, lenet5.")
+    ] = "layers",
+    batch: Annotated[str, typer.Option(help="Batch sizes; default 64,1, of lenet5 10000,1000,100.")] = "",
+    direction: Annotated[
+        str, typer.Option("--pass", help="forward, backward_weight, backward_input, bias_relu, bias_residual_relu.")
+    ] = "forward",
+    classes: Annotated[str, typer.Option(help="Accuracy classes; default all, on the CPU fp32.")] = "",
+    algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
+    layouts: Annotated[str, typer.Option(help="Of ours: nchw, nhwc; default nhwc, on the CPU both.")] = "",
+    max_error: Annotated[
+        float, typer.Option("--max-error", min=1.0, help="Also show what auto takes within this multiple.")
+    ] = 1.5,
+    rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs.")] = 20,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no layer after.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what the file has of this commit.")] = False,
+    device: DeviceOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """A layer set: every algorithm of ours against PyTorch in both layouts and every cuDNN algorithm."""
+    import fastconv
+    from benchmarks.layers import suite
+    from fastconv.models.compare import CLASS_DTYPE
+
+    where = device_named(device)
+    known = [algorithm.name for algorithm in fastconv.algorithms()]
+    document = suite.run(
+        batch_sizes=numbers(batch, "batch") if batch else None,
+        classes=split(classes, "classes", list(CLASS_DTYPE)) if classes else None,
+        layers=layers.split(",") if layers else None,
+        layer_set=layer_set,
+        direction=direction,
+        algorithms=split(algorithms, "algorithms", known) if algorithms else None,
+        rounds=rounds,
+        budget_s=budget,
+        resume=resume,
+        out=json_path,
+        device=where,
+        layouts=split(layouts, "layouts", ["nchw", "nhwc"]) if layouts else None,
+        console=console,
+        max_error=max_error,
+    )
+    check_measured(document)
+
+
+@app.command("build-cutlass")
+def build_cutlass(
+    headers: Annotated[Path, typer.Argument(help="CUTLASS's folder with include/ and tools/util/include.")],
+    architecture: Annotated[str, typer.Option(help="Compute capability to compile for.")] = "90",
+    out: Annotated[Path | None, typer.Option(help="The library; default where the bench looks for it.")] = None,
+) -> None:
+    """Compiles CUTLASS's 3xTF32 convolution, a rival of class fp32 in the layer sets, with nvcc."""
+    from benchmarks.peers import cutlass
+
+    console.print(f"built {cutlass.build(headers, architecture, out or cutlass.LIBRARY)}", markup=False)
+
+
+@app.command("sweep")
+def sweep(
+    c: Annotated[str, typer.Option("--c", help="Numbers of channels.")] = "16,32,64,128,256,512",
+    k: Annotated[str, typer.Option("--k", help="Numbers of filters, each with each C; default C's own.")] = "",
+    sizes: Annotated[str, typer.Option("--hw", help="Heights and widths of square maps.")] = "7,14,28,56,112",
+    kernel: Annotated[int, typer.Option(min=1, help="R and S.")] = 3,
+    stride: Annotated[int, typer.Option(min=1)] = 1,
+    padding: Annotated[int | None, typer.Option(min=0, help="Default: an odd kernel keeps the size.")] = None,
+    dilation: Annotated[int, typer.Option(min=1)] = 1,
+    groups: Annotated[int, typer.Option(min=1)] = 1,
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64",
+    classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32",
+    algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs.")] = 20,
+    device: DeviceOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """A grid of channels, filters and maps, timed like `bench layers`: where ours wins, by what, and where not."""
+    import fastconv
+    from benchmarks.layers import suite
+    from benchmarks.layers.sets import grid
+    from fastconv.models.compare import CLASS_DTYPE
+
+    filters = numbers(k, "k") if k else None
+    layers = grid(numbers(c, "c"), filters, numbers(sizes, "hw"), kernel, stride, padding, dilation, groups)
+    known = [algorithm.name for algorithm in fastconv.algorithms()]
+    document = suite.run(
+        batch_sizes=numbers(batch, "batch"),
+        classes=split(classes, "classes", list(CLASS_DTYPE)),
+        layers=layers,
+        layer_set="sweep",
+        algorithms=split(algorithms, "algorithms", known) if algorithms else None,
+        rounds=rounds,
+        out=json_path,
+        device=device_named(device),
+        console=console,
+    )
+    names = {layer.layer for layer in layers}  # the file may have rows of earlier sweeps, of other kernels
+    for table in suite.grid_tables([row for row in document["rows"] if row["layer"] in names]):
+        console.print(table)
+    check_measured(document)
+
+
+def check_measured(document: dict[str, Any]) -> None:
+    """Ends the command with exit code 1 if its suite has nothing, or not all that was asked for."""
+    if not document["rows"]:
+        raise fail("nothing was measured")
+    if document.get("failed"):
+        raise fail("; ".join(document["failed"]))
+
+
+@app.command("networks")
+def networks(
+    network: NetworkOption = "all",
+    classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
+    modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph, fused, fused_graph.")] = "",
+    peers: Annotated[
+        str,
+        typer.Option(
+            help="How PyTorch runs: torch, folded (batch norms), each with _eager, _graph; compile, frozen, each with "
+            "_default, _reduce_overhead, _max_autotune; cudnn_best_layers."
+        ),
+    ] = "",
+    layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nchw,nhwc",
+    compiled_layouts: Annotated[
+        str, typer.Option(help="Of compiled networks; default nchw in ieee and fp32, else nhwc.")
+    ] = "",
+    algorithm: Annotated[str, typer.Option(help="Ask for this one in every layer.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Forward passes of each contender.")] = 20,
+    batch: BatchOption = None,
+    image: ImageOption = None,
+    compile_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="What is not compiled by then is given up.")
+    ] = 120.0,
+    compile_workers: Annotated[int, typer.Option(min=0, help="Processes that first compile everything.")] = 0,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Compile and begin nothing after.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Pass over what the file already holds.")] = False,
+    device: DeviceOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """Whole networks: swapped and fused against every form of PyTorch, in both layouts, time and error."""
+    from benchmarks.harness import results
+    from benchmarks.networks import suite
+    from fastconv import environment
+    from fastconv.models import MAIN_NETWORKS, NETWORKS
+    from fastconv.models.compare import CLASS_DTYPE
+
+    where = device_named(device)
+    out = json_path or results.default_path(environment.describe(suite.suite_name(where), where))
+    document = suite.run(
+        list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS)),
+        split(classes, "classes", list(CLASS_DTYPE)),
+        split(modes, "modes", list(suite.MODES)) if modes else None,
+        rounds,
+        where,
+        out,
+        peers=split(peers, "peers", list(suite.PEER_NAMES)) if peers else None,
+        layouts=split(layouts, "layouts", list(suite.LAYOUTS)),
+        compiled_layouts=split(compiled_layouts, "compiled_layouts", list(suite.LAYOUTS)) if compiled_layouts else None,
+        algorithm=algorithm,
+        batch=batch,
+        image=image,
+        compile_limit_s=compile_limit,
+        compile_workers=compile_workers,
+        budget_s=budget,
+        resume=resume,
+        report=say,
+    )
+    console.print(f"written: {out}", highlight=False)
+    missing = [f"{row['network']} {row['class']} {row['mode']}" for row in document["rows"] if row["us"] is None]
+    if missing or not document["rows"]:
+        raise fail(f"not measured: {', '.join(missing) or 'anything'}")
+
+
+@app.command("soak")
+def soak(
+    algorithms: Annotated[str, typer.Option(help="Of ours; default all.")] = "",
+    classes: Annotated[str, typer.Option(help="Accuracy classes; default all.")] = "",
+    launches: Annotated[int, typer.Option(min=1, help="Of each algorithm in each class.")] = 100_000,
+    layers: Annotated[int, typer.Option(min=1, help="Random layers among which they are divided.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of the random layers.")] = 0,
+    json_path: JsonOption = None,
+) -> None:
+    """Launch each algorithm very often on two streams beside a third: the same bits every time (GPU)."""
+    import torch
+
+    import fastconv
+    from benchmarks.soaks import algorithms as soaks
+    from fastconv.models.compare import CLASS_DTYPE
+
+    if not torch.cuda.is_available():
+        raise fail("no CUDA GPU on this machine: nothing was launched")
+    own = [algorithm.name for algorithm in fastconv.algorithms() if algorithm.family != "library"]
+    document = soaks.run(
+        split(algorithms, "algorithms", own) if algorithms else own,
+        split(classes, "classes", list(CLASS_DTYPE)) if classes else list(CLASS_DTYPE),
+        launches=launches,
+        layers=layers,
+        seed=seed,
+        out=json_path,
+        report=say,
+    )
+    wrong = sum(row["mismatches"] for row in document["rows"])
+    if wrong or not document["rows"]:
+        raise fail(f"{wrong} launches gave other bits" if wrong else "nothing was launched")
+
+
+@app.command("report")
+def report(
+    root: Annotated[Path, typer.Argument(help="The checkout.")] = Path("."),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a document is out of date.")] = False,
+    one_commit: Annotated[
+        bool, typer.Option("--one-commit", help="Fail if the GPU files' rows are of several commits.")
+    ] = False,
+    json_path: JsonOption = None,
+) -> None:
+    """Draw the plots, and fill the tables of README and docs, from the result files."""
+    from benchmarks.reports import report as reports
+
+    files = root / reports.RESULTS
+    folders = {path.parent.name for path in files.glob("*/*.json")} - {"cpu"} if one_commit else set()
+    for gpu in sorted(folders):
+        found = reports.commits(files, gpu)
+        if len({commit for its in found.values() for commit in its}) > 1:
+            raise fail(f"{gpu}: " + "; ".join(f"{suite} is of {', '.join(its)}" for suite, its in found.items()))
+    paths = [str(path) for path in reports.main(root, check=check)]
+    for path in paths:
+        console.print(path, markup=False, highlight=False)
+    write_json(json_path, paths)
+    if check and paths:
+        raise fail(f"{len(paths)} documents are out of date; run fastconv bench report")
+
+
+@app.command("megakernel")
+def megakernel(
+    parts: Annotated[str, typer.Option(help="layers, mapping, rivals, distribution.")] = "all",
+    layers: Annotated[str | None, typer.Option(help="Of part layers; default all with C, K >= 128.")] = None,
+    classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,ieee",
+    batch: Annotated[int, typer.Option(min=1)] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs.")] = 20,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", help="Nothing begins after.")] = 60.0,
+    json_path: JsonOption = None,
+) -> None:
+    """winograd_megakernel against our own series, cuDNN's non-fused Winograd, and with other maps (GPU)."""
+    import torch
+
+    from benchmarks.studies import megakernel as study
+
+    chosen = split(parts, "parts", list(study.PARTS))
+    wanted = split(classes, "classes", [each.value for each in Precision])
+    if not torch.cuda.is_available():
+        raise fail("no CUDA GPU on this machine: nothing was measured")
+    document = study.run(
+        chosen, layers=layers, classes=wanted, batch=batch, rounds=rounds, budget_s=budget, out=json_path, report=say
+    )
+    if not document["rows"]:
+        raise fail("nothing was measured")
+
+
+@app.command("megakernel-soak")
+def megakernel_soak(
+    launches: Annotated[int, typer.Option(min=1)] = 1_000_000,
+    shapes: Annotated[int, typer.Option(min=1, help="Random layers among which they are divided.")] = 200,
+    classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,ieee",
+    seed: Annotated[int, typer.Option(help="Of layers, maps and grids.")] = 0,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", help="No layer begins after.")] = 600.0,
+    json_path: JsonOption = None,
+) -> None:
+    """Launch winograd_megakernel very often on several streams, each time with another map, grid and delays, beside a
+    competing kernel: the same bits every time, and no hang (GPU)."""
+    import torch
+
+    from benchmarks.soaks import megakernel as soaks
+
+    wanted = split(classes, "classes", [each.value for each in Precision])
+    if not torch.cuda.is_available():
+        raise fail("no CUDA GPU on this machine: nothing was launched")
+    document = soaks.run(
+        launches=launches, shapes=shapes, classes=wanted, seed=seed, budget_s=budget, out=json_path, report=say
+    )
+    wrong = sum(row["mismatches"] for row in document["rows"])
+    if wrong or not document["rows"]:
+        raise fail(f"{wrong} launches gave other bits" if wrong else "nothing was launched")
+
+
+@app.command("stages")
+def stages(
+    layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
+    batch: Annotated[int, typer.Option(min=1)] = 64,
+    precision: PrecisionOption = Precision.fp32,
+    algorithm: Annotated[str, typer.Option(help="winograd_f2 or winograd_f4.")] = "winograd_f4",
+    layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nhwc",
+    rounds: Annotated[int, typer.Option(min=1, help="Times each layer runs.")] = 10,
+    json_path: JsonOption = None,
+) -> None:
+    """The stages of staged Winograd one by one: how close the transforms come to the speed of memory (GPU)."""
+    import torch
+
+    from benchmarks.studies import stages as study
+
+    orders = split(layouts, "layouts", ["nchw", "nhwc"])
+    if algorithm not in study.ALGORITHMS:
+        raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(study.ALGORITHMS)}")
+    if not torch.cuda.is_available():
+        raise fail("no CUDA GPU on this machine: nothing was measured")
+    study.run(
+        layers, batch=batch, accuracy=precision.value, algorithm=algorithm, layouts=tuple(orders), rounds=rounds,
+        out=json_path, report=say,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""What every suite needs: our side of a layer, clocks, workers, result files."""

@@ -1,0 +1,1 @@
+"""Single layers: the suite `layers`, its sets, sweeps."""

@@ -1,0 +1,385 @@
+"""One layer, one element type: ours per algorithm and all peers, checked against float64, then timed together."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks import peers
+from benchmarks.harness import ours, results
+from benchmarks.harness.clocks import ClockMonitor
+from benchmarks.layers.sets import FUSED, GRADIENTS, floor_us
+from fastconv import testing, timing
+from fastconv.models.layers import Layer
+
+# A relative L2 error beyond this is not that class: a peer above it is refused, with a note, rather than timed.
+CLASS_ERROR = {"ieee": 5e-5, "fp32": 5e-5, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
+HOPELESS_PEER = 1.3  # times the best peer, by single calls: 3 rounds only
+
+_TIMER = "timer"  # a graph without a kernel: what any contender pays for being timed
+_PACKING = "+packing"  # behind the name of ours: its filter is packed in every call
+
+Call = Callable[[], torch.Tensor]
+
+
+class Reference:
+    """The layer in float64 for the first and the last image of the batch, and the error of an output against it."""
+
+    _images: Sequence[int] | slice
+
+    def __init__(self, x: torch.Tensor, weight: torch.Tensor, layer: Layer, *addends: torch.Tensor) -> None:
+        """addends: bias [K], and residual [N, K, P, Q] or none, of ReLU(conv + bias + residual)."""
+        images = self._images = sorted({0, x.shape[0] - 1})
+        geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2
+        # Without cuDNN: unrolled and multiplied, no search for an algorithm.
+        self._y = torch.ops.aten._convolution.default(
+            x[images].double().contiguous(), weight.double().contiguous(), None, *geometry, False, [0, 0],
+            layer.groups, False, False, False, False,
+        )  # fmt: skip
+        if addends:
+            bias, *residual = addends
+            self._y += bias.double().view(1, -1, 1, 1)
+            for each in residual:
+                self._y += each[images].double()
+            self._y.relu_()
+
+    @staticmethod
+    def of_gradient(
+        x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, layer: Layer, direction: str
+    ) -> Reference:
+        """The same for a gradient: of the filter (the whole of it, a sum over all images), or of the input."""
+        self = Reference.__new__(Reference)
+        geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2, False, [0, 0], layer.groups
+        mask = [direction == "backward_input", direction == "backward_weight", False]
+        images = sorted({0, x.shape[0] - 1}) if mask[0] else list(range(x.shape[0]))
+        self._images = images if mask[0] else slice(None)
+        parts = []
+        with torch.backends.cudnn.flags(enabled=False):
+            for i in images:  # one by one: float64 takes room
+                operands = (t.double().contiguous() for t in (grad[i : i + 1], x[i : i + 1], weight))
+                gradients = torch.ops.aten.convolution_backward.default(*operands, None, *geometry, mask)
+                parts.append(gradients[mask.index(True)])
+        self._y = torch.cat(parts) if mask[0] else torch.stack(parts).sum(0)
+        return self
+
+    def error(self, y: torch.Tensor) -> dict[str, float]:
+        """`fastconv.testing.errors` as l2, max and bias."""
+        found = testing.errors(y[self._images], self._y)
+        # JSON has no NaN; an infinite error is as wrong.
+        values = [value if math.isfinite(value) else 1e30 for value in (found.relative_l2, found.maximum, found.bias)]
+        return dict(zip(("l2", "max", "bias"), values, strict=True))
+
+
+@dataclass
+class _Entrant:
+    """A contender that has run: its estimate and its error."""
+
+    call: Call
+    estimate_us: float
+    error: dict[str, float]
+    is_rival: bool = True  # False for a peer whose error is beyond the class
+
+
+@dataclass
+class Group:
+    """What is timed together: one layer, one element type, TF32 allowed or not; the classes in it share the peers."""
+
+    layer: Layer
+    n: int
+    dtype: torch.dtype
+    tf32: bool
+    classes: list[str]
+    layouts: Sequence[str]
+    device: torch.device
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    direction: str = "forward"  # of layers.PASSES
+    grads: dict[str, torch.Tensor] = field(default_factory=dict)
+    addends: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)  # bias, residual; of a fused pass
+    entrants: dict[str, _Entrant] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)  # contender -> why it has no time, or is no rival
+    banned: Mapping[str, str] = field(default_factory=dict)  # contender -> what it did to an earlier process
+    admits: Callable[[str], bool] = lambda name: True  # which rivals are asked at all
+    max_error: float = 1.5  # of the stricter of the two choices of `auto` that a forward row shows
+    strict: dict[tuple[str, str], str] = field(default_factory=dict)  # (class, layout) -> that choice
+    announce: Callable[[str], None] = lambda name: None  # called with a contender's name before it first runs
+    plans: dict[str, str] = field(default_factory=dict)  # rival -> which of its forms, and of how many
+    seconds: dict[str, float] = field(default_factory=dict)  # part of the measurement -> what it took
+
+    def best_us(self, among: Callable[[str], bool] = lambda name: True) -> float:
+        estimates = [each.estimate_us for name, each in self.entrants.items() if each.is_rival and among(name)]
+        return max(min(estimates, default=math.inf), timing.SHORT_US)
+
+    def refusal(self, error: float) -> str:
+        """Why a rival with that relative L2 error is none; "" if it is one."""
+        limit = CLASS_ERROR[self.classes[0]]
+        return f"error {error:.1e} is beyond the class ({limit:.0e})" if error > limit else ""
+
+    def spent(self, part: str, begin: float) -> float:
+        """Books the time since `begin`; returns now."""
+        now = time.perf_counter()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - begin
+        return now
+
+
+def _enter(group: Group, name: str, call: Call, reference: Reference, limit: float) -> None:
+    """Runs a contender; keeps it unless it raises or takes more than `limit` times the best so far."""
+    group.announce(name)
+    try:
+        y, first_us = timing.once(call, group.device)
+        error = reference.error(y)
+        del y
+        # The first call may load code or search; it decides only where no start-up could explain it.
+        us = first_us
+        if first_us <= max(timing.SLOW_US, limit * group.best_us()):
+            us = min(first_us, timing.once(call, group.device)[1])
+    except Exception as failure:
+        group.notes[name] = timing.message_of(failure)
+        timing.recover()
+        return
+    if us > limit * group.best_us():
+        group.notes[name] = f"not timed: one call took {us:.0f} us, over {limit:.0f} times the best"
+        return
+    group.entrants[name] = _Entrant(call, us, error)
+
+
+def _prepare_data(group: Group, seed: int) -> Reference:
+    """ReLU'd normal input, He weights, in both layouts."""
+    layer = group.layer
+    generator = torch.Generator(group.device).manual_seed(seed)
+    options: dict[str, Any] = {"device": group.device, "generator": generator}
+    x = torch.randn((group.n, layer.c, layer.h, layer.w), **options).relu_().to(group.dtype)
+    fan_in = layer.c // layer.groups * layer.r * layer.s
+    weight = torch.randn((layer.k, layer.c // layer.groups, layer.r, layer.s), **options)
+    weight = (weight * math.sqrt(2.0 / fan_in)).to(group.dtype)
+    orders = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+    group.inputs = {layout: x.contiguous(memory_format=order) for layout, order in orders.items()}
+    group.weights = {layout: weight.contiguous(memory_format=order) for layout, order in orders.items()}
+    if group.direction in FUSED:
+        addends = [torch.randn(layer.k, **options).to(group.dtype)]
+        if group.direction == "bias_residual_relu":
+            addends.append(torch.randn((group.n, layer.k, layer.p, layer.q), **options).to(group.dtype))
+        for layout, order in orders.items():
+            its = (each.contiguous(memory_format=order) if each.dim() == 4 else each for each in addends)
+            group.addends[layout] = tuple(its)
+        return Reference(x, weight, layer, *addends)
+    if group.direction == "forward":
+        return Reference(x, weight, layer)
+    grad = torch.randn((group.n, layer.k, layer.p, layer.q), **options).to(group.dtype)
+    group.grads = {layout: grad.contiguous(memory_format=order) for layout, order in orders.items()}
+    return Reference.of_gradient(x, weight, grad, layer, group.direction)
+
+
+def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | None) -> dict[tuple[str, str], str]:
+    """Peers first, then ours; returns (class, layout) -> auto's choice."""
+    data = group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads, group.addends
+    operands = peers.Operands(*data)
+    calls, refused = peers.peers(
+        operands, lambda y: group.refusal(reference.error(y)["l2"]), group.announce, group.banned
+    )
+    group.notes |= refused
+    for name, call in calls.items():
+        if not group.admits(name):
+            continue
+        if (seconds := group.seconds.get(name.removesuffix("_all"), 0.0)) > peers.SEARCH_S:
+            group.notes[name] = f"not run: the search of 10 plans took {seconds:.0f} s; cudnn_graph has all"
+            continue
+        if name in group.banned:
+            group.notes[name] = group.banned[name]
+            continue
+        begin = time.perf_counter()
+        _enter(group, name, call, reference, math.inf)
+        group.spent(name, begin)
+        if isinstance(call, peers.Searched):
+            group.plans |= {name: call.description} if call.description else {}
+            for why in call.failures:
+                if "beyond the class" in why:  # one of its forms, not the rival
+                    form, _, reason = why.partition(": ")
+                    group.notes[f"{name}: {form}"] = reason
+        if name in group.entrants and (why := group.refusal(group.entrants[name].error["l2"])):
+            group.entrants[name].is_rival = False  # timed, for whoever wants to know, but no best peer
+            group.notes[name] = f"{peers.REFUSED}: {why}"
+    choices = {}
+    for accuracy in group.classes:
+        for layout in group.layouts:
+            if group.direction in GRADIENTS:
+                choices[accuracy, layout] = _enter_gradient(group, accuracy, layout, reference)
+                continue
+            choice = ours.auto_choice(group.layer, group.n, accuracy, layout, group.device)
+            choices[accuracy, layout] = choice
+            strict = ours.auto_choice(group.layer, group.n, accuracy, layout, group.device, group.max_error)
+            group.strict[accuracy, layout] = strict
+            rows = ours.candidates(group.layer, group.n, accuracy, layout, group.device)
+            for row in sorted(rows, key=lambda row: (row["algorithm"] != choice, row["cost_us"])):
+                chosen = row["algorithm"] == choice or row["algorithm"] == strict != "torch"
+                _enter_ours(group, row, chosen, accuracy, layout, reference, algorithms)
+    return choices
+
+
+def _enter_gradient(group: Group, accuracy: str, layout: str, reference: Reference) -> str:
+    """Ours, and auto's choice if that is PyTorch's; returns the choice."""
+    tensors = group.inputs[layout], group.weights[layout], group.grads[layout]
+    choice, reason = ours.gradient_choice(tensors[0], group.layer, accuracy, group.direction)
+    prefix = f"{accuracy}/{layout}/"
+    if reason:
+        group.notes[prefix + "auto"] = reason
+    own = ours.gradient_algorithms(tensors[0], group.layer, accuracy, group.direction)
+    for algorithm in dict.fromkeys((choice, *own)):
+        call = ours.gradient_contender(algorithm, *tensors, group.layer, accuracy, group.direction)
+        _enter(group, prefix + algorithm, call, reference, math.inf if algorithm == choice else timing.HOPELESS)
+    return choice
+
+
+def _enter_ours(
+    group: Group,
+    row: dict[str, Any],
+    chosen: bool,
+    accuracy: str,
+    layout: str,
+    reference: Reference,
+    algorithms: Sequence[str] | None,
+) -> None:
+    algorithm = row["algorithm"]
+    name = f"{accuracy}/{layout}/{algorithm}"
+    if algorithms is not None and algorithm not in algorithms:
+        return
+    if algorithm == "torch" and not chosen and group.direction not in FUSED:
+        return  # the same call as the peer of this layout
+    if name in group.banned or not row["ok"]:
+        group.notes[name] = group.banned.get(name) or row["reason"]
+        return
+    best = group.best_us()
+    if not chosen and row["cost_us"] > max(timing.SLOW_US, timing.HOPELESS * best):
+        group.notes[name] = (
+            f"not run: the planner expects {row['cost_us']:.0f} us, over {timing.HOPELESS:.0f} times the best"
+        )
+        return
+    group.announce(name)
+    try:
+        data = group.inputs[layout], group.weights["nchw"], group.layer, accuracy
+        addends = group.addends.get(layout, ())
+        call = ours.contender(algorithm, *data, *addends)
+    except Exception as failure:
+        group.notes[name] = timing.message_of(failure)
+        timing.recover()
+        return
+    _enter(group, name, call, reference, math.inf if chosen else timing.HOPELESS)
+    if chosen and group.n == 1 and algorithm != "torch":
+        packing = ours.packing_contender(algorithm, *data, *addends)
+        _enter(group, name + _PACKING, packing, reference, math.inf)
+
+
+def _peer_names(group: Group) -> list[str]:
+    return [name for name in dict.fromkeys((*group.entrants, *group.notes)) if peers.is_peer(name)]  # or its form
+
+
+def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Measurement) -> list[results.Row]:
+    times = measured.timings
+    notes = group.notes | {name: f"failed in the timed run: {text}" for name, text in measured.failures.items()}
+    names = _peer_names(group)
+    peer_us = {name: times[name].us if name in times else None for name in names}
+    running = [name for name in names if name in times]
+    rows = []
+    for (accuracy, layout), choice in choices.items():
+        barred = peers.NOT_IEEE if accuracy == "ieee" else ()
+        rivals = [name for name in running if group.entrants[name].is_rival and name not in barred]
+        best_peer = min(rivals, key=lambda name: times[name].us, default=None)
+        prefix = f"{accuracy}/{layout}/"
+        mine = {name.removeprefix(prefix) for name in (*group.entrants, *notes) if name.startswith(prefix)}
+        mine = {name for name in mine if not name.endswith(_PACKING)}
+        mine_us = {name: times[prefix + name].us if prefix + name in times else None for name in sorted(mine)}
+        timed = {name: us for name, us in mine_us.items() if us is not None}
+        shown = choice if choice in mine or not timed else min(timed, key=lambda name: timed[name])
+        time_of, packed_in = times.get(prefix + shown), times.get(prefix + shown + _PACKING)
+        errors = {name: group.entrants[prefix + name].error for name in mine if prefix + name in group.entrants}
+        relevant = {name.removeprefix(prefix): text for name, text in notes.items() if name.startswith(prefix)}
+        relevant |= {name: notes[name] for name in names if name in notes}
+        relevant |= {name: f"no rival of class {accuracy}: FP32-accurate on tensor cores" for name in barred}
+        row = {
+            **group.layer.fields(),
+            "n": group.n,
+            "class": accuracy,
+            "layout": layout,
+            "pass": group.direction,
+            "algorithm": shown,
+            "auto": choice,
+            "us": time_of.us if time_of else None,
+            "us_with_packing": packed_in.us if packed_in else None,
+            "us_q25": time_of.q25 if time_of else None,
+            "us_q75": time_of.q75 if time_of else None,
+            "rounds": time_of.rounds if time_of else None,
+            "error": errors[shown]["l2"] if shown in errors else None,
+            "max_error": errors[shown]["max"] if shown in errors else None,
+            "bias": errors[shown]["bias"] if shown in errors else None,
+            "within": _within(group, accuracy, layout, times),
+            "algorithms": mine_us,
+            "errors": {name: errors[name] for name in sorted(errors)},
+            "peers": peer_us,
+            "best_peer": best_peer,
+            "best_peer_us": times[best_peer].us if best_peer else None,
+            "peer_error": group.entrants[best_peer].error["l2"] if best_peer else None,
+            "peer_errors": {name: group.entrants[name].error["l2"] for name in running},
+            "floor_us": floor_us(group.layer, group.n, accuracy) if group.device.type == "cuda" else None,
+            "timer_us": times[_TIMER].us,
+            "notes": relevant,
+            "peer_plans": dict(group.plans),
+            "seconds": {part: round(seconds, 2) for part, seconds in group.seconds.items()},
+            "few_rounds": sorted(
+                name.removeprefix(prefix)
+                for name in times
+                if times[name].rounds < 20 and (name in names or name.startswith(prefix))
+            ),
+            "eager": {
+                name.removeprefix(prefix): text
+                for name, text in sorted(measured.eager.items())
+                if name in names or name.startswith(prefix)
+            },
+        }
+        rows.append(row)
+    return rows
+
+
+def _within(group: Group, accuracy: str, layout: str, times: Mapping[str, timing.Timing]) -> dict[str, Any] | None:
+    """What `auto` takes within `group.max_error`: the limit, the choice, its time and relative L2 error."""
+    strict = group.strict.get((accuracy, layout))
+    if strict is None:
+        return None
+    names = (f"{accuracy}/{layout}/{strict}", f"torch_{layout}" if strict == "torch" else "")
+    name = next((name for name in names if name in times), "")
+    us, error = (times[name].us, group.entrants[name].error["l2"]) if name else (None, None)
+    return {"max_error": group.max_error, "auto": strict, "us": us, "error": error}
+
+
+def measure(group: Group, algorithms: Sequence[str] | None, rounds: int, seed: int) -> list[results.Row]:
+    """The rows of a group, one per class and layout of ours. Raises timing.DeviceLost if the GPU fails."""
+    begin = time.perf_counter()
+    reference = _prepare_data(group, seed)
+    begin = group.spent("data", begin)
+    choices = _enter_all(group, reference, algorithms)
+    begin = group.spent("first runs", begin)
+    peer_names, chosen = _peer_names(group), {f"{'/'.join(key)}/{choice}" for key, choice in choices.items()}
+    chosen |= {f"{'/'.join(key)}/{choice}" for key, choice in group.strict.items()}
+    chosen |= {name + _PACKING for name in chosen}
+    peers_best = group.best_us(peers.is_peer)
+    slow = []
+    for name, entrant in group.entrants.items():
+        limit = HOPELESS_PEER * peers_best if name in peer_names else timing.SLOW * group.best_us()
+        if entrant.estimate_us > limit and name not in chosen:
+            slow.append(name)
+    group.announce("")  # each has run alone: from here on nobody in particular is to blame
+    clocks = ClockMonitor(group.device)
+    measured = timing.measure(
+        {name: entrant.call for name, entrant in group.entrants.items()} | {_TIMER: lambda: None},
+        device=group.device,
+        rounds=rounds,
+        few_rounds=slow,
+        seed=seed,
+        monitor=clocks,
+    )
+    group.spent("rounds", begin)
+    return [row | clocks.found for row in _rows(group, choices, measured)]

@@ -1,0 +1,1 @@
+"""Whole networks: swapped and fused against every form of PyTorch."""

@@ -1,0 +1,174 @@
+"""What a network's time is made of: kernels by group, and its convolutions one by one at their fastest in cuDNN.
+
+`cudnn_best_layers`, PyTorch with the best cuDNN algorithm of each layer, is no form that anybody can run; it is what
+cuDNN could do: the sum over the network's convolutions of cuDNN's fastest time of that layer, as `bench layers` has it
+(alone, from a cold L2), plus the time of all other kernels in that form of PyTorch's network where it is the least.
+Launch gaps are left out, so it is a bound from below for everything that chooses among these algorithms.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import gc
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks import peers
+from benchmarks.harness import results
+from benchmarks.layers import group as layer_group
+from benchmarks.layers.suite import ROW_KEY, groups_of
+from fastconv import timing
+from fastconv.models.layers import Layer
+
+NAME = "cudnn_best_layers"
+GEOMETRY = ("c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
+# Operators by whose name a kernel belongs to a group: the outermost that is listed, else "other".
+GROUPS = {
+    "aten::convolution": "convolution",
+    "aten::_convolution": "convolution",
+    "aten::cudnn_convolution": "convolution",
+    "fastconv::": "convolution",
+    "mkldnn::_convolution": "convolution",
+    "aten::linear": "linear",
+    "aten::addmm": "linear",
+    "aten::mm": "linear",
+    "mkldnn::_linear": "linear",
+}
+
+
+def _group_of(event: Any) -> str:
+    group = "other"
+    while event is not None:
+        group = next((name for prefix, name in GROUPS.items() if event.name.startswith(prefix)), group)
+        event = event.cpu_parent
+    return group
+
+
+def kernel_groups(call: Callable[[], object], device: torch.device, passes: int = 3) -> dict[str, float]:
+    """Microseconds of kernels by group (convolution, linear, other) in one pass of `call`: means over `passes`.
+
+    On the CPU: of operators. Raises RuntimeError where the profiler sees no kernel.
+    """
+    cuda = device.type == "cuda"
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] if cuda else []
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(passes):
+            call()
+        if cuda:
+            torch.cuda.synchronize(device)
+    found = dict.fromkeys((*GROUPS.values(), "other"), 0.0)
+    for event in profile.events():
+        # An annotation stands on the GPU's time line as well, under its own name.
+        kernels = (kernel.duration for kernel in event.kernels if kernel.name != event.name)
+        us = sum(kernels) if cuda else event.self_cpu_time_total
+        if us:
+            found[_group_of(event)] += us / passes
+    if not any(found.values()):
+        raise RuntimeError("the profiler recorded no kernel")
+    return found
+
+
+def convolutions(model: nn.Module, shape: Sequence[int]) -> collections.Counter[Layer]:
+    """The convolutions that one forward pass of `model` (on an input of `shape`, N first) calls, and how often each.
+
+    Raises ValueError for one whose stride, padding or dilation differs by axis: no layer of the suites is like it.
+    """
+    meta = copy.deepcopy(model).to("meta")
+    found: collections.Counter[Layer] = collections.Counter()
+
+    def note(module: nn.Conv2d, inputs: Any, output: Any) -> None:
+        geometry = []
+        for name in ("stride", "padding", "dilation"):
+            first, second = getattr(module, name)
+            if first != second:
+                raise ValueError(f"{name} is ({first}, {second}); expected the same for both axes")
+            geometry.append(first)
+        c, h, w = inputs[0].shape[1:]
+        r, s = module.kernel_size
+        sizes = c, h, w, module.out_channels, r, s, *geometry, module.groups
+        name = f"{c}->{sizes[3]} @{h}x{w} {r}x{s}"
+        for letter, value, usual in (
+            ("s", sizes[6], 1),
+            ("p", sizes[7], r // 2),
+            ("d", sizes[8], 1),
+            ("g", sizes[9], 1),
+        ):
+            name += "" if value == usual else f" {letter}{value}"
+        found[Layer(name, *sizes)] += 1
+
+    for module in meta.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(note)
+    with torch.no_grad():
+        meta(torch.empty(tuple(shape), device="meta"))
+    return found
+
+
+class BestLayers:
+    """cuDNN's fastest times of single layers: from the files of `bench layers` of this machine and commit that lie
+    beside `path`, else measured, and kept in the file at `path`."""
+
+    def __init__(self, path: Path | None, head: results.Document, device: torch.device, rounds: int = 20) -> None:
+        self.path, self.device, self.rounds = path, device, rounds
+        head = {**head, "suite": "network_layers"}
+        self.document = results.merge(path, head, ROW_KEY) if path else {**head, "rows": []}
+        self._known: dict[tuple[Any, ...], float] = {}
+        for file in sorted(path.parent.glob("layers*.json")) if path else []:
+            its = {**head, "suite": json.loads(file.read_text()).get("suite")}
+            for row in results.merge(file, its, ROW_KEY)["rows"]:
+                if row["pass"] == "forward" and row.get("commit", head["commit"]) == head["commit"]:
+                    self._note(row)
+        for row in self.document["rows"]:
+            self._note(row)
+
+    def _note(self, row: results.Row) -> None:
+        if us := peers.best_of_cudnn(row):
+            key = row["n"], row["class"], *(row[name] for name in GEOMETRY)
+            self._known[key] = us
+
+    def us(self, layer: Layer, n: int, cls: str) -> float | None:
+        """None where no peer could run."""
+        key = n, cls, *(getattr(layer, name) for name in GEOMETRY)
+        if key not in self._known:
+            ((dtype, tf32, members),) = groups_of([cls])
+            group = layer_group.Group(layer, n, dtype, tf32, members, ("nhwc",), self.device)
+            group.admits = peers.is_of_cudnn  # type: ignore[method-assign]
+            try:
+                rows = layer_group.measure(group, [], self.rounds, seed=0)
+            except timing.DeviceLost:
+                raise
+            except Exception:
+                timing.recover()
+                return None
+            finally:
+                del group
+                gc.collect()
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+            for row in rows:
+                results.put(self.document, row, ROW_KEY)
+                self._note(row)
+            if self.path:
+                results.write(self.path, self.document)
+        return self._known.get(key)
+
+    def sum_us(
+        self, layers: collections.Counter[Layer], n: int, cls: str, is_over: Callable[[], bool]
+    ) -> tuple[float | None, str]:
+        """(microseconds of all convolutions of a pass, each at its fastest; why there is none)."""
+        total, done = 0.0, 0
+        for layer, count in layers.items():
+            if is_over():
+                return None, f"{done} of {len(layers)} layers measured: the time is spent"
+            us = self.us(layer, n, cls)
+            if us is None:
+                return None, f"no peer ran {layer.layer}"
+            total, done = total + count * us, done + 1
+        return total, ""

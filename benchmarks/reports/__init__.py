@@ -1,0 +1,1 @@
+"""Tables, plots and sentences of README and docs, drawn from the result files."""

@@ -1,0 +1,329 @@
+"""Tables and plots of the suite `megakernel`, for benchmarks.reports.report: the paper's figures with our data.
+
+Regions: <gpu>/megakernel/layers, .../mapping, .../rivals and .../tasks, each with figures and tables of all classes
+that the file holds; .../<one of them>/<class>, a table alone; .../missing; and, from the suite `soak_megakernel`,
+<gpu>/soak_megakernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness.results import CLASSES, Document, Row
+from benchmarks.reports import report
+from benchmarks.studies.megakernel import BATCHES, DISTANCES, LEAST_CHANNELS, NAME, SERIES, STAGED
+from fastconv import trace
+from fastconv.figures import new_figure, save_figure
+from fastconv.models.layers import LAYERS
+
+OTHER = "#e9c46a"
+SWEPT = {"d_ig": "D_IG", "d_go": "D_GO", "m": "M"}
+
+
+def rows_of(document: Document, part: str, accuracy: str | None = None) -> list[Row]:
+    """The rows of a part that hold a time."""
+    rows = [row for row in document["rows"] if row["part"] == part and row["us"] is not None]
+    return [row for row in rows if accuracy is None or row["class"] == accuracy]
+
+
+def over_series(row: Row) -> float | None:
+    """Times faster than the same tasks kind by kind, a launch each: the same code, and the same type of M."""
+    return _over(row, SERIES)
+
+
+def over_staged(row: Row) -> float | None:
+    """Times faster than `winograd_f4`, whose products are other kernels, and whose M is float32 in every class."""
+    return _over(row, STAGED)
+
+
+def _over(row: Row, name: str) -> float | None:
+    us = row["algorithms"].get(name)
+    return us / row["us"] if us and row["us"] else None
+
+
+def over_cudnn(row: Row) -> float | None:
+    """Times faster than the faster layout of cuDNN's non-fused Winograd."""
+    return row["best_peer_us"] / row["us"] if row["best_peer_us"] and row["us"] else None
+
+
+def layer_table(document: Document, accuracy: str) -> str:
+    """A row per layer: megakernel, its tasks in series, winograd_f4, cuDNN's non-fused Winograd, ratios, error."""
+    header = ["layer", "C->K @HxW", "megakernel us", "its series us", "over its series", "`winograd_f4` us"]
+    header += ["over `winograd_f4`", "cuDNN non-fused us", "over cuDNN", "error", "error / cuDNN's", "floor us"]
+    rows = rows_of(document, "layers", accuracy)
+    lines = [
+        [
+            row["layer"],
+            f"{row['c']}->{row['k']} @{row['h']}x{row['w']}",
+            report._us(row["us"]),
+            report._us(row["algorithms"].get(SERIES)),
+            report._times(over_series(row)),
+            report._us(row["algorithms"].get(STAGED)),
+            report._times(over_staged(row)),
+            report._us(row["best_peer_us"]),
+            report._times(over_cudnn(row)),
+            report._scientific(row["error"]),
+            "-" if not row["peer_error"] else f"{row['error'] / row['peer_error']:.2f}",
+            report._us(row["floor_us"]),
+        ]
+        for row in rows
+    ]
+    means = [
+        report._times(report._mean(ratio(row) for row in rows)) for ratio in (over_series, over_staged, over_cudnn)
+    ]
+    lines.append(["geometric mean", f"{len(rows)} layers", "", "", means[0], "", means[1], "", means[2], "", "", ""])
+    return report.markdown_table(header, lines)
+
+
+def missing(document: Document) -> str:
+    """What was measured of the layer set, and what the suite was asked for and did not measure, and why not."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for text in document.get("missing") or []:
+        part, where, reason = text.split(": ", 2)
+        layer, _, rest = where.partition(", ")
+        found.setdefault((part, rest, reason), []).append(layer)
+    lines = [f"- Missing: {part}, {rest}: {', '.join(layers)}: {why}." for (part, rest, why), layers in found.items()]
+    layers = {accuracy: len(rows_of(document, "layers", accuracy)) for accuracy in CLASSES}
+    counts = ", ".join(f"{count} of {len(LAYERS)} in `{accuracy}`" for accuracy, count in layers.items() if count)
+    said = f"Measured: {counts or 'no layer'}; by default those with C and K of at least {LEAST_CHANNELS}."
+    if without := [f"`{accuracy}`" for accuracy, count in layers.items() if not count]:
+        said += f" Not measured: class {', '.join(without)}."
+    return "\n".join([said, *([""] if lines else []), *lines])
+
+
+def _swept(document: Document, accuracy: str, name: str) -> dict[str, list[Row]]:
+    """layer -> the rows in which one parameter of the map changes, in its order."""
+    found: dict[str, list[Row]] = {}
+    for row in rows_of(document, "mapping", accuracy):
+        if row["variant"].startswith(f"{name}="):
+            found.setdefault(row["layer"], []).append(row)
+    return {layer: sorted(rows, key=lambda row: row[name]) for layer, rows in found.items()}
+
+
+def mapping_table(document: Document, accuracy: str) -> str:
+    """Microseconds for each value of D_IG, D_GO and M, the others as planned; what is planned is marked."""
+    planned = {row["layer"]: row for row in rows_of(document, "mapping", accuracy) if row["variant"] == "planned"}
+    tables = []
+    for name, title in SWEPT.items():
+        values = BATCHES if name == "m" else DISTANCES
+        header = ["layer", *(f"{title} = {value}" for value in values), "as planned"]
+        lines = []
+        for layer, rows in _swept(document, accuracy, name).items():
+            times = {int(row["variant"].partition("=")[2]): row["us"] for row in rows}
+            least = min(times.values())
+            cells = [f"**{report._us(us)}**" if us == least else report._us(us) for us in map(times.get, values)]
+            its = planned.get(layer)
+            lines.append([layer, *cells, "-" if its is None else f"{report._us(its['us'])} ({its[name]})"])
+        tables.append(report.markdown_table(header, lines))
+    return "\n\n".join(tables)
+
+
+def _rivals(row: Row) -> list[tuple[str, float]]:
+    """(name, microseconds) of everything that was timed on a layer, the fastest first."""
+    timed = {**row["peers"], **row["algorithms"]}
+    return sorted(((name, us) for name, us in timed.items() if us is not None), key=lambda item: item[1])
+
+
+def rivals_table(document: Document, accuracy: str) -> str:
+    """Every algorithm on one layer, the fastest first, and how many times longer it takes than the megakernel."""
+    lines = []
+    for row in rows_of(document, "rivals", accuracy):
+        ours = row["algorithms"].get(NAME)
+        for name, us in _rivals(row):
+            lines.append([f"`{name}`", report._us(us), "-" if not ours else f"{us / ours:.2f}x"])
+    return report.markdown_table(["algorithm", "us", "times the megakernel's"], lines)
+
+
+def tasks_table(document: Document, accuracy: str) -> str:
+    """What the records of two launches say: how busy the workers are, how long they wait, what overlaps."""
+    header = ["layer", "order", "us", "busy", "waiting", "products busy", "products waiting", "transforms busy"]
+    header += ["transforms waiting", "transforms beside products"]
+    rows = rows_of(document, "distribution", accuracy)
+    kinds = [kind for kind in trace.KINDS if any(kind in row["task_us"] for row in rows)]
+    header += [f"{kind} task us" for kind in kinds]
+    lines = []
+    for row in rows:
+        sources = (row, row.get("products"), row.get("transforms"))  # the pools: where a block has two workers
+        shares = ["-" if its is None else f"{its[what]:.0%}" for its in sources for what in ("busy", "waiting")]
+        lines.append([row["layer"], row["variant"], report._us(row["us"]), *shares, f"{row['overlap']:.0%}"])
+        lines[-1] += [report._us(row["task_us"].get(kind)) for kind in kinds]
+    return report.markdown_table(header, lines)
+
+
+def soak_line(document: Document) -> str:
+    """One line: how many launches, how many differ."""
+    rows = document["rows"]
+    parts = []
+    for accuracy in CLASSES:
+        own = [row for row in rows if row["class"] == accuracy]
+        if own:
+            launches, differ = (sum(row[name] for row in own) for name in ("launches", "mismatches"))
+            seconds, worst = sum(row["seconds"] for row in own), max(row["error"] for row in own)
+            parts.append(
+                f"`{accuracy}`: {launches:,} launches of {len(own)} layers in {seconds:.0f} s, {differ} differ "
+                f"(largest error of a layer {worst:.1e})"
+            )
+    return ". ".join([*parts, *(f"Missing: {text}" for text in document.get("missing") or [])]) + "."
+
+
+# Section -> its part of the suite, its table, its figures.
+SECTIONS: dict[str, tuple[str, Callable[[Document, str], str], tuple[str, ...]]] = {
+    "layers": ("layers", layer_table, ("layers",)),
+    "mapping": ("mapping", mapping_table, ("distances", "m")),
+    "rivals": ("rivals", rivals_table, ("rivals",)),
+    "tasks": ("distribution", tasks_table, ("tasks",)),
+}
+
+
+def region(rest: Sequence[str], gpu: str, document: Document) -> str | None:
+    """The Markdown of a region, for a document in docs/; None for a name that is not this suite's."""
+    match rest:
+        case ["missing"]:
+            return missing(document)
+        case [name] if name in SECTIONS:
+            classes = [accuracy for accuracy in CLASSES if rows_of(document, SECTIONS[name][0], accuracy)]
+            return "\n\n".join(_section(name, accuracy, gpu, document) for accuracy in classes)
+        case [name, accuracy] if name in SECTIONS and accuracy in CLASSES:
+            return SECTIONS[name][1](document, accuracy)
+    return None
+
+
+def _section(name: str, accuracy: str, gpu: str, document: Document) -> str:
+    """The figures and the table of one class."""
+    _, table, drawn = SECTIONS[name]
+    images = [f"![{each}, class {accuracy}](figures/{gpu}_megakernel_{each}_{accuracy}.svg)" for each in drawn]
+    return "\n\n".join([f"Class `{accuracy}`:", *images, table(document, accuracy)])
+
+
+# ---- Plots
+
+RATIOS = (
+    ("its tasks in series", over_series, report.OURS),
+    ("winograd_f4", over_staged, report.NEUTRAL),
+    ("cuDNN's non-fused Winograd", over_cudnn, OTHER),
+)
+
+
+def plot_layers(document: Document, accuracy: str, path: Path) -> None:
+    """Bars per layer: times faster than its own tasks in series, than winograd_f4, than cuDNN's non-fused Winograd."""
+    rows = rows_of(document, "layers", accuracy)
+    figure, axes = new_figure(8.0, 3.2)
+    for index, (label, ratio, colour) in enumerate(RATIOS):
+        pairs = [(place + 0.27 * (index - 1), value) for place, row in enumerate(rows) if (value := ratio(row))]
+        places, values = [place for place, _ in pairs], [value for _, value in pairs]
+        axes.bar(places, values, color=colour, width=0.25, label=label)
+        for place, value in pairs:
+            axes.text(place, value, f"{value:.2f}", ha="center", va="bottom", fontsize=5)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(rows)), [row["layer"] for row in rows], rotation=60)
+    axes.set_ylabel("times faster than")
+    axes.set_title(f"{document['gpu']}, megakernel, class {accuracy}, batch {rows[0]['n']}", loc="left", fontsize=10)
+    axes.margins(x=0.01, y=0.12)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    save_figure(figure, path)
+
+
+def plot_channels(document: Document, path: Path) -> None:
+    """Speedup against C + K: over its own tasks in series, winograd_f4 and cuDNN; a mark per class."""
+    present = [name for name in CLASSES if rows_of(document, "layers", name)]
+    shown = [item for item in RATIOS if any(item[1](row) for row in rows_of(document, "layers"))]
+    figure, first = new_figure(2.0 + 3.0 * len(shown), 3.2)
+    first.remove()
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (label, ratio, _) in zip(panels, shown, strict=True):
+        for index, accuracy in enumerate(present):
+            pairs = [(row["c"] + row["k"], ratio(row)) for row in rows_of(document, "layers", accuracy)]
+            channels, values = [at for at, value in pairs if value], [value for _, value in pairs if value]
+            its = accuracy if axes is panels[0] else None
+            axes.scatter(channels, values, s=22, marker="s^ovD"[index], label=its, color=f"C{index}", alpha=0.85)
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("C + K")
+        axes.set_ylabel("times faster than\n" + label)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{document['gpu']}, megakernel", x=0.01, ha="left", fontsize=10)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    save_figure(figure, path)
+
+
+def plot_mapping(document: Document, accuracy: str, names: Sequence[str], path: Path) -> None:
+    """Time against parameters of the map, a panel each, a line per layer, over the time of winograd_f4."""
+    figure, first = new_figure(3.0 + 2.6 * len(names), 3.0)
+    first.remove()
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        for index, (layer, rows) in enumerate(_swept(document, accuracy, name).items()):
+            values = [int(row["variant"].partition("=")[2]) for row in rows]
+            times = [row["us"] / row["algorithms"][STAGED] for row in rows]
+            label = layer if axes is panels[0] else None
+            axes.plot(values, times, marker="o", markersize=3, label=label, color=f"C{index}")
+        if name == "m":
+            axes.set_xscale("log", base=2)
+        else:
+            axes.set_xscale("symlog", base=2, linthresh=16)
+        axes.set_xlabel(SWEPT[name] + ("" if name == "m" else ", tasks"))
+        axes.set_ylabel("time / that of winograd_f4")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{document['gpu']}, megakernel, class {accuracy}", x=0.01, ha="left", fontsize=10)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    save_figure(figure, path)
+
+
+def plot_rivals(document: Document, accuracy: str, path: Path) -> None:
+    """Every algorithm on one layer, the fastest above; the megakernel and the rest of ours in other colours."""
+    (row,) = rows_of(document, "rivals", accuracy)
+    pairs = _rivals(row)
+    colours = {name: report.OURS for name in row["algorithms"]} | {NAME: report.LOSS}
+    figure, axes = new_figure(7.0, 0.6 + 0.2 * len(pairs))
+    bars = [colours.get(name, report.NEUTRAL) for name, _ in pairs]
+    axes.barh([name for name, _ in pairs], [us for _, us in pairs], color=bars, height=0.7)
+    for index, (_, us) in enumerate(pairs):
+        axes.text(us, index, f" {report._us(us)}", va="center", fontsize=7)
+    axes.set_xscale("log")
+    axes.invert_yaxis()
+    axes.set_xlabel("microseconds")
+    title = (
+        f"{document['gpu']}, {row['layer']} ({row['c']}->{row['k']} @{row['h']}), class {accuracy}, batch {row['n']}"
+    )
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.margins(x=0.1, y=0.02)
+    save_figure(figure, path)
+
+
+def plot_tasks(document: Document, accuracy: str, path: Path) -> None:
+    """How many tasks of each kind run at a time: kind by kind, and as mapped."""
+    panels = []
+    rows = rows_of(document, "distribution", accuracy)
+    for row in sorted(rows, key=lambda row: row["variant"], reverse=True):
+        name = {"mapped": "task map", "series": "kinds in series"}[row["variant"]]
+        counts = np.array([row["running"][kind] for kind in trace.KINDS])
+        title = f"{row['layer']}, {accuracy}, {name}: {row['us']:.0f} us, workers busy {row['busy']:.0%}"
+        panels.append(trace.Panel(title, row["clock"], np.array(row["times_us"]), counts))
+    trace.plot(panels, path)
+
+
+def figures(document: Document, prefix: str, folder: Path) -> list[Path]:
+    """Draws what the file allows, as <prefix>_*.svg; the paths written."""
+    written: list[Path] = []
+
+    def draw(plot: Callable[..., None], name: str, *arguments: object) -> None:
+        path = folder / f"{prefix}_{name}.svg"
+        plot(document, *arguments, path)
+        written.append(path)
+
+    for accuracy in CLASSES:
+        if rows_of(document, "layers", accuracy):
+            draw(plot_layers, f"layers_{accuracy}", accuracy)
+        if rows_of(document, "mapping", accuracy):
+            draw(plot_mapping, f"distances_{accuracy}", accuracy, ("d_ig", "d_go"))
+            draw(plot_mapping, f"m_{accuracy}", accuracy, ("m",))
+        if rows_of(document, "rivals", accuracy):
+            draw(plot_rivals, f"rivals_{accuracy}", accuracy)
+        if rows_of(document, "distribution", accuracy):
+            draw(plot_tasks, f"tasks_{accuracy}", accuracy)
+    if rows_of(document, "layers"):
+        draw(plot_channels, "channels")
+    return written

@@ -1,0 +1,128 @@
+"""Tables and plot of whole networks, for benchmarks.reports.report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.harness.results import CLASSES, Document, Row
+from benchmarks.networks.parts import NAME as CUDNN_BEST
+from benchmarks.reports import report
+from fastconv.figures import new_figure, save_figure
+
+
+def best_peer(row: Row) -> tuple[str | None, float | None]:
+    """(form, microseconds) of the fastest form of PyTorch; what nobody can run is none."""
+    timed = {name: us for name, us in row["peers"].items() if us is not None and name != CUDNN_BEST}
+    best = min(timed, key=lambda name: timed[name], default=None)
+    return best, timed.get(best or "")
+
+
+def speedup_of(us: float | None, peer_us: float | None) -> float | None:
+    return peer_us / us if us and peer_us else None
+
+
+def table(document: Document, accuracy: str) -> str:
+    """Whole networks, a row per mode of ours: time, the fastest form of PyTorch, how far both are from float64."""
+    rows = [row for row in document["rows"] if row["class"] == accuracy]
+    header = ["network", "batch", "mode", "swapped", "ours ran", "ours ms", "best PyTorch ms", "its form", "speedup"]
+    header += ["logits error", "PyTorch's", "top-1 agreement", "PyTorch's", "MiB", "PyTorch's"]
+    lines = []
+    for row in rows:
+        best, best_us = best_peer(row)
+        ran = f"{row['ours']} of {row['total']}" if "ours" in row else "-"
+        line = [row["network"], str(row["batch"]), row["mode"], f"{row['swapped']} of {row['total']}", ran]
+        line += [
+            _ms(row["us"]),
+            _ms(best_us),
+            f"`{best}`" if best else "-",
+            report._times(speedup_of(row["us"], best_us)),
+        ]
+        line += [report._scientific(row["logits_error"]), report._scientific(row.get("peer_error"))]
+        line += [_percent(row["top1_agreement"]), _percent(row.get("peer_top1_agreement"))]
+        lines.append([*line, *(_mib(row.get(name)) for name in ("peak_bytes", "peer_peak_bytes"))])
+    return "\n\n".join([report.markdown_table(header, lines), *report._other_commits(document, rows)])
+
+
+def by_network(document: Document, accuracy: str | None) -> dict[tuple[str, str, int], dict[str, Row]]:
+    """(network, class, batch) -> mode -> row."""
+    found: dict[tuple[str, str, int], dict[str, Row]] = {}
+    for cls in CLASSES if accuracy is None else [accuracy]:
+        for row in document["rows"]:
+            if row["class"] == cls:
+                found.setdefault((row["network"], cls, row["batch"]), {})[row["mode"]] = row
+    return found
+
+
+def summary(document: Document, accuracy: str | None = None) -> str:
+    """A row per network (and class, without `accuracy`): PyTorch eager and its fastest form, the bound of the best
+    cuDNN algorithm of each layer, ours in its modes, and the fastest of ours against the two."""
+    modes = [mode for mode in ("eager", "compile", "graph", "fused", "fused_graph")
+             if any(row["mode"] == mode for row in document["rows"])]  # fmt: skip
+    header = ["network", "batch", *([] if accuracy else ["class"]), "PyTorch eager ms", "PyTorch at its best ms"]
+    header += ["its form"]
+    header += ["best cuDNN layers ms", *(f"ours, {mode}" for mode in modes), "speedup", "over best cuDNN layers"]
+    lines: list[list[str]] = []
+    rows: list[Row] = []
+    for (name, cls, batch), its in by_network(document, accuracy).items():
+        rows += its.values()
+        best, best_us = min(map(best_peer, its.values()), key=lambda pair: pair[1] or float("inf"))
+        peers = next(iter(its.values()))["peers"]
+        ours = min((row["us"] for row in its.values() if row["us"]), default=None)
+        line = [name, str(batch), *([] if accuracy else [f"`{cls}`"]), _ms(peers.get("torch_eager"))]
+        line += [_ms(best_us), f"`{best}`" if best else "-", _ms(peers.get(CUDNN_BEST))]
+        line += [_ms(its[mode]["us"]) if mode in its else "-" for mode in modes]
+        lines.append(
+            [*line, report._times(speedup_of(ours, best_us)), report._times(speedup_of(ours, peers.get(CUDNN_BEST)))]
+        )
+    return "\n\n".join([report.markdown_table(header, lines), *report._other_commits(document, rows)])
+
+
+def peers_table(document: Document, accuracy: str) -> str:
+    """Milliseconds of every form of PyTorch, the fastest in bold; below, why one has no time."""
+    found = by_network(document, accuracy)
+    first = {key: next(iter(its.values())) for key, its in found.items()}
+    names = list(dict.fromkeys(name for row in first.values() for name in row["peers"]))
+    lines, reasons = [], []
+    for (network, _, batch), row in first.items():
+        best, _ = best_peer(row)
+        cells = [_ms(row["peers"].get(name)) for name in names]
+        cells = [f"**{cell}**" if name == best else cell for name, cell in zip(names, cells, strict=True)]
+        lines.append([network, str(batch), *cells])
+        for name, why in row.get("failures", {}).items():
+            if not name.startswith(("fastconv_", "groups ")):
+                reasons.append(f"- {network}, `{name}`: {why}")
+    drawn = report.markdown_table(["network", "batch", *(f"`{name}`" for name in names)], lines)
+    below = ["\n".join(reasons)] if reasons else []
+    return "\n\n".join([drawn, *below, *report._other_commits(document, list(first.values()))])
+
+
+def _mib(value: float | None) -> str:
+    return "-" if value is None else f"{value / 2**20:.0f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _ms(us: float | None) -> str:
+    return "-" if us is None else f"{us / 1e3:.2f}"
+
+
+def plot(document: Document, path: Path) -> None:
+    """Whole networks: time of the fastest peer over ours, a bar per network, class and mode."""
+    names, values = [], []
+    for row in document["rows"]:
+        if speedup := speedup_of(row["us"], best_peer(row)[1]):
+            names.append(f"{row['network']} {row['class']} {row['mode']}")
+            values.append(speedup)
+    figure, axes = new_figure(7.0, 0.6 + 0.22 * len(names))
+    axes.barh(names, values, color=[report.OURS if value >= 1 else report.LOSS for value in values], height=0.7)
+    for index, value in enumerate(values):
+        axes.text(value, index, f" {value:.2f}", va="center", fontsize=7)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.set_xlabel("times faster than the best peer, whole network")
+    axes.set_title(document["gpu"], loc="left", fontsize=10)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.margins(x=0.1, y=0.02)
+    save_figure(figure, path)

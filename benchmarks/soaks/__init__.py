@@ -1,0 +1,1 @@
+"""Very many launches: the same bits every time, no hang."""
