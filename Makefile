@@ -56,7 +56,7 @@ lint: $(VENV)/lint.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	find csrc tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
-	$(BIN)/python tools/check_rooms.py
+	$(BIN)/python tools/check_includes.py
 
 # Each algorithm under each tool, in a process of its own; ARGS='--only winograd_f4 --tools racecheck' for less.
 sanitize: build

@@ -25,7 +25,9 @@ import python_version  # noqa: E402, F401  (ends a build for a Python that is to
 from toolchain import DEFAULT_ARCHITECTURES, architecture_flags, cudart_static, find_nvcc, wants_cuda  # noqa: E402
 
 OPERATORS, VERSIONS = "libfastconv.so", "build.json"  # beside the planner
-PLANNER = [*ROOT.glob("csrc/core/*.cpp"), *ROOT.glob("csrc/plan/*.cpp"), *ROOT.glob("csrc/algos/*/*algo.cpp")]
+PLANNER = [
+    path for part in ("core/*", "plan/*", "winograd/*", "algos/**/algo") for path in ROOT.glob(f"csrc/{part}.cpp")
+]
 CXX = os.environ.get("CXX", "g++")
 CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unknown-pragmas"
 NVCC_FLAGS = "-std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden --expt-relaxed-constexpr --threads=1 -lineinfo"
@@ -58,15 +60,15 @@ def ninja_file(module: str, operators: str) -> str:
             "FASTCONV_CUDA is 1, but no nvcc was found in CUDA_HOME, PATH, /usr/local/cuda or site-packages"
         )
     architectures = os.environ.get("FASTCONV_CUDA_ARCHS", DEFAULT_ARCHITECTURES) if nvcc else ""
-    sources = sorted({*PLANNER, *ROOT.glob("csrc/algos/*/*.cpp"), *ROOT.glob("csrc/ops/*.cpp")})
+    sources = sorted({*PLANNER, *ROOT.glob("csrc/algos/**/*.cpp"), *ROOT.glob("csrc/ops/*.cpp")})
     if nvcc:
-        sources += sorted(ROOT.glob("csrc/algos/*/*.cu"))
+        sources += sorted(ROOT.glob("csrc/algos/**/*.cu"))
     else:
         sources = [path for path in sources if not path.stem.endswith("_cuda")]
     common = f"{CXX_FLAGS} -I{ROOT}/csrc"
     if nvcc:
         common += f" -isystem {nvcc.parent.parent}/include -DFASTCONV_WITH_CUDA"
-    flags_of_room = {
+    flags_of_layer = {
         "bindings": f"{common} -isystem {pybind11.get_include()} -isystem {sysconfig.get_path('include')} "
         f"-DFASTCONV_CUDA_ARCHITECTURES='\"{architectures}\"' -DFASTCONV_CUDA_COMPILER='\"{version_of(nvcc)}\"'",
         "ops": f"{common} -isystem {torch}/include -isystem {torch}/include/torch/csrc/api/include "
@@ -83,7 +85,7 @@ def ninja_file(module: str, operators: str) -> str:
         name = source.relative_to(ROOT / "csrc").with_suffix(source.suffix + ".o")
         objects[source] = f"obj/{name}"
         rule = "nvcc" if source.suffix == ".cu" else "cxx"
-        flags = nvcc_flags if rule == "nvcc" else flags_of_room.get(name.parts[0], f"{CXX_FLAGS} -I{ROOT}/csrc")
+        flags = nvcc_flags if rule == "nvcc" else flags_of_layer.get(name.parts[0], f"{CXX_FLAGS} -I{ROOT}/csrc")
         lines.append(f"build obj/{name}: {rule} {source}\n  flags = {flags}")
     planner = " ".join(objects[source] for source in [*PLANNER, ROOT / "csrc/bindings/module.cpp"])
     lines.append(f"build {module}: link {planner}")

@@ -13,7 +13,7 @@ CXX = os.environ.get("CXX", "g++")
 SOURCES = [
     "tests/native/megakernel.cpp",
     "csrc/algos/winograd_megakernel/cpu.cpp",
-    "csrc/plan/task_map.cpp",
+    "csrc/winograd/task_map.cpp",
     "csrc/core/device_info.cpp",
     "csrc/core/problem.cpp",
 ]

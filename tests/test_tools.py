@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "build")]
-import check_rooms  # noqa: E402
+import check_includes  # noqa: E402
 import check_sass  # noqa: E402
 import sanitize  # noqa: E402
 import toolchain  # noqa: E402
@@ -21,7 +21,7 @@ import winograd_norms  # noqa: E402
 
 
 def test_this_tree_keeps_the_rules():
-    assert check_rooms.check_tree(ROOT) == []
+    assert check_includes.check_tree(ROOT) == []
 
 
 @pytest.mark.parametrize(
@@ -29,18 +29,21 @@ def test_this_tree_keeps_the_rules():
     [
         ("csrc/core/problem.h", "#include <torch/csrc/stable/tensor.h>", "only csrc/ops knows torch"),
         ("csrc/plan/registry.cpp", "#include <ATen/ATen.h>", "only csrc/ops knows torch"),
-        ("csrc/plan/registry.cpp", "#include <cuda_runtime.h>", "planning needs no CUDA"),
+        ("csrc/plan/registry.cpp", "#include <cuda_runtime.h>", "need no CUDA"),
         ("csrc/core/problem.h", '#include "plan/registry.h"', "ground floor"),
-        ("csrc/algos/direct/algo.cpp", "#include <cuda_fp16.h>", "planning needs no CUDA"),
-        ("csrc/algos/direct/cpu.cpp", "#include <cuda_runtime.h>", "CPU's functions need no CUDA"),
+        ("csrc/algos/direct/algo.cpp", "#include <cuda_fp16.h>", "need no CUDA"),
+        ("csrc/algos/direct/cpu.cpp", "#include <cuda_runtime.h>", "need no CUDA"),
         ("csrc/algos/direct/cpu.cpp", "#include <torch/csrc/stable/ops.h>", "only csrc/ops knows torch"),
         ("csrc/algos/direct/launch.cu", "#include <torch/types.h>", "only csrc/ops knows torch"),
         ("csrc/algos/direct/kernel.cuh", "#  include  <c10/util/Half.h>", "only csrc/ops knows torch"),
-        ("csrc/algos/direct/launch.cu", '#include "algos/winograd/config.h"', "its own folder"),
-        ("csrc/algos/direct/launch.cu", '#include "../winograd/config.h"', "paths start at csrc/"),
+        ("csrc/algos/direct/launch.cu", '#include "algos/winograd_staged/plan.h"', "its own folder"),
+        ("csrc/algos/direct/launch.cu", '#include "../winograd/plan.h"', "paths start at csrc/"),
         ("csrc/algos/direct/launch.cu", '#include "ops/stable.h"', "do not know the operators"),
-        ("csrc/device/epilogue.h", '#include "algos/direct/config.h"', "shared by algorithms"),
+        ("csrc/device/epilogue.h", '#include "algos/direct/plan.h"', "shared by all kernels"),
         ("csrc/bindings/module.cpp", "#include <torch/torch.h>", "only csrc/ops knows torch"),
+        ("csrc/hopper/ptx/tma.cuh", '#include "algos/direct/plan.h"', "shared by algorithms"),
+        ("csrc/winograd/limits.cpp", '#include "algos/winograd_fused/plan.h"', "through the registry"),
+        ("csrc/algos/implicit_gemm/wgrad/plan.h", "#include <cuda_fp16.h>", "need no CUDA"),
         ("csrc/ops/operators.cpp", "#include <pybind11/pybind11.h>", "only csrc/bindings knows Python"),
         ("fastconv/nn.py", "y = torch.ops.fastconv.conv2d(x)", "fastconv/ops.py alone"),
         ("fastconv/nn.py", 'ops = getattr(torch.ops, "fastconv")', "fastconv/ops.py alone"),
@@ -50,7 +53,7 @@ def test_a_broken_rule_is_caught(tmp_path, path, line, reason):
     file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text(f"\n{line}\n")
-    (found,) = check_rooms.check_tree(tmp_path)
+    (found,) = check_includes.check_tree(tmp_path)
     assert found.startswith(f"{path}:2: ")
     assert reason in found
 
@@ -60,7 +63,7 @@ def test_what_is_allowed_passes(tmp_path):
         ("csrc/ops/operators.cpp", "#include <torch/csrc/stable/library.h>"),
         ("csrc/ops/runtime_cuda.cpp", "#include <cuda_runtime.h>"),
         ("csrc/algos/direct/launch.cu", '#include "device/cuda_check.h"'),
-        ("csrc/algos/direct/launch.cu", '#include "algos/direct/config.h"'),
+        ("csrc/algos/direct/launch.cu", '#include "algos/direct/plan.h"'),
         ("csrc/algos/direct/cpu.cpp", '#include "core/kernels.h"  // not <torch/torch.h>'),
         ("fastconv/ops.py", "torch.ops.fastconv.conv2d"),
         ("tests/harness.py", "torch.ops.fastconv.conv2d"),
@@ -68,7 +71,7 @@ def test_what_is_allowed_passes(tmp_path):
         file = tmp_path / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(line + "\n" * 499)
-    assert check_rooms.check_tree(tmp_path) == []
+    assert check_includes.check_tree(tmp_path) == []
 
 
 @pytest.mark.parametrize("path", ["csrc/core/problem.cpp", "tests/test_nn.py"])
@@ -76,13 +79,13 @@ def test_a_long_file_is_caught(tmp_path, path):
     file = tmp_path / path
     file.parent.mkdir(parents=True)
     file.write_text("\n" * 501)
-    assert check_rooms.check_tree(tmp_path) == [f"{path}: 501 lines; at most 500"]
+    assert check_includes.check_tree(tmp_path) == [f"{path}: 501 lines; at most 500"]
 
 
-def test_check_rooms_as_a_program(tmp_path):
+def test_check_includes_as_a_program(tmp_path):
     (tmp_path / "fastconv").mkdir()
     (tmp_path / "fastconv" / "nn.py").write_text("torch.ops.fastconv\n")
-    command = [sys.executable, str(ROOT / "tools" / "check_rooms.py")]
+    command = [sys.executable, str(ROOT / "tools" / "check_includes.py")]
     assert subprocess.run([*command, str(tmp_path)], capture_output=True).returncode == 1
     assert subprocess.run(command, capture_output=True).returncode == 0
 

@@ -25,8 +25,8 @@ from pathlib import Path
 LIBRARY = Path(__file__).resolve().parent.parent / "fastconv" / "libfastconv.so"
 # Kernels that may keep a stack frame, as a regular expression on the demangled name, each with its reason.
 ALLOWED: dict[str, str] = {
-    r"implicit_gemm::wgmma::convolve<fastconv::algos::implicit_gemm::wgmma::Shape<float, "
-    r"\(fastconv::algos::implicit_gemm::Mode\)1, 128, 2, \(fastconv::algos::implicit_gemm::wgmma::Source\)": (
+    r"implicit_gemm::persistent::convolve<fastconv::algos::implicit_gemm::persistent::Shape<float, "
+    r"\(fastconv::algos::implicit_gemm::Mode\)1, 128, 2, \(fastconv::algos::implicit_gemm::persistent::Source\)": (
         "class tf32: counters of the loop over tiles parked, none within the loop over steps"
     ),
     r"winograd_fused::single::convolve<(float|__half|__nv_bfloat16), 1, ": (
@@ -36,22 +36,24 @@ ALLOWED: dict[str, str] = {
     r"winograd_fused::single::convolve<__nv_bfloat16, 3, ": (
         "items from a list: two values of the loop over items parked, none within the loops over products or tiles"
     ),
-    r"winograd::input_transform_nhwc<(__half|__nv_bfloat16), [24], \(fastconv::winograd::Mode\)[23], 1>": (
+    r"winograd_staged::input_transform_nhwc<(__half|__nv_bfloat16), [24], \(fastconv::algos::winograd_staged::Mode\)[23], 1>": (
         "odd numbers of channels on sm_80: ptxas parks one or two values, outside the inner loop, for a third block; "
         "a bound on the blocks instead would cost the sm_90a kernels occupancy"
     ),
-    r"winograd::input_transform_nhwc<float, 2, \(fastconv::winograd::Mode\)1, 1>": (
+    r"winograd_staged::input_transform_nhwc<float, 2, \(fastconv::algos::winograd_staged::Mode\)1, 1>": (
         "one value parked in the sm_90a code, which Hopper leaves to input_transform_groups"
     ),
     r"winograd_megakernel::ffma::convolve<": (
         "sm_80 alone: one or two values parked beside the products; sm_90a has none, and is the one that was measured"
     ),
-    r"(implicit_gemm::wgrad::convert_tiles<float, 2>|winograd::filter_transform<float, 4, "
-    r"\(fastconv::winograd::Mode\)1>)": ("sm_80 alone: conversions and packing beside the products, not the products"),
+    r"(implicit_gemm::wgrad::convert_tiles<float, 2>|winograd_staged::filter_transform<float, 4, "
+    r"\(fastconv::algos::winograd_staged::Mode\)1>)": (
+        "sm_80 alone: conversions and packing beside the products, not the products"
+    ),
     r"direct_tiled::wgrad::.*sum_nhwc<": (
         "sm_80 alone: one or two values of the loop over strips parked; sm_90a, which was measured, has none"
     ),
-    r"implicit_gemm::convolve<fastconv::algos::implicit_gemm::Shape<float, 3, 8, false>": (
+    r"implicit_gemm::portable::convolve<fastconv::algos::implicit_gemm::portable::Shape<float, 3, 8, false>": (
         "the portable kernel where channels are no vectors: four to eight values parked, beside element-wise loads"
     ),
 }
@@ -59,8 +61,8 @@ ALLOWED: dict[str, str] = {
 
 # Kernels that are written for wgmma, as a regular expression on the demangled name.
 WGMMA = (
-    r"(implicit_gemm::(wgmma|lean)|winograd_fused(::single)?|winograd_megakernel)::convolve<|wgrad::multiply_pixels<"
-    r"|winograd::products::.*multiply<"
+    r"(implicit_gemm::(persistent|single_tile)|winograd_fused::(split|single)|winograd_megakernel::wgmma)::convolve<"
+    r"|wgrad::multiply_pixels<|winograd_staged::gemm::.*multiply<"
 )
 
 

@@ -2,8 +2,8 @@
 
 usage: python tools/golden_plans.py [--write]      exit status 1 if an answer differs from the file's
 
-A change of structure leaves every answer as it is; a change of a cost or a rule shows here what it moves. After one that
-is meant, `--write` replaces the file, and its diff belongs into the review.
+A change of structure leaves every answer as it is; a change of a cost or a rule shows here what it moves. After one
+that is meant, `--write` replaces the file, and its diff belongs into the review.
 
 The file holds its own problems, so that comparing asks for exactly those; `--write` collects them anew from the tests'
 shapes and the benchmarks' layers. A case is a line: problem, device, the choice of `auto`, then per algorithm of the

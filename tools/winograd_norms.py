@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 HALF_SQRT2 = math.sqrt(2.0) / 2.0
-# The points of csrc/device/winograd_matrices.h, and the textbook's for comparison.
+# The points of csrc/winograd/matrices.h, and the textbook's for comparison.
 POINTS = {
     "F(2,3) 0 +-1": (2, (0.0, 1.0, -1.0)),
     "F(4,3) 0 +-sqrt2/2 +-sqrt2": (4, (0.0, HALF_SQRT2, -HALF_SQRT2, 2 * HALF_SQRT2, -2 * HALF_SQRT2)),

@@ -12,7 +12,7 @@
 #include "core/kernel_extent.h"
 #include "plan/measured.h"
 #include "plan/registry.h"
-#include "plan/task_map.h"
+#include "winograd/task_map.h"
 
 namespace py = pybind11;
 using namespace fastconv;

@@ -67,7 +67,7 @@ struct GemmArgs {
   DType in = DType::f32, out = DType::f32;
 };
 
-struct WaitReport;  // device/wait_report.h
+struct WaitReport;  // hopper/wait_report.h
 
 // The services of the host framework. Implemented once, in csrc/ops.
 class Runtime {

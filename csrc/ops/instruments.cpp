@@ -4,12 +4,12 @@
 #include <optional>
 #include <string>
 
-#include "device/task_trace.cuh"
 #include "ops/arguments.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
-#include "plan/instruments.h"
 #include "plan/registry.h"
+#include "winograd/instruments.h"
+#include "winograd/task_trace.cuh"
 
 namespace fastconv::ops {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "device/wait_report.h"
+#include "hopper/wait_report.h"
 #include "ops/runtime.h"
 #include "ops/stable.h"
 

@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "algos/winograd_megakernel/cpu_tasks.h"
-#include "algos/winograd_megakernel/execution.h"
+#include "algos/winograd_megakernel/cpu/execution.h"
+#include "algos/winograd_megakernel/cpu/tasks.h"
 
 namespace fastconv::algos::winograd_megakernel {
 void pack_cpu(const PackArgs& args, Runtime& runtime);

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "algos/direct_tiled/resident.h"
+#include "algos/direct_tiled/resident/plan.h"
 #include "core/algorithm.h"
 #include "core/roundoffs.h"
 

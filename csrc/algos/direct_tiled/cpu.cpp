@@ -1,4 +1,4 @@
-#include "algos/direct_tiled/config.h"
+#include "algos/direct_tiled/plan.h"
 #include "core/kernels.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"

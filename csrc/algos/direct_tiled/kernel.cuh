@@ -1,7 +1,7 @@
 // One block: p x q outputs for a few filters, summed over chunks of channels that are staged in shared memory.
 #pragma once
 
-#include "algos/direct_tiled/config.h"
+#include "algos/direct_tiled/plan.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"
 

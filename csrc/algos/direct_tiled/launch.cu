@@ -1,7 +1,7 @@
 #include <limits>
 
 #include "algos/direct_tiled/kernel.cuh"
-#include "algos/direct_tiled/resident.h"
+#include "algos/direct_tiled/resident/plan.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"

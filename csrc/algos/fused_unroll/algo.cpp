@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <string>
 
-#include "algos/fused_unroll/config.h"
+#include "algos/fused_unroll/plan.h"
 #include "core/algorithm.h"
 #include "core/roundoffs.h"
 

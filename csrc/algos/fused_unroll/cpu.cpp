@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "algos/fused_unroll/config.h"
+#include "algos/fused_unroll/plan.h"
 #include "core/kernels.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"

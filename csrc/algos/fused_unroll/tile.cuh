@@ -1,7 +1,7 @@
 // One output tile of the implicit GEMM per block and turn: locate, then load and multiply chunk by chunk, then store.
 #pragma once
 
-#include "algos/fused_unroll/config.h"
+#include "algos/fused_unroll/plan.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <string>
 
-#include "algos/im2col_gemm/config.h"
+#include "algos/im2col_gemm/plan.h"
 #include "core/algorithm.h"
 #include "core/roundoffs.h"
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "algos/im2col_gemm/config.h"
+#include "algos/im2col_gemm/plan.h"
 #include "core/kernels.h"
 
 namespace fastconv::algos::im2col_gemm {

@@ -1,4 +1,4 @@
-// The elementwise passes around the GEMM. Indices inside a chunk are below 2^31 (config.h), offsets into x and y
+// The elementwise passes around the GEMM. Indices inside a chunk are below 2^31 (plan.h), offsets into x and y
 // 64-bit.
 #pragma once
 

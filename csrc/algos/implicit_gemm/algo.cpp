@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
-#include "algos/implicit_gemm/config.h"
-#include "algos/implicit_gemm/lean_config.h"
-#include "algos/implicit_gemm/wgmma_config.h"
+#include "algos/implicit_gemm/persistent/plan.h"
+#include "algos/implicit_gemm/plan.h"
+#include "algos/implicit_gemm/single_tile/plan.h"
 #include "core/algorithm.h"
 #include "core/roundoffs.h"
 
@@ -40,10 +40,10 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("size", "the padded input has " + std::to_string(padded) + " pixels, the filter " +
                                    std::to_string(config.reduction) + " weights; implicit_gemm needs both below 2^31");
   }
-  if (wgmma::is_used(problem, device) && std::max(problem.stride_h, problem.stride_w) > wgmma::most_stride) {
+  if (persistent::is_used(problem, device) && std::max(problem.stride_h, problem.stride_w) > persistent::most_stride) {
     return Support::no("stride", "stride is " + std::to_string(problem.stride_h) + "x" +
                                      std::to_string(problem.stride_w) + "; implicit_gemm needs at most " +
-                                     std::to_string(wgmma::most_stride) + " on this GPU");
+                                     std::to_string(persistent::most_stride) + " on this GPU");
   }
   return Support::yes();
 }
@@ -69,7 +69,7 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
          1e6 * bytes / (0.6 * device.bandwidth_bytes_per_s);
 }
 
-std::string describe_tile(const wgmma::Plan& plan) {
+std::string describe_tile(const persistent::Plan& plan) {
   const auto text = [](std::int64_t value) { return std::to_string(value); };
   const std::string tile = plan.flat
                                ? text(plan.tile_q) + " outputs in a row"
@@ -79,14 +79,15 @@ std::string describe_tile(const wgmma::Plan& plan) {
     parts = ", " + (plan.whole > 0 ? "the last " + text(plan.tiles() - plan.whole) + " tiles in " : std::string()) +
             text(plan.splits) + " parts" + (plan.clusters ? " in a cluster" : "");
   }
-  return std::string(describe(plan.weights.mode)) + (plan.source == wgmma::Source::converted ? " beforehand" : "") +
-         ", tile " + tile + ", " + text(plan.filter_tile) + " filters, " + text(plan.stages * plan.stage_taps) +
-         " steps of " + text(plan.step_channels()) + (plan.whole_window ? ", whole windows" : ", single taps") + parts;
+  return std::string(describe(plan.weights.mode)) +
+         (plan.source == persistent::Source::converted ? " beforehand" : "") + ", tile " + tile + ", " +
+         text(plan.filter_tile) + " filters, " + text(plan.stages * plan.stage_taps) + " steps of " +
+         text(plan.step_channels()) + (plan.whole_window ? ", whole windows" : ", single taps") + parts;
 }
 
-std::string describe_tile(const lean::Plan& plan, AccuracyClass accuracy) {
+std::string describe_tile(const single_tile::Plan& plan, AccuracyClass accuracy) {
   const auto text = [](std::int64_t value) { return std::to_string(value); };
-  const std::string tile = plan.kind == lean::Tile::rows
+  const std::string tile = plan.kind == single_tile::Tile::rows
                                ? text(plan.pixels) + " outputs in a row"
                                : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
   const char* type = accuracy == AccuracyClass::tf32 ? "TF32" : describe(select_mode(accuracy));  // fp32: 3 x float16
@@ -98,18 +99,18 @@ std::string describe_tile(const lean::Plan& plan, AccuracyClass accuracy) {
 
 // What the larger `wgmma` kernel takes of the time that is planned for it, by kind of problem: fitted to runs on an
 // H200 (docs/performance.md).
-double wgmma_factor(const wgmma::Plan& plan, const ConvProblem& problem) {
+double wgmma_factor(const persistent::Plan& plan, const ConvProblem& problem) {
   if (size_of(problem.dtype) == 2) return 0.95;
-  if (plan.source == wgmma::Source::converted) return 0.99;
+  if (plan.source == persistent::Source::converted) return 0.99;
   if (plan.weights.filter_tile == 48) return problem.n < 8 ? 1.0 : 1.1;
   if (plan.weights.mode == Mode::single) return 1.06;
   return plan.filter_tile == 64 && plan.splits == 1 ? 1.04 : 1.0;
 }
 
 // Its time, without a transposition. The rates of NCHW were fitted like the factors.
-double wgmma_cost_us(const wgmma::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
+double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
-  const double kernel_us = std::max(1e6 * wgmma::plan_clocks(plan, device.processors) / clocks_per_s,
+  const double kernel_us = std::max(1e6 * persistent::plan_clocks(plan, device.processors) / clocks_per_s,
                                     1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));
   const double nchw_us = problem.layout == Layout::nhwc ? 0.0
                                                         : (problem.p() * problem.q() < 2048 ? 6e-6 : 1.5e-6) *
@@ -119,23 +120,24 @@ double wgmma_cost_us(const wgmma::Plan& plan, const ConvProblem& problem, const 
 }
 
 ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
-  const wgmma::Weights weights = wgmma::make_weights(problem);
-  wgmma::Plan plan = wgmma::make_plan(problem, weights, device.processors);
+  const persistent::Weights weights = persistent::make_weights(problem);
+  persistent::Plan plan = persistent::make_plan(problem, weights, device.processors);
   const std::size_t transposed = transposed_input_bytes(problem);
   const double transposition_us =
       transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.9 * device.bandwidth_bytes_per_s);
   double kernel_us = wgmma_cost_us(plan, problem, device);
-  if (const auto lean = lean::make_plan(problem, weights.filter_tile, device)) {
-    const double lean_us = lean::cost_us(*lean, problem, device);
-    if (lean_us < kernel_us) kernel_us = lean_us, plan.lean = std::make_shared<const lean::Plan>(*lean);
+  if (const auto lean = single_tile::make_plan(problem, weights.filter_tile, device)) {
+    const double lean_us = single_tile::cost_us(*lean, problem, device);
+    if (lean_us < kernel_us) kernel_us = lean_us, plan.single_tile = std::make_shared<const single_tile::Plan>(*lean);
   }
-  return {"wgmma, " + (plan.lean != nullptr ? describe_tile(*plan.lean, problem.accuracy) : describe_tile(plan)),
+  return {"wgmma, " +
+              (plan.single_tile != nullptr ? describe_tile(*plan.single_tile, problem.accuracy) : describe_tile(plan)),
           transposed + plan.workspace_bytes(problem), transposition_us + kernel_us,
-          std::make_shared<const wgmma::Plan>(plan)};
+          std::make_shared<const persistent::Plan>(plan)};
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
-  if (wgmma::is_used(problem, device)) return wgmma_plan(problem, device);
+  if (persistent::is_used(problem, device)) return wgmma_plan(problem, device);
   const Config config = make_config(problem);
   ConvPlan plan;
   if (device.type == DeviceType::cpu) {  // for the tests: never the fastest
@@ -152,7 +154,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
-  if (wgmma::is_used(problem, device)) return {wgmma::make_weights(problem).bytes()};
+  if (persistent::is_used(problem, device)) return {persistent::make_weights(problem).bytes()};
   const Config config = make_config(problem);
   if (device.type == DeviceType::cpu) {
     return {align_bytes(static_cast<std::size_t>(config.reduction * problem.k) * sizeof(float))};

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "algos/implicit_gemm/config.h"
+#include "algos/implicit_gemm/plan.h"
 #include "core/kernels.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"

@@ -1,4 +1,4 @@
-#include "algos/null/config.h"
+#include "algos/null/plan.h"
 #include "core/kernels.h"
 
 namespace fastconv::algos::null {

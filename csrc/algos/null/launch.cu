@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "algos/null/config.h"
+#include "algos/null/plan.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 

@@ -1,4 +1,4 @@
-#include "algos/two_stage/config.h"
+#include "algos/two_stage/plan.h"
 #include "core/algorithm.h"
 #include "core/roundoffs.h"
 

@@ -1,4 +1,4 @@
-#include "algos/two_stage/config.h"
+#include "algos/two_stage/plan.h"
 #include "core/kernels.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"

@@ -1,7 +1,7 @@
 // Stage 1: a plane of scalar products per filter tap. Stage 2: the sum of the planes.
 #pragma once
 
-#include "algos/two_stage/config.h"
+#include "algos/two_stage/plan.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"
 

@@ -3,9 +3,9 @@
 #include <memory>
 #include <string>
 
-#include "algos/winograd_fused/config.h"
+#include "algos/winograd_fused/plan.h"
 #include "core/roundoffs.h"
-#include "plan/winograd_limits.h"
+#include "winograd/limits.h"
 
 namespace fastconv::algos::winograd_fused {
 namespace {

@@ -3,11 +3,11 @@
 #include <cstring>
 #include <vector>
 
-#include "algos/winograd_fused/config.h"
+#include "algos/winograd_fused/plan.h"
 #include "core/kernels.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"
-#include "device/winograd_matrices.h"
+#include "winograd/matrices.h"
 
 namespace fastconv::algos::winograd_fused {
 namespace {

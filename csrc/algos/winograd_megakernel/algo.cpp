@@ -4,12 +4,12 @@
 #include <memory>
 #include <string>
 
-#include "algos/winograd_megakernel/config.h"
-#include "algos/winograd_megakernel/cuda_config.h"
-#include "algos/winograd_megakernel/ffma_config.h"
+#include "algos/winograd_megakernel/cpu/plan.h"
+#include "algos/winograd_megakernel/ffma/plan.h"
+#include "algos/winograd_megakernel/wgmma/plan.h"
 #include "core/error.h"
 #include "core/roundoffs.h"
-#include "plan/winograd_limits.h"
+#include "winograd/limits.h"
 
 namespace fastconv::algos::winograd_megakernel {
 namespace {
@@ -42,9 +42,9 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     if (cuda && ieee) {
       ffma::make_plan(problem, device);
     } else if (cuda) {
-      make_cuda_plan(problem, device);
+      wgmma::make_cuda_plan(problem, device);
     } else {
-      make_map(problem, device);
+      cpu::make_map(problem, device);
     }
   } catch (const InvalidArgument& error) {
     return Support::no("size", std::string(error.what()) + " (the task map of winograd_megakernel)");
@@ -55,13 +55,14 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 // The form and unit of winograd_f4's model (winograd/algo.cpp), with the ratios that were measured against it:
 // README.md.
 double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceInfo& device) {
-  const double elements = static_cast<double>(frequencies) * static_cast<double>(map.tiles);
-  const double c = static_cast<double>(padded_channels(problem)), k = static_cast<double>(padded_filters(problem));
+  const double elements = static_cast<double>(cpu::frequencies) * static_cast<double>(map.tiles);
+  const double c = static_cast<double>(cpu::padded_channels(problem)),
+               k = static_cast<double>(cpu::padded_filters(problem));
   const double cache_bandwidth = 1.8 * device.bandwidth_bytes_per_s * device.processors;
   const double transforms = (problem.compulsory_bytes() + elements * (c + k) * sizeof(float)) / cache_bandwidth;
   // Every batch reads U; what exceeds the caches costs more than the traffic of the first time (measured: 512 -> 512).
   constexpr double cached = 8e6;
-  const double u = static_cast<double>(u_bytes(problem));
+  const double u = static_cast<double>(cpu::u_bytes(problem));
   const double again = 4.0 * std::max(0.0, u - cached) * static_cast<double>(map.batches() - 1);
   const double filters = (u + again) / (1.15 * device.bandwidth_bytes_per_s);
   const double rate = 2.2 * device.fp32_flops_per_s * c / (c + 16.0);
@@ -77,7 +78,7 @@ struct Rates {
 };
 constexpr Rates split_rates{21.6, 1.07, 0.96, 0.60, 0.565}, half_rates{17.9, 0.462, 1.22, 0.313, 0.42};
 
-double cuda_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const DeviceInfo& device) {
+double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, const DeviceInfo& device) {
   const TaskMap& map = cuda.map;
   const bool halves = cuda.weights.form.parts == 1;
   const Rates& rates = halves ? half_rates : split_rates;
@@ -88,7 +89,8 @@ double cuda_cost_us(const ConvProblem& problem, const CudaPlan& cuda, const Devi
   const double nhwc = rates.launch + std::max(products, transforms) + rates.not_hidden * std::min(products, transforms);
   const bool element_by_element = problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0 ||
                                   (halves && problem.layout == Layout::nhwc && problem.k % 2 != 0);
-  const double turned = 2.0 * static_cast<double>(turned_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
+  const double turned =
+      2.0 * static_cast<double>(wgmma::turned_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
   // NCHW output leaves in pieces of 4 values where rows are whole ones, else by single values (seen in half types).
   const double scattered_us = problem.layout == Layout::nhwc ? 0.0
                               : problem.q() % 4 == 0         ? 4e-6 * static_cast<double>(problem.output_numel())
@@ -132,10 +134,10 @@ ConvPlan plan_ffma(const ConvProblem& problem, const DeviceInfo& device, const I
 }
 
 ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
-  const auto detail = std::make_shared<const CudaPlan>(make_cuda_plan(problem, device, instruments));
+  const auto detail = std::make_shared<const wgmma::CudaPlan>(wgmma::make_cuda_plan(problem, device, instruments));
   ConvPlan plan;
   plan.workspace_bytes = detail->v_bytes() + detail->m_bytes() + detail->exponent_bytes() + detail->counter_bytes() +
-                         turned_input_bytes(problem);
+                         wgmma::turned_input_bytes(problem);
   const bool halves = detail->weights.form.parts == 1;
   plan.config = std::string(halves ? "1" : "3") + " x float16, " + describe(detail->map);
   plan.cost_us = cuda_cost_us(problem, *detail, device);
@@ -147,10 +149,10 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cuda) {
     return problem.accuracy == AccuracyClass::ieee ? plan_ffma(problem, device) : plan_cuda(problem, device);
   }
-  const auto map = std::make_shared<const TaskMap>(make_map(problem, device));
+  const auto map = std::make_shared<const TaskMap>(cpu::make_map(problem, device));
   ConvPlan plan;
-  plan.workspace_bytes = static_cast<std::size_t>(map->v_groups * v_place(*map, padded_channels(problem)) +
-                                                  map->m_groups * m_place(*map, padded_filters(problem))) *
+  plan.workspace_bytes = static_cast<std::size_t>(map->v_groups * cpu::v_place(*map, cpu::padded_channels(problem)) +
+                                                  map->m_groups * cpu::m_place(*map, cpu::padded_filters(problem))) *
                          sizeof(float);
   plan.config = describe(*map);
   plan.cost_us = cpu_cost_us(problem, *map, device);
@@ -169,9 +171,9 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
-  if (device.type == DeviceType::cpu) return {u_bytes(problem)};
+  if (device.type == DeviceType::cpu) return {cpu::u_bytes(problem)};
   if (problem.accuracy == AccuracyClass::ieee) return {ffma::make_weights(problem).u_bytes()};
-  return {make_cuda_weights(problem).u_bytes() + align_bytes(problem.k * 4)};
+  return {wgmma::make_cuda_weights(problem).u_bytes() + align_bytes(problem.k * 4)};
 }
 
 }  // namespace

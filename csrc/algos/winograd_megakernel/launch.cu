@@ -1,6 +1,6 @@
 // From a problem to the kernel of its class.
-#include "algos/winograd_megakernel/ffma_launch.h"
-#include "algos/winograd_megakernel/wgmma.h"
+#include "algos/winograd_megakernel/ffma/launch.h"
+#include "algos/winograd_megakernel/wgmma/launch.h"
 
 namespace fastconv::algos::winograd_megakernel {
 

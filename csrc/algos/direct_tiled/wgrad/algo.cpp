@@ -1,0 +1,64 @@
+// The weight gradient of depthwise convolutions.
+#include <memory>
+#include <string>
+
+#include "algos/direct_tiled/wgrad/plan.h"
+#include "core/roundoffs.h"
+
+namespace fastconv::algos::direct_tiled {
+namespace {
+
+double gradient_roundoffs(const ConvProblem& problem, const DeviceInfo&) {
+  return blocked_sum(gradient_length(problem), 700.0);
+}
+
+Support supports(const ConvProblem& problem, const DeviceInfo&) {
+  if (problem.output_numel() == 0) return Support::no("empty", "there is nothing to sum");
+  if (!wgrad::fits(problem)) {
+    return Support::no("kernel_size",
+                       "the weight gradient of direct_tiled is for depthwise kernels of 3x3, 5x5, 7x7 with "
+                       "stride 1 or 2 and no dilation; the kernel is " +
+                           std::to_string(problem.r) + "x" + std::to_string(problem.s) + " in " +
+                           std::to_string(problem.groups) + " groups");
+  }
+  // Rows, columns and the elements of an image are numbered with 31 bits; so are strips, and with NCHW their outputs.
+  constexpr double limit = 1073741824.0;
+  const double padded =
+      static_cast<double>(problem.h + 2 * problem.pad_h) * static_cast<double>(problem.w + 2 * problem.pad_w);
+  if (padded * static_cast<double>(problem.c) >= limit || padded * static_cast<double>(problem.n) >= limit) {
+    return Support::no("size", "an image has " + std::to_string(padded * static_cast<double>(problem.c)) +
+                                   " values, the batch " + std::to_string(padded * static_cast<double>(problem.n)) +
+                                   " pixels; the weight gradient of direct_tiled needs below 2^30");
+  }
+  return Support::yes();
+}
+
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  ConvPlan result;
+  if (device.type == DeviceType::cpu) {  // for the tests: never the fastest
+    result.config = "float32, a row of pixels at a time";
+    result.cost_us = 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
+    return result;
+  }
+  const auto detail = std::make_shared<const wgrad::Plan>(wgrad::make_plan(problem, device));
+  const bool nhwc = problem.layout == Layout::nhwc;
+  result.config = "depthwise, strips of " + std::to_string(wgrad::strip_rows(problem.r, problem.stride_h)) + " rows, " +
+                  std::to_string(detail->parts) + " parts";
+  result.workspace_bytes = wgrad::Plan::workspace_bytes(problem, detail->parts);
+  // The issue of instructions decides; those of half types are more (docs/performance.md).
+  const double share = problem.dtype == DType::f32 ? 1.0 : 0.55;
+  const double rate = share * (nhwc ? problem.r == 3 ? 0.11 : 0.19 : 0.14) * device.fp32_flops_per_s;
+  const double bytes =
+      4.0 * static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
+  result.cost_us =
+      12.0 + 1e6 * std::max(problem.direct_flops() / rate, bytes / (0.54 * share * device.bandwidth_bytes_per_s));
+  result.detail = detail;
+  return result;
+}
+
+}  // namespace
+
+extern const WeightGradient weight_gradient;
+const WeightGradient weight_gradient{"direct_tiled", gradient_roundoffs, supports, plan};
+
+}  // namespace fastconv::algos::direct_tiled

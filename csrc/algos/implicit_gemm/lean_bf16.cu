@@ -1,9 +1,0 @@
-#include "algos/implicit_gemm/lean_launch.cuh"
-
-namespace fastconv::algos::implicit_gemm::lean {
-
-void run_bf16(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int*, Runtime& runtime) {
-  run<bfloat16_t>(args, plan, x, weight, nullptr, runtime);
-}
-
-}  // namespace fastconv::algos::implicit_gemm::lean

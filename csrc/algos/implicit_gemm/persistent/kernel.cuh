@@ -1,0 +1,226 @@
+// The Hopper kernel: persistent blocks whose warpgroups have roles. One thread loads input boxes and filter tiles into
+// two rings of shared memory; a warpgroup splits float32 input in place, where more than one tap reads it; two
+// warpgroups multiply and write the output.
+#pragma once
+
+#include "algos/implicit_gemm/persistent/multiply.cuh"
+#include "algos/implicit_gemm/persistent/transform.cuh"
+#include "hopper/ptx/cluster.cuh"
+
+namespace fastconv::algos::implicit_gemm::persistent {
+
+template <typename S>
+class Loader {
+ public:
+  using T = typename S::T;
+
+  __device__ __forceinline__ Loader(const Params<T>& params, const CUtensorMap& map, const Shared<S>& shared)
+      : params_(params), map_(map), shared_(shared), site_{params.report, kernel_implicit_gemm, role_load} {}
+
+  // Everything that one unit of work reads.
+  __device__ __forceinline__ void run(const Work& work) {
+    Control& control = *shared_.control;
+    unsigned packed_tile = work.filter_tile;
+    const unsigned half = params_.by_halves.peel(packed_tile);
+    const unsigned char* filters = params_.weight + packed_tile * params_.packed_tile_bytes + half * S::plane_bytes;
+    for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
+      unsigned block = stage, tap = 0;  // of channels
+      if (params_.stage_taps != params_.taps) tap = params_.by_taps.peel(block);
+      const bool pairs = S::paired && !S::converted;
+      const int first_step = static_cast<int>(pairs ? (block & ~1u) * params_.taps + 2 * tap + (block & 1)
+                                                    : (block * params_.taps + tap) * (S::converted ? 2 : 1));
+      const int s = static_cast<int>(params_.by_s.peel(tap)), r = static_cast<int>(tap);
+      const std::uint32_t full = shared_address(&control.input_full[input_.slot]);
+      hopper::wait(shared_address(&control.input_free[input_.slot]), input_.parity ^ 1, site_);
+      if constexpr (S::transforms) hopper::fence_copies();  // the splitting warps have written there
+      const std::uint32_t target = shared_.input + input_.slot * params_.stage_bytes;
+      const int channel = static_cast<int>(block) * S::step_channels;
+      if (S::reads_halves && params_.flat) [[unlikely]] {
+        load_rows(work, channel, target, full);
+      } else {
+        hopper::arrive_expecting(full, params_.box_bytes);
+        hopper::copy_box(target, map_, channel, work.q * params_.stride_w - params_.pad_w + s * params_.dilation_w,
+                         work.p * params_.stride_h - params_.pad_h + r * params_.dilation_h, work.n, full);
+      }
+      input_.advance(params_.input_slots);
+      const unsigned char* source = filters + static_cast<std::int64_t>(first_step) * params_.packed_bytes;
+      for (int i = 0; i < params_.stage_taps; ++i, source += params_.packed_bytes * (S::paired ? 2 : 1)) {
+        load_filters(source);
+      }
+    }
+  }
+
+ private:
+  // A stage of a flat tile: the rows of input under its pixels, with the halo of each image.
+  __device__ __forceinline__ void load_rows(const Work& work, int channel, std::uint32_t target, std::uint32_t full) {
+    unsigned first_n = params_.by_row.quotient(work.q);
+    unsigned last_n = params_.by_row.quotient(min(work.q + S::pixel_tile, params_.q) - 1);
+    const int rows = static_cast<int>(last_n - first_n) + 1;
+    const int first_row = static_cast<int>(params_.by_rows.peel(first_n));
+    const int last_row = static_cast<int>(params_.by_rows.peel(last_n));
+    const int images = static_cast<int>(last_n - first_n) + 1;
+    hopper::arrive_expecting(full, (rows + images * params_.halo_rows) * params_.row_bytes);
+#pragma unroll 1
+    for (unsigned n = first_n; n <= last_n; ++n) {
+      const int last = (n == last_n ? last_row : params_.rows - 1) + params_.halo_rows;
+#pragma unroll 1
+      for (int row = n == first_n ? first_row : 0; row <= last; ++row, target += params_.row_bytes) {
+        hopper::copy_box(target, map_, channel, -params_.pad_w, row - params_.pad_h, static_cast<int>(n), full);
+      }
+    }
+  }
+  __device__ __forceinline__ void load_filters(const unsigned char* source) {
+    Control& control = *shared_.control;
+    const std::uint32_t full = shared_address(&control.filters_full[filters_.slot]);
+    hopper::wait(shared_address(&control.filters_free[filters_.slot]), filters_.parity ^ 1, site_);
+    hopper::arrive_expecting(full, S::filter_bytes);
+#pragma unroll
+    for (int plane = 0; plane < S::filter_bytes / S::plane_bytes; ++plane) {
+      hopper::copy_bulk(shared_.filters + filters_.slot * S::filter_bytes + plane * S::plane_bytes,
+                        source + plane * params_.packed_bytes, S::plane_bytes, full);
+    }
+    filters_.advance(S::slots);
+  }
+
+  const Params<T>& params_;
+  const CUtensorMap& map_;
+  const Shared<S>& shared_;
+  WaitSite site_;
+  hopper::RingPosition input_, filters_;
+};
+
+// A block's work, in rounds of as many units as it can mark. visit(index, mark, repeated): first all units of the
+// round; then (float32) the marked ones again. before_marks() and after_marks() enclose the reading of marks.
+template <typename S, typename Visit, typename Before, typename After>
+__device__ __forceinline__ void for_each_work(const Params<typename S::T>& params, const Shared<S>& shared,
+                                              Visit&& visit, Before&& before_marks, After&& after_marks) {
+  const unsigned round = gridDim.x * most_marks, work = S::conditional ? shared.control->work : params.work;
+  unsigned parity = 0;
+  for (unsigned first = blockIdx.x; first < work; first += round, parity ^= 1) {
+    const unsigned size = min(work - first, round);
+#pragma unroll 1
+    for (int pass = 0; pass < (S::repeats ? 2 : 1); ++pass) {
+      if (pass == 1) before_marks(parity);
+      unsigned mark = 0;
+#pragma unroll 1
+      for (unsigned at = 0; at < size; at += gridDim.x, ++mark) {
+        if (pass == 0 || (shared.control->marks[mark / 32] >> mark % 32 & 1) != 0) {
+          visit(first + at, mark, pass == 1);
+        }
+      }
+    }
+    if (work - first <= round) break;  // first + round may exceed 32 bits
+    if constexpr (S::repeats) after_marks(parity);
+  }
+}
+
+template <typename S>
+__device__ __forceinline__ void initialise(const Params<typename S::T>& params, const Shared<S>& shared) {
+  constexpr int multiplying = 4 * multiply_warpgroups, splitting = S::transforms ? 4 : 0;  // warps
+  Control& control = *shared.control;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < params.input_slots; ++i) {
+      hopper::barrier_init(shared_address(&control.input_full[i]), 1);
+      hopper::barrier_init(shared_address(&control.input_ready[i]), 4);
+      hopper::barrier_init(shared_address(&control.input_free[i]), multiplying);
+    }
+    for (int i = 0; i < S::slots; ++i) {
+      hopper::barrier_init(shared_address(&control.filters_full[i]), 1);
+      hopper::barrier_init(shared_address(&control.filters_free[i]), multiplying);
+    }
+    hopper::barrier_init(shared_address(&control.marks_written), multiplying);
+    hopper::barrier_init(shared_address(&control.marks_read), splitting + 1);
+    if constexpr (S::reads_halves) {
+      hopper::barrier_init(shared_address(&control.parts_ready), params.splits);
+      hopper::barrier_init(shared_address(&control.parts_done), params.splits);
+    }
+    hopper::barrier_init_fence();
+  }
+  for (int i = threadIdx.x; i < most_marks / 32; i += S::threads) control.marks[i] = 0;
+  unsigned thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));  // so that no predicate is spilled
+  if (S::conditional && thread < 32) {
+    bool is_met = params.condition == nullptr;
+    for (int i = thread; i < params.condition_count; i += 32) is_met |= params.condition[i] != 0;
+    is_met = __any_sync(0xffffffffu, is_met);
+    if (thread == 0) control.work = is_met ? params.work : 0;
+  }
+  __syncthreads();
+  if (S::reads_halves && params.splits > 1 && params.partial == nullptr)
+    hopper::arrive_in_cluster();  // its barriers are there
+}
+
+template <typename S>
+__global__ void __launch_bounds__(S::threads, 1)
+    convolve(const __grid_constant__ CUtensorMap map, const __grid_constant__ CUtensorMap output_map,
+             const __grid_constant__ Params<typename S::T> params) {
+#if defined(FASTCONV_HAS_WGMMA)
+  extern __shared__ unsigned char memory[];
+  const Shared<S> shared(memory, params);
+  Control& control = *shared.control;
+  initialise<S>(params, shared);
+  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  const auto wait_for_marks = [&](unsigned parity, int role) {
+    hopper::wait(shared_address(&control.marks_written), parity, WaitSite{params.report, kernel_implicit_gemm, role});
+  };
+
+  // A unit that was marked, because one scale did not fit all of its pixels, is loaded twice more: to measure each
+  // pixel, and to multiply with a scale for each pixel.
+  if (warpgroup < multiply_warpgroups) {
+    hopper::grow_registers<S::multiply_registers>();
+    Multiplier<S> multiplier(params, output_map, shared);
+    for_each_work<S>(
+        params, shared,
+        [&](unsigned index, unsigned mark, bool repeated) {
+          if (repeated) multiplier.measure(Work(params, index));
+          if (multiplier.run(index, repeated)) atomicOr(&control.marks[mark / 32], 1u << mark % 32);
+        },
+        [&](unsigned parity) {
+          __syncwarp();
+          if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control.marks_written));
+          wait_for_marks(parity, role_multiply);
+        },
+        [&](unsigned parity) {
+          hopper::wait(shared_address(&control.marks_read), parity,
+                       WaitSite{params.report, kernel_implicit_gemm, role_multiply});
+          synchronise_multipliers();  // the other multiplying warps read marks, too
+          for (int i = threadIdx.x; i < most_marks / 32; i += 128 * multiply_warpgroups) control.marks[i] = 0;
+          synchronise_multipliers();
+        });
+    hopper::wait_for_writing<0>();
+  } else if (S::transforms && warpgroup == multiply_warpgroups) {
+    hopper::shrink_registers<S::transform_registers>();
+    if constexpr (S::transforms) {
+      Transformer<S> transformer(params, shared);
+      for_each_work<S>(
+          params, shared,
+          [&](unsigned index, unsigned, bool repeated) {
+            const Work work(params, index);
+            transformer.run(work, repeated ? Transform::measure : Transform::split);
+            if (repeated) transformer.run(work, Transform::nothing);
+          },
+          [&](unsigned parity) { wait_for_marks(parity, role_transform); },
+          [&](unsigned) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control.marks_read));
+          });
+    }
+  } else {
+    hopper::shrink_registers<S::load_registers>();
+    if (threadIdx.x % 128 == 0) {
+      hopper::prefetch_map(map);
+      Loader<S> loader(params, map, shared);
+      for_each_work<S>(
+          params, shared,
+          [&](unsigned index, unsigned, bool repeated) {
+            const Work work(params, index);
+            for (int i = 0; i < (repeated ? 2 : 1); ++i) loader.run(work);
+          },
+          [&](unsigned parity) { wait_for_marks(parity, role_load); },
+          [&](unsigned) { hopper::arrive(shared_address(&control.marks_read)); });
+    }
+  }
+#endif
+}
+
+}  // namespace fastconv::algos::implicit_gemm::persistent

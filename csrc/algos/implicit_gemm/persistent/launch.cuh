@@ -1,0 +1,225 @@
+// From a plan to a launch of the Hopper kernel. Each class has a .cu file of its own, so that they compile side by
+// side.
+#pragma once
+
+#include "algos/implicit_gemm/persistent/convert.cuh"
+#include "algos/implicit_gemm/persistent/kernel.cuh"
+#include "algos/implicit_gemm/persistent/launch.h"
+#include "algos/implicit_gemm/persistent/pack.cuh"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+#include "device/indexing.h"
+#include "device/shared_memory.h"
+#include "hopper/tensor_map.h"
+
+namespace fastconv::algos::implicit_gemm::persistent {
+
+template <typename T>
+Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, const Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const Weights& weights = plan.weights;
+  const Strides4 out = output_strides(problem);
+  const bool product = is_matrix_product(problem) || plan.flat;
+  const std::int64_t per_split = ceil_div(plan.stages, plan.splits);
+  Params<T> params{
+      .weight = static_cast<const unsigned char*>(args.weight),
+      .exponents = reinterpret_cast<const int*>(static_cast<const char*>(args.weight) + weights.weight_bytes()),
+      .image_exponents = nullptr,
+      .condition = nullptr,
+      .condition_count = 0,
+      .images = as_int(problem.n),
+      .y = static_cast<T*>(args.y),
+      .partial = plan.partial_bytes(problem) > 0 ? static_cast<float*>(workspace) : nullptr,
+      .epilogue = make_epilogue<T>(args),
+      .report = runtime.wait_report(),
+      .y_image = out.n,
+      .y_row = out.h,
+      .y_pixel = out.w,
+      .y_filter = out.c,
+      .y_numel = problem.output_numel(),
+      .n = as_int(problem.n),
+      .p = as_int(problem.p()),
+      .q = as_int(problem.q()),
+      .k = as_int(problem.k),
+      .tile_n = plan.tile_n,
+      .tile_p = plan.tile_p,
+      .tile_q = plan.tile_q,
+      .box_h = plan.box_h,
+      .box_w = plan.box_w,
+      .input_slots = plan.input_slots,
+      .stage_bytes = static_cast<int>(plan.stage_bytes()),
+      .box_bytes = plan.box_n * plan.box_h * plan.box_w * input_row_bytes,
+      .stages = as_int(plan.stages),
+      .stage_taps = plan.stage_taps,
+      .taps = as_int(weights.taps),
+      .splits = as_int(plan.splits),
+      .stages_per_split = as_int(per_split),
+      .packed_tile_bytes = static_cast<std::int64_t>(weights.weight_bytes()) / weights.filter_tiles,
+      .packed_bytes = as_int(weights.tile_bytes()),
+      .halves = weights.filter_tile / plan.filter_tile,
+      .flat = plan.flat,
+      .in_a_row = product,
+      .rows = as_int(problem.p()),
+      .halo_rows = as_int((problem.r - 1) * problem.dilation_h),
+      .row_bytes = plan.box_w * input_row_bytes,
+      .by_row = problem.q(),
+      .by_rows = problem.p(),
+      .s = as_int(problem.s),
+      .stride_h = as_int(problem.stride_h),
+      .stride_w = as_int(problem.stride_w),
+      .pad_h = as_int(problem.pad_h),
+      .pad_w = as_int(problem.pad_w),
+      .dilation_h = as_int(problem.dilation_h),
+      .dilation_w = as_int(problem.dilation_w),
+      .along_filters = problem.layout == Layout::nhwc,
+      .copy_bias = is_aligned(args.bias, 4),
+      .vectors = false,
+      .quads = false,
+      .stores_boxes = false,
+      .staging_bytes = static_cast<int>(plan.staging_bytes),
+      .flat_nchw = product && problem.layout == Layout::nchw,
+      .by_image = problem.p() * problem.q(),
+      .work = static_cast<unsigned>(plan.work()),
+      .whole = static_cast<unsigned>(plan.splits > 1 ? plan.whole : plan.tiles()),
+      .by_splits = plan.splits,
+      .by_halves = weights.filter_tile / plan.filter_tile,
+      .by_filter_tiles = plan.filter_tiles(),
+      .by_tiles_q = plan.tiles_q,
+      .by_tiles_p = plan.tiles_p,
+      .by_tiles_n = plan.tiles_n,
+      .by_tile_q = plan.tile_q,
+      .by_tile_p = plan.tile_p,
+      .by_taps = weights.taps,
+      .by_s = problem.s};
+  if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
+  const auto aligned = [&](int elements) {
+    return is_aligned(args.y, elements * sizeof(T)) && is_aligned(args.residual, elements * sizeof(T));
+  };
+  const bool whole_quads = product ? problem.p() * problem.q() % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
+  params.vectors = params.along_filters && problem.k % chunk_of<T> == 0 && aligned(chunk_of<T>);
+  params.stores_boxes = params.vectors && params.partial == nullptr && plan.stores_boxes;
+  params.quads = !params.along_filters && whole_quads && aligned(4);
+  return params;
+}
+
+template <typename S>
+void launch(const Params<typename S::T>& params, const CUtensorMap& x_map, const CUtensorMap& y_map,
+            std::size_t shared_bytes, int blocks, int cluster, cudaStream_t stream) {
+  allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(std::min(params.work, static_cast<unsigned>(blocks)));  // one fits on a multiprocessor
+  config.blockDim = dim3(S::threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = cluster > 1 ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, convolve<S>, x_map, y_map, params), "implicit_gemm");
+}
+
+template <typename T, Mode mode>
+void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params, const void* x, DType x_type,
+                Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const Box4 x_box{.c = plan.step_channels(),
+                   .w = plan.box_w,
+                   .h = plan.flat ? 1 : plan.box_h,
+                   .n = plan.box_n,
+                   .stride_w = static_cast<int>(problem.stride_w),
+                   .stride_h = static_cast<int>(problem.stride_h)};
+  const Box4 y_box{.c = box_bytes / static_cast<int>(sizeof(T)), .w = plan.tile_q, .h = plan.tile_p, .n = plan.tile_n};
+  const auto make_map = [&](const void* tensor, DType dtype, std::int64_t height, std::int64_t width,
+                            std::int64_t channels, const Box4& box, bool row) {
+    return row ? make_tensor_map(tensor, dtype, 1, 1, problem.n * height * width, channels, box)
+               : make_tensor_map(tensor, dtype, problem.n, height, width, channels, box);
+  };
+  const CUtensorMap x_map = make_map(x, x_type, problem.h, problem.w, problem.c, x_box, is_matrix_product(problem));
+  const CUtensorMap y_map =
+      params.stores_boxes ? make_map(args.y, problem.dtype, problem.p(), problem.q(), problem.k, y_box, params.in_a_row)
+                          : CUtensorMap{};
+  const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));
+  const int cluster = plan.clusters ? static_cast<int>(plan.splits) : 1;
+  const auto try_source = [&](auto filter_tile, auto row_blocks, auto source) {
+    if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks() || plan.source != source()) return;
+    launch<Shape<T, mode, filter_tile(), row_blocks(), source()>>(params, x_map, y_map, plan.shared_bytes(), blocks,
+                                                                  cluster, stream);
+  };
+  const auto try_rows = [&](auto filter_tile, auto source) {
+    try_source(filter_tile, std::integral_constant<int, 1>{}, source);
+    if constexpr (filter_tile() <= most_filters_of_two_rows(source() == Source::converted ? Mode::fp16 : mode)) {
+      try_source(filter_tile, std::integral_constant<int, 2>{}, source);
+    }
+  };
+  const auto try_filters = [&](auto filter_tile) {
+    if constexpr (std::is_same_v<T, float>) {
+      try_rows(filter_tile, std::integral_constant<Source, Source::transformed>{});
+      try_rows(filter_tile, std::integral_constant<Source, Source::raw>{});
+      if constexpr (mode == Mode::single) try_rows(filter_tile, std::integral_constant<Source, Source::converted>{});
+    } else {
+      try_rows(filter_tile, std::integral_constant<Source, Source::halves>{});
+    }
+  };
+  try_filters(std::integral_constant<int, 128>{});
+  try_filters(std::integral_constant<int, 64>{});
+  try_filters(std::integral_constant<int, 32>{});
+  if constexpr (mode == Mode::split) {
+    try_filters(std::integral_constant<int, 96>{});
+    try_filters(std::integral_constant<int, 48>{});
+  }
+  if (params.partial != nullptr) {
+    const std::int64_t numel = problem.output_numel();
+    const bool nhwc = problem.layout == Layout::nhwc;
+    const FastDivide by_inner = nhwc ? 1 : problem.p() * problem.q();
+    const auto sum_blocks =
+        static_cast<unsigned>(std::min<std::int64_t>(ceil_div(numel, 256), runtime.device().processors * 8));
+    add_parts<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.splits), numel, by_inner, problem.k,
+                                                 params.partial, params.epilogue, params.y);
+    check_launch("implicit_gemm: sum of parts");
+  }
+}
+
+// x: NHWC, 16-byte aligned. workspace: plan.workspace_bytes().
+template <typename T, Mode mode>
+void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* workspace, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  Params<T> params = make_params<T>(args, plan, workspace, runtime);
+  if constexpr (mode == Mode::single) {
+    if (plan.source == Source::converted) {
+      const std::int64_t blocks = plan.convert_blocks(problem);
+      int* exponents = reinterpret_cast<int*>(static_cast<char*>(workspace) + plan.converted_bytes(problem));
+      int* flags = exponents + problem.n;
+      convert<half_t><<<static_cast<unsigned>(blocks * problem.n), convert_threads, 0,
+                        static_cast<cudaStream_t>(runtime.stream())>>>(
+          static_cast<const float*>(x), static_cast<half_t*>(workspace), exponents, flags,
+          problem.h * problem.w * problem.c, blocks, static_cast<int>(blocks));
+      check_launch("implicit_gemm: conversion");
+      params.image_exponents = exponents;
+      run_kernel<T, mode>(args, plan, params, workspace, DType::f16, runtime);
+      params = make_params<T>(args, *plan.fallback, nullptr, runtime);
+      params.condition = flags;
+      params.condition_count = static_cast<int>(blocks * problem.n);
+      run_kernel<T, mode>(args, *plan.fallback, params, x, problem.dtype, runtime);
+      return;
+    }
+  }
+  run_kernel<T, mode>(args, plan, params, x, problem.dtype, runtime);
+}
+
+template <typename T, Mode mode>
+void pack_class(const PackArgs& args, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const Weights weights = make_weights(problem);
+  auto* packed = static_cast<unsigned char*>(args.packed);
+  pack_filters<T, mode><<<static_cast<unsigned>(weights.filter_tiles * weights.filter_tile), pack_threads, 0,
+                          static_cast<cudaStream_t>(runtime.stream())>>>(
+      static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.taps),
+      static_cast<int>(weights.packed_blocks()), weights.filter_tile, args.strides(),
+      static_cast<const T*>(args.weight), packed, reinterpret_cast<int*>(packed + weights.weight_bytes()),
+      static_cast<std::int64_t>(weights.rounded_offset() - weights.weight_bytes()), static_cast<T*>(args.snapshot));
+  check_launch("implicit_gemm: packing");
+}
+
+}  // namespace fastconv::algos::implicit_gemm::persistent

@@ -1,0 +1,483 @@
+// The epilogue of the Hopper kernel: sums from registers, unscaled, to y; or to partial sums, which a second kernel
+// adds.
+#pragma once
+
+#include "algos/implicit_gemm/persistent/operand.cuh"
+
+namespace fastconv::algos::implicit_gemm::persistent {
+
+// Of a pixel of a tile, its first filter; -1 if it is not in y.
+template <typename T>
+__device__ __forceinline__ std::int64_t output_index(const Params<T>& params, const Work& work, unsigned pixel) {
+  const int q = work.q + static_cast<int>(params.by_tile_q.peel(pixel));
+  const int p = work.p + static_cast<int>(params.by_tile_p.peel(pixel));
+  const int n = work.n + static_cast<int>(pixel);
+  if (static_cast<int>(pixel) >= params.tile_n || n >= params.n || p >= params.p || q >= params.q) return -1;
+  if (params.flat_nchw) {  // q counts the pixels of all images, and NCHW wants them apart
+    unsigned image = static_cast<unsigned>(q);
+    const unsigned within = params.by_image.peel(image);
+    return image * params.y_image + within;
+  }
+  return n * params.y_image + p * params.y_row + q * params.y_pixel;
+}
+
+// One factor can hold the scales of a pixel and a filter if both exponents are smaller: all but always.
+constexpr int moderate_exponent = 64;
+
+template <typename T, int size>
+struct alignas(size * sizeof(T) < 16 ? size * sizeof(T) : 16) Vector {
+  T e[size];
+};
+template <typename T, int count>
+__device__ __forceinline__ uint4 pack_chunk(const float (&values)[count]) {
+  static_assert(count * sizeof(T) == 16);
+  if constexpr (std::is_same_v<T, float>) {
+    return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
+            __float_as_uint(values[3])};
+  } else {
+    const auto pair = [&](int e) {
+      if constexpr (std::is_same_v<T, bfloat16_t>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[e], values[e + 1]);
+        return *reinterpret_cast<const unsigned*>(&pair);
+      } else {
+        const __half2 pair = __floats2half2_rn(values[e], values[e + 1]);
+        return *reinterpret_cast<const unsigned*>(&pair);
+      }
+    };
+    return {pair(0), pair(2), pair(4), pair(6)};
+  }
+}
+template <typename T, int count>
+__device__ __forceinline__ void store_chunk(T* target, const float (&values)[count]) {
+  if constexpr (std::is_same_v<T, float>) {  // partial sums of half types are more than 16 bytes
+#pragma unroll
+    for (int e = 0; e < count; e += 4) {
+      *reinterpret_cast<float4*>(target + e) = {values[e], values[e + 1], values[e + 2], values[e + 3]};
+    }
+  } else {
+    *reinterpret_cast<uint4*>(target) = pack_chunk<T>(values);
+  }
+}
+
+// Some vectors, each of `size` neighbours in y (or in the partial sums), with bias; index -1: not in y. Everything is
+// done for all of them at once: the warps are too few to hide the latency of one after the other.
+template <typename T, int count, int size>
+__device__ __forceinline__ void store_vectors(const Params<T>& params, int split, const std::int64_t (&index)[count],
+                                              float (&value)[count][size], const float (&bias)[count][size]) {
+  if (params.partial != nullptr) {
+    float* partial = params.partial + split * params.y_numel;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+#pragma unroll
+      for (int e = 0; e < size; e += 4) {
+        const float4 quad{value[i][e], value[i][e + 1], value[i][e + 2], value[i][e + 3]};
+        if (index[i] >= 0) *reinterpret_cast<float4*>(partial + index[i] + e) = quad;
+      }
+    }
+    return;
+  }
+  const auto for_each = [&](auto&& apply) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+#pragma unroll
+      for (int e = 0; e < size; ++e) value[i][e] = apply(value[i][e], i, e);
+    }
+  };
+  const Epilogue<T>& epilogue = params.epilogue;
+  for_each([&](float v, int i, int e) { return v + bias[i][e]; });
+  if (epilogue.residual != nullptr) {
+    Vector<T, size> residual[count];
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      residual[i] = *reinterpret_cast<const Vector<T, size>*>(epilogue.residual + (index[i] >= 0 ? index[i] : 0));
+    }
+    for_each([&](float v, int i, int e) { return v + to_float(residual[i].e[e]); });
+  }
+  const ActivationFunction& activate = epilogue.activate;
+  if (activate.is_silu) {
+    for_each([](float v, int, int) { return ActivationFunction::silu(v); });
+  } else if (activate.negative_slope != 1.0f || activate.cap != INFINITY) {
+    for_each([&](float v, int, int) { return activate.piecewise(v); });
+  }
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    Vector<T, size> result;
+#pragma unroll
+    for (int e = 0; e < size; ++e) result.e[e] = from_float<T>(value[i][e]);
+    if (index[i] >= 0) *reinterpret_cast<Vector<T, size>*>(params.y + index[i]) = result;
+  }
+}
+
+// The stage's rows, filters [first_k, first_k + width), by quads of pixels: NCHW. Four pixels exist and are neighbours,
+// or none of them exists.
+template <typename S, int width>
+__device__ __forceinline__ void store_pixel_quads(const Params<typename S::T>& params, int split,
+                                                  const FilterData<S>& filters, const OutputStage& stage, int first,
+                                                  int first_k) {
+  constexpr int count = width / 8;
+  const int lane = threadIdx.x % 32, row = lane % 4 * 4;
+  float factor[4], bias[count][4], value[count][4];
+  std::int64_t index[count];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) factor[e] = S::scaled ? power_of_two(-stage.exponent[row + e]) : 1.0f;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const int column = lane / 4 + 8 * i, k = first_k + column;
+    index[i] = k < params.k && stage.index[row] >= 0 ? stage.index[row] + k * params.y_filter : -1;
+    const float of_filter = S::scaled ? power_of_two(-filters.exponent[first + column]) : 1.0f;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      bias[i][e] = to_float(filters.bias[first + column]);
+      value[i][e] = stage.values[row + e][column];
+      if constexpr (S::scaled) value[i][e] *= factor[e] * of_filter;
+    }
+  }
+  store_vectors(params, split, index, value, bias);
+}
+
+// The same one by one, in any order of y, for any scales.
+template <typename S, int width>
+__device__ __forceinline__ void store_single(const Params<typename S::T>& params, int split,
+                                             const FilterData<S>& filters, const OutputStage& stage, int first,
+                                             int first_k) {
+  using T = typename S::T;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) % 32; i < OutputStage::rows * width; i += 32) {
+    const int row = params.along_filters ? i / width : i % OutputStage::rows;
+    const int column = params.along_filters ? i % width : i / OutputStage::rows, k = first_k + column;
+    if (k >= params.k || stage.index[row] < 0) continue;
+    const std::int64_t index = stage.index[row] + k * params.y_filter;
+    float value = stage.values[row][column];
+    if constexpr (S::scaled) value = Unscale(stage.exponent[row], filters.exponent[first + column])(value);
+    if (params.partial != nullptr) {
+      params.partial[split * params.y_numel + index] = value;
+    } else {
+      params.y[index] = params.epilogue.finish(value + to_float(filters.bias[first + column]), index);
+    }
+  }
+}
+
+// Whether every filter's exponent is moderate, for the whole warp.
+template <typename S>
+__device__ __forceinline__ bool are_moderate(const FilterData<S>& filters) {
+  int largest = 0;  // a number, of which there is room; predicates are few, and were spilled
+  if constexpr (S::scaled) {
+#pragma unroll
+    for (int k = 0; k < S::filter_tile; k += 32) {
+      largest = max(largest, abs(filters.exponent[min(k + static_cast<int>(threadIdx.x) % 32, S::filter_tile - 1)]));
+    }
+  }
+  return __all_sync(0xffffffffu, largest < moderate_exponent);
+}
+
+// The lane's pixels, all filters of the tile, straight from registers to NHWC: a lane has 16 bytes of neighbouring
+// filters, four lanes 64 (column_of). Registers cannot be indexed, so the next ones move up after each turn of the
+// loop: unrolled instead, the code would run once a tile and never from the instruction cache.
+template <typename S, int rows>
+__device__ __forceinline__ void store_rows(const Params<typename S::T>& params, const Work& work,
+                                           const FilterData<S>& filters, float (&sums)[S::row_blocks][S::sums],
+                                           const float (&factors)[rows]) {
+  using T = typename S::T;
+  constexpr int chunk = chunk_of<T>, width = S::filter_tile % 32 == 0 ? 32 : 16;  // filters of a turn
+  constexpr int groups = width / (4 * chunk), values = width / 2, turns = S::filter_tile / width;
+  const int of_lane = static_cast<int>(threadIdx.x) % 4 * chunk, first_k = work.filter_tile * S::filter_tile + of_lane;
+#pragma unroll 1
+  for (int m = 0; m < S::row_blocks; ++m) {
+    std::int64_t of_row[2];
+    float factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      of_row[i] = output_index(params, work, pixel_of_lane<S>(2 * m + i));
+      factor[i] = m == 0 ? factors[i] : factors[rows - 2 + i];
+    }
+#pragma unroll 1
+    for (int turn = 0; turn < turns; ++turn) {
+      std::int64_t index[2 * groups];
+      float value[2 * groups][chunk], bias[2 * groups][chunk];
+#pragma unroll
+      for (int g = 0; g < groups; ++g) {
+        const int column = turn * width + g * 4 * chunk;
+        const auto of_filters = *reinterpret_cast<const Vector<T, chunk>*>(filters.bias + column + of_lane);
+        int4 scales{};
+        if constexpr (S::scaled) scales = *reinterpret_cast<const int4*>(filters.exponent + column + of_lane);
+        const int scale[4] = {scales.x, scales.y, scales.z, scales.w};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          index[2 * g + i] = first_k + column < params.k && of_row[i] >= 0 ? of_row[i] + first_k + column : -1;
+#pragma unroll
+          for (int e = 0; e < chunk; ++e) {
+            value[2 * g + i][e] = sums[0][4 * (g * chunk / 2 + e / 2) + 2 * i + e % 2];
+            if constexpr (S::scaled) value[2 * g + i][e] *= factor[i] * __int_as_float(scale[e % 4]);
+            bias[2 * g + i][e] = to_float(of_filters.e[e]);
+          }
+        }
+      }
+      store_vectors(params, work.split, index, value, bias);
+#pragma unroll
+      for (int i = values; i < S::row_blocks * S::sums; ++i) {
+        sums[(i - values) / S::sums][(i - values) % S::sums] = sums[i / S::sums][i % S::sums];
+      }
+    }
+  }
+}
+
+// How an output is finished.
+enum class Finish {
+  partial,  // not at all: it goes to the partial sums
+  plain,    // bias
+  clamped,  // bias, ReLU or ReLU6
+  general,  // the rest
+};
+template <typename T>
+__device__ __forceinline__ Finish finish_of(const Params<T>& params) {
+  const ActivationFunction& activate = params.epilogue.activate;
+  if (params.partial != nullptr) return Finish::partial;
+  if (params.epilogue.residual != nullptr || activate.is_silu) return Finish::general;
+  if (activate.clamps) return Finish::clamped;
+  return activate.negative_slope == 1.0f && activate.cap == INFINITY ? Finish::plain : Finish::general;
+}
+
+// Within [0, cap]; NaN passes.
+__device__ __forceinline__ float clamp(float value, float cap) {
+  float result;
+  asm("max.NaN.f32 %0, %1, 0f00000000;\n\tmin.NaN.f32 %0, %0, %2;" : "=&f"(result) : "f"(value), "f"(cap));
+  return result;
+}
+
+// 16 bytes of filters of a lane, finished, for all of its pixels: store(row, values).
+template <typename S, Finish finish, int rows, typename Store>
+__device__ __forceinline__ void finish_chunk(const Params<typename S::T>& params, const FilterData<S>& filters,
+                                             const float (&sums)[S::row_blocks][S::sums], const float (&factor)[rows],
+                                             int column, int first_row, int last_row, Store&& store) {
+  using T = typename S::T;
+  constexpr int chunk = chunk_of<T>;
+  const int of_lane = static_cast<int>(threadIdx.x) % 4 * chunk;
+  float scale[chunk], bias[chunk];
+  if constexpr (S::scaled) {
+    const float4 scales = *reinterpret_cast<const float4*>(filters.exponent + column + of_lane);
+    scale[0] = scales.x, scale[1] = scales.y, scale[2] = scales.z, scale[3] = scales.w;
+  }
+  if constexpr (finish != Finish::partial) {
+    const auto of_filters = *reinterpret_cast<const Vector<T, chunk>*>(filters.bias + column + of_lane);
+#pragma unroll
+    for (int e = 0; e < chunk; ++e) bias[e] = to_float(of_filters.e[e]);
+  }
+#pragma unroll
+  for (int i = first_row; i < last_row; ++i) {
+    float values[chunk];
+#pragma unroll
+    for (int e = 0; e < chunk; ++e) {
+      float value = sums[i / 2][(column / 8 + e / 2) * 4 + i % 2 * 2 + e % 2];
+      if constexpr (S::scaled && !S::transforms) value *= factor[i];
+      if constexpr (S::scaled && finish == Finish::partial) value *= scale[e];
+      if constexpr (S::scaled && finish != Finish::partial) value = fmaf(value, scale[e], bias[e]);
+      if constexpr (!S::scaled && finish != Finish::partial) value += bias[e];
+      if constexpr (finish == Finish::clamped) value = clamp(value, params.epilogue.activate.cap);
+      values[e] = value;
+    }
+    store(i, values);
+  }
+}
+
+// The lane's pixels, all filters of the tile, which all exist: straight from registers to NHWC, where a lane has 16
+// bytes of neighbouring filters and four lanes have 64 (column_of). Unrolled, since registers cannot be indexed, and so
+// with as few instructions as can be: each runs once a tile, and never from the nearest instruction cache.
+template <typename S, Finish finish, int rows>
+__device__ __forceinline__ void store_straight(const Params<typename S::T>& params, const Work& work,
+                                               const FilterData<S>& filters,
+                                               const float (&sums)[S::row_blocks][S::sums],
+                                               const float (&factor)[rows]) {
+  using T = typename S::T;
+  using Out = std::conditional_t<finish == Finish::partial, float, T>;
+  constexpr int chunk = chunk_of<T>;
+#pragma unroll
+  for (int m = 0; m < S::row_blocks; ++m) {
+    Out* target[2];
+    bool exists[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int row = 2 * m + i;
+      asm volatile("" : "+r"(row));  // so that it is not computed for all rows beforehand, in registers
+      const std::int64_t index = output_index(params, work, pixel_of_lane<S>(row));
+      exists[i] = index >= 0;
+      if constexpr (finish == Finish::partial) {
+        target[i] = params.partial + work.split * params.y_numel;
+      } else {
+        target[i] = params.y;
+      }
+      target[i] += index + work.filter_tile * S::filter_tile + static_cast<int>(threadIdx.x) % 4 * chunk;
+    }
+#pragma unroll
+    for (int column = 0; column < S::filter_tile; column += 4 * chunk) {
+      finish_chunk<S, finish>(params, filters, sums, factor, column, 2 * m, 2 * m + 2,
+                              [&](int i, const float (&values)[chunk]) {
+                                if (exists[i % 2]) store_chunk(target[i % 2] + column, values);
+                              });
+    }
+  }
+}
+
+// All warps of both multiplying warpgroups.
+__device__ __forceinline__ void synchronise_multipliers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(128 * multiply_warpgroups) : "memory");
+}
+// The same; returns whether any thread says so.
+__device__ __forceinline__ bool any_of_multipliers(bool condition) {
+  unsigned any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, 1, %2, p;\nselp.u32 %0, 1, 0, q;\n}"
+               : "=r"(any)
+               : "r"(static_cast<unsigned>(condition)), "n"(128 * multiply_warpgroups)
+               : "memory");
+  return any != 0;
+}
+
+// Both warpgroups' tile, through shared memory and by copies, which go on while the next tile is multiplied. What was
+// copied before must have left shared memory.
+template <typename S, Finish finish, int rows>
+__device__ __forceinline__ void store_boxes(const Params<typename S::T>& params, const CUtensorMap& map,
+                                            const Work& work, const FilterData<S>& filters, std::uint32_t staging,
+                                            const float (&sums)[S::row_blocks][S::sums], const float (&factor)[rows]) {
+  using T = typename S::T;
+  constexpr int chunk = chunk_of<T>, filters_of_box = box_bytes / sizeof(T), bytes = S::pixel_tile * box_bytes;
+  const int lane = threadIdx.x % 32;
+  const std::uint32_t of_lane = staging + pixel_of_lane<S>(0) * box_bytes;
+#pragma unroll
+  for (int column = 0; column < S::filter_tile; column += 4 * chunk) {
+    const int box = column / filters_of_box, piece = column % filters_of_box / chunk + lane % 4;
+    const std::uint32_t target = of_lane + box * bytes + hopper::swizzle_128(lane / 4, piece) * 16;
+    finish_chunk<S, finish>(params, filters, sums, factor, column, 0, rows, [&](int i, const float (&values)[chunk]) {
+      store_shared(target + (i / 2 * 64 + i % 2 * 8) * box_bytes, pack_chunk<T>(values));
+    });
+  }
+  hopper::fence_copies();
+  synchronise_multipliers();
+  if (threadIdx.x == 0) {
+#pragma unroll 1
+    for (int box = 0; box < S::filter_tile / filters_of_box; ++box) {
+      hopper::store_box(map, work.filter_tile * S::filter_tile + box * filters_of_box, work.q, work.p, work.n,
+                        staging + box * bytes);
+    }
+    hopper::commit_stores();
+  }
+}
+
+// The same in any order of y and for any scales: the values pass through the warp's stage of shared memory, some
+// filters of 16 pixels at a time.
+template <typename S, int rows>
+__device__ __forceinline__ void store_staged(const Params<typename S::T>& params, const Work& work,
+                                             const FilterData<S>& filters, OutputStage& stage,
+                                             float (&sums)[S::row_blocks][S::sums], const int (&exponents)[rows],
+                                             bool moderate) {
+  constexpr int chunk = chunk_of<typename S::T>, width = S::filter_tile % 32 == 0 ? 32 : 16;  // filters of a turn
+  constexpr int values = width / 2, turns = S::filter_tile / width;
+  const int lane = threadIdx.x % 32, row = lane / 4;
+#pragma unroll 1
+  for (int m = 0; m < S::row_blocks; ++m) {
+    if (lane % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        stage.index[row + 8 * i] = output_index(params, work, pixel_of_lane<S>(2 * m + i));
+        stage.exponent[row + 8 * i] = m == 0 ? exponents[i] : exponents[rows - 2 + i];
+      }
+    }
+#pragma unroll 1
+    for (int turn = 0; turn < turns; ++turn) {
+#pragma unroll
+      for (int j = 0; j < width / 8; j += 2) {  // two columns of each of two groups of 8: four filters
+        const int column = 2 * j / chunk * 4 * chunk + lane % 4 * chunk + 2 * j % chunk;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          *reinterpret_cast<float4*>(&stage.values[row + 8 * i][column]) =
+              make_float4(sums[0][4 * j + 2 * i], sums[0][4 * j + 2 * i + 1], sums[0][4 * j + 4 + 2 * i],
+                          sums[0][4 * j + 4 + 2 * i + 1]);
+        }
+      }
+      __syncwarp();
+      const int first = turn * width, first_k = work.filter_tile * S::filter_tile + first;
+      if (params.quads && moderate) {
+        store_pixel_quads<S, width>(params, work.split, filters, stage, first, first_k);
+      } else {
+        store_single<S, width>(params, work.split, filters, stage, first, first_k);
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = values; i < S::row_blocks * S::sums; ++i) {
+        sums[(i - values) / S::sums][(i - values) % S::sums] = sums[i / S::sums][i % S::sums];
+      }
+    }
+  }
+}
+
+// uniform: the pixels' exponents are all the same.
+template <typename S, int rows>
+__device__ __forceinline__ void store_tile(const Params<typename S::T>& params, const CUtensorMap& map,
+                                           const Work& work, FilterData<S>& filters, const Shared<S>& shared,
+                                           float (&sums)[S::row_blocks][S::sums], const int (&exponents)[rows],
+                                           bool uniform) {
+  __syncwarp();  // what the lanes have copied is there
+  bool moderate = are_moderate(filters);
+  if constexpr (S::scaled) {
+#pragma unroll
+    for (int i = 0; i < rows; ++i)
+      moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
+  }
+  Finish finish = uniform || !S::transforms ? finish_of(params) : Finish::general;
+  const bool boxes = S::stores_boxes && params.stores_boxes && (finish == Finish::plain || finish == Finish::clamped);
+  if (boxes) {
+    if (threadIdx.x == 0) hopper::wait_for_reading<0>();
+    moderate = !any_of_multipliers(!moderate);  // either all copy, or none
+  }
+  unsigned is_moderate = moderate, by_boxes = boxes;
+  asm volatile("" : "+r"(is_moderate), "+r"(by_boxes));  // so that no predicate is spilled
+  if (!params.vectors || is_moderate == 0) [[unlikely]] {
+    store_staged<S>(params, work, filters, shared.output[threadIdx.x / 32], sums, exponents, is_moderate != 0);
+    return;
+  }
+  float factor[rows];
+  if constexpr (S::scaled) {
+    const int of_tile = uniform ? exponents[0] : 0;
+#pragma unroll
+    for (int i = 0; i < rows; ++i) factor[i] = power_of_two(of_tile - exponents[i]);
+    for (int k = static_cast<int>(threadIdx.x) % 32; k < S::filter_tile; k += 32) {
+      filters.exponent[k] = __float_as_int(power_of_two(-of_tile - filters.exponent[k]));
+    }
+    __syncwarp();
+  }
+  if constexpr (S::stores_boxes) {
+    if (by_boxes != 0) {
+      if (finish == Finish::plain) {
+        store_boxes<S, Finish::plain>(params, map, work, filters, shared.staging, sums, factor);
+      } else {
+        store_boxes<S, Finish::clamped>(params, map, work, filters, shared.staging, sums, factor);
+      }
+      return;
+    }
+  }
+  const bool whole = (work.filter_tile + 1) * S::filter_tile <= params.k;
+  if (whole && finish == Finish::partial) {
+    store_straight<S, Finish::partial>(params, work, filters, sums, factor);
+  } else if (whole && finish == Finish::plain) {
+    store_straight<S, Finish::plain>(params, work, filters, sums, factor);
+  } else if (whole && finish == Finish::clamped) {
+    store_straight<S, Finish::clamped>(params, work, filters, sums, factor);
+  } else {
+    store_rows<S>(params, work, filters, sums, factor);
+  }
+}
+
+// y = the sum of the partial ones, in their order, through the epilogue.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    add_parts(int splits, std::int64_t numel, FastDivide by_inner, FastDivide by_k, const float* __restrict__ partial,
+              Epilogue<T> epilogue, T* __restrict__ y) {
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * 256;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x; i < numel; i += stride) {
+    float sum = 0.0f;
+    for (int split = 0; split < splits; ++split) sum += partial[split * numel + i];
+    unsigned k = by_inner.quotient(static_cast<unsigned>(i));
+    k = by_k.peel(k);
+    y[i] = epilogue(sum, i, k);
+  }
+}
+
+}  // namespace fastconv::algos::implicit_gemm::persistent

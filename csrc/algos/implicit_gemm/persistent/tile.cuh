@@ -1,0 +1,229 @@
+// The Hopper kernel: its parameters, its shared memory, and where the pixels of a tile are.
+#pragma once
+
+#include <cuda.h>
+
+#include "algos/implicit_gemm/persistent/plan.h"
+#include "core/fast_divide.h"
+#include "device/epilogue.h"
+#include "device/mma.cuh"
+#include "device/numeric.h"
+#include "hopper/pipeline.cuh"
+#include "hopper/ptx/mbarrier.cuh"
+#include "hopper/ptx/tma.cuh"
+#include "hopper/ptx/warp.cuh"
+#include "hopper/ptx/wgmma.cuh"
+
+namespace fastconv::algos::implicit_gemm::persistent {
+
+template <typename T>
+struct Params {
+  const unsigned char* weight;  // packed (plan.h)
+  const int* exponents;         // [filter tile][filter_tile], or null
+  const int* image_exponents;   // converted: [N], of the scales of x
+  const int* condition;         // [condition_count] or null: nothing is done unless one is not 0
+  int condition_count, images;
+  T* y;            // [N, K, P, Q] by the strides below
+  float* partial;  // [splits] tensors like y, if parts go there; else null: the blocks of a cluster add them
+  Epilogue<T> epilogue;
+  WaitReport* report;
+  std::int64_t y_image, y_row, y_pixel, y_filter, y_numel;
+  int n, p, q, k;  // a matrix product: 1, 1, N H W
+  int tile_n, tile_p, tile_q;
+  int box_h, box_w;
+  int input_slots, stage_bytes, box_bytes;
+  int stages, stage_taps, taps, splits, stages_per_split;
+  std::int64_t packed_tile_bytes;
+  int packed_bytes, halves;  // of a channel block and tap of a packed filter tile; blocks that share such a tile
+  bool flat;                 // Plan::flat
+  bool in_a_row;             // flat, or a matrix product: all pixels of y are one row
+  int rows, halo_rows;       // flat: of an image of y; of input beyond those of y
+  int row_bytes;             // flat: of a row of a stage
+  FastDivide by_row, by_rows;
+  int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  bool along_filters;  // of y: NHWC, else NCHW
+  bool copy_bias;      // it is aligned to 4 bytes
+  bool vectors;        // NHWC: 16 bytes of filters of y and of the residual are one aligned access
+  bool quads;          // NCHW: four neighbouring pixels are
+  bool stores_boxes;   // y is written by copies, not by the warps
+  int staging_bytes;
+  bool flat_nchw;  // a matrix product into NCHW: pixels are numbered through all images
+  FastDivide by_image;
+  unsigned work, whole;  // units; those that are whole tiles, before the parts of tiles
+  FastDivide by_splits, by_halves, by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps,
+      by_s;
+};
+
+enum class Units { row_blocks, filter_halves, steps };
+
+// A kernel instantiation.
+template <typename T_, Mode mode_, int filter_tile_, int row_blocks_, Source source_>
+struct Shape {
+  using T = T_;
+  using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_t>;
+  static constexpr Mode mode = mode_;
+  static constexpr bool split = mode == Mode::split;  // two planes, three products, totals
+  static constexpr bool scaled = std::is_same_v<T, float>;
+  static constexpr bool raw = source_ == Source::raw, transforms = source_ == Source::transformed;
+  static constexpr bool converted = source_ == Source::converted, reads_halves = converted || !scaled;
+  static constexpr bool repeats = scaled && !converted;                 // tiles whose scale does not fit
+  static constexpr bool conditional = repeats && mode == Mode::single;  // it may be a fallback (Plan::fallback)
+  static_assert(scaled == (source_ != Source::halves) && (!converted || mode == Mode::single));
+  static constexpr int filter_tile = filter_tile_, row_blocks = row_blocks_;
+  static constexpr int pixel_tile = 64 * multiply_warpgroups * row_blocks;
+  static constexpr int row_bytes = mode == Mode::single ? 64 : 128;
+  static constexpr bool paired = mode == Mode::single;  // packed as pairs of channel blocks; converted: one step
+  static constexpr int plane_bytes = filter_tile * row_bytes;
+  static constexpr int filter_bytes = plane_bytes * (converted ? 2 : 1);
+  static constexpr int step_channels = input_row_bytes / (reads_halves ? 2 : 4);
+  static constexpr int sums = filter_tile / 2;  // registers of a thread for 64 pixels
+  // Products of 16 along a step's channels.
+  static constexpr int depth = reads_halves ? 4 : 2;
+  static constexpr int slots = filter_slots(filter_bytes, raw);
+  // Whether copies can bring sums to y (Plan::stores_boxes).
+  static constexpr bool stores_boxes = !transforms && filter_tile * sizeof(T) % box_bytes == 0;
+
+  // How the work of a warpgroup is cut into the units that alternate on the tensor cores (Multiplier).
+  static constexpr Units units = row_blocks == 2              ? Units::row_blocks
+                                 : split && filter_tile >= 96 ? Units::filter_halves
+                                                              : Units::steps;
+  static constexpr int units_per_step = units == Units::steps ? 1 : 2;
+  static constexpr int unit_sums = units == Units::filter_halves ? sums / 2 : sums;
+
+  // Warpgroups: the multiplying ones, the splitting one, the loading one; and the registers that a thread of each asks
+  // for: 65536 in all, or what the block starts with, 168 a thread.
+  static constexpr int warpgroups = multiply_warpgroups + (transforms ? 2 : 1), threads = 128 * warpgroups;
+  static constexpr int multiply_registers = transforms ? 216 : 232, transform_registers = 40;
+  static constexpr int load_registers = 40;
+  static_assert(multiply_warpgroups * multiply_registers + (transforms ? transform_registers : 0) + load_registers <=
+                65536 / threads / 8 * 8 * warpgroups);  // more, and setmaxnreg waits forever
+};
+
+// Of y, 16 bytes: the filters that a lane stores at once. wgmma gives lane l columns 2t and 2t + 1 (t = l % 4) of each
+// 8; the order of columns is free, so that we let them mean neighbours. This is the column of filter `filter` of a
+// tile.
+template <typename T>
+constexpr int chunk_of = 16 / sizeof(T);
+template <typename T>
+constexpr __host__ __device__ int column_of(int filter) {
+  constexpr int chunk = chunk_of<T>, group = 4 * chunk;
+  const int within = filter % group;
+  return filter / group * group + within % chunk / 2 * 8 + within / chunk * 2 + within % 2;
+}
+
+constexpr int most_marks = 8192;  // tiles that a block can mark for repetition before it must repeat them
+
+// A warp's part of shared memory, through which 16 pixels and some filters pass on their way from fragments to rows of
+// y.
+struct OutputStage {
+  static constexpr int rows = 16, pitch = 40;  // the pad spreads the fragments of four rows over all banks
+  float values[rows][pitch];
+  std::int64_t index[rows];  // in y, of the pixel's filter 0; -1: there is no such pixel
+  int exponent[rows];        // of the pixel's scale
+};
+
+struct Control {
+  // Of the rings: an input slot is loaded (full), split (ready; float32 only), read (free).
+  std::uint64_t input_full[most_input_slots], input_ready[most_input_slots], input_free[most_input_slots];
+  std::uint64_t filters_full[most_filter_slots], filters_free[most_filter_slots];
+  std::uint64_t marks_written, marks_read;
+  std::uint64_t parts_ready, parts_done;  // of a cluster: sums are in shared memory; have been read
+  int exponent[most_input_slots];         // of the scale of the slot's tile
+  float largest[4];                       // of the transforming warps
+  unsigned work;                          // Params::work, or 0 if its condition is not met
+  unsigned pad[3];
+  unsigned marks[most_marks / 32];
+};
+
+// What a warp's epilogue needs of a tile's filters; it comes during the products, without registers.
+template <typename S>
+struct FilterData {
+  using T = typename S::T;
+  alignas(16) int exponent[S::filter_tile];  // of their scales; or, after make_factors(), float bits
+  alignas(16) T bias[S::filter_tile + 2];    // zeros if there is none
+
+  __device__ __forceinline__ void fetch(const Params<T>& params, int filter_tile) {
+    const int lane = threadIdx.x % 32, first = filter_tile * S::filter_tile;
+    __syncwarp();  // the tile before has been read
+    if constexpr (S::scaled) {
+      for (int k = lane; k < S::filter_tile; k += 32) {
+        copy_async<4>(shared_address(exponent + k), params.exponents + first + k, 4);
+      }
+    }
+    if (params.epilogue.bias != nullptr && params.copy_bias) {
+      constexpr int count = 4 / sizeof(T);
+      for (int k = lane * count; k < S::filter_tile; k += 32 * count) {
+        const int bytes = max(0, min(count, params.k - first - k)) * static_cast<int>(sizeof(T));
+        copy_async<4>(shared_address(bias + k), params.epilogue.bias + (bytes > 0 ? first + k : 0), bytes);
+      }
+    } else {
+      for (int k = lane; k < S::filter_tile; k += 32) {
+        const bool exists = params.epilogue.bias != nullptr && first + k < params.k;
+        bias[k] = exists ? params.epilogue.bias[first + k] : from_float<T>(0.0f);
+      }
+    }
+    commit_copies();
+  }
+};
+
+// Dynamic shared memory, from a multiple of 1024: input slots, filter slots, staging of the output, the largest values
+// of the input slots' pixels (with a splitting warpgroup), control, filter data.
+template <typename S>
+struct Shared {
+  std::uint32_t input, filters;
+  float* largest;         // [input slot][stage_bytes / 128]
+  std::uint32_t staging;  // boxes of y on their way: [box][pixel][128 bytes], swizzled
+  Control* control;
+
+  OutputStage* output;         // [warp], where the staging is
+  FilterData<S>* filter_data;  // [warp]
+
+  __device__ __forceinline__ Shared(unsigned char* memory, const Params<typename S::T>& params) {
+    unsigned char* base = memory + (-shared_address(memory) & 1023);
+    const int inputs = params.input_slots * params.stage_bytes;
+    input = shared_address(base);
+    filters = input + inputs;
+    unsigned char* rest = base + inputs + S::slots * S::filter_bytes;
+    staging = shared_address(rest);
+    output = reinterpret_cast<OutputStage*>(rest);
+    rest += params.staging_bytes;
+    largest = reinterpret_cast<float*>(rest);
+    control = reinterpret_cast<Control*>(rest + (S::transforms ? inputs / 32 : 0));
+    filter_data = reinterpret_cast<FilterData<S>*>(control + 1);
+    static_assert(1024 + sizeof(Control) + 4 * multiply_warpgroups * sizeof(FilterData<S>) <= shared_overhead);
+    static_assert(4 * multiply_warpgroups * sizeof(OutputStage) <= least_staging);
+  }
+};
+static_assert(sizeof(Control) % 16 == 0);
+
+// One tile of the output, or one part of its reduction: whole tiles come first, and parts of one tile side by side.
+struct Work {
+  int filter_tile, n, p, q;  // first image, row and column of the tile
+  int split, first_stage, last_stage;
+
+  template <typename T>
+  __device__ __forceinline__ Work(const Params<T>& params, unsigned index) {
+    const bool is_part = index >= params.whole;
+    split = 0;
+    if (is_part) {
+      index -= params.whole;
+      split = static_cast<int>(params.by_splits.peel(index));
+      index += params.whole;
+    }
+    filter_tile = static_cast<int>(params.by_filter_tiles.peel(index));  // neighbours share the input in the L2 cache
+    q = static_cast<int>(params.by_tiles_q.peel(index)) * params.tile_q;
+    p = static_cast<int>(params.by_tiles_p.peel(index)) * params.tile_p;
+    n = static_cast<int>(params.by_tiles_n.peel(index)) * params.tile_n;
+    first_stage = split * params.stages_per_split;
+    last_stage = is_part ? min(first_stage + params.stages_per_split, params.stages) : params.stages;
+  }
+};
+
+// The pixel of the tile that is the lane's row i: wgmma's rows 16w + l/4 and 8 behind it, of each 64.
+template <typename S>
+__device__ __forceinline__ unsigned pixel_of_lane(int i) {
+  return threadIdx.x / 128 * 64 * S::row_blocks + i / 2 * 64 + threadIdx.x % 128 / 32 * 16 + i % 2 * 8 +
+         threadIdx.x % 32 / 4;
+}
+
+}  // namespace fastconv::algos::implicit_gemm::persistent

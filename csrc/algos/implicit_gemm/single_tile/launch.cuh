@@ -1,0 +1,127 @@
+// From a plan to a launch of the lean kernel. Each class has a .cu file of its own.
+#pragma once
+
+#include "algos/implicit_gemm/single_tile/kernel.cuh"
+#include "algos/implicit_gemm/single_tile/launch.h"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+#include "device/indexing.h"
+#include "device/shared_memory.h"
+#include "hopper/tensor_map.h"
+
+namespace fastconv::algos::implicit_gemm::single_tile {
+
+template <typename T>
+Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight, const int* exponents,
+                      const Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const auto log2 = [](std::int64_t value) {
+    int result = 0;
+    while (std::int64_t{1} << result < value) ++result;
+    return result;
+  };
+  const bool window = plan.kind == Tile::window;
+  const bool aligned = is_aligned(args.bias, 16);
+  Params<T> params{.report = runtime.wait_report(),
+                   .steps = as_int(plan.steps),
+                   .steps_of_part = as_int(plan.steps_of_part),
+                   .parts_log2 = log2(plan.parts),
+                   .input_slots = plan.input_slots,
+                   .filter_slots = plan.filter_slots,
+                   .stage_bytes = as_int(static_cast<std::int64_t>(plan.stage_bytes())),
+                   .box_bytes = plan.box_n * plan.box_h * plan.box_w * row_bytes,
+                   .stage_taps = plan.stage_taps,
+                   .step_channels = plan.step_channels,
+                   .shares = plan.shares(),
+                   .joins = plan.contributors() > 1,
+                   .rows_pixels = plan.kind == Tile::rows ? plan.pixels : 0,
+                   .tile_n = plan.tile_n,
+                   .tile_p = plan.tile_p,
+                   .tile_q = plan.tile_q,
+                   .pad_h = as_int(problem.pad_h),
+                   .pad_w = as_int(problem.pad_w),
+                   .stride_h = as_int(problem.stride_h),
+                   .stride_w = as_int(problem.stride_w),
+                   .by_tile_q = plan.tile_q,
+                   .by_tiles_p = plan.tiles_p,
+                   .by_stage_taps = plan.stage_taps,
+                   .weight = static_cast<const unsigned char*>(weight),
+                   .packed_tile_bytes = plan.steps * plan.packed_rows * row_bytes,
+                   .bias = aligned ? static_cast<const T*>(args.bias) : nullptr,
+                   .packed_bytes = as_int(plan.packed_rows * row_bytes),
+                   .halves_log2 = log2(plan.packed_rows / plan.filter_tile),
+                   .k = as_int(problem.k),
+                   .group_stride = window ? plan.box_w * 8 : 64,
+                   .second_pixels = !window           ? 64
+                                    : plan.tile_n > 1 ? plan.box_h * plan.box_w
+                                                      : 8 * plan.box_w,
+                   .column_step = as_int(problem.dilation_w) * 8,
+                   .row_step = as_int(problem.dilation_h) * plan.box_w * 8,
+                   .s = as_int(problem.s),
+                   .by_s = problem.s,
+                   .by_taps = problem.r * problem.s,
+                   .dilation_h = as_int(problem.dilation_h),
+                   .dilation_w = as_int(problem.dilation_w),
+                   .sums_bytes = as_int(static_cast<std::int64_t>(plan.bytes_from_others())),
+                   .owned_log2 = log2(plan.owned_warps()),
+                   .n = as_int(problem.n),
+                   .p = as_int(problem.p()),
+                   .q = as_int(problem.q()),
+                   .by_tile_p = plan.tile_p,
+                   .y = static_cast<T*>(args.y),
+                   .epilogue = make_epilogue<T>(args),
+                   .exponents = exponents,
+                   .nchw = problem.layout == Layout::nchw,
+                   .by_image = problem.p() * problem.q()};
+  if (is_product(problem)) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
+  return params;
+}
+
+// weight: packed [filter tile][step][packed rows][128 bytes]. exponents: split: of the filters' scales. x: NHWC,
+// 16-byte aligned.
+template <typename T, bool split = false>
+void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int* exponents,
+         Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const Params<T> params = make_params<T>(args, plan, weight, exponents, runtime);
+  const bool dense = plan.kind == Tile::dense;
+  const Box4 box{.c = plan.step_channels,
+                 .w = plan.box_w,
+                 .h = plan.box_h,
+                 .n = plan.box_n,
+                 .stride_w = dense ? static_cast<int>(problem.stride_w) : 1,
+                 .stride_h = dense ? static_cast<int>(problem.stride_h) : 1};
+  const CUtensorMapDataType type = split                       ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : std::is_same_v<T, float>  ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32  // rounds
+                                   : std::is_same_v<T, half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                               : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUtensorMap map =
+      is_product(problem) ? make_tensor_map(x, type, sizeof(T), 1, 1, problem.n * problem.h * problem.w, problem.c, box)
+                          : make_tensor_map(x, type, sizeof(T), problem.n, problem.h, problem.w, problem.c, box);
+  const auto launch = [&](auto filter_tile) {
+    using S = Shape<T, filter_tile(), split>;
+    allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(plan.parts), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(plan.filter_tiles * plan.parts), static_cast<unsigned>(plan.tiles_q),
+                          static_cast<unsigned>(plan.tiles_p * plan.tiles_n));
+    config.blockDim = dim3(S::threads);
+    config.dynamicSmemBytes = plan.shared_bytes();
+    config.stream = static_cast<cudaStream_t>(runtime.stream());
+    config.attrs = &attribute;
+    config.numAttrs = plan.parts > 1 ? 1 : 0;
+    check_cuda(cudaLaunchKernelEx(&config, convolve<S>, map, params), "implicit_gemm");
+  };
+  switch (plan.filter_tile) {
+    case 128:
+      if constexpr (!split) return launch(std::integral_constant<int, 128>{});
+    case 64: return launch(std::integral_constant<int, 64>{});
+    case 48:
+      if constexpr (split) return launch(std::integral_constant<int, 48>{});
+    default: return launch(std::integral_constant<int, 32>{});
+  }
+}
+
+}  // namespace fastconv::algos::implicit_gemm::single_tile

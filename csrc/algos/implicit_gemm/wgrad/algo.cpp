@@ -1,0 +1,104 @@
+// The weight gradient as a matrix product on tensor cores, whose reduction runs over the pixels.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+
+#include "algos/implicit_gemm/wgrad/plan.h"
+#include "core/algorithm.h"
+#include "core/roundoffs.h"
+
+namespace fastconv::algos::implicit_gemm {
+namespace {
+
+// On CUDA sums of a chunk of pixels, which are added up, of split halves or of operands of 11 bits.
+double gradient_roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  const double pixels = gradient_length(problem);
+  if (device.type == DeviceType::cpu) return blocked_sum(pixels, 700.0);
+  if (problem.accuracy == AccuracyClass::tf32) return tf32_products;
+  return std::sqrt(2.6 + 0.007 * std::min(pixels, 2048.0) + 2.2e-5 * pixels);
+}
+
+Support supports(const ConvProblem& problem, const DeviceInfo& device) {
+  const auto pair = [](std::int64_t a, std::int64_t b) { return std::to_string(a) + "x" + std::to_string(b); };
+  if (problem.output_numel() == 0) return Support::no("empty", "there is nothing to sum");
+  if (problem.groups != 1) {
+    return Support::no("groups", "groups is " + std::to_string(problem.groups) + "; the weight gradient needs 1");
+  }
+  if (device.type == DeviceType::cpu) return Support::yes();
+  if (device.compute_capability != 90) {
+    return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
+                                     "; the weight gradient needs 90");
+  }
+  if (std::max(problem.stride_h, problem.stride_w) > wgrad::most_stride) {
+    return Support::no("stride", "stride is " + pair(problem.stride_h, problem.stride_w) +
+                                     "; the weight gradient needs at most " + std::to_string(wgrad::most_stride));
+  }
+  // Images are a dimension of the grid; pixels of an image, taps and weights are numbered with 31 bits.
+  constexpr double limit = 2147483648.0 - 1024;
+  const double padded =
+      static_cast<double>(problem.h + 2 * problem.pad_h) * static_cast<double>(problem.w + 2 * problem.pad_w);
+  const double taps = static_cast<double>(problem.r * problem.s);
+  const double image = padded * static_cast<double>(std::max(problem.c + 8, problem.k + 8));
+  const double unrolled = wgrad::is_unrolled(problem) ? image * taps : image;
+  const double weights = static_cast<double>(problem.k) * static_cast<double>(problem.c + 8) * taps;
+  if (problem.n > 65535 || std::max({unrolled, weights, padded * static_cast<double>(problem.n)}) >= limit) {
+    return Support::no("size", "the batch has " + std::to_string(problem.n) + " images of " + std::to_string(image) +
+                                   " values; the weight gradient needs below 2^16 of below 2^31");
+  }
+  if (const double bytes = wgrad::unrolled_bytes(problem); bytes > wgrad::most_unrolled_bytes) {
+    const auto mib = [](double size) { return std::to_string(static_cast<std::int64_t>(size) >> 20) + " MiB"; };
+    return Support::no("workspace", "the unrolled input has " + mib(bytes) + "; the weight gradient allows " +
+                                        mib(wgrad::most_unrolled_bytes));
+  }
+  return Support::yes();
+}
+
+ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {  // for the tests: never the fastest
+  ConvPlan plan;
+  plan.config = "float32, a row of pixels at a time";
+  plan.cost_us = 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
+  return plan;
+}
+
+// What the products take of the planned clocks, which are those of float32, by kind of problem, as measured: half types
+// that are read where they lie take less, unrolled channels more.
+double clocks_factor(const wgrad::Plan& plan, const ConvProblem& problem) {
+  if (!plan.unrolled) return plan.scaled() ? 1.0 : plan.rows_by_warps ? 0.86 : 0.72;
+  const bool large = problem.r * problem.s > 9;
+  if (problem.accuracy == AccuracyClass::fp32) return large ? 1.35 : 1.07;
+  if (plan.scaled()) return large ? 1.8 : 1.35;
+  return large ? 2.0 : 1.5;
+}
+
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu) return cpu_plan(problem, device);
+  const auto detail = std::make_shared<const wgrad::Plan>(wgrad::make_plan(problem, device.processors));
+  const wgrad::Plan& plan = *detail;
+  const auto text = [](std::int64_t value) { return std::to_string(value); };
+  const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
+  const double clocks = clocks_factor(plan, problem) * wgrad::detail::plan_clocks(plan, problem, device.processors);
+  const double product_us = 1e6 * clocks / clocks_per_s;
+  const double elements = static_cast<double>(problem.n * problem.c * problem.h * problem.w);
+  const double read =
+      static_cast<double>(size_of(problem.dtype)) *
+      ((plan.convert_x == wgrad::Conversion::none ? 0.0 : elements) +
+       (plan.convert_grad == wgrad::Conversion::none ? 0.0 : static_cast<double>(problem.output_numel())));
+  const double converted = read + static_cast<double>(plan.x_bytes(problem) + plan.grad_bytes(problem));
+  const double conversion_us = converted == 0 ? 0 : 10.0 + 1e6 * converted / (0.85 * device.bandwidth_bytes_per_s);
+  return {"wgmma, " + std::string(describe(plan.mode)) + ", chunk " + text(plan.tile_n) + "x" + text(plan.tile_p) +
+              "x" + text(plan.tile_q) + " pixels, " + text(plan.blocks_m() * wgrad::block_channels) + " filters, " +
+              text(plan.blocks_n) + " x " + text(wgrad::block_channels) +
+              (plan.window     ? " taps x channels"
+               : plan.unrolled ? " unrolled channels"
+                               : " channels") +
+              ", " + text(plan.parts()) + " parts",
+          plan.workspace_bytes(problem), 6.0 + conversion_us + product_us, detail};
+}
+
+}  // namespace
+
+extern const WeightGradient weight_gradient;
+const WeightGradient weight_gradient{"implicit_gemm", gradient_roundoffs, supports, plan};
+
+}  // namespace fastconv::algos::implicit_gemm

@@ -1,0 +1,24 @@
+#include "algos/implicit_gemm/wgrad/plan.h"
+#include "core/kernels.h"
+
+namespace fastconv::algos::implicit_gemm {
+namespace wgrad {
+
+// One file for each class, so that they compile side by side.
+void run_split(const WeightGradientArgs& args, Runtime& runtime);
+void run_single(const WeightGradientArgs& args, Runtime& runtime);
+void run_fp16(const WeightGradientArgs& args, Runtime& runtime);
+void run_bf16(const WeightGradientArgs& args, Runtime& runtime);
+
+}  // namespace wgrad
+
+void weight_gradient_cuda(const WeightGradientArgs& args, Runtime& runtime) {
+  switch (static_cast<const wgrad::Plan*>(args.detail)->mode) {
+    case Mode::split: return wgrad::run_split(args, runtime);
+    case Mode::single: return wgrad::run_single(args, runtime);
+    case Mode::fp16: return wgrad::run_fp16(args, runtime);
+    case Mode::bf16: return wgrad::run_bf16(args, runtime);
+  }
+}
+
+}  // namespace fastconv::algos::implicit_gemm

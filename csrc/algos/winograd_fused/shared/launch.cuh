@@ -1,0 +1,77 @@
+// From a plan to a launch, for both kernels of this folder.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "algos/winograd_fused/shared/layout.cuh"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+#include "device/indexing.h"
+#include "device/shared_memory.h"
+#include "hopper/tensor_map.h"
+
+namespace fastconv::algos::winograd_fused {
+
+// layout: of x, which may have been turned.
+template <typename T>
+ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, Layout layout, WaitReport* report) {
+  const ConvProblem& problem = args.problem;
+  const Strides4 in = dense_strides(layout, problem.c, problem.h, problem.w), out = output_strides(problem);
+  const auto* packed = static_cast<const char*>(args.weight);
+  ParamsOf<T> params{.x = x,
+                     .u = reinterpret_cast<const uint4*>(packed),
+                     .exponents = reinterpret_cast<const int*>(packed + config.u_bytes()),
+                     .y = static_cast<T*>(args.y),
+                     .epilogue = make_epilogue<T>(args),
+                     .report = report,
+                     .x_image = in.n,
+                     .x_row = in.h,
+                     .x_column = in.w,
+                     .x_channel = in.c,
+                     .y_image = out.n,
+                     .y_row = out.h,
+                     .y_column = out.w,
+                     .y_channel = out.c,
+                     .n = as_int(problem.n),
+                     .stages = as_int(config.stages),
+                     .first_item = 0,
+                     .end_item = 0,
+                     .by_filters = ceil_div(config.filter_tiles, config.item_filter_tiles * config.turns),
+                     .by_columns = config.column_tiles,
+                     .by_rows = config.split ? config.pitch : config.row_tiles};
+  set_sizes(params, problem);
+  return params;
+}
+
+// In launches of as many items as a block, or a cluster, of every multiprocessor can keep account of.
+template <auto kernel, int threads = single::block_threads, typename T, typename... Maps>
+void launch_items(ParamsOf<T> params, const Config& config, std::size_t shared_bytes, int processors,
+                  cudaStream_t stream, const Maps&... maps) {
+  allow_shared_memory<kernel, true>(static_cast<int>(shared_bytes), "winograd_fused: shared memory");
+  const std::int64_t clusters = processors / config.blocks, most = clusters * most_items;
+  for (std::int64_t first = 0; first < config.items; first += most) {
+    const std::int64_t items = std::min(most, config.items - first);
+    params.first_item = static_cast<unsigned>(first);
+    params.end_item = static_cast<unsigned>(first + items);
+    const auto blocks = static_cast<unsigned>(std::min(clusters, items) * config.blocks);
+    if (config.blocks == 1) {
+      kernel<<<blocks, threads, shared_bytes, stream>>>(params, maps...);
+      check_launch("winograd_fused");
+    } else {
+      cudaLaunchAttribute attribute{};
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {static_cast<unsigned>(config.blocks), 1, 1};
+      cudaLaunchConfig_t launch{};
+      launch.gridDim = dim3(blocks);
+      launch.blockDim = dim3(threads);
+      launch.dynamicSmemBytes = shared_bytes;
+      launch.stream = stream;
+      launch.attrs = &attribute;
+      launch.numAttrs = 1;
+      check_cuda(cudaLaunchKernelEx(&launch, kernel, params, maps...), "winograd_fused");
+    }
+  }
+}
+
+}  // namespace fastconv::algos::winograd_fused

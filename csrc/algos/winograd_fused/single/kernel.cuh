@@ -1,0 +1,90 @@
+// The kernel of the one-product classes: three warpgroups in two roles, two passes over the items.
+#pragma once
+
+#include "algos/winograd_fused/single/consume.cuh"
+#include "algos/winograd_fused/single/transform.cuh"
+
+namespace fastconv::algos::winograd_fused::single {
+
+// threadIdx.x for the kernel's first lines alone: if later ones shared it, ptxas would keep it in local memory.
+__device__ __forceinline__ int thread_now() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+// By the consumers (barriers of raw input: start_loading). The block's barrier follows.
+template <typename T, Shape shape>
+__device__ __forceinline__ void initialise(Shared<T, shape>& shared, int thread) {
+  if (thread == 0) {
+    for (int i = 0; i < Stage<T, shape>::v_stages; ++i) {
+      hopper::barrier_init(shared_address(&shared.v_full[i]), producer_warps);
+      hopper::barrier_init(shared_address(&shared.v_empty[i]), consumer_threads / 32);
+    }
+    hopper::barrier_init(shared_address(&shared.pass_done), block_threads);
+    hopper::barrier_init_fence();
+  }
+  static_assert(most_items / 32 <= consumer_threads);
+  if (thread < most_items / 32) shared.repeat[thread] = 0;
+}
+
+// U into the L2 cache: in the first round of items, memory is too far away for the few pieces of U that the registers
+// look ahead.
+template <typename T, Shape shape>
+__device__ __forceinline__ void prefetch_filters(const Params<T>& params) {
+  constexpr unsigned piece = u_step * sizeof(uint4) / 8;
+  const unsigned tiles = (params.k + filter_tile - 1) / filter_tile;
+  hopper::prefetch_pieces<piece>(params.u, tiles * params.stages * (Stage<T, shape>::steps * 8));
+}
+
+// Between the passes every thread has said all that it knows of items to be repeated. Whether there are any.
+template <int role, typename T, Shape shape>
+__device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shape>& shared) {
+  hopper::arrive(shared_address(&shared.pass_done));
+  wait<role>(shared_address(&shared.pass_done), 0, params.report);
+  return any_repeated(shared.repeat);
+}
+
+// number: of the shape. boxes: x is loaded by tensor copies, through `input`; else by element.
+template <typename T, int number, bool boxes, Output output>
+__global__ void __launch_bounds__(block_threads, 1)
+    convolve(const __grid_constant__ Params<T> params,
+             const __grid_constant__ InputMaps<input_maps(shapes[number])> input,
+             const __grid_constant__ LineMaps<line_maps(shapes[number])> lines) {
+#if defined(FASTCONV_HAS_WGMMA)
+  extern __shared__ __align__(1024) unsigned char memory[];
+  constexpr Shape shape = shapes[number];  // nvcc 13.0 takes no structure as a kernel's template argument
+  auto& shared = *reinterpret_cast<Shared<T, shape>*>(memory);
+  const int thread = thread_now();
+  if (thread >= consumer_threads) {
+    hopper::shrink_registers<producer_registers(shape)>();
+    if (thread == consumer_threads) start_loading<T, shape, boxes>(params, input.map, shared);
+    if (thread == block_threads - 32) prefetch_filters<T, shape>(params);
+    __syncthreads();
+    ProducerState<T, shape> state;
+    // Passes in code of their own: what is repeated takes no registers of the first.
+    produce<T, shape, boxes, output != Output::filters>(params, input.map, shared, false, state);
+    if (end_pass<role_transform>(params, shared)) {
+      produce<T, shape, boxes, output != Output::filters>(params, input.map, shared, true, state);
+    }
+  } else {
+    hopper::grow_registers<consumer_registers(shape)>();
+    initialise(shared, thread);
+    __syncthreads();
+    ConsumerState state;
+    if constexpr (consumes_apart(shape, sizeof(T))) {
+      consume<T, shape, output>(params, lines, shared, false, state);
+      if (end_pass<role_multiply>(params, shared)) consume<T, shape, output>(params, lines, shared, true, state);
+    } else {
+#pragma unroll 1
+      for (int pass = 0; pass < 2; ++pass) {
+        consume<T, shape, output>(params, lines, shared, pass == 1, state);
+        if (pass == 0 && !end_pass<role_multiply>(params, shared)) break;
+      }
+    }
+    if constexpr (output == Output::filters) hopper::wait_for_reading<0>();
+  }
+#endif
+}
+
+}  // namespace fastconv::algos::winograd_fused::single

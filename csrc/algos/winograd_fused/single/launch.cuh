@@ -1,0 +1,113 @@
+// Launches of the one-product kernel.
+#pragma once
+
+#include <numeric>
+
+#include "algos/winograd_fused/shared/launch.cuh"
+#include "algos/winograd_fused/single/kernel.cuh"
+#include "algos/winograd_fused/single/launch.h"
+
+namespace fastconv::algos::winograd_fused::single {
+
+template <typename T>
+Output select_output(const ConvArgs& args) {
+  const ConvProblem& problem = args.problem;
+  const bool nchw = problem.layout == Layout::nchw;
+  const bool filters =
+      !nchw && problem.k * sizeof(T) % 16 == 0 && is_aligned(args.y, 16) && is_aligned(args.residual, 8);
+  const std::size_t bytes = tile_outputs * sizeof(T);
+  const bool columns =
+      nchw && problem.q() % tile_outputs == 0 && is_aligned(args.y, bytes) && is_aligned(args.residual, bytes);
+  return filters ? Output::filters : columns ? Output::columns : Output::elements;
+}
+
+// Numbers of tiles of a listed item's parts are multiples of this.
+inline int list_step(const Config& config) {
+  return static_cast<int>(std::gcd<std::int64_t, std::int64_t>(list.tiles, config.column_tiles));
+}
+
+template <typename T, Shape shape>
+LineMaps<line_maps(shape)> make_line_maps(const ConvArgs& args, const Config& config) {
+  const ConvProblem& problem = args.problem;
+  const auto at = [](std::int64_t value) { return static_cast<cuuint64_t>(value); };
+  const std::int64_t k = problem.k, p = problem.p(), q = problem.q(), bytes = sizeof(T);
+  LineMaps<line_maps(shape)> maps{};
+  const auto make = [&](int left) {
+    for (int i = 0; i < std::min<std::int64_t>(tile_outputs, q); ++i) {
+      const std::int64_t tiles = ceil_div(q - i, tile_outputs);
+      maps.column[left][i] = make_tensor_map(
+          static_cast<T*>(args.y) + i * k, problem.dtype,
+          {.sizes = {at(k), at(left == 0 ? tiles : std::min<std::int64_t>(left, tiles)), at(problem.n), at(p)},
+           .strides = {at(tile_outputs * k * bytes), at(p * q * k * bytes), at(q * k * bytes)},
+           .box = {line_bytes / sizeof(T), static_cast<cuuint32_t>(shape.tiles), static_cast<cuuint32_t>(shape.images),
+                   static_cast<cuuint32_t>(shape.rows)}});
+    }
+  };
+  const int step = shape.listed ? list_step(config) : 1;
+  for (int left = 0; left < line_maps(shape); left += step) make(left);
+  return maps;
+}
+
+// x [N, H, W, C], a stage of an item or of its part: only those numbers of tiles that the list has.
+template <Shape shape>
+InputMaps<input_maps(shape)> make_input_maps(const ConvProblem& problem, const Config& config, const void* x) {
+  InputMaps<input_maps(shape)> maps{};
+  const auto make = [&](int columns) {
+    const Box4 box{.c = 64 / static_cast<int>(size_of(problem.dtype)),
+                   .w = columns,
+                   .h = shape.input_rows(),
+                   .n = shape.images,
+                   .swizzled = false};
+    return make_tensor_map(x, problem.dtype, problem.n, problem.h, problem.w, problem.c, box);
+  };
+  if constexpr (shape.listed) {
+    const int step = list_step(config);
+    for (int tiles = step; tiles <= shape.tiles; tiles += step) maps.map[tiles - 1] = make(part_columns(tiles));
+  } else {
+    maps.map[0] = make(shape.raw_columns());
+  }
+  return maps;
+}
+
+template <typename T, Shape shape, bool boxes, Output output>
+void launch(const Params<T>& params, const Config& config, const ConvArgs& args, int processors, cudaStream_t stream) {
+  constexpr std::size_t bytes =
+      output == Output::filters ? sizeof(Shared<T, shape>) : Shared<T, shape>::bytes_for_exchange();
+  InputMaps<input_maps(shape)> input{};
+  LineMaps<line_maps(shape)> lines{};
+  if constexpr (boxes) input = make_input_maps<shape>(args.problem, config, params.x);
+  if constexpr (output == Output::filters) lines = make_line_maps<T, shape>(args, config);
+  launch_items<convolve<T, number_of(shape), boxes, output>>(params, config, bytes, processors, stream, input, lines);
+}
+
+template <typename T>
+void run_class(const ConvArgs& args, const Config& plan, const T* x, Layout layout, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
+  const Output output = select_output<T>(args);
+  const bool by_copies = boxes && output == Output::filters;  // what any shape but the wide one needs
+  const Config config = make_config(problem, by_copies ? plan.shape : wide);
+  const auto params = make_params(args, config, x, layout, runtime.wait_report());
+  const int processors = runtime.device().processors;
+  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  if (config.shape == narrow) {
+    return launch<T, narrow, true, Output::filters>(params, config, args, processors, stream);
+  }
+  if (config.shape == small) {
+    return launch<T, small, true, Output::filters>(params, config, args, processors, stream);
+  }
+  if (config.shape == list) {
+    return launch<T, list, true, Output::filters>(params, config, args, processors, stream);
+  }
+  const auto launch_as = [&]<Output output>() {
+    boxes ? launch<T, wide, true, output>(params, config, args, processors, stream)
+          : launch<T, wide, false, output>(params, config, args, processors, stream);
+  };
+  switch (output) {
+    case Output::filters: return launch_as.template operator()<Output::filters>();
+    case Output::columns: return launch_as.template operator()<Output::columns>();
+    case Output::elements: return launch_as.template operator()<Output::elements>();
+  }
+}
+
+}  // namespace fastconv::algos::winograd_fused::single

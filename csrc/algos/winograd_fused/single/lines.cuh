@@ -1,0 +1,251 @@
+// The end of an item in NHWC (single/pairs.cuh), and y by tensor copies of whole lines, 128 bytes of filters, which
+// overlap the next item.
+#pragma once
+
+#include "algos/winograd_fused/single/pairs.cuh"
+
+namespace fastconv::algos::winograd_fused::single {
+
+// Two outputs of neighbouring positions.
+template <typename T>
+__device__ __forceinline__ std::uint32_t pack_halves(float low, float high) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    const __half2 two = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&two);
+  } else {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const std::uint32_t*>(&two);
+  }
+}
+// max(a, b), NaN kept.
+template <typename T>
+__device__ __forceinline__ std::uint32_t most_of_halves(std::uint32_t a, std::uint32_t b) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  } else {
+    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+  }
+  return a;
+}
+// sum + 0 a: NaN if a is not finite.
+template <typename T>
+__device__ __forceinline__ std::uint32_t add_unless_finite(std::uint32_t sum, std::uint32_t a) {
+  if constexpr (std::is_same_v<T, half_t>) {
+    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(0));
+  } else {
+    asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(a), "r"(0));
+  }
+  return sum;
+}
+
+// Starts the copy of lines of one column of the tiles. Two warps of a warpgroup have one to start each. Both parts of a
+// listed item are copied with all positions from theirs on: what is not theirs lies beyond the right edge, which for
+// the left part is that of a narrower tensor. (A copy may not start left of the edge.)
+template <Shape shape, typename T>
+__device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
+                                           const Item& item, int column, int filter, const unsigned char* lines) {
+  if (column < params.q) {
+    const auto store = [&](const CUtensorMap& map, const Item& part, int first) {
+      hopper::store_box(map, part.filter_block * filter_tile + filter, part.q0 / tile_outputs, part.n, part.p0,
+                        shared_address(lines) + first * line_bytes);
+    };
+    if constexpr (shape.listed) {
+      const int left = left_tiles(params, item);
+      store(maps.column[0][column], item, left);
+      if (left > 0) store(maps.column[left][column], left_part(params, item), 0);
+    } else {
+      store(maps.column[0][column], item, 0);
+    }
+  }
+  hopper::commit_stores();
+}
+__device__ __forceinline__ bool copies(int warp, int lane) { return warp < 2 && lane == 0; }
+
+// What straight-line code serves: a branch costs more than the arithmetic of 8 positions.
+template <typename T, Shape shape>
+__device__ __forceinline__ bool is_plain(const Params<T>& params, const FilterScales<shape>& filters) {
+  const ActivationFunction& activate = params.epilogue.activate;
+  return !filters.two_factors && params.epilogue.residual == nullptr && !activate.is_silu && activate.cap == INFINITY &&
+         (activate.negative_slope == 1.0f || activate.clamps);
+}
+
+// Half types, no activation or ReLU. between(j) comes among the 8 positions j. Outputs beyond float16 look like sums
+// that are not finite: their item is repeated in vain.
+template <typename T, Shape shape, typename Between>
+__device__ __forceinline__ float finish_plain_halves(const Params<T>& params, const Fragment<T, shape>& mine,
+                                                     Sums<shape>& sum, const Between& between) {
+  constexpr int groups = position_groups(shape);
+  constexpr std::uint32_t minus_infinity = std::is_same_v<T, half_t> ? 0xfc00fc00 : 0xff80ff80;
+  const std::uint32_t least = params.epilogue.activate.clamps ? 0 : minus_infinity;
+  const auto load = [&](int j) { hopper::load_shared(&sum[1][4 * j], mine.received + j * group_bytes<T>); };
+  std::uint32_t bad = 0;
+  constexpr int ahead = 3;
+#pragma unroll
+  for (int j = 0; j < ahead; ++j) load(j);
+#pragma unroll
+  for (int j = 0; j < groups; ++j) {
+    if (j + ahead < groups) load(j + ahead);
+    between(j);
+    PairOutputs value;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float own = sum[0][4 * j + i], other = sum[1][4 * j + i];
+      const float scale = mine.filters.scale[mine.filters.index(i)], bias = mine.filters.bias[i / 2];
+      value[0][i] = fmaf(mine.pairs.first(own, other, sum[2][4 * j + i]), scale, bias);
+      value[1][i] = fmaf(mine.pairs.second(own, other), scale, bias);
+    }
+    std::uint32_t halves[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) halves[i] = pack_halves<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
+    if (is_position<shape>(j, mine.lane)) bad = add_unless_finite<T>(bad, halves[0]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) halves[i] = most_of_halves<T>(halves[i], least);
+    hopper::store_transposed(mine.received + j * group_bytes<T>, halves);
+  }
+  return bad == 0 ? 0.0f : NAN;
+}
+
+// Whether it is so for all threads of a warpgroup.
+__device__ __forceinline__ bool all_of_group(int group, bool mine) {
+  unsigned all;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.and.pred p, %2, 128, p;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(all)
+      : "r"(static_cast<unsigned>(mine)), "r"(group_barrier + group)
+      : "memory");
+  return all != 0;
+}
+
+// float32, likewise: one column after the other, since shared memory holds half of the outputs.
+template <typename T, Shape shape, typename Between>
+__device__ __forceinline__ float finish_plain_floats(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
+                                                     Shared<T, shape>& shared, const Fragment<T, shape>& mine,
+                                                     Sums<shape>& sum, const Between& between) {
+  constexpr int groups = position_groups(shape);
+  constexpr bool late = sums_parts(shape) > 1;  // more scales: registers for U are free once sum[2] is done with
+  const float least = params.epilogue.activate.clamps ? 0.0f : -INFINITY;
+  const auto end = [&](float value, int i) {
+    value = fmaf(value, mine.filters.scale[mine.filters.index(i)], mine.filters.bias[i / 2]);
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(least));
+    return value;
+  };
+#pragma unroll
+  for (int j = 0; j < groups; ++j) {
+    hopper::load_shared(&sum[1][4 * j], mine.received + j * group_bytes<T>);
+    if (!late) between(j);
+  }
+  hopper::synchronise(group_barrier + mine.group, 128);  // all of it has been received
+  // Filters 2 (lane / 4) and the next of the warp's 16, of the positions 2 (lane % 4) and the next.
+  std::uint32_t place[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int position = mine.lane % 4 * 2 + i;
+    place[i] = shared_address(shared.half_lines[mine.group][mine.warp / 2]) + position * line_bytes +
+               ((mine.warp % 2 * 4 + mine.lane / 8) ^ position) * 16 + mine.lane / 4 % 2 * 8;
+  }
+  const auto copy = [&](int which) {
+    hopper::fence_copies();
+    hopper::synchronise(group_barrier + mine.group, 128);
+    if (copies(mine.warp, mine.lane)) {
+      copy_lines<shape>(params, maps, mine.item, own_column(mine.group, which), mine.warp * filter_tile / 2,
+                        shared.half_lines[mine.group][mine.warp]);
+    }
+  };
+  float bad = 0.0f;
+#pragma unroll
+  for (int j = 0; j < groups; ++j) {
+    float value[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) value[i] = mine.pairs.first(sum[0][4 * j + i], sum[1][4 * j + i], sum[2][4 * j + i]);
+    if (is_position<shape>(j, mine.lane)) bad = fmaf(value[1], 0.0f, fmaf(value[0], 0.0f, bad));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      hopper::store_shared(place[i] + j * 8 * line_bytes, end(value[i], i), end(value[2 + i], 2 + i));
+    }
+  }
+  copy(0);
+#pragma unroll
+  for (int j = 0; j < groups; ++j) {
+    if (late) between(j);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float& value = sum[1][4 * j + i];
+      value = end(mine.pairs.second(sum[0][4 * j + i], value), i);
+    }
+  }
+  if (copies(mine.warp, mine.lane)) hopper::wait_for_reading<0>();
+  hopper::synchronise(group_barrier + mine.group, 128);
+#pragma unroll
+  for (int j = 0; j < groups; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      hopper::store_shared(place[i] + j * 8 * line_bytes, sum[1][4 * j + i], sum[1][4 * j + 2 + i]);
+    }
+  }
+  copy(1);
+  return bad;
+}
+
+// Returns NaN if a sum is not finite. prepare_next: once sum[2] may be waited for; load_next(j), j a group of
+// positions: into registers of the next item. slot: of the item and its exponents.
+template <typename T, Shape shape, typename Prepare, typename Load>
+__device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
+                                              Shared<T, shape>& shared, Sums<shape>& sum, int slot, const Item& item,
+                                              SumExponents<shape>& exponents, int group, const Prepare& prepare_next,
+                                              const Load& load_next) {
+  constexpr int groups = position_groups(shape);
+  const int thread = threadIdx.x % 128, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
+  const PairSums pairs(group);
+  if (copies(warp, lane)) hopper::wait_for_reading<0>();  // by the copies of the item before
+  synchronise<consumer_barrier, consumer_threads>();
+  give<T, shape>(sum, pairs.sign, received_at(shared, 1 - group, warp, lane));
+  const FilterTerms terms(params, item.filter_block * filter_tile + filter_of_row<T>(warp * 16 + lane / 4));
+  prepare_next();
+  hopper::synchronise(pair_barrier + warp, 64);
+  if constexpr (shape.listed) find_exponents<T, shape>(params, item, shared.exponents[slot], lane, exponents);
+  const Fragment<T, shape> mine{pairs, FilterScales<shape>(terms, exponents), item, group, warp,
+                                lane,  received_at(shared, group, warp, lane)};
+  float bad;
+  bool plain = is_plain(params, mine.filters);
+  if constexpr (has_lines<T>) {
+    if (__builtin_expect(plain, 1)) {
+      bad = finish_plain_halves(params, mine, sum, load_next);
+    } else {
+#pragma unroll
+      for (int j = 0; j < groups; ++j) load_next(j);
+      bad = finish_groups(params, mine, sum, [&](const PairOutputs& value, int j) {
+        std::uint32_t halves[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) halves[i] = pack_halves<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
+        hopper::store_transposed(mine.received + j * group_bytes<T>, halves);
+      });
+    }
+    hopper::fence_copies();
+    hopper::synchronise(group_barrier + group, 128);
+    if (copies(warp, lane)) {
+      const int column = own_column(group, warp);
+      copy_lines<shape>(params, maps, item, column, 0, shared.lines[column]);
+    }
+  } else {
+    plain = all_of_group(group, plain);  // it has barriers
+    if (__builtin_expect(plain, 1)) {
+      bad = finish_plain_floats(params, maps, shared, mine, sum, load_next);
+    } else {
+#pragma unroll
+      for (int j = 0; j < groups; ++j) load_next(j);
+      bad = finish_groups(params, mine, sum, [&](const PairOutputs& value, int j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          for_columns(params, mine, 8 * j + lane % 4 * 2 + i, mine.first_filter() + lane / 4 * 2,
+                      [&](std::int64_t index, int which) {
+                        *reinterpret_cast<float2*>(params.y + index) =
+                            make_float2(value[which][i], value[which][2 + i]);
+                      });
+        }
+      });
+    }
+  }
+  return bad;
+}
+
+}  // namespace fastconv::algos::winograd_fused::single

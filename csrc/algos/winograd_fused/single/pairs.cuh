@@ -1,0 +1,256 @@
+// Y = A^T M in NHWC: where the sums are, in wgmma's fragments.
+//
+// With s_a = M[+a] + M[-a], d_a = M[+a] - M[-a] and s_b, d_b likewise, the columns 0 and 2 of a tile need nothing but
+// s_b of the other warpgroup's sums, and columns 3 and 1 nothing but d_a:
+//   y0 = M[0] + s_a + s_b, y2 = s_a / 2 + 2 s_b;   y3 = M[inf] + 2b d_b + a/2 d_a, y1 = b d_b + a d_a.
+// So one value of a position and filter crosses shared memory each way, and each warpgroup finishes two columns in the
+// registers of its sums.
+#pragma once
+
+#include "algos/winograd_fused/single/multiply.cuh"
+#include "winograd/matrices.h"
+
+namespace fastconv::algos::winograd_fused::single {
+
+// The columns of a warpgroup: the one with M[0] or M[inf] first.
+__device__ __forceinline__ int own_column(int group, int which) { return group == 0 ? 2 * which : 3 - 2 * which; }
+
+// first = own * first_own + other * first_other + extra, second = own * second_own + other * second_other, of the
+// warpgroup's even (odd) sum and the other's.
+struct PairSums {
+  float sign, first_own, first_other, second_own, second_other;
+
+  __device__ __forceinline__ explicit PairSums(int group) {
+    using Transform = winograd::Transform<4>;
+    sign = group == 0 ? 1.0f : -1.0f;
+    first_own = group == 0 ? 1.0f : 2.0f * Transform::b, first_other = group == 0 ? 1.0f : 0.5f * Transform::a;
+    second_own = group == 0 ? 0.5f : Transform::b, second_other = group == 0 ? 2.0f : Transform::a;
+  }
+  __device__ __forceinline__ float first(float own, float other, float extra) const {
+    return fmaf(own, first_own, fmaf(other, first_other, extra));
+  }
+  __device__ __forceinline__ float second(float own, float other) const {
+    return fmaf(own, second_own, other * second_other);
+  }
+};
+
+// Where a lane finds what it receives of 8 positions and its warp's 16 filters; the next 8 are group_bytes further.
+// Half types: where the same warp's outputs will lie, column lane / 16, filters 8 (lane / 8 % 2), position lane % 8.
+template <typename T>
+constexpr int group_bytes = has_lines<T> ? 8 * line_bytes : 128 * 16;
+template <typename T, Shape shape>
+__device__ __forceinline__ std::uint32_t received_at(Shared<T, shape>& shared, int group, int warp, int lane) {
+  if constexpr (has_lines<T>) {
+    return shared_address(shared.lines[own_column(group, lane / 16)]) + lane % 8 * line_bytes +
+           ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
+  } else {
+    return shared_address(&shared.given[group][0][warp * 32 + lane]);
+  }
+}
+
+// The difference (warpgroup 0; else the sum) of sum[0] and sum[1] to the other warpgroup, the rest stays in sum[0].
+template <typename T, Shape shape>
+__device__ __forceinline__ void give(Sums<shape>& sum, float sign, std::uint32_t target) {
+#pragma unroll
+  for (int j = 0; j < position_groups(shape); ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float &kept = sum[0][4 * j + i], &given = sum[1][4 * j + i];
+      const float other = fmaf(given, -sign, kept);
+      kept = fmaf(given, sign, kept);
+      given = other;
+    }
+    hopper::store_shared(target + j * group_bytes<T>, &sum[1][4 * j]);
+  }
+}
+
+// Of a thread's two filters.
+struct FilterTerms {
+  int exponent[2] = {};
+  float bias[2] = {};
+
+  template <typename T>
+  __device__ __forceinline__ FilterTerms(const Params<T>& params, int first_filter) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const int k = first_filter + b * filter_step<T>;
+      if (k >= params.k) continue;
+      exponent[b] = __ldg(params.exponents + k);
+      bias[b] = params.epilogue.bias_of(k);
+    }
+  }
+};
+
+// The exponents of the input's scales for a thread's two positions, if they may differ.
+template <Shape shape>
+using SumExponents = int[sums_parts(shape)];
+template <typename T, Shape shape>
+__device__ __forceinline__ void find_exponents(const Params<T>& params, const Item& item,
+                                               const int (&of_parts)[parts(shape)], int lane,
+                                               SumExponents<shape>& result) {
+#pragma unroll
+  for (int e = 0; e < sums_parts(shape); ++e) {
+    if constexpr (shape.listed) {
+      result[e] = of_parts[lane % 4 * 2 + e < left_tiles(params, item) ? 0 : 1];
+    } else {
+      static_assert(shape.images == 1 || (8 % shape.row_positions() == 0 && shape.tiles % 2 == 0));
+      result[e] = of_parts[shape.images == 1 ? 0 : lane % 4 * 2 / shape.tiles];
+    }
+  }
+}
+
+// What undoes the scales of a thread's sums.
+template <Shape shape>
+struct FilterScales {
+  static constexpr int count = 2 * sums_parts(shape);  // [2 * filter + position], or [filter]
+  float scale[count], second_scale[count], bias[2];
+  bool two_factors;  // of any filter of the warp
+
+  __device__ __forceinline__ FilterScales(const FilterTerms& terms, const SumExponents<shape>& exponents) {
+    bool two = false;
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+#pragma unroll
+      for (int e = 0; e < sums_parts(shape); ++e) {
+        const int sum = exponents[e] + terms.exponent[b], kept = max(-126, min(sum, 126));
+        scale[b * sums_parts(shape) + e] = power_of_two(-kept);
+        second_scale[b * sums_parts(shape) + e] = power_of_two(kept - sum);
+        two |= kept != sum;
+      }
+      bias[b] = terms.bias[b];
+    }
+    two_factors = __any_sync(~0u, two);
+  }
+  // Of sum i of a thread's four of 8 positions, [2 * filter + position].
+  static constexpr int index(int i) { return i * count / 4; }
+};
+
+// What a thread must know to finish its outputs of an item.
+template <typename T, Shape shape>
+struct Fragment {
+  PairSums pairs;
+  FilterScales<shape> filters;
+  Item item;
+  int group, warp, lane;
+  std::uint32_t received;
+
+  __device__ __forceinline__ int first_filter() const { return item.filter_block * filter_tile + warp * 16; }
+};
+
+// visit(element of y, which column) for the outputs that exist of a position and filters from k.
+template <typename T, Shape shape, typename Visitor>
+__device__ __forceinline__ void for_columns(const Params<T>& params, const Fragment<T, shape>& mine, int number, int k,
+                                            const Visitor& visit) {
+  const int row = row_of<shape>(number), place = number - row * shape.row_positions();
+  const int image = shape.images == 1 ? 0 : place / shape.tiles, tile = place - image * shape.tiles;
+  Item item = mine.item;
+  if constexpr (shape.listed) {
+    const int left = left_tiles(params, item);
+    if (tile < left) {
+      item = left_part(params, item);
+    } else {
+      item.q0 -= left * tile_outputs;
+    }
+  }
+  if (item.p0 + row >= params.p || row >= shape.rows || k >= params.k) return;
+  if (parts(shape) > 1 && item.n + image >= params.n) return;
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    const int q = item.q0 + tile * tile_outputs + own_column(mine.group, which);
+    if (q >= params.q) continue;
+    visit((item.n + image) * params.y_image + (item.p0 + row) * params.y_row + q * params.y_column + k, which);
+  }
+}
+
+// Outputs of 8 positions: [column][2 * filter + position].
+using PairOutputs = float[2][4];
+
+// The residual. Half types: loaded where two filters are neighbours, and transposed.
+template <typename T, Shape shape>
+__device__ __forceinline__ void add_residual(const Params<T>& params, const Fragment<T, shape>& mine, int j,
+                                             PairOutputs& value) {
+  const T* residual = params.epilogue.residual;
+  int lane;  // read here, so that what follows from it takes no registers elsewhere
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  if constexpr (has_lines<T>) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      std::uint32_t others[2] = {};
+      for_columns(params, mine, 8 * j + lane / 4, mine.first_filter() + 8 * b + lane % 4 * 2,
+                  [&](std::int64_t index, int which) {
+                    others[which] = *reinterpret_cast<const std::uint32_t*>(residual + index);
+                  });
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        const float2 two = as_floats<T>(hopper::transpose(others[which]));
+        value[which][2 * b] += two.x, value[which][2 * b + 1] += two.y;
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      for_columns(params, mine, 8 * j + lane % 4 * 2 + i, mine.first_filter() + lane / 4 * 2,
+                  [&](std::int64_t index, int which) {
+                    const float2 two = *reinterpret_cast<const float2*>(residual + index);
+                    value[which][i] += two.x, value[which][2 + i] += two.y;
+                  });
+    }
+  }
+}
+
+// Any epilogue, 8 positions at a time, in a loop that jumps to the registers of its turn; store(value, turn). Returns
+// NaN if a sum of an output is not finite. A V that is not finite spoils every filter, so half of them are looked at.
+template <typename T, Shape shape, typename Store>
+__device__ __forceinline__ float finish_groups(const Params<T>& params, const Fragment<T, shape>& mine,
+                                               const Sums<shape>& sum, const Store& store) {
+  constexpr int groups = position_groups(shape);
+  const FilterScales<shape>& filters = mine.filters;
+  float bad = 0.0f;
+#pragma unroll 1
+  for (int j = 0; j < groups; ++j) {
+    float received[4];
+    PairOutputs value;
+    hopper::load_shared(received, mine.received + j * group_bytes<T>);
+    switch (j) {
+#define FASTCONV_TURN(turn)                                                                      \
+  case turn:                                                                                     \
+    if constexpr (turn < groups) {                                                               \
+      for (int i = 0; i < 4; ++i) {                                                              \
+        value[0][i] = mine.pairs.first(sum[0][4 * turn + i], received[i], sum[2][4 * turn + i]); \
+        value[1][i] = mine.pairs.second(sum[0][4 * turn + i], received[i]);                      \
+      }                                                                                          \
+    }                                                                                            \
+    break;
+      FASTCONV_TURN(0)
+      FASTCONV_TURN(1)
+      FASTCONV_TURN(2)
+      FASTCONV_TURN(3)
+      FASTCONV_TURN(4)
+      FASTCONV_TURN(5)
+      FASTCONV_TURN(6)
+      FASTCONV_TURN(7)
+      FASTCONV_TURN(8)
+      FASTCONV_TURN(9)
+      FASTCONV_TURN(10)
+      FASTCONV_TURN(11)
+      FASTCONV_TURN(12)
+      FASTCONV_TURN(13)
+#undef FASTCONV_TURN
+    }
+    static_assert(groups <= 14);
+    if (is_position<shape>(j, mine.lane)) bad = fmaf(value[0][1], 0.0f, fmaf(value[0][0], 0.0f, bad));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float& v = value[i / 4][i % 4];
+      const int b = filters.index(i % 4);
+      v = fmaf(v * filters.second_scale[b], filters.scale[b], filters.bias[i % 4 / 2]);
+    }
+    if (params.epilogue.residual != nullptr) add_residual(params, mine, j, value);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) value[i / 4][i % 4] = params.epilogue.activate(value[i / 4][i % 4]);
+    store(value, j);
+  }
+  return bad;
+}
+
+}  // namespace fastconv::algos::winograd_fused::single

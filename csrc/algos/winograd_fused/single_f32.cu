@@ -1,9 +1,0 @@
-#include "algos/winograd_fused/single_launch.cuh"
-
-namespace fastconv::algos::winograd_fused::single {
-
-void run(const ConvArgs& args, const Config& config, const float* x, Layout layout, Runtime& runtime) {
-  run_class(args, config, x, layout, runtime);
-}
-
-}  // namespace fastconv::algos::winograd_fused::single

@@ -1,0 +1,153 @@
+// The kernel: four warpgroups in three roles, two passes over the items.
+#pragma once
+
+#include <type_traits>
+
+#include "algos/winograd_fused/split/output.cuh"
+
+namespace fastconv::algos::winograd_fused::split {
+
+// All roles of a block, or of a cluster, meet.
+template <int blocks>
+__device__ __forceinline__ void meet() {
+  if constexpr (blocks == 1) {
+    synchronise<pass_barrier, block_threads>();
+  } else {
+    hopper::arrive_in_cluster();
+    hopper::wait_for_cluster_arrival();
+  }
+}
+
+// Behind the first pass everybody has said all that there is to say of items to be repeated. Whether there are any.
+template <Variant variant>
+__device__ __forceinline__ bool end_pass(const Shared<variant>& shared) {
+  meet<variant.blocks>();
+  return any_repeated(shared.repeat);
+}
+
+// A role's two passes, in code of their own, so that the first has registers for nothing else. Behind the second, too,
+// nobody reaches into another block any more.
+template <Variant variant, typename Pass>
+__device__ __forceinline__ void run_passes(const Shared<variant>& shared, const Pass& pass) {
+  pass(std::false_type{});
+  if (!end_pass(shared)) return;
+  pass(std::true_type{});
+  meet<variant.blocks>();
+}
+
+template <Variant variant>
+__device__ __forceinline__ void initialise(Shared<variant>& shared) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shared<variant>::raw_stages; ++i) {
+      hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
+      hopper::barrier_init(shared_address(&shared.raw_empty[i]), variant.blocks * producer_warps);
+    }
+    for (int i = 0; i < Shared<variant>::v_stages; ++i) {
+      hopper::barrier_init(shared_address(&shared.v_full[i]), producer_warps);
+      hopper::barrier_init(shared_address(&shared.v_empty[i]), consumer_threads / 32);
+    }
+    hopper::barrier_init(shared_address(&shared.prepared), preparing_warps);
+    hopper::barrier_init(shared_address(&shared.last_stage), producer_warps);
+    if constexpr (variant.blocks == 2) {
+      for (int i = 0; i < consumer_threads / 32; ++i) {
+        for (std::uint64_t& barrier : shared.exchange.full[i / 4][i % 4]) {
+          hopper::barrier_init(shared_address(&barrier), 1);
+        }
+        hopper::barrier_init(shared_address(&shared.exchange.read[i / 4][i % 4]), 1);
+      }
+    }
+    hopper::barrier_init_fence();
+  }
+  for (int i = threadIdx.x; i < most_items / 32; i += block_threads) shared.repeat[i] = 0;
+  if constexpr (Shared<variant>::rehearses) {
+    constexpr int slot = Shared<variant>::rehearsed_slot;
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < positions) shared.outputs[slot][thread] = {};
+    if (thread < producer_warps * scales) (&shared.watched[slot][0][0])[thread] = 0;
+    if (thread < producer_warps) shared.largest[slot][thread] = 0;
+  }
+  if constexpr (variant.blocks == 1) {
+    __syncthreads();
+  } else {
+    meet<variant.blocks>();  // the other block arrives at these barriers, too
+  }
+}
+
+template <int group, Variant variant>
+__device__ __forceinline__ void run_consumers(const Params& params, Shared<variant>& shared) {
+  ConsumerState state{.item_slot = Shared<variant>::rehearses ? Shared<variant>::rehearsed_slot : 0};
+  if constexpr (variant.blocks == 1) {
+    run_passes(shared, [&](bool repeated) { consume<group>(params, shared, repeated, state); });
+  } else {  // the same code: for products in two places ptxas finds no registers
+#pragma unroll 1
+    for (bool repeated = false;; repeated = true) {
+      consume<group>(params, shared, repeated, state);
+      if (!end_pass(shared) || repeated) break;
+    }
+  }
+}
+
+template <int rank, Variant variant>
+__device__ __forceinline__ void run_producers(const Params& params, Shared<variant>& shared) {
+  TransformState<variant> state;
+  // The same in all lanes, so that it takes none of the lanes' registers.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 - consumer_threads / 32, 0);
+  run_passes(shared, [&](bool repeated) { transform_items<rank>(params, shared, repeated, warp, state); });
+}
+
+template <Variant variant>
+__device__ __forceinline__ void run_preparation(const Params& params, const Maps& maps, Shared<variant>& shared,
+                                                int rank) {
+  PrepareState<variant> state;
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 - (consumer_threads + producer_threads) / 32, 0);
+  run_passes(shared, [&](auto repeated) {
+    if (warp < preparing_warps) {
+      prepare_items<repeated()>(params, shared, warp, state);
+    } else if (variant.boxes && warp == loader_warp) {
+      load_items<repeated()>(params, maps, shared, rank, state.raw);
+    }
+    __syncwarp();
+  });
+}
+
+// maps: of x. In a cluster, whose blocks share the frequencies, a warpgroup has half of the filters, or of the
+// positions, instead of half of the frequencies.
+template <Variant variant>
+__global__ void __launch_bounds__(block_threads, 1)
+    convolve(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
+  static_assert(variant.blocks == 1 || variant.output == Output::pairs);
+  static_assert(variant.filter_tiles == 1 || variant.filter_tiles == variant.blocks);
+  static_assert(variant.strips == 1 || (variant.blocks == 2 && variant.boxes));
+  static_assert(variant.turns == 1 || (variant.blocks == 1 && variant.boxes && variant.output == Output::pairs));
+  static_assert(sizeof(Shared<variant>) <= (variant.turns == 1 ? most_shared_bytes : most_kept_bytes));
+#if defined(FASTCONV_HAS_WGMMA)
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<variant>*>(memory);
+  initialise(shared);
+  if (threadIdx.x == block_threads - 32) {
+    const unsigned tiles = (params.k + filter_tile - 1) / filter_tile;
+    hopper::prefetch_pieces<u_stage_bytes / 8>(params.u, tiles * params.stages * 8);
+  }
+  const int role = static_cast<int>(threadIdx.x) / 128;
+  const int group = variant.blocks == 1 ? role : hopper::block_rank();
+  if (role == consumer_groups) {
+    hopper::shrink_registers<producer_registers>();
+    if (variant.blocks == 1 || group == 0) {
+      run_producers<0>(params, shared);
+    } else {
+      run_producers<variant.blocks - 1>(params, shared);
+    }
+  } else if (role > consumer_groups) {
+    hopper::shrink_registers<preparing_registers>();
+    run_preparation(params, maps, shared, group);
+  } else if (group == 0) {
+    hopper::grow_registers<consumer_registers>();
+    run_consumers<0>(params, shared);
+  } else {
+    hopper::grow_registers<consumer_registers>();
+    run_consumers<1>(params, shared);
+  }
+#endif
+}
+
+}  // namespace fastconv::algos::winograd_fused::split

@@ -1,0 +1,74 @@
+// Launches of the kernel of class fp32.
+#include "algos/winograd_fused/split/launch.h"
+
+#include <numeric>
+
+#include "algos/winograd_fused/shared/launch.cuh"
+#include "algos/winograd_fused/split/kernel.cuh"
+
+namespace fastconv::algos::winograd_fused::split {
+namespace {
+
+// x [N, H, W, C] in boxes of some tiles, zeros outside. A strip's first column in its block is a multiple of what 8 and
+// the number of columns have in common, and so are the numbers of tiles. Pairs of rows are needed where blocks cross
+// images.
+Maps make_maps(const ConvProblem& problem, const Config& config, const float* x) {
+  Maps maps{};
+  const int step = static_cast<int>(std::gcd<std::int64_t, std::int64_t>(tile_columns, config.column_tiles));
+  for (int tiles = step; tiles <= tile_columns; tiles += step) {
+    const auto make = [&](int rows) {
+      const Box4 box{.c = channels, .w = raw_columns(tiles), .h = rows, .n = 1, .swizzled = false};
+      return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
+    };
+    maps.whole[tiles - 1] = make(strip_input_rows(config.strips));
+    if (config.pitch % strip_rows(config.strips) != 0) maps.pair[tiles - 1] = make(raw_copied_rows);
+  }
+  return maps;
+}
+
+Output select_output(const ConvArgs& args) {
+  const ConvProblem& problem = args.problem;
+  const bool nchw = problem.layout == Layout::nchw;
+  const std::size_t bytes = nchw ? 16 : 8;
+  const bool vectors = (nchw ? problem.q() % 4 == 0 : problem.k % 2 == 0) && is_aligned(args.y, bytes) &&
+                       is_aligned(args.residual, bytes);
+  return !vectors ? Output::elements : nchw ? Output::quads : Output::pairs;
+}
+
+template <Variant value>
+constexpr std::integral_constant<Variant, value> constant{};
+
+}  // namespace
+
+void run(const ConvArgs& args, const Config& plan, const float* x, Layout layout, Runtime& runtime) {
+  const ConvProblem& problem = args.problem;
+  const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
+  const Output output = select_output(args);
+  const Config config = boxes && output == Output::pairs ? plan : make_config(problem);
+  const int processors = runtime.device().processors;
+  const cudaStream_t stream = static_cast<cudaStream_t>(runtime.stream());
+  const Params params = make_params(args, config, x, layout, runtime.wait_report());
+  const Maps maps = boxes ? make_maps(problem, config, x) : Maps{};
+  const auto run = [&](auto variant) {
+    launch_items<convolve<variant()>, block_threads>(params, config, sizeof(Shared<variant()>), processors, stream,
+                                                     maps);
+  };
+  // So that a value that is known now is known to the compiler.
+  const auto with_output = [&](auto boxed) {
+    switch (output) {
+      case Output::pairs: return run(constant<Variant{1, boxed(), Output::pairs}>);
+      case Output::quads: return run(constant<Variant{1, boxed(), Output::quads}>);
+      case Output::elements: return run(constant<Variant{1, boxed(), Output::elements}>);
+    }
+  };
+  if (config.turns == 2) return run(constant<Variant{1, true, Output::pairs, 1, 2}>);
+  const auto with_strips = [&](auto strips) {
+    if (config.item_filter_tiles == 1) return run(constant<Variant{2, true, Output::pairs, strips(), 1, 1}>);
+    run(constant<Variant{2, true, Output::pairs, strips()}>);
+  };
+  if (config.strips == 2) return with_strips(std::integral_constant<int, 2>{});
+  if (config.blocks == 2) return with_strips(std::integral_constant<int, 1>{});
+  boxes ? with_output(std::true_type{}) : with_output(std::false_type{});
+}
+
+}  // namespace fastconv::algos::winograd_fused::split

@@ -1,0 +1,198 @@
+// The end of an item in NHWC, in one block without anything but bias and ReLU behind it: the even and odd sums of the
+// pairs of points are all that the columns of a tile share (single/pairs.cuh), so that the owner of three frequencies,
+// a warpgroup or a block, finishes two columns where its sums are. Straight-line code: branches cost more than
+// arithmetic.
+#pragma once
+
+#include "algos/winograd_fused/split/multiply.cuh"
+#include "hopper/ptx/cluster.cuh"
+#include "winograd/matrices.h"
+
+namespace fastconv::algos::winograd_fused::split {
+
+__device__ __forceinline__ bool is_plain(const Epilogue<float>& epilogue) {
+  const ActivationFunction& activate = epilogue.activate;
+  return epilogue.residual == nullptr && !activate.is_silu && activate.cap == INFINITY &&
+         (activate.negative_slope == 1.0f || activate.clamps);
+}
+
+// What a thread needs to finish its outputs: two neighbouring filters, at neighbouring positions, two columns of each
+// tile. group: of frequencies.
+template <int group>
+struct Finisher {
+  // Frequencies 0, +a, -a and columns 0, 2, or +b, -b, infinity and columns 3, 1.
+  static constexpr int pair = group == 0 ? 1 : 0, extra = group == 0 ? 0 : 2;
+  static constexpr int column(int which) { return group == 0 ? 2 * which : 3 - 2 * which; }
+
+  const Epilogue<float>& epilogue;
+  float bias[2], scale[2], second_scale[2];  // [filter]
+  float least;                               // of ReLU
+  char* y[2];                                // where element 0 of a column would be
+  int most;                                  // columns that a filter beyond K has too many
+
+  __device__ __forceinline__ Finisher(const Params& params, int k)
+      : epilogue(params.epilogue),
+        least(params.epilogue.activate.clamps ? 0.0f : -INFINITY),
+        most(k < params.k ? 0 : tile_outputs) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const bool inside = k + b < params.k;
+      bias[b] = inside ? epilogue.bias_of(k + b) : 0.0f;
+      const Unscale unscale(0, inside ? __ldg(params.exponents + k + b) : 0);
+      scale[b] = unscale.first, second_scale[b] = unscale.second;
+      y[b] = reinterpret_cast<char*>(params.y + column(b) * params.y_column + k);
+    }
+  }
+
+  // Of a thread's sums of 8 positions, [2 * filter + position]: what is needed here, or by the other owner.
+  __device__ __forceinline__ static void combine(const float* plus, const float* minus, bool theirs, float (&sums)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = (group == 0) != theirs ? plus[i] + minus[i] : plus[i] - minus[i];
+  }
+
+  // plain: is_plain.
+  template <bool plain>
+  __device__ __forceinline__ void finish(const float* own, const float4& received, const float* extras,
+                                         const Outputs* at, const Params& params) const {
+    using Transform = winograd::Transform<4>;
+    constexpr float first_own = group == 0 ? 1.0f : 2.0f * Transform::b;
+    constexpr float first_other = group == 0 ? 1.0f : 0.5f * Transform::a;
+    constexpr float second_own = group == 0 ? 0.5f : Transform::b, second_other = group == 0 ? 2.0f : Transform::a;
+    const float other[4] = {received.x, received.y, received.z, received.w};
+    float value[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      value[0][i] = fmaf(own[i], first_own, fmaf(other[i], first_other, extras[i]));
+      value[1][i] = fmaf(own[i], second_own, other[i] * second_other);
+      const float one = at[i % 2].first * scale[i / 2], two = at[i % 2].second * second_scale[i / 2];
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        float& v = value[which][i];
+        v = fmaf(v * two, one, bias[i / 2]);
+        if constexpr (plain) asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(least));
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const std::int64_t offset = at[e].even_bytes();
+      const int count = at[e].count();
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        float2 two = make_float2(value[which][e], value[which][2 + e]);
+        char* const target = y[which] + offset;
+        if constexpr (plain) {  // without a branch
+          asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, %1;\n@p st.global.v2.f32 [%2], {%3, %4};\n}" ::"r"(
+                           column(which) + most),
+                       "r"(count), "l"(target), "f"(two.x), "f"(two.y)
+                       : "memory");
+        } else if (column(which) + most < count) {
+          if (epilogue.residual != nullptr) {
+            const std::int64_t element = target - reinterpret_cast<char*>(params.y);
+            const float2 more =
+                *reinterpret_cast<const float2*>(reinterpret_cast<const char*>(epilogue.residual) + element);
+            two.x += more.x, two.y += more.y;
+          }
+          *reinterpret_cast<float2*>(target) = make_float2(epilogue.activate(two.x), epilogue.activate(two.y));
+        }
+      }
+    }
+  }
+};
+
+// group: of frequencies.
+template <int group, Variant variant>
+__device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared, const Totals<2>& total,
+                                             int filter_block, ConsumerState& state) {
+  using Finish = Finisher<group>;
+  const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+  const Finish finisher(params, filter_block * filter_tile + warp * 16 + lane / 4 * 2);
+  const Outputs* outputs = shared.outputs[state.item_slot] + lane % 4 * 2;
+#pragma unroll
+  for (int part = 0; part < tile_rows / 2; ++part) {
+    // Into what the same thread has received before; so nobody waits for it.
+    float4(&given)[2][128] = shared.exchange.pairs[part % 2 == 0 ? 1 - group : group];
+    float4(&received)[2][128] = shared.exchange.pairs[part % 2 == 0 ? group : 1 - group];
+    const int half = part / 2;
+    float own[2][4];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int first = 4 * (part % 2 * 2 + j);
+      float other[4];
+      Finish::combine(total[Finish::pair][half] + first, total[Finish::pair + 1][half] + first, false, own[j]);
+      Finish::combine(total[Finish::pair][half] + first, total[Finish::pair + 1][half] + first, true, other);
+      given[j][thread] = make_float4(other[0], other[1], other[2], other[3]);
+    }
+    hopper::synchronise(pair_barrier + warp, 64);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int first = 4 * (part % 2 * 2 + j);
+      finisher.template finish<true>(own[j], received[j][thread], total[Finish::extra][half] + first,
+                                     outputs + (part * 2 + j) * 8, params);
+    }
+  }
+}
+
+// The same with the warp of the same number in the cluster's other block. plain: is_plain. In a loop, since code that
+// runs once an item has to be fetched each time: the sums move up.
+template <int group, bool plain, Variant variant>
+__device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared,
+                                             const Totals<Shared<variant>::halves>& total, int filter_block,
+                                             ConsumerState& state) {
+  using Finish = Finisher<group>;
+  using Exchange = decltype(shared.exchange);
+  constexpr int halves = variant.halves(), parts = Exchange::parts, other_rank = 1 - group;
+  int thread_here = static_cast<int>(threadIdx.x);
+  forget(thread_here);  // nothing of what follows is kept in registers from item to item
+  const int thread = thread_here % 128, lane = thread % 32, warp = thread / 32, warpgroup = thread_here / 128;
+  Exchange& exchange = shared.exchange;
+  const std::uint32_t full = shared_address(exchange.full[warpgroup][warp]);
+  if (lane == 0) {
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      hopper::arrive_expecting(full + part * sizeof(std::uint64_t), 2 * 32 * sizeof(float4));
+    }
+  }
+  // Until the other warp has read what the item before gave it.
+  wait<role_multiply>(shared_address(&exchange.read[warpgroup][warp]), state.exchanged ^ 1, params.report);
+  const std::uint32_t target =
+      hopper::address_in_block(shared_address(&exchange.pairs[0][warpgroup][0][thread]), other_rank);
+  const std::uint32_t there = hopper::address_in_block(full, other_rank);
+  float own[halves * half_groups * 4], extra[halves * half_groups * 4];
+#pragma unroll
+  for (int j = 0; j < 2 * parts; ++j) {
+    const int first = 4 * (j % half_groups);
+    const float *plus = total[Finish::pair][j / half_groups] + first,
+                *minus = total[Finish::pair + 1][j / half_groups] + first;
+    float sums[4];
+    Finish::combine(plus, minus, true, sums);
+    hopper::store_in_block(target + j / 2 * sizeof(exchange.pairs[0]) + j % 2 * sizeof(exchange.pairs[0][0][0]), sums,
+                           there + j / 2 * sizeof(std::uint64_t));
+    Finish::combine(plus, minus, false, sums);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      own[4 * j + i] = sums[i];
+      extra[4 * j + i] = total[Finish::extra][j / half_groups][first + i];
+    }
+  }
+  // Its own filters, or its own half of the positions.
+  const int filters = halves == 2 ? filter_block * variant.filter_tiles + warpgroup : filter_block;
+  const Finish finisher(params, filters * filter_tile + warp * 16 + lane / 4 * 2);
+  const Outputs* outputs =
+      shared.outputs[state.item_slot] + (halves == 2 ? 0 : warpgroup * (positions / 2)) + lane % 4 * 2;
+#pragma unroll 1
+  for (int part = 0; part < parts; ++part) {
+    wait<role_multiply>(full + part * sizeof(std::uint64_t), state.exchanged, params.report);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      finisher.template finish<plain>(own + 4 * j, exchange.pairs[part][warpgroup][j][thread], extra + 4 * j,
+                                      outputs + (part * 2 + j) * 8, params);
+    }
+#pragma unroll
+    for (int i = 8; i < halves * half_groups * 4; ++i) own[i - 8] = own[i], extra[i - 8] = extra[i];
+  }
+  __syncwarp();
+  if (lane == 0) hopper::notify_block(shared_address(&exchange.read[warpgroup][warp]), other_rank);
+  state.exchanged ^= 1;
+}
+
+}  // namespace fastconv::algos::winograd_fused::split

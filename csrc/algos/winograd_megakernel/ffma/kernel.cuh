@@ -1,0 +1,69 @@
+// The kernel of class `ieee`: a persistent block of each multiprocessor, in which three teams of four warps do one task
+// after the other, whatever its kind. While one team transforms and waits for memory, the others multiply.
+#pragma once
+
+#include "algos/winograd_megakernel/ffma/dispatch.cuh"
+#include "algos/winograd_megakernel/ffma/multiply.cuh"
+#include "algos/winograd_megakernel/ffma/transforms.cuh"
+
+namespace fastconv::algos::winograd_megakernel::ffma {
+
+constexpr int shared_bytes = teams * static_cast<int>(sizeof(Shared));
+static_assert(shared_bytes == block_bytes);  // what supports() asks for
+
+template <Access access, bool plain>
+__global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ Params params) {
+  extern __shared__ __align__(128) unsigned char dynamic[];
+  Shared* const all = reinterpret_cast<Shared*>(dynamic);
+  if (threadIdx.x < teams) {
+    Shared& shared = all[threadIdx.x];
+    for (int i = 0; i < slots; ++i) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+      barrier_init(shared.full[i], 1);
+#else
+      barrier_init(shared.full[i], 32);
+#endif
+      barrier_init(shared.empty[i], team_warps);
+    }
+    for (int i = 0; i < 2; ++i) barrier_init(shared.item_full[i], 1), barrier_init(shared.item_empty[i], 1);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+  }
+  __syncthreads();
+  if (threadIdx.x >= teams * team_threads) {
+    if (const unsigned team = threadIdx.x / 32 - teams * team_warps; team < teams) {
+      Dispatcher(params, all[team], static_cast<int>(team)).run();
+    }
+    return;
+  }
+  const int team = static_cast<int>(threadIdx.x) / team_threads;
+  Shared& shared = all[team];
+  hopper::RingPosition ring;  // of stages
+#pragma unroll 1
+  for (unsigned count = 0;; ++count) {
+    const unsigned at = count % 2;
+    wait<role_stream>(shared.item_full[at], count / 2 & 1, params.report);
+    const Item& item = shared.items[at];  // not copied: registers are what is scarce
+    if (item.kind == item_stop) return;
+    if (item.kind == static_cast<int>(TaskKind::gemm)) {
+      multiply(params, shared, item, ring);
+    } else if (item.kind == static_cast<int>(TaskKind::input)) {
+      transform_input<access>(params, item);
+    } else {
+      transform_output<access, plain>(params, item);
+    }
+    // The barrier counts warps, not threads: one that came in parts, after a break of some lanes, would count twice.
+    __syncwarp();
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(team_threads) : "memory");
+    if (threadIdx.x % team_threads == 0) {
+      int* const counter = params.counters + item.counter;
+      const int position = item.position;
+      arrive(shared.item_empty[at]);
+      raise(counter);
+      params.trace.end(position);
+    }
+  }
+}
+
+}  // namespace fastconv::algos::winograd_megakernel::ffma

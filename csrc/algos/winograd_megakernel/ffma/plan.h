@@ -1,0 +1,79 @@
+// Sizes, task map and workspace of the CUDA kernel of class `ieee`, shared by the planner and ffma.cu. Layouts:
+// ffma_params.cuh.
+//
+// Workspace: V | M | ticket and counters
+// Packed weight: U
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "algos/winograd_megakernel/shared/cost.h"
+#include "core/algorithm.h"
+#include "winograd/instruments.h"
+#include "winograd/task_map.h"
+
+namespace fastconv::algos::winograd_megakernel::ffma {
+
+constexpr int unit_tiles = 128;     // of a GEMM task
+constexpr int block_filters = 64;   // of a GEMM task; they lie together in U and M
+constexpr int stage_channels = 16;  // that a product loads at once
+constexpr int stage_v = stage_channels * unit_tiles, stage_u = stage_channels * block_filters;  // floats
+constexpr int transform_channels = 64;                           // of a transform task: channels or filters
+constexpr int teams = 3;                                         // of a block
+constexpr std::size_t block_bytes = teams * std::size_t{49408};  // of shared memory (ffma_kernel.cuh)
+
+// What depends on the weight alone (the rule of packed_weight()).
+struct Weights {
+  std::int64_t stages, filter_blocks;
+
+  std::size_t u_bytes() const { return align_bytes(36 * filter_blocks * stages * stage_u * 4); }
+};
+inline Weights make_weights(const ConvProblem& problem) {
+  return {ceil_div(problem.c, stage_channels), ceil_div(problem.k, block_filters)};
+}
+
+struct Plan {
+  TaskMap map;  // first: fastconv._C.task_map() reads any plan's detail as a map
+  Weights weights;
+  Instruments instruments = {};
+
+  std::int64_t v_place() const { return 36 * weights.stages * stage_v; }                            // floats
+  std::int64_t m_place() const { return 36 * weights.filter_blocks * unit_tiles * block_filters; }  // floats
+  std::size_t v_bytes() const { return align_bytes(map.v_groups * v_place() * 4); }
+  std::size_t m_bytes() const { return align_bytes(map.m_groups * m_place() * 4); }
+  std::size_t counter_bytes() const { return align_bytes((ticket_stride + map.counters()) * std::int64_t{4}); }
+  std::size_t workspace_bytes() const { return v_bytes() + m_bytes() + counter_bytes(); }
+};
+
+// Throws InvalidArgument if the map has too many tasks.
+inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
+  const std::int64_t tiles = std::max<std::int64_t>(1, problem.n * ceil_div(problem.p(), 4) * ceil_div(problem.q(), 4));
+  const Weights weights = make_weights(problem);
+  const std::int64_t groups = ceil_div(tiles, unit_tiles);
+  const int rows = groups >= 64 ? 16 : 8;  // tiles of a transform task: few, so that all teams have some
+  const TaskShapes shapes{.group_tiles = unit_tiles,
+                          .filter_filters = 0,  // pack_weight() transforms them
+                          .filter_channels = 0,
+                          .input_tiles = rows,
+                          .input_channels = transform_channels,
+                          .gemm_frequencies = 1,
+                          .gemm_filters = block_filters,
+                          .output_tiles = rows,
+                          .output_filters = transform_channels};
+  // What three teams of a multiprocessor have at work and ahead, and some more. M: U is read once per batch, but the
+  // last batch's end overlaps with nothing. (Measured: docs/performance.md.)
+  const auto processors = static_cast<std::int32_t>(device.processors);
+  const Mapping mapping{.d_ig = 2 * processors,
+                        .d_go = 16 * processors,
+                        .m = groups <= 8    ? 2
+                             : groups <= 64 ? 4
+                                            : 8,
+                        .bounded = true};
+  return {.map = make_task_map(tiles, problem.c, problem.k, shapes, instruments.mapping(mapping)),
+          .weights = weights,
+          .instruments = instruments};
+}
+
+}  // namespace fastconv::algos::winograd_megakernel::ffma

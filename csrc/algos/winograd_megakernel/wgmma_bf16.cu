@@ -1,8 +1,0 @@
-#include "algos/winograd_megakernel/wgmma_launch.cuh"
-
-namespace fastconv::algos::winograd_megakernel::wgmma {
-
-template void run<bfloat16_t>(const ConvArgs& args, Runtime& runtime);
-template void pack<bfloat16_t>(const PackArgs& args, Runtime& runtime);
-
-}  // namespace fastconv::algos::winograd_megakernel::wgmma

@@ -1,0 +1,199 @@
+// F(2x2,3x3) and F(4x4,3x3), staged: input transform, batched GEMM, output transform.
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "algos/winograd_staged/plan.h"
+#include "core/roundoffs.h"
+#include "winograd/limits.h"
+
+namespace fastconv {
+namespace algos::winograd_staged {
+namespace {
+
+Support supports(const ConvProblem& problem, const char* name) {
+  if (Support support = supports_winograd(problem, name); !support.ok) return support;
+  // The GPU kernels number tiles with 31 bits; F(2x2) has the most.
+  if (problem.n * ((problem.p() + 1) / 2) * ((problem.q() + 1) / 2) >= (std::int64_t{1} << 31) - tile_multiple) {
+    return Support::no("size", "the output has " + std::to_string(problem.n * problem.p() * problem.q()) + " pixels; " +
+                                   name + " needs below 2^33");
+  }
+  return Support::yes();
+}
+
+struct Work {
+  double u_bytes, v_bytes, m_bytes, flops;  // U once, the rest for all tiles
+
+  // How fast the stages exchange V and M, as a part of the memory's bandwidth: so many bytes of them stay in an H200's
+  // L2 cache of 60 MB, beside what else is written and read there, and come faster.
+  double rate(double of_memory) const {
+    constexpr double cached_bytes = 24.5e6, of_cache = 1.5;
+    const double cached = std::min(1.0, cached_bytes / (v_bytes + m_bytes));
+    return 1.0 / (cached / of_cache + (1.0 - cached) / of_memory);
+  }
+};
+
+Work work(const ConvProblem& problem, const Config& config) {
+  const double elements = static_cast<double>(config.frequencies()) * static_cast<double>(config.tiles);
+  const double products = config.mode == Mode::split ? 3.0 : 1.0;
+  return {static_cast<double>(config.u_bytes(problem.k)),
+          elements * static_cast<double>(config.depth) * static_cast<double>(config.element_bytes),
+          elements * static_cast<double>(config.k_pad) * sizeof(float),
+          2.0 * elements * products * static_cast<double>(config.c_pad) * static_cast<double>(problem.k)};
+}
+
+// Of our own product: a block's units one after the other, a stage at 1.19 times the tensor cores' sustained rate
+// (which longer runs do not keep up) and 0.48 us for a unit's output; or the memory's time.
+double own_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Work& w) {
+  const Held held = choose_held(config.frequencies(), config.chunk_tiles, problem.k, config.groups, device.processors);
+  const ProductGrid grid(held, config.frequencies(), config.tiles, problem.k, device.processors);
+  const double columns = held == Held::tiles ? unit_filters(config.chunk_tiles) : held_filters;
+  const double stage =
+      6.0 * unit_tiles * columns * product_channels / (1.19 * device.fp16_tensor_flops_per_s / device.processors);
+  const double unit = static_cast<double>(config.groups) * stage + 0.48e-6;
+  return std::max(static_cast<double>(grid.block_units) * unit,
+                  (w.u_bytes + (w.v_bytes + w.m_bytes) / w.rate(0.84)) / device.bandwidth_bytes_per_s);
+}
+
+// The library's FP32 product: whole tiles of 64 x 64, or the memory's time; and a block walks the whole reduction.
+double plain_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device,
+                             const Work& w) {
+  const auto whole = [](std::int64_t size) { return static_cast<double>(round_up(size, 64)); };
+  const double padding = whole(config.tiles) * whole(problem.k) / static_cast<double>(config.tiles * problem.k);
+  return std::max((w.u_bytes + w.v_bytes + w.m_bytes) / (0.85 * device.bandwidth_bytes_per_s),
+                  w.flops * padding / (1.07 * device.fp32_flops_per_s)) +
+         0.0163e-6 * static_cast<double>(config.c_pad);
+}
+
+// Each stage at the rate it was measured to reach on an H200 (docs/performance.md); they do not overlap. The GEMM is
+// bound by memory too until C and K are large.
+double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
+  const Work w = work(problem, config);
+  const double element = static_cast<double>(size_of(problem.dtype)), bandwidth = device.bandwidth_bytes_per_s;
+  const double x_bytes = element * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
+  const double y_bytes = element * static_cast<double>(problem.output_numel()) * (problem.has_residual ? 2.0 : 1.0);
+  const bool turned = problem.layout == Layout::nchw, plain = config.mode == Mode::fp32;
+  const double rate = config.own_product ? w.rate(0.95) : plain ? 0.6 : 0.86;  // of the transforms
+  const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / (rate * bandwidth);
+  const double gemm = config.own_product ? own_product_seconds(problem, config, device, w)
+                      : plain            ? plain_product_seconds(problem, config, device, w)
+                                         : std::max((w.u_bytes + w.v_bytes + w.m_bytes) / (0.92 * bandwidth),
+                                                    w.flops / (0.70 * device.fp16_tensor_flops_per_s));
+  const double output = (w.m_bytes + y_bytes) / ((turned ? std::min(rate, 0.8) : rate) * bandwidth);
+  // Three launches; the larger tile's transforms take longer to walk, and our own product's first and last units more
+  // channels; what begins beside the product is there at its end.
+  const bool admits = config.admits_output(config.chunk_tiles, problem.k, problem.layout, device.processors);
+  const double own = 9.8 + 0.4 * config.m - (admits ? 1.1 : 0.0) + 0.39 * static_cast<double>(config.groups);
+  const double launches = config.own_product ? own : plain ? 9.0 + 1.4 * config.m : 11.0 + 1.2 * config.m;
+  return launches + (turned ? 3.0 : 0.0) + 1e6 * (input + gemm + output);
+}
+
+// V and M stay in the caches, U comes from memory once per chunk. Constants: fitted to the 3x3 layers of VGG, ResNet,
+// YOLO and DenseNet at batch 1, two cores with AVX-512; torch_conv/algo.cpp has the rival's from the same run.
+double cpu_cost_us(const ConvProblem& problem, const Config& config, std::int64_t chunks, const DeviceInfo& device) {
+  const Work w = work(problem, config);
+  const double cache_bandwidth = 1.5 * device.bandwidth_bytes_per_s * device.processors;
+  const double transforms = (problem.compulsory_bytes() + w.v_bytes + w.m_bytes) / cache_bandwidth;
+  const double filters = w.u_bytes * static_cast<double>(chunks) / device.bandwidth_bytes_per_s;
+  const double depth = static_cast<double>(config.depth);
+  const double rate = 1.7 * device.fp32_flops_per_s * depth / (depth + 4.0);
+  return 15.0 * static_cast<double>(chunks) + 1e6 * (transforms + filters + w.flops / rate);
+}
+
+ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
+  const Config config = make_config(m, problem, device);
+  ConvPlan plan;
+  plan.workspace_bytes = config.v_bytes() + config.m_bytes() + config.tile_exponent_bytes() +
+                         config.group_exponent_bytes() + transposed_input_bytes(problem, device);
+  const std::int64_t chunks = (config.tiles + config.chunk_tiles - 1) / config.chunk_tiles;
+  plan.config = "F(" + std::to_string(m) + "x" + std::to_string(m) + ") " +
+                (config.mode == Mode::fp32    ? "float32"
+                 : config.mode == Mode::split ? "3 x float16"
+                                              : "half") +
+                " GEMM " + std::to_string(config.frequencies()) + " x " + std::to_string(config.chunk_tiles) + "x" +
+                std::to_string(config.depth) + "x" + std::to_string(problem.k) +
+                (config.own_product ? " by wgmma" : "") + ", chunks " + std::to_string(chunks);
+  plan.cost_us = device.type == DeviceType::cpu ? cpu_cost_us(problem, config, chunks, device)
+                                                : cuda_cost_us(problem, config, device);
+  return plan;
+}
+
+// Half types are multiplied as they are, the class `tf32` as `fp32`.
+double roundoffs(double noise_gain, const ConvProblem& problem, const DeviceInfo& device) {
+  const bool cpu = device.type == DeviceType::cpu;
+  if (cpu || problem.accuracy == AccuracyClass::ieee) {
+    constexpr double block = 256.0;  // of MKL's sums; cuBLAS has none
+    return winograd_in_fp32(noise_gain, problem.c, cpu ? block : static_cast<double>(problem.c));
+  }
+  if (problem.dtype == DType::f32) return winograd_in_split_halves(noise_gain, 1.6, problem.c);
+  return winograd_in_halves(noise_gain, 2.0, problem.dtype == DType::bf16 ? 8.0 : 1.0);
+}
+
+PackedWeight packed_weight(int m, const ConvProblem& problem, const DeviceInfo& device) {
+  const Config config = make_config(m, problem, device);
+  return {config.u_bytes(problem.k) + align_bytes(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
+}
+
+}  // namespace
+}  // namespace algos::winograd_staged
+
+namespace algos::winograd_f2 {
+namespace {
+
+double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  return winograd_staged::roundoffs(f2_noise_gain, problem, device);
+}
+Support supports(const ConvProblem& problem, const DeviceInfo&) {
+  return winograd_staged::supports(problem, "winograd_f2");
+}
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  return winograd_staged::plan(2, problem, device);
+}
+PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
+  return winograd_staged::packed_weight(2, problem, device);
+}
+
+}  // namespace
+extern const Algorithm algorithm;
+const Algorithm algorithm{"winograd_f2",
+                          "winograd",
+                          "F(2x2,3x3), transform kernels around a batched GEMM",
+                          1,
+                          true,
+                          true,
+                          roundoffs,
+                          supports,
+                          plan,
+                          packed_weight};
+}  // namespace algos::winograd_f2
+
+namespace algos::winograd_f4 {
+namespace {
+
+double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
+  return winograd_staged::roundoffs(f4_noise_gain, problem, device);
+}
+Support supports(const ConvProblem& problem, const DeviceInfo&) {
+  return winograd_staged::supports(problem, "winograd_f4");
+}
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  return winograd_staged::plan(4, problem, device);
+}
+PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
+  return winograd_staged::packed_weight(4, problem, device);
+}
+
+}  // namespace
+extern const Algorithm algorithm;
+const Algorithm algorithm{"winograd_f4",
+                          "winograd",
+                          "F(4x4,3x3), transform kernels around a batched GEMM",
+                          1,
+                          true,
+                          true,
+                          roundoffs,
+                          supports,
+                          plan,
+                          packed_weight};
+}  // namespace algos::winograd_f4
+}  // namespace fastconv

@@ -1,0 +1,423 @@
+// Roles of Winograd's batched product on Hopper: for each frequency M [T][K_pad] = V [T][C] U [K][C]^T in FP32, both
+// operands split into halves lo and hi, copied into shared memory and multiplied there by wgmma.
+//
+// The work is cut into units of 64 tiles or 64 filters, each the business of one of a block's two or three warpgroups,
+// which go their own ways: while one writes its sums, the others multiply. What all need, a block holds (plan.h,
+// Held). A stage is what 64 channels need: two planes of each operand, lo and hi, a row of a plane 128 bytes, its
+// 16-byte pieces swizzled (piece p of row r at p ^ (r & 7)); multiplied lo*hi, hi*lo, hi*hi: the small products first.
+//
+// A stage's sums start from zero and join the totals by an FP32 addition, which rounds: wgmma truncates its accumulator
+// (docs/numerics.md). On the way they are multiplied by a power of two for each tile and stage, which a tile's scales
+// may differ by.
+#pragma once
+
+#include <cuda.h>
+
+#include "algos/winograd_staged/transforms/tile_math.cuh"
+#include "core/fast_divide.h"
+#include "device/dependent_launch.cuh"
+#include "device/mma.cuh"
+#include "hopper/pipeline.cuh"
+#include "hopper/ptx/mbarrier.cuh"
+#include "hopper/ptx/tma.cuh"
+#include "hopper/ptx/warp.cuh"
+#include "hopper/ptx/wgmma.cuh"
+#include "hopper/wait_report.h"
+namespace fastconv::algos::winograd_staged::gemm {
+
+constexpr int row_bytes = 128;  // of a plane
+constexpr int planes = 2;
+constexpr int depth = row_bytes / 32;  // products of 16 channels in a plane
+constexpr int most_slots = 3;          // stages of what passes, for a warpgroup
+constexpr int start_barrier = 1;       // the first of named barriers
+
+// What is held for all warpgroups. passing_rows: tiles or filters of a unit.
+template <Held held, int passing_rows>
+struct Hold {
+  static constexpr int warpgroups = winograd_staged::warpgroups(held);
+  static_assert(held == Held::tiles || passing_rows == unit_tiles);
+  static constexpr bool filters = held != Held::tiles, stays = held != Held::few_stages;
+  static constexpr int slots = filters ? held_filter_stages : held_tile_stages;
+  static constexpr int rows = filters ? held_filters : unit_tiles;
+  static constexpr int plane = rows * row_bytes, bytes = planes * plane;  // a stage of it
+  static constexpr int unit_rows = passing_rows, unit_plane = unit_rows * row_bytes, unit_bytes = planes * unit_plane;
+  static constexpr int columns = filters ? held_filters : unit_rows;  // filters of a unit's product
+  static constexpr int totals = columns / 2;                          // of a thread
+  static constexpr int v_plane = filters ? unit_plane : plane, u_plane = filters ? plane : unit_plane;
+  static_assert(plane % 1024 == 0 && unit_plane % 1024 == 0);  // the swizzle's period
+};
+
+// Where something stays, blocks come in groups: those of a group take the same units of all frequencies, each with
+// another part of the operand that it holds, so that what passes comes from memory once. Groups take equal shares of
+// the units, frequency by frequency. Else blocks take turns at pairs of units, filters fastest, then tiles.
+struct Grid {
+  int padded_tiles, stages, slots;   // slots: stages of what passes, for a warpgroup
+  int segment_rows, row_segments;    // of a frequency of M (plan.h)
+  int held_blocks, frequency_units;  // parts of the operand that is held; units of a frequency
+  FastDivide by_held, by_pairs;      // held_blocks, frequency_units / 2
+  int share, longer;                 // units of a group: share, and one more in the first `longer` groups
+  int pairs;                         // of all frequencies
+  bool admits;                       // blocks of the output transform begin beside this kernel's
+  int lag;                           // stages that a warpgroup starts behind the one before
+  const int* exponents;              // [stages][padded_tiles]
+  int* __restrict__ tile_exponents;  // [padded_tiles]
+  float* __restrict__ m;             // segments
+  WaitReport* report;
+};
+
+// The units of a warpgroup: every second one of its block's.
+template <typename H>
+class Walk {
+ public:
+  __device__ __forceinline__ Walk(const Grid& grid, int warpgroup) : grid_(grid) {
+    if constexpr (H::stays) {
+      const int group = static_cast<int>(blockIdx.x) / grid.held_blocks;
+      const int first = group * grid.share + min(group, grid.longer) + warpgroup;
+      part_ = static_cast<int>(blockIdx.x) - group * grid.held_blocks;
+      frequency_ = first / grid.frequency_units, unit_ = first - frequency_ * grid.frequency_units;
+      left_ = grid.share + (group < grid.longer) - warpgroup;
+    } else {
+      left_ = grid.pairs - static_cast<int>(blockIdx.x);
+      find(warpgroup);
+    }
+  }
+  __device__ __forceinline__ bool exists() const { return left_ > 0; }
+  // The last one to use what is held now.
+  __device__ __forceinline__ bool is_last() const {
+    return !H::stays || left_ <= H::warpgroups || unit_ + H::warpgroups >= grid_.frequency_units;
+  }
+  __device__ __forceinline__ bool is_only() const { return H::stays && left_ == 1; }
+  __device__ __forceinline__ void advance() {
+    if constexpr (H::stays) {
+      left_ -= H::warpgroups, unit_ += H::warpgroups;
+      while (unit_ >= grid_.frequency_units) unit_ -= grid_.frequency_units, ++frequency_;
+    } else {
+      left_ -= static_cast<int>(gridDim.x);
+      find(unit_ & 1);
+    }
+  }
+  __device__ __forceinline__ int frequency() const { return frequency_; }
+  __device__ __forceinline__ int part() const { return part_; }  // of the operand that is held
+  __device__ __forceinline__ int filter() const { return (H::filters ? part_ : unit_) * H::columns; }
+  __device__ __forceinline__ int tile() const { return (H::filters ? unit_ : part_) * unit_tiles; }
+  // Of the block's units from this one on, the last one's frequency.
+  __device__ __forceinline__ int last_frequency() const {
+    return frequency_ + (unit_ + left_ - 1) / grid_.frequency_units;
+  }
+
+ private:
+  __device__ __forceinline__ void find(int warpgroup) {
+    auto index = static_cast<unsigned>(grid_.pairs - left_);
+    part_ = static_cast<int>(grid_.by_held.peel(index));
+    unit_ = 2 * static_cast<int>(grid_.by_pairs.peel(index)) + warpgroup;
+    frequency_ = static_cast<int>(index);
+  }
+
+  const Grid& grid_;
+  int left_;  // units of the block from this one on; or pairs of all blocks
+  int frequency_, unit_, part_;
+};
+
+// In shared memory at a multiple of 1024 bytes. Behind it, what is held [stages or slots][planes][rows][128 bytes], and
+// what passes [warpgroups][slots][planes][64][128 bytes].
+template <typename H>
+struct alignas(1024) Storage {
+  // Of a stage's sums, for each tile: [warpgroups][slots] as V passes, [stages] as it stays.
+  alignas(16) float factors[H::filters ? H::warpgroups * most_slots : H::slots][unit_tiles];
+  std::uint64_t full[H::warpgroups][most_slots], free[H::warpgroups][most_slots];
+  std::uint64_t held_full[H::slots], held_free[H::slots];
+
+  // By one thread; then the block synchronises.
+  __device__ __forceinline__ void initialise() {
+    for (int i = 0; i < H::warpgroups * most_slots; ++i) {
+      hopper::barrier_init(shared_address(&full[0][0] + i), 1);
+      hopper::barrier_init(shared_address(&free[0][0] + i), 4);
+    }
+    for (int i = 0; i < H::slots; ++i) {
+      hopper::barrier_init(shared_address(&held_full[i]), 1);
+      hopper::barrier_init(shared_address(&held_free[i]), 4 * H::warpgroups);
+    }
+    hopper::barrier_init_fence();
+  }
+  static __host__ __device__ __forceinline__ int held_bytes(int stages) {
+    return (H::stays ? stages : H::slots) * H::bytes;
+  }
+  __device__ __forceinline__ std::uint32_t held(int slot) const { return shared_address(this + 1) + slot * H::bytes; }
+  __device__ __forceinline__ std::uint32_t passing(const Grid& grid, int warpgroup, int slot) const {
+    return shared_address(this + 1) + held_bytes(grid.stages) + (warpgroup * grid.slots + slot) * H::unit_bytes;
+  }
+};
+
+template <int role>
+__device__ __forceinline__ void await(const std::uint64_t& barrier, unsigned parity, WaitReport* report) {
+  hopper::wait_in_place<kernel_winograd_products, role>(shared_address(&barrier), parity, report);
+}
+
+// Of the lane's two tiles of 64. A tile's sums are brought to the scale of its largest group of channels before they
+// are added up: exact, and neither too large nor, relative to the result, too small for FP32. What lies below that by
+// more than FP32 can say becomes 0.
+class Factors {
+ public:
+  Factors() = default;
+  __device__ __forceinline__ Factors(const Grid& grid, int first_tile) : Factors(first_tile) {
+#pragma unroll 4
+    for (int stage = 0; stage < grid.stages; ++stage) lower(*exponents(grid, stage));
+  }
+  // From the exponents of all stages, which have been loaded.
+  template <int most>
+  __device__ __forceinline__ Factors(const int2 (&all)[most], int first_tile) : Factors(first_tile) {
+#pragma unroll
+    for (int i = 0; i < most; ++i) lower(all[i]);
+  }
+  // Not put off by the compiler until the values are needed.
+  template <int most>
+  static __device__ __forceinline__ void load(const Grid& grid, int first_tile, int2 (&all)[most]) {
+    const Factors tiles(first_tile);
+#pragma unroll
+    for (int i = 0; i < most; ++i) all[i] = load_written(tiles.exponents(grid, min(i, grid.stages - 1)));
+  }
+  // Of a stage's sums: powers of two.
+  __device__ __forceinline__ float2 operator()(const Grid& grid, int stage) const {
+    return (*this)(*exponents(grid, stage));
+  }
+  __device__ __forceinline__ float2 operator()(int2 own) const {
+    return make_float2(factor(least_.x, own.x), factor(least_.y, own.y));
+  }
+  __device__ __forceinline__ void publish(const Grid& grid) const {
+    if (tile_ < grid.padded_tiles) *reinterpret_cast<int2*>(grid.tile_exponents + tile_) = least_;
+  }
+
+ private:
+  static __device__ __forceinline__ float factor(int least, int own) {
+    return power_of_two(max(least - own, -127));  // of -127: zero
+  }
+  __device__ __forceinline__ explicit Factors(int first_tile)
+      : tile_(first_tile + 2 * static_cast<int>(threadIdx.x % 32)), least_(make_int2(127, 127)) {}
+  __device__ __forceinline__ void lower(int2 own) { least_.x = min(least_.x, own.x), least_.y = min(least_.y, own.y); }
+  __device__ __forceinline__ const int2* exponents(const Grid& grid, int stage) const {
+    return reinterpret_cast<const int2*>(grid.exponents + stage * grid.padded_tiles +
+                                         min(tile_, grid.padded_tiles - 2));
+  }
+
+  int tile_;
+  int2 least_;
+};
+
+// The copies of a stage, by tensor maps: c within a group of channels innermost, then rows, frequencies, and parts
+// [group][lo, hi]; outside of the sizes are zeros. Boxes: {64, rows, 1, planes}.
+__device__ __forceinline__ void copy_stage(std::uint32_t target, int bytes, const CUtensorMap& map, int row,
+                                           int frequency, int stage, const std::uint64_t& full) {
+  const std::uint32_t barrier = shared_address(&full);
+  hopper::arrive_expecting(barrier, bytes);
+  hopper::copy_box(target, map, 0, row, frequency, stage * planes, barrier);
+}
+
+// The role that loads what is held: one warp.
+template <typename H>
+__device__ __forceinline__ void load_held(const Grid& grid, Storage<H>& shared, const CUtensorMap& map) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  Walk<H> walk(grid, 0);
+  const auto load = [&](int slot, unsigned parity, int frequency, int stage) {
+    await<role_stream>(shared.held_free[slot], parity ^ 1, grid.report);
+    copy_stage(shared.held(slot), H::bytes, map, walk.part() * H::rows, frequency, stage, shared.held_full[slot]);
+  };
+  if constexpr (!H::stays) {
+    if (lane != 0) return;
+    for (hopper::RingPosition ring; walk.exists(); walk.advance()) {
+#pragma unroll 1
+      for (int stage = 0; stage < grid.stages; ++stage, ring.advance(H::slots)) {
+        load(ring.slot, ring.parity, walk.frequency(), stage);
+      }
+    }
+  } else {
+    int frequency = walk.frequency();
+    unsigned parity = 0;
+    if constexpr (!H::filters) {
+      // The factors are those of all frequencies. Their exponents come first: behind V of all blocks they would take
+      // as long as it. V of the first frequency is on its way then: the bytes of a copy may come before the barrier has
+      // been told to expect them, while an arrival is missing.
+      int2 exponents[H::slots];
+      Factors::load(grid, walk.tile(), exponents);
+      for (int stage = 0; lane == 0 && stage < grid.stages; ++stage) {
+        hopper::copy_box(shared.held(stage), map, 0, walk.tile(), frequency, stage * planes,
+                         shared_address(&shared.held_full[stage]));
+      }
+      const Factors factors(exponents, walk.tile());
+#pragma unroll
+      for (int i = 0; i < H::slots; ++i) {
+        if (i < grid.stages) reinterpret_cast<float2*>(shared.factors[i])[lane] = factors(exponents[i]);
+      }
+      __syncwarp();
+      for (int stage = 0; lane == 0 && stage < grid.stages; ++stage) {
+        hopper::arrive_expecting(shared_address(&shared.held_full[stage]), H::bytes);
+      }
+      factors.publish(grid);
+      ++frequency, parity ^= 1;
+    }
+    if (lane != 0) return;
+    for (; frequency <= walk.last_frequency(); ++frequency, parity ^= 1) {
+#pragma unroll 1
+      for (int stage = 0; stage < grid.stages; ++stage) load(stage, parity, frequency, stage);
+    }
+  }
+}
+
+// The role that loads what passes, a warpgroup's units: one warp.
+template <typename H>
+__device__ __forceinline__ void load_units(const Grid& grid, Storage<H>& shared, int warpgroup,
+                                           const CUtensorMap& map) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  Walk<H> walk(grid, warpgroup);
+  if (!H::filters && lane != 0) return;
+  Factors factors, own;  // of the next unit, and of this one
+  bool first = true;
+  for (hopper::RingPosition ring; walk.exists();) {
+    const int row = H::filters ? walk.tile() : walk.filter(), frequency = walk.frequency();
+    const bool publishes = H::filters && frequency == 0 && walk.part() == 0;
+    walk.advance();
+#pragma unroll 1
+    for (int stage = 0; stage < grid.stages; ++stage, ring.advance(grid.slots)) {
+      const std::uint32_t target = shared.passing(grid, warpgroup, ring.slot);
+      const std::uint64_t& full = shared.full[warpgroup][ring.slot];
+      await<role_load>(shared.free[warpgroup][ring.slot], ring.parity ^ 1, grid.report);
+      if constexpr (H::filters) {
+        // As in load_held(): the copy is on its way while the factors are found.
+        if (lane == 0) hopper::copy_box(target, map, 0, row, frequency, stage * planes, shared_address(&full));
+        if (stage == 0) {
+          if (first) factors = Factors(grid, row);
+          first = false, own = factors;
+          if (publishes) own.publish(grid);
+        }
+        reinterpret_cast<float2*>(shared.factors[warpgroup * most_slots + ring.slot])[lane] = own(grid, stage);
+        __syncwarp();
+        if (lane == 0) hopper::arrive_expecting(shared_address(&full), H::unit_bytes);
+        if (stage == 0 && walk.exists()) factors = Factors(grid, walk.tile());
+      } else {
+        copy_stage(target, H::unit_bytes, map, row, frequency, stage, full);
+      }
+    }
+  }
+}
+
+// Issues a stage's products, from zero.
+template <typename H>
+__device__ __forceinline__ void issue(float (&sums)[H::totals], std::uint32_t v_address, std::uint32_t u_address) {
+  const std::uint64_t v = hopper::matrix_descriptor<row_bytes>(v_address);
+  const std::uint64_t u = hopper::matrix_descriptor<row_bytes>(u_address);
+  const auto multiply = [&](auto accumulate, int v_part, int u_part, int i) {
+    hopper::multiply_shared<half_t, accumulate()>(sums, hopper::advance_descriptor(v, v_part * H::v_plane + 32 * i),
+                                                  hopper::advance_descriptor(u, u_part * H::u_plane + 32 * i));
+  };
+  const auto add = [&](int v_part, int u_part, int first) {
+#pragma unroll
+    for (int i = first; i < depth; ++i) multiply(std::true_type{}, v_part, u_part, i);
+  };
+  hopper::fence_products();
+  multiply(std::false_type{}, 0, 1, 0);
+  add(0, 1, 1), add(1, 0, 0), add(1, 1, 0);
+  hopper::commit_products();
+}
+
+// Writes the lane's totals as segments of M, 512 bytes by each instruction of a warp. m: the segment of the unit's
+// first tile and filter; of its rows of segments and of the segments of a row so many exist.
+template <int count>
+__device__ __forceinline__ void write_segments(const float (&totals)[count], float* m, std::int64_t row_pitch, int rows,
+                                               int row_segments) {
+  constexpr int segment_totals = segment_filters / 2;
+  const int first_row = static_cast<int>(threadIdx.x) % 128 / 32 * 2;
+  float* target = m + first_row * row_pitch + threadIdx.x % 32 * 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int existing = first_row + i < rows ? row_segments : 0;
+#pragma unroll
+    for (int segment = 0; segment < count / segment_totals; ++segment) {
+      const float* values = totals + segment_totals * segment + 2 * i;
+      asm volatile(  // predicated, not branched around
+          "{\n.reg .pred p;\nsetp.gt.s32 p, %1, %2;\n@p st.global.v4.f32 [%0], {%3, %4, %5, %6};\n}" ::"l"(
+              target + i * row_pitch + segment * segment_values),
+          "r"(existing), "r"(segment), "f"(values[0]), "f"(values[1]), "f"(values[4]), "f"(values[5])
+          : "memory");
+    }
+  }
+}
+
+template <typename H>
+__device__ __forceinline__ void write_unit(const Grid& grid, const Walk<H>& walk, const float (&totals)[H::totals]) {
+  const int row = walk.tile() / segment_tiles, segment = walk.filter() / segment_filters;
+  const std::int64_t pitch = static_cast<std::int64_t>(grid.row_segments) * segment_values;
+  const std::int64_t first_row = static_cast<std::int64_t>(walk.frequency()) * grid.segment_rows + row;
+  write_segments(totals, grid.m + first_row * pitch + segment * segment_values, pitch, grid.segment_rows - row,
+                 grid.row_segments - segment);
+}
+
+// The multiplying role, for all threads of a warpgroup.
+template <typename H>
+__device__ __forceinline__ void multiply_units(const Grid& grid, Storage<H>& shared, int warpgroup) {
+  const bool leads = threadIdx.x % 32 == 0;
+  // Of a unit's 64 tiles, the first that the lane holds (hopper/ptx/wgmma.cuh): totals[4j], [4j + 1] are its filters
+  // 8j + 2 (lane % 4) and the next, totals[4j + 2], [4j + 3] those of the tile 8 further.
+  const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  hopper::RingPosition ring, held;  // slots of what passes, and of what is held
+  Walk<H> walk(grid, warpgroup);
+  const int first_frequency = Walk<H>(grid, 0).frequency();
+  int passed = 0;  // frequencies of the block that this warpgroup has done with
+  bool starts_other = warpgroup + 1 < H::warpgroups && !walk.is_only();
+  // Frequencies without a unit of this warpgroup, before its first one and behind its last one.
+  const auto skip_to = [&](int frequency) {
+#pragma unroll 1
+    for (; passed < frequency; ++passed) {
+#pragma unroll 1
+      for (int stage = 0; stage < grid.stages; ++stage) {
+        await<role_multiply>(shared.held_full[stage], passed & 1, grid.report);
+        if (leads) hopper::arrive(shared_address(&shared.held_free[stage]));
+      }
+    }
+  };
+  if (warpgroup > 0 && walk.exists()) {
+    if constexpr (H::stays) skip_to(walk.frequency() - first_frequency);  // the warpgroup before may wait for that
+    hopper::synchronise(start_barrier + warpgroup - 1, 2 * 128);
+  }
+#pragma unroll 1
+  for (bool fresh = true; walk.exists(); walk.advance()) {
+    if constexpr (H::stays) {
+      const int frequency = walk.frequency() - first_frequency;
+      skip_to(frequency);
+      held.slot = 0, held.parity = frequency & 1;
+    }
+    const bool last = walk.is_last();
+    float totals[H::totals] = {}, sums[H::totals];
+#pragma unroll 1
+    for (int stage = 0; stage < grid.stages; ++stage) {
+      if (fresh) await<role_multiply>(shared.held_full[held.slot], held.parity, grid.report);
+      await<role_multiply>(shared.full[warpgroup][ring.slot], ring.parity, grid.report);
+      const std::uint32_t passing = shared.passing(grid, warpgroup, ring.slot), stays = shared.held(held.slot);
+      issue<H>(sums, H::filters ? passing : stays, H::filters ? stays : passing);
+      const float* all = shared.factors[H::filters ? warpgroup * most_slots + ring.slot : held.slot];
+      const float factors[2] = {all[row], all[row + 8]};
+      if (starts_other && stage == grid.lag) {
+        hopper::arrive_at(start_barrier + warpgroup, 2 * 128);
+        starts_other = false;
+      }
+      hopper::wait_for_products<0>();
+      hopper::pin(sums);
+      __syncwarp();
+      if (leads) {
+        hopper::arrive(shared_address(&shared.free[warpgroup][ring.slot]));
+        if (last) hopper::arrive(shared_address(&shared.held_free[held.slot]));
+      }
+#pragma unroll
+      for (int i = 0; i < H::totals; ++i) totals[i] = fmaf(sums[i], factors[i / 2 % 2], totals[i]);
+      ring.advance(grid.slots);
+      if constexpr (H::stays) {
+        ++held.slot;
+      } else {
+        held.advance(H::slots);
+      }
+    }
+    if constexpr (H::stays) fresh = last, passed += last;
+    write_unit(grid, walk, totals);
+  }
+  if constexpr (H::stays) skip_to(Walk<H>(grid, 0).last_frequency() - first_frequency);
+}
+
+}  // namespace fastconv::algos::winograd_staged::gemm

@@ -1,0 +1,220 @@
+// Y = A^T M A for a chunk of tiles, the scales undone, then the epilogue.
+#pragma once
+
+#include "algos/winograd_staged/transforms/tile_math.cuh"
+#include "device/dependent_launch.cuh"
+#include "device/epilogue.h"
+
+namespace fastconv::algos::winograd_staged {
+
+// A^T M A of one tile, columns first: load(frequency) gives a value of M.
+template <int m, typename Value, typename Load>
+__device__ __forceinline__ void transform_output_columns(const Load& load, Value (&half)[m][m + 2]) {
+  constexpr int alpha = m + 2;
+#pragma unroll
+  for (int j = 0; j < alpha; ++j) {
+    Value column[alpha], result[m];
+#pragma unroll
+    for (int i = 0; i < alpha; ++i) column[i] = load(i * alpha + j);
+    winograd::Transform<m>::output(column, result);
+#pragma unroll
+    for (int i = 0; i < m; ++i) half[i][j] = result[i];
+  }
+}
+// Then rows: emit(i, row) takes a row of the result.
+template <int m, typename Value, typename Emit>
+__device__ __forceinline__ void transform_output_rows(const Value (&half)[m][m + 2], const Emit& emit) {
+#pragma unroll
+  for (int i = 0; i < m; ++i) {
+    Value row[m];
+    winograd::Transform<m>::output(half[i], row);
+    emit(i, row);
+  }
+}
+
+// Where a thread reads M: the value of a frequency at first[frequency * pitch]. read_once: and then the L2 cache need
+// not keep it, so that of an M of about its size more is still there when its turn comes. (Of a larger one nothing is,
+// and this costs 8 %.)
+template <bool read_once = false>
+struct ProductReader {
+  const float* first;
+  std::int64_t pitch;
+
+  template <int vec>
+  __device__ __forceinline__ Pack<vec> load(int frequency) const {
+    const float* source = first + frequency * pitch;
+    if constexpr (read_once && vec == 2) {
+      const float2 pair = __ldcs(reinterpret_cast<const float2*>(source));
+      return {{pair.x, pair.y}};
+    } else {
+      return load_pack<vec>(source);
+    }
+  }
+
+  // rows: M [alpha^2][T][k_pad], the library's; else segments (plan.h), our own product's.
+  template <bool rows>
+  static __device__ __forceinline__ ProductReader make(const Chunk& chunk, const float* products, int tile, int k) {
+    if constexpr (rows) {
+      return {products + static_cast<std::int64_t>(tile) * chunk.k_pad + k,
+              static_cast<std::int64_t>(chunk.tiles) * chunk.k_pad};
+    } else {
+      const std::int64_t width = static_cast<std::int64_t>(chunk.k_pad) * segment_tiles;
+      return {products + tile / segment_tiles * width + k / segment_filters * segment_values +
+                  tile % segment_tiles * segment_filters + segment_place(k % segment_filters),
+              segment_rows(chunk.tiles) * width};
+    }
+  }
+};
+
+// NHWC. Rows: a row of the block takes a tile, a lane `vec` filters; the grid's second dimension takes further filters,
+// so that small maps fill the device. Segments: a block takes two neighbouring segments' values of 4 `vec` tiles, a
+// warp those of `vec` tiles; filters turn fastest, so that whole pixels of y are written at about the same time.
+// rehearses: a block that begins before the product has ended does everything twice, first with whatever the filters'
+// exponents are as values of M, storing nothing: its instructions come from memory meanwhile.
+constexpr int segment_threads = 128;
+template <typename T, int m, int vec, bool rows, bool read_once, bool rehearses>
+__global__ void __launch_bounds__(128, 4)
+    output_transform_nhwc(const Chunk chunk, const float* products,  // M
+                          const int* tile_exponents,                 // [T], or null: nothing was scaled
+                          const int* __restrict__ filter_exponents,  // [K]
+                          T* __restrict__ y,                         // [N, P, Q, K]
+                          Epilogue<T> epilogue) {
+  constexpr int lanes = segment_filters / vec;  // of a tile of a segment
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  unsigned block = blockIdx.x;
+  const int k_block = rows ? blockIdx.y : static_cast<int>(chunk.by_filter_blocks.peel(block));
+  const int tile = rows ? blockIdx.x * blockDim.y + threadIdx.y : (block * 4 + warp) * vec + lane / lanes % vec;
+  if (tile >= chunk.tiles) return;
+  const TilePosition position = tile_position(chunk, tile);
+  const int k = rows ? (k_block * blockDim.x + threadIdx.x) * vec
+                     : (k_block * 2 + lane / (lanes * vec)) * segment_filters + segment_filter(lane % lanes * vec);
+  if (k >= chunk.k) return;
+  bool rehearsed = false;
+#pragma unroll 1
+  while (true) {
+    const bool real = !rehearses || rehearsed;
+    if (real) wait_for_predecessor();
+    const int tile_exponent = real && tile_exponents != nullptr ? load_written(tile_exponents + tile) : 0;
+    float bias[vec], first[vec], second[vec];
+#pragma unroll
+    for (int e = 0; e < vec; ++e) {
+      bias[e] = epilogue.bias_of(k + e);
+      const Unscale unscale(tile_exponent, tile_exponents != nullptr ? filter_exponents[k + e] : 0);
+      first[e] = unscale.first;
+      second[e] = unscale.second;
+    }
+    auto reader = ProductReader<read_once>::template make<rows>(chunk, products, tile, k);
+    if (!real) reader = {reinterpret_cast<const float*>(filter_exponents), 0};
+    Pack<vec> half[m][m + 2];
+    transform_output_columns<m>([&](int frequency) { return reader.template load<vec>(frequency); }, half);
+    const int left_p = real ? chunk.p - position.tp * m : 0, left_q = chunk.q - position.tq * m;
+    const std::int64_t corner = chunk.out(position.n, k, position.tp * m, position.tq * m);
+    // Asked once for all values: asked for each, most of the code is skipped, and has come from memory in vain.
+    const auto write = [&](const auto& finish) {
+      transform_output_rows<m>(half, [&](int i, const Pack<vec>(&row)[m]) {
+#pragma unroll
+        for (int j = 0; j < m; ++j) {
+          const std::int64_t index = corner + i * chunk.out.h + j * chunk.out.w;
+          const bool exists = i < left_p && j < left_q;
+          Aligned<T, vec> result;
+#pragma unroll
+          for (int e = 0; e < vec; ++e) {
+            result.e[e] = finish(row[j].e[e] * first[e] * second[e] + bias[e], index + e, exists);
+          }
+          if (exists) *reinterpret_cast<Aligned<T, vec>*>(y + index) = result;
+        }
+      });
+    };
+    const ActivationFunction& activate = epilogue.activate;
+    if (epilogue.residual == nullptr && activate.is_linear()) {
+      write([](float value, std::int64_t, bool) { return from_float<T>(value); });
+    } else if (epilogue.residual == nullptr && !activate.is_silu) {
+      write([&](float value, std::int64_t, bool) { return from_float<T>(activate.piecewise(value)); });
+    } else {
+      write([&](float value, std::int64_t index, bool exists) {
+        return exists ? epilogue.finish(value, index) : from_float<T>(0.0f);
+      });
+    }
+    if (real) return;
+    rehearsed = true;
+  }
+}
+
+// NCHW. A block takes 8 tiles, whatever rows they lie in, and 32 filters: M is read along K, the results are turned in
+// shared memory and written along Q.
+constexpr int output_block_tiles = 8;
+constexpr int output_block_filters = 32;
+constexpr int output_block_threads = 32 * output_block_tiles;
+
+// The results of a block: [filters][m][tiles] rows of m. A filter has a row more than it needs: no bank conflicts.
+template <int m>
+struct TurnedTiles {
+  static constexpr int rows = m * output_block_tiles;
+  Aligned<float, m> row[output_block_filters][rows + 1];
+
+  __device__ __forceinline__ Aligned<float, m>& at(int filter, int i, int tile) {
+    return row[filter][i * output_block_tiles + tile];
+  }
+};
+
+// Writes them, `vec` neighbours of Q by one instruction: Q is a multiple of vec.
+template <int vec, typename T, int m>
+__device__ __forceinline__ void write_turned(TurnedTiles<m>& turned, const Chunk& chunk, int tile0, int k0,
+                                             T* __restrict__ y, const Epilogue<T>& epilogue) {
+  constexpr int pieces = m / vec, row_pieces = output_block_tiles * pieces, filter_pieces = m * row_pieces;
+  static_assert(output_block_threads % filter_pieces == 0);
+  const int i = threadIdx.x / row_pieces % m;
+  const int tile = threadIdx.x % row_pieces / pieces, piece = threadIdx.x % pieces;
+  if (tile0 + tile >= chunk.tiles) return;
+  const TilePosition position = tile_position(chunk, tile0 + tile);
+  const int p = position.tp * m + i, q = position.tq * m + piece * vec;
+  if (p >= chunk.p || q >= chunk.q) return;
+  constexpr int step = output_block_threads / filter_pieces;
+  const int first = threadIdx.x / filter_pieces, filters = min(output_block_filters, chunk.k - k0);
+  std::int64_t index = chunk.out(position.n, k0 + first, p, q);
+  for (int k = first; k < filters; k += step, index += step * chunk.out.c) {
+    const auto sums = reinterpret_cast<const Aligned<float, vec>*>(&turned.at(k, i, tile))[piece];
+    Aligned<T, vec> result;
+#pragma unroll
+    for (int e = 0; e < vec; ++e) result.e[e] = epilogue.finish(sums.e[e], index + e);
+    *reinterpret_cast<Aligned<T, vec>*>(y + index) = result;
+  }
+}
+
+template <typename T, int m, bool rows>
+__global__ void __launch_bounds__(output_block_threads)
+    output_transform_nchw(const Chunk chunk, const float* products,  // M
+                          const int* tile_exponents,                 // [T] or null
+                          const int* __restrict__ filter_exponents,  // [K]
+                          T* __restrict__ y,                         // [N, K, P, Q]
+                          Epilogue<T> epilogue) {
+  __shared__ TurnedTiles<m> turned;
+  const int tile0 = blockIdx.x * output_block_tiles, k0 = blockIdx.y * output_block_filters;
+  wait_for_predecessor();
+  if (const int slot = threadIdx.x / 32, lane = threadIdx.x % 32; tile0 + slot < chunk.tiles && k0 + lane < chunk.k) {
+    const int tile = tile0 + slot, k = k0 + lane;
+    const bool scaled = tile_exponents != nullptr;
+    const Unscale unscale(scaled ? load_written(tile_exponents + tile) : 0, scaled ? filter_exponents[k] : 0);
+    const float bias = epilogue.bias_of(k);
+    const auto reader = ProductReader<>::make<rows>(chunk, products, tile, k);
+    const auto load = [&](int frequency) { return reader.template load<1>(frequency); };
+    Pack<1> half[m][m + 2];
+    transform_output_columns<m>(load, half);
+    transform_output_rows<m>(half, [&](int i, const Pack<1>(&row)[m]) {
+      Aligned<float, m> result;
+#pragma unroll
+      for (int j = 0; j < m; ++j) result.e[j] = unscale(row[j].e[0]) + bias;
+      turned.at(lane, i, slot) = result;
+    });
+  }
+  __syncthreads();
+  if (chunk.q % m == 0) {
+    write_turned<m>(turned, chunk, tile0, k0, y, epilogue);
+  } else if (chunk.q % 2 == 0) {
+    write_turned<2>(turned, chunk, tile0, k0, y, epilogue);
+  } else {
+    write_turned<1>(turned, chunk, tile0, k0, y, epilogue);
+  }
+}
+
+}  // namespace fastconv::algos::winograd_staged
