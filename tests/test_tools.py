@@ -128,7 +128,7 @@ def test_check_sass_reads_what_cuobjdump_prints(capsys):
 
 
 def test_check_sass_sees_products_that_are_missing_or_serialised(capsys):
-    good, serialised, missing = (f"_ZN14winograd_fused8convolveILi{i}EEEvv" for i in range(3))
+    good, serialised, missing = (f"_ZN14winograd_fused5split8convolveILi{i}EEEvv" for i in range(3))
     other = "_ZN6direct8convolveILi3EEEvv"
     product, wait = (
         "  /*0010*/  HGMMA.64x64x16.F32 R24, R4, gdesc[UR8] ;",

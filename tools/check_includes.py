@@ -43,8 +43,8 @@ RULES = [
         ),
         (r"csrc/algos/.*/(plan\.h|cpu/.*)$", CUDA, "planning and the CPU need no CUDA"),
         (r"csrc/(?!bindings/)", PYBIND, "only csrc/bindings knows Python"),
-        (r"csrc/core/", r"(?!core/)\w+/", "csrc/core is the ground floor"),
-        (r"csrc/device/", r"(?!core/|device/)\w+/", "csrc/device is shared by all kernels"),
+        (r"csrc/core/", r"(device|hopper|host|winograd|plan|algos|ops|bindings)/", "csrc/core is the ground floor"),
+        (r"csrc/device/", r"(hopper|host|winograd|plan|algos|ops|bindings)/", "csrc/device is shared by all kernels"),
         (
             r"csrc/(hopper|host)/",
             r"(winograd|plan|algos|ops|bindings)/",

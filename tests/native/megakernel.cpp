@@ -26,7 +26,7 @@ void pack_cpu(const PackArgs& args, Runtime& runtime);
 namespace {
 
 using namespace fastconv;
-using namespace fastconv::algos::winograd_megakernel;
+using namespace fastconv::algos::winograd_megakernel::cpu;
 using Floats = std::vector<float>;
 using Transform = winograd::Transform<4>;
 
@@ -76,7 +76,7 @@ struct Case {
     x = random_floats(problem.n * c * h * w, 1), weight = random_floats(k * c * 9, 2);
     u.resize(u_bytes(problem) / sizeof(float));
     Threads serial(1);
-    pack_cpu({problem, weight.data(), false, u.data(), nullptr}, serial);
+    algos::winograd_megakernel::pack_cpu({problem, weight.data(), false, u.data(), nullptr}, serial);
   }
 
   ConvArgs args() { return {problem, x.data(), u.data(), nullptr, nullptr, y.data(), workspace.data(), &map}; }
