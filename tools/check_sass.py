@@ -36,7 +36,8 @@ ALLOWED: dict[str, str] = {
     r"winograd_fused::single::convolve<__nv_bfloat16, 3, ": (
         "items from a list: two values of the loop over items parked, none within the loops over products or tiles"
     ),
-    r"winograd_staged::input_transform_nhwc<(__half|__nv_bfloat16), [24], \(fastconv::algos::winograd_staged::Mode\)[23], 1>": (
+    r"winograd_staged::input_transform_nhwc<(__half|__nv_bfloat16), [24], "
+    r"\(fastconv::algos::winograd_staged::Mode\)[23], 1>": (
         "odd numbers of channels on sm_80: ptxas parks one or two values, outside the inner loop, for a third block; "
         "a bound on the blocks instead would cost the sm_90a kernels occupancy"
     ),
