@@ -253,15 +253,15 @@ def report(
     json_path: JsonOption = None,
 ) -> None:
     """Draw the plots, and fill the tables of README and docs, from the result files."""
-    from benchmarks.reports import report as reports
+    from benchmarks.reports import documents
 
-    files = root / reports.RESULTS
+    files = root / documents.RESULTS
     folders = {path.parent.name for path in files.glob("*/*.json")} - {"cpu"} if one_commit else set()
     for gpu in sorted(folders):
-        found = reports.commits(files, gpu)
+        found = documents.commits(files, gpu)
         if len({commit for its in found.values() for commit in its}) > 1:
             raise fail(f"{gpu}: " + "; ".join(f"{suite} is of {', '.join(its)}" for suite, its in found.items()))
-    paths = [str(path) for path in reports.main(root, check=check)]
+    paths = [str(path) for path in documents.main(root, check=check)]
     for path in paths:
         console.print(path, markup=False, highlight=False)
     write_json(json_path, paths)

@@ -5,8 +5,6 @@ an existing model; `fuse` makes a copy of one for inference, with batch norms, r
 convolutions; `explain` says which algorithm runs, and why not the others; `tune` measures which is the fastest here.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
 from fastconv import built, integrations, measured  # noqa: F401  (built first: it says what is wrong with a build)
 from fastconv.explain import AlgorithmInfo, Explanation, algorithms, explain
 from fastconv.functional import conv2d
@@ -17,10 +15,7 @@ from fastconv.ops import UnsupportedError, last_call
 from fastconv.swap import SwapReport, swap_
 from fastconv.tuning import TuneReport, tune
 
-try:
-    __version__ = version("fastconv")
-except PackageNotFoundError:  # a checkout on the path, not installed
-    __version__ = "0.1.0"
+__version__ = built.version()
 
 __all__ = [
     "AlgorithmInfo",

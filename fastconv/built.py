@@ -13,12 +13,21 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 OPERATORS = FOLDER / "libfastconv.so"
 OLDEST_TORCH = (2, 10)
+
+
+def version() -> str:
+    """Of the package."""
+    try:
+        return metadata.version("fastconv")
+    except metadata.PackageNotFoundError:  # a checkout on the path, not installed
+        return "0.1.0"
 
 
 def built_with() -> dict[str, str]:

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastconv import _C, ops, settings
+from fastconv import _C, ops, plain, settings, transforms
+from fastconv.tensors import is_foreign
 
 ALGORITHMS = ("auto", *(row["name"] for row in _C.algorithms()))
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -104,7 +105,7 @@ def conv2d(
             )
         if settings.log_calls and not torch.compiler.is_compiling():
             _log(x, weight, strides, paddings, dilations, groups, algorithm, precision, activation)
-        y = ops.conv2d(
+        y = transforms.conv2d(
             x, weight, bias, residual, strides, paddings, dilations, groups, algorithm, precision, activation,
             float(negative_slope), settings.switches.backend_flags, limit,
         )  # fmt: skip
@@ -116,7 +117,7 @@ def _refused(input: Tensor, *others: Tensor | None) -> str | None:
     if input.dtype not in _DTYPES or input.device.type not in _DEVICES or input.layout is not torch.strided:
         return f"{input.dtype} on {input.device.type}; expected float32, float16 or bfloat16 on cpu or cuda"
     for tensor in (input, *others):
-        if tensor is not None and ops.transforms.is_foreign(tensor):
+        if tensor is not None and is_foreign(tensor):
             return f"a {type(tensor).__module__}.{type(tensor).__qualname__}; expected plain tensors"
     return None
 
@@ -208,7 +209,7 @@ def _through_torch(
         raise RuntimeError(
             f"residual is {residual.dtype} of shape {list(residual.shape)}; expected {y.dtype} of shape {list(y.shape)}"
         )
-    return ops.transforms.epilogue(y, residual, activation, negative_slope)
+    return plain.epilogue(y, residual, activation, negative_slope)
 
 
 def _log(

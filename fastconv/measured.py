@@ -26,8 +26,7 @@ from typing import Any
 
 import torch
 
-import fastconv
-from fastconv import _C, ops, settings
+from fastconv import _C, built, ops, settings
 
 SCHEMA = 1
 Key = tuple[str, str]  # device (`device_name`), problem (`repr` of the planner's)
@@ -148,7 +147,7 @@ def _edit(change: Callable[[dict[Key, Choice]], None]) -> None:
         with contextlib.suppress(FileNotFoundError):
             kept, _ = _read(file)
         change(kept)
-        origin = {"fastconv": fastconv.__version__, "torch": torch.__version__}
+        origin = {"fastconv": built.version(), "torch": torch.__version__}
         rows = ",\n  ".join(json.dumps(asdict(entry) | origin) for entry in kept.values())
         temporary = file.with_suffix(f".{os.getpid()}.tmp")
         try:
@@ -203,6 +202,6 @@ def _complaint(row: Any, known: set[str]) -> str:
     us = row.get("us")
     if not isinstance(us, dict) or not all(isinstance(value, (int, float)) for value in us.values()):
         return "malformed"
-    if row["fastconv"] != fastconv.__version__:
+    if row["fastconv"] != built.version():
         return f"measured with fastconv {row['fastconv']}"
     return "" if row["algorithm"] in known else f"of an unknown algorithm '{row['algorithm']}'"

@@ -19,9 +19,10 @@ from torch.autograd import forward_ad
 from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
-from fastconv import functional, gradients, ops, settings
+from fastconv import functional, ops, plain, settings, transforms
 from fastconv.epilogue import activate, conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
+from fastconv.tensors import is_plain
 
 __all__ = ["Conv2d", "FusedConv2d"]
 
@@ -129,7 +130,7 @@ def _is_eager(*tensors: Tensor | None) -> bool:
     if torch.compiler.is_compiling():
         return False
     for tensor in tensors:
-        if tensor is not None and not (ops.transforms.is_plain(tensor) and (tensor.is_cuda or tensor.is_cpu)):
+        if tensor is not None and not (is_plain(tensor) and (tensor.is_cuda or tensor.is_cpu)):
             return False
     return (
         torch._C._functorch.peek_interpreter_stack() is None
@@ -159,7 +160,7 @@ def _run_torch(
     memory_format: torch.memory_format,
 ) -> Tensor | None:  # fmt: skip
     """A layer's call by PyTorch's own convolution; None if its global switch asks for another class."""
-    if not gradients.torch_agrees(x, precision):
+    if not plain.is_of_class(x, precision):
         return None
     _, stride, padding, dilation, groups, activation, slope, _ = key
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=memory_format)
@@ -170,7 +171,7 @@ def _run_torch(
 
 
 class _Convolution(torch.autograd.Function):
-    """A layer's call with gradients: what `ops.conv2d` registers, with less between autograd and the kernels."""
+    """A layer's call with gradients: what `transforms.conv2d` registers, with less between autograd and the kernels."""
 
     @staticmethod
     def forward(
@@ -204,7 +205,7 @@ class _Convolution(torch.autograd.Function):
                 dx = ops.layer_input_gradient(grad, x, weight, ctx.layer, precision)
                 left |= (dx is None and ops.layer_status() == ops.STATUS_TORCH) << 1
             of_input, of_weight = of_input and dx is None, of_weight and dw is None
-            if left == of_weight + 2 * of_input != 0 and gradients.torch_agrees(grad, ctx.precision):
+            if left == of_weight + 2 * of_input != 0 and plain.is_of_class(grad, ctx.precision):
                 needs = [of_input, of_weight, of_bias]
                 dx_torch, dw_torch, db = torch.ops.aten.convolution_backward.default(
                     grad, x, weight, [weight.shape[0]], *geometry[:3], False, [0, 0], groups, needs
@@ -212,11 +213,9 @@ class _Convolution(torch.autograd.Function):
                 dx, dw = dx_torch if of_input else dx, dw_torch if of_weight else dw
                 of_input = of_weight = of_bias = False
         if of_input:
-            dx = ops.transforms.input_gradient_of(grad, weight, x.shape, *geometry, algorithm, ctx.precision, max_error)
+            dx = transforms.input_gradient_of(grad, weight, x.shape, *geometry, algorithm, ctx.precision, max_error)
         if of_weight:
-            dw = ops.transforms.weight_gradient_of(
-                x, grad, weight.shape, *geometry, algorithm, ctx.precision, max_error
-            )
+            dw = transforms.weight_gradient_of(x, grad, weight.shape, *geometry, algorithm, ctx.precision, max_error)
         if of_bias:
             db = grad.sum((0, 2, 3))
         return dx, dw, db, None, None, None, None

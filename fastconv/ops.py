@@ -1,5 +1,6 @@
-"""The operators as typed Python functions, and what PyTorch must know about them besides their kernels: shapes and
-memory formats (fake implementations), autocast; gradients and vmap are in `fastconv.transforms`.
+"""The operators, those without a gradient as typed Python functions, and what PyTorch must know about them besides
+their kernels: shapes and memory formats (fake implementations), autocast. Kernels of the gradients are in
+`fastconv.gradients`; `fastconv.transforms` has autograd and vmap, and `conv2d` and `conv2d_packed` with them.
 
 The only file that names ``torch.ops.fastconv``.
 """
@@ -14,20 +15,20 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
-from fastconv import _C, built, failures
+from fastconv import _C, built, failures, plain
 from fastconv.failures import UnsupportedError as UnsupportedError
 
 with built.loading(built.OPERATORS.name):
     torch.ops.load_library(built.OPERATORS)
 
-# Holds the registrations below; they live as long as this object.
-_library: torch.library.Library = torch.library.Library("fastconv", "FRAGMENT")
+# Holds the registrations, here and in fastconv.gradients and fastconv.transforms; they live as long as this object.
+library: torch.library.Library = torch.library.Library("fastconv", "FRAGMENT")
 _CONVOLUTION = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
-_library.define(
+library.define(
     f"conv2d_input_gradient(Tensor grad, Tensor weight, SymInt[] input_size, {_CONVOLUTION}, str algorithm, "
     "str precision, int backend_flags, float? max_error=None) -> Tensor"
 )
-_library.define(
+library.define(
     f"conv2d_weight_gradient(Tensor input, Tensor grad, SymInt[] weight_size, {_CONVOLUTION}, str algorithm, "
     "str precision, int backend_flags, float? max_error=None) -> Tensor"
 )
@@ -55,36 +56,13 @@ def call(operator: Callable[..., Any], *args: Any) -> Any:
         is_torch = operator is conv2d_op and (last_call() or {}).get("algorithm") == "torch"
         if not (is_torch and failures.is_silent(error)):
             raise failure from None
-    return transforms.plain_conv2d(*args)  # the same once more, where its exception can be seen
+    return plain.conv2d(*args)  # the same once more, where its exception can be seen
 
 
 def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> dict[str, Any]:
     """The planner's row of what runs where `algorithm` is asked for. Raises UnsupportedError if it does not fit."""
     row: dict[str, Any] = call(_C.choose, algorithm, problem, device)
     return row
-
-
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    algorithm: str,
-    precision: str,
-    activation: str,
-    negative_slope: float,
-    backend_flags: int,
-    max_error: float | None = None,
-) -> Tensor:
-    """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q])."""
-    return transforms.conv2d(
-        input, weight, bias, residual, stride, padding, dilation, groups, algorithm, precision, activation,
-        negative_slope, backend_flags, max_error,
-    )  # fmt: skip
 
 
 def pack_weight(weight: Tensor, groups: int, algorithm: str, precision: str) -> Tensor:
@@ -99,30 +77,6 @@ def refresh_packed(
     weight that `packed` was made from, and becomes one of `weight`; contiguous or channels_last: a weight in the same
     format is read as it is, any other is converted first."""
     call(refresh_packed_op, packed, snapshot, weight.detach(), groups, algorithm, precision)
-
-
-def conv2d_packed(
-    input: Tensor,
-    packed: Tensor,
-    weight_shape: Sequence[int],
-    bias: Tensor | None,
-    residual: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    channels_last: bool,
-    algorithm: str,
-    precision: str,
-    activation: str,
-    negative_slope: float,
-) -> Tensor:
-    """`conv2d` with a weight from `pack_weight` for the same algorithm, precision and dtype. `channels_last`: whether
-    the plain weight was, which counts for the output's memory format. No gradient flows to the weight."""
-    return transforms.conv2d_packed(
-        input, packed, weight_shape, bias, residual, stride, padding, dilation, groups,
-        channels_last, algorithm, precision, activation, negative_slope,
-    )  # fmt: skip
 
 
 # A layer keeps its packed weight and its choices in the operators, under a number; a call passes tensors and that.
@@ -310,7 +264,7 @@ def _fake_conv2d(
     return torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=memory_format)
 
 
-@torch.library.register_fake(conv2d_op, lib=_library)
+@torch.library.register_fake(conv2d_op, lib=library)
 def _(input, weight, bias, residual, stride, padding, dilation, groups, *_):  # type: ignore[no-untyped-def]
     torch._check(weight.dtype == input.dtype, lambda: "fastconv: weight and input differ in dtype")
     torch._check(  # a forgotten weight on the meta device brings a call here whose input has values
@@ -322,7 +276,7 @@ def _(input, weight, bias, residual, stride, padding, dilation, groups, *_):  # 
     )
 
 
-@torch.library.register_fake(conv2d_packed_op, lib=_library)
+@torch.library.register_fake(conv2d_packed_op, lib=library)
 def _(input, packed, weight_shape, bias, residual, stride, padding, dilation, groups, channels_last, *_):  # type: ignore[no-untyped-def]
     memory_format = torch.channels_last if channels_last else format_of(input)
     return _fake_conv2d(input, weight_shape, bias, residual, stride, padding, dilation, groups, memory_format)
@@ -340,27 +294,27 @@ def packed_bytes(weight: Tensor, groups: int, algorithm: str, precision: str) ->
     return _C.packed_weight_bytes(algorithm, problem, device)
 
 
-@torch.library.register_fake(pack_weight_op, lib=_library)
+@torch.library.register_fake(pack_weight_op, lib=library)
 def _(weight, groups, algorithm, precision):  # type: ignore[no-untyped-def]
     return weight.new_empty([packed_bytes(weight, int(groups), algorithm, precision)], dtype=torch.uint8)
 
 
-@torch.library.register_fake(refresh_packed_op, lib=_library)
+@torch.library.register_fake(refresh_packed_op, lib=library)
 def _(packed, snapshot, weight, groups, algorithm, precision):  # type: ignore[no-untyped-def]
     return None
 
 
-@torch.library.register_fake(input_gradient_op, lib=_library)
+@torch.library.register_fake(input_gradient_op, lib=library)
 def _(grad, weight, input_size, *_):  # type: ignore[no-untyped-def]
     return torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=format_of(grad, weight))
 
 
-@torch.library.register_fake(weight_gradient_op, lib=_library)
+@torch.library.register_fake(weight_gradient_op, lib=library)
 def _(input, grad, weight_size, *_):  # type: ignore[no-untyped-def]
     return torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=format_of(input, grad))
 
 
-@torch.library.register_fake(weight_gradient_kernel_op, lib=_library)
+@torch.library.register_fake(weight_gradient_kernel_op, lib=library)
 def _(input, grad, weight_size, stride, padding, dilation, groups, channels_last, *_):  # type: ignore[no-untyped-def]
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     return torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
@@ -381,14 +335,9 @@ def _register_autocast(operator: OpOverload, device: str, key: str) -> None:
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             return operator(*[cast(arg) for arg in args])
 
-    _library.impl(operator, kernel, key)
+    library.impl(operator, kernel, key)
 
 
 for _operator in (conv2d_op, conv2d_packed_op):
     _register_autocast(_operator, "cuda", "AutocastCUDA")
     _register_autocast(_operator, "cpu", "AutocastCPU")
-
-from fastconv import gradients, transforms  # noqa: E402 (need the operators above)
-
-_library.impl("conv2d_input_gradient", gradients.input_gradient, "CompositeExplicitAutograd")
-_library.impl("conv2d_weight_gradient", gradients.weight_gradient, "CompositeExplicitAutograd")

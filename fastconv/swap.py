@@ -27,6 +27,7 @@ from torch.nn.utils import parametrize
 
 from fastconv import _C, ops, settings
 from fastconv.nn import Conv2d, LayerState, check_settings
+from fastconv.tensors import is_distributed
 
 __all__ = ["SwapReport", "SwapRow", "swap_"]
 
@@ -332,7 +333,7 @@ def _obstacle(
         if name not in module._parameters or (name == "weight" and parameter is None):
             how = "pruned" if hasattr(module, f"{name}_mask") else "computed before each forward"
             return "weight_hook", f"its {name} is not a parameter; it is {how}"
-        known = type(parameter) is nn.Parameter or parameter is None or ops.transforms.is_distributed(parameter)
+        known = type(parameter) is nn.Parameter or parameter is None or is_distributed(parameter)
         if not known:
             return "tensor_subclass", f"its {name} is a {type(parameter).__name__}"
     weight = module.weight

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fastconv import gradients, ops, settings
+from fastconv import gradients, ops, plain, settings
+from fastconv.tensors import is_plain
 
 aten = torch.ops.aten
 
@@ -29,14 +29,14 @@ def _differentiable(
     setup: Callable[..., None],
     backward: Callable[..., tuple[Any, ...]],
     vmap: Callable[..., tuple[Tensor, int]],
-    plain: Callable[..., Tensor],
+    by_pytorch: Callable[..., Tensor],
 ) -> Callable[..., Tensor]:
     """Registers gradient and vmap of an operator, and returns the operator as code that may run inside `torch.func`'s
     transforms has to call it: there PyTorch takes an `autograd.Function`, not the registered gradient. In forward mode
-    `plain` runs, the same function of PyTorch's operators: a registered operator would lose the tangents without a
+    `by_pytorch` runs, the same function of PyTorch's operators: a registered operator would lose the tangents without a
     word, and so would a Function where two such modes are nested."""
-    torch.library.register_autograd(operator, backward, setup_context=setup, lib=ops._library)
-    torch.library.register_vmap(operator, vmap, lib=ops._library)
+    torch.library.register_autograd(operator, backward, setup_context=setup, lib=ops.library)
+    torch.library.register_vmap(operator, vmap, lib=ops.library)
 
     class Function(torch.autograd.Function):
         forward = staticmethod(lambda *args: operator(*args))
@@ -48,7 +48,7 @@ def _differentiable(
 
     def call(*args: Any) -> Tensor:
         if forward_ad._current_level >= 0:
-            return plain(*args)
+            return by_pytorch(*args)
         if not torch._C._are_functorch_transforms_active():
             if torch.compiler.is_compiling() or _may_need_gradient(args):
                 return ops.call(operator, *args)
@@ -57,51 +57,13 @@ def _differentiable(
         if torch.compiler.is_dynamo_compiling():
             # Up to torch 2.14 Dynamo traces a Function's forward and forgets its backward; that of 2.15 takes a second
             # derivative for zero, and has no vmap around the gradient.
-            return plain(*args)
+            return by_pytorch(*args)
         # Inside the rules that the dispatcher itself calls, the transform being applied is already dealt with.
         if torch._C._dispatch_tls_is_dispatch_key_excluded(front):
             return ops.call(operator, *args)
         return Function.apply(*args)
 
     return call
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether the tensor is nothing but a tensor: no subclass that could take the call over."""
-    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
-
-
-# PyTorch's own wrappers, which take any operator; by name, since not all are imported.
-_DTENSOR = "torch.distributed.tensor.DTensor"
-_WRAPPERS = (
-    "torch._subclasses.fake_tensor.FakeTensor",
-    "torch._subclasses.functional_tensor.FunctionalTensor",
-    "torch.distributed._functional_collectives.AsyncCollectiveTensor",
-    _DTENSOR,
-)
-
-
-def _name_of(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def is_distributed(tensor: Tensor) -> bool:
-    """Whether it is a DTensor."""
-    return _name_of(type(tensor)) == _DTENSOR
-
-
-def is_foreign(tensor: Tensor) -> bool:
-    """Whether the tensor's class says itself what PyTorch's operators do with it: it cannot know ours."""
-    if is_plain(tensor):
-        return False
-    cls = type(tensor)
-    function = cls.__torch_function__
-    default = function is torch._C._disabled_torch_function_impl or (
-        getattr(function, "__func__", None) is Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
-    )
-    if default and cls.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:
-        return False
-    return _name_of(cls) not in _WRAPPERS
 
 
 def _may_need_gradient(args: Sequence[Any]) -> bool:
@@ -113,17 +75,6 @@ def _may_need_gradient(args: Sequence[Any]) -> bool:
         if isinstance(arg, Tensor) and (not is_plain(arg) or (record and arg.requires_grad)):
             return True
     return False
-
-
-def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float) -> Tensor:
-    """activation(y + residual), by PyTorch."""
-    if residual is not None:
-        y = y + residual.to(y.dtype)
-    if activation == "none":
-        return y
-    if activation == "leaky_relu":
-        return F.leaky_relu(y, slope)
-    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y)
 
 
 def _activation_gradient(grad: Tensor, saved: Tensor, activation: str, slope: float, saved_is_output: bool) -> Tensor:
@@ -185,18 +136,6 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     )
 
 
-def plain_conv2d(
-    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, activation: str,
-    slope: float, flags: int, max_error: float | None = None,
-) -> Tensor:  # fmt: skip
-    y = aten._convolution(
-        input, weight, bias, stride, padding, dilation, False, [0, 0], groups, *settings.unpack_flags(flags),
-        precision == "tf32",
-    )  # fmt: skip
-    return epilogue(y, residual, activation, slope)
-
-
 # The two gradients ---------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +178,7 @@ def _plain_input_gradient(
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
     max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
-    return gradients.input_gradient_as_convolution(
+    return plain.input_gradient_as_convolution(
         grad, weight, input_size, stride, padding, dilation, groups, precision, flags
     )
 
@@ -249,7 +188,7 @@ def _plain_weight_gradient(
     dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
     max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
-    return gradients.weight_gradient_as_convolution(
+    return plain.weight_gradient_as_convolution(
         input, grad, weight_size, stride, padding, dilation, groups, precision, flags
     )
 
@@ -420,18 +359,23 @@ def _vmap_conv2d_packed(info, in_dims, *args):  # type: ignore[no-untyped-def]
     return y.reshape(size, *shape), 0
 
 
-@torch.library.register_vmap(ops.pack_weight_op, lib=ops._library)
+@torch.library.register_vmap(ops.pack_weight_op, lib=ops.library)
 def _vmap_pack_weight(info, in_dims, *args):  # type: ignore[no-untyped-def]
     return _loop(ops.pack_weight_op, info, in_dims, args)
 
 
-conv2d = _differentiable(ops.conv2d_op, _conv2d_setup, _conv2d_backward, _vmap_conv2d, plain_conv2d)
+# activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]): input, weight,
+# bias, residual, stride, padding, dilation, groups, algorithm, precision, activation, slope, flags, max_error=None.
+conv2d = _differentiable(ops.conv2d_op, _conv2d_setup, _conv2d_backward, _vmap_conv2d, plain.conv2d)
 input_gradient = _differentiable(
     ops.input_gradient_op, _gradient_setup, _input_gradient_backward, _vmap_input_gradient, _plain_input_gradient
 )
 weight_gradient = _differentiable(
     ops.weight_gradient_op, _gradient_setup, _weight_gradient_backward, _vmap_weight_gradient, _plain_weight_gradient
 )
+# `conv2d` with a weight from `ops.pack_weight` for the same algorithm, precision and dtype: input, packed,
+# weight_shape, bias, residual, stride, padding, dilation, groups, channels_last, algorithm, precision, activation,
+# slope. channels_last: whether the plain weight was, which counts for the output's memory format.
 conv2d_packed = _differentiable(
     ops.conv2d_packed_op, _conv2d_packed_setup, _conv2d_packed_backward, _vmap_conv2d_packed, _plain_conv2d_packed
 )

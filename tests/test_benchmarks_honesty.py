@@ -13,7 +13,7 @@ from benchmarks.harness import results
 from benchmarks.layers import sets as layers
 from benchmarks.layers import suite as layer_suite
 from benchmarks.layers.sets import floor_us
-from benchmarks.reports import report
+from benchmarks.reports import layers as layer_tables
 from fastconv import timing
 from fastconv.models.layers import Layer, select
 
@@ -102,10 +102,10 @@ def test_what_auto_takes_and_the_best_peer_have_all_rounds(two_peers, tmp_path):
 def test_a_loss_by_little_is_a_loss():
     rows = [layer_row("res1", "fp32", 100.0, 99.7), layer_row("res2", "fp32", 100.0, 100.0)]
     document = {**HEAD, "rows": rows}
-    table = report.layer_table(document, "fp32", 64)
+    table = layer_tables.layer_table(document, "fp32", 64)
     assert "**1.00x**" in table
     assert "Slower than the best peer: res1 (1.00x, `winograd_f4`)." in table
-    assert "| 1 of 2 |" in report.layer_summary(document)
+    assert "| 1 of 2 |" in layer_tables.layer_summary(document)
 
 
 @pytest.mark.parametrize("name", ["gpu", "driver", "cuda", "torch", "cudnn", "commit", "suite", "measured_choices"])

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks.harness import ours, results
+from benchmarks.reports import documents
 from benchmarks.reports import megakernel as megakernel_report
-from benchmarks.reports import report
 from benchmarks.soaks import megakernel as megakernel_soak
 from benchmarks.studies import megakernel
 from fastconv import environment, instrumented, trace
@@ -108,20 +108,20 @@ def test_regions_and_figures_from_a_file(tmp_path):
     soak = {**HEAD, "suite": "soak_megakernel", "rows": rows, "missing": ["ieee: no such class"]}
     results.write(tmp_path / "h200" / "soak_megakernel.json", soak)
     for name in ("layers/fp32", "mapping/fp32", "rivals/fp32", "tasks/fp32", "missing"):
-        assert report.region(f"h200/megakernel/{name}", tmp_path)
+        assert documents.region(f"h200/megakernel/{name}", tmp_path)
     for name, figure in (("layers", "layers"), ("mapping", "distances"), ("rivals", "rivals"), ("tasks", "tasks")):
-        section = report.region(f"h200/megakernel/{name}", tmp_path)
+        section = documents.region(f"h200/megakernel/{name}", tmp_path)
         assert section.startswith("Class `fp32`:")
         assert f"(figures/h200_megakernel_{figure}_fp32.svg)" in section
         assert "ieee" not in section
     for name, words in (("layers", "2 of the 22 layers"), ("series/fp32", "1.44"), ("cudnn/fp32", "3.00")):
-        assert report.region(f"h200/said/megakernel/{name}", tmp_path) == words
-    said = report.region("h200/soak_megakernel", tmp_path)
+        assert documents.region(f"h200/said/megakernel/{name}", tmp_path) == words
+    said = documents.region("h200/soak_megakernel", tmp_path)
     assert said.startswith("`fp32`: 2,000 launches of 2 layers in 4 s, 0 differ")
     assert said.endswith("Missing: ieee: no such class.")
     with pytest.raises(ValueError, match="expected one of the names"):
-        report.region("h200/megakernel/nothing", tmp_path)
-    drawn = {path.name for path in report.figures(tmp_path, tmp_path / "figures")}
+        documents.region("h200/megakernel/nothing", tmp_path)
+    drawn = {path.name for path in documents.figures(tmp_path, tmp_path / "figures")}
     parts = ("layers", "distances", "m", "rivals", "tasks")
     assert drawn == {f"h200_megakernel_{part}_fp32.svg" for part in parts} | {"h200_megakernel_channels.svg"}
     assert "D_GO, tasks" in (tmp_path / "figures" / "h200_megakernel_distances_fp32.svg").read_text()

@@ -8,8 +8,9 @@ from test_benchmarks import HEAD, layer_row
 
 from benchmarks.harness import results
 from benchmarks.layers import sets as layers
+from benchmarks.reports import common, documents
+from benchmarks.reports import layers as layer_tables
 from benchmarks.reports import networks as network_report
-from benchmarks.reports import report
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def project(tmp_path):
 
 def test_layer_table_shows_a_lost_layer_as_lost(project):
     document = results.read(project / "benchmarks/results/h200/layers.json")
-    table = report.layer_table(document, "fp32", 64)
+    table = layer_tables.layer_table(document, "fp32", 64)
     lines = {line.split(" | ")[0].strip("| "): line for line in table.splitlines() if line.startswith("|")}
     assert "**0.50x**" in lines["vgg1_1"]
     assert "4.00x" in lines["vgg4_2"]
@@ -51,19 +52,19 @@ def test_layer_table_shows_a_lost_layer_as_lost(project):
     assert "Slower than the best peer: vgg1_1 (0.50x, `winograd_f4`), res1 (0.50x, `winograd_f4`)." in table
     assert "TF32" not in table
     document["rows"].append(layer_row("vgg4_2", "tf32", 70.0, 80.0))
-    both = report.layer_table(document, "fp32", 64).splitlines()
+    both = layer_tables.layer_table(document, "fp32", 64).splitlines()
     assert both[0].endswith("| speedup over TF32 |")
     assert next(line for line in both if line.startswith("| vgg4_2")).endswith("| 10.0 | **0.80x** |")
     document["rows"].pop()
     document["rows"][0]["auto"] = "implicit_gemm"
-    assert "`winograd_f4` (`auto`: `implicit_gemm`)" in report.layer_table(document, "fp32", 64)
+    assert "`winograd_f4` (`auto`: `implicit_gemm`)" in layer_tables.layer_table(document, "fp32", 64)
     document["rows"][1]["error"] = 1e30
-    wrong = report.layer_table(document, "fp32", 64)
+    wrong = layer_tables.layer_table(document, "fp32", 64)
     assert "Wrong: vgg4_2." in wrong
     assert "4.00x" not in wrong
     document["rows"][1]["error"] = 1e-6
-    assert "Failed: res1." in report.layer_table(document, "fp16", 64)
-    assert "| `fp32` | 64 | 1.41x | 1.00x | res1 **0.50x** | 2 of 3 |" in report.layer_summary(document)
+    assert "Failed: res1." in layer_tables.layer_table(document, "fp16", 64)
+    assert "| `fp32` | 64 | 1.41x | 1.00x | res1 **0.50x** | 2 of 3 |" in layer_tables.layer_summary(document)
 
 
 def test_layer_table_says_which_times_are_of_few_rounds_and_which_rivals_were_refused():
@@ -72,11 +73,11 @@ def test_layer_table_says_which_times_are_of_few_rounds_and_which_rivals_were_re
         layer_row("vgg1_2", "fp32", 1.0, 2.0, notes=note, few_rounds=["direct"]),
         layer_row("res1", "fp32", 1.0, 2.0, few_rounds=["torch_nhwc"]),
     ]
-    table = report.layer_table({**HEAD, "rows": rows}, "fp32", 64)
+    table = layer_tables.layer_table({**HEAD, "rows": rows}, "fp32", 64)
     assert "Of fewer than 20 rounds: res1." in table
     assert "beyond the class: `cudnn_winograd_nonfused` on vgg1_2 (7.1e-05)." in table
     rows[0] |= {"peers": {"cudnn_winograd_nonfused": 41.6}}
-    assert "on vgg1_2 (7.1e-05, 42 us)." in report.layer_table({**HEAD, "rows": rows}, "fp32", 64)
+    assert "on vgg1_2 (7.1e-05, 42 us)." in layer_tables.layer_table({**HEAD, "rows": rows}, "fp32", 64)
 
 
 def test_report_fills_regions_draws_plots_and_is_deterministic(project):
@@ -84,7 +85,7 @@ def test_report_fills_regions_draws_plots_and_is_deterministic(project):
     regions = [f"<!-- results:h200/{name} -->\nold\n<!-- /results -->\n" for name in names]
     readme = project / "README.md"
     readme.write_text("before\n" + "between\n".join(regions) + "after\n")
-    changed = report.main(project)
+    changed = documents.main(project)
     text = readme.read_text()
     assert readme in changed
     assert "\nold\n" not in text
@@ -99,17 +100,17 @@ def test_report_fills_regions_draws_plots_and_is_deterministic(project):
         *("h200_layers_fp32_n64.svg", "h200_layers_fp16_n64.svg", "h200_layers_fp32_n1.svg"),
         *("h200_layers_channels_n64.svg", "h200_layers_channels_n1.svg", "h200_networks.svg"),
     }
-    assert readme not in report.main(project)
+    assert readme not in documents.main(project)
     for path, content in drawn.items():
         assert path.read_bytes() == content, path
-    assert report.main(project, check=True) == []
-    assert report.LOSS.encode() in drawn[project / "docs/figures/h200_layers_fp32_n64.svg"]
+    assert documents.main(project, check=True) == []
+    assert common.LOSS.encode() in drawn[project / "docs/figures/h200_layers_fp32_n64.svg"]
 
 
 @pytest.mark.parametrize("name", ["h200/layers/fp64/64", "h200/nothing", "b100/layers/summary", "h200/sweep/fp32"])
 def test_report_refuses_a_region_it_cannot_draw(project, name):
     with pytest.raises(ValueError, match=name):
-        report.fill(f"<!-- results:{name} --><!-- /results -->", project / "benchmarks/results")
+        documents.fill(f"<!-- results:{name} --><!-- /results -->", project / "benchmarks/results")
 
 
 def test_network_summary_tells_what_pytorch_does_and_what_cudnn_could(project):
@@ -126,32 +127,32 @@ def test_network_summary_tells_what_pytorch_does_and_what_cudnn_could(project):
 def test_rows_of_another_commit_are_loudly_named(project):
     row = layer_row("res1", "fp16", 2000.0, 1000.0)
     document = {**HEAD, "commit": "a" * 40, "rows": [row, row | {"layer": "res2"}]}
-    assert "commit" not in report.layer_table(document, "fp16", 64)
+    assert "commit" not in layer_tables.layer_table(document, "fp16", 64)
     document["rows"][1] |= {"commit": "b" * 40}
     loud = "**Of several commits, not to be compared row by row: 1 rows of aaaaaaaaaaaa, 1 rows of bbbbbbbbbbbb.**"
-    assert report.layer_table(document, "fp16", 64).endswith(loud)
-    assert report.layer_summary(document).endswith(loud)
+    assert layer_tables.layer_table(document, "fp16", 64).endswith(loud)
+    assert layer_tables.layer_summary(document).endswith(loud)
     document["rows"][0] |= {"commit": "b" * 40}
-    assert report.layer_table(document, "fp16", 64).endswith("Of commit bbbbbbbbbbbb.")
+    assert layer_tables.layer_table(document, "fp16", 64).endswith("Of commit bbbbbbbbbbbb.")
 
     path = project / "benchmarks/results"
-    assert report.region("h200/commits", path) == "All of commit 0123456789ab."
+    assert documents.region("h200/commits", path) == "All of commit 0123456789ab."
     networks = {**results.read(path / "h200/networks.json"), "commit": "c" * 40}
     results.write(path / "h200/networks.json", networks)
-    assert report.region("h200/commits", path) == (
+    assert documents.region("h200/commits", path) == (
         "**Of several commits: 0123456789ab: layers; cccccccccccc: networks.**"
     )
-    assert report.region("h200/commits/short", path) == "**Of several commits**: docs/results.md says which."
+    assert documents.region("h200/commits/short", path) == "**Of several commits**: docs/results.md says which."
 
 
 def test_what_a_smaller_limit_on_the_error_costs(project):
     path = project / "benchmarks/results/h200/layers.json"
-    assert report.region("h200/layers/within", path.parents[1]) == "The file has no such rows."
+    assert documents.region("h200/layers/within", path.parents[1]) == "The file has no such rows."
     document = results.read(path)
     within = {"max_error": 1.5, "auto": "direct", "us": 200.0, "error": 1e-6}
     document["rows"] = [row | {"within": within} for row in document["rows"] if row["us"] == 100.0]
     results.write(path, document)
-    table = report.region("h200/layers/within", path.parents[1])
+    table = documents.region("h200/layers/within", path.parents[1])
     assert table.startswith("`max_error` 1.5:")
     assert "| `fp32` | 64 | 2.00x | **0.71x** | vgg1_1 **0.25x** | 1 of 2 | 0.50 | 0.50 |" in table  # 50 and 400 to 200
 
@@ -163,7 +164,7 @@ def test_sets_table(project):
     slower = [layer_row("res1", "fp32", 200.0, 100.0)]
     document = {**HEAD, "suite": "layers_backward_weight", "commit": "d" * 40, "rows": slower}
     results.write(folder / "h200/layers_backward_weight.json", document)
-    table = report.region("h200/sets", folder)
+    table = documents.region("h200/sets", folder)
     assert "| first layers, 5x5 and 7x7 | 64 | - | - | 1.00 (0.50 to 2.00) | - |" in table
     assert "| weight gradient, 3x3 | 64 | **0.50 (0.50 to 0.50)** | - | - | - |" in table
     assert table.endswith("**Of several commits: 0123456789ab: layers_stems; dddddddddddd: layers_backward_weight.**")
@@ -171,10 +172,10 @@ def test_sets_table(project):
 
 def test_times_at_batch_one_say_what_a_replay_costs_and_what_packing_does():
     row = layer_row("res1", "fp32", 10.0, 30.0, n=1, timer_us=4.5, us_with_packing=15.0)
-    table = report.layer_table({**HEAD, "rows": [row]}, "fp32", 1)
+    table = layer_tables.layer_table({**HEAD, "rows": [row]}, "fp32", 1)
     assert "| 15.0 | 2.00x |" in table
     assert "holds the replay of a CUDA graph: 4.5 us" in table
-    assert "replay" not in report.layer_table({**HEAD, "rows": [row | {"n": 64}]}, "fp32", 64)
+    assert "replay" not in layer_tables.layer_table({**HEAD, "rows": [row | {"n": 64}]}, "fp32", 64)
 
 
 def test_numbers_within_a_sentence(project):
@@ -203,16 +204,16 @@ def test_numbers_within_a_sentence(project):
     }
     for name, words in expected.items():
         text = f"We are <!-- results:h200/said/{name} -->old<!-- /results --> times faster."
-        assert report.fill(text, folder) == text.replace("old", words)
+        assert documents.fill(text, folder) == text.replace("old", words)
     with pytest.raises(ValueError, match="h200/said/nothing"):
-        report.region("h200/said/nothing", folder)
+        documents.region("h200/said/nothing", folder)
 
 
-ROOT = Path(report.__file__).parents[2]
+ROOT = Path(documents.__file__).parents[2]
 
 
 def test_readme_and_docs_are_what_the_result_files_say():
-    assert report.main(ROOT, check=True) == []
+    assert documents.main(ROOT, check=True) == []
 
 
 # Facts of the hardware and definitions; everything else that is a number of ours or a rival's comes from a file.
@@ -221,7 +222,7 @@ FACTS = ("4.5 TB/s", "67 TFLOP/s", "4 times PyTorch's own error")
 
 def claims(text):
     """Numbers with the unit of a measurement, outside of marked parts and code."""
-    text = re.sub(r"```.*?```", "", report.REGION.sub("", text), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", documents.REGION.sub("", text), flags=re.DOTALL)
     for fact in FACTS:
         text = text.replace(fact, "")
     units = r"(?:x\b|%|(?:ms|us|MHz|[TG]B/s|TFLOP/s)\b|times\b|of \d+ (?:layers|networks))"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fastconv import _C, ops
+from fastconv import _C, ops, transforms
 from fastconv.models.layers import Layer
 
 _PRECISIONS = {"ieee": "ieee", "fp32": "fp32", "tf32": "tf32", "fp16": "fp32", "bf16": "fp32"}
@@ -74,13 +74,13 @@ def contender(
         order = torch.channels_last if channels_last else torch.contiguous_format
         arranged, flags = weight.contiguous(memory_format=order), _BENCHMARK | _CUDNN_ENABLED
         arguments = (x, arranged, bias, residual, stride, padding, dilation, layer.groups, algorithm, precision)
-        return functools.partial(ops.conv2d, *arguments, *epilogue, flags)
+        return functools.partial(transforms.conv2d, *arguments, *epilogue, flags)
     packed = ops.pack_weight(weight, layer.groups, algorithm, precision)
     channels_last = not x.is_contiguous()
     geometry = (stride, padding, dilation, layer.groups, channels_last)
     shape = list(weight.shape)
     return functools.partial(
-        ops.conv2d_packed, x, packed, shape, bias, residual, *geometry, algorithm, precision, *epilogue
+        transforms.conv2d_packed, x, packed, shape, bias, residual, *geometry, algorithm, precision, *epilogue
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables and plots of the suite `megakernel`, for benchmarks.reports.report: the paper's figures with our data.
+"""Tables and plots of the suite `megakernel`, for benchmarks.reports.documents: the paper's figures with our data.
 
 Regions: <gpu>/megakernel/layers, .../mapping, .../rivals and .../tasks, each with figures and tables of all classes
 that the file holds; .../<one of them>/<class>, a table alone; .../missing; and, from the suite `soak_megakernel`,
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness.results import CLASSES, Document, Row
-from benchmarks.reports import report
+from benchmarks.reports import common
 from benchmarks.studies.megakernel import BATCHES, DISTANCES, LEAST_CHANNELS, NAME, SERIES, STAGED
 from fastconv import trace
 from fastconv.figures import new_figure, save_figure
@@ -58,24 +58,22 @@ def layer_table(document: Document, accuracy: str) -> str:
         [
             row["layer"],
             f"{row['c']}->{row['k']} @{row['h']}x{row['w']}",
-            report._us(row["us"]),
-            report._us(row["algorithms"].get(SERIES)),
-            report._times(over_series(row)),
-            report._us(row["algorithms"].get(STAGED)),
-            report._times(over_staged(row)),
-            report._us(row["best_peer_us"]),
-            report._times(over_cudnn(row)),
-            report._scientific(row["error"]),
+            common.us(row["us"]),
+            common.us(row["algorithms"].get(SERIES)),
+            common.times(over_series(row)),
+            common.us(row["algorithms"].get(STAGED)),
+            common.times(over_staged(row)),
+            common.us(row["best_peer_us"]),
+            common.times(over_cudnn(row)),
+            common.scientific(row["error"]),
             "-" if not row["peer_error"] else f"{row['error'] / row['peer_error']:.2f}",
-            report._us(row["floor_us"]),
+            common.us(row["floor_us"]),
         ]
         for row in rows
     ]
-    means = [
-        report._times(report._mean(ratio(row) for row in rows)) for ratio in (over_series, over_staged, over_cudnn)
-    ]
+    means = [common.times(common.mean(ratio(row) for row in rows)) for ratio in (over_series, over_staged, over_cudnn)]
     lines.append(["geometric mean", f"{len(rows)} layers", "", "", means[0], "", means[1], "", means[2], "", "", ""])
-    return report.markdown_table(header, lines)
+    return common.markdown_table(header, lines)
 
 
 def missing(document: Document) -> str:
@@ -114,10 +112,10 @@ def mapping_table(document: Document, accuracy: str) -> str:
         for layer, rows in _swept(document, accuracy, name).items():
             times = {int(row["variant"].partition("=")[2]): row["us"] for row in rows}
             least = min(times.values())
-            cells = [f"**{report._us(us)}**" if us == least else report._us(us) for us in map(times.get, values)]
+            cells = [f"**{common.us(us)}**" if us == least else common.us(us) for us in map(times.get, values)]
             its = planned.get(layer)
-            lines.append([layer, *cells, "-" if its is None else f"{report._us(its['us'])} ({its[name]})"])
-        tables.append(report.markdown_table(header, lines))
+            lines.append([layer, *cells, "-" if its is None else f"{common.us(its['us'])} ({its[name]})"])
+        tables.append(common.markdown_table(header, lines))
     return "\n\n".join(tables)
 
 
@@ -133,8 +131,8 @@ def rivals_table(document: Document, accuracy: str) -> str:
     for row in rows_of(document, "rivals", accuracy):
         ours = row["algorithms"].get(NAME)
         for name, us in _rivals(row):
-            lines.append([f"`{name}`", report._us(us), "-" if not ours else f"{us / ours:.2f}x"])
-    return report.markdown_table(["algorithm", "us", "times the megakernel's"], lines)
+            lines.append([f"`{name}`", common.us(us), "-" if not ours else f"{us / ours:.2f}x"])
+    return common.markdown_table(["algorithm", "us", "times the megakernel's"], lines)
 
 
 def tasks_table(document: Document, accuracy: str) -> str:
@@ -148,9 +146,9 @@ def tasks_table(document: Document, accuracy: str) -> str:
     for row in rows:
         sources = (row, row.get("products"), row.get("transforms"))  # the pools: where a block has two workers
         shares = ["-" if its is None else f"{its[what]:.0%}" for its in sources for what in ("busy", "waiting")]
-        lines.append([row["layer"], row["variant"], report._us(row["us"]), *shares, f"{row['overlap']:.0%}"])
-        lines[-1] += [report._us(row["task_us"].get(kind)) for kind in kinds]
-    return report.markdown_table(header, lines)
+        lines.append([row["layer"], row["variant"], common.us(row["us"]), *shares, f"{row['overlap']:.0%}"])
+        lines[-1] += [common.us(row["task_us"].get(kind)) for kind in kinds]
+    return common.markdown_table(header, lines)
 
 
 def soak_line(document: Document) -> str:
@@ -201,8 +199,8 @@ def _section(name: str, accuracy: str, gpu: str, document: Document) -> str:
 # ---- Plots
 
 RATIOS = (
-    ("its tasks in series", over_series, report.OURS),
-    ("winograd_f4", over_staged, report.NEUTRAL),
+    ("its tasks in series", over_series, common.OURS),
+    ("winograd_f4", over_staged, common.NEUTRAL),
     ("cuDNN's non-fused Winograd", over_cudnn, OTHER),
 )
 
@@ -276,12 +274,12 @@ def plot_rivals(document: Document, accuracy: str, path: Path) -> None:
     """Every algorithm on one layer, the fastest above; the megakernel and the rest of ours in other colours."""
     (row,) = rows_of(document, "rivals", accuracy)
     pairs = _rivals(row)
-    colours = {name: report.OURS for name in row["algorithms"]} | {NAME: report.LOSS}
+    colours = {name: common.OURS for name in row["algorithms"]} | {NAME: common.LOSS}
     figure, axes = new_figure(7.0, 0.6 + 0.2 * len(pairs))
-    bars = [colours.get(name, report.NEUTRAL) for name, _ in pairs]
+    bars = [colours.get(name, common.NEUTRAL) for name, _ in pairs]
     axes.barh([name for name, _ in pairs], [us for _, us in pairs], color=bars, height=0.7)
     for index, (_, us) in enumerate(pairs):
-        axes.text(us, index, f" {report._us(us)}", va="center", fontsize=7)
+        axes.text(us, index, f" {common.us(us)}", va="center", fontsize=7)
     axes.set_xscale("log")
     axes.invert_yaxis()
     axes.set_xlabel("microseconds")

@@ -1,4 +1,4 @@
-"""Tables and plot of whole networks, for benchmarks.reports.report."""
+"""Tables and plot of whole networks, for benchmarks.reports.documents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.networks.parts import NAME as CUDNN_BEST
-from benchmarks.reports import report
+from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
 
 
@@ -35,12 +35,12 @@ def table(document: Document, accuracy: str) -> str:
             _ms(row["us"]),
             _ms(best_us),
             f"`{best}`" if best else "-",
-            report._times(speedup_of(row["us"], best_us)),
+            common.times(speedup_of(row["us"], best_us)),
         ]
-        line += [report._scientific(row["logits_error"]), report._scientific(row.get("peer_error"))]
+        line += [common.scientific(row["logits_error"]), common.scientific(row.get("peer_error"))]
         line += [_percent(row["top1_agreement"]), _percent(row.get("peer_top1_agreement"))]
         lines.append([*line, *(_mib(row.get(name)) for name in ("peak_bytes", "peer_peak_bytes"))])
-    return "\n\n".join([report.markdown_table(header, lines), *report._other_commits(document, rows)])
+    return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, rows)])
 
 
 def by_network(document: Document, accuracy: str | None) -> dict[tuple[str, str, int], dict[str, Row]]:
@@ -72,9 +72,9 @@ def summary(document: Document, accuracy: str | None = None) -> str:
         line += [_ms(best_us), f"`{best}`" if best else "-", _ms(peers.get(CUDNN_BEST))]
         line += [_ms(its[mode]["us"]) if mode in its else "-" for mode in modes]
         lines.append(
-            [*line, report._times(speedup_of(ours, best_us)), report._times(speedup_of(ours, peers.get(CUDNN_BEST)))]
+            [*line, common.times(speedup_of(ours, best_us)), common.times(speedup_of(ours, peers.get(CUDNN_BEST)))]
         )
-    return "\n\n".join([report.markdown_table(header, lines), *report._other_commits(document, rows)])
+    return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, rows)])
 
 
 def peers_table(document: Document, accuracy: str) -> str:
@@ -91,9 +91,9 @@ def peers_table(document: Document, accuracy: str) -> str:
         for name, why in row.get("failures", {}).items():
             if not name.startswith(("fastconv_", "groups ")):
                 reasons.append(f"- {network}, `{name}`: {why}")
-    drawn = report.markdown_table(["network", "batch", *(f"`{name}`" for name in names)], lines)
+    drawn = common.markdown_table(["network", "batch", *(f"`{name}`" for name in names)], lines)
     below = ["\n".join(reasons)] if reasons else []
-    return "\n\n".join([drawn, *below, *report._other_commits(document, list(first.values()))])
+    return "\n\n".join([drawn, *below, *common.other_commits(document, list(first.values()))])
 
 
 def _mib(value: float | None) -> str:
@@ -116,7 +116,7 @@ def plot(document: Document, path: Path) -> None:
             names.append(f"{row['network']} {row['class']} {row['mode']}")
             values.append(speedup)
     figure, axes = new_figure(7.0, 0.6 + 0.22 * len(names))
-    axes.barh(names, values, color=[report.OURS if value >= 1 else report.LOSS for value in values], height=0.7)
+    axes.barh(names, values, color=[common.OURS if value >= 1 else common.LOSS for value in values], height=0.7)
     for index, value in enumerate(values):
         axes.text(value, index, f" {value:.2f}", va="center", fontsize=7)
     axes.axvline(1.0, color="black", linewidth=0.8)

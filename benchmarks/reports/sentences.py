@@ -23,9 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.layers.suite import ratio
-from benchmarks.reports import megakernel as megakernel_report
-from benchmarks.reports import networks as network_report
-from benchmarks.reports import report
+from benchmarks.reports import common, layers, megakernel, networks
 from fastconv.models.layers import LAYERS
 
 FULL_CLOCK = 0.97  # of the highest clock of the file: less is told
@@ -44,17 +42,17 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _ratios(document: Document, accuracy: str, n: str) -> list[float]:
-    return [value for row in report._rows(document, accuracy, int(n)) if (value := ratio(row))]
+    return [value for row in layers.rows_of(document, accuracy, int(n)) if (value := ratio(row))]
 
 
 def _tf32(document: Document, n: str) -> str:
-    ours = report._rows(document, "fp32", int(n))
-    peers = {row["layer"]: row["best_peer_us"] for row in report._rows(document, "tf32", int(n))}
+    ours = layers.rows_of(document, "fp32", int(n))
+    peers = {row["layer"]: row["best_peer_us"] for row in layers.rows_of(document, "tf32", int(n))}
     pairs = [peers[row["layer"]] / row["us"] for row in ours if row["us"] and peers.get(row["layer"])]
     if not pairs:
         return NOTHING
     faster = sum(value > 1 for value in pairs)
-    return f"{faster} of {len(pairs)} layers are faster, {report._mean(pairs):.2f} times in geometric mean"
+    return f"{faster} of {len(pairs)} layers are faster, {common.mean(pairs):.2f} times in geometric mean"
 
 
 def _largest(values: Iterable[float | None], form: str) -> str:
@@ -91,14 +89,14 @@ def _few_rounds(document: Document) -> str:
 
 def _network(document: Document, name: str, accuracy: str, mode: str) -> str:
     rows = [r for r in document["rows"] if (r["network"], r["class"], r["mode"]) == (name, accuracy, mode)]
-    return _number(network_report.speedup_of(rows[0]["us"], network_report.best_peer(rows[0])[1]) if rows else None)
+    return _number(networks.speedup_of(rows[0]["us"], networks.best_peer(rows[0])[1]) if rows else None)
 
 
 def _best_network(document: Document, accuracy: str) -> str:
     values = []
-    for its in network_report.by_network(document, accuracy).values():
+    for its in networks.by_network(document, accuracy).values():
         ours = min((row["us"] for row in its.values() if row["us"]), default=None)
-        peers = [us for row in its.values() if (us := network_report.best_peer(row)[1])]
+        peers = [us for row in its.values() if (us := networks.best_peer(row)[1])]
         if ours and peers:
             values.append(min(peers) / ours)
     return _span(values)
@@ -106,7 +104,7 @@ def _best_network(document: Document, accuracy: str) -> str:
 
 def _convolutions(document: Document, accuracy: str) -> str:
     parts = []
-    for (name, _, _), its in network_report.by_network(document, accuracy).items():
+    for (name, _, _), its in networks.by_network(document, accuracy).items():
         row = its.get("fused") or its.get("eager")
         theirs = [groups["convolution"] for groups in (row or {}).get("peer_groups", {}).values()]
         if row and row.get("layers_us") and theirs:
@@ -115,27 +113,27 @@ def _convolutions(document: Document, accuracy: str) -> str:
 
 
 _OVER: dict[str, Callable[[Row], float | None]] = {
-    "series": megakernel_report.over_series,
-    "staged": megakernel_report.over_staged,
-    "cudnn": megakernel_report.over_cudnn,
+    "series": megakernel.over_series,
+    "staged": megakernel.over_staged,
+    "cudnn": megakernel.over_cudnn,
 }
 
 
 def _megakernel(document: Document, over: str, accuracy: str) -> str:
-    return _number(report._mean(_OVER[over](row) for row in megakernel_report.rows_of(document, "layers", accuracy)))
+    return _number(common.mean(_OVER[over](row) for row in megakernel.rows_of(document, "layers", accuracy)))
 
 
 def said(name: str, arguments: Sequence[str], file: File) -> str | None:
     """The words of a sentence's marked part; None for a name that is none of these."""
     match [name, *arguments]:
         case ["speedup", suite, accuracy, n] if accuracy in CLASSES and n.isdigit():
-            return _number(report._mean(_ratios(file(suite), accuracy, n)))
+            return _number(common.mean(_ratios(file(suite), accuracy, n)))
         case ["range", suite, accuracy, n] if accuracy in CLASSES and n.isdigit():
             return _span(_ratios(file(suite), accuracy, n))
         case [("worst_error" | "error" | "bias") as what, suite, accuracy, n] if accuracy in CLASSES and n.isdigit():
-            rows = report._rows(file(suite), accuracy, int(n))
+            rows = layers.rows_of(file(suite), accuracy, int(n))
             if what == "worst_error":
-                return _largest(map(report._error_ratio, rows), ".1f")
+                return _largest(map(layers._error_ratio, rows), ".1f")
             return _largest((row.get(what) for row in rows), ".0e")
         case ["logits", accuracy] if accuracy in CLASSES:
             return _logits(file("networks"), accuracy)
@@ -154,7 +152,7 @@ def said(name: str, arguments: Sequence[str], file: File) -> str | None:
         case ["convolutions", accuracy] if accuracy in CLASSES:
             return _convolutions(file("networks"), accuracy)
         case ["megakernel", "layers"]:
-            rows = megakernel_report.rows_of(file("megakernel"), "layers")
+            rows = megakernel.rows_of(file("megakernel"), "layers")
             return f"{len({row['layer'] for row in rows})} of the {len(LAYERS)} layers"
         case ["megakernel", over, accuracy] if over in _OVER and accuracy in CLASSES:
             return _megakernel(file("megakernel"), over, accuracy)

@@ -1,0 +1,74 @@
+"""What all reports share: tables in Markdown, how numbers read, colours, and of which commits the rows are."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+
+from benchmarks.harness.results import Document, Row
+from benchmarks.layers.suite import geometric_mean
+
+OURS, LOSS, NEUTRAL = "#2a6f97", "#c44536", "#8d99ae"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; all but the first column aligned to the right."""
+    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def us(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def times(value: float | None) -> str:
+    """A ratio to the rival; below one it is a loss, and in bold."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}x" if value >= 1 else f"**{value:.2f}x**"
+
+
+def scientific(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    return geometric_mean([value for value in values if value])
+
+
+def commits_of(document: Document, rows: Sequence[Row] | None = None) -> list[str]:
+    """The commits of the rows, the document's own first, each by twelve digits."""
+    found = dict.fromkeys(str(row.get("commit") or document["commit"])[:12] for row in rows or document["rows"])
+    own = document["commit"][:12]
+    return sorted(found, key=lambda commit: commit != own)
+
+
+def other_commits(document: Document, rows: Sequence[Row]) -> list[str]:
+    """A loud sentence where the rows are not all of one commit; the files say which row is of which."""
+    counts = collections.Counter(str(row.get("commit") or document["commit"])[:12] for row in rows)
+    if len(counts) < 2:
+        return [] if document["commit"][:12] in counts or not counts else [f"Of commit {next(iter(counts))}."]
+    said = ", ".join(f"{count} rows of {commit}" for commit, count in counts.most_common())
+    return [f"**Of several commits, not to be compared row by row: {said}.**"]
+
+
+def mixed(commits: dict[str, list[str]]) -> list[str]:
+    """The same for several files. commits: file -> those of its rows."""
+    found: dict[str, list[str]] = {}
+    for suite, its in commits.items():
+        for commit in its:
+            found.setdefault(commit, []).append(suite)
+    if len(found) < 2:
+        return [f"All of commit {commit}." for commit in found]
+    said = "; ".join(f"{commit}: {', '.join(suites)}" for commit, suites in found.items())
+    return [f"**Of several commits: {said}.**"]
+
+
+def machine_line(document: Document) -> str:
+    """One line: what the file was measured on."""
+    parts = [document["gpu"], f"driver {document['driver']}" if document["driver"] else ""]
+    parts += [f"CUDA {document['cuda']}" if document["cuda"] else "", f"torch {document['torch']}"]
+    parts += [f"cuDNN {document['cudnn']}" if document["cudnn"] else "", f"commit {document['commit'][:12]}"]
+    return ", ".join(part for part in [*parts, document["date"][:10]] if part) + "."

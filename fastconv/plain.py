@@ -1,0 +1,75 @@
+"""The convolution and its gradients by PyTorch's own operators, in the class asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastconv import settings
+
+aten = torch.ops.aten
+
+
+def is_of_class(tensor: Tensor, precision: str) -> bool:
+    """Whether PyTorch's own convolution, which follows its global switch, computes in the class asked for."""
+    if not tensor.is_cuda or tensor.dtype != torch.float32:
+        return True
+    return (settings.cuda_precision() == "tf32") == (precision == "tf32")
+
+
+def conv2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, activation: str,
+    slope: float, flags: int, max_error: float | None = None,
+) -> Tensor:  # fmt: skip
+    """The operator `conv2d`. `algorithm` and `max_error` are its, and say nothing here."""
+    y = aten._convolution(
+        input, weight, bias, stride, padding, dilation, False, [0, 0], groups, *settings.unpack_flags(flags),
+        precision == "tf32",
+    )  # fmt: skip
+    return epilogue(y, residual, activation, slope)
+
+
+def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float) -> Tensor:
+    """activation(y + residual), by PyTorch."""
+    if residual is not None:
+        y = y + residual.to(y.dtype)
+    if activation == "none":
+        return y
+    if activation == "leaky_relu":
+        return F.leaky_relu(y, slope)
+    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y)
+
+
+def input_gradient_as_convolution(
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, precision: str, backend_flags: int,
+) -> Tensor:  # fmt: skip
+    """The input gradient [N, C, H, W] as a transposed convolution, which takes the class as an argument. What the
+    stride left over is its output padding."""
+    extent = [dilation[i] * (weight.shape[i + 2] - 1) for i in range(2)]
+    reached = [(grad.shape[i + 2] - 1) * stride[i] - 2 * padding[i] + extent[i] + 1 for i in range(2)]
+    rest = [input_size[i + 2] - reached[i] for i in range(2)]
+    return aten._convolution(
+        grad, weight, None, stride, padding, dilation, True, rest, groups, *settings.unpack_flags(backend_flags),
+        precision == "tf32",
+    )  # fmt: skip
+
+
+def weight_gradient_as_convolution(
+    input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, precision: str, backend_flags: int,
+) -> Tensor:  # fmt: skip
+    """The weight gradient [K, C/groups, R, S] as a convolution over N, P, Q: channels take the place of the batch,
+    stride and dilation change places, and rows that the stride did not reach are cropped."""
+    n, c, h, w = input.shape
+    x = input.reshape(n, groups, c // groups, h, w).permute(2, 1, 0, 3, 4).reshape(c // groups, groups * n, h, w)
+    filters = grad.transpose(0, 1)  # [K, N, P, Q]
+    result = aten._convolution(
+        x, filters, None, dilation, padding, stride, False, [0, 0], groups, *settings.unpack_flags(backend_flags),
+        precision == "tf32",
+    )  # fmt: skip
+    return result[:, :, : weight_size[2], : weight_size[3]].transpose(0, 1)

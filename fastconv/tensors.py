@@ -1,0 +1,42 @@
+"""What kind of a tensor a tensor is: its class may take calls over."""
+
+import torch
+from torch import Tensor
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the tensor is nothing but a tensor: no subclass that could take the call over."""
+    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+
+
+# PyTorch's own wrappers, which take any operator; by name, since not all are imported.
+_DTENSOR = "torch.distributed.tensor.DTensor"
+_WRAPPERS = (
+    "torch._subclasses.fake_tensor.FakeTensor",
+    "torch._subclasses.functional_tensor.FunctionalTensor",
+    "torch.distributed._functional_collectives.AsyncCollectiveTensor",
+    _DTENSOR,
+)
+
+
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether it is a DTensor."""
+    return _name_of(type(tensor)) == _DTENSOR
+
+
+def is_foreign(tensor: Tensor) -> bool:
+    """Whether the tensor's class says itself what PyTorch's operators do with it: it cannot know ours."""
+    if is_plain(tensor):
+        return False
+    cls = type(tensor)
+    function = cls.__torch_function__
+    default = function is torch._C._disabled_torch_function_impl or (
+        getattr(function, "__func__", None) is Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    )
+    if default and cls.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl:
+        return False
+    return _name_of(cls) not in _WRAPPERS
