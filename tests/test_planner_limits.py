@@ -16,7 +16,7 @@ FIVE = ("direct", "direct_tiled", "im2col_gemm", "fused_unroll", "two_stage")
 
 def documented_multiples():
     text = (
-        (Path(__file__).resolve().parent.parent / "docs" / "numerics.md")
+        (Path(__file__).resolve().parent.parent / "docs" / "concepts" / "numerics.md")
         .read_text()
         .split("## Bounds and measurements")[1]
     )

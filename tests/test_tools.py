@@ -181,7 +181,7 @@ def test_noise_gain_is_the_noise_of_a_simulation():
 
 
 def test_documented_numbers_are_the_computed_ones():
-    text = (ROOT / "docs" / "numerics.md").read_text()
+    text = (ROOT / "docs" / "concepts" / "numerics.md").read_text()
     for m, points in winograd_norms.POINTS.values():
         t = winograd_norms.matrices(m, points)
         for value in (winograd_norms.gain(t), winograd_norms.worst_case(t) ** 2, winograd_norms.noise_gain(t)):
