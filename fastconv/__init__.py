@@ -9,7 +9,7 @@ from fastconv import built, integrations, measured  # noqa: F401  (built first: 
 from fastconv.explain import AlgorithmInfo, Explanation, algorithms, explain
 from fastconv.functional import conv2d
 from fastconv.fuse import FusedModule, fuse
-from fastconv.fuse_report import FuseReport
+from fastconv.fuse.report import FuseReport
 from fastconv.nn import Conv2d, FusedConv2d
 from fastconv.ops import UnsupportedError, last_call
 from fastconv.swap import SwapReport, swap_

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastconv import _C, ops, plain, settings, transforms
+from fastconv import _C, ops, settings
+from fastconv.ops import autograd, plain
 from fastconv.tensors import is_foreign
 
 ALGORITHMS = ("auto", *(row["name"] for row in _C.algorithms()))
@@ -105,7 +106,7 @@ def conv2d(
             )
         if settings.log_calls and not torch.compiler.is_compiling():
             _log(x, weight, strides, paddings, dilations, groups, algorithm, precision, activation)
-        y = transforms.conv2d(
+        y = autograd.conv2d(
             x, weight, bias, residual, strides, paddings, dilations, groups, algorithm, precision, activation,
             float(negative_slope), settings.switches.backend_flags, limit,
         )  # fmt: skip

@@ -19,9 +19,10 @@ from torch.autograd import forward_ad
 from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
-from fastconv import functional, ops, plain, settings, transforms
+from fastconv import functional, ops, settings
 from fastconv.epilogue import activate, conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
+from fastconv.ops import autograd, plain
 from fastconv.tensors import is_plain
 
 __all__ = ["Conv2d", "FusedConv2d"]
@@ -171,7 +172,7 @@ def _run_torch(
 
 
 class _Convolution(torch.autograd.Function):
-    """A layer's call with gradients: what `transforms.conv2d` registers, with less between autograd and the kernels."""
+    """A layer's call with gradients: what `autograd.conv2d` registers, with less between autograd and the kernels."""
 
     @staticmethod
     def forward(
@@ -213,9 +214,9 @@ class _Convolution(torch.autograd.Function):
                 dx, dw = dx_torch if of_input else dx, dw_torch if of_weight else dw
                 of_input = of_weight = of_bias = False
         if of_input:
-            dx = transforms.input_gradient_of(grad, weight, x.shape, *geometry, algorithm, ctx.precision, max_error)
+            dx = autograd.input_gradient_of(grad, weight, x.shape, *geometry, algorithm, ctx.precision, max_error)
         if of_weight:
-            dw = transforms.weight_gradient_of(x, grad, weight.shape, *geometry, algorithm, ctx.precision, max_error)
+            dw = autograd.weight_gradient_of(x, grad, weight.shape, *geometry, algorithm, ctx.precision, max_error)
         if of_bias:
             db = grad.sum((0, 2, 3))
         return dx, dw, db, None, None, None, None

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastconv import _C, measured, ops, settings, timing, transforms
+from fastconv import _C, measured, ops, settings, timing
+from fastconv.ops import autograd
 from fastconv.swap import plain_table
 
 __all__ = ["Convolution", "TuneReport", "TuneRow", "tune"]
@@ -74,7 +75,7 @@ class Convolution:
             tail = (name, self.precision, self.activation, self.negative_slope)
             if name == "torch":
                 arguments = (x, weight, bias, residual, *rest, *tail, self.backend_flags)
-                calls[name] = functools.partial(transforms.conv2d, *arguments)
+                calls[name] = functools.partial(autograd.conv2d, *arguments)
                 continue
             try:
                 packed = ops.pack_weight(weight, self.groups, name, self.precision)
@@ -84,7 +85,7 @@ class Convolution:
                 continue
             channels_last = self.weight_format == torch.channels_last
             calls[name] = functools.partial(
-                transforms.conv2d_packed, x, packed, self.weight_shape, bias, residual, *rest, channels_last, *tail
+                autograd.conv2d_packed, x, packed, self.weight_shape, bias, residual, *rest, channels_last, *tail
             )
         return calls
 

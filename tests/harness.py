@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from metrics import Rounding, bound
 from shapes import Shape
 
-from fastconv import _C, ops, testing, transforms
+from fastconv import _C, ops, testing
+from fastconv.ops import autograd
 
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 # Accuracy class -> (dtype, the precision argument that asks for it).
@@ -111,7 +112,7 @@ def make_case(
 
 def conv2d(case: Case, algorithm: str, cls: str) -> torch.Tensor:
     shape, epilogue = case.shape, case.epilogue
-    return transforms.conv2d(
+    return autograd.conv2d(
         case.input, case.weight, case.bias, case.residual, list(shape.stride), list(shape.padding),
         list(shape.dilation), shape.groups, algorithm, CLASSES[cls][1], epilogue.activation, epilogue.negative_slope, 4,
     )  # fmt: skip
@@ -129,7 +130,7 @@ def refresh_packed(
 
 def conv2d_packed(case: Case, packed: torch.Tensor, algorithm: str, cls: str, layout: str) -> torch.Tensor:
     shape, epilogue = case.shape, case.epilogue
-    return transforms.conv2d_packed(
+    return autograd.conv2d_packed(
         case.input, packed, list(case.weight.shape), case.bias, case.residual, list(shape.stride), list(shape.padding),
         list(shape.dilation), shape.groups, layout == "nhwc", algorithm, CLASSES[cls][1], epilogue.activation,
         epilogue.negative_slope,

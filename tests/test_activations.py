@@ -11,7 +11,7 @@ from harness import ALGORITHMS, CLASSES, DEVICES, refusal
 from shapes import Shape
 
 import fastconv
-from fastconv import transforms
+from fastconv.ops import autograd
 
 SHAPES = [
     Shape(1, 8, 9, 9, 16, 3, 3, padding=(1, 1)),
@@ -65,7 +65,7 @@ def test_special_values(algorithm, cls, device):
             # -0 + 0 is 0: what arrives at the activation has no negative zero.
             arriving = residual + 0.0
             for activation, slope in ACTIVATIONS:
-                y = transforms.conv2d(
+                y = autograd.conv2d(
                     x, w, None, residual, [1, 1], list(shape.padding), [1, 1], shape.groups, algorithm, precision,
                     activation, slope, 4,
                 )  # fmt: skip
@@ -91,7 +91,7 @@ def test_without_a_residual(algorithm, cls, device):
             x = torch.zeros(shape.n, shape.c, shape.h, shape.w, dtype=dtype, device=device).to(memory_format=format)
             w = torch.ones(shape.k, shape.c // shape.groups, shape.r, shape.s, dtype=dtype, device=device)
             for activation, slope in ACTIVATIONS:
-                y = transforms.conv2d(
+                y = autograd.conv2d(
                     x, w, bias, None, [1, 1], list(shape.padding), [1, 1], shape.groups, algorithm, precision,
                     activation, slope, 4,
                 )  # fmt: skip

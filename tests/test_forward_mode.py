@@ -8,7 +8,8 @@ from torch.func import grad, hessian, jvp, vmap
 from torch.utils._pytree import tree_leaves
 
 import fastconv
-from fastconv import ops, transforms
+from fastconv import ops
+from fastconv.ops import autograd
 
 ACTIVATIONS = {
     None: lambda y: y,
@@ -90,7 +91,7 @@ def test_a_packed_weight_says_that_it_has_none():
     x, w = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3)
     packed = ops.pack_weight(w, 1, "direct", "fp32")
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode"):
-        transforms.conv2d_packed(
+        autograd.conv2d_packed(
             forward_ad.make_dual(x, x), packed, w.shape, None, None, [1, 1], [0, 0], [1, 1], 1, False, "direct", "fp32",
             "none", 0.0,
         )  # fmt: skip

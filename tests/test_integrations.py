@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fastconv
-from fastconv import integrations, ops, transforms
+from fastconv import integrations, ops
+from fastconv.ops import autograd
 
 LATE = ("torch.utils.flop_counter", "torch.distributed.tensor", "torch.onnx")
 
@@ -124,7 +125,7 @@ def test_packed_operators_and_gradients_are_counted() -> None:
     epilogue = ("implicit_gemm", "fp32", "none", 0.0)
     forward = operations(lambda: F.conv2d(x, w, None, *geometry))["Global"]
     assert forward > 0
-    packed_call = lambda: transforms.conv2d_packed(x, packed, w.shape, None, None, *geometry, False, *epilogue)  # noqa: E731
+    packed_call = lambda: autograd.conv2d_packed(x, packed, w.shape, None, None, *geometry, False, *epilogue)  # noqa: E731
     assert operations(packed_call)["Global"] == forward
     grad = F.conv2d(x, w, None, *geometry)
     like = torch.ops.aten.convolution_backward

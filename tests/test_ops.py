@@ -10,7 +10,8 @@ from torch.func import grad, vmap
 from torch.library import opcheck
 
 import fastconv
-from fastconv import ops, plain, reference, transforms
+from fastconv import ops, reference
+from fastconv.ops import autograd, plain
 from fastconv.testing import errors
 
 OWN = [row.name for row in fastconv.algorithms() if row.name != "torch"]
@@ -127,8 +128,8 @@ def test_packed_is_the_same_convolution(name, dtype, device):
             assert packed.numel() == ops.packed_bytes(w, geometry[3], name, "fp32")
             suggests = ops.format_of(w) == CHANNELS_LAST  # of a 1x1 filter both formats are true
             call = (*geometry, suggests, name, "fp32", "relu", 0.0)
-            y = transforms.conv2d_packed(x, packed, w_shape, None, None, *call)
-            expected = transforms.conv2d(x, w, None, None, *geometry, name, "fp32", "relu", 0.0, 4)
+            y = autograd.conv2d_packed(x, packed, w_shape, None, None, *call)
+            expected = autograd.conv2d(x, w, None, None, *geometry, name, "fp32", "relu", 0.0, 4)
             assert torch.equal(y, expected)
             assert y.stride() == expected.stride()
             snapshot = w.clone(memory_format=torch.contiguous_format)
@@ -156,7 +157,7 @@ def test_packed_memory_is_as_it_was_made():
         with pytest.raises(RuntimeError, match="packed weight is not contiguous uint8, aligned to 16 bytes"):
             ops.refresh_packed(wrong, snapshot, w, 1, "winograd_f4", "fp32")
         with pytest.raises(RuntimeError, match="packed weight is not contiguous uint8, aligned to 16 bytes"):
-            transforms.conv2d_packed(
+            autograd.conv2d_packed(
                 make((1, 4, 9, 9)), wrong, (4, 4, 3, 3), None, None, (1, 1), (1, 1), (1, 1), 1, False, "winograd_f4",
                 "fp32", "none", 0.0,
             )  # fmt: skip
@@ -170,7 +171,7 @@ def test_packed_gradients(name, activation, device):
             continue
         x, w, bias = make(x_shape, device=device), make(w_shape, device=device), make(w_shape[0], device=device)
         packed = ops.pack_weight(w, geometry[3], name, "fp32")
-        y = transforms.conv2d_packed(x, packed, w_shape, bias, None, *geometry, False, name, "fp32", activation, 0.0)
+        y = autograd.conv2d_packed(x, packed, w_shape, bias, None, *geometry, False, name, "fp32", activation, 0.0)
         cotangent = torch.randn_like(y)
         x64, w64, b64 = (t.detach().double().requires_grad_() for t in (x, w, bias))
         y64 = reference.conv2d(x64, w64, b64, *geometry, activation=None if activation == "none" else activation)
@@ -281,7 +282,7 @@ def test_calls_below_autograd_are_seen_by_modes_and_subclasses():
     two = torch.testing._internal.two_tensor.TwoTensor(x, 2 * x)
     filters = torch.testing._internal.two_tensor.TwoTensor(w, w)
     geometry = ([1, 1], [0, 0], [1, 1], 1)
-    y = transforms.conv2d(two, filters, None, None, *geometry, "direct", "fp32", "none", 0.0, 0)
+    y = autograd.conv2d(two, filters, None, None, *geometry, "direct", "fp32", "none", 0.0, 0)
     torch.testing.assert_close(y.b, 2 * y.a)
     leaf = x.clone().requires_grad_()
     with torch.inference_mode():
@@ -331,7 +332,7 @@ def test_vmap_of_the_packed_operators():
     geometry = ([1, 1], [1, 1], [1, 1], 1, False, "direct", "fp32", "none", 0.0)
 
     def call(x, p):
-        return transforms.conv2d_packed(x, p, [6, 4, 3, 3], None, None, *geometry)
+        return autograd.conv2d_packed(x, p, [6, 4, 3, 3], None, None, *geometry)
 
     expected = torch.stack([F.conv2d(a, w, padding=1) for a, w in zip(x, ws, strict=True)])
     torch.testing.assert_close(vmap(call)(x, packed), expected, rtol=1e-4, atol=1e-5)
@@ -368,7 +369,7 @@ def test_autocast(dtype, device):
         assert F.conv2d(x, w, bias).dtype == y.dtype == dtype
         assert fastconv.conv2d(x.double(), w.double()).dtype == torch.float64
         packed = ops.pack_weight(w.to(dtype), 1, "direct", "fp32")
-        again = transforms.conv2d_packed(
+        again = autograd.conv2d_packed(
             x, packed, w.shape, bias, None, [1, 1], [1, 1], [1, 1], 1, False, "direct", "fp32", "relu", 0.0
         )
         assert again.dtype == dtype

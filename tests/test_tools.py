@@ -45,8 +45,8 @@ def test_this_tree_keeps_the_rules():
         ("csrc/winograd/limits.cpp", '#include "algos/winograd_fused/plan.h"', "through the registry"),
         ("csrc/algos/implicit_gemm/wgrad/plan.h", "#include <cuda_fp16.h>", "need no CUDA"),
         ("csrc/ops/operators.cpp", "#include <pybind11/pybind11.h>", "only csrc/bindings knows Python"),
-        ("fastconv/nn.py", "y = torch.ops.fastconv.conv2d(x)", "fastconv/ops.py alone"),
-        ("fastconv/nn.py", 'ops = getattr(torch.ops, "fastconv")', "fastconv/ops.py alone"),
+        ("fastconv/nn.py", "y = torch.ops.fastconv.conv2d(x)", "fastconv/ops/__init__.py alone"),
+        ("fastconv/nn.py", 'ops = getattr(torch.ops, "fastconv")', "fastconv/ops/__init__.py alone"),
     ],
 )
 def test_a_broken_rule_is_caught(tmp_path, path, line, reason):
@@ -65,7 +65,7 @@ def test_what_is_allowed_passes(tmp_path):
         ("csrc/algos/direct/launch.cu", '#include "device/cuda_check.h"'),
         ("csrc/algos/direct/launch.cu", '#include "algos/direct/plan.h"'),
         ("csrc/algos/direct/cpu.cpp", '#include "core/kernels.h"  // not <torch/torch.h>'),
-        ("fastconv/ops.py", "torch.ops.fastconv.conv2d"),
+        ("fastconv/ops/__init__.py", "torch.ops.fastconv.conv2d"),
         ("tests/harness.py", "torch.ops.fastconv.conv2d"),
     ]:
         file = tmp_path / path

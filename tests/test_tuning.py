@@ -9,7 +9,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fastconv
-from fastconv import _C, cli, measured, ops, settings, timing, transforms, tuning
+from fastconv import _C, cli, measured, ops, settings, timing, tuning
+from fastconv.ops import autograd
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -136,7 +137,7 @@ def test_one_problem_in_two_forms_is_measured_as_it_is_called_most(times, monkey
 
 
 def test_a_candidate_that_fails_is_left_out_and_named(times, monkeypatch):
-    pack, run = ops.pack_weight, transforms.conv2d_packed
+    pack, run = ops.pack_weight, autograd.conv2d_packed
 
     def refuse_to_pack(weight, groups, algorithm, precision):
         if algorithm == "winograd_f2":
@@ -149,7 +150,7 @@ def test_a_candidate_that_fails_is_left_out_and_named(times, monkeypatch):
         return run(*arguments)
 
     monkeypatch.setattr(ops, "pack_weight", refuse_to_pack)
-    monkeypatch.setattr(transforms, "conv2d_packed", refuse_to_run)
+    monkeypatch.setattr(autograd, "conv2d_packed", refuse_to_run)
     times |= {"winograd_f2": 1.0, "im2col_gemm": 1.0, "direct": 2.0}
     report = fastconv.tune(fastconv.conv2d, X, W)
     (found,) = report.rows

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from fastconv import _C, ops, transforms
+from fastconv import _C, ops
 from fastconv.models.layers import Layer
+from fastconv.ops import autograd
 
 _PRECISIONS = {"ieee": "ieee", "fp32": "fp32", "tf32": "tf32", "fp16": "fp32", "bf16": "fp32"}
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -74,13 +75,13 @@ def contender(
         order = torch.channels_last if channels_last else torch.contiguous_format
         arranged, flags = weight.contiguous(memory_format=order), _BENCHMARK | _CUDNN_ENABLED
         arguments = (x, arranged, bias, residual, stride, padding, dilation, layer.groups, algorithm, precision)
-        return functools.partial(transforms.conv2d, *arguments, *epilogue, flags)
+        return functools.partial(autograd.conv2d, *arguments, *epilogue, flags)
     packed = ops.pack_weight(weight, layer.groups, algorithm, precision)
     channels_last = not x.is_contiguous()
     geometry = (stride, padding, dilation, layer.groups, channels_last)
     shape = list(weight.shape)
     return functools.partial(
-        transforms.conv2d_packed, x, packed, shape, bias, residual, *geometry, algorithm, precision, *epilogue
+        autograd.conv2d_packed, x, packed, shape, bias, residual, *geometry, algorithm, precision, *epilogue
     )
 
 

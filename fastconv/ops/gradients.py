@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fastconv import ops, plain, settings
-from fastconv.input_gradient import own_input_gradient
+from fastconv import ops, settings
+from fastconv.ops import plain
+from fastconv.ops.input_gradient import own_input_gradient
 
 
 def input_gradient(

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fastconv import ops, swap
-from fastconv.fuse_graph import IDENTITIES, IN_PLACE_SUMS, activation_of, is_altered, is_sum, may_write, traced
-from fastconv.fuse_report import FuseReport, FuseRow
+from fastconv.fuse.graph import IDENTITIES, IN_PLACE_SUMS, activation_of, is_altered, is_sum, may_write, traced
+from fastconv.fuse.report import FuseReport, FuseRow
 from fastconv.nn import Conv2d, FusedConv2d, check_settings
 
 __all__ = ["FusedModule", "fuse"]

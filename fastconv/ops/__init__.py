@@ -1,12 +1,12 @@
-"""The operators, those without a gradient as typed Python functions, and what PyTorch must know about them besides
-their kernels: shapes and memory formats (fake implementations), autocast. Kernels of the gradients are in
-`fastconv.gradients`; `fastconv.transforms` has autograd and vmap, and `conv2d` and `conv2d_packed` with them.
+"""The operators, those without a gradient as typed Python functions; `autograd` has `conv2d` and `conv2d_packed`.
+
+What PyTorch must know of the operators besides their kernels is in files of its own: `autograd` (and vmap), `fake`
+(shapes), `autocast`. `gradients` computes the two gradients, `plain` everything by PyTorch's own operators.
 
 The only file that names ``torch.ops.fastconv``.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,13 +15,14 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
-from fastconv import _C, built, failures, plain
+from fastconv import _C, built, failures
 from fastconv.failures import UnsupportedError as UnsupportedError
+from fastconv.ops import plain
 
 with built.loading(built.OPERATORS.name):
     torch.ops.load_library(built.OPERATORS)
 
-# Holds the registrations, here and in fastconv.gradients and fastconv.transforms; they live as long as this object.
+# Holds the registrations of all files of this folder; they live as long as this object.
 library: torch.library.Library = torch.library.Library("fastconv", "FRAGMENT")
 _CONVOLUTION = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 library.define(
@@ -206,9 +207,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return known.get(dtype, "other")
 
 
-# --- Fake implementations: the kernels' shapes, memory formats and checks, symbolically.
-
-
 def format_of(*tensors: Tensor) -> torch.memory_format:
     """channels_last if any of the tensors suggests it: PyTorch's rule for the output of a convolution."""
     if any(suggest_memory_format(tensor) == torch.channels_last for tensor in tensors):
@@ -226,62 +224,6 @@ def output_size(
     ]
 
 
-def _fake_conv2d(
-    input: Tensor, weight_shape: Sequence[int], bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], groups: int, memory_format: torch.memory_format,
-) -> Tensor:  # fmt: skip
-    def check(condition: Any, message: str) -> None:
-        torch._check(condition, lambda: "fastconv: " + message)
-
-    check(input.dim() == 4, f"input has shape {list(input.shape)}; expected 4 dimensions [N, C, H, W]")
-    check(len(weight_shape) == 4, f"weight has shape {list(weight_shape)}; expected 4 dimensions [K, C/groups, R, S]")
-    k, c_per_group = weight_shape[0], weight_shape[1]
-    for name, pair, least in (("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):
-        check(len(pair) == 2, f"{name} is {list(pair)}; expected two integers")
-        for value in pair:
-            check(value >= least, f"{name} is {list(pair)}; expected two integers of at least {least}")
-    check(k > 0, f"weight has K = {k} output channels; expected at least 1")
-    check(groups > 0, f"groups is {groups}; expected a positive integer")
-    check(k % groups == 0, f"weight has K = {k} output channels; expected a multiple of groups = {groups}")
-    check(
-        input.shape[1] == c_per_group * groups,
-        f"input has C = {input.shape[1]} channels; expected weight.shape[1] * groups = {c_per_group * groups}",
-    )
-    p, q = output_size(input.shape, weight_shape, stride, padding, dilation)
-    shape = [input.shape[0], 0 if c_per_group == 0 else k, p, q]  # as PyTorch: no channels in, none out
-    if all(type(size) is int for size in input.shape) and math.prod(input.shape[:2]) != 0:  # a symbol is not zero
-        check(math.prod(input.shape[2:]) != 0, f"input has shape {list(input.shape)}; expected H and W of at least 1")
-    for size in (p, q):
-        check(size > 0, f"padded input of shape {list(input.shape)} is smaller than the kernel {list(weight_shape)}")
-    for name, tensor, expected in (("bias", bias, [k]), ("residual", residual, shape)):
-        if tensor is None:
-            continue
-        check(tensor.device == input.device, f"{name} is on {tensor.device}; expected input's {input.device}")
-        check(tensor.dim() == len(expected), f"{name} has shape {list(tensor.shape)}; expected {expected}")
-        for size, wanted in zip(tensor.shape, expected, strict=True):
-            check(size == wanted, f"{name} has shape {list(tensor.shape)}; expected {expected}")
-        check(tensor.dtype == input.dtype, f"{name} and input differ in dtype")
-    return torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=memory_format)
-
-
-@torch.library.register_fake(conv2d_op, lib=library)
-def _(input, weight, bias, residual, stride, padding, dilation, groups, *_):  # type: ignore[no-untyped-def]
-    torch._check(weight.dtype == input.dtype, lambda: "fastconv: weight and input differ in dtype")
-    torch._check(  # a forgotten weight on the meta device brings a call here whose input has values
-        weight.device == input.device,
-        lambda: f"fastconv: weight is on {weight.device}; expected input's {input.device}",
-    )
-    return _fake_conv2d(
-        input, weight.shape, bias, residual, stride, padding, dilation, groups, format_of(input, weight)
-    )
-
-
-@torch.library.register_fake(conv2d_packed_op, lib=library)
-def _(input, packed, weight_shape, bias, residual, stride, padding, dilation, groups, channels_last, *_):  # type: ignore[no-untyped-def]
-    memory_format = torch.channels_last if channels_last else format_of(input)
-    return _fake_conv2d(input, weight_shape, bias, residual, stride, padding, dilation, groups, memory_format)
-
-
 def packed_bytes(weight: Tensor, groups: int, algorithm: str, precision: str) -> int:
     """Size of `pack_weight`'s result. Raises as `pack_weight` does."""
     k, c_per_group, r, s = (int(size) for size in weight.shape)
@@ -292,52 +234,3 @@ def packed_bytes(weight: Tensor, groups: int, algorithm: str, precision: str) ->
     device = device_info(weight.device) if weight.device.type == "cuda" else _C.cpu_device(1)
     _C.choose(algorithm, problem, device)  # raises if it does not fit
     return _C.packed_weight_bytes(algorithm, problem, device)
-
-
-@torch.library.register_fake(pack_weight_op, lib=library)
-def _(weight, groups, algorithm, precision):  # type: ignore[no-untyped-def]
-    return weight.new_empty([packed_bytes(weight, int(groups), algorithm, precision)], dtype=torch.uint8)
-
-
-@torch.library.register_fake(refresh_packed_op, lib=library)
-def _(packed, snapshot, weight, groups, algorithm, precision):  # type: ignore[no-untyped-def]
-    return None
-
-
-@torch.library.register_fake(input_gradient_op, lib=library)
-def _(grad, weight, input_size, *_):  # type: ignore[no-untyped-def]
-    return torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=format_of(grad, weight))
-
-
-@torch.library.register_fake(weight_gradient_op, lib=library)
-def _(input, grad, weight_size, *_):  # type: ignore[no-untyped-def]
-    return torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=format_of(input, grad))
-
-
-@torch.library.register_fake(weight_gradient_kernel_op, lib=library)
-def _(input, grad, weight_size, stride, padding, dilation, groups, channels_last, *_):  # type: ignore[no-untyped-def]
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    return torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
-
-
-# --- Autocast: as for torch.nn.functional.conv2d, everything in the lower precision.
-
-
-def _register_autocast(operator: OpOverload, device: str, key: str) -> None:
-    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-
-    def cast(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
-            return value.to(torch.get_autocast_dtype(device))
-        return value
-
-    def kernel(*args: Any) -> Tensor:
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return operator(*[cast(arg) for arg in args])
-
-    library.impl(operator, kernel, key)
-
-
-for _operator in (conv2d_op, conv2d_packed_op):
-    _register_autocast(_operator, "cuda", "AutocastCUDA")
-    _register_autocast(_operator, "cpu", "AutocastCPU")

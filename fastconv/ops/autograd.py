@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fastconv import gradients, ops, plain, settings
+from fastconv import ops, settings
+from fastconv.ops import autocast, fake, gradients, plain  # noqa: F401  (autocast and fake register themselves)
 from fastconv.tensors import is_plain
 
 aten = torch.ops.aten
