@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastconv import _C, ops, settings
 from fastconv.ops import autograd, plain
+from fastconv.ops.geometry import Geometry
 from fastconv.tensors import is_foreign
 
 ALGORITHMS = ("auto", *(row["name"] for row in _C.algorithms()))
@@ -90,6 +91,7 @@ def conv2d(
         x, paddings = _named_padding(batched, weight, padding, strides, dilations)
     else:
         x, paddings = batched, _pair("padding", padding)
+    geometry = Geometry(strides, paddings, dilations, groups)
     if residual is not None and input.dim() == 3:
         residual = residual.unsqueeze(0)
 
@@ -97,7 +99,7 @@ def conv2d(
     if refused is not None:
         if algorithm not in ("auto", "torch"):
             raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
-        y = _through_torch(x, weight, bias, residual, strides, paddings, dilations, groups, activation, negative_slope)
+        y = _through_torch(x, weight, bias, residual, geometry, activation, negative_slope)
     else:
         if torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export():
             raise ops.UnsupportedError(
@@ -105,10 +107,10 @@ def conv2d(
                 "undo() the swap first (of a fused model: export the model that it was made from)"
             )
         if settings.log_calls and not torch.compiler.is_compiling():
-            _log(x, weight, strides, paddings, dilations, groups, algorithm, precision, activation)
+            _log(x, weight, geometry, algorithm, precision, activation)
         y = autograd.conv2d(
-            x, weight, bias, residual, strides, paddings, dilations, groups, algorithm, precision, activation,
-            float(negative_slope), settings.switches.backend_flags, limit,
+            x, weight, bias, residual, *geometry, algorithm, precision, activation, float(negative_slope),
+            settings.switches.backend_flags, limit,
         )  # fmt: skip
     return y.squeeze(0) if input.dim() == 3 else y
 
@@ -202,10 +204,10 @@ def _named_padding_sizes(
 
 
 def _through_torch(
-    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: list[int],
-    padding: list[int], dilation: list[int], groups: int, activation: str, negative_slope: float,
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, activation: str,
+    negative_slope: float,
 ) -> Tensor:  # fmt: skip
-    y = F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    y = F.conv2d(input, weight, bias, *geometry)
     if residual is not None and (residual.shape != y.shape or residual.dtype != y.dtype):
         raise RuntimeError(
             f"residual is {residual.dtype} of shape {list(residual.shape)}; expected {y.dtype} of shape {list(y.shape)}"
@@ -213,14 +215,11 @@ def _through_torch(
     return plain.epilogue(y, residual, activation, negative_slope)
 
 
-def _log(
-    input: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    algorithm: str, precision: str, activation: str,
-) -> None:  # fmt: skip
+def _log(input: Tensor, weight: Tensor, geometry: Geometry, algorithm: str, precision: str, activation: str) -> None:
     settings.logger.debug(
         "conv2d input %s%s weight %s stride %s padding %s dilation %s groups %d %s %s algorithm %s precision %s "
         "activation %s",
         list(input.shape), "" if ops.format_of(input, weight) == torch.contiguous_format else " channels_last",
-        list(weight.shape), stride, padding, dilation, groups, input.dtype, input.device, algorithm, precision,
+        list(weight.shape), *geometry, input.dtype, input.device, algorithm, precision,
         activation,
     )  # fmt: skip

@@ -23,6 +23,7 @@ from fastconv import functional, ops, settings
 from fastconv.epilogue import activate, conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
 from fastconv.ops import autograd, plain
+from fastconv.ops.geometry import Geometry
 from fastconv.tensors import is_plain
 
 __all__ = ["Conv2d", "FusedConv2d"]
@@ -193,7 +194,7 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         x, weight = ctx.saved_tensors
         algorithm, stride, padding, dilation, groups, _, _, max_error = ctx.key
-        geometry = (_pair(stride), padding, _pair(dilation), groups)
+        geometry = Geometry(_pair(stride), padding, _pair(dilation), groups)
         of_input, of_weight, of_bias = ctx.needs_input_grad[:3]
         dx = dw = db = None
         precision = ops.PRECISIONS[ctx.precision]
@@ -214,9 +215,9 @@ class _Convolution(torch.autograd.Function):
                 dx, dw = dx_torch if of_input else dx, dw_torch if of_weight else dw
                 of_input = of_weight = of_bias = False
         if of_input:
-            dx = autograd.input_gradient_of(grad, weight, x.shape, *geometry, algorithm, ctx.precision, max_error)
+            dx = autograd.input_gradient_of(grad, weight, x.shape, geometry, algorithm, ctx.precision, max_error)
         if of_weight:
-            dw = autograd.weight_gradient_of(x, grad, weight.shape, *geometry, algorithm, ctx.precision, max_error)
+            dw = autograd.weight_gradient_of(x, grad, weight.shape, geometry, algorithm, ctx.precision, max_error)
         if of_bias:
             db = grad.sum((0, 2, 3))
         return dx, dw, db, None, None, None, None
@@ -370,10 +371,8 @@ class Conv2d(nn.Conv2d):
         return y
 
     def _log(self, x: Tensor, padding: Any, algorithm: str, precision: str, activation: str) -> None:
-        functional._log(
-            x, self.weight, list(_pair(self.stride)), list(padding), list(_pair(self.dilation)), self.groups,
-            algorithm, precision, activation,
-        )  # fmt: skip
+        geometry = Geometry(list(_pair(self.stride)), list(padding), list(_pair(self.dilation)), self.groups)
+        functional._log(x, self.weight, geometry, algorithm, precision, activation)
 
     def _plain(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, residual: Tensor | None, activation: str,

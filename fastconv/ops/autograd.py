@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 
 from fastconv import ops, settings
 from fastconv.ops import autocast, fake, gradients, plain  # noqa: F401  (autocast and fake register themselves)
+from fastconv.ops.geometry import Geometry, from_operator
 from fastconv.tensors import is_plain
 
 aten = torch.ops.aten
@@ -174,24 +175,20 @@ def _weight_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
     )
 
 
+@from_operator
 def _plain_input_gradient(
-    grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
-    max_error: float | None = None,
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
+    flags: int, max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
-    return plain.input_gradient_as_convolution(
-        grad, weight, input_size, stride, padding, dilation, groups, precision, flags
-    )
+    return plain.input_gradient_as_convolution(grad, weight, input_size, geometry, precision, flags)
 
 
+@from_operator
 def _plain_weight_gradient(
-    input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
-    max_error: float | None = None,
+    input: Tensor, grad: Tensor, weight_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
+    flags: int, max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
-    return plain.weight_gradient_as_convolution(
-        input, grad, weight_size, stride, padding, dilation, groups, precision, flags
-    )
+    return plain.weight_gradient_as_convolution(input, grad, weight_size, geometry, precision, flags)
 
 
 # conv2d_packed: as conv2d, without a gradient for the weight ---------------------------------------------------------
@@ -383,20 +380,22 @@ conv2d_packed = _differentiable(
 
 
 def input_gradient_of(
-    grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, algorithm: str, precision: str, max_error: float | None,
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
+    max_error: float | None,
 ) -> Tensor:  # fmt: skip
     """`input_gradient`, past the dispatcher where no gradient of it is asked for."""
-    arguments = (grad, weight, input_size, stride, padding, dilation, groups, algorithm, precision)
-    compute = input_gradient if torch.is_grad_enabled() else gradients.input_gradient
-    return compute(*arguments, settings.switches.backend_flags, max_error)
+    rest = (algorithm, precision, settings.switches.backend_flags, max_error)
+    if torch.is_grad_enabled():
+        return input_gradient(grad, weight, input_size, *geometry, *rest)
+    return gradients.input_gradient(grad, weight, input_size, geometry, *rest)
 
 
 def weight_gradient_of(
-    input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, algorithm: str, precision: str, max_error: float | None,
+    input: Tensor, grad: Tensor, weight_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
+    max_error: float | None,
 ) -> Tensor:  # fmt: skip
     """`weight_gradient`, past the dispatcher where no gradient of it is asked for."""
-    arguments = (input, grad, weight_size, stride, padding, dilation, groups, algorithm, precision)
-    compute = weight_gradient if torch.is_grad_enabled() else gradients.weight_gradient
-    return compute(*arguments, settings.switches.backend_flags, max_error)
+    rest = (algorithm, precision, settings.switches.backend_flags, max_error)
+    if torch.is_grad_enabled():
+        return weight_gradient(input, grad, weight_size, *geometry, *rest)
+    return gradients.weight_gradient(input, grad, weight_size, geometry, *rest)

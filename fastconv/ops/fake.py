@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from fastconv import ops
+from fastconv.ops.geometry import Geometry
 
 
 def _fake_conv2d(
-    input: Tensor, weight_shape: Sequence[int], bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], groups: int, memory_format: torch.memory_format,
+    input: Tensor, weight_shape: Sequence[int], bias: Tensor | None, residual: Tensor | None, geometry: Geometry,
+    memory_format: torch.memory_format,
 ) -> Tensor:  # fmt: skip
+    stride, padding, dilation, groups = geometry
+
     def check(condition: Any, message: str) -> None:
         torch._check(condition, lambda: "fastconv: " + message)
 
@@ -51,21 +54,19 @@ def _fake_conv2d(
 
 
 @torch.library.register_fake(ops.conv2d_op, lib=ops.library)
-def _(input, weight, bias, residual, stride, padding, dilation, groups, *_):  # type: ignore[no-untyped-def]
+def _(input, weight, bias, residual, *rest):  # type: ignore[no-untyped-def]
     torch._check(weight.dtype == input.dtype, lambda: "fastconv: weight and input differ in dtype")
     torch._check(  # a forgotten weight on the meta device brings a call here whose input has values
         weight.device == input.device,
         lambda: f"fastconv: weight is on {weight.device}; expected input's {input.device}",
     )
-    return _fake_conv2d(
-        input, weight.shape, bias, residual, stride, padding, dilation, groups, ops.format_of(input, weight)
-    )
+    return _fake_conv2d(input, weight.shape, bias, residual, Geometry(*rest[:4]), ops.format_of(input, weight))
 
 
 @torch.library.register_fake(ops.conv2d_packed_op, lib=ops.library)
 def _(input, packed, weight_shape, bias, residual, stride, padding, dilation, groups, channels_last, *_):  # type: ignore[no-untyped-def]
     memory_format = torch.channels_last if channels_last else ops.format_of(input)
-    return _fake_conv2d(input, weight_shape, bias, residual, stride, padding, dilation, groups, memory_format)
+    return _fake_conv2d(input, weight_shape, bias, residual, Geometry(stride, padding, dilation, groups), memory_format)
 
 
 @torch.library.register_fake(ops.pack_weight_op, lib=ops.library)

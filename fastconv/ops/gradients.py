@@ -10,43 +10,40 @@ from torch import Tensor
 
 from fastconv import ops, settings
 from fastconv.ops import plain
+from fastconv.ops.geometry import Geometry, from_operator
 from fastconv.ops.input_gradient import own_input_gradient
 
 
 def input_gradient(
-    grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, algorithm: str, precision: str, backend_flags: int,
-    max_error: float | None = None,
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
+    flags: int, max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
+    """The input gradient [N, C, H, W] from grad [N, K, P, Q] and weight [K, C/groups, R, S]."""
+    stride, padding, dilation, groups = geometry
     memory_format = ops.format_of(grad, weight)
     # Of a DTensor grad and weight are this process's parts, and input_size is of the whole.
     input_size = [grad.shape[0], weight.shape[1] * groups, *input_size[2:]]
-    if _has_own_input_gradient(grad, weight, stride, padding, dilation, algorithm):
+    if _has_own_input_gradient(grad, weight, geometry, algorithm):
 
         def convolve(input: Tensor, filters: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
             return ops.call(
                 ops.conv2d_op, input, filters, None, None, [1, 1], padding, dilation, groups, "auto", precision, "none",
-                0.0, backend_flags, max_error,
+                0.0, flags, max_error,
             )  # fmt: skip
 
         grad = grad.contiguous(memory_format=memory_format)
-        return own_input_gradient(convolve, grad, weight, input_size, stride, padding, dilation, groups, memory_format)
+        return own_input_gradient(convolve, grad, weight, input_size, geometry, memory_format)
     if plain.is_of_class(grad, precision):
         like = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(
             grad, like, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
         )[0]
     else:
-        result = plain.input_gradient_as_convolution(
-            grad, weight, input_size, stride, padding, dilation, groups, precision, backend_flags
-        )
+        result = plain.input_gradient_as_convolution(grad, weight, input_size, geometry, precision, flags)
     return result.contiguous(memory_format=memory_format)
 
 
-def _has_own_input_gradient(
-    grad: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    algorithm: str,
-) -> bool:  # fmt: skip
+def _has_own_input_gradient(grad: Tensor, weight: Tensor, geometry: Geometry, algorithm: str) -> bool:
     """Whether the input gradient is computed by our forward convolutions. With a stride these write in turn into what
     must then be woven together: that pays where PyTorch's is slow, on CUDA. Half types stay with PyTorch there, whose
     input gradient is faster than turning the filter and packing it (docs/results.md)."""
@@ -54,34 +51,35 @@ def _has_own_input_gradient(
         return False
     if algorithm == "auto" and weight.shape[1] < 8:  # so few filters leave our convolutions' tiles empty
         return False
-    unit_stride = list(stride) == [1, 1] and all(
-        dilation[i] * (weight.shape[i + 2] - 1) >= padding[i] for i in range(2)
-    )
     if algorithm != "auto":
         return True
-    return grad.dtype == torch.float32 if grad.is_cuda else unit_stride
+    if grad.is_cuda:
+        return grad.dtype == torch.float32
+    reach = [dilation * (size - 1) for dilation, size in zip(geometry.dilation, weight.shape[2:], strict=True)]
+    return geometry.has_unit_stride and all(pad <= most for pad, most in zip(geometry.padding, reach, strict=True))
 
 
 def weight_gradient(
-    input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, algorithm: str, precision: str, backend_flags: int,
-    max_error: float | None = None,
+    input: Tensor, grad: Tensor, weight_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
+    flags: int, max_error: float | None = None,
 ) -> Tensor:  # fmt: skip
+    """The weight gradient [K, C/groups, R, S] from input [N, C, H, W] and grad [N, K, P, Q]."""
+    stride, padding, dilation, groups = geometry
     memory_format = ops.format_of(input, grad)
     if math.prod(weight_size) != 0:  # as for the input gradient
         weight_size = [grad.shape[1], input.shape[1] // groups, *weight_size[2:]]
-    geometry = (weight_size, stride, padding, dilation, groups, memory_format == torch.channels_last)
-    reason = ops.weight_gradient_reason(input, grad, *geometry, algorithm, precision, max_error)
+    problem = (weight_size, *geometry, memory_format == torch.channels_last)
+    reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, max_error)
     empty = math.prod(input.shape) == 0 or math.prod(grad.shape) == 0
     agrees = empty or plain.is_of_class(grad, precision)
     if reason and algorithm == "auto" and not agrees:
         # PyTorch's gradient, estimated to be faster, is one in another class; in this one it is far slower.
         algorithm = "implicit_gemm"
-        reason = ops.weight_gradient_reason(input, grad, *geometry, algorithm, precision, max_error)
+        reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, max_error)
     if settings.log_calls:
         settings.logger.debug("weight gradient %s: %s", list(weight_size), "PyTorch, " + reason if reason else "own")
     if not reason:
-        return ops.call(ops.weight_gradient_kernel_op, input, grad, *geometry, algorithm, precision, max_error)
+        return ops.call(ops.weight_gradient_kernel_op, input, grad, *problem, algorithm, precision, max_error)
     like_format = memory_format
     if not agrees and precision != "tf32" and groups == input.shape[1]:
         # PyTorch's kernel for depthwise float32 in NCHW is its own, which knows no TF32.
@@ -92,11 +90,9 @@ def weight_gradient(
             grad, input, like, None, stride, padding, dilation, False, [0, 0], groups, [False, True, False]
         )[1]
     else:
-        result = plain.weight_gradient_as_convolution(
-            input, grad, weight_size, stride, padding, dilation, groups, precision, backend_flags
-        )
+        result = plain.weight_gradient_as_convolution(input, grad, weight_size, geometry, precision, flags)
     return result.contiguous(memory_format=memory_format)
 
 
-ops.library.impl("conv2d_input_gradient", input_gradient, "CompositeExplicitAutograd")
-ops.library.impl("conv2d_weight_gradient", weight_gradient, "CompositeExplicitAutograd")
+ops.library.impl("conv2d_input_gradient", from_operator(input_gradient), "CompositeExplicitAutograd")
+ops.library.impl("conv2d_weight_gradient", from_operator(weight_gradient), "CompositeExplicitAutograd")

@@ -13,22 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastconv.ops.geometry import Geometry
+
 MANY_CHANNELS = 64
 # (input [N, C, H, W], filters [K, C/groups, R, S], padding, dilation) -> output, with stride 1
 Convolve = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], Tensor]
 
 
 def own_input_gradient(
-    convolve: Convolve, grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], groups: int, memory_format: torch.memory_format,
+    convolve: Convolve, grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry,
+    memory_format: torch.memory_format,
 ) -> Tensor:  # fmt: skip
     """The input gradient [N, C, H, W] from grad [N, K, P, Q], dense in memory_format, and weight [K, C/groups, R, S].
 
     Requires padding of at most dilation * (kernel - 1) where the stride is 1.
     """
-    if _pays_at_once(weight, stride, padding, dilation, groups):
-        return _at_once(convolve, grad, weight, input_size, stride, padding, memory_format)
-    return _by_phases(convolve, grad, weight, input_size, stride, padding, dilation, groups, memory_format)
+    form = _at_once if _pays_at_once(weight, geometry) else _by_phases
+    return form(convolve, grad, weight, input_size, geometry, memory_format)
 
 
 def _phase(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int, first: int) -> Any:
@@ -53,11 +54,12 @@ def _slice_of(taps: Sequence[int]) -> slice:
 
 
 def _by_phases(
-    convolve: Convolve, grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], groups: int, memory_format: torch.memory_format,
+    convolve: Convolve, grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry,
+    memory_format: torch.memory_format,
 ) -> Tensor:  # fmt: skip
     """The input gradient as stride[0] * stride[1] convolutions of stride 1 with the filter's taps turned round and its
     channels exchanged: exact, and nothing is multiplied with the zeros that the stride would put between rows."""
+    stride, padding, dilation, groups = geometry
     k, c_per_group, r, s = weight.shape
     turned = weight.reshape(groups, k // groups, c_per_group, r, s).transpose(1, 2)
     turned = turned.reshape(groups * c_per_group, k // groups, r, s)
@@ -75,7 +77,7 @@ def _by_phases(
         filters = turned[:, :, _slice_of(rows), :][:, :, :, _slice_of(columns)]
         part = convolve(grad, filters.flip(2, 3), [pad_h, pad_w], [step_h, step_w])
         part = part[:, :, skip_h : skip_h + height, skip_w : skip_w + width]
-        if list(stride) == [1, 1]:
+        if geometry.has_unit_stride:
             return part.contiguous(memory_format=memory_format)
         if result is None:
             result = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
@@ -112,12 +114,11 @@ def _window(kernel: int, stride: int, padding: int) -> tuple[int, int]:
     return -((kernel - 1 - padding) // stride), (padding + stride - 1) // stride
 
 
-def _pays_at_once(
-    weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-) -> bool:
+def _pays_at_once(weight: Tensor, geometry: Geometry) -> bool:
     """Whether one convolution for all residues of the stride has at most twice the taps of the convolution itself, and
     one for each would have too few filters to be fast."""
-    if list(stride) == [1, 1] or max(dilation) > 1 or groups > 1 or weight.shape[1] > MANY_CHANNELS:
+    stride, padding, dilation, groups = geometry
+    if geometry.has_unit_stride or max(dilation) > 1 or groups > 1 or weight.shape[1] > MANY_CHANNELS:
         return False
     windows = [_window(weight.shape[i + 2], stride[i], padding[i]) for i in range(2)]
     taps = math.prod((last - first + 1) * stride[i] for i, (first, last) in enumerate(windows))
@@ -125,12 +126,13 @@ def _pays_at_once(
 
 
 def _at_once(
-    convolve: Convolve, grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int],
-    padding: Sequence[int], memory_format: torch.memory_format,
+    convolve: Convolve, grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry,
+    memory_format: torch.memory_format,
 ) -> Tensor:  # fmt: skip
     """The input gradient with a stride as one convolution, whose filters are the residues of both dimensions by the
     channels; what it writes is then woven together. Residues with fewer taps than others multiply zeros, but the
     gradient is read once."""
+    stride, padding = geometry.stride, geometry.padding
     k, c = weight.shape[:2]
     n, h, w = input_size[0], *input_size[2:]
     windows: list[int] = []

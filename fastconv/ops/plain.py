@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastconv import settings
+from fastconv.ops.geometry import Geometry
 
 aten = torch.ops.aten
 
@@ -45,31 +46,31 @@ def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float) 
 
 
 def input_gradient_as_convolution(
-    grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, precision: str, backend_flags: int,
-) -> Tensor:  # fmt: skip
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, precision: str, flags: int
+) -> Tensor:
     """The input gradient [N, C, H, W] as a transposed convolution, which takes the class as an argument. What the
     stride left over is its output padding."""
+    stride, padding, dilation, groups = geometry
     extent = [dilation[i] * (weight.shape[i + 2] - 1) for i in range(2)]
     reached = [(grad.shape[i + 2] - 1) * stride[i] - 2 * padding[i] + extent[i] + 1 for i in range(2)]
     rest = [input_size[i + 2] - reached[i] for i in range(2)]
     return aten._convolution(
-        grad, weight, None, stride, padding, dilation, True, rest, groups, *settings.unpack_flags(backend_flags),
+        grad, weight, None, stride, padding, dilation, True, rest, groups, *settings.unpack_flags(flags),
         precision == "tf32",
     )  # fmt: skip
 
 
 def weight_gradient_as_convolution(
-    input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int, precision: str, backend_flags: int,
-) -> Tensor:  # fmt: skip
+    input: Tensor, grad: Tensor, weight_size: Sequence[int], geometry: Geometry, precision: str, flags: int
+) -> Tensor:
     """The weight gradient [K, C/groups, R, S] as a convolution over N, P, Q: channels take the place of the batch,
     stride and dilation change places, and rows that the stride did not reach are cropped."""
+    stride, padding, dilation, groups = geometry
     n, c, h, w = input.shape
     x = input.reshape(n, groups, c // groups, h, w).permute(2, 1, 0, 3, 4).reshape(c // groups, groups * n, h, w)
     filters = grad.transpose(0, 1)  # [K, N, P, Q]
     result = aten._convolution(
-        x, filters, None, dilation, padding, stride, False, [0, 0], groups, *settings.unpack_flags(backend_flags),
+        x, filters, None, dilation, padding, stride, False, [0, 0], groups, *settings.unpack_flags(flags),
         precision == "tf32",
     )  # fmt: skip
     return result[:, :, : weight_size[2], : weight_size[3]].transpose(0, 1)
