@@ -62,7 +62,7 @@ def ninja_file(module: str, operators: str) -> str:
     architectures = os.environ.get("FASTCONV_CUDA_ARCHS", DEFAULT_ARCHITECTURES) if nvcc else ""
     sources = sorted({*PLANNER, *ROOT.glob("csrc/algos/**/*.cpp"), *ROOT.glob("csrc/ops/*.cpp")})
     if nvcc:
-        sources += sorted(ROOT.glob("csrc/algos/**/*.cu"))
+        sources += sorted([*ROOT.glob("csrc/device/*.cu"), *ROOT.glob("csrc/algos/**/*.cu")])
     else:
         sources = [path for path in sources if not path.stem.endswith("_cuda")]
     common = f"{CXX_FLAGS} -I{ROOT}/csrc"

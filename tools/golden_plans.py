@@ -76,7 +76,8 @@ def collect() -> Iterator[tuple[list[Any], str, str]]:
     """(problem, device, pass) of every case: all shapes; devices, classes, layouts and epilogues take turns."""
     sys.path.insert(0, str(ROOT / "tests"))
     import shapes
-    from fastconv.bench.layers import SETS
+
+    from fastconv.models.layers import SETS
 
     sizes: list[list[Any]] = []
     for shape in [*shapes.SHAPES, *shapes.NARROW, *shapes.CROWDED]:

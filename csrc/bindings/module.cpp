@@ -12,7 +12,7 @@
 #include "core/kernel_extent.h"
 #include "plan/measured.h"
 #include "plan/registry.h"
-#include "winograd/task_map.h"
+#include "winograd/instruments.h"
 
 namespace py = pybind11;
 using namespace fastconv;
@@ -109,6 +109,7 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   row["measured"] = candidate.measured;
   row["config"] = candidate.plan.config;
   row["workspace_bytes"] = candidate.plan.workspace_bytes;
+  row["reads_nhwc"] = candidate.plan.reads_nhwc;
   row["cost_us"] = candidate.plan.cost_us;
   // 0: it reads the plain weight.
   row["packed_bytes"] = candidate.support.ok ? candidate.algorithm->packed_weight(problem, device).bytes : 0;
@@ -247,8 +248,8 @@ void bind_task_map(py::module_& module) {
       "task_map",
       [](const ConvProblem& problem, const DeviceInfo& device) {
         const Candidate candidate = choose("winograd_megakernel", problem, device);
-        if (!candidate.plan.detail) throw InvalidArgument("the problem is empty; expected outputs to compute");
-        return *static_cast<const TaskMap*>(candidate.plan.detail.get());
+        if (!candidate.plan.kernel_plan) throw InvalidArgument("the problem is empty; expected outputs to compute");
+        return task_map_of(candidate.plan);
       },
       py::arg("problem"), py::arg("device"), "The task map with which winograd_megakernel would run.");
 }

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <typeinfo>
+#include <utility>
 
 #include "core/device_info.h"
 #include "core/problem.h"
@@ -22,12 +24,36 @@ struct Support {
   static Support no(std::string code, std::string reason) { return {false, std::move(code), std::move(reason)}; }
 };
 
+// What runs: an algorithm's launchers read it (ConvArgs::kernel_plan) and choose nothing themselves. Each has its own
+// type.
+struct KernelPlan {
+  virtual ~KernelPlan() = default;
+};
+template <typename Plan>
+struct KernelPlanOf final : KernelPlan {
+  Plan plan;
+  explicit KernelPlanOf(Plan plan) : plan(std::move(plan)) {}
+};
+template <typename Plan>
+std::shared_ptr<const KernelPlan> keep_plan(Plan plan) {
+  return std::make_shared<const KernelPlanOf<Plan>>(std::move(plan));
+}
+// What keep_plan() was given. Throws std::bad_cast if that was of another type.
+template <typename Plan>
+const Plan& plan_as(const KernelPlan* kept) {
+  const auto* found = dynamic_cast<const KernelPlanOf<Plan>*>(kept);
+  if (found == nullptr) throw std::bad_cast();
+  return found->plan;
+}
+
 struct ConvPlan {
   std::string config;               // printable: tile shapes, chunks, ...
   std::size_t workspace_bytes = 0;  // from torch's allocator, per call
   double cost_us = 0.0;             // estimate: only the order of two plans matters
-  // What the algorithm's own kernels need of a plan that takes long to make; ConvArgs::detail brings it to them.
-  std::shared_ptr<const void> detail = nullptr;
+  std::shared_ptr<const KernelPlan> kernel_plan = nullptr;
+  // NCHW input is brought into NHWC before the kernels run, by whoever calls them: evaluate() adds the memory and the
+  // time of that to what plan() answers.
+  bool reads_nhwc = false;
 };
 
 // How the weight is laid out for an algorithm. bytes == 0: it reads the plain contiguous [K, C/groups, R, S] weight.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "core/algorithm.h"
 #include "core/device_info.h"
 #include "core/problem.h"
 
@@ -12,13 +13,15 @@ namespace fastconv {
 
 struct ConvArgs {
   const ConvProblem& problem;
-  const void* x;         // [N, C, H, W] in problem.layout, dense; on CUDA 16-byte aligned
-  const void* weight;    // plain contiguous [K, C/groups, R, S], or what pack() wrote
-  const void* bias;      // [K] or null
-  const void* residual;  // [N, K, P, Q] in problem.layout, dense, or null
-  void* y;               // [N, K, P, Q] in problem.layout, dense, uninitialised
-  void* workspace;       // plan().workspace_bytes, 256-byte aligned, uninitialised
-  const void* detail;    // plan().detail
+  // All pointers to tensors are multiples of 16 bytes on CUDA.
+  const void* x;                  // [N, C, H, W] in x_layout, dense
+  const void* weight;             // plain contiguous [K, C/groups, R, S], or what pack() wrote
+  const void* bias;               // [K] or null
+  const void* residual;           // [N, K, P, Q] in problem.layout, dense, or null
+  void* y;                        // [N, K, P, Q] in problem.layout, dense, uninitialised
+  void* workspace;                // plan().workspace_bytes, 256-byte aligned, uninitialised
+  const KernelPlan* kernel_plan;  // plan().kernel_plan: see plan_as()
+  Layout x_layout;                // problem.layout, or NHWC if the plan asks for it (ConvPlan::reads_nhwc)
 };
 
 // Where a filter's weights lie: that of a channel and a tap (r * S + s) at channel * this->channel + tap * this->tap.
@@ -50,7 +53,7 @@ struct WeightGradientArgs {
   void* dw;                    // [K, C/groups, R, S], uninitialised
   bool channels_last;          // dw lies in memory as [K, R, S, C/groups], else [K, C/groups, R, S]
   void* workspace;             // plan().workspace_bytes, 256-byte aligned, uninitialised
-  const void* detail;          // plan().detail
+  const KernelPlan* kernel_plan;
 };
 
 // Strided batched D[b] = A[b] * B[b]^T, all row-major: A is m x k, B is n x k, D is m x n, FP32

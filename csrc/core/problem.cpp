@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/integers.h"
 
 namespace fastconv {
 namespace {
@@ -57,6 +58,10 @@ DType dtype_from_name(const std::string& name) { return find_value(dtype_names, 
 AccuracyClass accuracy_from_name(const std::string& name) { return find_value(accuracy_names, "precision", name); }
 Layout layout_from_name(const std::string& name) { return find_value(layout_names, "layout", name); }
 Activation activation_from_name(const std::string& name) { return find_value(activation_names, "activation", name); }
+
+std::size_t nhwc_input_bytes(const ConvProblem& problem) {
+  return align_bytes(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype));
+}
 
 std::size_t size_of(DType dtype) {
   switch (dtype) {

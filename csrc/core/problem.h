@@ -47,11 +47,16 @@ struct ConvProblem {
   double direct_flops() const {
     return 2.0 * static_cast<double>(output_numel()) * static_cast<double>(c_per_group() * r * s);
   }
+  // Bias and an activation that is one of comparisons: what kernels with few registers have code of its own for.
+  constexpr bool has_plain_epilogue() const { return !has_residual && activation != Activation::silu; }
   // Bytes that any algorithm must move: input, weight, residual read once, output written once.
   double compulsory_bytes() const;
 
   bool operator==(const ConvProblem&) const = default;
 };
+
+// Of a copy of the input in NHWC, in a workspace (ConvPlan::reads_nhwc).
+std::size_t nhwc_input_bytes(const ConvProblem& problem);
 
 std::size_t hash_value(const ConvProblem& problem);
 std::string to_string(const ConvProblem& problem);

@@ -57,18 +57,26 @@ void instrumented_megakernel(Tensor input, Tensor packed, IntList weight_shape, 
   if (problem.output_numel() == 0) return;
   if (records) {
     require_same_device(input, *records, "records");
-    const IntList rows{static_cast<const TaskMap*>(ordinary.plan.detail.get())->size(), task_record_fields};
+    const IntList rows{task_map_of(ordinary.plan).size(), task_record_fields};
     FASTCONV_REQUIRE(
         shape_of(*records) == rows && records->is_contiguous() && records->scalar_type() == ScalarType::Long,
         "records has shape " + to_text(shape_of(*records)) + "; expected contiguous int64 " + to_text(rows));
     instruments.records = records->mutable_data_ptr();
   }
-  const ConvPlan plan = plan_instrumented_megakernel(problem, device, instruments);
+  const ConvPlan plan = with_layout(plan_instrumented_megakernel(problem, device, instruments), problem, device);
   const Tensor x = aligned(input);
   const GuardedBytes workspace(plan.workspace_bytes, input);
   const std::unique_ptr<Runtime> runtime = make_runtime(device);
-  const ConvArgs args{problem, x.const_data_ptr(),        packed.const_data_ptr(), nullptr,
-                      nullptr, output.mutable_data_ptr(), workspace.data(),        plan.detail.get()};
+  const PlannedInput planned = bring_into_layout(plan, problem, x.const_data_ptr(), workspace.data(), *runtime);
+  const ConvArgs args{problem,
+                      planned.x,
+                      packed.const_data_ptr(),
+                      nullptr,
+                      nullptr,
+                      output.mutable_data_ptr(),
+                      workspace.data(),
+                      plan.kernel_plan.get(),
+                      planned.layout};
   find_kernels(*ordinary.algorithm, device.type).run(args, *runtime);
   workspace.check("workspace", name.c_str());
 }

@@ -2,7 +2,12 @@
 
 #include <cstring>
 
+#include "core/error.h"
+
 namespace fastconv {
+
+using LayoutFunction = void (*)(const ConvProblem&, const void* x, void* target, Runtime&);
+void nhwc_from_nchw(const ConvProblem& problem, const void* x, void* target, Runtime& runtime);  // csrc/device
 
 #define FASTCONV_PLAIN(NAME)                \
   namespace algos::NAME {                   \
@@ -63,6 +68,17 @@ Kernels find_kernels(const Algorithm& algorithm, DeviceType device) {
     if (std::strcmp(entry.name, algorithm.name) == 0) return device == DeviceType::cuda ? entry.cuda : entry.cpu;
   }
   return {};
+}
+
+PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, void* workspace,
+                               Runtime& runtime) {
+  if (!plan.reads_nhwc || problem.layout == Layout::nhwc) return {x, problem.layout};
+  const LayoutFunction turn = FASTCONV_CUDA_FUNCTION(nhwc_from_nchw);
+  if (turn == nullptr || runtime.device().type != DeviceType::cuda)
+    throw DeviceError("no kernel brings NCHW into NHWC");
+  char* target = static_cast<char*>(workspace) + plan.workspace_bytes - nhwc_input_bytes(problem);
+  turn(problem, x, target, runtime);
+  return {target, Layout::nhwc};
 }
 
 WeightGradientFunction find_weight_gradient(const WeightGradient& algorithm, DeviceType device) {

@@ -13,6 +13,15 @@ struct Kernels {
 
 WeightGradientFunction find_weight_gradient(const WeightGradient& algorithm, DeviceType device);
 
+struct PlannedInput {
+  const void* x;
+  Layout layout;
+};
+
+// x, dense in the problem's layout, in the layout that the plan asks for: itself, or a copy at the workspace's end.
+PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, void* workspace,
+                               Runtime& runtime);
+
 Kernels find_kernels(const Algorithm& algorithm, DeviceType device);
 
 }  // namespace fastconv::ops

@@ -89,8 +89,8 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   const Kernels kernels = find_kernels(*choice.algorithm, device.type);
   const Tensor x = aligned(in_layout(input, problem.layout));
   std::optional<Tensor> bias, residual;
-  if (given_bias) bias = in_layout(*given_bias, Layout::nchw);
-  if (given_residual) residual = in_layout(*given_residual, problem.layout);
+  if (given_bias) bias = aligned(in_layout(*given_bias, Layout::nchw));
+  if (given_residual) residual = aligned(in_layout(*given_residual, problem.layout));
 
   const bool pack_here = weight != nullptr && kernels.pack != nullptr;
   const Tensor filters = weight == nullptr ? *packed : pack_here ? dense(*weight) : in_layout(*weight, Layout::nchw);
@@ -103,14 +103,17 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
     pack(*choice.algorithm, problem, filters, base, nullptr, runtime);
     weight_data = base;
   }
+  char* workspace_data = base + packed_bytes;
+  const PlannedInput planned = bring_into_layout(choice.plan, problem, x.const_data_ptr(), workspace_data, runtime);
   const ConvArgs args{problem,
-                      x.const_data_ptr(),
+                      planned.x,
                       weight_data,
                       bias ? bias->const_data_ptr() : nullptr,
                       residual ? residual->const_data_ptr() : nullptr,
                       output.data(),
-                      base + packed_bytes,
-                      choice.plan.detail.get()};
+                      workspace_data,
+                      choice.plan.kernel_plan.get(),
+                      planned.layout};
   kernels.run(args, runtime);
   workspace.check("workspace", choice.algorithm->name);
   return output.finish(choice.algorithm->name);

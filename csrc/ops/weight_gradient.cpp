@@ -50,9 +50,13 @@ Tensor run_weight_gradient(const Tensor& input, const Tensor& grad, const Weight
   like_output.dtype = problem.dtype, like_output.layout = problem.layout;
   GuardedBytes workspace(choice.plan.workspace_bytes, input);
   GuardedOutput output(input, like_output);
-  const WeightGradientArgs args{
-      problem,          x.const_data_ptr(),      dy.const_data_ptr(), output.data(), problem.layout == Layout::nhwc,
-      workspace.data(), choice.plan.detail.get()};
+  const WeightGradientArgs args{problem,
+                                x.const_data_ptr(),
+                                dy.const_data_ptr(),
+                                output.data(),
+                                problem.layout == Layout::nhwc,
+                                workspace.data(),
+                                choice.plan.kernel_plan.get()};
   find_weight_gradient(chosen, runtime->device().type)(args, *runtime);
   workspace.check("workspace", chosen.name);
   return output.finish(chosen.name);

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <string>
 
+#include "core/cost.h"
 #include "core/error.h"
 #include "core/roundoffs.h"
 #include "plan/measured.h"
@@ -130,6 +131,14 @@ double error_limit(const ConvProblem& problem, const DeviceInfo& device) {
   return problem.accuracy == AccuracyClass::fp32 && device.type == DeviceType::cuda ? 1.5 : 4.0;
 }
 
+ConvPlan with_layout(ConvPlan plan, const ConvProblem& problem, const DeviceInfo& device) {
+  if (!plan.reads_nhwc || problem.layout == Layout::nhwc) return plan;
+  const std::size_t bytes = nhwc_input_bytes(problem);
+  plan.workspace_bytes += bytes;
+  plan.cost_us += transposition_us(static_cast<double>(bytes), device);
+  return plan;
+}
+
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
   Candidate candidate{&algorithm, Support::yes(), {}};
   const bool empty = problem.output_numel() == 0;  // nothing to plan: no algorithm has to divide by a size of zero
@@ -138,7 +147,7 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const
     if (candidate.support.ok) candidate.support = algorithm.supports(problem, device);
   }
   if (candidate.support.ok) {
-    if (!empty) candidate.plan = algorithm.plan(problem, device);
+    if (!empty) candidate.plan = with_layout(algorithm.plan(problem, device), problem, device);
     candidate.expected_error = expected_error(algorithm, problem, device);
     candidate.auto_eligible = candidate.expected_error <= error_limit(problem, device);
   }

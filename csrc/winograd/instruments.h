@@ -1,6 +1,6 @@
 // What tests and measurements ask of a launch of winograd_megakernel: another map, a grid, delays, records of its
-// tasks. Part of a plan (ConvPlan::detail) that no ordinary call makes; reached by fastconv::instrumented_megakernel
-// alone.
+// tasks. Part of a plan (ConvPlan::kernel_plan) that no ordinary call makes; reached by
+// fastconv::instrumented_megakernel alone.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,11 @@ struct Instruments {
   }
 };
 
-// The plan with which winograd_megakernel runs so; its detail begins with the TaskMap, as that of any plan of it. CUDA;
-// requires its supports(). Throws InvalidArgument for a map that is too large. (Defined by the algorithm.)
+// The map of a plan of winograd_megakernel, on any device. (Defined by the algorithm.)
+const TaskMap& task_map_of(const ConvPlan& plan);
+
+// The plan with which winograd_megakernel runs so, without the way of NCHW input into NHWC. CUDA; requires its
+// supports(). Throws InvalidArgument for a map that is too large. (Defined by the algorithm.)
 ConvPlan plan_instrumented_megakernel(const ConvProblem& problem, const DeviceInfo& device,
                                       const Instruments& instruments);
 

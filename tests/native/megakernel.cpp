@@ -79,7 +79,9 @@ struct Case {
     algos::winograd_megakernel::pack_cpu({problem, weight.data(), false, u.data(), nullptr}, serial);
   }
 
-  ConvArgs args() { return {problem, x.data(), u.data(), nullptr, nullptr, y.data(), workspace.data(), &map}; }
+  ConvArgs args() {
+    return {problem, x.data(), u.data(), nullptr, nullptr, y.data(), workspace.data(), nullptr, problem.layout};
+  }
 
   // Fresh memory, as hostile as that of the operators' debug mode.
   void poison() {

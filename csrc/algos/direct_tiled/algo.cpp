@@ -34,6 +34,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
   const CpuConfig config = choose_cpu_config(problem);
   ConvPlan plan;
+  plan.kernel_plan = keep_plan(config);
   plan.config = "tile " + std::to_string(config.p_tile) + "x" + std::to_string(register_tile::pixels) + " outputs, " +
                 std::to_string(config.k_tile) + " filters, " + std::to_string(config.channels) + " channels";
   plan.workspace_bytes = static_cast<std::size_t>(device.processors * config.scratch_bytes());
@@ -48,6 +49,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return plan_cpu(problem, device);
   const Choice choice = choose(problem, device);
   ConvPlan plan;
+  plan.kernel_plan = keep_plan(choice);
   if (choice.depthwise) {
     const depthwise::Config& config = *choice.depthwise;
     plan.config = "depthwise, strips of " + std::to_string(config.strip) + " rows, " +

@@ -129,7 +129,7 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
   auto* y = static_cast<T*>(args.y);                        // [N, K, P, Q]
   const Strides4 in = input_strides(problem), out = output_strides(problem);
   const auto epilogue = make_epilogue<T>(args);
-  const CpuConfig config = choose_cpu_config(problem);
+  const CpuConfig& config = plan_as<CpuConfig>(args.kernel_plan);
   const std::int64_t kernel_size = problem.r * problem.s, c_size = problem.c_per_group();
 
   // One range of tasks per thread, so that each has its part of the workspace.

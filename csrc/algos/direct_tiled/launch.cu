@@ -66,7 +66,7 @@ void run_tiled(const ConvArgs& args, Runtime& runtime, const Config& config) {
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
-  const Choice choice = choose(args.problem, runtime.device());
+  const Choice& choice = plan_as<Choice>(args.kernel_plan);
   if (choice.depthwise) return depthwise::run_cuda(args, runtime, *choice.depthwise);
   if (choice.resident) return resident::run_cuda(args, runtime, *choice.resident);
   run_tiled(args, runtime, choice.tiled.value());

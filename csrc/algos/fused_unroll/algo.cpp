@@ -26,6 +26,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const TileShape tile = tile_shape(problem.k_per_group());
   const TileGrid grid = tile_grid(problem, tile);
   ConvPlan plan;
+  plan.kernel_plan = keep_plan(tile);
   plan.config = "tile " + std::to_string(tile.k) + "x" + std::to_string(tile.pixels) + ", " +
                 std::to_string(chunk_channels(static_cast<int>(problem.r))) + " channels x " +
                 std::to_string(problem.r) + "x" + std::to_string(problem.s) + " taps";

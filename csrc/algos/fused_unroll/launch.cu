@@ -67,7 +67,7 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
     dispatch_kernel_size(args.problem.r, [&](auto kernel) {
       using T = decltype(zero);
       constexpr int R = decltype(kernel)::value;
-      if (tile_shape(args.problem.k_per_group()).k == narrow_tile.k) {
+      if (plan_as<TileShape>(args.kernel_plan).k == narrow_tile.k) {
         launch<T, R, narrow_tile>(args, runtime);
       } else {
         launch<T, R, wide_tile>(args, runtime);

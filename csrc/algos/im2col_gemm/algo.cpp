@@ -21,6 +21,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo&) {
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const Cut chunk = cut(problem, device.type);
   ConvPlan plan;
+  plan.kernel_plan = keep_plan(chunk);
   plan.config = !chunk.unrolls ? "in place"
                 : chunk.samples > 1 || chunk.rows == problem.p()
                     ? "unroll " + std::to_string(chunk.samples) + " samples"

@@ -74,7 +74,7 @@ inline void multiply(const ConvProblem& problem, const Chunk& chunk, DType in, c
 template <typename Unroll, typename Finish, typename Convert>
 void run_chunks(const ConvArgs& args, Runtime& runtime, Unroll&& unroll, Finish&& finish, Convert&& convert) {
   const ConvProblem& problem = args.problem;
-  const Cut plan = cut(problem, runtime.device().type);
+  const Cut& plan = plan_as<Cut>(args.kernel_plan);
   auto* columns = static_cast<char*>(args.workspace);
   auto* product = reinterpret_cast<float*>(columns + plan.columns_bytes);
   auto* converted = reinterpret_cast<float*>(columns + plan.columns_bytes + plan.product_bytes);

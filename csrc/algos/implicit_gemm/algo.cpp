@@ -1,12 +1,10 @@
 // Convolution as one matrix product whose left operand is never stored, on tensor cores.
 #include <algorithm>
 #include <cmath>
-#include <memory>
+#include <optional>
 #include <string>
 
-#include "algos/implicit_gemm/persistent/plan.h"
-#include "algos/implicit_gemm/plan.h"
-#include "algos/implicit_gemm/single_tile/plan.h"
+#include "algos/implicit_gemm/kernels.h"
 #include "core/algorithm.h"
 #include "core/roundoffs.h"
 
@@ -31,10 +29,10 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
                                      "; implicit_gemm needs 80 or more");
   }
   // The kernels number pixels, taps and blocks with 31 bits.
-  constexpr double limit = 2147483648.0 - pixel_tile;
+  constexpr double limit = 2147483648.0 - portable::pixel_tile;
   const double padded = static_cast<double>(problem.n) * static_cast<double>(problem.h + 2 * problem.pad_h) *
                         static_cast<double>(problem.w + 2 * problem.pad_w);
-  const Config config = make_config(problem);
+  const portable::Plan config = portable::make_plan(problem);
   const double blocks = static_cast<double>(config.pixel_tiles) * static_cast<double>(config.filter_tiles);
   if (std::max({padded, static_cast<double>(config.reduction), blocks}) >= limit) {
     return Support::no("size", "the padded input has " + std::to_string(padded) + " pixels, the filter " +
@@ -49,24 +47,24 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 // Tensor time of whole tiles in whole waves, at the rate seen on an H200; loads and stores hide only partly behind it.
-double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
+double cuda_cost_us(const ConvProblem& problem, const portable::Plan& config, const DeviceInfo& device) {
   const double blocks =
       static_cast<double>(config.pixel_tiles) * static_cast<double>(config.filter_tiles * problem.groups);
-  const double slots = static_cast<double>(device.processors) * blocks_per_processor;
+  const double slots = static_cast<double>(device.processors) * portable::blocks_per_processor;
   const double steps = static_cast<double>(config.steps);
   const double rounded = std::ceil(blocks / slots) * slots;
-  const double flops = 2.0 * config.products * rounded * pixel_tile * config.filter_tile * steps * depth_tile;
+  const double flops =
+      2.0 * config.products * rounded * portable::pixel_tile * config.filter_tile * steps * portable::depth_tile;
   const double tensor_us = 1e6 * flops / (0.30 * device.fp16_tensor_flops_per_s);
   // What a block needs for its reduction, however few blocks there are; the short ones of groups stand in line.
   const double latency_us = problem.groups == 1 ? 0.8 * steps : (2.0 + 0.5 * steps) * rounded / slots;
   // Element by element the gathering decides, not the tensor cores.
-  const double gathered = blocks * pixel_tile * steps * depth_tile;
+  const double gathered = blocks * portable::pixel_tile * steps * portable::depth_tile;
   const bool half = config.mode != Mode::split && problem.groups == 1;
   const double gather_rate = (config.mode == Mode::split ? 0.0045 : half ? 0.0097 : 0.007) * device.fp32_flops_per_s;
   const double gather_us = loads_vectors(problem) ? 0.0 : 1e6 * gathered / gather_rate;
-  const double bytes = problem.compulsory_bytes() + 2.0 * static_cast<double>(transposed_input_bytes(problem));
   return (half ? 6.4 : 8.0) + std::max({tensor_us, latency_us, gather_us}) +
-         1e6 * bytes / (0.6 * device.bandwidth_bytes_per_s);
+         1e6 * problem.compulsory_bytes() / (0.6 * device.bandwidth_bytes_per_s);
 }
 
 std::string describe_tile(const persistent::Plan& plan) {
@@ -119,43 +117,35 @@ double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, c
   return wgmma_factor(plan, problem) * (launch_us + kernel_us) + nchw_us;
 }
 
-ConvPlan wgmma_plan(const ConvProblem& problem, const DeviceInfo& device) {
+ConvPlan plan_for_hopper(const ConvProblem& problem, const DeviceInfo& device) {
   const persistent::Weights weights = persistent::make_weights(problem);
   persistent::Plan plan = persistent::make_plan(problem, weights, device.processors);
-  const std::size_t transposed = transposed_input_bytes(problem);
-  const double transposition_us =
-      transposed == 0 ? 0 : 3.0 + 1e6 * 2.0 * static_cast<double>(transposed) / (0.9 * device.bandwidth_bytes_per_s);
-  double kernel_us = wgmma_cost_us(plan, problem, device);
-  if (const auto lean = single_tile::make_plan(problem, weights.filter_tile, device)) {
-    const double lean_us = single_tile::cost_us(*lean, problem, device);
-    if (lean_us < kernel_us) kernel_us = lean_us, plan.single_tile = std::make_shared<const single_tile::Plan>(*lean);
+  const double persistent_us = wgmma_cost_us(plan, problem, device);
+  if (std::optional<single_tile::Plan> other = single_tile::make_plan(problem, weights.filter_tile, device)) {
+    other->exponents_offset = weights.weight_bytes();
+    other->weights_offset = weights.mode == Mode::single ? weights.rounded_offset() : 0;
+    if (const double us = single_tile::cost_us(*other, problem, device); us < persistent_us) {
+      return {"wgmma, " + describe_tile(*other, problem.accuracy), 0, us, keep_plan<Plan>(*other), true};
+    }
   }
-  return {"wgmma, " +
-              (plan.single_tile != nullptr ? describe_tile(*plan.single_tile, problem.accuracy) : describe_tile(plan)),
-          transposed + plan.workspace_bytes(problem), transposition_us + kernel_us,
-          std::make_shared<const persistent::Plan>(plan)};
+  return {"wgmma, " + describe_tile(plan), plan.workspace_bytes(problem), persistent_us, keep_plan<Plan>(plan), true};
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
-  if (persistent::is_used(problem, device)) return wgmma_plan(problem, device);
-  const Config config = make_config(problem);
-  ConvPlan plan;
+  if (persistent::is_used(problem, device)) return plan_for_hopper(problem, device);
   if (device.type == DeviceType::cpu) {  // for the tests: never the fastest
-    plan.config = "float32, a pixel at a time";
-    plan.cost_us = 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
-    return plan;
+    return {"float32, a pixel at a time", 0, 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors)};
   }
-  plan.config = std::string(describe(config.mode)) + ", tile " + std::to_string(pixel_tile) + " outputs, " +
-                std::to_string(config.filter_tile) + " filters, " + std::to_string(config.steps) + " steps of " +
-                std::to_string(depth_tile) + ", " + (loads_vectors(problem) ? "vectors" : "elements");
-  plan.workspace_bytes = transposed_input_bytes(problem);
-  plan.cost_us = cuda_cost_us(problem, config, device);
-  return plan;
+  const portable::Plan config = portable::make_plan(problem);
+  return {std::string(describe(config.mode)) + ", tile " + std::to_string(portable::pixel_tile) + " outputs, " +
+              std::to_string(config.filter_tile) + " filters, " + std::to_string(config.steps) + " steps of " +
+              std::to_string(portable::depth_tile) + ", " + (config.loads_vectors ? "vectors" : "elements"),
+          0, cuda_cost_us(problem, config, device), keep_plan<Plan>(config), config.loads_vectors};
 }
 
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
   if (persistent::is_used(problem, device)) return {persistent::make_weights(problem).bytes()};
-  const Config config = make_config(problem);
+  const portable::Plan config = portable::make_plan(problem);
   if (device.type == DeviceType::cpu) {
     return {align_bytes(static_cast<std::size_t>(config.reduction * problem.k) * sizeof(float))};
   }

@@ -22,6 +22,7 @@ std::string stages(const ConvProblem& problem) {
 ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
   const CpuConfig config = choose_cpu_config(problem);
   ConvPlan plan;
+  plan.kernel_plan = keep_plan(config);
   plan.config = stages(problem) + "tile " + std::to_string(cpu_pixel_tile) + " outputs, " +
                 std::to_string(config.k_tile) + " filters, " + std::to_string(config.channels) + " channels";
   plan.workspace_bytes =
@@ -42,6 +43,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return plan_cpu(problem, device);
   const Config config = choose_config(problem, device);
   ConvPlan plan;
+  plan.kernel_plan = keep_plan(config);
   plan.config = stages(problem) + "tile " + std::to_string(config.pixel_tile) + " outputs, " +
                 std::to_string(config.k_tile) + " filters, lanes along " +
                 (config.lanes_on_filters ? "filters" : "outputs");

@@ -201,7 +201,7 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
                        out,
                        epilogue,
                        std::min(step, problem.n - n),
-                       choose_cpu_config(problem)};
+                       plan_as<CpuConfig>(args.kernel_plan)};
     scalar_products(pass, scratch, runtime);
     if (pass.planes != nullptr) sum_planes(pass, runtime);
   }

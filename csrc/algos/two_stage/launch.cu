@@ -66,7 +66,7 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
-  const Config config = choose_config(args.problem, runtime.device());
+  const Config& config = plan_as<Config>(args.kernel_plan);
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
     using T = decltype(zero);
     static_assert(tile_count == 3);

@@ -45,9 +45,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
-  const double turned =
-      2.0 * static_cast<double>(transposed_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
-  return (config.split ? 11.5 : 7.3) + kernel_us(problem, config, device.processors) + 1e6 * turned;
+  return (config.split ? 11.5 : 7.3) + kernel_us(problem, config, device.processors);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
@@ -67,12 +65,12 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                 std::to_string(rows) + "x" + std::to_string(width) + " outputs" +
                 (!config.split && config.shape.listed ? " from a list, " : ", ") + std::to_string(config.stages) +
                 " stages of " + std::to_string(config.u_steps / config.stages * channels) + ", " +
-                (loads_boxes(problem) ? "boxes" : "elements") +
+                (config.boxes ? "boxes" : "elements") +
                 (config.blocks > 1 ? ", clusters of " + std::to_string(config.blocks) : "") +
                 (config.turns > 1 ? ", " + std::to_string(config.turns) + " turns" : "");
-  plan.workspace_bytes = transposed_input_bytes(problem);
   plan.cost_us = cuda_cost_us(problem, config, device);
-  plan.detail = std::make_shared<const Config>(config);
+  plan.kernel_plan = keep_plan(config);
+  plan.reads_nhwc = config.boxes;
   return plan;
 }
 

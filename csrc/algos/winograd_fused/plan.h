@@ -13,6 +13,7 @@
 
 #include "core/algorithm.h"
 #include "core/integers.h"
+#include "core/store_mode.h"
 
 namespace fastconv::algos::winograd_fused {
 
@@ -96,6 +97,8 @@ constexpr int kept_stages = 4;
 constexpr std::int64_t most_numbers = (std::int64_t{1} << 31) - 64;
 
 struct Config {
+  bool boxes;  // x is read by tensor copies, else element by element
+  StoreMode store;
   bool split;                                                 // three products of halves, else one
   single::Shape shape;                                        // of an item of one product
   std::int64_t stages;                                        // of 16 channels, or 64 bytes
@@ -134,6 +137,12 @@ struct SplitItem {
   int blocks = 1, strips = 1, turns = 1, filter_tiles = blocks;
 };
 
+// Whether x is read by tensor copies: from NHWC with rows of 16 bytes (ConvPlan::reads_nhwc). Any other C is read
+// element by element, from either layout.
+inline bool loads_boxes(const ConvProblem& problem) {
+  return problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
+}
+
 inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide, SplitItem item = {}) {
   Config config{};
   config.shape = shape;
@@ -142,6 +151,9 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
   config.turns = item.turns;
   config.item_filter_tiles = item.filter_tiles;
   config.split = problem.accuracy == AccuracyClass::fp32;
+  const auto element_bytes = static_cast<std::int64_t>(size_of(problem.dtype));
+  config.boxes = loads_boxes(problem);
+  config.store = select_store_mode(problem, config.split ? 2 : 16 / element_bytes);
   const int stage_channels = config.split ? channels : single::stage_channels(problem.dtype);
   config.stages = ceil_div(problem.c, stage_channels);
   config.u_steps = config.stages * (stage_channels / channels);
@@ -162,16 +174,6 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
     config.items = ceil_div(problem.n, shape.images) * config.row_tiles * config.column_tiles * config.filter_tiles;
   }
   return config;
-}
-
-// Whether x is read by tensor copies: from NHWC with rows of 16 bytes, so NCHW input is turned into the workspace
-// first. Any other C is read element by element, from either layout.
-inline bool loads_boxes(const ConvProblem& problem) {
-  return problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
-}
-inline std::size_t transposed_input_bytes(const ConvProblem& problem) {
-  if (problem.layout == Layout::nhwc || !loads_boxes(problem)) return 0;
-  return align_bytes(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype));
 }
 
 // Times seen on an H200 (docs/performance.md), in us: 16 channels of an item, and its end, when the tensor cores wait
@@ -209,7 +211,7 @@ inline double kernel_us(const ConvProblem& problem, const Config& config, int pr
   const Rates rates = rates_of(problem, config);
   const double start = start_us(problem, config);
   return start + static_cast<double>(ceil_div(config.items, processors / config.blocks) * config.turns) *
-                     (static_cast<double>(config.u_steps) * (loads_boxes(problem) ? rates.step : rates.element_step) +
+                     (static_cast<double>(config.u_steps) * (config.boxes ? rates.step : rates.element_step) +
                       (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
 }
 
@@ -217,9 +219,9 @@ inline double kernel_us(const ConvProblem& problem, const Config& config, int pr
 // goes there by vectors.
 inline Config choose_config(const ConvProblem& problem, int processors) {
   Config best = make_config(problem);
-  if (problem.layout != Layout::nhwc || !loads_boxes(problem)) return best;
+  if (!best.boxes || best.store != StoreMode::filters) return best;
   if (best.split) {
-    if (problem.k % 2 != 0 || processors < 2) return best;
+    if (processors < 2) return best;
     const auto consider = [&](SplitItem item) {
       const Config other = make_config(problem, single::wide, item);
       if (other.fits_31_bits() && kernel_us(problem, other, processors) < kernel_us(problem, best, processors)) {
@@ -234,7 +236,6 @@ inline Config choose_config(const ConvProblem& problem, int processors) {
     if (keeps && best.filter_tiles % 2 == 0) consider({.turns = 2});
     return best;
   }
-  if (problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0) return best;
   for (const single::Shape& shape : {single::narrow, single::small, single::list}) {
     if (shape.images > 1 && problem.w + problem.pad_w > shape.raw_columns()) continue;
     const Config other = make_config(problem, shape);

@@ -89,13 +89,11 @@ double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, con
   const double nhwc = rates.launch + std::max(products, transforms) + rates.not_hidden * std::min(products, transforms);
   const bool element_by_element = problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0 ||
                                   (halves && problem.layout == Layout::nhwc && problem.k % 2 != 0);
-  const double turned =
-      2.0 * static_cast<double>(wgmma::turned_input_bytes(problem)) / (0.9 * device.bandwidth_bytes_per_s);
   // NCHW output leaves in pieces of 4 values where rows are whole ones, else by single values (seen in half types).
   const double scattered_us = problem.layout == Layout::nhwc ? 0.0
                               : problem.q() % 4 == 0         ? 4e-6 * static_cast<double>(problem.output_numel())
                                                              : 9.5e-6 * static_cast<double>(problem.output_numel());
-  return (element_by_element ? 2.0 : 1.0) * nhwc + 1e6 * turned + scattered_us;
+  return (element_by_element ? 2.0 : 1.0) * nhwc + scattered_us;
 }
 
 // Fitted to an H200 (docs/performance.md): a multiprocessor's products one after the other, the last ones with fewer
@@ -124,24 +122,24 @@ std::string describe(const TaskMap& map) {
 }
 
 ConvPlan plan_ffma(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
-  const auto detail = std::make_shared<const ffma::Plan>(ffma::make_plan(problem, device, instruments));
+  ffma::Plan kernel = ffma::make_plan(problem, device, instruments);
   ConvPlan plan;
-  plan.workspace_bytes = detail->workspace_bytes();
-  plan.config = describe(detail->map);
-  plan.cost_us = ffma_cost_us(problem, *detail, device);
-  plan.detail = detail;
+  plan.workspace_bytes = kernel.workspace_bytes();
+  plan.config = describe(kernel.map);
+  plan.cost_us = ffma_cost_us(problem, kernel, device);
+  plan.kernel_plan = keep_plan(std::move(kernel));
   return plan;
 }
 
 ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
-  const auto detail = std::make_shared<const wgmma::CudaPlan>(wgmma::make_cuda_plan(problem, device, instruments));
+  wgmma::CudaPlan kernel = wgmma::make_cuda_plan(problem, device, instruments);
   ConvPlan plan;
-  plan.workspace_bytes = detail->v_bytes() + detail->m_bytes() + detail->exponent_bytes() + detail->counter_bytes() +
-                         wgmma::turned_input_bytes(problem);
-  const bool halves = detail->weights.form.parts == 1;
-  plan.config = std::string(halves ? "1" : "3") + " x float16, " + describe(detail->map);
-  plan.cost_us = cuda_cost_us(problem, *detail, device);
-  plan.detail = detail;
+  plan.workspace_bytes = kernel.v_bytes() + kernel.m_bytes() + kernel.exponent_bytes() + kernel.counter_bytes();
+  const bool halves = kernel.weights.form.parts == 1;
+  plan.config = std::string(halves ? "1" : "3") + " x float16, " + describe(kernel.map);
+  plan.cost_us = cuda_cost_us(problem, kernel, device);
+  plan.reads_nhwc = true;
+  plan.kernel_plan = keep_plan(std::move(kernel));
   return plan;
 }
 
@@ -149,14 +147,14 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cuda) {
     return problem.accuracy == AccuracyClass::ieee ? plan_ffma(problem, device) : plan_cuda(problem, device);
   }
-  const auto map = std::make_shared<const TaskMap>(cpu::make_map(problem, device));
+  const TaskMap map = cpu::make_map(problem, device);
   ConvPlan plan;
-  plan.workspace_bytes = static_cast<std::size_t>(map->v_groups * cpu::v_place(*map, cpu::padded_channels(problem)) +
-                                                  map->m_groups * cpu::m_place(*map, cpu::padded_filters(problem))) *
+  plan.workspace_bytes = static_cast<std::size_t>(map.v_groups * cpu::v_place(map, cpu::padded_channels(problem)) +
+                                                  map.m_groups * cpu::m_place(map, cpu::padded_filters(problem))) *
                          sizeof(float);
-  plan.config = describe(*map);
-  plan.cost_us = cpu_cost_us(problem, *map, device);
-  plan.detail = map;
+  plan.config = describe(map);
+  plan.cost_us = cpu_cost_us(problem, map, device);
+  plan.kernel_plan = keep_plan(map);
   return plan;
 }
 
@@ -191,6 +189,14 @@ const Algorithm algorithm{"winograd_megakernel",
                           packed_weight};
 
 }  // namespace fastconv::algos::winograd_megakernel
+
+const fastconv::TaskMap& fastconv::task_map_of(const ConvPlan& plan) {
+  namespace own = algos::winograd_megakernel;
+  const KernelPlan* kept = plan.kernel_plan.get();
+  if (const auto* kernel = dynamic_cast<const KernelPlanOf<own::wgmma::CudaPlan>*>(kept)) return kernel->plan.map;
+  if (const auto* kernel = dynamic_cast<const KernelPlanOf<own::ffma::Plan>*>(kept)) return kernel->plan.map;
+  return plan_as<TaskMap>(kept);
+}
 
 fastconv::ConvPlan fastconv::plan_instrumented_megakernel(const ConvProblem& problem, const DeviceInfo& device,
                                                           const Instruments& instruments) {

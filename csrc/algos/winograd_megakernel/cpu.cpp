@@ -44,7 +44,7 @@ void pack_filters(const PackArgs& args, std::int64_t begin, std::int64_t end) {
 }  // namespace
 
 void run_cpu(const ConvArgs& args, Runtime& runtime) {
-  const TaskMap& map = *static_cast<const TaskMap*>(args.detail);
+  const TaskMap& map = plan_as<TaskMap>(args.kernel_plan);
   cpu::Execution execution(map, wait_limit);
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
     const cpu::Tasks<decltype(zero)> tasks(args, map);

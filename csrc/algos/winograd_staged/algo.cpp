@@ -45,7 +45,7 @@ Work work(const ConvProblem& problem, const Config& config) {
 // Of our own product: a block's units one after the other, a stage at 1.19 times the tensor cores' sustained rate
 // (which longer runs do not keep up) and 0.48 us for a unit's output; or the memory's time.
 double own_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Work& w) {
-  const Held held = choose_held(config.frequencies(), config.chunk_tiles, problem.k, config.groups, device.processors);
+  const Held held = config.held;
   const ProductGrid grid(held, config.frequencies(), config.tiles, problem.k, device.processors);
   const double columns = held == Held::tiles ? unit_filters(config.chunk_tiles) : held_filters;
   const double stage =
@@ -72,20 +72,20 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double element = static_cast<double>(size_of(problem.dtype)), bandwidth = device.bandwidth_bytes_per_s;
   const double x_bytes = element * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double y_bytes = element * static_cast<double>(problem.output_numel()) * (problem.has_residual ? 2.0 : 1.0);
-  const bool turned = problem.layout == Layout::nchw, plain = config.mode == Mode::fp32;
+  const bool nchw = problem.layout == Layout::nchw, plain = config.mode == Mode::fp32;
   const double rate = config.own_product ? w.rate(0.95) : plain ? 0.6 : 0.86;  // of the transforms
-  const double input = (x_bytes * (turned ? 3.0 : 1.0) + w.v_bytes) / (rate * bandwidth);
+  const double input = (x_bytes + w.v_bytes) / (rate * bandwidth);
   const double gemm = config.own_product ? own_product_seconds(problem, config, device, w)
                       : plain            ? plain_product_seconds(problem, config, device, w)
                                          : std::max((w.u_bytes + w.v_bytes + w.m_bytes) / (0.92 * bandwidth),
                                                     w.flops / (0.70 * device.fp16_tensor_flops_per_s));
-  const double output = (w.m_bytes + y_bytes) / ((turned ? std::min(rate, 0.8) : rate) * bandwidth);
+  const double output = (w.m_bytes + y_bytes) / ((nchw ? std::min(rate, 0.8) : rate) * bandwidth);
   // Three launches; the larger tile's transforms take longer to walk, and our own product's first and last units more
   // channels; what begins beside the product is there at its end.
   const bool admits = config.admits_output(config.chunk_tiles, problem.k, problem.layout, device.processors);
   const double own = 9.8 + 0.4 * config.m - (admits ? 1.1 : 0.0) + 0.39 * static_cast<double>(config.groups);
   const double launches = config.own_product ? own : plain ? 9.0 + 1.4 * config.m : 11.0 + 1.2 * config.m;
-  return launches + (turned ? 3.0 : 0.0) + 1e6 * (input + gemm + output);
+  return launches + 1e6 * (input + gemm + output);
 }
 
 // V and M stay in the caches, U comes from memory once per chunk. Constants: fitted to the 3x3 layers of VGG, ResNet,
@@ -103,8 +103,8 @@ double cpu_cost_us(const ConvProblem& problem, const Config& config, std::int64_
 ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
   const Config config = make_config(m, problem, device);
   ConvPlan plan;
-  plan.workspace_bytes = config.v_bytes() + config.m_bytes() + config.tile_exponent_bytes() +
-                         config.group_exponent_bytes() + transposed_input_bytes(problem, device);
+  plan.workspace_bytes =
+      config.v_bytes() + config.m_bytes() + config.tile_exponent_bytes() + config.group_exponent_bytes();
   const std::int64_t chunks = (config.tiles + config.chunk_tiles - 1) / config.chunk_tiles;
   plan.config = "F(" + std::to_string(m) + "x" + std::to_string(m) + ") " +
                 (config.mode == Mode::fp32    ? "float32"
@@ -115,6 +115,8 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
                 (config.own_product ? " by wgmma" : "") + ", chunks " + std::to_string(chunks);
   plan.cost_us = device.type == DeviceType::cpu ? cpu_cost_us(problem, config, chunks, device)
                                                 : cuda_cost_us(problem, config, device);
+  plan.kernel_plan = keep_plan(config);
+  plan.reads_nhwc = device.type == DeviceType::cuda;  // every access runs along C
   return plan;
 }
 

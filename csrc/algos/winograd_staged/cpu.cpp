@@ -12,7 +12,7 @@ namespace {
 template <int m, typename T>
 void run(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const Config config = make_config(m, problem, runtime.device());
+  const Config& config = plan_as<Config>(args.kernel_plan);
   auto* v = static_cast<float*>(args.workspace);           // [alpha^2][chunk][C_pad]
   float* products = v + config.v_bytes() / sizeof(float);  // [alpha^2][chunk][K_pad]
   const auto* u = static_cast<const float*>(args.weight);  // [alpha^2][K][C_pad]

@@ -11,7 +11,6 @@
 #include "device/dependent_launch.cuh"
 #include "device/indexing.h"
 #include "device/shared_memory.h"
-#include "device/transpose.cuh"
 
 namespace fastconv::algos::winograd_staged {
 namespace {
@@ -63,8 +62,7 @@ Chunk make_chunk(const ConvProblem& problem, const Config& config) {
 
 template <typename T, int m, Mode mode>
 void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cudaStream_t stream) {
-  // The caller's tensor may start at any element.
-  const bool even = chunk.c % 2 == 0 && is_aligned(x, 2 * sizeof(T));
+  const bool even = chunk.c % 2 == 0;
   // Small blocks: one that waits for its maxima leaves more others at work (measured: 10 % against 256 threads).
   const dim3 block = row_block(row_lanes(even ? chunk.c_pad / 2 : chunk.c_pad, 512), 64);
   const unsigned grid = ceil_div(chunk.tiles, static_cast<int>(block.y));
@@ -75,7 +73,7 @@ void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cu
 
 template <int m>
 void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* exponents, cudaStream_t stream) {
-  const bool vectors = chunk.c % 4 == 0 && is_aligned(x, 16);
+  const bool vectors = chunk.c % 4 == 0;
   const auto launch = [&](auto by_vectors) {
     prefer_shared_memory<input_transform_groups<m, by_vectors()>>("winograd input transform");
     input_transform_groups<m, by_vectors()><<<static_cast<unsigned>(chunk.tiles) * chunk.groups, 32, 0, stream>>>(
@@ -119,7 +117,8 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
 void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, const void* v, const void* u, float* m,
               const int* group_exponents, int* tile_exponents, bool admits, Runtime& runtime) {
   if (config.own_product) {
-    gemm::run({.v = v,
+    gemm::run({.held = config.held,
+               .v = v,
                .u = u,
                .m = m,
                .group_exponents = group_exponents,
@@ -151,7 +150,7 @@ template <typename T, int m, Mode mode>
 void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const cudaStream_t stream = stream_of(runtime);
-  const T* x = static_cast<const T*>(args.x);  // [N, C, H, W] in problem.layout
+  const T* x = static_cast<const T*>(args.x);  // [N, C, H, W] in NHWC
   const auto* u = static_cast<const char*>(args.weight);
   const auto* filter_exponents = reinterpret_cast<const int*>(u + config.u_bytes(problem.k));
   constexpr bool scaled = mode != Mode::fp32;
@@ -161,13 +160,8 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   auto* tile_exponents = reinterpret_cast<int*>(reinterpret_cast<char*>(products) + config.m_bytes());
   auto* group_exponents =
       reinterpret_cast<int*>(reinterpret_cast<char*>(tile_exponents) + config.tile_exponent_bytes());
-  auto* turned = reinterpret_cast<T*>(reinterpret_cast<char*>(group_exponents) + config.group_exponent_bytes());
 
   Chunk chunk = make_chunk(problem, config);
-  if (problem.layout == Layout::nchw) {
-    transpose(x, turned, problem.n, problem.c, problem.h * problem.w, stream);
-    x = turned;  // [N, H, W, C]
-  }
   for (std::int64_t first = 0; first < config.tiles; first += config.chunk_tiles) {
     chunk.first_tile = static_cast<int>(first);
     chunk.tiles = static_cast<int>(std::min(config.chunk_tiles, config.tiles - first));
@@ -194,7 +188,7 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
 
 template <int m>
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
-  const Config config = make_config(m, args.problem, runtime.device());
+  const Config& config = plan_as<Config>(args.kernel_plan);
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
     using T = decltype(zero);
     dispatch_mode(config.mode, [&](auto mode) {

@@ -141,6 +141,7 @@ struct Config {
   std::int64_t groups, group_channels;  // C_pad = groups * group_channels
   std::int64_t chunk_tiles;             // tiles per chunk
   std::size_t element_bytes;
+  Held held;  // by our own product
 
   std::int64_t frequencies() const { return static_cast<std::int64_t>(alpha) * alpha; }
   std::size_t v_bytes() const { return align_bytes(frequencies() * chunk_tiles * depth * element_bytes); }
@@ -170,12 +171,6 @@ inline Mode select_mode(AccuracyClass accuracy, const DeviceInfo& device) {
   return Mode::split;
 }
 
-// The GPU kernels read x in NHWC, where every access runs along C; NCHW input is turned first, into the workspace.
-inline std::size_t transposed_input_bytes(const ConvProblem& problem, const DeviceInfo& device) {
-  if (device.type == DeviceType::cpu || problem.layout == Layout::nhwc) return 0;
-  return align_bytes(static_cast<std::size_t>(problem.n * problem.h * problem.w * problem.c) * size_of(problem.dtype));
-}
-
 inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& device) {
   Config config{};
   config.m = m;
@@ -202,6 +197,9 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   const std::int64_t chunks = std::max<std::int64_t>(1, ceil_div(config.tiles, most));
   config.chunk_tiles = chunks == 1 ? std::max<std::int64_t>(1, config.tiles)  // an empty batch is planned for, too
                                    : round_up(ceil_div(config.tiles, chunks), multiple);
+  if (config.own_product && config.tiles > 0) {
+    config.held = choose_held(config.frequencies(), config.chunk_tiles, problem.k, config.groups, device.processors);
+  }
   return config;
 }
 

@@ -1,5 +1,6 @@
 #include "algos/direct_tiled/resident/kernel.cuh"
 #include "core/kernels.h"
+#include "core/store_mode.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 
@@ -22,7 +23,6 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
       .staged_1 = nhwc ? 1 : config.pitch,
       .staged_2 = nhwc ? config.pitch : config.plane,
   };
-  constexpr std::size_t bytes = quad * sizeof(T);
   Params<T> params{.x = static_cast<const T*>(args.x),
                    .weight = static_cast<const T*>(args.weight),
                    .y = static_cast<T*>(args.y),
@@ -51,8 +51,7 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
                    .chunk_count = 0,
                    .nhwc = nhwc,
                    .has_activation = problem.activation != Activation::none,
-                   .vector = (nhwc ? problem.k : problem.q()) % quad == 0 && is_aligned(args.y, bytes) &&
-                             is_aligned(args.residual, bytes)};
+                   .vector = select_store_mode(problem, quad) != StoreMode::elements};
   set_sizes(params, problem);
   for_each_chunk(problem, config.phase_pitch, [&](const Chunk& chunk) { params.chunks[params.chunk_count++] = chunk; });
   return params;

@@ -40,11 +40,11 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     result.cost_us = 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
     return result;
   }
-  const auto detail = std::make_shared<const wgrad::Plan>(wgrad::make_plan(problem, device));
+  const wgrad::Plan plan = wgrad::make_plan(problem, device);
   const bool nhwc = problem.layout == Layout::nhwc;
   result.config = "depthwise, strips of " + std::to_string(wgrad::strip_rows(problem.r, problem.stride_h)) + " rows, " +
-                  std::to_string(detail->parts) + " parts";
-  result.workspace_bytes = wgrad::Plan::workspace_bytes(problem, detail->parts);
+                  std::to_string(plan.parts) + " parts";
+  result.workspace_bytes = wgrad::Plan::workspace_bytes(problem, plan.parts);
   // The issue of instructions decides; those of half types are more (docs/performance.md).
   const double share = problem.dtype == DType::f32 ? 1.0 : 0.55;
   const double rate = share * (nhwc ? problem.r == 3 ? 0.11 : 0.19 : 0.14) * device.fp32_flops_per_s;
@@ -52,7 +52,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
       4.0 * static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
   result.cost_us =
       12.0 + 1e6 * std::max(problem.direct_flops() / rate, bytes / (0.54 * share * device.bandwidth_bytes_per_s));
-  result.detail = detail;
+  result.kernel_plan = keep_plan(plan);
   return result;
 }
 

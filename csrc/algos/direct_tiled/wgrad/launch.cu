@@ -201,7 +201,7 @@ __global__ void add_parts(const float* sums, T* dw, int taps, int channels, unsi
 template <typename T, int r, int stride>
 void launch(const WeightGradientArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const auto& plan = *static_cast<const Plan*>(args.detail);
+  const auto& plan = plan_as<Plan>(args.kernel_plan);
   const bool nhwc = problem.layout == Layout::nhwc;
   auto* sums = static_cast<float*>(args.workspace);
   const Params<T> params{.x = static_cast<const T*>(args.x),

@@ -72,7 +72,6 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .dilation_h = as_int(problem.dilation_h),
       .dilation_w = as_int(problem.dilation_w),
       .along_filters = problem.layout == Layout::nhwc,
-      .copy_bias = is_aligned(args.bias, 4),
       .vectors = false,
       .quads = false,
       .stores_boxes = false,
@@ -92,13 +91,9 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .by_taps = weights.taps,
       .by_s = problem.s};
   if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
-  const auto aligned = [&](int elements) {
-    return is_aligned(args.y, elements * sizeof(T)) && is_aligned(args.residual, elements * sizeof(T));
-  };
-  const bool whole_quads = product ? problem.p() * problem.q() % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0;
-  params.vectors = params.along_filters && problem.k % chunk_of<T> == 0 && aligned(chunk_of<T>);
-  params.stores_boxes = params.vectors && params.partial == nullptr && plan.stores_boxes;
-  params.quads = !params.along_filters && whole_quads && aligned(4);
+  params.vectors = plan.stores_vectors;
+  params.stores_boxes = plan.stores_boxes && params.partial == nullptr;
+  params.quads = plan.stores_quads;
   return params;
 }
 
@@ -181,10 +176,11 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
   }
 }
 
-// x: NHWC, 16-byte aligned. workspace: plan.workspace_bytes().
 template <typename T, Mode mode>
-void run_class(const ConvArgs& args, const Plan& plan, const void* x, void* workspace, Runtime& runtime) {
+void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
+  const void* x = args.x;
+  void* workspace = args.workspace;  // plan.workspace_bytes()
   Params<T> params = make_params<T>(args, plan, workspace, runtime);
   if constexpr (mode == Mode::single) {
     if (plan.source == Source::converted) {

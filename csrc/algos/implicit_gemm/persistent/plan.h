@@ -20,10 +20,6 @@
 #include "algos/implicit_gemm/plan.h"
 #include "core/integers.h"
 
-namespace fastconv::algos::implicit_gemm::single_tile {
-struct Plan;  // single_tile/plan.h
-}
-
 namespace fastconv::algos::implicit_gemm::persistent {
 
 // Hopper's instructions exist on Hopper alone. Tensor copies need rows of C elements that are multiples of 16 bytes,
@@ -124,7 +120,9 @@ struct Plan {
   int input_slots;
   int element_bytes;  // of y
   std::int64_t x_values;
-  bool stores_boxes;  // y is written by copies from shared memory, beside the next tile
+  // How y is written: by copies from shared memory, beside the next tile; by 16 bytes of filters (NHWC); by four pixels
+  // (NCHW). Else value by value.
+  bool stores_boxes, stores_vectors, stores_quads;
   std::size_t staging_bytes;
   std::int64_t stages;  // of the whole reduction
   // Tiles from `whole` on have their reduction cut into so many parts. clusters: one for each block of a cluster, which
@@ -132,8 +130,6 @@ struct Plan {
   std::int64_t splits, whole;
   bool clusters;
   std::int64_t tiles_n, tiles_p, tiles_q;
-  std::shared_ptr<const single_tile::Plan>
-      single_tile;                       // what is faster, if all vectors of y and of the residual are aligned
   std::shared_ptr<const Plan> fallback;  // of a converted one: if the input's range is too wide for a scale an image
 
   bool raw() const { return source == Source::raw; }
@@ -234,15 +230,17 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const
   // one they cost more than they gain: shared memory, and that the warpgroups meet for each tile.
   constexpr std::int64_t short_reduction = 16;  // steps
   const std::size_t row_bytes = plan.filter_tile * size_of(problem.dtype), boxes = row_bytes * plan.pixel_tile();
-  plan.stores_boxes = problem.layout == Layout::nhwc && row_bytes % box_bytes == 0 &&
-                      problem.k * size_of(problem.dtype) % 16 == 0 && boxes <= most_staging &&
+  const bool row = is_matrix_product(problem) || plan.flat, nhwc = problem.layout == Layout::nhwc;
+  plan.stores_vectors = nhwc && problem.k * size_of(problem.dtype) % 16 == 0;
+  plan.stores_quads =
+      !nhwc && (row ? problem.p() * problem.q() % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0);
+  plan.stores_boxes = plan.stores_vectors && row_bytes % box_bytes == 0 && boxes <= most_staging &&
                       plan.stages * plan.stage_taps <= short_reduction && (!many_taps || plan.filter_tile <= 64) &&
                       slots_beside(boxes) >= (many_taps ? 2 : 3);
   plan.staging_bytes = plan.stores_boxes ? std::max(boxes, least_staging) : least_staging;
   const std::size_t slots = slots_beside(plan.staging_bytes);
   if (slots < 2) return false;
   plan.input_slots = static_cast<int>(std::min<std::size_t>(slots, many_taps ? 3 : most_input_slots));
-  const bool row = is_matrix_product(problem) || plan.flat;
   const std::int64_t n = row ? 1 : problem.n, p = row ? 1 : problem.p();
   const std::int64_t q = row ? problem.n * problem.p() * problem.q() : problem.q();
   plan.tiles_n = ceil_div(n, tile.n), plan.tiles_p = ceil_div(p, tile.p), plan.tiles_q = ceil_div(q, tile.q);

@@ -2,10 +2,10 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-void run_single(const ConvArgs& args, const Plan& plan, const void* x, void* workspace, Runtime& runtime) {
-  run_class<float, Mode::single>(args, plan, x, workspace, runtime);
+void run_tf32(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  run_class<float, Mode::single>(args, plan, runtime);
 }
 
-void pack_single(const PackArgs& args, Runtime& runtime) { pack_class<float, Mode::single>(args, runtime); }
+void pack_tf32(const PackArgs& args, Runtime& runtime) { pack_class<float, Mode::single>(args, runtime); }
 
 }  // namespace fastconv::algos::implicit_gemm::persistent

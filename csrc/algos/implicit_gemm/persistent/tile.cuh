@@ -42,7 +42,6 @@ struct Params {
   FastDivide by_row, by_rows;
   int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   bool along_filters;  // of y: NHWC, else NCHW
-  bool copy_bias;      // it is aligned to 4 bytes
   bool vectors;        // NHWC: 16 bytes of filters of y and of the residual are one aligned access
   bool quads;          // NCHW: four neighbouring pixels are
   bool stores_boxes;   // y is written by copies, not by the warps
@@ -150,7 +149,7 @@ struct FilterData {
         copy_async<4>(shared_address(exponent + k), params.exponents + first + k, 4);
       }
     }
-    if (params.epilogue.bias != nullptr && params.copy_bias) {
+    if (params.epilogue.bias != nullptr) {
       constexpr int count = 4 / sizeof(T);
       for (int k = lane * count; k < S::filter_tile; k += 32 * count) {
         const int bytes = max(0, min(count, params.k - first - k)) * static_cast<int>(sizeof(T));

@@ -12,17 +12,15 @@ namespace {
 cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
 template <typename T>
-Params<T> make_params(const ConvArgs& args, const Config& config, const T* x, Layout x_layout) {
+Params<T> make_params(const ConvArgs& args, const Plan& plan) {
   const ConvProblem& problem = args.problem;
-  const Strides4 in = dense_strides(x_layout, problem.c, problem.h, problem.w);
+  const Strides4 in = dense_strides(args.x_layout, problem.c, problem.h, problem.w);
   const std::int64_t plane = problem.p() * problem.q();
   const bool nchw = problem.layout == Layout::nchw;
-  const bool quads = (nchw ? plane : problem.k_per_group()) % 4 == 0 && is_aligned(args.y, 4 * sizeof(T)) &&
-                     is_aligned(args.residual, 4 * sizeof(T));
   const auto* packed = static_cast<const char*>(args.weight);
-  return {x,
+  return {static_cast<const T*>(args.x),
           reinterpret_cast<const Half<T>*>(packed),
-          reinterpret_cast<const int*>(packed + config.weight_bytes(problem.k)),
+          reinterpret_cast<const int*>(packed + plan.weight_bytes(problem.k)),
           static_cast<T*>(args.y),
           make_epilogue<T>(args),
           in.n,
@@ -34,9 +32,9 @@ Params<T> make_params(const ConvArgs& args, const Config& config, const T* x, La
           as_int(problem.k_per_group()),
           as_int(plane),
           as_int(problem.k),
-          static_cast<unsigned>(config.pixels),
-          as_int(config.reduction),
-          as_int(config.steps),
+          static_cast<unsigned>(plan.pixels),
+          as_int(plan.reduction),
+          as_int(plan.steps),
           as_int(problem.s),
           as_int(problem.stride_h),
           as_int(problem.stride_w),
@@ -45,8 +43,8 @@ Params<T> make_params(const ConvArgs& args, const Config& config, const T* x, La
           as_int(problem.dilation_h),
           as_int(problem.dilation_w),
           nchw,
-          quads,
-          config.filter_tiles,
+          plan.stores_quads,
+          plan.filter_tiles,
           plane,
           problem.q(),
           problem.c_per_group(),
@@ -54,59 +52,56 @@ Params<T> make_params(const ConvArgs& args, const Config& config, const T* x, La
 }
 
 template <typename T, int products, int column_tiles, bool vector>
-void launch(const Params<T>& params, const Config& config, cudaStream_t stream) {
+void launch(const Params<T>& params, const Plan& plan, cudaStream_t stream) {
   using S = Shape<T, products, column_tiles, vector>;
   constexpr int bytes = sizeof(SharedTile<S>);
   check_cuda(cudaFuncSetAttribute(convolve<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "implicit_gemm: shared memory");
-  const dim3 grid(static_cast<unsigned>(config.pixel_tiles * config.filter_tiles),
+  const dim3 grid(static_cast<unsigned>(plan.pixel_tiles * plan.filter_tiles),
                   static_cast<unsigned>(params.all_filters / params.k));
   convolve<S><<<grid, threads, bytes, stream>>>(params);
   check_launch("implicit_gemm");
 }
 
 template <typename T>
-void run(const ConvArgs& args, const T* x, Layout layout, Runtime& runtime) {
-  const ConvProblem& problem = args.problem;
-  const Config config = make_config(problem);
+void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   const cudaStream_t stream = stream_of(runtime);
-  const bool vector = loads_vectors(problem) && is_aligned(x, 16);
-  const Params<T> params = make_params<T>(args, config, x, layout);
+  const bool vector = plan.loads_vectors;
+  const Params<T> params = make_params<T>(args, plan);
   if constexpr (std::is_same_v<T, float>) {
-    if (config.filter_tile == 64) {
-      vector ? launch<T, 3, 8, true>(params, config, stream) : launch<T, 3, 8, false>(params, config, stream);
-    } else if (config.filter_tile == 48) {
-      vector ? launch<T, 3, 6, true>(params, config, stream) : launch<T, 3, 6, false>(params, config, stream);
-    } else if (config.filter_tile == 32) {
-      vector ? launch<T, 3, 4, true>(params, config, stream) : launch<T, 3, 4, false>(params, config, stream);
+    if (plan.filter_tile == 64) {
+      vector ? launch<T, 3, 8, true>(params, plan, stream) : launch<T, 3, 8, false>(params, plan, stream);
+    } else if (plan.filter_tile == 48) {
+      vector ? launch<T, 3, 6, true>(params, plan, stream) : launch<T, 3, 6, false>(params, plan, stream);
+    } else if (plan.filter_tile == 32) {
+      vector ? launch<T, 3, 4, true>(params, plan, stream) : launch<T, 3, 4, false>(params, plan, stream);
     } else {
-      vector ? launch<T, 3, 2, true>(params, config, stream) : launch<T, 3, 2, false>(params, config, stream);
+      vector ? launch<T, 3, 2, true>(params, plan, stream) : launch<T, 3, 2, false>(params, plan, stream);
     }
-  } else if (config.filter_tile == 32) {
-    vector ? launch<T, 1, 4, true>(params, config, stream) : launch<T, 1, 4, false>(params, config, stream);
+  } else if (plan.filter_tile == 32) {
+    vector ? launch<T, 1, 4, true>(params, plan, stream) : launch<T, 1, 4, false>(params, plan, stream);
   } else {
-    vector ? launch<T, 1, 8, true>(params, config, stream) : launch<T, 1, 8, false>(params, config, stream);
+    vector ? launch<T, 1, 8, true>(params, plan, stream) : launch<T, 1, 8, false>(params, plan, stream);
   }
 }
 
 template <typename T, int planes>
 void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const Config config = make_config(problem);
+  const Plan plan = make_plan(problem);
   auto* packed = static_cast<char*>(args.packed);
   pack_filters<T, planes><<<static_cast<unsigned>(problem.k), threads, 0, stream_of(runtime)>>>(
-      static_cast<int>(problem.c_per_group()), static_cast<int>(problem.r * problem.s), static_cast<int>(config.steps),
+      static_cast<int>(problem.c_per_group()), static_cast<int>(problem.r * problem.s), static_cast<int>(plan.steps),
       static_cast<int>(problem.k_per_group()), args.strides(), static_cast<const T*>(args.weight),
-      reinterpret_cast<Half<T>*>(packed), reinterpret_cast<int*>(packed + config.weight_bytes(problem.k)),
+      reinterpret_cast<Half<T>*>(packed), reinterpret_cast<int*>(packed + plan.weight_bytes(problem.k)),
       static_cast<T*>(args.snapshot));
   check_launch("implicit_gemm: packing");
 }
 
 }  // namespace
 
-void run(const ConvArgs& args, const void* x, Layout layout, Runtime& runtime) {
-  dispatch_dtype(args.problem.dtype,
-                 [&](auto zero) { run(args, static_cast<const decltype(zero)*>(x), layout, runtime); });
+void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  dispatch_dtype(args.problem.dtype, [&](auto zero) { run<decltype(zero)>(args, plan, runtime); });
 }
 
 void pack(const PackArgs& args, Runtime& runtime) {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "algos/implicit_gemm/plan.h"
+#include "algos/implicit_gemm/portable/plan.h"
 #include "algos/implicit_gemm/shared/half.h"
 #include "core/fast_divide.h"
 #include "device/epilogue.h"

@@ -2,8 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::single_tile {
 
-void run_fp16(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int*, Runtime& runtime) {
-  run<half_t>(args, plan, x, weight, nullptr, runtime);
-}
+void run_fp16(const ConvArgs& args, const Plan& plan, Runtime& runtime) { run_class<half_t>(args, plan, runtime); }
 
 }  // namespace fastconv::algos::implicit_gemm::single_tile

@@ -2,9 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::single_tile {
 
-void run_fp32(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int* exponents,
-              Runtime& runtime) {
-  run<float, true>(args, plan, x, weight, exponents, runtime);
-}
+void run_fp32(const ConvArgs& args, const Plan& plan, Runtime& runtime) { run_class<float, true>(args, plan, runtime); }
 
 }  // namespace fastconv::algos::implicit_gemm::single_tile

@@ -12,16 +12,15 @@
 namespace fastconv::algos::implicit_gemm::single_tile {
 
 template <typename T>
-Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight, const int* exponents,
-                      const Runtime& runtime) {
+Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
+  const auto* weight = static_cast<const unsigned char*>(args.weight);
   const auto log2 = [](std::int64_t value) {
     int result = 0;
     while (std::int64_t{1} << result < value) ++result;
     return result;
   };
   const bool window = plan.kind == Tile::window;
-  const bool aligned = is_aligned(args.bias, 16);
   Params<T> params{.report = runtime.wait_report(),
                    .steps = as_int(plan.steps),
                    .steps_of_part = as_int(plan.steps_of_part),
@@ -45,9 +44,9 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight
                    .by_tile_q = plan.tile_q,
                    .by_tiles_p = plan.tiles_p,
                    .by_stage_taps = plan.stage_taps,
-                   .weight = static_cast<const unsigned char*>(weight),
+                   .weight = weight + plan.weights_offset,
                    .packed_tile_bytes = plan.steps * plan.packed_rows * row_bytes,
-                   .bias = aligned ? static_cast<const T*>(args.bias) : nullptr,
+                   .bias = static_cast<const T*>(args.bias),
                    .packed_bytes = as_int(plan.packed_rows * row_bytes),
                    .halves_log2 = log2(plan.packed_rows / plan.filter_tile),
                    .k = as_int(problem.k),
@@ -70,20 +69,17 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const void* weight
                    .by_tile_p = plan.tile_p,
                    .y = static_cast<T*>(args.y),
                    .epilogue = make_epilogue<T>(args),
-                   .exponents = exponents,
+                   .exponents = plan.split ? reinterpret_cast<const int*>(weight + plan.exponents_offset) : nullptr,
                    .nchw = problem.layout == Layout::nchw,
                    .by_image = problem.p() * problem.q()};
   if (is_product(problem)) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   return params;
 }
 
-// weight: packed [filter tile][step][packed rows][128 bytes]. exponents: split: of the filters' scales. x: NHWC,
-// 16-byte aligned.
 template <typename T, bool split = false>
-void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int* exponents,
-         Runtime& runtime) {
+void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const Params<T> params = make_params<T>(args, plan, weight, exponents, runtime);
+  const Params<T> params = make_params<T>(args, plan, runtime);
   const bool dense = plan.kind == Tile::dense;
   const Box4 box{.c = plan.step_channels,
                  .w = plan.box_w,
@@ -96,8 +92,9 @@ void run(const ConvArgs& args, const Plan& plan, const void* x, const void* weig
                                    : std::is_same_v<T, half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const CUtensorMap map =
-      is_product(problem) ? make_tensor_map(x, type, sizeof(T), 1, 1, problem.n * problem.h * problem.w, problem.c, box)
-                          : make_tensor_map(x, type, sizeof(T), problem.n, problem.h, problem.w, problem.c, box);
+      is_product(problem)
+          ? make_tensor_map(args.x, type, sizeof(T), 1, 1, problem.n * problem.h * problem.w, problem.c, box)
+          : make_tensor_map(args.x, type, sizeof(T), problem.n, problem.h, problem.w, problem.c, box);
   const auto launch = [&](auto filter_tile) {
     using S = Shape<T, filter_tile(), split>;
     allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");

@@ -1,4 +1,4 @@
-// The lean Hopper kernel's entry points, one for each class.
+// The single-tile kernel's entry points, a .cu file for each class.
 #pragma once
 
 #include "algos/implicit_gemm/single_tile/plan.h"
@@ -6,15 +6,18 @@
 
 namespace fastconv::algos::implicit_gemm::single_tile {
 
-// x: args.x, NHWC, 16-byte aligned. weight: packed [filter tile][step][packed rows][128 bytes]. exponents: class fp32:
-// of the filters' scales.
-#define FASTCONV_DECLARE(name)                                                                                     \
-  void run_##name(const ConvArgs& args, const Plan& plan, const void* x, const void* weight, const int* exponents, \
-                  Runtime& runtime);
-FASTCONV_DECLARE(fp32)
-FASTCONV_DECLARE(fp16)
-FASTCONV_DECLARE(bf16)
-FASTCONV_DECLARE(tf32)
-#undef FASTCONV_DECLARE
+void run_fp32(const ConvArgs& args, const Plan& plan, Runtime& runtime);
+void run_tf32(const ConvArgs& args, const Plan& plan, Runtime& runtime);
+void run_fp16(const ConvArgs& args, const Plan& plan, Runtime& runtime);
+void run_bf16(const ConvArgs& args, const Plan& plan, Runtime& runtime);
+
+inline void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  switch (args.problem.accuracy) {
+    case AccuracyClass::tf32: return run_tf32(args, plan, runtime);
+    case AccuracyClass::fp16: return run_fp16(args, plan, runtime);
+    case AccuracyClass::bf16: return run_bf16(args, plan, runtime);
+    default: return run_fp32(args, plan, runtime);
+  }
+}
 
 }  // namespace fastconv::algos::implicit_gemm::single_tile

@@ -49,6 +49,8 @@ struct Plan {
   int stage_taps, step_channels, element_bytes;
   int input_slots, filter_slots;
   std::int64_t steps, steps_of_part, packed_rows, filter_tiles, tiles_n, tiles_p, tiles_q;
+  // In the packed weight, in bytes: [filter tile][step][packed rows][128 bytes], and the exponents of class fp32.
+  std::size_t weights_offset = 0, exponents_offset = 0;
 
   bool is_paired() const { return single_tile::is_paired(filter_tile, split); }
   int shares() const { return multiply_warpgroups * 64 / pixels; }  // warpgroups that have the same pixels

@@ -73,8 +73,7 @@ double clocks_factor(const wgrad::Plan& plan, const ConvProblem& problem) {
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return cpu_plan(problem, device);
-  const auto detail = std::make_shared<const wgrad::Plan>(wgrad::make_plan(problem, device.processors));
-  const wgrad::Plan& plan = *detail;
+  const wgrad::Plan plan = wgrad::make_plan(problem, device.processors);
   const auto text = [](std::int64_t value) { return std::to_string(value); };
   const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
   const double clocks = clocks_factor(plan, problem) * wgrad::detail::plan_clocks(plan, problem, device.processors);
@@ -93,7 +92,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                : plan.unrolled ? " unrolled channels"
                                : " channels") +
               ", " + text(plan.parts()) + " parts",
-          plan.workspace_bytes(problem), 6.0 + conversion_us + product_us, detail};
+          plan.workspace_bytes(problem), 6.0 + conversion_us + product_us, keep_plan(plan)};
 }
 
 }  // namespace

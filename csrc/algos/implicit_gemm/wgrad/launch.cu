@@ -13,7 +13,7 @@ void run_bf16(const WeightGradientArgs& args, Runtime& runtime);
 }  // namespace wgrad
 
 void weight_gradient_cuda(const WeightGradientArgs& args, Runtime& runtime) {
-  switch (static_cast<const wgrad::Plan*>(args.detail)->mode) {
+  switch (plan_as<wgrad::Plan>(args.kernel_plan).mode) {
     case Mode::split: return wgrad::run_split(args, runtime);
     case Mode::single: return wgrad::run_single(args, runtime);
     case Mode::fp16: return wgrad::run_fp16(args, runtime);

@@ -166,7 +166,7 @@ template <typename T, int products>
 void run_class(const WeightGradientArgs& args, Runtime& runtime) {
   constexpr int planes = products == 3 ? 2 : 1;
   const ConvProblem& problem = args.problem;
-  const auto& plan = *static_cast<const Plan*>(args.detail);
+  const auto& plan = plan_as<Plan>(args.kernel_plan);
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
   const int processors = runtime.device().processors;
   auto* scale_memory = static_cast<ImageScale*>(args.workspace);

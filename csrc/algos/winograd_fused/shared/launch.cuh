@@ -13,13 +13,12 @@
 
 namespace fastconv::algos::winograd_fused {
 
-// layout: of x, which may have been turned.
 template <typename T>
-ParamsOf<T> make_params(const ConvArgs& args, const Config& config, const T* x, Layout layout, WaitReport* report) {
+ParamsOf<T> make_params(const ConvArgs& args, const Config& config, WaitReport* report) {
   const ConvProblem& problem = args.problem;
-  const Strides4 in = dense_strides(layout, problem.c, problem.h, problem.w), out = output_strides(problem);
+  const Strides4 in = dense_strides(args.x_layout, problem.c, problem.h, problem.w), out = output_strides(problem);
   const auto* packed = static_cast<const char*>(args.weight);
-  ParamsOf<T> params{.x = x,
+  ParamsOf<T> params{.x = static_cast<const T*>(args.x),
                      .u = reinterpret_cast<const uint4*>(packed),
                      .exponents = reinterpret_cast<const int*>(packed + config.u_bytes()),
                      .y = static_cast<T*>(args.y),

@@ -131,18 +131,11 @@ struct alignas(16) Column {
   __device__ __forceinline__ bool crosses(unsigned pair) const { return (2 * pair + 1) << boundary_bit > packed; }
 };
 
-// How y is written.
-enum class Output : int {
-  pairs,     // NHWC, by two neighbouring filters
-  quads,     // NCHW, by four neighbouring outputs
-  elements,  // either, where alignment forbids both
-};
-
 // What a kernel is compiled for.
 struct Variant {
   int blocks;  // of a cluster, which share the frequencies
   bool boxes;  // x is loaded by tensor copies, else by element
-  Output output;
+  StoreMode output;
   int strips = 1;             // of an item
   int turns = 1;              // that an item's V serves, each with other filters
   int filter_tiles = blocks;  // of a turn of an item

@@ -2,8 +2,6 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-void run(const ConvArgs& args, const Config& config, const bfloat16_t* x, Layout layout, Runtime& runtime) {
-  run_class(args, config, x, layout, runtime);
-}
+template void run<bfloat16_t>(const ConvArgs& args, const Config& config, Runtime& runtime);
 
 }  // namespace fastconv::algos::winograd_fused::single

@@ -7,12 +7,12 @@
 namespace fastconv::algos::winograd_fused::single {
 
 // One pass over the items.
-template <typename T, Shape shape, Output output>
+template <typename T, Shape shape, StoreMode output>
 __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<line_maps(shape)>& lines,
                                         Shared<T, shape>& shared, bool repeated, ConsumerState& state) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   const int first_filter = first_filter_of_warp();
-  constexpr bool spare = output != Output::elements && shape != narrow;  // registers to ask for absent filters
+  constexpr bool spare = output != StoreMode::elements && shape != narrow;  // registers to ask for absent filters
   Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
   const auto filters = [&]() -> Source {
     unsigned number = walk.number();
@@ -21,7 +21,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
                 group * group_frequencies * u_frequency + threadIdx.x % 128,
             spare && static_cast<int>(block) * filter_tile + first_filter >= params.k ? 0 : params.stages};
   };
-  if (output == Output::filters && repeated) hopper::wait_for_writing<0>();  // of what is written again
+  if (output == StoreMode::filters && repeated) hopper::wait_for_writing<0>();  // of what is written again
   if (!walk.next()) return;
   constexpr int pieces = u_depth(shape) * taps;
   Filters u[u_depth(shape)];
@@ -49,7 +49,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
       source = more ? filters() : Source{params.u + threadIdx.x % 128, params.stages};  // any, if there is no next item
     };
     float bad;
-    if constexpr (output == Output::filters) {
+    if constexpr (output == StoreMode::filters) {
       bad = finish_lines(
           params, lines, shared, sum, slot, item, exponents, group,
           [&] {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
       finish_products(shared, sum, state);
       FilterEnds& ends = shared.ends[state.item & 1];
       prepare_ends(params, ends, item, exponents[0]);
-      const Finisher<T> mine(params, item, output == Output::elements && params.y_channel == 1);
+      const Finisher<T> mine(params, item, output == StoreMode::elements && params.y_channel == 1);
       next();
       bad = finish_item<T, output>(params, shared, sum, ends, mine, group, u, source.first);
     }

@@ -46,7 +46,7 @@ __device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shap
 }
 
 // number: of the shape. boxes: x is loaded by tensor copies, through `input`; else by element.
-template <typename T, int number, bool boxes, Output output>
+template <typename T, int number, bool boxes, StoreMode output>
 __global__ void __launch_bounds__(block_threads, 1)
     convolve(const __grid_constant__ Params<T> params,
              const __grid_constant__ InputMaps<input_maps(shapes[number])> input,
@@ -63,9 +63,9 @@ __global__ void __launch_bounds__(block_threads, 1)
     __syncthreads();
     ProducerState<T, shape> state;
     // Passes in code of their own: what is repeated takes no registers of the first.
-    produce<T, shape, boxes, output != Output::filters>(params, input.map, shared, false, state);
+    produce<T, shape, boxes, output != StoreMode::filters>(params, input.map, shared, false, state);
     if (end_pass<role_transform>(params, shared)) {
-      produce<T, shape, boxes, output != Output::filters>(params, input.map, shared, true, state);
+      produce<T, shape, boxes, output != StoreMode::filters>(params, input.map, shared, true, state);
     }
   } else {
     hopper::grow_registers<consumer_registers(shape)>();
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(block_threads, 1)
         if (pass == 0 && !end_pass<role_multiply>(params, shared)) break;
       }
     }
-    if constexpr (output == Output::filters) hopper::wait_for_reading<0>();
+    if constexpr (output == StoreMode::filters) hopper::wait_for_reading<0>();
   }
 #endif
 }

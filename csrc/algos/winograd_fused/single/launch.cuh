@@ -9,18 +9,6 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-template <typename T>
-Output select_output(const ConvArgs& args) {
-  const ConvProblem& problem = args.problem;
-  const bool nchw = problem.layout == Layout::nchw;
-  const bool filters =
-      !nchw && problem.k * sizeof(T) % 16 == 0 && is_aligned(args.y, 16) && is_aligned(args.residual, 8);
-  const std::size_t bytes = tile_outputs * sizeof(T);
-  const bool columns =
-      nchw && problem.q() % tile_outputs == 0 && is_aligned(args.y, bytes) && is_aligned(args.residual, bytes);
-  return filters ? Output::filters : columns ? Output::columns : Output::elements;
-}
-
 // Numbers of tiles of a listed item's parts are multiples of this.
 inline int list_step(const Config& config) {
   return static_cast<int>(std::gcd<std::int64_t, std::int64_t>(list.tiles, config.column_tiles));
@@ -69,44 +57,39 @@ InputMaps<input_maps(shape)> make_input_maps(const ConvProblem& problem, const C
   return maps;
 }
 
-template <typename T, Shape shape, bool boxes, Output output>
+template <typename T, Shape shape, bool boxes, StoreMode output>
 void launch(const Params<T>& params, const Config& config, const ConvArgs& args, int processors, cudaStream_t stream) {
   constexpr std::size_t bytes =
-      output == Output::filters ? sizeof(Shared<T, shape>) : Shared<T, shape>::bytes_for_exchange();
+      output == StoreMode::filters ? sizeof(Shared<T, shape>) : Shared<T, shape>::bytes_for_exchange();
   InputMaps<input_maps(shape)> input{};
   LineMaps<line_maps(shape)> lines{};
   if constexpr (boxes) input = make_input_maps<shape>(args.problem, config, params.x);
-  if constexpr (output == Output::filters) lines = make_line_maps<T, shape>(args, config);
+  if constexpr (output == StoreMode::filters) lines = make_line_maps<T, shape>(args, config);
   launch_items<convolve<T, number_of(shape), boxes, output>>(params, config, bytes, processors, stream, input, lines);
 }
 
 template <typename T>
-void run_class(const ConvArgs& args, const Config& plan, const T* x, Layout layout, Runtime& runtime) {
-  const ConvProblem& problem = args.problem;
-  const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
-  const Output output = select_output<T>(args);
-  const bool by_copies = boxes && output == Output::filters;  // what any shape but the wide one needs
-  const Config config = make_config(problem, by_copies ? plan.shape : wide);
-  const auto params = make_params(args, config, x, layout, runtime.wait_report());
+void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
+  const auto params = make_params<T>(args, config, runtime.wait_report());
   const int processors = runtime.device().processors;
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
   if (config.shape == narrow) {
-    return launch<T, narrow, true, Output::filters>(params, config, args, processors, stream);
+    return launch<T, narrow, true, StoreMode::filters>(params, config, args, processors, stream);
   }
   if (config.shape == small) {
-    return launch<T, small, true, Output::filters>(params, config, args, processors, stream);
+    return launch<T, small, true, StoreMode::filters>(params, config, args, processors, stream);
   }
   if (config.shape == list) {
-    return launch<T, list, true, Output::filters>(params, config, args, processors, stream);
+    return launch<T, list, true, StoreMode::filters>(params, config, args, processors, stream);
   }
-  const auto launch_as = [&]<Output output>() {
-    boxes ? launch<T, wide, true, output>(params, config, args, processors, stream)
-          : launch<T, wide, false, output>(params, config, args, processors, stream);
+  const auto launch_as = [&]<StoreMode output>() {
+    config.boxes ? launch<T, wide, true, output>(params, config, args, processors, stream)
+                 : launch<T, wide, false, output>(params, config, args, processors, stream);
   };
-  switch (output) {
-    case Output::filters: return launch_as.template operator()<Output::filters>();
-    case Output::columns: return launch_as.template operator()<Output::columns>();
-    case Output::elements: return launch_as.template operator()<Output::elements>();
+  switch (config.store) {
+    case StoreMode::filters: return launch_as.template operator()<StoreMode::filters>();
+    case StoreMode::pixels: return launch_as.template operator()<StoreMode::pixels>();
+    case StoreMode::elements: return launch_as.template operator()<StoreMode::elements>();
   }
 }
 

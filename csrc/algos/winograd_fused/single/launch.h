@@ -7,9 +7,7 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-// x: args.x, or the same in another layout.
-void run(const ConvArgs& args, const Config& config, const float* x, Layout layout, Runtime& runtime);
-void run(const ConvArgs& args, const Config& config, const half_t* x, Layout layout, Runtime& runtime);
-void run(const ConvArgs& args, const Config& config, const bfloat16_t* x, Layout layout, Runtime& runtime);
+template <typename T>
+void run(const ConvArgs& args, const Config& config, Runtime& runtime);
 
 }  // namespace fastconv::algos::winograd_fused::single

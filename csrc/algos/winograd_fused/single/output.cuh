@@ -9,13 +9,6 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-// How y is written.
-enum class Output : int {
-  filters,   // NHWC, by neighbouring filters (single_fragments.cuh)
-  columns,   // NCHW, by four neighbouring outputs
-  elements,  // either, where alignment forbids both
-};
-
 // A thread finishes two filters of two of the positions that are exchanged at a time. More filters in fewer threads
 // would store more bytes at once, but a warp of one position keeps what belongs to it in uniform registers.
 constexpr int thread_filters = 2, pairs = filter_tile / thread_filters;
@@ -127,7 +120,7 @@ __device__ __forceinline__ void activate(const ActivationFunction& activation, O
 }
 
 // The position numbered `number` of an item: scales, bias, residual, activation, store.
-template <typename T, Output output>
+template <typename T, StoreMode output>
 __device__ __forceinline__ void store_position(const Params<T>& params, const FilterEnds& ends, const Finisher<T>& mine,
                                                int number, Outputs<T>& value) {
   const int row = row_of<wide>(number), column = (number - row * wide.tiles) * tile_outputs;
@@ -162,7 +155,7 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
     for (int b = 0; b < thread_filters; ++b) {
       if (b * next_filter >= mine.filters) continue;
       const std::int64_t start = base + b * next_filter * y_filter;
-      if constexpr (output == Output::columns) {
+      if constexpr (output == StoreMode::pixels) {
         visit(start, b, 0);
       } else {
 #pragma unroll
@@ -175,7 +168,7 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   if (__builtin_expect(params.epilogue.residual != nullptr, 0)) {
     for_each([&](std::int64_t index, int b, int i) {
       const T* residual = params.epilogue.residual + index;
-      if constexpr (output == Output::columns) {
+      if constexpr (output == StoreMode::pixels) {
         T others[tile_outputs];
         memcpy(others, __builtin_assume_aligned(residual, sizeof others), sizeof others);
 #pragma unroll
@@ -187,7 +180,7 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   }
   activate<T>(params.epilogue.activate, value);
   for_each([&](std::int64_t index, int b, int i) {
-    if constexpr (output == Output::columns) {
+    if constexpr (output == StoreMode::pixels) {
       *reinterpret_cast<Vector<T, tile_outputs>*>(params.y + index) = pack_vector<T, tile_outputs>(value[b]);
     } else {
       params.y[index] = from_float<T>(value[b][i]);
@@ -213,7 +206,7 @@ __device__ __forceinline__ void take_filters(Filters& u, const float* registers)
 // Two groups of positions at a time. A loop with a jump to the registers of its turn: straight-line code, run once an
 // item, waits for the instruction cache at every step (docs/performance.md). Returns NaN if a sum of an output is not
 // finite. next: U of the next item; its first three frequencies are in u at the end.
-template <typename T, Output output>
+template <typename T, StoreMode output>
 __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T, wide>& shared, Sums<wide>& sum,
                                              const FilterEnds& ends, const Finisher<T>& mine, int group,
                                              Filters (&u)[group_frequencies], const uint4* next) {

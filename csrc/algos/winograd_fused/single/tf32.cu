@@ -2,8 +2,6 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-void run(const ConvArgs& args, const Config& config, const float* x, Layout layout, Runtime& runtime) {
-  run_class(args, config, x, layout, runtime);
-}
+template void run<float>(const ConvArgs& args, const Config& config, Runtime& runtime);
 
 }  // namespace fastconv::algos::winograd_fused::single

@@ -115,10 +115,10 @@ __device__ __forceinline__ void run_preparation(const Params& params, const Maps
 template <Variant variant>
 __global__ void __launch_bounds__(block_threads, 1)
     convolve(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
-  static_assert(variant.blocks == 1 || variant.output == Output::pairs);
+  static_assert(variant.blocks == 1 || variant.output == StoreMode::filters);
   static_assert(variant.filter_tiles == 1 || variant.filter_tiles == variant.blocks);
   static_assert(variant.strips == 1 || (variant.blocks == 2 && variant.boxes));
-  static_assert(variant.turns == 1 || (variant.blocks == 1 && variant.boxes && variant.output == Output::pairs));
+  static_assert(variant.turns == 1 || (variant.blocks == 1 && variant.boxes && variant.output == StoreMode::filters));
   static_assert(sizeof(Shared<variant>) <= (variant.turns == 1 ? most_shared_bytes : most_kept_bytes));
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ __align__(128) unsigned char memory[];

@@ -26,45 +26,34 @@ Maps make_maps(const ConvProblem& problem, const Config& config, const float* x)
   return maps;
 }
 
-Output select_output(const ConvArgs& args) {
-  const ConvProblem& problem = args.problem;
-  const bool nchw = problem.layout == Layout::nchw;
-  const std::size_t bytes = nchw ? 16 : 8;
-  const bool vectors = (nchw ? problem.q() % 4 == 0 : problem.k % 2 == 0) && is_aligned(args.y, bytes) &&
-                       is_aligned(args.residual, bytes);
-  return !vectors ? Output::elements : nchw ? Output::quads : Output::pairs;
-}
-
 template <Variant value>
 constexpr std::integral_constant<Variant, value> constant{};
 
 }  // namespace
 
-void run(const ConvArgs& args, const Config& plan, const float* x, Layout layout, Runtime& runtime) {
+void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const bool boxes = loads_boxes(problem) && is_aligned(x, 16);  // the caller's tensor may start at any element
-  const Output output = select_output(args);
-  const Config config = boxes && output == Output::pairs ? plan : make_config(problem);
+  const bool boxes = config.boxes;
   const int processors = runtime.device().processors;
   const cudaStream_t stream = static_cast<cudaStream_t>(runtime.stream());
-  const Params params = make_params(args, config, x, layout, runtime.wait_report());
-  const Maps maps = boxes ? make_maps(problem, config, x) : Maps{};
+  const Params params = make_params<float>(args, config, runtime.wait_report());
+  const Maps maps = boxes ? make_maps(problem, config, params.x) : Maps{};
   const auto run = [&](auto variant) {
     launch_items<convolve<variant()>, block_threads>(params, config, sizeof(Shared<variant()>), processors, stream,
                                                      maps);
   };
   // So that a value that is known now is known to the compiler.
   const auto with_output = [&](auto boxed) {
-    switch (output) {
-      case Output::pairs: return run(constant<Variant{1, boxed(), Output::pairs}>);
-      case Output::quads: return run(constant<Variant{1, boxed(), Output::quads}>);
-      case Output::elements: return run(constant<Variant{1, boxed(), Output::elements}>);
+    switch (config.store) {
+      case StoreMode::filters: return run(constant<Variant{1, boxed(), StoreMode::filters}>);
+      case StoreMode::pixels: return run(constant<Variant{1, boxed(), StoreMode::pixels}>);
+      case StoreMode::elements: return run(constant<Variant{1, boxed(), StoreMode::elements}>);
     }
   };
-  if (config.turns == 2) return run(constant<Variant{1, true, Output::pairs, 1, 2}>);
+  if (config.turns == 2) return run(constant<Variant{1, true, StoreMode::filters, 1, 2}>);
   const auto with_strips = [&](auto strips) {
-    if (config.item_filter_tiles == 1) return run(constant<Variant{2, true, Output::pairs, strips(), 1, 1}>);
-    run(constant<Variant{2, true, Output::pairs, strips()}>);
+    if (config.item_filter_tiles == 1) return run(constant<Variant{2, true, StoreMode::filters, strips(), 1, 1}>);
+    run(constant<Variant{2, true, StoreMode::filters, strips()}>);
   };
   if (config.strips == 2) return with_strips(std::integral_constant<int, 2>{});
   if (config.blocks == 2) return with_strips(std::integral_constant<int, 1>{});

@@ -5,7 +5,6 @@
 
 namespace fastconv::algos::winograd_fused::split {
 
-// x: args.x, or the same in another layout.
-void run(const ConvArgs& args, const Config& plan, const float* x, Layout layout, Runtime& runtime);
+void run(const ConvArgs& args, const Config& config, Runtime& runtime);
 
 }  // namespace fastconv::algos::winograd_fused::split

@@ -36,11 +36,11 @@ struct Target {
 using Values = float[2][2][tile_outputs];  // [position][filter][output]
 
 // visit(index of the element, position, filter, output) for those that exist.
-template <Output output, typename Visitor>
+template <StoreMode output, typename Visitor>
 __device__ __forceinline__ void for_each_output(const Params& params, const Target& at, const Visitor& visit) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    if constexpr (output == Output::quads) {
+    if constexpr (output == StoreMode::pixels) {
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
         if (at.count[e] > 0 && at.k + b < params.k) visit(at.index[e] + b * params.y_channel, e, b, 0);
@@ -49,7 +49,7 @@ __device__ __forceinline__ void for_each_output(const Params& params, const Targ
 #pragma unroll
       for (int i = 0; i < tile_outputs; ++i) {
         const bool inside = i < at.count[e] && at.k < params.k;
-        if constexpr (output == Output::pairs) {
+        if constexpr (output == StoreMode::filters) {
           if (inside) visit(at.index[e] + i * params.y_column, e, 0, i);
         } else {
 #pragma unroll
@@ -64,16 +64,16 @@ __device__ __forceinline__ void for_each_output(const Params& params, const Targ
 
 // Residual, activation and store. SiLU comes later (apply_silu): inlined for every
 // output it would make the code larger than the instruction cache.
-template <Output output>
+template <StoreMode output>
 __device__ __forceinline__ void store(const Params& params, const Target& at, Values& value) {
   float* y = params.y;
   const float* residual = params.epilogue.residual;
   if (residual != nullptr) {
     for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {
-      if constexpr (output == Output::pairs) {
+      if constexpr (output == StoreMode::filters) {
         const float2 other = *reinterpret_cast<const float2*>(residual + index);
         value[e][0][i] += other.x, value[e][1][i] += other.y;
-      } else if constexpr (output == Output::quads) {
+      } else if constexpr (output == StoreMode::pixels) {
         const float4 other = *reinterpret_cast<const float4*>(residual + index);
         value[e][b][0] += other.x, value[e][b][1] += other.y, value[e][b][2] += other.z, value[e][b][3] += other.w;
       } else {
@@ -90,9 +90,9 @@ __device__ __forceinline__ void store(const Params& params, const Target& at, Va
     }
   }
   for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {
-    if constexpr (output == Output::pairs) {
+    if constexpr (output == StoreMode::filters) {
       *reinterpret_cast<float2*>(y + index) = make_float2(value[e][0][i], value[e][1][i]);
-    } else if constexpr (output == Output::quads) {
+    } else if constexpr (output == StoreMode::pixels) {
       *reinterpret_cast<float4*>(y + index) =
           make_float4(value[e][b][0], value[e][b][1], value[e][b][2], value[e][b][3]);
     } else {
@@ -183,7 +183,7 @@ template <int group, Variant variant>
 __device__ __forceinline__ void consume(const Params& params, Shared<variant>& shared, bool repeated,
                                         ConsumerState& state) {
   constexpr int blocks = variant.blocks, turns = variant.turns;
-  constexpr Output output = variant.output;
+  constexpr StoreMode output = variant.output;
   // The filters of an item are its number's fastest part: the block of those of its first turn.
   const auto filter_block_of = [&](unsigned item) { return static_cast<int>(params.by_filters.peel(item)) * turns; };
   const auto filters_of = [&](int filter_block) {
@@ -223,7 +223,7 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
     const bool again = !repeated && must_repeat(shared, state.item_slot);
     if (again) mark<group>(shared, ordinal);
     if (again && blocks == 1) {  // a cluster's other block may not know of it
-    } else if (output == Output::pairs && is_plain(params.epilogue)) {
+    } else if (output == StoreMode::filters && is_plain(params.epilogue)) {
       if constexpr (blocks == 1) {
         finish_pairs<group>(params, shared, total, filter_block, state);
       } else {

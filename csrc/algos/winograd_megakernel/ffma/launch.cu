@@ -82,31 +82,23 @@ void launch_kernel(const Params& params, const Plan& plan, int processors, cudaS
 
 template <Access access>
 void launch(const Params& params, const Plan& plan, int processors, cudaStream_t stream) {
-  if (params.epilogue.residual != nullptr || params.epilogue.activate.is_silu) {
-    return launch_kernel<access, false>(params, plan, processors, stream);
-  }
-  launch_kernel<access, true>(params, plan, processors, stream);
+  plan.plain ? launch_kernel<access, true>(params, plan, processors, stream)
+             : launch_kernel<access, false>(params, plan, processors, stream);
 }
 
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
-  const ConvProblem& problem = args.problem;
-  const Plan& plan = *static_cast<const Plan*>(args.detail);
+  const Plan& plan = plan_as<Plan>(args.kernel_plan);
   const cudaStream_t stream = stream_of(runtime);
   const Params params = make_params(args, plan, runtime);
   check_cuda(cudaMemsetAsync(params.ticket, 0, plan.counter_bytes(), stream), "winograd_megakernel: counters");
   const int processors = runtime.device().processors;
-  if (problem.layout == Layout::nhwc) {
-    if (problem.c % 2 == 0 && problem.k % 2 == 0 && is_aligned(args.x, 8) && is_aligned(args.y, 8)) {
-      launch<Access::nhwc_pairs>(params, plan, processors, stream);
-    } else {
-      launch<Access::nhwc>(params, plan, processors, stream);
-    }
-  } else if (problem.q() % 4 == 0 && is_aligned(args.y, 16)) {
-    launch<Access::nchw_quads>(params, plan, processors, stream);
-  } else {
-    launch<Access::nchw>(params, plan, processors, stream);
+  switch (plan.access) {
+    case Access::nhwc_pairs: return launch<Access::nhwc_pairs>(params, plan, processors, stream);
+    case Access::nhwc: return launch<Access::nhwc>(params, plan, processors, stream);
+    case Access::nchw_quads: return launch<Access::nchw_quads>(params, plan, processors, stream);
+    case Access::nchw: return launch<Access::nchw>(params, plan, processors, stream);
   }
 }
 

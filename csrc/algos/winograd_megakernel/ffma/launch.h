@@ -5,7 +5,7 @@
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 
-void run_cuda(const ConvArgs& args, Runtime& runtime);  // args.detail: Plan of plan.h
+void run_cuda(const ConvArgs& args, Runtime& runtime);  // args.kernel_plan: Plan
 void pack_cuda(const PackArgs& args, Runtime& runtime);
 
 }  // namespace fastconv::algos::winograd_megakernel::ffma

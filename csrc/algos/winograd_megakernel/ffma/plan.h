@@ -11,6 +11,7 @@
 
 #include "algos/winograd_megakernel/shared/cost.h"
 #include "core/algorithm.h"
+#include "core/store_mode.h"
 #include "winograd/instruments.h"
 #include "winograd/task_map.h"
 
@@ -34,9 +35,20 @@ inline Weights make_weights(const ConvProblem& problem) {
   return {ceil_div(problem.c, stage_channels), ceil_div(problem.k, block_filters)};
 }
 
+// How x and y are accessed: NHWC by pairs of channels (both even) or elements, NCHW by four columns (Q a multiple of
+// four) or elements.
+enum class Access { nhwc_pairs, nhwc, nchw_quads, nchw };
+inline Access select_access(const ConvProblem& problem) {
+  const bool vectors = select_store_mode(problem, 2) != StoreMode::elements;
+  if (problem.layout == Layout::nhwc) return vectors && problem.c % 2 == 0 ? Access::nhwc_pairs : Access::nhwc;
+  return vectors ? Access::nchw_quads : Access::nchw;
+}
+
 struct Plan {
-  TaskMap map;  // first: fastconv._C.task_map() reads any plan's detail as a map
+  TaskMap map;
   Weights weights;
+  Access access;
+  bool plain;  // the epilogue has no residual and no SiLU
   Instruments instruments = {};
 
   std::int64_t v_place() const { return 36 * weights.stages * stage_v; }                            // floats
@@ -73,6 +85,8 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device, cons
                         .bounded = true};
   return {.map = make_task_map(tiles, problem.c, problem.k, shapes, instruments.mapping(mapping)),
           .weights = weights,
+          .access = select_access(problem),
+          .plain = problem.has_plain_epilogue(),
           .instruments = instruments};
 }
 

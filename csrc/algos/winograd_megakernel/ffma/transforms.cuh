@@ -8,9 +8,6 @@
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 
-// How x and y are accessed: NHWC by pairs of channels (both even) or elements, NCHW by four columns (Q a multiple of
-// four) or elements.
-enum class Access { nhwc_pairs, nhwc, nchw_quads, nchw };
 constexpr bool is_nhwc(Access access) { return access == Access::nhwc_pairs || access == Access::nhwc; }
 
 struct TilePosition {

@@ -42,7 +42,7 @@ template <typename T>
 constexpr int shared_bytes = sizeof(Shared<T>) + 1024;  // room to align
 static_assert(shared_bytes<float> <= 227 * 1024 && shared_bytes<half_t> <= 227 * 1024);
 
-template <typename T, Output output, bool plain>
+template <typename T, StoreMode output, bool plain>
 __global__ void __launch_bounds__(threads<T>, 1)
     convolve(const __grid_constant__ Params<T> params, const __grid_constant__ StreamMaps maps) {
 #if defined(FASTCONV_HAS_WGMMA)

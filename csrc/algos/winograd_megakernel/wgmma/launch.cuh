@@ -10,7 +10,6 @@
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/shared_memory.h"
-#include "device/transpose.cuh"
 #include "hopper/tensor_map.h"
 
 namespace fastconv::algos::winograd_megakernel::wgmma {
@@ -47,7 +46,7 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
                    .y_filter = out.c,
                    .y_row = out.h,
                    .y_pixel = out.w,
-                   .boxes = problem.c * sizeof(T) % 16 == 0 && is_aligned(x, 16),
+                   .boxes = plan.boxes,
                    .tiles_p = as_int(tiles_p),
                    .tiles_q = as_int(tiles_q),
                    .chunks = as_int(plan.weights.chunks),
@@ -103,7 +102,7 @@ void launch_series(const Params<T>& params, cudaStream_t stream, Launch&& launch
   }
 }
 
-template <Output output, bool plain, typename T>
+template <StoreMode output, bool plain, typename T>
 void launch_kernel(const Params<T>& params, const StreamMaps& maps, const CudaPlan& plan, int processors,
                    cudaStream_t stream) {
   const auto kernel = convolve<T, output, plain>;
@@ -120,13 +119,11 @@ void launch_kernel(const Params<T>& params, const StreamMaps& maps, const CudaPl
   plan.instruments.series ? launch_series(params, stream, launch) : launch(params);
 }
 
-template <Output output, typename T>
+template <StoreMode output, typename T>
 void launch(const Params<T>& params, const StreamMaps& maps, const CudaPlan& plan, int processors,
             cudaStream_t stream) {
-  if constexpr (output != Output::elements) {
-    if (params.epilogue.residual == nullptr && !params.epilogue.activate.is_silu) {
-      return launch_kernel<output, true>(params, maps, plan, processors, stream);
-    }
+  if constexpr (output != StoreMode::elements) {
+    if (plan.plain) return launch_kernel<output, true>(params, maps, plan, processors, stream);
   }
   launch_kernel<output, false>(params, maps, plan, processors, stream);
 }
@@ -134,28 +131,16 @@ void launch(const Params<T>& params, const StreamMaps& maps, const CudaPlan& pla
 template <typename T>
 void run(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const CudaPlan& plan = *static_cast<const CudaPlan*>(args.detail);
+  const CudaPlan& plan = plan_as<CudaPlan>(args.kernel_plan);
   const cudaStream_t stream = stream_of(runtime);
-  const auto* x = static_cast<const T*>(args.x);
-  if (turned_input_bytes(problem) != 0) {
-    auto* turned = reinterpret_cast<T*>(static_cast<char*>(args.workspace) + plan.v_bytes() + plan.m_bytes() +
-                                        plan.exponent_bytes() + plan.counter_bytes());
-    transpose(x, turned, problem.n, problem.c, problem.h * problem.w, stream);
-    x = turned;
-  }
-  const Params<T> params = make_params(args, plan, x, runtime);
+  const Params<T> params = make_params(args, plan, static_cast<const T*>(args.x), runtime);
   const StreamMaps maps = make_maps(problem, plan, params);
   check_cuda(cudaMemsetAsync(params.tickets, 0, plan.counter_bytes(), stream), "winograd_megakernel: counters");
-  const bool nchw = problem.layout == Layout::nchw;
-  const std::size_t bytes = (nchw ? 4 : 2) * sizeof(T);
-  const bool vectors = (nchw ? problem.q() % 4 == 0 : problem.k % 2 == 0) && is_aligned(args.y, bytes);
   const int processors = runtime.device().processors;
-  if (!vectors) {
-    launch<Output::elements>(params, maps, plan, processors, stream);
-  } else if (nchw) {
-    launch<Output::quads>(params, maps, plan, processors, stream);
-  } else {
-    launch<Output::pairs>(params, maps, plan, processors, stream);
+  switch (plan.store) {
+    case StoreMode::filters: return launch<StoreMode::filters>(params, maps, plan, processors, stream);
+    case StoreMode::pixels: return launch<StoreMode::pixels>(params, maps, plan, processors, stream);
+    case StoreMode::elements: return launch<StoreMode::elements>(params, maps, plan, processors, stream);
   }
 }
 

@@ -6,7 +6,7 @@
 
 namespace fastconv::algos::winograd_megakernel::wgmma {
 
-// args.detail: CudaPlan. The type is that of the tensors.
+// args.kernel_plan: CudaPlan. The type is that of the tensors.
 template <typename T>
 void run(const ConvArgs& args, Runtime& runtime);
 template <typename T>

@@ -5,9 +5,6 @@
 
 namespace fastconv::algos::winograd_megakernel::wgmma {
 
-// How y is written: two neighbouring filters (NHWC), four neighbouring columns (NCHW), or one by one.
-enum class Output { pairs, quads, elements };
-
 // A^T of the columns. patch: M, [36][64], from the lane's values; not needed afterwards.
 template <typename E>
 __device__ __forceinline__ void begin_output(const E* patch, Values (&values)[6][6]) {
@@ -66,7 +63,7 @@ __device__ __forceinline__ OutputScales load_scales(const Params<T>& params, con
   return scales;
 }
 
-template <typename T, Output output, bool plain>
+template <typename T, StoreMode output, bool plain>
 __device__ __forceinline__ void finish_output(const Params<T>& params, const StreamItem& item,
                                               const OutputScales& scales, const Values (&values)[6][6]) {
   const OutputLane<T> its(params, item);
@@ -111,7 +108,7 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
       }
     }
     apply<plain>(activate, identity, result);
-    if constexpr (output == Output::quads) {  // the number of columns is a multiple of 4
+    if constexpr (output == StoreMode::pixels) {  // the number of columns is a multiple of 4
       const auto quad = [&result](int e) {
         return Aligned<T, 4>{from_float<T>(result[0].e[e]), from_float<T>(result[1].e[e]),
                              from_float<T>(result[2].e[e]), from_float<T>(result[3].e[e])};
@@ -126,7 +123,7 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
       const int width = i < rows ? columns : 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if constexpr (output == Output::pairs) {
+        if constexpr (output == StoreMode::filters) {
           store_pair_past(j, width, y + j * pixel, result[j]);  // the L2 cache has V and M to keep
         } else if (j < width) {
           y[j * pixel] = from_float<T>(result[j].e[0]);

@@ -10,6 +10,7 @@
 
 #include "algos/winograd_megakernel/shared/cost.h"
 #include "core/algorithm.h"
+#include "core/store_mode.h"
 #include "winograd/instruments.h"
 #include "winograd/task_map.h"
 
@@ -52,8 +53,11 @@ inline CudaWeights make_cuda_weights(const ConvProblem& problem) {
 }
 
 struct CudaPlan {
-  TaskMap map;  // first: fastconv._C.task_map() reads any plan's detail as a map
+  TaskMap map;
   CudaWeights weights;
+  bool boxes;  // x is read by tensor copies: rows of C are multiples of 16 bytes
+  StoreMode store;
+  bool plain;  // the epilogue has no residual and no SiLU
   Instruments instruments = {};
 
   std::int64_t v_place_bytes() const { return 36 * weights.stages() * operand_bytes; }
@@ -69,11 +73,6 @@ struct CudaPlan {
                        std::int64_t{4});
   }
 };
-
-inline std::size_t turned_input_bytes(const ConvProblem& problem) {
-  if (problem.layout == Layout::nhwc) return 0;
-  return align_bytes(problem.n * problem.h * problem.w * problem.c * static_cast<std::int64_t>(size_of(problem.dtype)));
-}
 
 // Throws InvalidArgument if the map has too many tasks.
 inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& device,
@@ -112,6 +111,9 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
   return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes,
                                instruments.mapping(mapping)),
           .weights = weights,
+          .boxes = problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0,
+          .store = select_store_mode(problem, 2),
+          .plain = problem.has_plain_epilogue(),
           .instruments = instruments};
 }
 

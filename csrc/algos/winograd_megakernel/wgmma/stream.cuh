@@ -130,7 +130,7 @@ class Dispatcher {
 };
 
 // A streaming warp, all lanes.
-template <typename T, Output output, bool plain>
+template <typename T, StoreMode output, bool plain>
 class Streamer {
  public:
   __device__ __forceinline__ Streamer(const Params<T>& params, const StreamMaps& maps, StreamControl<T>& control,
@@ -197,7 +197,7 @@ class Streamer {
   }
 
  private:
-  static constexpr bool loads_early = output != Output::elements;  // which has no registers for that
+  static constexpr bool loads_early = output != StoreMode::elements;  // which has no registers for that
 
   __device__ __forceinline__ int slot_of(unsigned number) const {
     return static_cast<int>((number >> params_.items_log2) % stream_task_slots);

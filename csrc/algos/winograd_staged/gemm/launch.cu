@@ -104,7 +104,7 @@ void launch(const Arguments& args) {
 }  // namespace
 
 void run(const Arguments& args) {
-  switch (choose_held(args.frequencies, args.tiles, args.filters, args.groups, args.processors)) {
+  switch (args.held) {
     case Held::filters: launch<Held::filters>(args); break;
     case Held::tiles: (unit_filters(args.tiles) == 48 ? launch<Held::tiles, 48> : launch<Held::tiles, 64>)(args); break;
     case Held::few_stages: launch<Held::few_stages>(args); break;

@@ -9,6 +9,7 @@
 namespace fastconv::algos::winograd_staged::gemm {
 
 struct Arguments {
+  Held held;
   const void* v;               // float16 [frequencies][tiles][groups][2][group_channels]: lo, hi
   const void* u;               // float16 [frequencies][filters][groups][2][group_channels]: lo, hi
   float* m;                    // [frequencies][tiles / 8][K_pad / 16] segments (plan.h)

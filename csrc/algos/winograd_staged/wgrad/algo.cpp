@@ -45,6 +45,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {  // for the tests: never the fastest
   const Plan plan = make_plan(problem, 1);
   ConvPlan result;
+  result.kernel_plan = keep_plan(plan);
   result.config = "float64 sums";
   result.workspace_bytes = align_bytes(frequencies * plan.tiles * problem.c * 4);
   result.cost_us = 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
@@ -53,8 +54,7 @@ ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {  // fo
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return cpu_plan(problem, device);
-  const auto detail = std::make_shared<const Plan>(make_plan(problem, device.processors));
-  const Plan& plan = *detail;
+  const Plan plan = make_plan(problem, device.processors);
   const auto text = [](std::int64_t value) { return std::to_string(value); };
   const double bandwidth = device.bandwidth_bytes_per_s;
   const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
@@ -67,7 +67,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
               (plan.rows_are_filters ? "filters" : "channels") + " by " + text(plan.column_blocks * block_channels) +
               " of " + text(plan.row_blocks * block_channels) + ", " + text(plan.splits) + " parts",
           plan.workspace_bytes(problem), 16.0 + 1e6 * (turned + (read + written) / (0.8 * bandwidth) + products),
-          detail};
+          keep_plan(plan)};
 }
 
 }  // namespace

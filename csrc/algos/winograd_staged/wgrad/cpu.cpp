@@ -39,7 +39,7 @@ void read_tile(const float* image, const Strides4& strides, std::int64_t channel
 
 void run(const WeightGradientArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const Plan plan = make_plan(problem, 1);
+  const Plan& plan = plan_as<Plan>(args.kernel_plan);
   const Strides4 in = input_strides(problem), out = output_strides(problem);
   const auto* x = static_cast<const float*>(args.x);
   const auto* grad = static_cast<const float*>(args.grad);

@@ -22,7 +22,7 @@ void multiply(const Params& params, int processors, cudaStream_t stream) {
 
 void run(const WeightGradientArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const auto& plan = *static_cast<const Plan*>(args.detail);
+  const auto& plan = plan_as<Plan>(args.kernel_plan);
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
   const int processors = runtime.device().processors;
   auto* scale_memory = static_cast<ImageScale*>(args.workspace);
