@@ -109,12 +109,21 @@ def test_each_message_has_its_type() -> None:
 
 @contextmanager
 def at_most(free: int) -> Iterator[None]:
-    """So many bytes more may be allocated."""
+    """So many bytes more may be allocated. What the allocator has left of other tests, between what they hold, is taken
+    until then."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + free) / total)
+    held = []
     try:
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+        size = 1 << 30
+        while size >= MIB // 2:
+            try:
+                held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            except torch.OutOfMemoryError:
+                size //= 2
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + free) / total)
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
