@@ -6,14 +6,15 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint sanitize build compile_commands clean
+.PHONY: help demo test bench docs lint sanitize build compile_commands clean
 
 help:
 	@echo "make demo      swap real networks, run them on photographs, compare and time them"
 	@echo "make test      all tests (those that need a GPU are skipped without one)"
 	@echo "make bench     time ours against PyTorch and cuDNN: layers, then networks (GPU)"
 	@echo "make sanitize  every kernel under the four tools of compute-sanitizer, a table of what they say (GPU)"
-	@echo "make lint      ruff, mypy, clang-format, include rules"
+	@echo "make docs      the documents as a site, with the API from the docstrings: build/docs/index.html"
+	@echo "make lint      ruff, mypy, clang-format, include rules, links of the documents"
 	@echo "make clean     remove what was built (.venv stays)"
 	@echo
 	@echo "ARGS goes to the command: make demo ARGS='--network resnet50 --batch 4', make test ARGS='-k winograd'."
@@ -47,6 +48,10 @@ $(VENV)/lint.stamp: $(VENV)/install.stamp
 	$(PIP) install --quiet --no-build-isolation --editable ".[test,dev]"
 	touch $@
 
+$(VENV)/docs.stamp: $(VENV)/install.stamp
+	$(PIP) install --quiet --no-build-isolation --editable ".[docs]"
+	touch $@
+
 # Incremental: ninja looks at every source each time.
 build compile_commands: $(VENV)/install.stamp
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -57,6 +62,11 @@ lint: $(VENV)/lint.stamp
 	$(BIN)/mypy
 	find csrc tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/check_includes.py
+	$(BIN)/python tools/check_docs.py
+
+# Every warning is an error: a page that is nowhere linked, a link that leads nowhere, a docstring that cannot be read.
+docs: $(VENV)/docs.stamp build
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
 
 # Each algorithm under each tool, in a process of its own; ARGS='--only winograd_f4 --tools racecheck' for less.
 sanitize: build
@@ -64,4 +74,4 @@ sanitize: build
 
 clean:
 	rm -rf build dist *.egg-info fastconv/*.so fastconv/build.json compile_commands.json
-	rm -f $(VENV)/install.stamp $(VENV)/lint.stamp
+	rm -f $(VENV)/install.stamp $(VENV)/lint.stamp $(VENV)/docs.stamp

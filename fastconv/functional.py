@@ -48,8 +48,8 @@ def conv2d(
         precision: accuracy class of float32 tensors: ``"ieee"`` FP32 arithmetic only, ``"fp32"`` FP32-accurate by any
             means, ``"tf32"`` TF32-accurate; None follows ``torch.backends.cudnn.conv.fp32_precision``.
         max_error: how far ``"auto"`` may go: the error that an algorithm must be expected to make, as a multiple of
-            PyTorch's own in the class, at least 1; None: 4, in class ``"fp32"`` on CUDA 1.5 (docs/numerics.md). Counts
-            for the gradients, too. `fastconv.explain` tells every algorithm's.
+            PyTorch's own in the class, at least 1; None: 4, in class ``"fp32"`` on CUDA 1.5. Counts for the gradients,
+            too. `fastconv.explain` tells every algorithm's, docs/concepts/numerics.md derives them.
         residual: the output's shape, the input's dtype; added before the activation.
         activation: None, ``"relu"``, ``"relu6"``, ``"silu"`` or ``"leaky_relu"`` (with `negative_slope`).
 

@@ -84,7 +84,7 @@ class SwapRow:
 
 
 class SwapReport:
-    """What swap_ did. `print(report)` shows a table; rows follow the layers, so print it again after a forward."""
+    """What `swap_` did. `print(report)` shows a table; rows follow the layers, so print it again after a forward."""
 
     def __init__(self, rows: list[SwapRow], dry_run: bool = False) -> None:
         self.rows = rows

@@ -199,7 +199,7 @@ def tune(model: Callable[..., Any], *args: Any, max_error: float | None = None, 
             norms, as any call does). Its weights are not touched: random ones of their shapes are measured.
         max_error: measure what `auto` may take within this limit (see `fastconv.conv2d`), for the calls that give none
             of their own. The choices are those of calls and layers with the same `max_error`.
-        *args, **kwargs: what it is called with. Sizes, dtypes, memory formats and the device are what is measured.
+        args, kwargs: what it is called with. Sizes, dtypes, memory formats and the device are what is measured.
 
     Returns:
         A TuneReport with a row per problem: N, C, H, W, K, R, S, stride, padding, dilation, groups, layout, class, and

@@ -198,7 +198,7 @@ def finish(
 
 
 def error_multiple(algorithm: str, cls: str, shape: Shape, device: str) -> float:
-    """How many times PyTorch's error is allowed: docs/numerics.md, "What the tests check"."""
+    """How many times PyTorch's error is allowed: docs/concepts/numerics.md, "What the tests check"."""
     plain = 2.0 if cls in ("fp16", "bf16") else 4.0
     return max(plain, DATA_SPREAD * expected_error(algorithm, cls, shape, device))
 
@@ -220,7 +220,7 @@ SUM_GROWTH, LONGEST_RUN = 0.41, 256
 
 
 def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Rounding:
-    """The constants of docs/numerics.md, "Floors"."""
+    """The constants of docs/concepts/numerics.md, "Floors"."""
     if ALGORITHMS[algorithm]["family"] != "winograd":
         return Rounding(2.0, SUM_GROWTH * min(shape.terms, LONGEST_RUN) ** 0.5)
     noise_gain = {"winograd_f2": 1.7, "winograd_fused": 2.3}.get(algorithm, 5.1)

@@ -1,5 +1,5 @@
-"""How wrong an output may be, by the metrics of fastconv.testing. Derivations: docs/numerics.md, "What the tests
-check"."""
+"""How wrong an output may be, by the metrics of fastconv.testing. Derivations: docs/concepts/numerics.md, "What the
+tests check"."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_integers_are_exact(algorithm, layout, cls, device):
         case = make_case(shape, cls, layout, device, Epilogue(bias=True), integers=True)
         output, expected = conv2d(case, algorithm, cls).double(), reference(case)
         if algorithm in INEXACT:
-            # Rounding recovers the integer; docs/numerics.md, "Integers", derives how near it must be.
+            # Rounding recovers the integer; docs/concepts/numerics.md, "Integers", derives how near it must be.
             output, before = output.round(), output
             half_product = cls == "fp16" or (algorithm == "winograd_fused" and cls == "tf32" and device == "cuda")
             limit = 2.0**-2 if half_product else 2.0**-10

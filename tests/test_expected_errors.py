@@ -51,7 +51,7 @@ def measured_ratio(algorithm, made, cls):
 
 
 def serial_sum(terms):
-    """What is expected of PyTorch's direct sum, in roundoffs: docs/numerics.md."""
+    """What is expected of PyTorch's direct sum, in roundoffs: docs/concepts/numerics.md."""
     return math.sqrt(0.15 + 0.044 * terms)
 
 

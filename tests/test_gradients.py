@@ -15,7 +15,8 @@ from fastconv import _C, ops, testing
 NAME = "implicit_gemm"  # the algorithm whose weight gradient serves the most
 NAMES = ("direct_tiled", "winograd_f4", NAME)  # those of the registry that have a weight gradient
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
-# Of sums of many independent products (docs/numerics.md, "The weight gradient"); half types end with one rounding.
+# Of sums of many independent products (docs/concepts/numerics.md, "The weight gradient"); half types end with one
+# rounding.
 LIMIT = {"fp32": 2e-6, "tf32": 1e-3, "fp16": 1e-3, "bf16": 8e-3}
 DTYPE = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

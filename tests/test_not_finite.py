@@ -1,4 +1,4 @@
-"""Infinities and NaN, in the input and in the weight (docs/numerics.md, "Not finite").
+"""Infinities and NaN, in the input and in the weight (docs/concepts/numerics.md, "Not finite").
 
 A finite output is right, and one that is not finite stands only where PyTorch's is, or in the same tile. Scales are the
 danger: one that an infinity has a say in makes everything else vanish.

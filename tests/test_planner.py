@@ -116,7 +116,7 @@ def test_choice(made, device):
     [("winograd_f2", 4, 8), ("winograd_fused", 8, 16), ("winograd_f4", 64, 80), ("winograd_megakernel", 96, 128)],
 )
 def test_class_fp32_takes_winograd_from_where_a_direct_sum_errs_as_much(algorithm, few, enough):
-    """Its error hardly grows with the channels, a direct sum's does: docs/numerics.md."""
+    """Its error hardly grows with the channels, a direct sum's does: docs/concepts/numerics.md."""
 
     def eligible(c, precision, device):
         problem = _C.ConvProblem(n=8, c=c, h=56, w=56, k=128, r=3, s=3, precision=precision, layout="nhwc")

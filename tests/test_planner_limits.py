@@ -10,7 +10,7 @@ from test_planner import planned
 
 from fastconv import _C
 
-# Expected errors of docs/numerics.md, "Bounds and measurements": (algorithms, classes, expected, ...).
+# Expected errors of docs/concepts/numerics.md, "Bounds and measurements": (algorithms, classes, expected, ...).
 FIVE = ("direct", "direct_tiled", "im2col_gemm", "fused_unroll", "two_stage")
 
 

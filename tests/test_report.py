@@ -84,7 +84,11 @@ def test_report_fills_regions_draws_plots_and_is_deterministic(project):
     names = ["layers/summary", "layers/fp32/64", "layers/algorithms/fp32/64", "networks/fp32", "machine/layers"]
     regions = [f"<!-- results:h200/{name} -->\nold\n<!-- /results -->\n" for name in names]
     readme = project / "README.md"
-    readme.write_text("before\n" + "between\n".join(regions) + "after\n")
+    names = ("layers_fp32_n64", "layers_fp16_n64", "layers_fp32_n1", "networks_fp32")
+    figures = "".join(f"![{name}](docs/figures/h200_{name}.svg)\n" for name in names)
+    readme.write_text("before\n" + "between\n".join(regions) + figures + "after\n")
+    (project / "docs/figures").mkdir(parents=True)
+    (project / "docs/figures/shown_no_more.svg").touch()
     changed = documents.main(project)
     text = readme.read_text()
     assert readme in changed
@@ -96,15 +100,21 @@ def test_report_fills_regions_draws_plots_and_is_deterministic(project):
     assert f"{line}2.0e-06 | 100.0% | - | 3 | - |" in text
     assert "**0.50x**" in text
     drawn = {path: path.read_bytes() for path in changed if path.suffix == ".svg"}
-    assert {path.name for path in drawn} == {
-        *("h200_layers_fp32_n64.svg", "h200_layers_fp16_n64.svg", "h200_layers_fp32_n1.svg"),
-        *("h200_layers_channels_n64.svg", "h200_layers_channels_n1.svg", "h200_networks.svg"),
-    }
+    assert {path.name for path in drawn} == {f"h200_{name}.svg" for name in names}
+    assert set((project / "docs/figures").iterdir()) == set(drawn)
     assert readme not in documents.main(project)
     for path, content in drawn.items():
         assert path.read_bytes() == content, path
     assert documents.main(project, check=True) == []
-    assert common.LOSS.encode() in drawn[project / "docs/figures/h200_layers_fp32_n64.svg"]
+    layers_figure = drawn[project / "docs/figures/h200_layers_fp32_n64.svg"]
+    assert common.LOSS.encode() in layers_figure
+    assert b"1.00 times as fast as the best peer, slower on 2 of 3 layers" in layers_figure
+    assert (
+        b"Class fp32: 2.00 to 2.00 times PyTorch at its best" in drawn[project / "docs/figures/h200_networks_fp32.svg"]
+    )
+    readme.write_text("![x](docs/figures/h200_layers_ieee_n64.svg)")
+    with pytest.raises(ValueError, match="h200_layers_ieee_n64"):
+        documents.main(project)
 
 
 @pytest.mark.parametrize("name", ["h200/layers/fp64/64", "h200/nothing", "b100/layers/summary", "h200/sweep/fp32"])
@@ -170,6 +180,16 @@ def test_sets_table(project):
     assert table.endswith("**Of several commits: 0123456789ab: layers_stems; dddddddddddd: layers_backward_weight.**")
 
 
+def test_overview_has_a_row_for_each_set_and_network(project):
+    table = documents.region("h200/overview", project / "benchmarks/results").splitlines()
+    assert table[0] == "|  | `fp32` | `tf32` | `fp16` | `bf16` |"
+    assert table[2:] == [
+        "| 3x3 layers, batch 64 | 1.00x | - | - | - |",  # 4, 0.5 and 0.5
+        "| 3x3 layers, batch 1 | 3.00x | - | - | - |",
+        "| ResNet-50, batch 64 | 2.00x | - | - | - |",
+    ]
+
+
 def test_times_at_batch_one_say_what_a_replay_costs_and_what_packing_does():
     row = layer_row("res1", "fp32", 10.0, 30.0, n=1, timer_us=4.5, us_with_packing=15.0)
     table = layer_tables.layer_table({**HEAD, "rows": [row]}, "fp32", 1)
@@ -217,7 +237,7 @@ def test_readme_and_docs_are_what_the_result_files_say():
 
 
 # Facts of the hardware and definitions; everything else that is a number of ours or a rival's comes from a file.
-FACTS = ("4.5 TB/s", "67 TFLOP/s", "4 times PyTorch's own error")
+FACTS = ("67 TFLOP/s",)
 
 
 def claims(text):

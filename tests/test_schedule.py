@@ -1,4 +1,4 @@
-"""The task map of the Winograd megakernel: what docs/megakernel.md promises, over maps of every shape."""
+"""The task map of the Winograd megakernel: what docs/concepts/megakernel.md promises, over maps of every shape."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def last_positions(task_map):
 @many
 @given(maps())
 def test_children_keep_their_distance(made):
-    """docs/megakernel.md, "Distances": D_IG and D_GO in the middle of the map, and what is left of them at its end."""
+    """docs/concepts/megakernel.md, "Distances": D_IG and D_GO in the middle of the map, and what is left at its end."""
     arguments, task_map = made
     d_ig, d_go, m, delay = arguments["d_ig"], arguments["d_go"], task_map.m, task_map.delay
     s_i, s_g, groups = task_map.s_i, task_map.s_g, task_map.groups

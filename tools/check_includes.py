@@ -1,4 +1,4 @@
-"""Checks the rules between the layers of the source tree (docs/architecture.md), and the length of files.
+"""Checks the rules between the layers of the source tree (docs/concepts/architecture.md), and the length of files.
 
 usage: python tools/check_includes.py [root]      exit status 1 if a rule is broken, one line per violation
 """

@@ -1,4 +1,4 @@
-"""testing.Errors of every algorithm against float64, beside PyTorch's: the measured columns of docs/numerics.md.
+"""Errors of every algorithm against float64, beside PyTorch's: the measured columns of docs/concepts/numerics.md.
 
 usage: python tools/measure_errors.py [cpu|cuda]
 Prints a Markdown table. `error`: relative L2, the worst over the shapes below; `times PyTorch`: the worst ratio to

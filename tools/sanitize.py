@@ -34,7 +34,7 @@ REPORTED = 9  # our exit status for compute-sanitizer: the tests passed, the too
 KNOWN: dict[tuple[str, str], str] = {
     ("racecheck", r"winograd_staged::gemm::(load_held|load_units|multiply_units)<"): (
         "one lane arrives for its warp behind __syncwarp(), which racecheck does not follow: with all lanes arriving "
-        "and nothing else changed it is silent (docs/performance.md, Sanitizers)"
+        "and nothing else changed it is silent (docs/log/46-sanitizers.md)"
     ),
     ("racecheck", r"winograd_fused::"): (
         "the same: 4 reports in a small program, none with all lanes arriving and nothing else changed"

@@ -1,4 +1,4 @@
-"""Norms and noise gains of the Winograd transforms: the numbers that docs/numerics.md quotes. Run it to print them.
+"""Norms and noise gains of the Winograd transforms: the numbers that docs/concepts/numerics.md quotes. Run to print.
 
 The matrices follow from the points alone (Toom-Cook): with f(x) = prod_i (x - p_i) over the finite points,
   A^T[j,i] = p_i^j,  G[i,j] = p_i^j / N_i with N_i = prod_{l != i} (p_i - p_l),

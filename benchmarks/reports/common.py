@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 from benchmarks.harness.results import Document, Row
 from benchmarks.layers.suite import geometric_mean
 
-OURS, LOSS, NEUTRAL = "#2a6f97", "#c44536", "#8d99ae"
+# Colours mean the same in all figures: what it is about, or a win, is blue; a loss is red; the rest of ours light blue;
+# others' grey. Where a colour only tells lines or classes apart it is one of matplotlib's, in its order.
+OURS, ALSO_OURS, LOSS, NEUTRAL = "#2a6f97", "#9cc5dc", "#c44536", "#8d99ae"
+
+
+def win_or_loss(speedup: float) -> str:
+    """The colour of a bar."""
+    return OURS if speedup >= 1 else LOSS
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -3,6 +3,7 @@
 A document marks where a table goes: `<!-- results:h200/layers/fp32/64 -->` ... `<!-- /results -->`; what stands between
 is replaced, in a line of its own, or within a sentence where both marks stand in one line. Names:
 
+    <gpu>/overview                     a row per kind of layer and per network, a column per class
     <gpu>/layers/<class>/<batch>       a table, one row per layer, the losses in bold
     <gpu>/layers/summary               geometric means, losses and errors of every class and batch
     <gpu>/layers/within                the same for what `auto` takes within a smaller limit on the error
@@ -17,7 +18,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/commits[/short]              of which commits the tables are
     <gpu>/said/<sentence>              benchmarks/reports/sentences.py: numbers within a sentence
 
-<gpu> is the folder of `benchmarks/results`. Plots go to docs/figures/<gpu>_*.svg.
+<gpu> is the folder of `benchmarks/results`. Figures are drawn where a document shows one: docs/figures/<gpu>_*.svg.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, Document, read
-from benchmarks.reports import common, layers, megakernel, networks, sentences
+from benchmarks.reports import common, layers, megakernel, networks, overview, sentences
 
 RESULTS, FIGURES = Path("benchmarks/results"), Path("docs/figures")
 REGION = re.compile(r"(<!-- results:(?P<name>[^ ]+) -->)(?P<old>.*?)(<!-- /results -->)", re.DOTALL)
+SHOWN = re.compile(r"\]\((?:[./]*docs/|[./]*)figures/([\w.-]+)\)")
 
 
 def commits(results: Path, gpu: str) -> dict[str, list[str]]:
@@ -65,6 +67,8 @@ def region(name: str, results: Path) -> str:
             return layers.layer_table(file(suite), accuracy, int(n))
         case ["layers", "within"]:
             return layers.within_summary(file("layers"))
+        case ["overview"]:
+            return overview.table({path.stem: document for path, document in _files(results, gpu).items()})
         case ["sets"]:
             return layers.sets_table({path.stem: document for path, document in _files(results, gpu).items()})
         case ["networks", "summary"]:
@@ -103,51 +107,53 @@ def fill(text: str, results: Path) -> str:
     return REGION.sub(drawn, text)
 
 
-def figures(results: Path, folder: Path) -> list[Path]:
-    """Draws every plot that the result files allow; the paths written."""
-
-    written = []
-
-    def draw(plot: Callable[..., None], name: str, *arguments: object) -> None:
-        path = folder / name
-        plot(*arguments, path)
-        written.append(path)
-
+def figures(results: Path) -> dict[str, Callable[[Path], None]]:
+    """Every figure that the result files allow: its file's name, and what draws it there."""
+    found: dict[str, Callable[[Path], None]] = {}
     for file in sorted(results.glob("*/*.json")):
-        gpu, document = file.parent.name, read(file)
+        prefix, document = f"{file.parent.name}_{file.stem}", read(file)
         if file.stem.startswith("networks"):
-            if document["rows"]:
-                draw(networks.plot, f"{gpu}_{file.stem}.svg", document)
+            found |= networks.figures(document, prefix)
         elif file.stem == "megakernel":
-            written += megakernel.figures(document, f"{gpu}_megakernel", folder)
+            found |= megakernel.figures(document, prefix)
         elif file.stem.startswith("layers"):
-            for n in sorted({row["n"] for row in document["rows"]}):
-                draw(layers.plot_channels, f"{gpu}_{file.stem}_channels_n{n}.svg", document, n)
-                for accuracy in CLASSES:
-                    if any(row["class"] == accuracy and row["n"] == n for row in document["rows"]):
-                        draw(layers.plot_speedups, f"{gpu}_{file.stem}_{accuracy}_n{n}.svg", document, accuracy, n)
-    return written
+            found |= layers.figures(document, prefix)
+    return found
 
 
 def main(root: Path | str = ".", results: Path | str | None = None, check: bool = False) -> list[Path]:
-    """Draws the plots and fills the regions of README.md and docs/*.md below `root`; the paths whose content changed.
+    """Fills the regions of README.md and docs/**/*.md below `root`, and draws the figures that they show and no others;
+    the paths whose content changed, and those of all figures.
 
     check: writes no document and draws nothing; the paths are those of the documents that are out of date.
-    Raises ValueError for a region whose name or file does not exist, or a result file that breaks the contract.
+    Raises ValueError for a region or a figure whose name or file does not exist, or a result file that breaks the
+    contract.
     """
     root = Path(root)
     source = Path(results) if results is not None else root / RESULTS
-    changed = [] if check else figures(source, root / FIGURES)
+    changed, shown = [], set()
     for path in [root / "README.md", *sorted((root / "docs").glob("**/*.md"))]:
         if not path.exists():
             continue
         old = path.read_text()
         new = fill(old, source)
+        shown |= set(SHOWN.findall(new))
         if new != old:
             changed.append(path)
             if not check:
                 path.write_text(new)
-    return changed
+    return changed if check else changed + _draw(shown, figures(source), root / FIGURES)
+
+
+def _draw(shown: set[str], known: dict[str, Callable[[Path], None]], folder: Path) -> list[Path]:
+    if unknown := sorted(shown - set(known)):
+        raise ValueError(f"figures {', '.join(unknown)}: expected some of {', '.join(sorted(known))}")
+    for path in folder.glob("*.svg"):
+        if path.name not in shown:
+            path.unlink()
+    for name in sorted(shown):
+        known[name](folder / name)
+    return [folder / name for name in sorted(shown)]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,40 +214,29 @@ def algorithm_table(document: Document, accuracy: str, n: int) -> str:
     return common.markdown_table(["layer", *(f"`{name}`" for name in names)], lines)
 
 
+def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:
+    """One for each class and batch that the file holds: <prefix>_<class>_n<batch>.svg."""
+    return {
+        f"{prefix}_{accuracy}_n{n}.svg": partial(plot_speedups, document, accuracy, n)
+        for accuracy, n in sorted({(row["class"], row["n"]) for row in document["rows"]})
+    }
+
+
 def plot_speedups(document: Document, accuracy: str, n: int, path: Path) -> None:
-    """A bar per layer: times faster than the best peer; losses in another colour, below the line at one."""
+    """A bar per layer: times faster than the best peer; losses below the line at one."""
     rows = [row for row in rows_of(document, accuracy, n) if ratio(row) is not None]
     values = [ratio(row) or 0.0 for row in rows]
     figure, axes = new_figure(9.0, 3.2)
-    axes.bar(
-        [row["layer"] for row in rows],
-        values,
-        color=[common.OURS if value >= 1 else common.LOSS for value in values],
-        width=0.7,
-    )
+    names = [row["layer"] for row in rows]
+    axes.bar(names, values, color=[common.win_or_loss(value) for value in values], width=0.7)
     for index, value in enumerate(values):
         axes.text(index, value, f"{value:.2f}", ha="center", va="bottom", fontsize=7)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_ylabel("times faster than\nthe best peer")
-    axes.set_title(f"{document['gpu']}, class {accuracy}, batch {n}", loc="left", fontsize=10)
+    slower = sum(value < 1 for value in values)
+    message = f"Class {accuracy}, batch {n}: {common.mean(values) or 0:.2f} times as fast as the best peer"
+    message += f", slower on {slower} of {len(values)} layers ({document['gpu']})"
+    axes.set_title(message, loc="left", fontsize=10)
     axes.tick_params(axis="x", rotation=60)
     axes.margins(x=0.01, y=0.12)
-    save_figure(figure, path)
-
-
-def plot_channels(document: Document, n: int, path: Path) -> None:
-    """Speedup over the best peer against C + K, a mark per class."""
-    figure, axes = new_figure(6.0, 3.6)
-    marks = dict(zip(CLASSES, "s^ovD", strict=True))
-    present = [accuracy for accuracy in CLASSES if rows_of(document, accuracy, n)] if document["rows"] else []
-    for index, accuracy in enumerate(present):
-        rows = [row for row in rows_of(document, accuracy, n) if ratio(row) is not None]
-        channels, values = [row["c"] + row["k"] for row in rows], [ratio(row) or 0.0 for row in rows]
-        axes.scatter(channels, values, s=22, marker=marks[accuracy], label=accuracy, color=f"C{index}", alpha=0.85)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("C + K")
-    axes.set_ylabel("times faster than the best peer")
-    axes.set_title(f"{document['gpu']}, batch {n}", loc="left", fontsize=10)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     save_figure(figure, path)

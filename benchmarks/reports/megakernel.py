@@ -8,6 +8,7 @@ that the file holds; .../<one of them>/<class>, a table alone; .../missing; and,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ from fastconv import trace
 from fastconv.figures import new_figure, save_figure
 from fastconv.models.layers import LAYERS
 
-OTHER = "#e9c46a"
 SWEPT = {"d_ig": "D_IG", "d_go": "D_GO", "m": "M"}
 
 
@@ -200,8 +200,8 @@ def _section(name: str, accuracy: str, gpu: str, document: Document) -> str:
 
 RATIOS = (
     ("its tasks in series", over_series, common.OURS),
-    ("winograd_f4", over_staged, common.NEUTRAL),
-    ("cuDNN's non-fused Winograd", over_cudnn, OTHER),
+    ("winograd_f4", over_staged, common.ALSO_OURS),
+    ("cuDNN's non-fused Winograd", over_cudnn, common.NEUTRAL),
 )
 
 
@@ -211,6 +211,8 @@ def plot_layers(document: Document, accuracy: str, path: Path) -> None:
     figure, axes = new_figure(8.0, 3.2)
     for index, (label, ratio, colour) in enumerate(RATIOS):
         pairs = [(place + 0.27 * (index - 1), value) for place, row in enumerate(rows) if (value := ratio(row))]
+        if not pairs:
+            continue
         places, values = [place for place, _ in pairs], [value for _, value in pairs]
         axes.bar(places, values, color=colour, width=0.25, label=label)
         for place, value in pairs:
@@ -218,9 +220,11 @@ def plot_layers(document: Document, accuracy: str, path: Path) -> None:
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(rows)), [row["layer"] for row in rows], rotation=60)
     axes.set_ylabel("times faster than")
-    axes.set_title(f"{document['gpu']}, megakernel, class {accuracy}, batch {rows[0]['n']}", loc="left", fontsize=10)
+    said = [f"{label} {value:.2f}" for label, ratio, _ in RATIOS if (value := common.mean(map(ratio, rows)))]
+    message = f"Megakernel, class {accuracy}, batch {rows[0]['n']}, times as fast as {', '.join(said)}"
+    figure.suptitle(f"{message} ({document['gpu']})", x=0.01, ha="left", fontsize=9)
     axes.margins(x=0.01, y=0.12)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    figure.legend(loc="outside right center", frameon=False, fontsize=8)
     save_figure(figure, path)
 
 
@@ -242,8 +246,11 @@ def plot_channels(document: Document, path: Path) -> None:
         axes.set_xlabel("C + K")
         axes.set_ylabel("times faster than\n" + label)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{document['gpu']}, megakernel", x=0.01, ha="left", fontsize=10)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    label, ratio, _ = shown[0]
+    means = [common.mean(map(ratio, rows_of(document, "layers", name))) for name in present]
+    said = ", ".join(f"{name} {value:.2f}" for name, value in zip(present, means, strict=True) if value)
+    figure.suptitle(f"Over {label}: {said} in geometric mean ({document['gpu']})", x=0.01, ha="left", fontsize=10)
+    figure.legend(loc="outside right center", frameon=False, fontsize=8)
     save_figure(figure, path)
 
 
@@ -265,16 +272,29 @@ def plot_mapping(document: Document, accuracy: str, names: Sequence[str], path: 
         axes.set_xlabel(SWEPT[name] + ("" if name == "m" else ", tasks"))
         axes.set_ylabel("time / that of winograd_f4")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{document['gpu']}, megakernel, class {accuracy}", x=0.01, ha="left", fontsize=10)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    figure.suptitle(_mapping_message(document, accuracy, names), x=0.01, ha="left", fontsize=10)
+    figure.legend(loc="outside right center", frameon=False, fontsize=8)
     save_figure(figure, path)
 
 
+def _mapping_message(document: Document, accuracy: str, names: Sequence[str]) -> str:
+    """How far the planned map is from the best one, over the layers."""
+    planned = {row["layer"]: row["us"] for row in rows_of(document, "mapping", accuracy) if row["variant"] == "planned"}
+    least = {
+        layer: min(row["us"] for name in names for row in _swept(document, accuracy, name).get(layer, []))
+        for layer in _swept(document, accuracy, names[0])
+    }
+    losses = [planned[layer] / us - 1 for layer, us in least.items() if layer in planned]
+    what = " and ".join(SWEPT[name] for name in names)
+    far = f": as planned at most {max(*losses, 0.0):.0%} above the best" if losses else ""
+    return f"Class {accuracy}, {what}{far}"
+
+
 def plot_rivals(document: Document, accuracy: str, path: Path) -> None:
-    """Every algorithm on one layer, the fastest above; the megakernel and the rest of ours in other colours."""
+    """Every algorithm on one layer, the fastest above."""
     (row,) = rows_of(document, "rivals", accuracy)
     pairs = _rivals(row)
-    colours = {name: common.OURS for name in row["algorithms"]} | {NAME: common.LOSS}
+    colours = {name: common.ALSO_OURS for name in row["algorithms"]} | {NAME: common.OURS}
     figure, axes = new_figure(7.0, 0.6 + 0.2 * len(pairs))
     bars = [colours.get(name, common.NEUTRAL) for name, _ in pairs]
     axes.barh([name for name, _ in pairs], [us for _, us in pairs], color=bars, height=0.7)
@@ -283,10 +303,9 @@ def plot_rivals(document: Document, accuracy: str, path: Path) -> None:
     axes.set_xscale("log")
     axes.invert_yaxis()
     axes.set_xlabel("microseconds")
-    title = (
-        f"{document['gpu']}, {row['layer']} ({row['c']}->{row['k']} @{row['h']}), class {accuracy}, batch {row['n']}"
-    )
-    axes.set_title(title, loc="left", fontsize=10)
+    order = [name for name, _ in pairs]
+    message = f"Class {accuracy}, {row['layer']}, batch {row['n']}: the megakernel is number {order.index(NAME) + 1}"
+    figure.suptitle(f"{message} of {len(order)} ({document['gpu']})", x=0.01, ha="left", fontsize=10)
     axes.margins(x=0.1, y=0.02)
     save_figure(figure, path)
 
@@ -303,25 +322,19 @@ def plot_tasks(document: Document, accuracy: str, path: Path) -> None:
     trace.plot(panels, path)
 
 
-def figures(document: Document, prefix: str, folder: Path) -> list[Path]:
-    """Draws what the file allows, as <prefix>_*.svg; the paths written."""
-    written: list[Path] = []
-
-    def draw(plot: Callable[..., None], name: str, *arguments: object) -> None:
-        path = folder / f"{prefix}_{name}.svg"
-        plot(document, *arguments, path)
-        written.append(path)
-
+def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:
+    """What the file allows: <prefix>_<figure>_<class>.svg and <prefix>_channels.svg."""
+    found: dict[str, Callable[[Path], None]] = {}
     for accuracy in CLASSES:
         if rows_of(document, "layers", accuracy):
-            draw(plot_layers, f"layers_{accuracy}", accuracy)
+            found[f"{prefix}_layers_{accuracy}.svg"] = partial(plot_layers, document, accuracy)
         if rows_of(document, "mapping", accuracy):
-            draw(plot_mapping, f"distances_{accuracy}", accuracy, ("d_ig", "d_go"))
-            draw(plot_mapping, f"m_{accuracy}", accuracy, ("m",))
+            found[f"{prefix}_distances_{accuracy}.svg"] = partial(plot_mapping, document, accuracy, ("d_ig", "d_go"))
+            found[f"{prefix}_m_{accuracy}.svg"] = partial(plot_mapping, document, accuracy, ("m",))
         if rows_of(document, "rivals", accuracy):
-            draw(plot_rivals, f"rivals_{accuracy}", accuracy)
+            found[f"{prefix}_rivals_{accuracy}.svg"] = partial(plot_rivals, document, accuracy)
         if rows_of(document, "distribution", accuracy):
-            draw(plot_tasks, f"tasks_{accuracy}", accuracy)
+            found[f"{prefix}_tasks_{accuracy}.svg"] = partial(plot_tasks, document, accuracy)
     if rows_of(document, "layers"):
-        draw(plot_channels, "channels")
-    return written
+        found[f"{prefix}_channels.svg"] = partial(plot_channels, document)
+    return found

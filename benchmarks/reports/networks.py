@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.networks.parts import NAME as CUDNN_BEST
 from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
+
+TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet161": "DenseNet-161", "yolov3": "YOLOv3"}
 
 
 def best_peer(row: Row) -> tuple[str | None, float | None]:
@@ -19,6 +23,12 @@ def best_peer(row: Row) -> tuple[str | None, float | None]:
 
 def speedup_of(us: float | None, peer_us: float | None) -> float | None:
     return peer_us / us if us and peer_us else None
+
+
+def fastest(rows: Mapping[str, Row]) -> tuple[float | None, float | None]:
+    """Microseconds of the fastest form of ours and of PyTorch's, of a network's rows by mode."""
+    ours = min((row["us"] for row in rows.values() if row["us"]), default=None)
+    return ours, min((us for row in rows.values() if (us := best_peer(row)[1])), default=None)
 
 
 def table(document: Document, accuracy: str) -> str:
@@ -67,7 +77,7 @@ def summary(document: Document, accuracy: str | None = None) -> str:
         rows += its.values()
         best, best_us = min(map(best_peer, its.values()), key=lambda pair: pair[1] or float("inf"))
         peers = next(iter(its.values()))["peers"]
-        ours = min((row["us"] for row in its.values() if row["us"]), default=None)
+        ours, _ = fastest(its)
         line = [name, str(batch), *([] if accuracy else [f"`{cls}`"]), _ms(peers.get("torch_eager"))]
         line += [_ms(best_us), f"`{best}`" if best else "-", _ms(peers.get(CUDNN_BEST))]
         line += [_ms(its[mode]["us"]) if mode in its else "-" for mode in modes]
@@ -108,21 +118,34 @@ def _ms(us: float | None) -> str:
     return "-" if us is None else f"{us / 1e3:.2f}"
 
 
-def plot(document: Document, path: Path) -> None:
-    """Whole networks: time of the fastest peer over ours, a bar per network, class and mode."""
-    names, values = [], []
-    for row in document["rows"]:
-        if speedup := speedup_of(row["us"], best_peer(row)[1]):
-            names.append(f"{row['network']} {row['class']} {row['mode']}")
-            values.append(speedup)
-    figure, axes = new_figure(7.0, 0.6 + 0.22 * len(names))
-    axes.barh(names, values, color=[common.OURS if value >= 1 else common.LOSS for value in values], height=0.7)
+def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:
+    """One for each class that the file holds: <prefix>_<class>.svg."""
+    return {
+        f"{prefix}_{accuracy}.svg": partial(plot, document, accuracy)
+        for accuracy in sorted({row["class"] for row in document["rows"]})
+    }
+
+
+def plot(document: Document, accuracy: str, path: Path) -> None:
+    """A group of bars per network: PyTorch's fastest form over each mode of ours."""
+    names: list[str] = []
+    values: list[float] = []
+    best = []
+    for (network, _, batch), its in by_network(document, accuracy).items():
+        _, peer_us = fastest(its)
+        found = {mode: value for mode, row in its.items() if (value := speedup_of(row["us"], peer_us))}
+        names += [f"{TITLES.get(network, network)}, batch {batch}: {mode.replace('_', ', ')}" for mode in found]
+        values += found.values()
+        best += [max(found.values())] if found else []
+    figure, axes = new_figure(7.0, 0.8 + 0.2 * len(names))
+    axes.barh(names, values, color=[common.win_or_loss(value) for value in values], height=0.7)
     for index, value in enumerate(values):
         axes.text(value, index, f" {value:.2f}", va="center", fontsize=7)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.invert_yaxis()
-    axes.set_xlabel("times faster than the best peer, whole network")
-    axes.set_title(document["gpu"], loc="left", fontsize=10)
+    axes.set_xlabel("times faster than the fastest form of PyTorch")
+    span = f"{min(best):.2f} to {max(best):.2f}" if best else "no"
+    axes.set_title(f"Class {accuracy}: {span} times PyTorch at its best ({document['gpu']})", loc="left", fontsize=10)
     axes.tick_params(axis="y", labelsize=7)
     axes.margins(x=0.1, y=0.02)
     save_figure(figure, path)

@@ -27,7 +27,6 @@ from benchmarks.reports import common, layers, megakernel, networks
 from fastconv.models.layers import LAYERS
 
 FULL_CLOCK = 0.97  # of the highest clock of the file: less is told
-TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet161": "DenseNet-161", "yolov3": "YOLOv3"}
 
 NOTHING = "(not measured)"
 File = Callable[[str], Document]
@@ -95,10 +94,8 @@ def _network(document: Document, name: str, accuracy: str, mode: str) -> str:
 def _best_network(document: Document, accuracy: str) -> str:
     values = []
     for its in networks.by_network(document, accuracy).values():
-        ours = min((row["us"] for row in its.values() if row["us"]), default=None)
-        peers = [us for row in its.values() if (us := networks.best_peer(row)[1])]
-        if ours and peers:
-            values.append(min(peers) / ours)
+        if speedup := networks.speedup_of(*networks.fastest(its)):
+            values.append(speedup)
     return _span(values)
 
 
@@ -108,7 +105,9 @@ def _convolutions(document: Document, accuracy: str) -> str:
         row = its.get("fused") or its.get("eager")
         theirs = [groups["convolution"] for groups in (row or {}).get("peer_groups", {}).values()]
         if row and row.get("layers_us") and theirs:
-            parts.append(f"{TITLES.get(name, name)} {row['layers_us'] / 1e3:.1f} ms instead of {min(theirs) / 1e3:.1f}")
+            parts.append(
+                f"{networks.TITLES.get(name, name)} {row['layers_us'] / 1e3:.1f} ms instead of {min(theirs) / 1e3:.1f}"
+            )
     return ", ".join(parts) or NOTHING
 
 

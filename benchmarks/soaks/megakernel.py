@@ -99,7 +99,7 @@ def run(
 
     Eight layers at a time, a stream each, in a CUDA graph that is replayed; each launch in it has a map, a grid and
     delays of its own, and another input than the one before. A launch that hangs ends in an exception that names the
-    wait (docs/megakernel.md). No layer
+    wait (docs/concepts/megakernel.md). No layer
     begins after `budget_s` seconds. Needs a CUDA device. Returns the document, suite `soak_megakernel`: a row per
     layer with `launches`, `mismatches`, `seconds` and the error of the ordinary call; `missing`: classes that the
     kernel does not offer, and what there was no time for.

@@ -1,5 +1,5 @@
 """winograd_megakernel by itself: against its own tasks in series, against winograd_f4 and cuDNN's non-fused Winograd,
-with other maps, and its tasks over time, as the paper shows them (docs/megakernel.md)."""
+with other maps, and its tasks over time, as the paper shows them (docs/concepts/megakernel.md)."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ struct Algorithm {
   const char* name;
   const char* family;   // direct, gemm, winograd, library
   const char* summary;  // one line
-  int source;           // published system it comes from (docs/algorithms.md); 0: ours or PyTorch
+  int source;           // published system it comes from (docs/concepts/algorithms.md); 0: ours or PyTorch
   bool on_cpu;
   bool on_cuda;
   // The expected error before the result is rounded to its type (core/roundoffs.h); 0: the class is not offered. What

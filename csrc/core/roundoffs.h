@@ -1,5 +1,6 @@
 // The rounding error that an algorithm must be expected to make: the relative L2 error of its result, in roundoffs of
-// float32 (2^-24), on data whose neighbours are of like size. docs/numerics.md derives the numbers and measures them.
+// float32 (2^-24), on data whose neighbours are of like size. docs/concepts/numerics.md derives the numbers and
+// measures them.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Power-of-two scales (docs/numerics.md): exact to apply, exact to undo.
+// Power-of-two scales (docs/concepts/numerics.md): exact to apply, exact to undo.
 #pragma once
 
 #include <cmath>

@@ -5,7 +5,7 @@
 //   dg = G^T [ (A dY) . (B^T d) ] is its gradient with respect to g: the transposed transforms, where there are any.
 //
 // F(2,3): points 0, 1, -1, inf.   F(4,3): points 0, +-sqrt(2)/2, +-sqrt(2), inf: the choice of points that keeps the
-// matrices' norms, and with them the rounding error, smallest (docs/numerics.md derives both).
+// matrices' norms, and with them the rounding error, smallest (docs/concepts/numerics.md derives both).
 #pragma once
 
 #include "device/numeric.h"

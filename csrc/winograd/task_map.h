@@ -1,7 +1,7 @@
 // The task map of a Winograd convolution in one kernel: which piece of work comes at which position, after Jia, Liang,
 // Li, Lu, Yan, "Enabling Efficient Fast Convolution Algorithms on GPUs via MegaKernels", IEEE Transactions on
-// Computers 2020 (docs/megakernel.md). Integers only, and constexpr where a kernel needs it: a TaskMap is passed to a
-// kernel by value, and no table.
+// Computers 2020 (docs/concepts/megakernel.md). Integers only, and constexpr where a kernel needs it: a TaskMap is
+// passed to a kernel by value, and no table.
 //
 // All T tiles are cut into N_G = ceil(T / t) groups of t tiles; the last one may be smaller. Tasks:
 //   filter   FTrans   U = G g G^T        N_F of them, all in one group; 0 if U was computed beforehand

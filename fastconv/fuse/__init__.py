@@ -104,7 +104,7 @@ def fuse(
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
             of tensors. Arguments with a default (None, a number, a string) keep it for good. What forward computes
             from no argument (a random number, a constant) is computed once, here.
-        algorithm, precision, max_error: as for fastconv.swap_. Layers that were swapped before keep their own.
+        algorithm, precision, max_error: as for `fastconv.swap_`. Layers that were swapped before keep their own.
         filter_fn: `filter_fn(name, module) -> bool`; False leaves a convolution as it is.
         strict: raise if a convolution that the filter admits is not fastconv's, or if a norm, sum or activation
             directly behind it has to stay apart.

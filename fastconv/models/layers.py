@@ -117,7 +117,7 @@ SETS: dict[str, list[Layer]] = {
         _square("resnext1", 128, 56, 128, 3, 1, 32),
         _square("resnext3", 512, 14, 512, 3, 1, 32),
     ],
-    "lenet5": [  # the two layers of the modified LeNet-5 that the fifth source times (docs/algorithms.md)
+    "lenet5": [  # the two layers of the modified LeNet-5 that the fifth source times (docs/concepts/algorithms.md)
         Layer("lenet1", 1, 86, 86, 4, 7, 7, 1, 0),
         Layer("lenet2", 4, 40, 40, 16, 7, 7, 1, 0),
     ],

@@ -96,7 +96,7 @@ std::string describe_tile(const single_tile::Plan& plan, AccuracyClass accuracy)
 }
 
 // What the larger `wgmma` kernel takes of the time that is planned for it, by kind of problem: fitted to runs on an
-// H200 (docs/performance.md).
+// H200 (docs/log/12-implicit-gemm-wgmma-2.md).
 double wgmma_factor(const persistent::Plan& plan, const ConvProblem& problem) {
   if (size_of(problem.dtype) == 2) return 0.95;
   if (plan.source == persistent::Source::converted) return 0.99;

@@ -79,7 +79,7 @@ struct Shape {
 constexpr Shape wide{1, 14, 7}, narrow{2, 14, 4}, small{4, 7, 2}, list{1, 13, tile_columns, true};
 constexpr Shape shapes[] = {wide, narrow, small, list};
 // Whether the consumers' two passes are in code of their own, too: a launch starts 1.5 us later, and what saves
-// registers pays for it in lists of half types alone (docs/performance.md).
+// registers pays for it in lists of half types alone (docs/log/39-fused-one-product-7-passes.md).
 constexpr bool consumes_apart(const Shape& shape, std::size_t element_bytes) {
   return shape.listed && element_bytes == 2;
 }
@@ -176,8 +176,8 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
   return config;
 }
 
-// Times seen on an H200 (docs/performance.md), in us: 16 channels of an item, and its end, when the tensor cores wait
-// for the outputs.
+// Times seen on an H200 (docs/log/06-cost-models.md), in us: 16 channels of an item, and its end, when the tensor cores
+// wait for the outputs.
 struct Rates {
   double step, end, nchw_end, element_step;
 };

@@ -70,9 +70,9 @@ double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceI
   return 20.0 + tasks + 1e6 * (transforms + filters + 2.0 * elements * c * k / rate);
 }
 
-// Times seen on an H200 (docs/performance.md), in us: the map's beginning and end, where nothing overlaps; 64 channels
-// of a product, and its output; 64 channels or filters of a tile in a transform. And the part of the shorter of
-// products and transforms that the longer does not hide.
+// Times seen on an H200 (docs/log/40-megakernel-fp32.md), in us: the map's beginning and end, where nothing overlaps;
+// 64 channels of a product, and its output; 64 channels or filters of a tile in a transform. And the part of the
+// shorter of products and transforms that the longer does not hide.
 struct Rates {
   double launch, chunk, product, transform, not_hidden;
 };
@@ -96,9 +96,9 @@ double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, con
   return (element_by_element ? 2.0 : 1.0) * nhwc + scattered_us;
 }
 
-// Fitted to an H200 (docs/performance.md): a multiprocessor's products one after the other, the last ones with fewer
-// teams at work; what of the transforms is not hidden, by their bytes; or, with few channels, the memory's time, of
-// which V takes as many as there are blocks of filters.
+// Fitted to an H200 (docs/log/42-megakernel-ieee.md): a multiprocessor's products one after the other, the last ones
+// with fewer teams at work; what of the transforms is not hidden, by their bytes; or, with few channels, the memory's
+// time, of which V takes as many as there are blocks of filters.
 double ffma_cost_us(const ConvProblem& problem, const ffma::Plan& plan, const DeviceInfo& device) {
   const TaskMap& map = plan.map;
   const double rate = 1.15 * device.fp32_flops_per_s / device.processors;
@@ -158,7 +158,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   return plan;
 }
 
-// Half types: V, U and M are float16 in both (docs/numerics.md).
+// Half types: V, U and M are float16 in both (docs/concepts/numerics.md).
 double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return winograd_in_fp32(f4_noise_gain, problem.c, 64.0);
   if (problem.accuracy == AccuracyClass::ieee) {

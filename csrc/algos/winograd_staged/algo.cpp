@@ -65,8 +65,8 @@ double plain_product_seconds(const ConvProblem& problem, const Config& config, c
          0.0163e-6 * static_cast<double>(config.c_pad);
 }
 
-// Each stage at the rate it was measured to reach on an H200 (docs/performance.md); they do not overlap. The GEMM is
-// bound by memory too until C and K are large.
+// Each stage at the rate it was measured to reach on an H200 (docs/log/01-staged-winograd-fp32.md); they do not
+// overlap. The GEMM is bound by memory too until C and K are large.
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
   const Work w = work(problem, config);
   const double element = static_cast<double>(size_of(problem.dtype)), bandwidth = device.bandwidth_bytes_per_s;

@@ -38,9 +38,9 @@ constexpr std::int64_t cpu_tile_multiple = 16;
 constexpr std::int64_t cpu_least_tiles = 128;
 
 // Who multiplies: the kernel of gemm/kernel.cuh, or the library. Split operands on Hopper are ours: two thirds of the
-// bytes of V, a fifth of the error, and as fast or faster at every size that was measured (docs/performance.md). One
-// product stays with the library, which is up to a sixth faster there. The answer depends on the weight and the device
-// alone (the rule of packed_weight()).
+// bytes of V, a fifth of the error, and as fast or faster at every size that was measured
+// (docs/log/30-staged-product.md). One product stays with the library, which is up to a sixth faster there. The answer
+// depends on the weight and the device alone (the rule of packed_weight()).
 inline bool multiplies_itself(Mode mode, const DeviceInfo& device) {
   return mode == Mode::split && device.type == DeviceType::cuda && device.compute_capability == 90;
 }
@@ -92,9 +92,9 @@ struct ProductGrid {
   }
 };
 
-// Measured (docs/performance.md): with few tiles U is what counts, and is read once, unless its units of 64 filters
-// have as many filters for a block as those of 128: with many channels a stage of one takes no longer than of the
-// other. With one block of filters nothing is gained where U stays.
+// Measured (docs/log/31-staged-product-64-tiles.md): with few tiles U is what counts, and is read once, unless its
+// units of 64 filters have as many filters for a block as those of 128: with many channels a stage of one takes no
+// longer than of the other. With one block of filters nothing is gained where U stays.
 inline Held choose_held(std::int64_t frequencies, std::int64_t tiles, std::int64_t filters, std::int64_t groups,
                         std::int64_t processors) {
   const auto block_filters = [&](Held held, std::int64_t of_unit) {
@@ -123,7 +123,7 @@ constexpr std::int64_t segment_blocks(std::int64_t tiles, std::int64_t filters, 
   return ceil_div(tiles, block_tiles) * ceil_div(filters, segment_block_filters);
 }
 // Grids of more blocks do not admit a successor, nor wait for one before: either takes the device about 1 ns a block,
-// one after the other (an H200; docs/performance.md), where the launch that is hidden took 1 us.
+// one after the other (an H200; docs/log/04-staged-dependent-launches.md), where the launch that is hidden took 1 us.
 constexpr unsigned few_blocks = 2048;
 
 // Tiles that rows of exponents have room for: our own product reads four at once.
@@ -157,8 +157,8 @@ struct Config {
   // Whether our own product begins beside the last blocks of the input transform of `count` tiles.
   bool admits_product(std::int64_t count) const { return own_product && count * groups <= few_blocks; }
   // Whether it then lets blocks of the output transform begin beside its own: some of them, since the turns of waiting
-  // of many add up (docs/performance.md); none of F(4x4), which lose by it: they load more of M than the L1 cache has
-  // room for beside the product's shared memory.
+  // of many add up (docs/log/04-staged-dependent-launches.md); none of F(4x4), which lose by it: they load more of M
+  // than the L1 cache has room for beside the product's shared memory.
   bool admits_output(std::int64_t count, std::int64_t filters, Layout layout, std::int64_t processors) const {
     return admits_product(count) && m == 2 && segment_blocks(count, filters, layout) <= 8 * processors;
   }

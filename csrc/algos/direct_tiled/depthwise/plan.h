@@ -71,7 +71,7 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   if (static_cast<double>(config.blocks) * warps * 32 >= 2.0 * limit) return std::nullopt;
 
   // The issue of instructions decides, whatever the type: rates of multiply-adds, and of elements where these are few,
-  // as measured on an H200 (docs/performance.md).
+  // as measured on an H200 (docs/log/50-depthwise.md).
   const double share_of_rate = nhwc ? (problem.r == 3   ? 0.14
                                        : problem.r == 5 ? 0.20
                                                         : 0.34)

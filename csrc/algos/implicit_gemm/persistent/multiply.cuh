@@ -10,7 +10,7 @@ namespace fastconv::algos::implicit_gemm::persistent {
 
 // Products [first, last) of a unit: 64 pixels and some filters of a step; issued, not finished. In split mode the sums
 // start from zero, and the small products come first, while truncation of the accumulator costs nothing
-// (docs/numerics.md).
+// (docs/concepts/numerics.md).
 template <typename S, int first, int last, int count>
 __device__ __forceinline__ void multiply(float (&sums)[count], const Operand<S>& operand, std::uint64_t filters) {
   using Half = typename S::Half;
@@ -381,7 +381,7 @@ class Multiplier {
     release_stage();
   }
   // The stage was read by ordinary loads, which may still be under way, and is overwritten by a copy: an arrival alone
-  // does not wait for them (docs/performance.md, "Failure found: a ring of stages").
+  // does not wait for them (docs/log/42-megakernel-ieee.md, "Failure found: a ring of stages").
   __device__ __forceinline__ void release_stage() {
     hopper::fence_copies();
     __syncwarp();

@@ -250,7 +250,7 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const
 }
 
 // Clocks of a multiprocessor for one step of a tile: the longest of what its parts need. Factors as measured on an H200
-// (docs/performance.md).
+// (docs/log/12-implicit-gemm-wgmma-2.md).
 inline double step_clocks(const Plan& plan) {
   const Weights& weights = plan.weights;
   const bool split = weights.mode == Mode::split, single = weights.mode == Mode::single && !plan.reads_halves();

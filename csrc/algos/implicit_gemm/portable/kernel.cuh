@@ -49,7 +49,7 @@ __device__ __forceinline__ void multiply(float (&d)[S::row_tiles][4], const Frag
 
 // The tensor cores truncate their accumulator. So a step starts from zero, adds the small products lo*hi and hi*lo
 // while that costs nothing, then hi*hi in two instructions, and joins the total by an addition that rounds
-// (docs/numerics.md).
+// (docs/concepts/numerics.md).
 template <typename S>
 __device__ __forceinline__ void multiply_split(Accumulator<S>& total, const Fragments<S>& high, const Fragments<S>& low,
                                                const unsigned char* stage) {

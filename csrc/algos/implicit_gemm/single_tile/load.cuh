@@ -1,5 +1,5 @@
 // The lean kernel in class fp32: three products of halves with weights that are packed so. Each step's sums start from
-// zero, small products first, and join FP32 totals (docs/numerics.md).
+// zero, small products first, and join FP32 totals (docs/concepts/numerics.md).
 //
 //   whole windows   a stage is split where it lies, by the warps that multiply it: 32 hi and 32 lo halves of a pixel.
 //                   One scale for the tile, from the first of its stages that is not zero

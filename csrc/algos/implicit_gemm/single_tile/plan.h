@@ -223,7 +223,7 @@ inline double blocks_at_once(const Plan& plan, const DeviceInfo& device) {
 }
 
 // Microseconds of a launch with cold caches, timer included, fitted to some thousand plans of 22 layers with 1 to 64
-// images on an H200 (docs/performance.md).
+// images on an H200 (docs/log/15-implicit-gemm-small-grids.md).
 struct Factors {
   double step, step_filter;   // of a warpgroup, however small
   double tap, tap_filter;     // the same where a stage is one tap

@@ -112,7 +112,7 @@ struct Plan {
 namespace detail {
 
 // Clocks of a multiprocessor for a chunk: the tensor cores, or the copies, whose rows of 128 bytes come at 24 bytes a
-// clock as measured (docs/performance.md).
+// clock as measured (docs/log/47-weight-gradient-wgmma.md).
 inline double chunk_clocks(const Plan& plan) {
   const double tensor = 16.0 * plan.steps * plan.blocks_m() * 64 * plan.blocks_n * 64 * plan.products / 2048;
   const double copies = plan.chunk_bytes() / 24.0;

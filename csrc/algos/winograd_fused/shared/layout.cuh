@@ -202,7 +202,7 @@ struct TransformState {
 };
 
 // What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
-// loads under way seem to bound the rate of U (docs/performance.md).
+// loads under way seem to bound the rate of U (docs/log/17-fused-fp32-1.md).
 constexpr int most_shared_bytes = 195 * 1024;
 // Where V is kept for another turn, that is worth more.
 constexpr int most_kept_bytes = 227 * 1024;

@@ -204,8 +204,8 @@ __device__ __forceinline__ void take_filters(Filters& u, const float* registers)
 }
 
 // Two groups of positions at a time. A loop with a jump to the registers of its turn: straight-line code, run once an
-// item, waits for the instruction cache at every step (docs/performance.md). Returns NaN if a sum of an output is not
-// finite. next: U of the next item; its first three frequencies are in u at the end.
+// item, waits for the instruction cache at every step (docs/log/34-fused-one-product-2-item-end.md). Returns NaN if a
+// sum of an output is not finite. next: U of the next item; its first three frequencies are in u at the end.
 template <typename T, StoreMode output>
 __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T, wide>& shared, Sums<wide>& sum,
                                              const FilterEnds& ends, const Finisher<T>& mine, int group,

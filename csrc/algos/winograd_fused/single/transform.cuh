@@ -242,7 +242,7 @@ __device__ __forceinline__ Exponents<shape> find_exact_exponents(const Params<T>
   return result;
 }
 
-// B^T d of two channels in FP16 arithmetic: two roundings of V more, of its parts (docs/numerics.md).
+// B^T d of two channels in FP16 arithmetic: two roundings of V more, of its parts (docs/concepts/numerics.md).
 __device__ __forceinline__ void transform_halves(const __half2 (&d)[frequencies], __half2 (&v)[frequencies]) {
   using Transform = winograd::Transform<4>;
   const auto constant = [](float value) { return __float2half2_rn(value); };

@@ -36,7 +36,7 @@ template <int strips>
 constexpr int half_rows = strips == 1 ? half_groups : strip_input_rows(strips);
 
 // sum = the products of one frequency and stage, of half of the rows or of all: nine, the small ones first, because the
-// tensor cores truncate their accumulator at every instruction (docs/numerics.md).
+// tensor cores truncate their accumulator at every instruction (docs/concepts/numerics.md).
 template <int strips, int frequency, int half, int count>
 __device__ __forceinline__ void multiply_rows(float (&sum)[count], const Filters& u, std::uint64_t stage) {
   constexpr int high = 2 * frequency * v_plane_bytes<strips> + half * half_rows<strips> * v_row_bytes;

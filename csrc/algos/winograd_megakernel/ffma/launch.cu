@@ -70,7 +70,8 @@ template <Access access, bool plain>
 void launch_kernel(const Params& params, const Plan& plan, int processors, cudaStream_t stream) {
   const auto kernel = convolve<access, plain>;
   allow_shared_memory<convolve<access, plain>>(shared_bytes, "winograd_megakernel: shared memory");
-  // Any number of blocks comes to an end (docs/megakernel.md); more than there are tasks would find nothing to do.
+  // Any number of blocks comes to an end (docs/concepts/megakernel.md); more than there are tasks would find nothing to
+  // do.
   const int wanted = plan.instruments.blocks > 0 ? plan.instruments.blocks : processors;
   const int grid = std::min(wanted, static_cast<int>(params.map.size()));
   const auto launch = [&](const Params& its) {

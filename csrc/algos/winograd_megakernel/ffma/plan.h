@@ -75,7 +75,7 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device, cons
                           .output_tiles = rows,
                           .output_filters = transform_channels};
   // What three teams of a multiprocessor have at work and ahead, and some more. M: U is read once per batch, but the
-  // last batch's end overlaps with nothing. (Measured: docs/performance.md.)
+  // last batch's end overlaps with nothing. (Measured: docs/log/42-megakernel-ieee.md.)
   const auto processors = static_cast<std::int32_t>(device.processors);
   const Mapping mapping{.d_ig = 2 * processors,
                         .d_go = 16 * processors,

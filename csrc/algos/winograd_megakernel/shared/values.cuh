@@ -1,4 +1,4 @@
-// Two neighbouring channels of a lane, and the scales of transformed values (docs/numerics.md).
+// Two neighbouring channels of a lane, and the scales of transformed values (docs/concepts/numerics.md).
 #pragma once
 
 #include <cstdint>
@@ -94,7 +94,7 @@ constexpr int input_target_exponent = 10, filter_target_exponent = 13;
 // far as its largest |d| lies in [2^-12, 2^9), or all are zero, all have the same one, so that their products can be
 // added up as they come; down there, a largest |V| of 2^-10 is as far above the quantum as rounding asks for. M has the
 // scale of the least of a tile's fitting exponents, made smaller by a shift, with which |M| < 53 700
-// (docs/numerics.md).
+// (docs/concepts/numerics.md).
 constexpr int common_exponent = 2, zero_exponent = 127;
 __device__ __forceinline__ int v_exponent(int fitting) {
   return (2 <= fitting && fitting <= 22) || fitting == zero_exponent ? common_exponent : fitting;

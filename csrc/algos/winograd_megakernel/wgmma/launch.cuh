@@ -110,7 +110,8 @@ void launch_kernel(const Params<T>& params, const StreamMaps& maps, const CudaPl
   int blocks = 0;  // of a multiprocessor
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads<T>, shared_bytes<T>),
              "winograd_megakernel: occupancy");
-  // Any number of blocks comes to an end (docs/megakernel.md): more than fit would only find nothing left to do.
+  // Any number of blocks comes to an end (docs/concepts/megakernel.md): more than fit would only find nothing left to
+  // do.
   const int grid = plan.instruments.blocks > 0 ? plan.instruments.blocks : std::max(1, blocks) * processors;
   const auto launch = [&](const Params<T>& its) {
     kernel<<<static_cast<unsigned>(grid), threads<T>, shared_bytes<T>, stream>>>(its, maps);

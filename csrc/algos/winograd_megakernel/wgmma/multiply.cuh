@@ -229,7 +229,7 @@ class Multiplier {
     }
   }
 
-  // The products of a stage; of split operands lo hi and hi lo first, the small ones (docs/numerics.md).
+  // The products of a stage; of split operands lo hi and hi lo first, the small ones (docs/concepts/numerics.md).
   template <bool begins>
   __device__ __forceinline__ void issue(const Stage& stage) {
     constexpr int hi = 64;  // bytes, in a row

@@ -94,7 +94,7 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
                           .output_filters = output_filters};
   // All inputs first, up to 1.5 GB of V: beside products they take longer than they save. D_GO: more than what is under
   // way in all blocks. M: U is read once per batch, but a map of two batches overlaps little, and the last batch should
-  // not be a small one. (Measured: docs/performance.md.)
+  // not be a small one. (Measured: docs/log/40-megakernel-fp32.md.)
   constexpr std::int64_t most_ahead = 20000;
   const CudaWeights weights = make_cuda_weights(problem);
   const std::int64_t inputs = ceil_div(tiles, items) * weights.chunks;

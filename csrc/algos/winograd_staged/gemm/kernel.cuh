@@ -7,8 +7,8 @@
 // 16-byte pieces swizzled (piece p of row r at p ^ (r & 7)); multiplied lo*hi, hi*lo, hi*hi: the small products first.
 //
 // A stage's sums start from zero and join the totals by an FP32 addition, which rounds: wgmma truncates its accumulator
-// (docs/numerics.md). On the way they are multiplied by a power of two for each tile and stage, which a tile's scales
-// may differ by.
+// (docs/concepts/numerics.md). On the way they are multiplied by a power of two for each tile and stage, which a tile's
+// scales may differ by.
 #pragma once
 
 #include <cuda.h>

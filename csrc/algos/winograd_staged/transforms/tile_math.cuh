@@ -117,7 +117,7 @@ __device__ __forceinline__ Pack<count> low_part(const Pack<count>& value) {
 // Writes transformed values to a row of V or U (`row` points at the first part of a channel of that row); in split mode
 // as plan.h says: parts lie `part` elements apart, and for the library hi is repeated. The small products lo*hi and
 // hi*lo come first in the reduction: the tensor cores truncate their accumulator at every step, and while it is small
-// that costs nothing (docs/numerics.md).
+// that costs nothing (docs/concepts/numerics.md).
 template <Mode mode, bool is_filter, int count>
 __device__ __forceinline__ void store_operand(typename Operand<mode>::type* row, int part, bool repeats,
                                               const Pack<count>& value) {
@@ -154,7 +154,7 @@ __device__ __forceinline__ void transform_input_tile(Value (&tile)[m + 2][m + 2]
   }
 }
 
-// ---- Scales (docs/numerics.md): operands are brought near the top of float16's range by exact powers of two.
+// ---- Scales (docs/concepts/numerics.md): operands are brought near the top of float16's range by exact powers of two.
 
 // Exponent to which the largest |d| of a raw tile is brought: |V| <= gain^2 * 2^(target + 1) < 65504.
 template <int m>

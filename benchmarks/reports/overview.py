@@ -1,0 +1,40 @@
+"""One table of all suites, for README: a row per kind of layer and per network, a column per class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.harness.results import CLASSES, Document
+from benchmarks.layers.suite import ratio
+from benchmarks.reports import common, layers, networks
+
+LAYERS = (  # title, suite, batch (None: the suite's largest)
+    ("3x3 layers, batch 64", "layers", 64),
+    ("3x3 layers, batch 1", "layers", 1),
+    ("1x1", "layers_pointwise", None),
+    ("stride 2, 3x3 and 1x1", "layers_strided", None),
+    ("first layers, 5x5 and 7x7", "layers_stems", None),
+    ("grouped and depthwise", "layers_groups", None),
+    ("3x3, input gradient", "layers_backward_input", None),
+    ("3x3, weight gradient", "layers_backward_weight", None),
+)
+
+
+def table(documents: Mapping[str, Document]) -> str:
+    """Times faster than the best peer of the class: geometric means over the layers of a set; of whole networks the
+    fastest form of ours over PyTorch's fastest. documents: suite -> its file."""
+    classes = [accuracy for accuracy in CLASSES if accuracy != "ieee"]
+    lines: list[list[str]] = []
+    for title, suite, batch in LAYERS:
+        if suite in documents:
+            rows = documents[suite]["rows"]
+            n = batch or max((row["n"] for row in rows), default=0)
+            of_class = {name: common.mean(map(ratio, layers.rows_of(documents[suite], name, n))) for name in classes}
+            lines.append([title, *(common.times(of_class[name]) for name in classes)])
+    if "networks" in documents:
+        found = networks.by_network(documents["networks"], None)
+        for network, batch in dict.fromkeys((network, batch) for network, _, batch in found):
+            its = [found.get((network, name, batch), {}) for name in classes]
+            cells = [common.times(networks.speedup_of(*networks.fastest(rows))) for rows in its]
+            lines.append([f"{networks.TITLES.get(network, network)}, batch {batch}", *cells])
+    return common.markdown_table(["", *(f"`{name}`" for name in classes)], lines)

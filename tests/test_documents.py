@@ -1,0 +1,52 @@
+"""The documents: links and figures are there, README is short, and the code that users copy from them runs."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+EXAMPLES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if CODE.search(path.read_text())]
+
+spec = importlib.util.spec_from_file_location("check_docs", ROOT / "tools" / "check_docs.py")
+assert spec is not None
+assert spec.loader is not None
+check_docs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(check_docs)
+
+
+def test_the_documents_have_no_broken_link_hidden_figure_or_wrong_citation():
+    assert check_docs.problems() == []
+
+
+def test_what_is_wrong_is_found(tmp_path):
+    """The check itself: it names what does not exist, and only that."""
+    (tmp_path / "docs/figures").mkdir(parents=True)
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "docs/figures/hidden.svg").touch()
+    (tmp_path / "docs/figures/shown.svg").touch()
+    (tmp_path / "csrc/a.h").write_text("// docs/performance.md, docs/gone.md\n")
+    (tmp_path / "docs/performance.md").write_text("# `A` title, here\n![x](figures/shown.svg) [out](../csrc/a.h)\n")
+    (tmp_path / "README.md").write_text(
+        "[a](docs/performance.md#a-title-here) [b](docs/performance.md#b) [c](docs/c.md) `[d](e)` [f](https://g)\n"
+    )
+    assert [line.partition(" ")[2] for line in check_docs.problems(tmp_path)] == [
+        "docs/performance.md has no heading #b",
+        "docs/c.md does not exist",
+        "../csrc/a.h is outside of docs/, where the site does not have it",
+        "is shown by no document",
+        "docs/gone.md does not exist",
+    ]
+    (tmp_path / "README.md").write_text("x" * 9000)
+    assert "README.md has 9000 bytes; at most 8192" in check_docs.problems(tmp_path)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=[str(path.relative_to(ROOT)) for path in EXAMPLES])
+@pytest.mark.usefixtures("cache_folder")
+def test_examples_run(path, tmp_path):
+    """One after the other in one namespace, as a reader would type them; what they write goes elsewhere."""
+    names: dict[str, object] = {"__name__": path.stem}
+    for code in CODE.findall(path.read_text()):
+        exec(compile(code.replace("/tmp/", f"{tmp_path}/"), str(path), "exec"), names)
