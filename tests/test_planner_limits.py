@@ -209,6 +209,22 @@ def test_a_device_offers_what_the_build_has_for_it(architectures, capability, ke
     assert "FASTCONV_CUDA_ARCHS" in planned("implicit_gemm", problem, device)["reason"]
 
 
+def test_a_gpu_of_the_table_has_its_rates_and_another_one_shares_of_its_peaks():
+    known, other = _C.h200_device(), _C.h200_device()
+    _C.set_rates(known, 1e9, 1e12)  # what the driver says of its clocks does not matter
+    assert known.bandwidth_bytes_per_s == 4.3e12
+    other.name, other.compute_capability, other.processors = "NVIDIA RTX 6000", 89, 100
+    _C.set_rates(other, 2e9, 1e12)
+    assert other.bandwidth_bytes_per_s == pytest.approx(0.88e12)
+    assert other.fp32_flops_per_s == pytest.approx(0.70 * 2e9 * 100 * 256)
+    assert other.fp16_tensor_flops_per_s == pytest.approx(0.65 * 2e9 * 100 * 1024)
+    assert 1e9 < other.clock_hz < 2e9
+    a100 = _C.h200_device()
+    a100.name, a100.compute_capability, a100.processors = "NVIDIA A100-PCIE-40GB", 80, 108
+    _C.set_rates(a100, 1.41e9, 1.55e12)
+    assert a100.fp32_flops_per_s < 19.5e12  # its peak: half the units of the architectures since
+
+
 @pytest.mark.parametrize("device", [_C.h200_device(), _C.cpu_device(2)], ids=["cuda", "cpu"])
 @pytest.mark.parametrize("change", ["stride", "padding", "dilation"])
 @pytest.mark.parametrize("value", [2**28, 3 << 28, 2**31 - 1, 2**31, 2**40, 2**60])

@@ -41,6 +41,7 @@ def _gpu(name: str, capability: int, processors: int, shared_kib: int, l2_mib: i
     device.name, device.compute_capability, device.processors = name, capability, processors
     device.shared_memory_bytes, device.l2_bytes = shared_kib * 1024, l2_mib << 20
     device.bandwidth_bytes_per_s, device.fp32_flops_per_s, device.fp16_tensor_flops_per_s = bandwidth, ffma, tensor
+    device.clock_hz = 1.2 * tensor / (4096 * processors)
     return device
 
 

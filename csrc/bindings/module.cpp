@@ -272,10 +272,12 @@ PYBIND11_MODULE(_C, module) {
       .def_readwrite("bandwidth_bytes_per_s", &DeviceInfo::bandwidth_bytes_per_s)
       .def_readwrite("fp32_flops_per_s", &DeviceInfo::fp32_flops_per_s)
       .def_readwrite("fp16_tensor_flops_per_s", &DeviceInfo::fp16_tensor_flops_per_s)
+      .def_readwrite("clock_hz", &DeviceInfo::clock_hz)
       .def_readwrite("has_kernels", &DeviceInfo::has_kernels);
   module.def("cpu_device", &cpu_device, py::arg("threads"));
   module.def("h200_device", &h200_device);
   module.def("limit_to_build", &limit_to_build, py::arg("device"), py::arg("architectures"));
+  module.def("set_rates", &set_rates, py::arg("device"), py::arg("boost_hz"), py::arg("memory_bytes_per_s"));
 
   py::class_<ConvProblem>(module, "ConvProblem")
       .def(py::init(&make_problem), py::arg("n"), py::arg("c"), py::arg("h"), py::arg("w"), py::arg("k"), py::arg("r"),

@@ -1,21 +1,45 @@
-// The terms that the algorithms' cost models are written in.
+// The terms that the algorithms' cost models are written in: what a device needs for bytes, products and clocks, at the
+// share of its sustained rates (DeviceInfo) that a kernel was measured to reach. All in microseconds.
 #pragma once
 
+#include <cmath>
+
 #include "core/device_info.h"
+#include "core/problem.h"
 
 namespace fastconv {
 
-// A launch behind another kernel, in us.
+// A kernel behind another one on the same stream.
 constexpr double launch_us = 3.0;
 
-// Of `bytes` through the memory, at so much of its bandwidth, in us.
-inline double memory_us(double bytes, double of_bandwidth, const DeviceInfo& device) {
-  return 1e6 * bytes / (of_bandwidth * device.bandwidth_bytes_per_s);
+inline double memory_us(double bytes, double share, const DeviceInfo& device) {
+  return 1e6 * bytes / (share * device.bandwidth_bytes_per_s);
 }
+
+// FP32 arithmetic: FFMA on a GPU, vectors on a CPU.
+inline double fp32_us(double flops, double share, const DeviceInfo& device) {
+  return 1e6 * flops / (share * device.fp32_flops_per_s);
+}
+
+// Tensor cores: 16-bit operands, FP32 accumulation.
+inline double tensor_us(double flops, double share, const DeviceInfo& device) {
+  return 1e6 * flops / (share * device.fp16_tensor_flops_per_s);
+}
+
+// Clocks of a multiprocessor.
+inline double clocks_us(double clocks, const DeviceInfo& device) { return 1e6 * clocks / device.clock_hz; }
+
+// So many blocks in waves of so many at once: the last wave takes as long as a full one.
+inline double in_whole_waves(double blocks, double at_once) { return std::ceil(blocks / at_once) * at_once; }
 
 // Bringing a tensor of `bytes` from NCHW to NHWC: a launch, reading and writing.
 inline double transposition_us(double bytes, const DeviceInfo& device) {
   return launch_us + memory_us(2.0 * bytes, 0.9, device);
+}
+
+// A CPU function that is there for the tests, and never the fastest.
+inline double reference_us(const ConvProblem& problem, const DeviceInfo& device) {
+  return 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
 }
 
 }  // namespace fastconv

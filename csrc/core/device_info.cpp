@@ -32,6 +32,55 @@ DeviceInfo cpu_device(int threads) {
   return device;
 }
 
+namespace {
+
+// Sustained rates of whole devices. H200: measured (docs/performance.md). The others: the same shares of their data
+// sheets' peaks; nobody has measured them.
+struct Gpu {
+  const char* name;  // as the driver gives it
+  double bandwidth_bytes_per_s, fp32_flops_per_s, fp16_tensor_flops_per_s, clock_hz;
+};
+constexpr Gpu gpus[] = {
+    {"NVIDIA H200", 4.3e12, 47e12, 700e12, 1.5536e9},
+    {"NVIDIA H100 80GB HBM3", 2.95e12, 47e12, 700e12, 1.5536e9},
+    {"NVIDIA A100-SXM4-80GB", 1.79e12, 13.6e12, 203e12, 1.10e9},
+    {"NVIDIA A100-SXM4-40GB", 1.37e12, 13.6e12, 203e12, 1.10e9},
+};
+
+// FLOP per clock and multiprocessor (CUDA C++ Programming Guide, "Arithmetic Instructions"; architecture white papers).
+struct Architecture {
+  int compute_capability;  // from this one on
+  double fp32, fp16_tensor;
+};
+constexpr Architecture architectures[] = {
+    {120, 256, 1024}, {100, 256, 8192}, {90, 256, 4096}, {86, 256, 1024}, {80, 128, 2048}};
+
+}  // namespace
+
+void set_rates(DeviceInfo& device, double boost_hz, double memory_bytes_per_s) {
+  for (const Gpu& gpu : gpus) {
+    if (device.name != gpu.name) continue;
+    device.bandwidth_bytes_per_s = gpu.bandwidth_bytes_per_s;
+    device.fp32_flops_per_s = gpu.fp32_flops_per_s;
+    device.fp16_tensor_flops_per_s = gpu.fp16_tensor_flops_per_s;
+    device.clock_hz = gpu.clock_hz;
+    return;
+  }
+  Architecture found{0, 128, 1024};
+  for (const Architecture& known : architectures) {
+    if (device.compute_capability >= known.compute_capability) {
+      found = known;
+      break;
+    }
+  }
+  // The H200's shares.
+  const double clocks = boost_hz * device.processors;
+  device.bandwidth_bytes_per_s = 0.88 * memory_bytes_per_s;
+  device.fp32_flops_per_s = 0.70 * clocks * found.fp32;
+  device.fp16_tensor_flops_per_s = 0.65 * clocks * found.fp16_tensor;
+  device.clock_hz = 0.78 * boost_hz;
+}
+
 DeviceInfo h200_device() {
   DeviceInfo device;
   device.type = DeviceType::cuda;
@@ -41,9 +90,7 @@ DeviceInfo h200_device() {
   device.processors = 132;
   device.shared_memory_bytes = 227 * 1024;
   device.l2_bytes = std::size_t{60} << 20;
-  device.bandwidth_bytes_per_s = 4.3e12;
-  device.fp32_flops_per_s = 47e12;
-  device.fp16_tensor_flops_per_s = 700e12;
+  set_rates(device, 0.0, 0.0);
   return device;
 }
 

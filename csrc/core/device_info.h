@@ -20,6 +20,7 @@ struct DeviceInfo {
   double bandwidth_bytes_per_s = 20e9;   // sustained, not the datasheet's
   double fp32_flops_per_s = 50e9;        // FFMA (or CPU vector) rate, sustained
   double fp16_tensor_flops_per_s = 0.0;  // tensor-core rate with FP32 accumulation, sustained
+  double clock_hz = 0.0;                 // of the multiprocessors, while tensor cores are at work
   bool has_kernels = true;               // false: a CUDA device that fastconv was not built for
 };
 
@@ -28,7 +29,11 @@ struct DeviceInfo {
 void limit_to_build(DeviceInfo& device, const std::string& architectures);
 
 DeviceInfo cpu_device(int threads);
-// The H200 as measured (docs/performance.md); what the planner's tests and cost model are calibrated on.
+// Sets the sustained rates of a CUDA device whose name, compute capability and processors are known: those of its row
+// in the table of GPUs, or shares of its peaks at `boost_hz` (of the multiprocessors) and `memory_bytes_per_s`.
+void set_rates(DeviceInfo& device, double boost_hz, double memory_bytes_per_s);
+
+// The H200: what the planner's tests and cost models are calibrated on.
 DeviceInfo h200_device();
 
 }  // namespace fastconv

@@ -292,6 +292,7 @@ std::string device_json(std::int64_t index) {
          ", \"bandwidth_bytes_per_s\": " + std::to_string(device.bandwidth_bytes_per_s) +
          ", \"fp32_flops_per_s\": " + std::to_string(device.fp32_flops_per_s) +
          ", \"fp16_tensor_flops_per_s\": " + std::to_string(device.fp16_tensor_flops_per_s) +
+         ", \"clock_hz\": " + std::to_string(device.clock_hz) +
          ", \"has_kernels\": " + (device.has_kernels ? "true" : "false") + "}";
 }
 

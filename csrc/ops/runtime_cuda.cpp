@@ -162,12 +162,7 @@ DeviceInfo query_cuda_device(int index) {
   device.processors = properties.multiProcessorCount;
   device.shared_memory_bytes = properties.sharedMemPerBlockOptin;
   device.l2_bytes = static_cast<std::size_t>(properties.l2CacheSize);
-  // Sustained shares of the datasheet's peaks, as measured on the H200 (docs/performance.md).
-  device.bandwidth_bytes_per_s = 0.88 * 2e3 * memory_clock_khz * properties.memoryBusWidth / 8;
-  const double clocks = 1e3 * clock_khz * device.processors;
-  device.fp32_flops_per_s = 0.70 * clocks * 256;
-  const double tensor_flops_per_clock = device.compute_capability >= 90 ? 4096 : 2048;
-  device.fp16_tensor_flops_per_s = 0.65 * clocks * tensor_flops_per_clock;
+  set_rates(device, 1e3 * clock_khz, 2e3 * memory_clock_khz * properties.memoryBusWidth / 8);
   return device;
 }
 

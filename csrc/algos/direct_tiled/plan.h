@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "core/cost.h"
 #include "core/device_info.h"
 #include "core/problem.h"
 #include "device/indexing.h"
@@ -121,8 +122,8 @@ inline std::optional<Config> configure(const ConvProblem& problem, const DeviceI
   // Padded multiply-adds; fewer blocks than multiprocessors leave some idle.
   const double flops = 2.0 * static_cast<double>(std::max<std::int64_t>(config.blocks, device.processors)) * tile.p *
                        tile.q * tile.filters() * static_cast<double>(problem.c_per_group() * problem.r * problem.s);
-  config.cost_us = 5.0 + 1e6 * std::max(flops / (tile.rate * device.fp32_flops_per_s),
-                                        problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
+  config.cost_us =
+      5.0 + std::max(fp32_us(flops, tile.rate, device), memory_us(problem.compulsory_bytes(), 1.0, device));
   return config;
 }
 

@@ -3,6 +3,7 @@
 
 #include "algos/fused_unroll/plan.h"
 #include "core/algorithm.h"
+#include "core/cost.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::fused_unroll {
@@ -36,10 +37,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double share = device.type == DeviceType::cuda ? 0.16 : 0.3;
   const double depth = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   const double tile_flops = 2.0 * tile.k * tile.pixels * depth;
-  const std::int64_t waves = (grid.count() + device.processors - 1) / device.processors;
-  const double compute =
-      static_cast<double>(waves) * device.processors * tile_flops / (share * device.fp32_flops_per_s);
-  plan.cost_us = 5.0 + 1e6 * std::max(compute, problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
+  const double blocks = in_whole_waves(static_cast<double>(grid.count()), device.processors);
+  plan.cost_us =
+      5.0 + std::max(fp32_us(blocks * tile_flops, share, device), memory_us(problem.compulsory_bytes(), 1.0, device));
   return plan;
 }
 

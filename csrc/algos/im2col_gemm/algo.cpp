@@ -3,6 +3,7 @@
 
 #include "algos/im2col_gemm/plan.h"
 #include "core/algorithm.h"
+#include "core/cost.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::im2col_gemm {
@@ -32,9 +33,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double depth = static_cast<double>(problem.c * problem.r * problem.s);
   if (tensor_cores && !chunk.unrolls && !chunk.finishes) {
     // The library's GEMM alone: cuDNN's time for 1x1 convolutions (torch_conv), without what its search misses (H200).
-    plan.cost_us = 7.5 + 0.0014 * depth +
-                   1e6 * std::max(problem.direct_flops() / (1.2 * device.fp16_tensor_flops_per_s),
-                                  problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
+    plan.cost_us =
+        7.5 + 0.0014 * depth +
+        std::max(tensor_us(problem.direct_flops(), 1.2, device), memory_us(problem.compulsory_bytes(), 1.0, device));
     return plan;
   }
 
@@ -49,7 +50,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   }
   if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
   const double share = device.type == DeviceType::cuda ? 0.9 : 0.7;  // of FP32; the CPU's GEMMs are small
-  const double rate = tensor_cores ? 0.6 * device.fp16_tensor_flops_per_s : share * device.fp32_flops_per_s;
+  const double product_us =
+      tensor_cores ? tensor_us(problem.direct_flops(), 0.6, device) : fp32_us(problem.direct_flops(), share, device);
 
   // Launches: per chunk, an unrolling, an epilogue, and a GEMM for every group or every sample, whichever are fewer.
   const std::int64_t chunks = ceil_div(problem.n, chunk.samples) * ceil_div(problem.p(), chunk.rows);
@@ -58,7 +60,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   // A block of the GEMM walks the whole reduction: what small problems wait for (measured on an H200).
   const double latency_us = device.type == DeviceType::cuda ? 4.0 + 0.0025 * depth : 0.0;
   plan.cost_us = latency_us + launch_us * static_cast<double>(chunks * (gemms + chunk.unrolls + chunk.finishes)) +
-                 1e6 * (bytes / device.bandwidth_bytes_per_s + problem.direct_flops() / rate);
+                 memory_us(bytes, 1.0, device) + product_us;
   return plan;
 }
 

@@ -6,6 +6,7 @@
 
 #include "algos/implicit_gemm/kernels.h"
 #include "core/algorithm.h"
+#include "core/cost.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::implicit_gemm {
@@ -52,19 +53,19 @@ double cuda_cost_us(const ConvProblem& problem, const portable::Plan& config, co
       static_cast<double>(config.pixel_tiles) * static_cast<double>(config.filter_tiles * problem.groups);
   const double slots = static_cast<double>(device.processors) * portable::blocks_per_processor;
   const double steps = static_cast<double>(config.steps);
-  const double rounded = std::ceil(blocks / slots) * slots;
+  const double rounded = in_whole_waves(blocks, slots);
   const double flops =
       2.0 * config.products * rounded * portable::pixel_tile * config.filter_tile * steps * portable::depth_tile;
-  const double tensor_us = 1e6 * flops / (0.30 * device.fp16_tensor_flops_per_s);
+  const double tensor_us = fastconv::tensor_us(flops, 0.30, device);
   // What a block needs for its reduction, however few blocks there are; the short ones of groups stand in line.
   const double latency_us = problem.groups == 1 ? 0.8 * steps : (2.0 + 0.5 * steps) * rounded / slots;
   // Element by element the gathering decides, not the tensor cores.
   const double gathered = blocks * portable::pixel_tile * steps * portable::depth_tile;
   const bool half = config.mode != Mode::split && problem.groups == 1;
-  const double gather_rate = (config.mode == Mode::split ? 0.0045 : half ? 0.0097 : 0.007) * device.fp32_flops_per_s;
-  const double gather_us = loads_vectors(problem) ? 0.0 : 1e6 * gathered / gather_rate;
+  const double gather_rate = config.mode == Mode::split ? 0.0045 : half ? 0.0097 : 0.007;
+  const double gather_us = loads_vectors(problem) ? 0.0 : fp32_us(gathered, gather_rate, device);
   return (half ? 6.4 : 8.0) + std::max({tensor_us, latency_us, gather_us}) +
-         1e6 * problem.compulsory_bytes() / (0.6 * device.bandwidth_bytes_per_s);
+         memory_us(problem.compulsory_bytes(), 0.6, device);
 }
 
 std::string describe_tile(const persistent::Plan& plan) {
@@ -107,9 +108,8 @@ double wgmma_factor(const persistent::Plan& plan, const ConvProblem& problem) {
 
 // Its time, without a transposition. The rates of NCHW were fitted like the factors.
 double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
-  const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
-  const double kernel_us = std::max(1e6 * persistent::plan_clocks(plan, device.processors) / clocks_per_s,
-                                    1e6 * problem.compulsory_bytes() / (0.75 * device.bandwidth_bytes_per_s));
+  const double kernel_us = std::max(clocks_us(persistent::plan_clocks(plan, device.processors), device),
+                                    memory_us(problem.compulsory_bytes(), 0.75, device));
   const double nchw_us = problem.layout == Layout::nhwc ? 0.0
                                                         : (problem.p() * problem.q() < 2048 ? 6e-6 : 1.5e-6) *
                                                               static_cast<double>(problem.output_numel());
@@ -133,8 +133,8 @@ ConvPlan plan_for_hopper(const ConvProblem& problem, const DeviceInfo& device) {
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (persistent::is_used(problem, device)) return plan_for_hopper(problem, device);
-  if (device.type == DeviceType::cpu) {  // for the tests: never the fastest
-    return {"float32, a pixel at a time", 0, 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors)};
+  if (device.type == DeviceType::cpu) {
+    return {"float32, a pixel at a time", 0, reference_us(problem, device)};
   }
   const portable::Plan config = portable::make_plan(problem);
   return {std::string(describe(config.mode)) + ", tile " + std::to_string(portable::pixel_tile) + " outputs, " +

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/cost.h"
 #include "core/device_info.h"
 #include "core/problem.h"
 #include "device/indexing.h"
@@ -81,9 +82,9 @@ inline Config configure(const ConvProblem& problem, const DeviceInfo& device, in
   const double plane_bytes = single_stage(problem) ? 0.0
                                                    : 2.0 * static_cast<double>(problem.n) *
                                                          static_cast<double>(planes_bytes_per_image(problem));
-  config.cost_us = (single_stage(problem) ? 5.0 : 17.0) +
-                   1e6 * std::max(flops / (tile.rate * device.fp32_flops_per_s),
-                                  (problem.compulsory_bytes() + plane_bytes) / device.bandwidth_bytes_per_s);
+  config.cost_us =
+      (single_stage(problem) ? 5.0 : 17.0) +
+      std::max(fp32_us(flops, tile.rate, device), memory_us(problem.compulsory_bytes() + plane_bytes, 1.0, device));
   return config;
 }
 

@@ -7,6 +7,7 @@
 #include "algos/winograd_megakernel/cpu/plan.h"
 #include "algos/winograd_megakernel/ffma/plan.h"
 #include "algos/winograd_megakernel/wgmma/plan.h"
+#include "core/cost.h"
 #include "core/error.h"
 #include "core/roundoffs.h"
 #include "winograd/limits.h"
@@ -101,16 +102,16 @@ double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, con
 // time, of which V takes as many as there are blocks of filters.
 double ffma_cost_us(const ConvProblem& problem, const ffma::Plan& plan, const DeviceInfo& device) {
   const TaskMap& map = plan.map;
-  const double rate = 1.15 * device.fp32_flops_per_s / device.processors;
-  const double task = 1e6 * 2.0 * ffma::unit_tiles * ffma::block_filters * ffma::stage_channels *
-                      static_cast<double>(plan.weights.stages) / rate;
+  const double task = fp32_us(2.0 * ffma::unit_tiles * ffma::block_filters * ffma::stage_channels *
+                                  static_cast<double>(plan.weights.stages) * device.processors,
+                              1.15, device);
   const double tasks = static_cast<double>(map.gemms()) / device.processors + 0.6;
   const double value_bytes = 36.0 * sizeof(float) * static_cast<double>(map.tiles);  // of a channel of V or M
   const double v_bytes = value_bytes * static_cast<double>(problem.c);
   const double bytes = problem.compulsory_bytes() + 2.0 * (v_bytes + value_bytes * static_cast<double>(problem.k));
   const double again = v_bytes * static_cast<double>(plan.weights.filter_blocks - 1);
-  const double bandwidth = 1e-6 * device.bandwidth_bytes_per_s;
-  const double cost = std::max(29.0 + tasks * task + bytes / (3.0 * bandwidth), (bytes + again) / (0.8 * bandwidth));
+  const double cost =
+      std::max(29.0 + tasks * task + memory_us(bytes, 3.0, device), memory_us(bytes + again, 0.8, device));
   return device.compute_capability == 90 ? cost : 1.3 * cost;  // elsewhere nobody has measured it
 }
 

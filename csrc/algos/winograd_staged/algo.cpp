@@ -4,6 +4,7 @@
 #include <string>
 
 #include "algos/winograd_staged/plan.h"
+#include "core/cost.h"
 #include "core/roundoffs.h"
 #include "winograd/limits.h"
 
@@ -44,48 +45,46 @@ Work work(const ConvProblem& problem, const Config& config) {
 
 // Of our own product: a block's units one after the other, a stage at 1.19 times the tensor cores' sustained rate
 // (which longer runs do not keep up) and 0.48 us for a unit's output; or the memory's time.
-double own_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Work& w) {
+double own_product_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Work& w) {
   const Held held = config.held;
   const ProductGrid grid(held, config.frequencies(), config.tiles, problem.k, device.processors);
   const double columns = held == Held::tiles ? unit_filters(config.chunk_tiles) : held_filters;
-  const double stage =
-      6.0 * unit_tiles * columns * product_channels / (1.19 * device.fp16_tensor_flops_per_s / device.processors);
-  const double unit = static_cast<double>(config.groups) * stage + 0.48e-6;
+  const double stage = tensor_us(6.0 * unit_tiles * columns * product_channels * device.processors, 1.19, device);
+  const double unit = static_cast<double>(config.groups) * stage + 0.48;
   return std::max(static_cast<double>(grid.block_units) * unit,
-                  (w.u_bytes + (w.v_bytes + w.m_bytes) / w.rate(0.84)) / device.bandwidth_bytes_per_s);
+                  memory_us(w.u_bytes + (w.v_bytes + w.m_bytes) / w.rate(0.84), 1.0, device));
 }
 
 // The library's FP32 product: whole tiles of 64 x 64, or the memory's time; and a block walks the whole reduction.
-double plain_product_seconds(const ConvProblem& problem, const Config& config, const DeviceInfo& device,
-                             const Work& w) {
+double plain_product_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Work& w) {
   const auto whole = [](std::int64_t size) { return static_cast<double>(round_up(size, 64)); };
   const double padding = whole(config.tiles) * whole(problem.k) / static_cast<double>(config.tiles * problem.k);
-  return std::max((w.u_bytes + w.v_bytes + w.m_bytes) / (0.85 * device.bandwidth_bytes_per_s),
-                  w.flops * padding / (1.07 * device.fp32_flops_per_s)) +
-         0.0163e-6 * static_cast<double>(config.c_pad);
+  return std::max(memory_us(w.u_bytes + w.v_bytes + w.m_bytes, 0.85, device),
+                  fp32_us(w.flops * padding, 1.07, device)) +
+         0.0163 * static_cast<double>(config.c_pad);
 }
 
 // Each stage at the rate it was measured to reach on an H200 (docs/log/01-staged-winograd-fp32.md); they do not
 // overlap. The GEMM is bound by memory too until C and K are large.
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
   const Work w = work(problem, config);
-  const double element = static_cast<double>(size_of(problem.dtype)), bandwidth = device.bandwidth_bytes_per_s;
+  const double element = static_cast<double>(size_of(problem.dtype));
   const double x_bytes = element * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double y_bytes = element * static_cast<double>(problem.output_numel()) * (problem.has_residual ? 2.0 : 1.0);
   const bool nchw = problem.layout == Layout::nchw, plain = config.mode == Mode::fp32;
   const double rate = config.own_product ? w.rate(0.95) : plain ? 0.6 : 0.86;  // of the transforms
-  const double input = (x_bytes + w.v_bytes) / (rate * bandwidth);
-  const double gemm = config.own_product ? own_product_seconds(problem, config, device, w)
-                      : plain            ? plain_product_seconds(problem, config, device, w)
-                                         : std::max((w.u_bytes + w.v_bytes + w.m_bytes) / (0.92 * bandwidth),
-                                                    w.flops / (0.70 * device.fp16_tensor_flops_per_s));
-  const double output = (w.m_bytes + y_bytes) / ((nchw ? std::min(rate, 0.8) : rate) * bandwidth);
+  const double input = memory_us(x_bytes + w.v_bytes, rate, device);
+  const double gemm =
+      config.own_product ? own_product_us(problem, config, device, w)
+      : plain ? plain_product_us(problem, config, device, w)
+              : std::max(memory_us(w.u_bytes + w.v_bytes + w.m_bytes, 0.92, device), tensor_us(w.flops, 0.70, device));
+  const double output = memory_us(w.m_bytes + y_bytes, nchw ? std::min(rate, 0.8) : rate, device);
   // Three launches; the larger tile's transforms take longer to walk, and our own product's first and last units more
   // channels; what begins beside the product is there at its end.
   const bool admits = config.admits_output(config.chunk_tiles, problem.k, problem.layout, device.processors);
   const double own = 9.8 + 0.4 * config.m - (admits ? 1.1 : 0.0) + 0.39 * static_cast<double>(config.groups);
   const double launches = config.own_product ? own : plain ? 9.0 + 1.4 * config.m : 11.0 + 1.2 * config.m;
-  return launches + 1e6 * (input + gemm + output);
+  return launches + input + gemm + output;
 }
 
 // V and M stay in the caches, U comes from memory once per chunk. Constants: fitted to the 3x3 layers of VGG, ResNet,

@@ -78,7 +78,6 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
                                     : (problem.r == 3   ? 0.10
                                        : problem.r == 5 ? 0.18
                                                         : 0.27);
-  const double rate = share_of_rate * device.fp32_flops_per_s;
   const double bytes =
       4.0 * static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
   // Of the slots of all rounds, those that are taken; the many small blocks of 3x3 kernels do not wait for the last
@@ -87,7 +86,7 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
       static_cast<double>(config.blocks) / static_cast<double>(ceil_div(config.blocks, slots) * slots);
   const double share = problem.r == 3 ? std::min(1.0, 4.0 * filled) : filled;
   config.cost_us =
-      5.0 + 1e6 * std::max(problem.direct_flops() / (rate * share), bytes / (0.8 * device.bandwidth_bytes_per_s));
+      5.0 + std::max(fp32_us(problem.direct_flops(), share_of_rate * share, device), memory_us(bytes, 0.8, device));
   return config;
 }
 

@@ -127,8 +127,9 @@ inline double cost_us(const ConvProblem& problem, const DeviceInfo& device, cons
   const double instructions = ((multiply_adds + chunks + staging + stores) * static_cast<double>(turns) +
                                filters * static_cast<double>(std::min(at_once, turns))) *
                               config.warps / 4.0 * barrier;
-  const double rate = share_of_rate[warps - 1] * device.fp32_flops_per_s / (64.0 * 4.0 * device.processors);
-  return 5.5 + 1e6 * std::max(instructions / rate, problem.compulsory_bytes() / (0.8 * device.bandwidth_bytes_per_s));
+  const double flops = 64.0 * 4.0 * device.processors * instructions;
+  return 5.5 +
+         std::max(fp32_us(flops, share_of_rate[warps - 1], device), memory_us(problem.compulsory_bytes(), 0.8, device));
 }
 
 inline std::optional<Config> configure(const ConvProblem& problem, const DeviceInfo& device, int index, int warps) {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "algos/direct_tiled/wgrad/plan.h"
+#include "core/cost.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::direct_tiled {
@@ -35,9 +36,9 @@ Support supports(const ConvProblem& problem, const DeviceInfo&) {
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvPlan result;
-  if (device.type == DeviceType::cpu) {  // for the tests: never the fastest
+  if (device.type == DeviceType::cpu) {
     result.config = "float32, a row of pixels at a time";
-    result.cost_us = 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
+    result.cost_us = reference_us(problem, device);
     return result;
   }
   const wgrad::Plan plan = wgrad::make_plan(problem, device);
@@ -47,11 +48,11 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   result.workspace_bytes = wgrad::Plan::workspace_bytes(problem, plan.parts);
   // The issue of instructions decides; those of half types are more (docs/log/50-depthwise.md).
   const double share = problem.dtype == DType::f32 ? 1.0 : 0.55;
-  const double rate = share * (nhwc ? problem.r == 3 ? 0.11 : 0.19 : 0.14) * device.fp32_flops_per_s;
+  const double rate = share * (nhwc ? problem.r == 3 ? 0.11 : 0.19 : 0.14);
   const double bytes =
       4.0 * static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
   result.cost_us =
-      12.0 + 1e6 * std::max(problem.direct_flops() / rate, bytes / (0.54 * share * device.bandwidth_bytes_per_s));
+      12.0 + std::max(fp32_us(problem.direct_flops(), rate, device), memory_us(bytes, 0.54 * share, device));
   result.kernel_plan = keep_plan(plan);
   return result;
 }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "core/cost.h"
 #include "core/device_info.h"
 #include "core/integers.h"
 #include "core/problem.h"
@@ -286,7 +287,7 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
   const double bytes = problem.compulsory_bytes();
   // Elements of NCHW are stored one by one.
   const double nchw = problem.layout == Layout::nchw ? 1.0 + 3.0e-6 * static_cast<double>(problem.output_numel()) : 0.0;
-  return factor.launch + joining + nchw + 0.167e-6 * bytes + std::max(body, 1e6 * bytes / device.bandwidth_bytes_per_s);
+  return factor.launch + joining + nchw + 0.167e-6 * bytes + std::max(body, memory_us(bytes, 1.0, device));
 }
 
 // The best plan, if there is one. packed_rows: filters of a packed tile.

@@ -6,6 +6,7 @@
 
 #include "algos/implicit_gemm/wgrad/plan.h"
 #include "core/algorithm.h"
+#include "core/cost.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::implicit_gemm {
@@ -54,10 +55,10 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   return Support::yes();
 }
 
-ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {  // for the tests: never the fastest
+ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvPlan plan;
   plan.config = "float32, a row of pixels at a time";
-  plan.cost_us = 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
+  plan.cost_us = reference_us(problem, device);
   return plan;
 }
 
@@ -75,16 +76,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return cpu_plan(problem, device);
   const wgrad::Plan plan = wgrad::make_plan(problem, device.processors);
   const auto text = [](std::int64_t value) { return std::to_string(value); };
-  const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
   const double clocks = clocks_factor(plan, problem) * wgrad::detail::plan_clocks(plan, problem, device.processors);
-  const double product_us = 1e6 * clocks / clocks_per_s;
+  const double product_us = clocks_us(clocks, device);
   const double elements = static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double read =
       static_cast<double>(size_of(problem.dtype)) *
       ((plan.convert_x == wgrad::Conversion::none ? 0.0 : elements) +
        (plan.convert_grad == wgrad::Conversion::none ? 0.0 : static_cast<double>(problem.output_numel())));
   const double converted = read + static_cast<double>(plan.x_bytes(problem) + plan.grad_bytes(problem));
-  const double conversion_us = converted == 0 ? 0 : 10.0 + 1e6 * converted / (0.85 * device.bandwidth_bytes_per_s);
+  const double conversion_us = converted == 0 ? 0 : 10.0 + memory_us(converted, 0.85, device);
   return {"wgmma, " + std::string(describe(plan.mode)) + ", chunk " + text(plan.tile_n) + "x" + text(plan.tile_p) +
               "x" + text(plan.tile_q) + " pixels, " + text(plan.blocks_m() * wgrad::block_channels) + " filters, " +
               text(plan.blocks_n) + " x " + text(wgrad::block_channels) +

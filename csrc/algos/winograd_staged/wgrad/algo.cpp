@@ -5,6 +5,7 @@
 
 #include "algos/winograd_staged/wgrad/plan.h"
 #include "core/algorithm.h"
+#include "core/cost.h"
 #include "core/roundoffs.h"
 #include "winograd/limits.h"
 
@@ -42,13 +43,13 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   return Support::yes();
 }
 
-ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {  // for the tests: never the fastest
+ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const Plan plan = make_plan(problem, 1);
   ConvPlan result;
   result.kernel_plan = keep_plan(plan);
   result.config = "float64 sums";
   result.workspace_bytes = align_bytes(frequencies * plan.tiles * problem.c * 4);
-  result.cost_us = 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
+  result.cost_us = reference_us(problem, device);
   return result;
 }
 
@@ -56,17 +57,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return cpu_plan(problem, device);
   const Plan plan = make_plan(problem, device.processors);
   const auto text = [](std::int64_t value) { return std::to_string(value); };
-  const double bandwidth = device.bandwidth_bytes_per_s;
-  const double clocks_per_s = 1.2 * device.fp16_tensor_flops_per_s / (4096.0 * device.processors);
   const double read = 4.0 * static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
   const double written = static_cast<double>(plan.x_bytes() + plan.grad_bytes());
-  const double turned = problem.layout == Layout::nchw ? 2.0 * read / (0.95 * bandwidth) : 0.0;
+  const double turned = problem.layout == Layout::nchw ? memory_us(2.0 * read, 0.95, device) : 0.0;
   const double products =
-      std::max(detail::product_clocks(plan, device.processors) / clocks_per_s, written / (0.9 * bandwidth));
+      std::max(clocks_us(detail::product_clocks(plan, device.processors), device), memory_us(written, 0.9, device));
   return {"F(4x4), 3 x float16, 36 x " + text(plan.rows) + "x" + text(plan.columns) + "x" + text(plan.tiles) + ", " +
               (plan.rows_are_filters ? "filters" : "channels") + " by " + text(plan.column_blocks * block_channels) +
               " of " + text(plan.row_blocks * block_channels) + ", " + text(plan.splits) + " parts",
-          plan.workspace_bytes(problem), 16.0 + 1e6 * (turned + (read + written) / (0.8 * bandwidth) + products),
+          plan.workspace_bytes(problem), 16.0 + turned + memory_us(read + written, 0.8, device) + products,
           keep_plan(plan)};
 }
 
