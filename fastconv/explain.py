@@ -47,6 +47,9 @@ def _algorithm_info(row: dict[str, Any]) -> AlgorithmInfo:
     )
 
 
+PASSES = ("forward", "backward_input", "backward_weight")
+
+
 @dataclass(frozen=True)
 class Candidate:
     """An algorithm's answer to one problem."""
@@ -70,6 +73,7 @@ class Explanation:
     accuracy: str
     device: str
     note: str
+    pass_: str  # forward, backward_input, backward_weight
     choice: str
     max_error: float  # up to which `auto` goes, a multiple of PyTorch's own error
     rows: tuple[Candidate, ...]
@@ -79,7 +83,7 @@ class Explanation:
         from rich.table import Table
 
         limit = f"error: expected, over PyTorch's own; `auto` admits up to {self.max_error:g}"
-        title = f"{self.problem}\n{self.device}{self.note}\n{limit}"
+        title = f"{self.pass_}: {self.problem}\n{self.device}{self.note}\n{limit}"
         table = Table(title=title, title_justify="left", title_style="")
         columns = {"algorithm": "left", "auto": "left", "error": "right", "cost us": "right", "workspace": "right"}
         for name, justify in columns.items():
@@ -109,6 +113,7 @@ def explain(
     precision: str | None = None,
     layout: str = "nchw",
     *,
+    pass_: str = "forward",
     max_error: float | None = None,
     bias: bool = False,
     residual: bool = False,
@@ -124,12 +129,17 @@ def explain(
         device: ``"cpu"`` or ``"cuda"``; None takes the GPU if there is one. ``"cuda"`` without a GPU plans for an H200.
         precision: as in `fastconv.conv2d`.
         layout: memory order of the input and output, ``"nchw"`` or ``"nhwc"``.
+        pass_: ``"forward"``, ``"backward_input"`` or ``"backward_weight"``. The rows of an input gradient are those of
+            the convolution that it is made of; with a stride it is made of several, and they are of that with the most
+            taps.
         max_error: as in `fastconv.conv2d`; rows that it refuses have "accuracy" where others have "yes".
         bias, residual, activation: what is computed with the convolution. Ours do it in their epilogue; PyTorch's takes
             a pass over the output for each.
 
     Raises TypeError, ValueError or RuntimeError for shapes and values that no convolution has, UnsupportedError if
     FASTCONV_ALGORITHM names an algorithm that does not fit."""
+    if pass_ not in PASSES:
+        raise ValueError(f"pass_ is {pass_!r}; expected one of {', '.join(PASSES)}")
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {device}; expected cpu or cuda")
@@ -153,19 +163,41 @@ def explain(
     )  # fmt: skip
     info = ops.device_info(device)
     missing = device.type == "cuda" and not torch.cuda.is_available()
+    note = " (no GPU here: planned for the H200)" if missing else ""
+    found, choice, detail = _planned(problem, info, pass_)
     rows = tuple(
         Candidate(
             row["algorithm"], row["ok"], row["code"], row["reason"], row["auto_eligible"],
             row["expected_error"], row["config"], row["workspace_bytes"], row["cost_us"],
         )
-        for row in _C.candidates(problem, info)
+        for row in found
     )  # fmt: skip
-    choice = ops.choose(settings.auto_algorithm, problem, info)
     limit = _C.error_limit(problem, info)
-    note = " (no GPU here: planned for the H200)" if missing else ""
-    if choice["measured"]:
-        note += f" (the choice was measured: {measured.path() or 'in this process'})"
-    return Explanation(repr(problem), problem.accuracy, info.name, note, choice["algorithm"], limit, rows)
+    return Explanation(repr(problem), problem.accuracy, info.name, note + detail, pass_, choice, limit, rows)
+
+
+def _planned(problem: _C.ConvProblem, info: _C.DeviceInfo, pass_: str) -> tuple[list[dict[str, Any]], str, str]:
+    """The planner's rows for a pass, the choice, and what there is to say of it."""
+    name = settings.auto_algorithm
+    if pass_ == "backward_weight":
+        row = _C.choose_weight_gradient(name, problem, info)
+        why = f" (PyTorch's gradient, {row['code']}: {row['reason']})" if row["algorithm"] == "torch" else ""
+        return _C.weight_gradients(problem, info), row["algorithm"], why
+    if pass_ == "backward_input":
+        row = _C.choose_input_gradient(name, problem, info)
+        rows = _C.candidates(row["convolution"], info)
+        if row["method"] == "torch":
+            return rows, "torch", f" (PyTorch's gradient, {row['code']}: {row['reason']})"
+        choice = ops.choose("auto", row["convolution"], info)
+        made = "a convolution" if row["convolutions"] == 1 else f"{row['convolutions']} convolutions"
+        return rows, choice["algorithm"], f" (made of {made} of stride 1, of {row['convolution']!r})"
+    choice = ops.choose(name, problem, info)
+    measured_by = measured.path() or "in this process"
+    return (
+        _C.candidates(problem, info),
+        choice["algorithm"],
+        (f" (the choice was measured: {measured_by})" if choice["measured"] else ""),
+    )
 
 
 def _sizes(name: str, shape: Sequence[int]) -> list[int]:

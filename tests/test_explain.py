@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 from test_functional import NAMES
 
 import fastconv
-from fastconv import settings
+from fastconv import _C, ops, settings
 
 
 def test_explain_is_readable():
@@ -57,3 +58,69 @@ def test_explain_takes_integers_of_any_kind():
 def test_explain_names_what_is_wrong(change, error, message):
     with pytest.raises(error, match=message):
         fastconv.explain(**{"x_shape": (1, 4, 9, 9), "w_shape": (4, 4, 3, 3), "device": "cpu"} | change)
+
+
+def test_passes():
+    rows = {}
+    for pass_ in ("forward", "backward_input", "backward_weight"):
+        found = fastconv.explain((64, 64, 56, 56), (64, 64, 3, 3), padding=1, device="cuda", precision="fp32",
+                                 layout="nhwc", pass_=pass_)  # fmt: skip
+        assert found.pass_ == pass_
+        assert str(found).startswith(pass_)
+        assert found.choice in {row.algorithm for row in found.rows}
+        assert {row.algorithm: row for row in found.rows}[found.choice].fits
+        rows[pass_] = [row.algorithm for row in found.rows]
+    assert rows["forward"] == rows["backward_input"]  # which is made of forward convolutions
+    assert rows["backward_weight"] == ["direct_tiled", "winograd_f4", "implicit_gemm", "torch"]
+    with pytest.raises(ValueError, match=r"pass_ is 'backward'; expected one of forward, backward_input"):
+        fastconv.explain((1, 8, 9, 9), (8, 8, 3, 3), device="cpu", pass_="backward")
+
+
+@pytest.mark.parametrize(
+    ("c", "dtype", "device", "stride", "expected"),
+    [
+        (64, torch.float32, "cuda", 1, ""),
+        (64, torch.float32, "cuda", 2, ""),
+        (4, torch.float32, "cuda", 1, "filters: C/groups is 4"),
+        (64, torch.float16, "cuda", 1, "cost: PyTorch's gradient of half types"),
+        (64, torch.float32, "cpu", 2, "stride: the stride is not 1"),
+        (64, torch.float64, "cpu", 1, "dtype"),
+    ],
+)
+def test_why_pytorch_computes_an_input_gradient(c, dtype, device, stride, expected):
+    found = fastconv.explain((8, c, 28, 28), (32, c, 3, 3), stride, 1, dtype=dtype, device=device, precision="fp32",
+                             pass_="backward_input")  # fmt: skip
+    assert (f"PyTorch's gradient, {expected}" in found.note) == bool(expected)
+    if expected:
+        assert found.choice == "torch"
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, (2, 3)])
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5, (3, 7)])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize(("c", "groups"), [(8, 1), (96, 1), (16, 2)])
+def test_the_convolution_of_an_input_gradient_is_the_planned_one(monkeypatch, stride, kernel, dilation, c, groups):
+    """Of those that run the one with the most taps, but for its padding: rows that no output needs may be added."""
+    seen = []
+    original = ops.call
+
+    def call(operator, *args):
+        if operator is ops.conv2d_op and args[1].shape[0] % c == 0 and args[0].shape[1] == 24:
+            seen.append(args)
+        return original(operator, *args)
+
+    (r, s), pair = (kernel, kernel) if isinstance(kernel, int) else kernel, (dilation, dilation)
+    x, w = torch.randn(2, c, 19, 17, requires_grad=True), torch.randn(24, c // groups, r, s)
+    y = fastconv.conv2d(x, w, None, stride, 0, dilation, groups, algorithm="direct")
+    strides = (stride, stride) if isinstance(stride, int) else stride
+    problem = _C.ConvProblem(2, c, 19, 17, 24, r, s, stride=strides, dilation=pair, groups=groups)
+    planned = _C.choose_input_gradient("direct", problem, _C.cpu_device(1))
+    monkeypatch.setattr(ops, "call", call)
+    torch.autograd.grad(y.sum(), x)
+    made = planned["convolution"]
+    assert seen
+    assert len(seen) <= planned["convolutions"]
+    most = max(seen, key=lambda args: args[1].shape[2] * args[1].shape[3])
+    assert tuple(most[1].shape) == (made.k, made.c // groups, made.r, made.s)
+    for taps, used, plan in zip((made.r, made.s), most[6], made.dilation, strict=True):
+        assert taps == 1 or used == plan

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/kernel_extent.h"
+#include "plan/gradients.h"
 #include "plan/measured.h"
 #include "plan/registry.h"
 #include "winograd/instruments.h"
@@ -287,6 +288,20 @@ PYBIND11_MODULE(_C, module) {
            py::arg("dtype") = "float32", py::arg("precision") = "fp32", py::arg("layout") = "nchw",
            py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "none",
            py::arg("max_error") = py::none())
+      .def_readonly("n", &ConvProblem::n)
+      .def_readonly("c", &ConvProblem::c)
+      .def_readonly("h", &ConvProblem::h)
+      .def_readonly("w", &ConvProblem::w)
+      .def_readonly("k", &ConvProblem::k)
+      .def_readonly("r", &ConvProblem::r)
+      .def_readonly("s", &ConvProblem::s)
+      .def_readonly("groups", &ConvProblem::groups)
+      .def_property_readonly("stride",
+                             [](const ConvProblem& problem) { return std::pair(problem.stride_h, problem.stride_w); })
+      .def_property_readonly("padding",
+                             [](const ConvProblem& problem) { return std::pair(problem.pad_h, problem.pad_w); })
+      .def_property_readonly(
+          "dilation", [](const ConvProblem& problem) { return std::pair(problem.dilation_h, problem.dilation_w); })
       .def_property_readonly("p", &ConvProblem::p)
       .def_property_readonly("q", &ConvProblem::q)
       .def_property_readonly("direct_flops", &ConvProblem::direct_flops)
@@ -335,6 +350,40 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("algorithm"), py::arg("problem"), py::arg("device"),
       "What computes the weight gradient of a convolution asked for as `algorithm`; code and reason if PyTorch does.");
+  module.def(
+      "weight_gradients",
+      [](const ConvProblem& problem, const DeviceInfo& device) {
+        py::list rows;
+        for (const WeightGradientChoice& candidate : weight_gradients(problem, device)) {
+          py::dict row;
+          row["algorithm"] = candidate.algorithm->name;
+          row["ok"] = candidate.support.ok;
+          row["code"] = candidate.support.code;
+          row["reason"] = candidate.support.reason;
+          row["expected_error"] = candidate.support.ok ? candidate.expected_error : 0.0;
+          row["auto_eligible"] = candidate.auto_eligible;
+          row["config"] = candidate.plan.config;
+          row["workspace_bytes"] = candidate.plan.workspace_bytes;
+          row["cost_us"] = candidate.plan.cost_us;
+          rows.append(row);
+        }
+        return rows;
+      },
+      py::arg("problem"), py::arg("device"), "A row per algorithm that has a weight gradient, PyTorch's last.");
+  module.def(
+      "choose_input_gradient",
+      [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
+        const InputGradientChoice choice = choose_input_gradient(name, problem, device);
+        py::dict row;
+        row["method"] = name_of(choice.method);
+        row["code"] = choice.support.code;
+        row["reason"] = choice.support.reason;
+        row["convolution"] = choice.convolution;
+        row["convolutions"] = choice.convolutions;
+        return row;
+      },
+      py::arg("algorithm"), py::arg("problem"), py::arg("device"),
+      "How the input gradient of a convolution asked for as `algorithm` is computed; code and reason if by PyTorch.");
   module.def(
       "packed_weight_bytes",
       [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {

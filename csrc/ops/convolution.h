@@ -6,6 +6,7 @@
 
 #include "ops/runtime.h"
 #include "ops/stable.h"
+#include "plan/gradients.h"
 #include "plan/registry.h"
 
 namespace fastconv::ops {

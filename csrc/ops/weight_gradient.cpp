@@ -7,6 +7,7 @@
 #include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
+#include "plan/gradients.h"
 #include "plan/registry.h"
 
 namespace fastconv::ops {

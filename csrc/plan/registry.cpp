@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/roundoffs.h"
 #include "plan/measured.h"
+#include "plan/rules.h"
 
 namespace fastconv {
 
@@ -37,14 +38,6 @@ const std::vector<const Algorithm*>& algorithms() {
   return list;
 }
 
-#define FASTCONV_WEIGHT_GRADIENT(NAME)         \
-  namespace algos::NAME {                      \
-  extern const WeightGradient weight_gradient; \
-  }
-#include "plan/weight_gradients.def"
-FASTCONV_WEIGHT_GRADIENT(torch)  // its cost; it runs in Python, as everything else that PyTorch computes
-#undef FASTCONV_WEIGHT_GRADIENT
-
 const Algorithm& find_algorithm(const std::string& name) {
   std::string known = "auto";
   for (const Algorithm* algorithm : algorithms()) {
@@ -53,8 +46,6 @@ const Algorithm& find_algorithm(const std::string& name) {
   }
   throw InvalidArgument("algorithm is '" + name + "'; expected one of " + known);
 }
-
-namespace {
 
 // Reasons that hold for every algorithm of ours, so that none has to repeat them.
 Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
@@ -93,6 +84,8 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
   return Support::yes();
 }
 
+namespace {
+
 bool is_library(const Algorithm& algorithm) { return std::string(algorithm.family) == "library"; }
 
 // A number as people write it: 1.5, 4, 12.
@@ -102,24 +95,17 @@ std::string brief(double number) {
   return text;
 }
 
-// What `auto`, or a caller who gave a limit, does not accept. error: a multiple of PyTorch's.
+}  // namespace
+
 Support too_inaccurate(const char* name, double error, double limit) {
   return Support::no("accuracy", std::string(name) + " is expected to err " + brief(error) +
                                      " times as much as PyTorch; the limit is " + brief(limit));
 }
 
-// Over PyTorch's own, each with the rounding of the result.
 double relative_error(double roundoffs, double torch_roundoffs, AccuracyClass accuracy) {
   const double rounding = output_rounding(accuracy);
   return std::hypot(roundoffs, rounding) / std::hypot(torch_roundoffs, rounding);
 }
-
-double expected_error(const WeightGradient& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
-  return relative_error(algorithm.roundoffs(problem, device), algos::torch::weight_gradient.roundoffs(problem, device),
-                        problem.accuracy);
-}
-
-}  // namespace
 
 double expected_error(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
   return relative_error(algorithm.roundoffs(problem, device), algos::torch::algorithm.roundoffs(problem, device),
@@ -159,39 +145,6 @@ std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& 
   all.reserve(algorithms().size());
   for (const Algorithm* algorithm : algorithms()) all.push_back(evaluate(*algorithm, problem, device));
   return all;
-}
-
-WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvProblem& problem,
-                                            const DeviceInfo& device) {
-#define FASTCONV_WEIGHT_GRADIENT(NAME) &algos::NAME::weight_gradient,
-  static const WeightGradient* const list[] = {
-#include "plan/weight_gradients.def"
-  };
-#undef FASTCONV_WEIGHT_GRADIENT
-  if (name == "torch") return {nullptr, Support::no("algorithm", "PyTorch's own convolution was asked for"), {}};
-  double least_us = algos::torch::weight_gradient.plan(problem, device).cost_us;
-  WeightGradientChoice choice;
-  for (const WeightGradient* candidate : list) {
-    Support support = supports_common(find_algorithm(candidate->name), problem, device);
-    if (support.ok) support = candidate->supports(problem, device);
-    const double error = support.ok ? expected_error(*candidate, problem, device) : 1.0;
-    if (error > error_limit(problem, device) && (name == "auto" || problem.max_error > 0.0)) {
-      support = too_inaccurate(candidate->name, error, error_limit(problem, device));
-    }
-    if (support.ok) {
-      ConvPlan plan = candidate->plan(problem, device);
-      if (name == candidate->name) return {candidate, support, std::move(plan), error};
-      if (plan.cost_us < least_us) {
-        least_us = plan.cost_us;
-        choice = {candidate, support, std::move(plan), error};
-      } else {
-        support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
-      }
-    }
-    // One that is only too slow says more than one that does not fit.
-    if (choice.algorithm == nullptr && choice.support.code != "cost") choice.support = support;
-  }
-  return choice;
 }
 
 Candidate choose(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {

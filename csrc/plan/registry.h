@@ -42,17 +42,4 @@ std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& 
 // is expected to err by more than the limit that the caller gave.
 Candidate choose(const std::string& name, const ConvProblem& problem, const DeviceInfo& device);
 
-// What computes a weight gradient. `algorithm` is null if PyTorch does, for the reason in `support`.
-struct WeightGradientChoice {
-  const WeightGradient* algorithm = nullptr;
-  Support support;
-  ConvPlan plan;                // meaningful if support.ok
-  double expected_error = 1.0;  // over PyTorch's
-};
-
-// `name` is what the forward convolution was asked for: "torch" asks for PyTorch's gradient, an algorithm that has one
-// for its own where that fits; anything else takes what is estimated to be faster.
-WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvProblem& problem,
-                                            const DeviceInfo& device);
-
 }  // namespace fastconv

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from fastconv import ops, settings
+from fastconv import _C, ops, settings
 from fastconv.ops import plain
 from fastconv.ops.geometry import Geometry, from_operator
-from fastconv.ops.input_gradient import own_input_gradient
+from fastconv.ops.input_gradient import at_once, by_phases
 
 
 def input_gradient(
@@ -23,7 +24,8 @@ def input_gradient(
     memory_format = ops.format_of(grad, weight)
     # Of a DTensor grad and weight are this process's parts, and input_size is of the whole.
     input_size = [grad.shape[0], weight.shape[1] * groups, *input_size[2:]]
-    if _has_own_input_gradient(grad, weight, geometry, algorithm):
+    method = _method(grad, weight, input_size, geometry, algorithm)
+    if method != "torch":
 
         def convolve(input: Tensor, filters: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
             return ops.call(
@@ -32,7 +34,8 @@ def input_gradient(
             )  # fmt: skip
 
         grad = grad.contiguous(memory_format=memory_format)
-        return own_input_gradient(convolve, grad, weight, input_size, geometry, memory_format)
+        form = at_once if method == "together" else by_phases
+        return form(convolve, grad, weight, input_size, geometry, memory_format)
     if plain.is_of_class(grad, precision):
         like = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(
@@ -43,20 +46,21 @@ def input_gradient(
     return result.contiguous(memory_format=memory_format)
 
 
-def _has_own_input_gradient(grad: Tensor, weight: Tensor, geometry: Geometry, algorithm: str) -> bool:
-    """Whether the input gradient is computed by our forward convolutions. With a stride these write in turn into what
-    must then be woven together: that pays where PyTorch's is slow, on CUDA. Half types stay with PyTorch there, whose
-    input gradient is faster than turning the filter and packing it (docs/results.md)."""
-    if algorithm == "torch" or math.prod(grad.shape) == 0 or math.prod(weight.shape) == 0:
-        return False
-    if algorithm == "auto" and weight.shape[1] < 8:  # so few filters leave our convolutions' tiles empty
-        return False
-    if algorithm != "auto":
-        return True
-    if grad.is_cuda:
-        return grad.dtype == torch.float32
-    reach = [dilation * (size - 1) for dilation, size in zip(geometry.dilation, weight.shape[2:], strict=True)]
-    return geometry.has_unit_stride and all(pad <= most for pad, most in zip(geometry.padding, reach, strict=True))
+def _method(grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str) -> str:
+    """What the planner says of the input gradient: "torch", or how our forward convolutions make it."""
+    (n, c, h, w), (k, _, r, s) = input_size, weight.shape
+    stride, padding, dilation, groups = geometry
+    problem = _C.ConvProblem(
+        n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation),
+        groups=groups, dtype=ops.dtype_name(grad.dtype),
+    )  # fmt: skip
+    method: str = _C.choose_input_gradient(algorithm, problem, _device_of(grad.device.type))["method"]
+    return method
+
+
+@cache
+def _device_of(kind: str) -> _C.DeviceInfo:
+    return _C.h200_device() if kind == "cuda" else _C.cpu_device(1)  # the choice asks for no more than its kind
 
 
 def weight_gradient(

@@ -6,7 +6,6 @@ taps of its own: nothing is multiplied with the zeros that the stride would put 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,21 +14,8 @@ from torch import Tensor
 
 from fastconv.ops.geometry import Geometry
 
-MANY_CHANNELS = 64
 # (input [N, C, H, W], filters [K, C/groups, R, S], padding, dilation) -> output, with stride 1
 Convolve = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], Tensor]
-
-
-def own_input_gradient(
-    convolve: Convolve, grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry,
-    memory_format: torch.memory_format,
-) -> Tensor:  # fmt: skip
-    """The input gradient [N, C, H, W] from grad [N, K, P, Q], dense in memory_format, and weight [K, C/groups, R, S].
-
-    Requires padding of at most dilation * (kernel - 1) where the stride is 1.
-    """
-    form = _at_once if _pays_at_once(weight, geometry) else _by_phases
-    return form(convolve, grad, weight, input_size, geometry, memory_format)
 
 
 def _phase(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int, first: int) -> Any:
@@ -53,7 +39,7 @@ def _slice_of(taps: Sequence[int]) -> slice:
     return slice(taps[0], taps[-1] + 1, taps[1] - taps[0] if len(taps) > 1 else 1)
 
 
-def _by_phases(
+def by_phases(
     convolve: Convolve, grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry,
     memory_format: torch.memory_format,
 ) -> Tensor:  # fmt: skip
@@ -114,18 +100,7 @@ def _window(kernel: int, stride: int, padding: int) -> tuple[int, int]:
     return -((kernel - 1 - padding) // stride), (padding + stride - 1) // stride
 
 
-def _pays_at_once(weight: Tensor, geometry: Geometry) -> bool:
-    """Whether one convolution for all residues of the stride has at most twice the taps of the convolution itself, and
-    one for each would have too few filters to be fast."""
-    stride, padding, dilation, groups = geometry
-    if geometry.has_unit_stride or max(dilation) > 1 or groups > 1 or weight.shape[1] > MANY_CHANNELS:
-        return False
-    windows = [_window(weight.shape[i + 2], stride[i], padding[i]) for i in range(2)]
-    taps = math.prod((last - first + 1) * stride[i] for i, (first, last) in enumerate(windows))
-    return taps <= 2 * weight.shape[2] * weight.shape[3]
-
-
-def _at_once(
+def at_once(
     convolve: Convolve, grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry,
     memory_format: torch.memory_format,
 ) -> Tensor:  # fmt: skip

@@ -1,0 +1,158 @@
+#include "plan/gradients.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/integers.h"
+#include "core/roundoffs.h"
+#include "plan/rules.h"
+
+namespace fastconv {
+
+#define FASTCONV_WEIGHT_GRADIENT(NAME)         \
+  namespace algos::NAME {                      \
+  extern const WeightGradient weight_gradient; \
+  }
+#include "plan/weight_gradients.def"
+FASTCONV_WEIGHT_GRADIENT(torch)  // its cost; it runs in Python, as everything else that PyTorch computes
+#undef FASTCONV_WEIGHT_GRADIENT
+
+std::vector<WeightGradientChoice> weight_gradients(const ConvProblem& problem, const DeviceInfo& device) {
+#define FASTCONV_WEIGHT_GRADIENT(NAME) &algos::NAME::weight_gradient,
+  static const WeightGradient* const list[] = {
+#include "plan/weight_gradients.def"
+  };
+#undef FASTCONV_WEIGHT_GRADIENT
+  const WeightGradient& torch = algos::torch::weight_gradient;
+  const double torch_roundoffs = torch.roundoffs(problem, device);
+  std::vector<WeightGradientChoice> found;
+  for (const WeightGradient* algorithm : list) {
+    WeightGradientChoice choice{algorithm, supports_common(find_algorithm(algorithm->name), problem, device), {}};
+    if (choice.support.ok) choice.support = algorithm->supports(problem, device);
+    if (choice.support.ok) {
+      choice.expected_error = relative_error(algorithm->roundoffs(problem, device), torch_roundoffs, problem.accuracy);
+      choice.auto_eligible = choice.expected_error <= error_limit(problem, device);
+      choice.plan = algorithm->plan(problem, device);
+    }
+    found.push_back(std::move(choice));
+  }
+  found.push_back({&torch, Support::yes(), torch.plan(problem, device), 1.0, true});
+  return found;
+}
+
+WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvProblem& problem,
+                                            const DeviceInfo& device) {
+  if (name == "torch") return {nullptr, Support::no("algorithm", "PyTorch's own convolution was asked for"), {}};
+  std::vector<WeightGradientChoice> found = weight_gradients(problem, device);
+  double least_us = found.back().plan.cost_us;
+  found.pop_back();
+  WeightGradientChoice choice;
+  for (WeightGradientChoice& candidate : found) {
+    if (candidate.support.ok && !candidate.auto_eligible && (name == "auto" || problem.max_error > 0.0)) {
+      candidate.support =
+          too_inaccurate(candidate.algorithm->name, candidate.expected_error, error_limit(problem, device));
+    }
+    if (candidate.support.ok) {
+      if (name == candidate.algorithm->name) return candidate;
+      if (candidate.plan.cost_us < least_us) {
+        least_us = candidate.plan.cost_us;
+        choice = std::move(candidate);
+        continue;
+      }
+      candidate.support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
+    }
+    // One that is only too slow says more than one that does not fit.
+    if (choice.algorithm == nullptr && choice.support.code != "cost") choice.support = candidate.support;
+  }
+  return choice;
+}
+
+const char* name_of(InputGradientMethod method) {
+  switch (method) {
+    case InputGradientMethod::torch: return "torch";
+    case InputGradientMethod::phases: return "phases";
+    case InputGradientMethod::together: return "together";
+  }
+  return "?";
+}
+
+namespace {
+
+constexpr std::int64_t min_filters = 8;     // fewer leave our convolutions' tiles empty
+constexpr std::int64_t many_channels = 64;  // with which a phase has enough filters to be fast alone
+
+// One dimension of a convolution, and of the phase of its input gradient with the most taps: that of row 0 modulo the
+// stride, shifted by the padding.
+struct Dimension {
+  std::int64_t size, outputs, kernel, stride, padding, dilation;
+
+  std::int64_t taps() const { return ceil_div(kernel, stride / common(stride, dilation)); }
+  std::int64_t step() const { return dilation / common(stride, dilation); }
+  std::int64_t rows() const { return ceil_div(size, stride); }
+  std::int64_t phase_padding() const {
+    return std::max<std::int64_t>(0, (rows() + step() * (taps() - 1) - outputs + 1) / 2);
+  }
+  // Rows of the gradient that all phases together see.
+  std::int64_t window() const { return (padding + stride - 1) / stride + floor_div(kernel - 1 - padding, stride) + 1; }
+
+ private:
+  static std::int64_t common(std::int64_t a, std::int64_t b) { return b == 0 ? a : common(b, a % b); }
+  static std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+};
+
+Support input_gradient_support(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
+  if (name == "torch") return Support::no("algorithm", "PyTorch's own convolution was asked for");
+  if (problem.output_numel() == 0 || problem.k * problem.c_per_group() * problem.r * problem.s == 0) {
+    return Support::no("empty", "there is nothing to compute");
+  }
+  if (problem.dtype == DType::other) return Support::no("dtype", "the dtype is not float32, float16 or bfloat16");
+  if (name != "auto") return Support::yes();
+  if (problem.c_per_group() < min_filters) {
+    return Support::no("filters", "C/groups is " + std::to_string(problem.c_per_group()) + "; below " +
+                                      std::to_string(min_filters) + " filters PyTorch's gradient is faster");
+  }
+  if (device.type == DeviceType::cuda) {
+    if (problem.dtype == DType::f32) return Support::yes();
+    return Support::no("cost", "PyTorch's gradient of half types is faster than turning and packing the filter");
+  }
+  const bool unit = problem.stride_h == 1 && problem.stride_w == 1;
+  if (!unit) return Support::no("stride", "the stride is not 1; PyTorch's gradient is faster on a CPU");
+  if (problem.dilation_h * (problem.r - 1) < problem.pad_h || problem.dilation_w * (problem.s - 1) < problem.pad_w) {
+    return Support::no("padding", "the padding exceeds dilation * (kernel - 1)");
+  }
+  return Support::yes();
+}
+
+}  // namespace
+
+InputGradientChoice choose_input_gradient(const std::string& name, const ConvProblem& problem,
+                                          const DeviceInfo& device) {
+  InputGradientChoice choice{InputGradientMethod::torch, input_gradient_support(name, problem, device), problem, 1};
+  if (!choice.support.ok) return choice;
+  const Dimension h{problem.h, problem.p(), problem.r, problem.stride_h, problem.pad_h, problem.dilation_h};
+  const Dimension w{problem.w, problem.q(), problem.s, problem.stride_w, problem.pad_w, problem.dilation_w};
+  ConvProblem& made = choice.convolution;
+  made.has_bias = made.has_residual = false, made.activation = Activation::none;
+  made.c = problem.k, made.k = problem.c, made.h = problem.p(), made.w = problem.q();
+  made.stride_h = made.stride_w = 1;
+  const bool unit = problem.stride_h == 1 && problem.stride_w == 1;
+  const std::int64_t phases = problem.stride_h * problem.stride_w;
+  // Together they have at most twice the taps of the convolution itself, and one for each would have too few filters.
+  if (!unit && problem.dilation_h == 1 && problem.dilation_w == 1 && problem.groups == 1 &&
+      problem.c <= many_channels && h.window() * w.window() * phases <= 2 * problem.r * problem.s) {
+    choice.method = InputGradientMethod::together;
+    made.k = phases * problem.c, made.r = h.window(), made.s = w.window();
+    made.pad_h = h.window() / 2, made.pad_w = w.window() / 2, made.dilation_h = made.dilation_w = 1;
+    return choice;
+  }
+  choice.method = InputGradientMethod::phases;
+  choice.convolutions = static_cast<int>(phases);
+  made.r = h.taps(), made.s = w.taps(), made.dilation_h = h.step(), made.dilation_w = w.step();
+  made.pad_h = unit ? problem.dilation_h * (problem.r - 1) - problem.pad_h : h.phase_padding();
+  made.pad_w = unit ? problem.dilation_w * (problem.s - 1) - problem.pad_w : w.phase_padding();
+  made.pad_h = std::max<std::int64_t>(0, made.pad_h), made.pad_w = std::max<std::int64_t>(0, made.pad_w);
+  return choice;
+}
+
+}  // namespace fastconv

@@ -1,0 +1,53 @@
+// The gradients of a convolution: what computes them, and why. `problem` is the forward convolution's, whose epilogue
+// is not meaningful; its layout is that of the gradient's tensors.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/algorithm.h"
+#include "plan/registry.h"
+
+namespace fastconv {
+
+// An algorithm's answer for a weight gradient. PyTorch's has a cost, and runs outside.
+struct WeightGradientChoice {
+  const WeightGradient* algorithm = nullptr;  // of a choice: null if PyTorch computes it, for the reason in `support`
+  Support support;
+  ConvPlan plan;                // meaningful if support.ok
+  double expected_error = 1.0;  // over PyTorch's
+  bool auto_eligible = false;   // support.ok, and accurate enough for `auto`
+};
+
+// Of every algorithm that has one, PyTorch's last.
+std::vector<WeightGradientChoice> weight_gradients(const ConvProblem& problem, const DeviceInfo& device);
+
+// `name` is what the forward convolution was asked for: "torch" asks for PyTorch's gradient, an algorithm that has one
+// for its own where that fits; anything else takes what is estimated to be faster.
+WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvProblem& problem,
+                                            const DeviceInfo& device);
+
+// The input gradient is made of forward convolutions of stride 1 with the filter turned round and its channels
+// exchanged. With a stride the rows and columns of the gradient fall into phases, stride_h * stride_w in all, each of
+// which sees taps of its own.
+enum class InputGradientMethod : std::uint8_t {
+  torch,     // PyTorch's, for the reason in `support`
+  phases,    // a convolution for each phase; with stride 1 there is one
+  together,  // one convolution, whose filters are the phases by the channels
+};
+const char* name_of(InputGradientMethod method);
+
+struct InputGradientChoice {
+  InputGradientMethod method = InputGradientMethod::torch;
+  Support support;
+  // The convolution; of phases the one with the most taps. Its input is the gradient, its layout the problem's.
+  ConvProblem convolution;
+  int convolutions = 1;
+};
+
+// `name` as above: a name of ours asks for our convolutions, of whatever algorithm is the fastest. `auto` takes them
+// where PyTorch's input gradient is slow: in float32 on CUDA, and with stride 1 on the CPU (docs/performance.md).
+InputGradientChoice choose_input_gradient(const std::string& name, const ConvProblem& problem,
+                                          const DeviceInfo& device);
+
+}  // namespace fastconv
