@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -223,7 +224,7 @@ def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Ro
     """The constants of docs/concepts/numerics.md, "Floors"."""
     if ALGORITHMS[algorithm]["family"] != "winograd":
         return Rounding(2.0, SUM_GROWTH * min(shape.terms, LONGEST_RUN) ** 0.5)
-    noise_gain = {"winograd_f2": 1.7, "winograd_fused": 2.3}.get(algorithm, 5.1)
+    noise_gain = math.ceil(10 * ALGORITHMS[algorithm]["noise_gain"]) / 10
     # Relative error of a product of two transformed values, in FP32 roundoffs; half operands are rounded once more.
     halves = {"fp16": 0.6 * 2.0**13, "bf16": 0.6 * 2.0**16}
     if algorithm == "winograd_fused":  # one product of float16 in each of these, transformed in float16
@@ -235,16 +236,11 @@ def expected_rounding(algorithm: str, cls: str, shape: Shape, device: str) -> Ro
     return Rounding(2.0 + noise_gain * product, growth)
 
 
-# Outputs of a tile, rows x columns, where they are more than one; tiles begin at y[..., 0, 0].
-TILES = {"winograd_f2": (2, 2), "winograd_f4": (4, 4), "winograd_fused": (1, 4), "winograd_megakernel": (4, 4)}
-assert set(TILES) == {name for name, row in ALGORITHMS.items() if row["family"] == "winograd"}
-
-
 def correlation(algorithm: str, shape: Shape) -> float:
     """Outputs that share a rounding error: those of one Winograd tile, and those of one filter weight."""
-    if algorithm not in TILES:
+    rows, columns = ALGORITHMS[algorithm]["tile"]
+    if rows * columns == 1:
         return 1.0
-    rows, columns = TILES[algorithm]
     outputs = shape.n * shape.k * shape.p * shape.q
     return max(rows * columns, outputs / (shape.k * shape.terms))
 

@@ -45,8 +45,6 @@ EPILOGUES = [
 ]
 # What each algorithm must be exercised by, so that a supports() that says no too often cannot pass by skipping.
 LEAST_SHAPES = {"null": 4}
-# The algorithms with irrational constants: integers come out near, not exact.
-INEXACT = {"winograd_f4", "winograd_megakernel", "winograd_fused"}
 
 classes = pytest.mark.parametrize("cls", CLASSES)
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
@@ -171,7 +169,7 @@ def test_refusals_name_code_and_value(algorithm):
 def test_integers_are_exact(algorithm, layout, cls, device):
     """Where all intermediate values are small integers or dyadic fractions, nothing may be rounded at all."""
     offers(algorithm, cls)
-    if algorithm in INEXACT and cls == "bf16" and device == "cuda":
+    if not ALGORITHMS[algorithm]["exact"] and cls == "bf16" and device == "cuda":
         pytest.skip(
             f"{algorithm} multiplies operands of 8 bits here, with irrational constants: integers do not survive"
         )
@@ -179,7 +177,7 @@ def test_integers_are_exact(algorithm, layout, cls, device):
     for shape in supported(algorithm, table(cls, device)[::-2], cls, layout, device):
         case = make_case(shape, cls, layout, device, Epilogue(bias=True), integers=True)
         output, expected = conv2d(case, algorithm, cls).double(), reference(case)
-        if algorithm in INEXACT:
+        if not ALGORITHMS[algorithm]["exact"]:
             # Rounding recovers the integer; docs/concepts/numerics.md, "Integers", derives how near it must be.
             output, before = output.round(), output
             half_product = cls == "fp16" or (algorithm == "winograd_fused" and cls == "tf32" and device == "cuda")

@@ -99,14 +99,14 @@ def test_auto_stays_within_its_limit(c, cls, device):
             assert ratio > limit
 
 
-@pytest.mark.parametrize("algorithm", ["winograd_f2", "winograd_f4", "winograd_fused", "winograd_megakernel"])
+@pytest.mark.parametrize("algorithm", [name for name in OWN if ALGORITHMS[name]["tile"] != (1, 1)])
 @devices
 def test_one_large_pixel_costs_the_noise_gain_of_its_place(algorithm, device):
     """The data that no average covers: an output beside a pixel that outweighs its tile has the tile's error, up to
     `DATA_SPREAD` times the noise gain, where PyTorch rounds a single product."""
     if refusal(algorithm, WINDOW[0], "fp32", "nchw", device):
         pytest.skip("no kernel for this device")
-    gain = {"winograd_f2": 1.67, "winograd_fused": 2.24}.get(algorithm, 5.02)
+    gain = ALGORITHMS[algorithm]["noise_gain"]
     product = 2.5 if device == "cuda" else 1.5
     for c in (1, 4, 64):
         shape = Shape(1, c, 16, 16, 16, 3, 3, padding=(1, 1))

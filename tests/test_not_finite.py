@@ -19,7 +19,6 @@ from harness import (
     DEVICES,
     LAYOUTS,
     OWN,
-    TILES,
     Case,
     Yardstick,
     conv2d,
@@ -154,7 +153,7 @@ def test_what_is_not_finite_stays_where_it_is_read(shape, cls, operand, device):
         if whole is None:
             whole = yardstick(without(case, operand), cls)
         for algorithm in algorithms:
-            tile = TILES.get(algorithm, (1, 1))
+            tile = ALGORITHMS[algorithm]["tile"]
             outputs = {"plain": conv2d(case, algorithm, cls)}
             if operand == "weight":
                 packed = pack_weight(sound.weight, shape.groups, algorithm, cls)

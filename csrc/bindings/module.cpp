@@ -96,6 +96,9 @@ py::dict describe(const Algorithm& algorithm) {
   row["source"] = algorithm.source;
   row["devices"] = devices;
   row["accuracy"] = accuracy;
+  row["tile"] = py::make_tuple(algorithm.arithmetic.tile_rows, algorithm.arithmetic.tile_columns);
+  row["noise_gain"] = algorithm.arithmetic.noise_gain;
+  row["exact"] = algorithm.arithmetic.exact;
   return row;
 }
 

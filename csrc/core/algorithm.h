@@ -63,6 +63,13 @@ struct PackedWeight {
   std::size_t bytes = 0;
 };
 
+// How outputs come to be: one by one, as sums of products (the defaults), or in tiles, which share rounding errors.
+struct Arithmetic {
+  int tile_rows = 1, tile_columns = 1;  // outputs of a tile; the first begins at output 0, 0
+  double noise_gain = 1.0;              // by how much independent errors of the products grow (core/roundoffs.h)
+  bool exact = true;                    // on small integers: no constant is irrational
+};
+
 struct Algorithm {
   const char* name;
   const char* family;   // direct, gemm, winograd, library
@@ -76,6 +83,7 @@ struct Algorithm {
   Support (*supports)(const ConvProblem& problem, const DeviceInfo& device);  // may assume supports_common() is yes
   ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);     // requires supports().ok
   PackedWeight (*packed_weight)(const ConvProblem& problem, const DeviceInfo& device);
+  Arithmetic arithmetic = {};  // tests take their bounds from it
 };
 
 // An algorithm's weight gradient. `problem` is that of the forward convolution, without epilogue.

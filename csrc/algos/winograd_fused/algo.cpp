@@ -94,6 +94,7 @@ const Algorithm algorithm{"winograd_fused",
                           roundoffs,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          {1, 4, f4_row_noise_gain, false}};
 
 }  // namespace fastconv::algos::winograd_fused

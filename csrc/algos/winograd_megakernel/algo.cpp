@@ -187,7 +187,8 @@ const Algorithm algorithm{"winograd_megakernel",
                           roundoffs,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          {4, 4, f4_noise_gain, false}};
 
 }  // namespace fastconv::algos::winograd_megakernel
 

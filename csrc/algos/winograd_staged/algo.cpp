@@ -165,7 +165,8 @@ const Algorithm algorithm{"winograd_f2",
                           roundoffs,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          {2, 2, f2_noise_gain}};
 }  // namespace algos::winograd_f2
 
 namespace algos::winograd_f4 {
@@ -195,6 +196,7 @@ const Algorithm algorithm{"winograd_f4",
                           roundoffs,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          {4, 4, f4_noise_gain, false}};
 }  // namespace algos::winograd_f4
 }  // namespace fastconv
