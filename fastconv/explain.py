@@ -126,6 +126,7 @@ def explain(
         x_shape: input ``[N, C, H, W]``.
         w_shape: weight ``[K, C/groups, R, S]``.
         stride, padding, dilation, groups: as in `fastconv.conv2d`.
+        dtype: float32, float16 or bfloat16.
         device: ``"cpu"`` or ``"cuda"``; None takes the GPU if there is one. ``"cuda"`` without a GPU plans for an H200.
         precision: as in `fastconv.conv2d`.
         layout: memory order of the input and output, ``"nchw"`` or ``"nhwc"``.

@@ -233,7 +233,7 @@ class Conv2d(nn.Conv2d):
         algorithm: "auto", or the registry name of the one algorithm to run (see `fastconv.algorithms()`).
         precision: None (follow PyTorch's switches), "ieee", "fp32" or "tf32": the class of float32 arithmetic.
         max_error: how far "auto" may go, as a multiple of PyTorch's own error (see `fastconv.conv2d`).
-        The others: as for torch.nn.Conv2d.
+        others: as for torch.nn.Conv2d.
 
     Raises:
         TypeError, ValueError: an argument that is not one of these.
@@ -415,10 +415,10 @@ class FusedConv2d(Conv2d):
 
     Args:
         activation: None, "relu", "relu6", "silu" or "leaky_relu" (with `negative_slope`).
-        The others: as for fastconv.Conv2d.
+        others: as for fastconv.Conv2d.
 
     Raises:
-        As fastconv.Conv2d; ValueError for an unknown activation.
+        ValueError: an unknown activation. The others as fastconv.Conv2d.
 
     `fastconv.fuse` makes them out of a convolution and what follows it.
     """

@@ -93,7 +93,7 @@ class SwapReport:
 
     @property
     def swapped(self) -> int:
-        """How many convolutions were swapped (in a dry run: would be)."""
+        """How many convolutions were swapped, or in a dry run would be."""
         return sum(row.swapped for row in self.rows)
 
     @property
@@ -198,9 +198,9 @@ def swap_(
         strict: raise if a convolution that the filter admits cannot be swapped.
 
     Returns:
-        A SwapReport with a row per convolution. Left alone, with a reason code: subclasses of nn.Conv2d ("subclass",
-        "parametrized", "lazy", "quantized"), scripted ones ("script"), weights computed by a hook, as by pruning
-        ("weight_hook"), an instance's own forward ("forward_override"), weights that are tensor subclasses
+        A SwapReport with a row per convolution. It leaves alone, with a reason code, subclasses of nn.Conv2d
+        ("subclass", "parametrized", "lazy", "quantized"), scripted ones ("script"), weights computed by a hook, as by
+        pruning ("weight_hook"), an instance's own forward ("forward_override"), weights that are tensor subclasses
         other than DTensor ("tensor_subclass"), devices and dtypes that fastconv does not know ("device", "dtype"),
         layers that were swapped before ("already_swapped"), filtered ones ("filtered"), and what the planner gives as
         its reason.

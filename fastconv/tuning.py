@@ -202,10 +202,10 @@ def tune(model: Callable[..., Any], *args: Any, max_error: float | None = None, 
         args, kwargs: what it is called with. Sizes, dtypes, memory formats and the device are what is measured.
 
     Returns:
-        A TuneReport with a row per problem: N, C, H, W, K, R, S, stride, padding, dilation, groups, layout, class, and
-        what is computed with it: what `fastconv.fuse` makes of a model is other problems than the model's. The
-        candidates are those that `auto` may take, ours and PyTorch's with its switches as they are, with the bias, the
-        residual and the activation of the call: 20 rounds in turns, from cold caches, weights packed beforehand.
+        A TuneReport with a row per problem, that is N, C, H, W, K, R, S, stride, padding, dilation, groups, layout,
+        class, and what is computed with it: what `fastconv.fuse` makes of a model is other problems than the model's.
+        The candidates are those that `auto` may take, ours and PyTorch's with its switches as they are, with the bias,
+        the residual and the activation of the call: 20 rounds in turns, from cold caches, weights packed beforehand.
 
     Raises:
         TypeError: `model` cannot be called, or `max_error` is no number.

@@ -110,7 +110,7 @@ def fuse(
             directly behind it has to stay apart.
 
     Returns:
-        A torch.fx.GraphModule with the parameters and buffers of `model` **as they are now**: a later change of `model`
+        A torch.fx.GraphModule with the parameters and buffers of `model` **as they are now**; a later change of `model`
         does not reach it. They require no gradient; state_dict has the convolutions' names, without the norms'. Its
         `report` has a row per convolution: what was fused, or the reason why not. It cannot be trained.
 
