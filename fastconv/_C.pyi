@@ -85,14 +85,14 @@ class TaskMap:
         k: int,
         group_tiles: int,
         input: tuple[int, int],  # tiles x channels of an ITrans task
-        gemm: tuple[int, int],  # frequencies x filters of a GEMM task
+        gemm: tuple[int, int],  # points x filters of a GEMM task
         output: tuple[int, int],  # tiles x filters of an OTrans task
         filter: tuple[int, int] | None = None,  # filters x channels of an FTrans task; None: there are none
         d_ig: int = 0,
         d_go: int = 0,
         m: int = 1,
         bounded: bool = True,
-        frequencies: int = 36,
+        points: int = 36,
     ) -> None: ...
     tiles: int
     c: int
@@ -116,7 +116,7 @@ class TaskMap:
     def tasks(self) -> npt.NDArray[np.int32]: ...  # [tasks, (kind, group, index)]
     def waits(self) -> npt.NDArray[np.int32]: ...  # [tasks, 3, (counter or -1, value)]
     def raises(self) -> npt.NDArray[np.int32]: ...  # [tasks]
-    def extents(self) -> npt.NDArray[np.int32]: ...  # [tasks, (tile, tiles, channel, channels, frequency, frequencies)]
+    def extents(self) -> npt.NDArray[np.int32]: ...  # [tasks, (tile, tiles, channel, channels, point, points)]
 
 def task_map(problem: ConvProblem, device: DeviceInfo) -> TaskMap: ...
 def cpu_device(threads: int) -> DeviceInfo: ...

@@ -332,7 +332,7 @@ def default_costs(task_map: _C.TaskMap, workers: int) -> tuple[float, float, flo
     """Microseconds of a whole task of each kind if `workers` workers share an H200 evenly: transforms by the bytes
     that they move, GEMM tasks by three half-precision products of split FP32."""
     kinds, extents = task_map.tasks()[:, 0], task_map.extents().astype(float)
-    volume = extents[:, 1] * extents[:, 3] * extents[:, 5]  # of tiles, channels or filters, and frequencies
+    volume = extents[:, 1] * extents[:, 3] * extents[:, 5]  # of tiles, channels or filters, and points
     filters, inputs, gemms, outputs = (float(volume[kinds == k].max(initial=1.0)) for k in range(len(KINDS)))
     gpu = _C.h200_device()
     per_us = gpu.bandwidth_bytes_per_s / workers / 1e6

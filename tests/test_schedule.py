@@ -94,13 +94,13 @@ def test_every_element_is_covered_once(made):
     u, v, y = np.zeros((k, c), int), np.zeros((tiles, c), int), np.zeros((tiles, k), int)
     m = np.zeros((task_map.groups, 36, k), int)
     for (kind, group, _), extent in zip(task_map.tasks().tolist(), task_map.extents().tolist(), strict=True):
-        first, rows, channel, channels, frequency, frequencies = extent
+        first, rows, channel, channels, point, points = extent
         columns = slice(channel, channel + channels)
         if kind == FILTER:
             u[first : first + rows, columns] += 1
         elif kind == GEMM:
             assert (first, rows) == (0, min(t, tiles - group * t))  # all tiles of the group
-            m[group, frequency : frequency + frequencies, columns] += 1
+            m[group, point : point + points, columns] += 1
         else:
             first += group * t
             (v if kind == INPUT else y)[first : first + rows, columns] += 1

@@ -53,15 +53,15 @@ def _copy_us(moved: float, flush: L2Flush, rounds: int) -> float:
 def _moved_bytes(layer: Layer, n: int, accuracy: str, m: int, device: torch.device) -> dict[str, float]:
     """Bytes that each kernel beside the GEMM must move: x in and out; x in and V out; M in and y out."""
     tiles = n * ceil(layer.p / m) * ceil(layer.q / m)
-    frequencies = (m + 2) ** 2
+    points = (m + 2) ** 2
     element = 2 if accuracy in ("fp16", "bf16") else 4
     split = 4 if ops.device_info(device).compute_capability == 90 else 6  # lo, hi; the library's GEMM needs hi twice
     v_element = {"ieee": 4, "fp32": split, "tf32": split}.get(accuracy, 2)
     x_bytes = n * layer.c * layer.h * layer.w * element
     return {
         "transpose": 2 * x_bytes,
-        "input": x_bytes + frequencies * tiles * layer.c * v_element,
-        "output": frequencies * tiles * layer.k * 4 + n * layer.k * layer.p * layer.q * element,
+        "input": x_bytes + points * tiles * layer.c * v_element,
+        "output": points * tiles * layer.k * 4 + n * layer.k * layer.p * layer.q * element,
     }
 
 

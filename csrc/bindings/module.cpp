@@ -58,8 +58,8 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   require(groups > 0 && c % groups == 0 && k % groups == 0,
           "groups is " + std::to_string(groups) + "; expected a positive divisor of C = " + std::to_string(c) +
               " and K = " + std::to_string(k));
-  require(h < most_extent && w < most_extent, "the input is " + pair(h, w) + "; expected below 2^62");
-  require(problem.pad_h < most_extent / 2 && problem.pad_w < most_extent / 2,
+  require(h < max_extent && w < max_extent, "the input is " + pair(h, w) + "; expected below 2^62");
+  require(problem.pad_h < max_extent / 2 && problem.pad_w < max_extent / 2,
           "padding is " + pair(problem.pad_h, problem.pad_w) + "; expected below 2^61");
   const std::int64_t extent_h = kernel_extent(r, problem.dilation_h), extent_w = kernel_extent(s, problem.dilation_w);
   require(h + 2 * problem.pad_h >= extent_h && w + 2 * problem.pad_w >= extent_w,
@@ -124,22 +124,22 @@ using Pair = std::pair<std::int32_t, std::int32_t>;
 
 TaskMap make_map(std::int64_t tiles, std::int64_t c, std::int64_t k, std::int32_t group_tiles, Pair input, Pair gemm,
                  Pair output, std::optional<Pair> filter, std::int32_t d_ig, std::int32_t d_go, std::int32_t m,
-                 bool bounded, std::int64_t frequencies) {
+                 bool bounded, std::int64_t points) {
   const Pair filters = filter.value_or(Pair{0, 0});
   const TaskShapes shapes{group_tiles, filters.first, filters.second, input.first,  input.second,
                           gemm.first,  gemm.second,   output.first,   output.second};
-  return make_task_map(tiles, c, k, shapes, {d_ig, d_go, m, bounded}, frequencies);
+  return make_task_map(tiles, c, k, shapes, {d_ig, d_go, m, bounded}, points);
 }
 
 py::dict arguments_of(const TaskMap& map) {
   const TaskShapes& s = map.shapes;
   py::dict row;
   row["tiles"] = map.tiles, row["c"] = map.c, row["k"] = map.k, row["group_tiles"] = s.group_tiles;
-  row["input"] = Pair{s.input_tiles, s.input_channels}, row["gemm"] = Pair{s.gemm_frequencies, s.gemm_filters};
+  row["input"] = Pair{s.input_tiles, s.input_channels}, row["gemm"] = Pair{s.gemm_points, s.gemm_filters};
   row["output"] = Pair{s.output_tiles, s.output_filters};
   row["filter"] = s.filter_filters == 0 ? std::nullopt : std::optional(Pair{s.filter_filters, s.filter_channels});
   row["d_ig"] = map.mapping.d_ig, row["d_go"] = map.mapping.d_go, row["m"] = map.mapping.m;
-  row["bounded"] = map.mapping.bounded, row["frequencies"] = map.frequencies;
+  row["bounded"] = map.mapping.bounded, row["points"] = map.points;
   return row;
 }
 
@@ -176,7 +176,7 @@ void bind_task_map(py::module_& module) {
   py::class_<TaskMap>(module, "TaskMap")
       .def(py::init(&make_map), py::arg("tiles"), py::arg("c"), py::arg("k"), py::arg("group_tiles"), py::arg("input"),
            py::arg("gemm"), py::arg("output"), py::arg("filter") = py::none(), py::arg("d_ig") = 0, py::arg("d_go") = 0,
-           py::arg("m") = 1, py::arg("bounded") = true, py::arg("frequencies") = 36)
+           py::arg("m") = 1, py::arg("bounded") = true, py::arg("points") = 36)
       .def_readonly("tiles", &TaskMap::tiles)
       .def_readonly("c", &TaskMap::c)
       .def_readonly("k", &TaskMap::k)
@@ -245,7 +245,7 @@ void bind_task_map(py::module_& module) {
         return table_of(map, {6}, [&map](const Task& task, std::int32_t* row) {
           const Extent extent = map.extent(task);
           row[0] = extent.first_tile, row[1] = extent.tiles, row[2] = extent.first_channel;
-          row[3] = extent.channels, row[4] = extent.first_frequency, row[5] = extent.frequencies;
+          row[3] = extent.channels, row[4] = extent.first_point, row[5] = extent.points;
         });
       });
   module.def(

@@ -24,7 +24,7 @@ class FastDivide {
   constexpr std::uint32_t divisor() const { return divisor_; }
 
   // Divides `value` in place and returns the remainder: peels the fastest index off a linear one.
-  constexpr std::uint32_t peel(std::uint32_t& value) const {
+  constexpr std::uint32_t divmod(std::uint32_t& value) const {
     const std::uint32_t result = quotient(value), remainder = value - result * divisor_;
     value = result;
     return remainder;

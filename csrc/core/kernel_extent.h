@@ -6,11 +6,11 @@
 namespace fastconv {
 
 // No padded input is larger: its height and width are below 2^62, and padding on each side below half of that.
-constexpr std::int64_t most_extent = std::int64_t{1} << 62;
+constexpr std::int64_t max_extent = std::int64_t{1} << 62;
 
-// dilation (size - 1) + 1, or most_extent where that is more: it does not overflow.
+// dilation (size - 1) + 1, or max_extent where that is more: it does not overflow.
 inline std::int64_t kernel_extent(std::int64_t size, std::int64_t dilation) {
-  return size > 1 && dilation > most_extent / size ? most_extent : dilation * (size - 1) + 1;
+  return size > 1 && dilation > max_extent / size ? max_extent : dilation * (size - 1) + 1;
 }
 
 }  // namespace fastconv

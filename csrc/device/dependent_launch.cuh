@@ -31,7 +31,7 @@ __device__ __forceinline__ int2 load_written(const int2* source) {
 }
 
 // When all blocks have come here, or have ended, blocks of the next kernel take the room that is free.
-__device__ __forceinline__ void admit_successor() {
+__device__ __forceinline__ void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

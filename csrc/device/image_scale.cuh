@@ -42,7 +42,7 @@ __device__ __forceinline__ ImageScale load_scale(const ImageScale* scale, bool w
 }
 
 // The smaller of two exponents, where there are any.
-__device__ __forceinline__ int least_scale(int a, int b) { return a == no_scale ? b : b == no_scale ? a : min(a, b); }
+__device__ __forceinline__ int min_scale(int a, int b) { return a == no_scale ? b : b == no_scale ? a : min(a, b); }
 
 struct PairScales {
   ImageScale *first, *second;  // [images]
@@ -90,8 +90,8 @@ struct PairScales {
     for (int i = static_cast<int>(threadIdx.x % 32); i < images; i += 32) {
       const ImageScale a = load_scale(first + i), b = load_scale(second + i);
       if (a.largest == 0 || b.largest == 0) continue;
-      least = min(least, least_scale(a.guess, a.exponent(true, exact_first)) +
-                             least_scale(b.guess, b.exponent(true, exact_second)));
+      least = min(least, min_scale(a.guess, a.exponent(true, exact_first)) +
+                             min_scale(b.guess, b.exponent(true, exact_second)));
     }
     least = __reduce_min_sync(0xffffffffu, least);
     return least == INT_MAX ? 0 : least;
@@ -123,7 +123,7 @@ struct SampledPair {
 constexpr int sample_threads = 256;
 static __global__ void __launch_bounds__(sample_threads) guess_image_scales(const __grid_constant__ SampledPair pair) {
   constexpr int turns = 16, lines = turns * sample_threads / 32;
-  admit_successor();
+  launch_dependents();
   const Sampled& tensor = pair.tensors[blockIdx.y];
   const std::int64_t numel = tensor.numel, part = max(numel / lines, std::int64_t{1});
   const float* source = tensor.source + blockIdx.x * numel;

@@ -104,7 +104,7 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
                    "input has C = " + std::to_string(problem.c) +
                        " channels; expected weight.shape[1] * groups = " + std::to_string(weight_shape[1] * g));
   for (const std::int64_t padding : arguments.padding) {
-    FASTCONV_REQUIRE(padding < most_extent / 2, "padding is " + to_text(arguments.padding) + "; expected below 2^61");
+    FASTCONV_REQUIRE(padding < max_extent / 2, "padding is " + to_text(arguments.padding) + "; expected below 2^61");
   }
   FASTCONV_REQUIRE(problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
                        problem.w + 2 * problem.pad_w >= kernel_extent(problem.s, problem.dilation_w),

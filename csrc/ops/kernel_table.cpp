@@ -20,12 +20,10 @@ void nhwc_from_nchw(const ConvProblem& problem, const void* x, void* target, Run
   void pack_cpu(const PackArgs&, Runtime&);  \
   void pack_cuda(const PackArgs&, Runtime&); \
   }
-#define FASTCONV_CPU FASTCONV_PACKED  // declared like the others, defined in part
 #define FASTCONV_LIBRARY(NAME)
 #include "plan/algorithms.def"
 #undef FASTCONV_PLAIN
 #undef FASTCONV_PACKED
-#undef FASTCONV_CPU
 #undef FASTCONV_LIBRARY
 
 #define FASTCONV_WEIGHT_GRADIENT(NAME)                            \
@@ -55,7 +53,6 @@ struct Entry {
   {#NAME,                                         \
    {algos::NAME::run_cpu, algos::NAME::pack_cpu}, \
    {FASTCONV_CUDA_FUNCTION(algos::NAME::run_cuda), FASTCONV_CUDA_FUNCTION(algos::NAME::pack_cuda)}},
-#define FASTCONV_CPU(NAME) {#NAME, {algos::NAME::run_cpu, algos::NAME::pack_cpu}, {}},
 #define FASTCONV_LIBRARY(NAME) {#NAME, {}, {}},
 constexpr Entry table[] = {
 #include "plan/algorithms.def"

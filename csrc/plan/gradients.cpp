@@ -45,7 +45,7 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
                                             const DeviceInfo& device) {
   if (name == "torch") return {nullptr, Support::no("algorithm", "PyTorch's own convolution was asked for"), {}};
   std::vector<WeightGradientChoice> found = weight_gradients(problem, device);
-  double least_us = found.back().plan.cost_us;
+  double min_us = found.back().plan.cost_us;
   found.pop_back();
   WeightGradientChoice choice;
   for (WeightGradientChoice& candidate : found) {
@@ -55,8 +55,8 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
     }
     if (candidate.support.ok) {
       if (name == candidate.algorithm->name) return candidate;
-      if (candidate.plan.cost_us < least_us) {
-        least_us = candidate.plan.cost_us;
+      if (candidate.plan.cost_us < min_us) {
+        min_us = candidate.plan.cost_us;
         choice = std::move(candidate);
         continue;
       }

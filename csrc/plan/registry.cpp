@@ -21,7 +21,6 @@ PackedWeight plain_weight(const ConvProblem&, const DeviceInfo&) { return {}; }
   extern const Algorithm algorithm; \
   }
 #define FASTCONV_PACKED FASTCONV_PLAIN
-#define FASTCONV_CPU FASTCONV_PLAIN
 #define FASTCONV_LIBRARY FASTCONV_PLAIN
 #include "plan/algorithms.def"
 #undef FASTCONV_PLAIN
@@ -33,7 +32,6 @@ const std::vector<const Algorithm*>& algorithms() {
   };
 #undef FASTCONV_PLAIN
 #undef FASTCONV_PACKED
-#undef FASTCONV_CPU
 #undef FASTCONV_LIBRARY
   return list;
 }
@@ -73,10 +71,10 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
                                    "; fastconv's kernels need below 2^31");
   }
   // Transpositions and output transforms take 32 channels a row of blocks, of which a grid has 65 535.
-  constexpr std::int64_t most_channels = 65535 * 32;
-  if (cuda && std::max(problem.c, problem.k) > most_channels) {
+  constexpr std::int64_t max_channels = 65535 * 32;
+  if (cuda && std::max(problem.c, problem.k) > max_channels) {
     return Support::no("size", "C is " + std::to_string(problem.c) + " and K " + std::to_string(problem.k) +
-                                   "; fastconv's CUDA kernels take up to " + std::to_string(most_channels));
+                                   "; fastconv's CUDA kernels take up to " + std::to_string(max_channels));
   }
   if (algorithm.roundoffs(problem, device) <= 0.0) {
     return Support::no("precision", std::string(algorithm.name) + " does not offer class " + name_of(problem.accuracy));

@@ -68,7 +68,7 @@ FASTCONV_CPU_CLONES void transform_input(
     const float* source,  // [alpha rows][tiles * m + 2 columns][channels], channels contiguous
     std::int64_t row_stride, std::int64_t column_stride, int tiles, int channels,
     float* v,  // [alpha^2][tiles][channels]
-    std::int64_t frequency_stride, std::int64_t tile_stride) {
+    std::int64_t point_stride, std::int64_t tile_stride) {
   constexpr int alpha = m + 2;
   const int columns = tiles * m + 2;
   alignas(64) float half[alpha * block_elements];  // [alpha][columns][channels]: transformed along the columns
@@ -83,7 +83,7 @@ FASTCONV_CPU_CLONES void transform_input(
   for (int tile = 0; tile < tiles; ++tile) {
     for (int i = 0; i < alpha; ++i) {
       transform_lines<InputStep<m>>(half + i * half_row + tile * m * channels, channels,
-                                    v + i * alpha * frequency_stride + tile * tile_stride, frequency_stride, channels);
+                                    v + i * alpha * point_stride + tile * tile_stride, point_stride, channels);
     }
   }
 }
@@ -91,15 +91,14 @@ FASTCONV_CPU_CLONES void transform_input(
 // A^T M A of `tiles` neighbouring tiles of one tile row.
 template <int m>
 FASTCONV_CPU_CLONES void transform_output(const float* products,  // [alpha^2][tiles][channels]
-                                          std::int64_t frequency_stride, std::int64_t tile_stride, int tiles,
-                                          int channels,
+                                          std::int64_t point_stride, std::int64_t tile_stride, int tiles, int channels,
                                           float* y) {  // [m rows][tiles * m columns][channels], dense
   constexpr int alpha = m + 2;
   alignas(64) float half[m * alpha * block_channels];  // [m][alpha][channels]
   const std::int64_t y_row = static_cast<std::int64_t>(tiles) * m * channels;
   for (int tile = 0; tile < tiles; ++tile) {
     for (int j = 0; j < alpha; ++j) {
-      transform_lines<OutputStep<m>>(products + j * frequency_stride + tile * tile_stride, alpha * frequency_stride,
+      transform_lines<OutputStep<m>>(products + j * point_stride + tile * tile_stride, alpha * point_stride,
                                      half + j * channels, alpha * channels, channels);
     }
     for (int i = 0; i < m; ++i) {
@@ -114,7 +113,7 @@ template <int m, typename T>
 FASTCONV_CPU_CLONES void transform_filter(const T* filter,  // [channels][3][3], where `strides` says
                                           FilterStrides strides, int channels, int padded_channels,
                                           float* u,  // [alpha^2][padded_channels], the last ones zero
-                                          std::int64_t frequency_stride) {
+                                          std::int64_t point_stride) {
   constexpr int alpha = m + 2;
   alignas(64) float taps[9 * block_channels];          // [3][3][padded_channels]
   alignas(64) float half[alpha * 3 * block_channels];  // [alpha][3][padded_channels]
@@ -125,8 +124,8 @@ FASTCONV_CPU_CLONES void transform_filter(const T* filter,  // [channels][3][3],
   }
   transform_lines<FilterStep<m>>(taps, 3 * padded_channels, half, 3 * padded_channels, 3 * padded_channels);
   for (int i = 0; i < alpha; ++i) {
-    transform_lines<FilterStep<m>>(half + i * 3 * padded_channels, padded_channels, u + i * alpha * frequency_stride,
-                                   frequency_stride, padded_channels);
+    transform_lines<FilterStep<m>>(half + i * 3 * padded_channels, padded_channels, u + i * alpha * point_stride,
+                                   point_stride, padded_channels);
   }
 }
 

@@ -68,7 +68,7 @@ void transform_inputs(const ConvArgs& args, const Runs& runs, std::int64_t begin
   const ConvProblem& problem = args.problem;
   const auto* x = static_cast<const T*>(args.x);  // [N, C, H, W]
   const Strides4 in = input_strides(problem);
-  const std::int64_t c_pad = runs.padded_channels(), frequency_stride = runs.chunk() * c_pad;
+  const std::int64_t c_pad = runs.padded_channels(), point_stride = runs.chunk() * c_pad;
   runs.visit(begin, end, [&](const Runs::Run& run) {
     const int channels = static_cast<int>(std::min<std::int64_t>(run.padded_channels, problem.c - run.channel));
     const Window window{run.tile_p * m - problem.pad_h, run.tile_q * m - problem.pad_w, m + 2, run.tiles * m + 2};
@@ -79,14 +79,14 @@ void transform_inputs(const ConvArgs& args, const Runs& runs, std::int64_t begin
       if (in.c == 1 && channels == run.padded_channels && window.h >= 0 && window.h + window.rows <= problem.h &&
           window.w >= 0 && window.w + window.columns <= problem.w) {
         transform_input<m>(image + window.h * in.h + window.w * in.w, in.h, in.w, run.tiles, channels, target,
-                           frequency_stride, c_pad);
+                           point_stride, c_pad);
         return;
       }
     }
     alignas(64) float patch[(m + 2) * block_elements];
     gather(image, in, problem.h, problem.w, window, channels, run.padded_channels, patch);
     transform_input<m>(patch, static_cast<std::int64_t>(window.columns) * run.padded_channels, run.padded_channels,
-                       run.tiles, run.padded_channels, target, frequency_stride, c_pad);
+                       run.tiles, run.padded_channels, target, point_stride, c_pad);
   });
 }
 
@@ -96,13 +96,13 @@ void transform_outputs(const ConvArgs& args, const Runs& runs, std::int64_t begi
   const ConvProblem& problem = args.problem;
   const Strides4 out = output_strides(problem);
   const auto epilogue = make_epilogue<T>(args);
-  const std::int64_t k_pad = runs.padded_channels(), frequency_stride = runs.chunk() * k_pad;
+  const std::int64_t k_pad = runs.padded_channels(), point_stride = runs.chunk() * k_pad;
   runs.visit(begin, end, [&](const Runs::Run& run) {
     const int channels = static_cast<int>(std::min<std::int64_t>(run.padded_channels, problem.k - run.channel));
     const Window window{run.tile_p * m, run.tile_q * m, m, run.tiles * m};
     alignas(64) float patch[m * block_elements];
-    transform_output<m>(products + run.tile * k_pad + run.channel, frequency_stride, k_pad, run.tiles,
-                        run.padded_channels, patch);
+    transform_output<m>(products + run.tile * k_pad + run.channel, point_stride, k_pad, run.tiles, run.padded_channels,
+                        patch);
     scatter(patch, window, channels, run.padded_channels, run.channel, out(run.n, run.channel, 0, 0), problem.p(),
             problem.q(), out, epilogue, static_cast<T*>(args.y));
   });

@@ -23,14 +23,14 @@ const char* name_of(TaskKind kind) {
 }
 
 TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const TaskShapes& shapes,
-                      const Mapping& mapping, std::int64_t frequencies) {
+                      const Mapping& mapping, std::int64_t points) {
   const auto positive = [](const char* name, std::int64_t value) {
     require(value > 0 && value < limit, name, value, "1 to 2^29");
   };
-  positive("tiles", tiles), positive("c", c), positive("k", k), positive("frequencies", frequencies);
+  positive("tiles", tiles), positive("c", c), positive("k", k), positive("points", points);
   positive("group_tiles", shapes.group_tiles);
   positive("input_tiles", shapes.input_tiles), positive("input_channels", shapes.input_channels);
-  positive("gemm_frequencies", shapes.gemm_frequencies), positive("gemm_filters", shapes.gemm_filters);
+  positive("gemm_points", shapes.gemm_points), positive("gemm_filters", shapes.gemm_filters);
   positive("output_tiles", shapes.output_tiles), positive("output_filters", shapes.output_filters);
   require(shapes.filter_filters >= 0 && (shapes.filter_filters == 0 || shapes.filter_channels > 0), "filter_filters",
           shapes.filter_filters, "0 for no filter tasks, or a positive number of filters and of channels");
@@ -50,7 +50,7 @@ TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const 
   const std::int64_t n_f =
       shapes.filter_filters == 0 ? 0 : ceil_div(k, shapes.filter_filters) * ceil_div(c, shapes.filter_channels);
   const std::int64_t s_i = input_tasks(whole), s_o = output_tasks(whole);
-  const std::int64_t s_g = ceil_div(frequencies, shapes.gemm_frequencies) * ceil_div(k, shapes.gemm_filters);
+  const std::int64_t s_g = ceil_div(points, shapes.gemm_points) * ceil_div(k, shapes.gemm_filters);
   const std::int64_t m = std::min<std::int64_t>(mapping.m, groups);
   const std::int64_t most = n_f + (groups + m) * (s_i + s_g + s_o);
   require(most < limit, "the number of tasks", most, "below 2^29; larger tasks or groups make fewer of them");
@@ -76,7 +76,7 @@ TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const 
           .tiles = narrow(tiles),
           .c = narrow(c),
           .k = narrow(k),
-          .frequencies = narrow(frequencies),
+          .points = narrow(points),
           .groups = narrow(groups),
           .n_f = narrow(n_f),
           .s_i = narrow(s_i),

@@ -6,7 +6,7 @@
 // All T tiles are cut into N_G = ceil(T / t) groups of t tiles; the last one may be smaller. Tasks:
 //   filter   FTrans   U = G g G^T        N_F of them, all in one group; 0 if U was computed beforehand
 //   input    ITrans   V = B^T d B        S_I of a group: (tiles / input_tiles) x (C / input_channels)
-//   gemm     GEMM     M = V U^T          S_G of a group: (frequencies / gemm_frequencies) x (K / gemm_filters), each
+//   gemm     GEMM     M = V U^T          S_G of a group: (points / gemm_points) x (K / gemm_filters), each
 //                                        with all tiles of the group. Task j of every group uses filter block j of U.
 //   output   OTrans   Y = A^T M A        S_O of a group: (tiles / output_tiles) x (K / output_filters)
 //
@@ -36,7 +36,7 @@ struct TaskShapes {
   std::int32_t group_tiles;                      // t
   std::int32_t filter_filters, filter_channels;  // FTrans
   std::int32_t input_tiles, input_channels;      // ITrans
-  std::int32_t gemm_frequencies, gemm_filters;   // GEMM
+  std::int32_t gemm_points, gemm_filters;        // GEMM
   std::int32_t output_tiles, output_filters;     // OTrans
 };
 
@@ -58,19 +58,19 @@ struct Signals {
 };
 
 // The part of a group that a task covers: tiles of the group x channels (ITrans) or filters (OTrans, GEMM with all
-// tiles), and for GEMM the frequencies. FTrans: `tiles` are filters.
+// tiles), and for GEMM the points. FTrans: `tiles` are filters.
 struct Extent {
   std::int32_t first_tile, tiles;
   std::int32_t first_channel, channels;
-  std::int32_t first_frequency, frequencies;
+  std::int32_t first_point, points;
 };
 
 // Every count is below 2^29 (make_task_map checks), so that sums of a few fit 32 bits.
 struct TaskMap {
   TaskShapes shapes;
   Mapping mapping;
-  std::int32_t tiles, c, k, frequencies;  // T, C, K, alpha^2
-  std::int32_t groups;                    // N_G
+  std::int32_t tiles, c, k, points;  // T, C, K, alpha^2
+  std::int32_t groups;               // N_G
   std::int32_t n_f;
   FastDivide s_i, s_g, s_o;         // S_*: of a whole group
   std::int32_t last_s_i, last_s_o;  // of the last group; its S_G is that of any other
@@ -227,22 +227,22 @@ struct TaskMap {
     const bool last = task.group == groups - 1;
     switch (task.kind) {
       case TaskKind::filter:
-        return blocks(task.index, filter_rows, k, shapes.filter_filters, c, shapes.filter_channels, frequencies);
+        return blocks(task.index, filter_rows, k, shapes.filter_filters, c, shapes.filter_channels, points);
       case TaskKind::input:
         return blocks(task.index, last ? last_input_rows : input_rows, group_size, shapes.input_tiles, c,
-                      shapes.input_channels, frequencies);
+                      shapes.input_channels, points);
       case TaskKind::gemm: {
         // Filters fastest: tasks of one group in a row read the same part of V.
         const std::int32_t filter = task.index % filter_blocks * shapes.gemm_filters;
-        const std::int32_t frequency = task.index / filter_blocks * shapes.gemm_frequencies;
-        return {0,         group_size,
-                filter,    least(shapes.gemm_filters, k - filter),
-                frequency, least(shapes.gemm_frequencies, frequencies - frequency)};
+        const std::int32_t point = task.index / filter_blocks * shapes.gemm_points;
+        return {0,      group_size,
+                filter, least(shapes.gemm_filters, k - filter),
+                point,  least(shapes.gemm_points, points - point)};
       }
       case TaskKind::output: break;
     }
     return blocks(task.index, last ? last_output_rows : output_rows, group_size, shapes.output_tiles, k,
-                  shapes.output_filters, frequencies);
+                  shapes.output_filters, points);
   }
 
  private:
@@ -259,15 +259,15 @@ struct TaskMap {
   }
   static constexpr Extent blocks(std::int32_t index, const FastDivide& row_blocks, std::int32_t rows,
                                  std::int32_t row_block, std::int32_t columns, std::int32_t column_block,
-                                 std::int32_t frequencies) {
+                                 std::int32_t points) {
     const std::int32_t row = index % row_blocks * row_block, column = index / row_blocks * column_block;
-    return {row, least(row_block, rows - row), column, least(column_block, columns - column), 0, frequencies};
+    return {row, least(row_block, rows - row), column, least(column_block, columns - column), 0, points};
   }
 };
 
 // Throws InvalidArgument naming the argument, its value and what was expected.
 TaskMap make_task_map(std::int64_t tiles, std::int64_t c, std::int64_t k, const TaskShapes& shapes,
-                      const Mapping& mapping, std::int64_t frequencies = 36);
+                      const Mapping& mapping, std::int64_t points = 36);
 
 // The whole map as a list, written as the paper generates it. The kernels use task_at(), which is the same map.
 std::vector<Task> list_tasks(const TaskMap& map);

@@ -97,13 +97,13 @@ struct Case {
   }
 };
 
-TaskShapes shapes_of(std::int32_t group_tiles, std::int32_t tiles, std::int32_t frequencies) {
+TaskShapes shapes_of(std::int32_t group_tiles, std::int32_t tiles, std::int32_t points) {
   return {group_tiles,
           0,
           0,
           tiles,
           static_cast<std::int32_t>(cpu_channel_block),
-          frequencies,
+          points,
           16,
           tiles,
           static_cast<std::int32_t>(cpu_channel_block)};

@@ -41,11 +41,11 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   if (config.shared_bytes > preferred_shared_bytes) {
     // Always the same value: another thread may launch the same kernel with another size between these two calls.
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(most_bytes(runtime.device()))),
+                                    static_cast<int>(max_bytes(runtime.device()))),
                "direct_tiled: shared memory");
   }
-  constexpr std::int64_t most_blocks = std::numeric_limits<int>::max();
-  const auto grid = static_cast<unsigned>(std::min(config.blocks, most_blocks));  // the kernel's loop takes the rest
+  constexpr std::int64_t max_blocks = std::numeric_limits<int>::max();
+  const auto grid = static_cast<unsigned>(std::min(config.blocks, max_blocks));  // the kernel's loop takes the rest
   kernel<<<grid, threads, static_cast<std::size_t>(config.shared_bytes), static_cast<cudaStream_t>(runtime.stream())>>>(
       make_params<T>(args, config));
   check_launch("direct_tiled");

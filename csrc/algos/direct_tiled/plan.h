@@ -50,10 +50,10 @@ static_assert(tiles_are_consistent());
 // Up to here a block needs no opt-in, and four blocks share a multiprocessor.
 inline constexpr std::int64_t preferred_shared_bytes = 48 * 1024;
 // The most that any GPU so far grants one block. The kernel's index arithmetic relies on it.
-inline constexpr std::int64_t most_shared_bytes = 227 * 1024;
+inline constexpr std::int64_t max_shared_bytes = 227 * 1024;
 
-inline std::int64_t most_bytes(const DeviceInfo& device) {
-  return std::min<std::int64_t>(most_shared_bytes, static_cast<std::int64_t>(device.shared_memory_bytes));
+inline std::int64_t max_bytes(const DeviceInfo& device) {
+  return std::min<std::int64_t>(max_shared_bytes, static_cast<std::int64_t>(device.shared_memory_bytes));
 }
 
 struct Config {
@@ -98,7 +98,7 @@ inline std::optional<Config> configure(const ConvProblem& problem, const DeviceI
       static_cast<int>(std::min<std::int64_t>(tile.k_threads / config.threads_per_group, problem.groups));
   config.k_tile = config.threads_per_group * tile.k_per_thread;
 
-  const std::int64_t most = most_bytes(device);
+  const std::int64_t most = max_bytes(device);
   std::int64_t bytes = channel_bytes(problem, tile, config.group_tile);
   if (bytes > most && config.group_tile > 1) {  // groups share a block for coalescing only: give that up first
     config.group_tile = 1;

@@ -21,9 +21,9 @@ __global__ void __launch_bounds__(unroll_threads)
   const std::uint32_t index = blockIdx.x * unroll_threads + threadIdx.x;
   if (index >= total) return;
   std::uint32_t map = index;  // sample * C + channel
-  const std::uint32_t pixel = by_pixels.peel(map);
+  const std::uint32_t pixel = by_pixels.divmod(map);
   std::uint32_t p = pixel;
-  const std::uint32_t q = by_q.peel(p);
+  const std::uint32_t q = by_q.divmod(p);
   const auto r_size = static_cast<int>(problem.r), s_size = static_cast<int>(problem.s);
   const auto pixels = static_cast<std::uint32_t>(chunk.rows * problem.q());
   const std::int64_t h0 = (chunk.p0 + p) * problem.stride_h - problem.pad_h;
@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(unroll_threads)
   const std::uint32_t index = blockIdx.x * unroll_threads + threadIdx.x;
   if (index >= total) return;
   std::uint32_t n = index;
-  const std::uint32_t s = by_s.peel(n), r = by_r.peel(n), c = by_c.peel(n), q = by_q.peel(n), p = by_rows.peel(n);
+  const std::uint32_t s = by_s.divmod(n), r = by_r.divmod(n), c = by_c.divmod(n), q = by_q.divmod(n),
+                      p = by_rows.divmod(n);
   const std::int64_t h = (chunk.p0 + p) * problem.stride_h + r * problem.dilation_h - problem.pad_h;
   const std::int64_t w = q * problem.stride_w + s * problem.dilation_w - problem.pad_w;
   const bool inside = h >= 0 && h < problem.h && w >= 0 && w < problem.w;
@@ -68,9 +69,9 @@ __global__ void __launch_bounds__(unroll_threads)
   const std::uint32_t linear = blockIdx.x * unroll_threads + threadIdx.x;
   if (linear >= total) return;
   std::uint32_t line = linear;
-  const std::uint32_t i = by_length.peel(line);
+  const std::uint32_t i = by_length.divmod(line);
   const std::int64_t index = view.offset + line * view.pitch + i;
-  const std::uint32_t k = nhwc ? i : by_k.peel(line);
+  const std::uint32_t k = nhwc ? i : by_k.divmod(line);
   y[index] = epilogue(product != nullptr ? product[linear] : to_float(y[index]), index, k);
 }
 

@@ -21,9 +21,9 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
-  if (problem.groups > most_groups) {
+  if (problem.groups > max_groups) {
     return Support::no("groups", "groups is " + std::to_string(problem.groups) + "; implicit_gemm needs at most " +
-                                     std::to_string(most_groups));
+                                     std::to_string(max_groups));
   }
   if (device.type == DeviceType::cuda && device.compute_capability < 80) {
     return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
@@ -39,10 +39,10 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("size", "the padded input has " + std::to_string(padded) + " pixels, the filter " +
                                    std::to_string(config.reduction) + " weights; implicit_gemm needs both below 2^31");
   }
-  if (persistent::is_used(problem, device) && std::max(problem.stride_h, problem.stride_w) > persistent::most_stride) {
+  if (persistent::is_used(problem, device) && std::max(problem.stride_h, problem.stride_w) > persistent::max_stride) {
     return Support::no("stride", "stride is " + std::to_string(problem.stride_h) + "x" +
                                      std::to_string(problem.stride_w) + "; implicit_gemm needs at most " +
-                                     std::to_string(persistent::most_stride) + " on this GPU");
+                                     std::to_string(persistent::max_stride) + " on this GPU");
   }
   return Support::yes();
 }
@@ -74,9 +74,9 @@ std::string describe_tile(const persistent::Plan& plan) {
                                ? text(plan.tile_q) + " outputs in a row"
                                : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
   std::string parts;
-  if (plan.splits > 1) {
+  if (plan.split_k > 1) {
     parts = ", " + (plan.whole > 0 ? "the last " + text(plan.tiles() - plan.whole) + " tiles in " : std::string()) +
-            text(plan.splits) + " parts" + (plan.clusters ? " in a cluster" : "");
+            text(plan.split_k) + " parts" + (plan.clusters ? " in a cluster" : "");
   }
   return std::string(describe(plan.weights.mode)) +
          (plan.source == persistent::Source::converted ? " beforehand" : "") + ", tile " + tile + ", " +
@@ -90,10 +90,10 @@ std::string describe_tile(const single_tile::Plan& plan, AccuracyClass accuracy)
                                ? text(plan.pixels) + " outputs in a row"
                                : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
   const char* type = accuracy == AccuracyClass::tf32 ? "TF32" : describe(select_mode(accuracy));  // fp32: 3 x float16
-  return "lean, " + std::string(type) + ", tile " + tile + ", " + text(plan.filter_tile) + " filters, " +
+  return "single tile, " + std::string(type) + ", tile " + tile + ", " + text(plan.filter_tile) + " filters, " +
          text(plan.steps) + " steps of " + text(plan.step_channels) +
          (plan.stage_taps > 1 ? ", whole windows" : ", single taps") +
-         (plan.parts > 1 ? ", " + text(plan.parts) + " parts in a cluster" : "");
+         (plan.split_k > 1 ? ", " + text(plan.split_k) + " parts in a cluster" : "");
 }
 
 // What the larger `wgmma` kernel takes of the time that is planned for it, by kind of problem: fitted to runs on an
@@ -103,7 +103,7 @@ double wgmma_factor(const persistent::Plan& plan, const ConvProblem& problem) {
   if (plan.source == persistent::Source::converted) return 0.99;
   if (plan.weights.filter_tile == 48) return problem.n < 8 ? 1.0 : 1.1;
   if (plan.weights.mode == Mode::single) return 1.06;
-  return plan.filter_tile == 64 && plan.splits == 1 ? 1.04 : 1.0;
+  return plan.filter_tile == 64 && plan.split_k == 1 ? 1.04 : 1.0;
 }
 
 // Its time, without a transposition. The rates of NCHW were fitted like the factors.

@@ -14,7 +14,7 @@
 
 namespace fastconv::algos::implicit_gemm {
 
-constexpr std::int64_t most_groups = 65535;  // a dimension of the grid
+constexpr std::int64_t max_groups = 65535;  // a dimension of the grid
 
 // What the tensor cores multiply.
 enum class Mode : std::uint8_t {

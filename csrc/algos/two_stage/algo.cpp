@@ -6,11 +6,11 @@ namespace fastconv::algos::two_stage {
 namespace {
 
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
-  if (single_stage(problem) || planes_bytes_per_image(problem) <= most_workspace_bytes) return Support::yes();
+  if (single_stage(problem) || planes_bytes_per_image(problem) <= max_workspace_bytes) return Support::yes();
   return Support::no("workspace", "the " + std::to_string(problem.r * problem.s) +
                                       " partial planes of one image take " +
                                       std::to_string(planes_bytes_per_image(problem)) + " bytes; two_stage allows " +
-                                      std::to_string(most_workspace_bytes));
+                                      std::to_string(max_workspace_bytes));
 }
 
 std::string stages(const ConvProblem& problem) {

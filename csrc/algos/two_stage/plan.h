@@ -14,7 +14,7 @@
 namespace fastconv::algos::two_stage {
 
 // Most that the partial planes may take; the batch is cut into chunks that respect it.
-inline constexpr std::int64_t most_workspace_bytes = std::int64_t{1} << 30;
+inline constexpr std::int64_t max_workspace_bytes = std::int64_t{1} << 30;
 
 // FP32 partial planes of one image: [R*S][K, P, Q]
 constexpr std::int64_t planes_bytes_per_image(const ConvProblem& problem) {
@@ -26,7 +26,7 @@ constexpr bool single_stage(const ConvProblem& problem) { return problem.r * pro
 // Images per pass. A 1x1 filter has no planes to bound.
 constexpr std::int64_t images_per_chunk(const ConvProblem& problem) {
   if (single_stage(problem)) return problem.n;
-  return std::clamp<std::int64_t>(most_workspace_bytes / planes_bytes_per_image(problem), 1, problem.n);
+  return std::clamp<std::int64_t>(max_workspace_bytes / planes_bytes_per_image(problem), 1, problem.n);
 }
 
 constexpr std::int64_t planes_bytes(const ConvProblem& problem) {

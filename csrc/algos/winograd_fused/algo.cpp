@@ -34,7 +34,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   // Within an item, outputs are reached by 32 bits.
   const double rows = 16.0 * static_cast<double>(problem.q()) * static_cast<double>(problem.k);
   const double filters = 64.0 * static_cast<double>(problem.p()) * static_cast<double>(problem.q());
-  constexpr auto limit = static_cast<double>(most_numbers);
+  constexpr auto limit = static_cast<double>(max_numbers);
   if (!config.fits_31_bits() || image >= 1099511627776.0 || std::max(rows, filters) >= limit ||
       static_cast<double>(std::max({problem.n, problem.c, problem.h, problem.w, problem.k})) >= limit) {
     return Support::no("size", "the output has " + std::to_string(config.items) + " items, an image " +
@@ -62,22 +62,22 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const int times = config.split ? config.strips : config.shape.images;
   const std::string images = times == 1 ? "" : std::to_string(times) + "x";
   plan.config = std::string(config.split ? "3 x" : "1 x") + " float16, items of " +
-                std::to_string(filter_tile * config.item_filter_tiles * config.turns) + " filters, " + images +
+                std::to_string(filter_tile * config.item_filter_tiles * config.v_reuse) + " filters, " + images +
                 std::to_string(rows) + "x" + std::to_string(width) + " outputs" +
                 (!config.split && config.shape.listed ? " from a list, " : ", ") + std::to_string(config.stages) +
                 " stages of " + std::to_string(config.u_steps / config.stages * channels) + ", " +
-                (config.boxes ? "boxes" : "elements") +
+                (config.use_tma ? "boxes" : "elements") +
                 (config.blocks > 1 ? ", clusters of " + std::to_string(config.blocks) : "") +
-                (config.turns > 1 ? ", " + std::to_string(config.turns) + " turns" : "");
+                (config.v_reuse > 1 ? ", " + std::to_string(config.v_reuse) + " turns" : "");
   plan.cost_us = cuda_cost_us(problem, config, device);
   plan.kernel_plan = keep_plan(config);
-  plan.reads_nhwc = config.boxes;
+  plan.reads_nhwc = config.use_tma;
   return plan;
 }
 
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) {
-    return {align_bytes(static_cast<std::size_t>(taps * frequencies * problem.c * problem.k) * sizeof(float))};
+    return {align_bytes(static_cast<std::size_t>(taps * points * problem.c * problem.k) * sizeof(float))};
   }
   return {make_config(problem).u_bytes() + align_bytes(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
 }

@@ -22,24 +22,24 @@ void transform_input(const ConvProblem& problem, const Strides4& in, const T* x,
   for (std::int64_t r = 0; r < taps; ++r) {
     const std::int64_t h = p + r - problem.pad_h;
     for (std::int64_t c = 0; c < problem.c; ++c) {
-      float d[frequencies] = {}, result[frequencies];
-      for (std::int64_t j = 0; j < frequencies; ++j) {
+      float d[points] = {}, result[points];
+      for (std::int64_t j = 0; j < points; ++j) {
         const std::int64_t w = q0 + j - problem.pad_w;
         if (h >= 0 && h < problem.h && w >= 0 && w < problem.w) d[j] = to_float(x[in(n, c, h, w)]);
       }
       Transform::input(d, result);
-      for (std::int64_t f = 0; f < frequencies; ++f) v[(r * frequencies + f) * problem.c + c] = result[f];
+      for (std::int64_t f = 0; f < points; ++f) v[(r * points + f) * problem.c + c] = result[f];
     }
   }
 }
 
 // M[f][k] of one tile for filters k0 and on.
 void multiply(const ConvProblem& problem, const float* u, const float* v, std::int64_t k0, std::int64_t count,
-              float (&m)[frequencies][filter_block]) {
-  for (std::int64_t f = 0; f < frequencies; ++f) {
+              float (&m)[points][filter_block]) {
+  for (std::int64_t f = 0; f < points; ++f) {
     std::fill(m[f], m[f] + filter_block, 0.0f);
     for (std::int64_t r = 0; r < taps; ++r) {
-      const std::int64_t row = (r * frequencies + f) * problem.c;
+      const std::int64_t row = (r * points + f) * problem.c;
       for (std::int64_t c0 = 0; c0 < problem.c; c0 += channel_block) {
         float sum[filter_block] = {};  // sums of sums round less than one long chain
         for (std::int64_t c = c0; c < std::min(c0 + channel_block, problem.c); ++c) {
@@ -62,17 +62,17 @@ void run(const ConvArgs& args, Runtime& runtime) {
   auto* y = static_cast<T*>(args.y);
   const Epilogue<T> epilogue = make_epilogue<T>(args);
   runtime.parallel_for(0, problem.n * p, 1, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<float> v(static_cast<std::size_t>(taps * frequencies * problem.c));
+    std::vector<float> v(static_cast<std::size_t>(taps * points * problem.c));
     for (std::int64_t tile = begin * tiles; tile < end * tiles; ++tile) {
       const std::int64_t n = tile / tiles / p, op = tile / tiles % p, q0 = tile % tiles * tile_outputs;
       transform_input(problem, in, x, n, op, q0, v.data());
       for (std::int64_t k0 = 0; k0 < problem.k; k0 += filter_block) {
         const std::int64_t count = std::min(filter_block, problem.k - k0);
-        float m[frequencies][filter_block];
+        float m[points][filter_block];
         multiply(problem, u, v.data(), k0, count, m);
         for (std::int64_t k = 0; k < count; ++k) {
-          float sums[frequencies], result[tile_outputs];
-          for (std::int64_t f = 0; f < frequencies; ++f) sums[f] = m[f][k];
+          float sums[points], result[tile_outputs];
+          for (std::int64_t f = 0; f < points; ++f) sums[f] = m[f][k];
           Transform::output(sums, result);
           for (std::int64_t i = 0; i < std::min<std::int64_t>(tile_outputs, q - q0); ++i) {
             const std::int64_t index = out(n, k0 + k, op, q0 + i);
@@ -101,10 +101,10 @@ void pack(const PackArgs& args, Runtime& runtime) {
         for (std::int64_t r = 0; r < taps; ++r) {
           const T* row = filter + c * strides.channel + r * taps * strides.tap;
           const float g[taps] = {to_float(row[0]), to_float(row[strides.tap]), to_float(row[2 * strides.tap])};
-          float result[frequencies];
+          float result[points];
           Transform::filter(g, result);
-          for (std::int64_t f = 0; f < frequencies; ++f) {
-            u[((r * frequencies + f) * problem.c + c) * problem.k + k] = result[f];
+          for (std::int64_t f = 0; f < points; ++f) {
+            u[((r * points + f) * problem.c + c) * problem.k + k] = result[f];
           }
         }
       }

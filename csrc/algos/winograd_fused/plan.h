@@ -17,8 +17,8 @@
 
 namespace fastconv::algos::winograd_fused {
 
-constexpr int frequencies = 6, taps = 3;  // of F(4,3) along W; filter rows
-constexpr int tile_outputs = 4;           // along W
+constexpr int points = 6, taps = 3;  // of F(4,3) along W; filter rows
+constexpr int tile_outputs = 4;      // along W
 
 // An item: 64 filters x 8 rows x 8 tiles of 4 outputs. The rows are one strip, or two of 4 rows, which lose less at the
 // lower edge and transform more. The tiles of a strip are neighbours in a list of all columns of tiles: of a block of
@@ -27,7 +27,7 @@ constexpr int tile_outputs = 4;           // along W
 constexpr int filter_tile = 64;
 constexpr int tile_rows = 8;
 constexpr int tile_columns = 8;  // also the rows of a core matrix of wgmma: a filter row further is a whole one
-constexpr int most_strips = 2;
+constexpr int max_strips = 2;
 constexpr int strip_rows(int strips) { return tile_rows / strips; }
 constexpr int strip_input_rows(int strips) { return strip_rows(strips) + taps - 1; }
 
@@ -53,7 +53,7 @@ constexpr int channels = 16;  // of a stage: the depth of one wgmma
 // U of one stage and 64 filters: [f][r][hi, lo][128 threads][16 bytes].
 constexpr int u_fragment_bytes = 128 * 16;
 constexpr int u_frequency_bytes = taps * 2 * u_fragment_bytes;
-constexpr int u_stage_bytes = frequencies * u_frequency_bytes;
+constexpr int u_stage_bytes = points * u_frequency_bytes;
 
 // The one-product classes have a third of the products and half of U, so that U's way from the L2 cache and the
 // transform would bound them: a block takes 64 filters x as many tiles as the registers hold.
@@ -86,18 +86,18 @@ constexpr bool consumes_apart(const Shape& shape, std::size_t element_bytes) {
 constexpr int number_of(Shape shape) { return shape == wide ? 0 : shape == narrow ? 1 : shape == small ? 2 : 3; }
 // 64 bytes of a pixel are a stage.
 constexpr int stage_channels(DType dtype) { return dtype == DType::f32 ? 16 : 32; }
-// Where frequency f of U and V lies: +a, -a, 0 of one warpgroup, +b, -b, infinity of the other.
-constexpr int slot(int f) { return f == 0 ? 2 : f < 3 ? f - 1 : f; }
+// Where point f of U and V lies: +a, -a, 0 of one warpgroup, +b, -b, infinity of the other.
+constexpr int point_order(int f) { return f == 0 ? 2 : f < 3 ? f - 1 : f; }
 }  // namespace single
 
 // Stages of V that are kept for another turn.
 constexpr int kept_stages = 4;
 
 // So many numbers have 31 bits, less what the last item may reach beyond.
-constexpr std::int64_t most_numbers = (std::int64_t{1} << 31) - 64;
+constexpr std::int64_t max_numbers = (std::int64_t{1} << 31) - 64;
 
 struct Config {
-  bool boxes;  // x is read by tensor copies, else element by element
+  bool use_tma;  // x is read by tensor copies, else element by element
   StoreMode store;
   bool split;                                                 // three products of halves, else one
   single::Shape shape;                                        // of an item of one product
@@ -107,9 +107,9 @@ struct Config {
   std::int64_t pitch;                                         // split: rows from one image to the next
 
   // split:
-  int blocks;             // of a cluster, which share the frequencies
+  int blocks;             // of a cluster, which share the points
   int strips;             // of an item
-  int turns;              // that V of an item serves, each with other filters
+  int v_reuse;            // that V of an item serves, each with other filters
   int item_filter_tiles;  // of a turn of an item
 
   std::size_t u_bytes() const {
@@ -117,7 +117,7 @@ struct Config {
   }
   // 31 bits number items, and, split, tiles and rows of all images.
   bool fits_31_bits() const {
-    return std::max(items, row_tiles * std::max<std::int64_t>(column_tiles, strip_rows(strips))) < most_numbers;
+    return std::max(items, row_tiles * std::max<std::int64_t>(column_tiles, strip_rows(strips))) < max_numbers;
   }
 };
 
@@ -132,14 +132,14 @@ inline std::int64_t image_pitch(const ConvProblem& problem, int strips) {
 }
 
 // What an item of class fp32 is: see Config. With as many times 64 filters as blocks, each warpgroup of a block has 64
-// of them or half of the frequencies; of fewer it has half of the positions.
+// of them or half of the points; of fewer it has half of the positions.
 struct SplitItem {
-  int blocks = 1, strips = 1, turns = 1, filter_tiles = blocks;
+  int blocks = 1, strips = 1, v_reuse = 1, filter_tiles = blocks;
 };
 
 // Whether x is read by tensor copies: from NHWC with rows of 16 bytes (ConvPlan::reads_nhwc). Any other C is read
 // element by element, from either layout.
-inline bool loads_boxes(const ConvProblem& problem) {
+inline bool can_use_tma(const ConvProblem& problem) {
   return problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
 }
 
@@ -148,11 +148,11 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
   config.shape = shape;
   config.blocks = item.blocks;
   config.strips = item.strips;
-  config.turns = item.turns;
+  config.v_reuse = item.v_reuse;
   config.item_filter_tiles = item.filter_tiles;
   config.split = problem.accuracy == AccuracyClass::fp32;
   const auto element_bytes = static_cast<std::int64_t>(size_of(problem.dtype));
-  config.boxes = loads_boxes(problem);
+  config.use_tma = can_use_tma(problem);
   config.store = select_store_mode(problem, config.split ? 2 : 16 / element_bytes);
   const int stage_channels = config.split ? channels : single::stage_channels(problem.dtype);
   config.stages = ceil_div(problem.c, stage_channels);
@@ -163,7 +163,7 @@ inline Config make_config(const ConvProblem& problem, single::Shape shape = sing
     config.pitch = image_pitch(problem, item.strips);
     config.row_tiles = ceil_div((problem.n - 1) * config.pitch + problem.p(), strip_rows(item.strips));
     config.items = ceil_div(config.row_tiles * config.column_tiles, item.strips * tile_columns) *
-                   ceil_div(config.filter_tiles, item.filter_tiles * item.turns);
+                   ceil_div(config.filter_tiles, item.filter_tiles * item.v_reuse);
   } else if (shape.listed) {
     config.column_tiles = list_columns(ceil_div(problem.q(), tile_outputs));
     config.row_tiles = ceil_div(problem.p(), shape.rows);
@@ -184,7 +184,7 @@ struct Rates {
 inline Rates rates_of(const ConvProblem& problem, const Config& config) {
   const bool whole_pieces = problem.q() % tile_outputs == 0;  // NCHW: of 4 outputs, each stored at once
   if (config.split) {
-    if (config.turns > 1) return {1.45, 2.67, 0.0, 0.0};
+    if (config.v_reuse > 1) return {1.45, 2.67, 0.0, 0.0};
     if (config.blocks == 1) return {1.55, 2.67, whole_pieces ? 4.6 : 16.6, 12.0};
     if (config.item_filter_tiles < config.blocks) return {1.12, config.strips == 1 ? 2.3 : 2.4, 0.0, 0.0};
     return config.strips == 1 ? Rates{1.40, 3.5, 0.0, 0.0} : Rates{1.45, 3.5, 0.0, 0.0};
@@ -202,7 +202,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 // What the start of a launch takes more or less than that of wide items. Whole items of two turns start later; of half
 // an item, what is not beside another's products is half as long.
 inline double start_us(const ConvProblem& problem, const Config& config) {
-  if (config.split) return config.turns > 1 ? 3.5 : config.item_filter_tiles < config.blocks ? -3.1 : 0.0;
+  if (config.split) return config.v_reuse > 1 ? 3.5 : config.item_filter_tiles < config.blocks ? -3.1 : 0.0;
   return single::consumes_apart(config.shape, size_of(problem.dtype)) ? 1.5 : 0.0;
 }
 
@@ -210,8 +210,8 @@ inline double start_us(const ConvProblem& problem, const Config& config) {
 inline double kernel_us(const ConvProblem& problem, const Config& config, int processors) {
   const Rates rates = rates_of(problem, config);
   const double start = start_us(problem, config);
-  return start + static_cast<double>(ceil_div(config.items, processors / config.blocks) * config.turns) *
-                     (static_cast<double>(config.u_steps) * (config.boxes ? rates.step : rates.element_step) +
+  return start + static_cast<double>(ceil_div(config.items, processors / config.blocks) * config.v_reuse) *
+                     (static_cast<double>(config.u_steps) * (config.use_tma ? rates.step : rates.element_step) +
                       (problem.layout == Layout::nchw ? rates.nchw_end : rates.end));
 }
 
@@ -219,7 +219,7 @@ inline double kernel_us(const ConvProblem& problem, const Config& config, int pr
 // goes there by vectors.
 inline Config choose_config(const ConvProblem& problem, int processors) {
   Config best = make_config(problem);
-  if (!best.boxes || best.store != StoreMode::filters) return best;
+  if (!best.use_tma || best.store != StoreMode::filters) return best;
   if (best.split) {
     if (processors < 2) return best;
     const auto consider = [&](SplitItem item) {
@@ -228,12 +228,12 @@ inline Config choose_config(const ConvProblem& problem, int processors) {
         best = other;
       }
     };
-    for (int strips = 1; strips <= most_strips; ++strips) {
+    for (int strips = 1; strips <= max_strips; ++strips) {
       for (int tiles = 1; tiles <= 2; ++tiles) consider({.blocks = 2, .strips = strips, .filter_tiles = tiles});
     }
     // All of an item's V is kept, and is most of what there is room for.
     const bool keeps = best.stages <= kept_stages && 2 * best.stages > kept_stages;
-    if (keeps && best.filter_tiles % 2 == 0) consider({.turns = 2});
+    if (keeps && best.filter_tiles % 2 == 0) consider({.v_reuse = 2});
     return best;
   }
   for (const single::Shape& shape : {single::narrow, single::small, single::list}) {

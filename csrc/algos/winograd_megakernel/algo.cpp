@@ -56,7 +56,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 // The form and unit of winograd_f4's model (winograd/algo.cpp), with the ratios that were measured against it:
 // README.md.
 double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceInfo& device) {
-  const double elements = static_cast<double>(cpu::frequencies) * static_cast<double>(map.tiles);
+  const double elements = static_cast<double>(cpu::points) * static_cast<double>(map.tiles);
   const double c = static_cast<double>(cpu::padded_channels(problem)),
                k = static_cast<double>(cpu::padded_filters(problem));
   const double cache_bandwidth = 1.8 * device.bandwidth_bytes_per_s * device.processors;
@@ -81,7 +81,7 @@ constexpr Rates split_rates{21.6, 1.07, 0.96, 0.60, 0.565}, half_rates{17.9, 0.4
 
 double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, const DeviceInfo& device) {
   const TaskMap& map = cuda.map;
-  const bool halves = cuda.weights.form.parts == 1;
+  const bool halves = cuda.weights.form.limbs == 1;
   const Rates& rates = halves ? half_rates : split_rates;
   const double gemms = static_cast<double>(map.gemms()) / device.processors + 1.1;  // the first and the last one wait
   const double products = gemms * (rates.chunk * static_cast<double>(cuda.weights.chunks) + rates.product);
@@ -136,7 +136,7 @@ ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device, const I
   wgmma::CudaPlan kernel = wgmma::make_cuda_plan(problem, device, instruments);
   ConvPlan plan;
   plan.workspace_bytes = kernel.v_bytes() + kernel.m_bytes() + kernel.exponent_bytes() + kernel.counter_bytes();
-  const bool halves = kernel.weights.form.parts == 1;
+  const bool halves = kernel.weights.form.limbs == 1;
   plan.config = std::string(halves ? "1" : "3") + " x float16, " + describe(kernel.map);
   plan.cost_us = cuda_cost_us(problem, kernel, device);
   plan.reads_nhwc = true;

@@ -26,13 +26,13 @@ void pack_filters(const PackArgs& args, std::int64_t begin, std::int64_t end) {
     if (snapshot != nullptr && (padding || std::memcmp(snapshot + k * size, filter, bytes) == 0)) continue;
     for (std::int64_t c = 0; c < c_pad; c += winograd::block_channels) {
       const auto count = static_cast<int>(std::min<std::int64_t>(winograd::block_channels, c_pad - c));
-      alignas(64) float transformed[cpu::frequencies * winograd::block_channels] = {};  // [36][count]
+      alignas(64) float transformed[cpu::points * winograd::block_channels] = {};  // [36][count]
       if (!padding) {
         const auto channels = static_cast<int>(std::min<std::int64_t>(count, problem.c - c));
         winograd::transform_filter<cpu::tile_outputs>(filter + c * strides.channel, strides, channels, count,
                                                       transformed, count);
       }
-      for (std::int64_t f = 0; f < cpu::frequencies; ++f) {
+      for (std::int64_t f = 0; f < cpu::points; ++f) {
         float* target = u + (f * k_pad + k / cpu::filter_lanes * cpu::filter_lanes) * c_pad + k % cpu::filter_lanes;
         for (int i = 0; i < count; ++i) target[(c + i) * cpu::filter_lanes] = transformed[f * count + i];
       }

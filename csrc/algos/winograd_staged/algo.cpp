@@ -35,7 +35,7 @@ struct Work {
 };
 
 Work work(const ConvProblem& problem, const Config& config) {
-  const double elements = static_cast<double>(config.frequencies()) * static_cast<double>(config.tiles);
+  const double elements = static_cast<double>(config.points()) * static_cast<double>(config.tiles);
   const double products = config.mode == Mode::split ? 3.0 : 1.0;
   return {static_cast<double>(config.u_bytes(problem.k)),
           elements * static_cast<double>(config.depth) * static_cast<double>(config.element_bytes),
@@ -45,10 +45,10 @@ Work work(const ConvProblem& problem, const Config& config) {
 
 // Of our own product: a block's units one after the other, a stage at 1.19 times the tensor cores' sustained rate
 // (which longer runs do not keep up) and 0.48 us for a unit's output; or the memory's time.
-double own_product_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Work& w) {
-  const Held held = config.held;
-  const ProductGrid grid(held, config.frequencies(), config.tiles, problem.k, device.processors);
-  const double columns = held == Held::tiles ? unit_filters(config.chunk_tiles) : held_filters;
+double wgmma_gemm_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Work& w) {
+  const Stationary stationary = config.stationary;
+  const ProductGrid grid(stationary, config.points(), config.tiles, problem.k, device.processors);
+  const double columns = stationary == Stationary::tiles ? unit_filters(config.chunk_tiles) : stationary_filters;
   const double stage = tensor_us(6.0 * unit_tiles * columns * product_channels * device.processors, 1.19, device);
   const double unit = static_cast<double>(config.groups) * stage + 0.48;
   return std::max(static_cast<double>(grid.block_units) * unit,
@@ -72,10 +72,10 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double x_bytes = element * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double y_bytes = element * static_cast<double>(problem.output_numel()) * (problem.has_residual ? 2.0 : 1.0);
   const bool nchw = problem.layout == Layout::nchw, plain = config.mode == Mode::fp32;
-  const double rate = config.own_product ? w.rate(0.95) : plain ? 0.6 : 0.86;  // of the transforms
+  const double rate = config.wgmma_gemm ? w.rate(0.95) : plain ? 0.6 : 0.86;  // of the transforms
   const double input = memory_us(x_bytes + w.v_bytes, rate, device);
   const double gemm =
-      config.own_product ? own_product_us(problem, config, device, w)
+      config.wgmma_gemm ? wgmma_gemm_us(problem, config, device, w)
       : plain ? plain_product_us(problem, config, device, w)
               : std::max(memory_us(w.u_bytes + w.v_bytes + w.m_bytes, 0.92, device), tensor_us(w.flops, 0.70, device));
   const double output = memory_us(w.m_bytes + y_bytes, nchw ? std::min(rate, 0.8) : rate, device);
@@ -83,7 +83,7 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   // channels; what begins beside the product is there at its end.
   const bool admits = config.admits_output(config.chunk_tiles, problem.k, problem.layout, device.processors);
   const double own = 9.8 + 0.4 * config.m - (admits ? 1.1 : 0.0) + 0.39 * static_cast<double>(config.groups);
-  const double launches = config.own_product ? own : plain ? 9.0 + 1.4 * config.m : 11.0 + 1.2 * config.m;
+  const double launches = config.wgmma_gemm ? own : plain ? 9.0 + 1.4 * config.m : 11.0 + 1.2 * config.m;
   return launches + input + gemm + output;
 }
 
@@ -109,9 +109,9 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
                 (config.mode == Mode::fp32    ? "float32"
                  : config.mode == Mode::split ? "3 x float16"
                                               : "half") +
-                " GEMM " + std::to_string(config.frequencies()) + " x " + std::to_string(config.chunk_tiles) + "x" +
+                " GEMM " + std::to_string(config.points()) + " x " + std::to_string(config.chunk_tiles) + "x" +
                 std::to_string(config.depth) + "x" + std::to_string(problem.k) +
-                (config.own_product ? " by wgmma" : "") + ", chunks " + std::to_string(chunks);
+                (config.wgmma_gemm ? " by wgmma" : "") + ", chunks " + std::to_string(chunks);
   plan.cost_us = device.type == DeviceType::cpu ? cpu_cost_us(problem, config, chunks, device)
                                                 : cuda_cost_us(problem, config, device);
   plan.kernel_plan = keep_plan(config);

@@ -24,7 +24,7 @@ void run(const ConvArgs& args, Runtime& runtime) {
     runtime.parallel_for(0, inputs.size(), grain, [&](std::int64_t begin, std::int64_t end) {
       winograd::transform_inputs<m, T>(args, inputs, begin, end, v);
     });
-    runtime.gemm({.batch = config.frequencies(),
+    runtime.gemm({.batch = config.points(),
                   .m = chunk,
                   .n = problem.k,
                   .k = config.c_pad,

@@ -113,17 +113,17 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
   }
 }
 
-// M = V U^T at every frequency.
+// M = V U^T at every point.
 void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, const void* v, const void* u, float* m,
               const int* group_exponents, int* tile_exponents, bool admits, Runtime& runtime) {
-  if (config.own_product) {
-    gemm::run({.held = config.held,
+  if (config.wgmma_gemm) {
+    gemm::run({.stationary = config.stationary,
                .v = v,
                .u = u,
                .m = m,
                .group_exponents = group_exponents,
                .tile_exponents = tile_exponents,
-               .frequencies = config.frequencies(),
+               .points = config.points(),
                .tiles = tiles,
                .filters = filters,
                .groups = config.groups,
@@ -136,7 +136,7 @@ void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, co
     return;
   }
   GemmArgs gemm;
-  gemm.batch = config.frequencies();
+  gemm.batch = config.points();
   gemm.m = tiles, gemm.n = filters, gemm.k = config.depth;
   gemm.a = v, gemm.lda = config.depth, gemm.stride_a = tiles * config.depth;
   gemm.b = u, gemm.ldb = config.depth, gemm.stride_b = filters * config.depth;
@@ -165,7 +165,7 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   for (std::int64_t first = 0; first < config.tiles; first += config.chunk_tiles) {
     chunk.first_tile = static_cast<int>(first);
     chunk.tiles = static_cast<int>(std::min(config.chunk_tiles, config.tiles - first));
-    if (config.own_product) {
+    if (config.wgmma_gemm) {
       if constexpr (mode == Mode::split) transform_input_groups<m>(chunk, x, v, group_exponents, stream);
     } else {
       transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
@@ -178,7 +178,7 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
       transform_output<T, m, rows()>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, early,
                                      admits, cached, stream);
     };
-    if (config.own_product) {
+    if (config.wgmma_gemm) {
       if constexpr (mode == Mode::split) transform(std::false_type{});
     } else {
       transform(std::true_type{});

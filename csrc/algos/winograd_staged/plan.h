@@ -49,44 +49,47 @@ constexpr int product_channels = 64;  // of a stage of it
 
 // What a block of it holds in shared memory for all of its multiplying warpgroups, while the rest passes, a unit of
 // tiles or filters at a time for each of them.
-enum class Held : std::uint8_t {
+enum class Stationary : std::uint8_t {
   filters,     // all channels of U of 128 filters; V passes. Up to 256 channels
   tiles,       // all channels of V of 64 tiles; U passes. Up to 512 channels
   few_stages,  // U of 128 filters, four stages of it, for a pair of units of V
 };
-constexpr int unit_tiles = 64, held_filters = 128;
-constexpr int held_filter_stages = 4, held_tile_stages = 8;
+constexpr int unit_tiles = 64, stationary_filters = 128;
+constexpr int stationary_filter_stages = 4, stationary_tile_stages = 8;
 // That multiply. While one writes its unit, two keep the tensor cores busier than one.
-constexpr int warpgroups(Held held) { return held == Held::filters ? 3 : 2; }
+constexpr int warpgroups(Stationary stationary) { return stationary == Stationary::filters ? 3 : 2; }
 
-// Filters of a unit, where V is held. 48: 36 frequencies of 512 filters are three units for each of 132 blocks.
+// Filters of a unit, where V is held. 48: 36 points of 512 filters are three units for each of 132 blocks.
 inline int unit_filters(std::int64_t tiles) { return tiles <= unit_tiles ? 48 : 64; }
 
 // How the units are shared out (gemm/kernel.cuh).
 struct ProductGrid {
-  std::int64_t held_blocks;      // parts of the operand that is held, one for each block
-  std::int64_t frequency_units;  // of a frequency
-  std::int64_t units;            // of all frequencies
-  std::int64_t groups;           // of blocks with the same units, if what is held stays; else blocks take turns
+  std::int64_t stationary_blocks;  // parts of the operand that is held, one for each block
+  std::int64_t point_units;        // of a point
+  std::int64_t units;              // of all points
+  std::int64_t groups;             // of blocks with the same units, if what is held stays; else blocks take turns
   std::int64_t blocks;
   std::int64_t block_units;  // the most that a block has to do
 
-  ProductGrid(Held held, std::int64_t frequencies, std::int64_t tiles, std::int64_t filters, std::int64_t processors) {
-    if (held == Held::few_stages) {
-      held_blocks = ceil_div(filters, held_filters);
-      frequency_units = 2 * ceil_div(tiles, 2 * unit_tiles);
+  ProductGrid(Stationary stationary, std::int64_t points, std::int64_t tiles, std::int64_t filters,
+              std::int64_t processors) {
+    if (stationary == Stationary::few_stages) {
+      stationary_blocks = ceil_div(filters, stationary_filters);
+      point_units = 2 * ceil_div(tiles, 2 * unit_tiles);
     } else {
-      held_blocks = held == Held::filters ? ceil_div(filters, held_filters) : ceil_div(tiles, unit_tiles);
-      frequency_units = held == Held::filters ? ceil_div(tiles, unit_tiles) : ceil_div(filters, unit_filters(tiles));
+      stationary_blocks =
+          stationary == Stationary::filters ? ceil_div(filters, stationary_filters) : ceil_div(tiles, unit_tiles);
+      point_units =
+          stationary == Stationary::filters ? ceil_div(tiles, unit_tiles) : ceil_div(filters, unit_filters(tiles));
     }
-    units = frequencies * frequency_units;
-    if (held == Held::few_stages) {
-      const std::int64_t pairs = units / 2 * held_blocks;
+    units = points * point_units;
+    if (stationary == Stationary::few_stages) {
+      const std::int64_t pairs = units / 2 * stationary_blocks;
       blocks = groups = std::min(processors, pairs);
       block_units = 2 * ceil_div(pairs, blocks);
     } else {
-      groups = std::min(std::max<std::int64_t>(1, processors / held_blocks), units);
-      blocks = groups * held_blocks;
+      groups = std::min(std::max<std::int64_t>(1, processors / stationary_blocks), units);
+      blocks = groups * stationary_blocks;
       block_units = ceil_div(units, groups);
     }
   }
@@ -95,17 +98,18 @@ struct ProductGrid {
 // Measured (docs/log/31-staged-product-64-tiles.md): with few tiles U is what counts, and is read once, unless its
 // units of 64 filters have as many filters for a block as those of 128: with many channels a stage of one takes no
 // longer than of the other. With one block of filters nothing is gained where U stays.
-inline Held choose_held(std::int64_t frequencies, std::int64_t tiles, std::int64_t filters, std::int64_t groups,
-                        std::int64_t processors) {
-  const auto block_filters = [&](Held held, std::int64_t of_unit) {
-    return ProductGrid(held, frequencies, tiles, filters, processors).block_units * of_unit;
+inline Stationary choose_stationary(std::int64_t points, std::int64_t tiles, std::int64_t filters, std::int64_t groups,
+                                    std::int64_t processors) {
+  const auto block_filters = [&](Stationary stationary, std::int64_t of_unit) {
+    return ProductGrid(stationary, points, tiles, filters, processors).block_units * of_unit;
   };
-  if (tiles <= 4 * unit_tiles && groups <= held_tile_stages &&
-      (groups <= held_filter_stages ||
-       block_filters(Held::tiles, unit_filters(tiles)) < block_filters(Held::few_stages, held_filters))) {
-    return Held::tiles;
+  if (tiles <= 4 * unit_tiles && groups <= stationary_tile_stages &&
+      (groups <= stationary_filter_stages || block_filters(Stationary::tiles, unit_filters(tiles)) <
+                                                 block_filters(Stationary::few_stages, stationary_filters))) {
+    return Stationary::tiles;
   }
-  return filters > held_filters && groups <= held_filter_stages ? Held::filters : Held::few_stages;
+  return filters > stationary_filters && groups <= stationary_filter_stages ? Stationary::filters
+                                                                            : Stationary::few_stages;
 }
 
 // M of our own product is written in the order of the multiplying threads' registers: [alpha^2][T/8][K_pad/16] segments
@@ -133,7 +137,7 @@ struct Config {
   int m;      // outputs per tile and dimension: 2 or 4
   int alpha;  // inputs per tile and dimension: m + 2
   Mode mode;
-  bool own_product;               // multiplies_itself()
+  bool wgmma_gemm;                // multiplies_itself()
   std::int64_t tiles_p, tiles_q;  // tiles per image
   std::int64_t tiles;             // N * tiles_p * tiles_q, numbered in that order
   std::int64_t c_pad, k_pad, depth;
@@ -141,21 +145,21 @@ struct Config {
   std::int64_t groups, group_channels;  // C_pad = groups * group_channels
   std::int64_t chunk_tiles;             // tiles per chunk
   std::size_t element_bytes;
-  Held held;  // by our own product
+  Stationary stationary;  // by our own product
 
-  std::int64_t frequencies() const { return static_cast<std::int64_t>(alpha) * alpha; }
-  std::size_t v_bytes() const { return align_bytes(frequencies() * chunk_tiles * depth * element_bytes); }
+  std::int64_t points() const { return static_cast<std::int64_t>(alpha) * alpha; }
+  std::size_t v_bytes() const { return align_bytes(points() * chunk_tiles * depth * element_bytes); }
   std::size_t m_bytes() const {
-    const std::int64_t rows = own_product ? segment_rows(chunk_tiles) * segment_tiles : chunk_tiles;
-    return align_bytes(frequencies() * rows * k_pad * sizeof(float));
+    const std::int64_t rows = wgmma_gemm ? segment_rows(chunk_tiles) * segment_tiles : chunk_tiles;
+    return align_bytes(points() * rows * k_pad * sizeof(float));
   }
   // Power-of-two scales: one int32 exponent per tile, and one per tile and group where there may be several.
   std::size_t tile_exponent_bytes() const { return align_bytes(exponent_pitch(chunk_tiles) * sizeof(std::int32_t)); }
-  std::size_t group_exponent_bytes() const { return own_product ? groups * tile_exponent_bytes() : 0; }
-  std::size_t u_bytes(std::int64_t k) const { return align_bytes(frequencies() * k * depth * element_bytes); }
+  std::size_t group_exponent_bytes() const { return wgmma_gemm ? groups * tile_exponent_bytes() : 0; }
+  std::size_t u_bytes(std::int64_t k) const { return align_bytes(points() * k * depth * element_bytes); }
 
   // Whether our own product begins beside the last blocks of the input transform of `count` tiles.
-  bool admits_product(std::int64_t count) const { return own_product && count * groups <= few_blocks; }
+  bool admits_product(std::int64_t count) const { return wgmma_gemm && count * groups <= few_blocks; }
   // Whether it then lets blocks of the output transform begin beside its own: some of them, since the turns of waiting
   // of many add up (docs/log/04-staged-dependent-launches.md); none of F(4x4), which lose by it: they load more of M
   // than the L1 cache has room for beside the product's shared memory.
@@ -179,15 +183,15 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   config.tiles_p = ceil_div(problem.p(), m);
   config.tiles_q = ceil_div(problem.q(), m);
   config.tiles = problem.n * config.tiles_p * config.tiles_q;
-  config.own_product = multiplies_itself(config.mode, device);
-  config.k_pad = round_up(problem.k, config.own_product ? segment_filters : channel_multiple);
-  config.groups = config.own_product ? ceil_div(problem.c, product_channels) : 1;
+  config.wgmma_gemm = multiplies_itself(config.mode, device);
+  config.k_pad = round_up(problem.k, config.wgmma_gemm ? segment_filters : channel_multiple);
+  config.groups = config.wgmma_gemm ? ceil_div(problem.c, product_channels) : 1;
   config.group_channels = round_up(ceil_div(problem.c, config.groups), channel_multiple);
   config.c_pad = config.groups * config.group_channels;
-  config.depth = config.mode != Mode::split ? config.c_pad : (config.own_product ? 2 : 3) * config.c_pad;
+  config.depth = config.mode != Mode::split ? config.c_pad : (config.wgmma_gemm ? 2 : 3) * config.c_pad;
   config.element_bytes = config.mode == Mode::fp32 ? 4 : 2;
   const std::int64_t bytes_per_tile =
-      config.frequencies() * (config.depth * config.element_bytes + config.k_pad * sizeof(float));
+      config.points() * (config.depth * config.element_bytes + config.k_pad * sizeof(float));
   const bool cpu = device.type == DeviceType::cpu;
   const std::int64_t limit = cpu ? cpu_workspace_per_thread * device.processors : workspace_limit;
   const std::int64_t least = cpu ? cpu_least_tiles : tile_multiple;
@@ -197,8 +201,9 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   const std::int64_t chunks = std::max<std::int64_t>(1, ceil_div(config.tiles, most));
   config.chunk_tiles = chunks == 1 ? std::max<std::int64_t>(1, config.tiles)  // an empty batch is planned for, too
                                    : round_up(ceil_div(config.tiles, chunks), multiple);
-  if (config.own_product && config.tiles > 0) {
-    config.held = choose_held(config.frequencies(), config.chunk_tiles, problem.k, config.groups, device.processors);
+  if (config.wgmma_gemm && config.tiles > 0) {
+    config.stationary =
+        choose_stationary(config.points(), config.chunk_tiles, problem.k, config.groups, device.processors);
   }
   return config;
 }

@@ -56,8 +56,8 @@ __device__ __forceinline__ float4 load_from_block(std::uint32_t address_in_block
   return value;
 }
 
-// As copy_box, into the same places of several blocks, at the same barrier of each: mask has a bit for each rank.
-__device__ __forceinline__ void copy_box_to_blocks(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2,
+// As tma_load, into the same places of several blocks, at the same barrier of each: mask has a bit for each rank.
+__device__ __forceinline__ void tma_load_multicast(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2,
                                                    int x3, std::uint32_t barrier, unsigned mask) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
@@ -77,7 +77,7 @@ __device__ __forceinline__ void store_in_block(std::uint32_t target, const float
 }
 // Arrives at the same barrier of another block, for it to know that something was read. What was stored before need not
 // be known there: no fence, as arrive_in_block() has one.
-__device__ __forceinline__ void notify_block(std::uint32_t barrier, int rank) {
+__device__ __forceinline__ void arrive_remote(std::uint32_t barrier, int rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, rank)) : "memory");
 }
 // Sets bits of a word of a block's shared memory. Known there after the cluster's next barrier.

@@ -19,7 +19,7 @@ __device__ __forceinline__ void copy_bulk(std::uint32_t target, const void* sour
                : "memory");
 }
 // A box of a 4-dimensional tensor; zeros outside the tensor.
-__device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2, int x3,
+__device__ __forceinline__ void tma_load(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2, int x3,
                                          std::uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
@@ -50,7 +50,7 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
 // then a barrier. A thread waits for what it has started itself.
 
 // A box of shared memory into a 4-dimensional tensor, where it lies within.
-__device__ __forceinline__ void store_box(const CUtensorMap& map, int x0, int x1, int x2, int x3,
+__device__ __forceinline__ void tma_store(const CUtensorMap& map, int x0, int x1, int x2, int x3,
                                           std::uint32_t source) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
                "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(source)

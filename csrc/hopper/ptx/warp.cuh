@@ -7,18 +7,18 @@
 namespace fastconv::hopper {
 
 template <int registers>
-__device__ __forceinline__ void grow_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 template <int registers>
-__device__ __forceinline__ void shrink_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
 // Whether this is the one lane of a whole warp that does what one must do. threadIdx.x % 32 == 0 says the same where
 // all lanes are together anyway; this one brings them together, without the registers that a __syncwarp() before that
 // costs (winograd_fused, which has none left, spills with it).
-__device__ __forceinline__ bool leads_warp() {
+__device__ __forceinline__ bool elect_one() {
   unsigned leads;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(leads));
   return leads != 0;

@@ -45,7 +45,7 @@ __device__ __forceinline__ void wait_for_products() {  // until at most `pending
 }
 // Keeps the compiler from moving accesses to an operand of asynchronous products across this point.
 template <int count>
-__device__ __forceinline__ void pin(float (&d)[count]) {
+__device__ __forceinline__ void fence_operand(float (&d)[count]) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }

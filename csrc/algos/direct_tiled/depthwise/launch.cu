@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_processor(S::r, S::stri
   constexpr int taps = S::r * S::r, block_channels = 32;
   __shared__ float filters[block_channels * taps];  // [channel][tap]
   unsigned block = blockIdx.x;
-  const int first_channel = static_cast<int>(params.by_channel_tiles.peel(block)) * block_channels;
+  const int first_channel = static_cast<int>(params.by_channel_tiles.divmod(block)) * block_channels;
   const int count = min(block_channels, params.c - first_channel) * taps;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += warps * 32) {
     filters[i] = to_float(params.weight[static_cast<std::int64_t>(first_channel) * taps + i]);
@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_processor(S::r, S::stri
   unsigned task = block * warps + threadIdx.x / 32;
   const int channel = first_channel + lane;
   if (task >= params.tasks || channel >= params.c) return;
-  const int q0 = static_cast<int>(params.by_columns.peel(task)) * S::columns;
-  const int first_p = static_cast<int>(params.by_strips.peel(task)) * params.strip;
+  const int q0 = static_cast<int>(params.by_columns.divmod(task)) * S::columns;
+  const int first_p = static_cast<int>(params.by_strips.divmod(task)) * params.strip;
   Window<S> window;
 #pragma unroll
   for (int t = 0; t < taps; ++t) window.filter[t] = filters[lane * taps + t];
@@ -157,9 +157,9 @@ __global__ void __launch_bounds__(warps * 32) convolve_nchw(const __grid_constan
   constexpr int taps = S::r * S::r;
   unsigned task = blockIdx.x * (warps * 32) + threadIdx.x;
   if (task >= params.tasks) return;
-  const int q0 = static_cast<int>(params.by_columns.peel(task));
-  const int first_p = static_cast<int>(params.by_strips.peel(task)) * params.strip;
-  const int channel = static_cast<int>(params.by_c.peel(task));
+  const int q0 = static_cast<int>(params.by_columns.divmod(task));
+  const int first_p = static_cast<int>(params.by_strips.divmod(task)) * params.strip;
+  const int channel = static_cast<int>(params.by_c.divmod(task));
   Window<S> window;
 #pragma unroll
   for (int t = 0; t < taps; ++t) window.filter[t] = to_float(__ldg(params.weight + channel * taps + t));

@@ -30,7 +30,7 @@ struct Params {
   Tile tile;
   PatchOrder patch;
   FastDivide by_p_tiles, by_q_tiles, by_stride_w, by_s, by_terms;  // ...; C * R * S
-  Chunk chunks[most_chunks];
+  Chunk chunks[max_chunks];
   int k, p, q, c, r, s, h, w, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, chunk_count;
   bool nhwc, has_activation;
   bool vector;  // four neighbours of y (and residual) lie in one aligned vector, and either all or none are inside
@@ -55,8 +55,8 @@ struct Origin {
 
   template <typename T>
   __device__ Origin(std::uint32_t tile, const Params<T>& params) {
-    q = static_cast<int>(params.by_q_tiles.peel(tile)) * params.config.tile_q;
-    p = static_cast<int>(params.by_p_tiles.peel(tile)) * params.config.tile_p;
+    q = static_cast<int>(params.by_q_tiles.divmod(tile)) * params.config.tile_q;
+    p = static_cast<int>(params.by_p_tiles.divmod(tile)) * params.config.tile_p;
     n = static_cast<int>(tile);
   }
 };
@@ -84,14 +84,14 @@ __device__ __forceinline__ void load_patch(const Params<T>& params, const Origin
 #pragma unroll 1
   for (int index = threadIdx.x; index < order.count; index += blockDim.x) {
     std::uint32_t index_2 = index;
-    const std::uint32_t index_0 = order.by_0.peel(index_2), index_1 = order.by_1.peel(index_2);
+    const std::uint32_t index_0 = order.by_0.divmod(index_2), index_1 = order.by_1.divmod(index_2);
     const std::uint32_t row = params.nhwc ? index_2 : index_1, column = params.nhwc ? index_1 : index_0;
     const bool inside = h0 + row < static_cast<unsigned>(params.h) && w0 + column < static_cast<unsigned>(params.w);
     const std::uint32_t from = first + index_0 + index_1 * order.in_1 + index_2 * order.in_2;
     std::uint32_t to = index_0 * order.staged_0 + index_1 * order.staged_1 + index_2 * order.staged_2;
     if constexpr (stride != 1) {
       std::uint32_t place = column;  // in its phase
-      const std::uint32_t phase = stride == 2 ? place % 2 : params.by_stride_w.peel(place);
+      const std::uint32_t phase = stride == 2 ? place % 2 : params.by_stride_w.divmod(place);
       if constexpr (stride == 2) place /= 2;
       to += phase * params.config.phase_pitch + place - column;
     }
@@ -109,11 +109,11 @@ __device__ void load_filters(const Params<T>& params, int k0, float* filters) {
   const T* weight = params.weight + static_cast<std::int64_t>(k0) * terms;
   for (int index = threadIdx.x; index < params.config.k_tile * terms; index += blockDim.x) {
     std::uint32_t rest = index;
-    std::uint32_t line = params.by_terms.peel(rest);
-    std::uint32_t tap = params.by_s.peel(line);
+    std::uint32_t line = params.by_terms.divmod(rest);
+    std::uint32_t tap = params.by_s.divmod(line);
     const int filter = static_cast<int>(rest);
     if (windows) {
-      const std::uint32_t phase = params.by_stride_w.peel(tap);
+      const std::uint32_t phase = params.by_stride_w.divmod(tap);
       tap += phase * per_phase + min(phase, longer);
     }
     const int column = filter < half ? filter : filter - half + filter_half;

@@ -63,7 +63,7 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   if (config.shared_bytes > preferred_shared_bytes) {
     // Always the same value: another thread may launch the same kernel with another size between these two calls.
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(most_bytes(runtime.device()))),
+                                    static_cast<int>(max_bytes(runtime.device()))),
                "direct_tiled: shared memory");
   }
   kernel<<<static_cast<unsigned>(config.blocks), static_cast<unsigned>(config.threads()),

@@ -20,13 +20,13 @@ namespace fastconv::algos::direct_tiled::resident {
 // 16-byte loads of filters and, at most, as many of input. In memory both layouts see 4 neighbours: 16-byte stores.
 inline constexpr int quad = 4;
 inline constexpr int rows = 2, filter_quads = 2;
-inline constexpr int most_k_threads = 8;
+inline constexpr int max_k_threads = 8;
 // Floats from one term's filters to the next, the same for any tile, so that the inner loop's offsets are constants;
 // the 4 make the lanes that transpose the filters while loading differ in bank.
-inline constexpr int filter_half = most_k_threads * quad, filter_pitch = filter_quads * filter_half + 4;
+inline constexpr int filter_half = max_k_threads * quad, filter_pitch = filter_quads * filter_half + 4;
 inline constexpr int window_taps = 4;           // of a row, taken from one window of at most 8 floats
 inline constexpr int warps_per_processor = 16;  // 128 registers a thread
-inline constexpr int most_terms = 256;          // summed in one chain: longer ones round more
+inline constexpr int max_terms = 256;           // summed in one chain: longer ones round more
 
 // How threads lie along the filters and the outputs: k_lanes of a warp along K, q_lanes along Q, the others along P.
 struct Tile {
@@ -53,7 +53,7 @@ inline constexpr int tile_count = 5;
 struct Chunk {
   int offset, taps;
 };
-inline constexpr int most_chunks = 16;  // of a row; there are no more unless the kernel is very wide
+inline constexpr int max_chunks = 16;  // of a row; there are no more unless the kernel is very wide
 
 // Calls visit(chunk) in the order in which the filters' taps are kept; phase_pitch as in Config.
 template <typename Visit>
@@ -134,7 +134,7 @@ inline double cost_us(const ConvProblem& problem, const DeviceInfo& device, cons
 
 inline std::optional<Config> configure(const ConvProblem& problem, const DeviceInfo& device, int index, int warps) {
   const std::int64_t terms = problem.c * problem.r * problem.s;
-  if (problem.groups != 1 || terms > most_terms || chunk_count(problem) > most_chunks) return std::nullopt;
+  if (problem.groups != 1 || terms > max_terms || chunk_count(problem) > max_chunks) return std::nullopt;
   // The kernel numbers the padded input, the tiles and the outputs of an image with 31 bits.
   constexpr double limit = 1073741824.0;
   const double padded = static_cast<double>(problem.n * problem.c) *
@@ -157,7 +157,7 @@ inline std::optional<Config> configure(const ConvProblem& problem, const DeviceI
   // A warp with two lanes along P reads two rows at once: from different banks.
   for (int i = 0; i < 8 && tile.p_lanes() == 2 && rows * problem.stride_h * pitch % 32 != 16; ++i) pitch += 4;
   config.shared_bytes = 4 * ((terms + 1) * filter_pitch + 2 * problem.c * patch_h * pitch);  // + 1: the bias
-  const std::int64_t most = most_bytes(device);
+  const std::int64_t most = max_bytes(device);
   if (config.shared_bytes > most) return std::nullopt;
   config.patch_h = static_cast<int>(patch_h), config.patch_w = static_cast<int>(patch_w);
   config.phase_pitch = static_cast<int>(phase_pitch);

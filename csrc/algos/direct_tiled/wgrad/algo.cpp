@@ -44,8 +44,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const wgrad::Plan plan = wgrad::make_plan(problem, device);
   const bool nhwc = problem.layout == Layout::nhwc;
   result.config = "depthwise, strips of " + std::to_string(wgrad::strip_rows(problem.r, problem.stride_h)) + " rows, " +
-                  std::to_string(plan.parts) + " parts";
-  result.workspace_bytes = wgrad::Plan::workspace_bytes(problem, plan.parts);
+                  std::to_string(plan.split_k) + " parts";
+  result.workspace_bytes = wgrad::Plan::workspace_bytes(problem, plan.split_k);
   // The issue of instructions decides; those of half types are more (docs/log/50-depthwise.md).
   const double share = problem.dtype == DType::f32 ? 1.0 : 0.55;
   const double rate = share * (nhwc ? problem.r == 3 ? 0.11 : 0.19 : 0.14);

@@ -17,7 +17,7 @@ struct Params {
   std::int64_t x_image, grad_image;
   int c, h, w, p, q, pad_h, pad_w;
   unsigned tasks;  // of a channel
-  unsigned parts;
+  unsigned split_k;
   FastDivide by_channel_tiles, by_columns, by_strips;
 };
 
@@ -125,14 +125,14 @@ template <typename S, typename T>
 __global__ void __launch_bounds__(warps * 32, blocks_per_processor(S::r, S::stride))
     sum_nhwc(const __grid_constant__ Params<T> params) {
   unsigned part = blockIdx.x;
-  const int first_channel = static_cast<int>(params.by_channel_tiles.peel(part)) * block_channels;
+  const int first_channel = static_cast<int>(params.by_channel_tiles.divmod(part)) * block_channels;
   // Lanes behind the last channel repeat it; nobody stores their sums.
   const int channel = min(first_channel + static_cast<int>(threadIdx.x) % 32, params.c - 1);
   Sums<S> sum = {};
 #pragma unroll 1
-  for (unsigned task = part * warps + threadIdx.x / 32; task < params.tasks; task += params.parts * warps) {
+  for (unsigned task = part * warps + threadIdx.x / 32; task < params.tasks; task += params.split_k * warps) {
     unsigned image = task;
-    const int p0 = static_cast<int>(params.by_strips.peel(image)) * S::rows;
+    const int p0 = static_cast<int>(params.by_strips.divmod(image)) * S::rows;
     walk<S>(params, params.x + image * params.x_image + channel, params.grad + image * params.grad_image + channel, p0,
             sum);
   }
@@ -143,16 +143,16 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_processor(S::r, S::stri
 template <typename S, typename T>
 __global__ void __launch_bounds__(warps * 32) sum_nchw(const __grid_constant__ Params<T> params) {
   unsigned part = blockIdx.x;
-  const int channel = static_cast<int>(params.by_channel_tiles.peel(part));
+  const int channel = static_cast<int>(params.by_channel_tiles.divmod(part));
   const T* x_plane = params.x + static_cast<std::int64_t>(channel) * params.h * params.w;
   const T* grad_plane = params.grad + static_cast<std::int64_t>(channel) * params.p * params.q;
   Sums<S> sum = {};
-  const unsigned step = params.parts * (warps * 32);
+  const unsigned step = params.split_k * (warps * 32);
 #pragma unroll 1
   for (unsigned task = part * (warps * 32) + threadIdx.x; task < params.tasks; task += step) {
     unsigned image = task;
-    const int q = static_cast<int>(params.by_columns.peel(image));
-    const int p0 = static_cast<int>(params.by_strips.peel(image)) * S::rows;
+    const int q = static_cast<int>(params.by_columns.divmod(image));
+    const int p0 = static_cast<int>(params.by_strips.divmod(image)) * S::rows;
     const int h0 = p0 * S::stride - params.pad_h, w0 = q * S::stride - params.pad_w;
     const T* x = x_plane + image * params.x_image;
     const T* grad = grad_plane + image * params.grad_image;
@@ -189,12 +189,12 @@ __global__ void __launch_bounds__(warps * 32) sum_nchw(const __grid_constant__ P
 
 // dw[c][tap] from the sums [part][tap][C], in order.
 template <typename T>
-__global__ void add_parts(const float* sums, T* dw, int taps, int channels, unsigned parts) {
+__global__ void add_parts(const float* sums, T* dw, int taps, int channels, unsigned split_k) {
   const unsigned index = blockIdx.x * blockDim.x + threadIdx.x, size = static_cast<unsigned>(taps * channels);
   if (index >= size) return;
   float total = 0.0f;
 #pragma unroll 8
-  for (unsigned part = 0; part < parts; ++part) total += sums[static_cast<std::int64_t>(part) * size + index];
+  for (unsigned part = 0; part < split_k; ++part) total += sums[static_cast<std::int64_t>(part) * size + index];
   dw[static_cast<std::int64_t>(index % channels) * taps + index / channels] = from_float<T>(total);
 }
 
@@ -217,12 +217,12 @@ void launch(const WeightGradientArgs& args, Runtime& runtime) {
                          .pad_h = as_int(problem.pad_h),
                          .pad_w = as_int(problem.pad_w),
                          .tasks = static_cast<unsigned>(problem.n * plan.strips * (nhwc ? 1 : problem.q())),
-                         .parts = static_cast<unsigned>(plan.parts),
+                         .split_k = static_cast<unsigned>(plan.split_k),
                          .by_channel_tiles = plan.channel_tiles,
                          .by_columns = problem.q(),
                          .by_strips = plan.strips};
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
-  const auto blocks = static_cast<unsigned>(plan.channel_tiles * plan.parts);
+  const auto blocks = static_cast<unsigned>(plan.channel_tiles * plan.split_k);
   constexpr int threads = warps * 32;
   if (nhwc) {
     sum_nhwc<Shape<r, stride>><<<blocks, threads, 0, stream>>>(params);
@@ -232,7 +232,7 @@ void launch(const WeightGradientArgs& args, Runtime& runtime) {
   check_launch("direct_tiled: weight gradient");
   constexpr int few = 128;
   const auto sizes = static_cast<unsigned>(ceil_div<std::int64_t>(problem.c * r * r, few));
-  add_parts<<<sizes, few, 0, stream>>>(sums, static_cast<T*>(args.dw), r * r, params.c, params.parts);
+  add_parts<<<sizes, few, 0, stream>>>(sums, static_cast<T*>(args.dw), r * r, params.c, params.split_k);
   check_launch("direct_tiled: weight gradient, parts");
 }
 

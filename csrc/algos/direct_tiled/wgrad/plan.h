@@ -26,11 +26,11 @@ constexpr int blocks_per_processor(std::int64_t r, std::int64_t stride) {
 struct Plan {
   std::int64_t strips = 1;         // of an image
   std::int64_t channel_tiles = 1;  // of block_channels, or of one
-  std::int64_t parts = 1;          // of the sum over the pixels, added in order at the end
+  std::int64_t split_k = 1;        // of the sum over the pixels, added in order at the end
 
   // [part][tap][C] float32
-  static std::size_t workspace_bytes(const ConvProblem& problem, std::int64_t parts) {
-    return static_cast<std::size_t>(parts * problem.r * problem.s * problem.c) * sizeof(float);
+  static std::size_t workspace_bytes(const ConvProblem& problem, std::int64_t split_k) {
+    return static_cast<std::size_t>(split_k * problem.r * problem.s * problem.c) * sizeof(float);
   }
 };
 
@@ -51,7 +51,7 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device) {
   // Whole rounds of blocks: each walks over as many strips as the others.
   const std::int64_t slots = (nhwc ? blocks_per_processor(problem.r, problem.stride_h) : 4) * device.processors;
   const std::int64_t wanted = std::max<std::int64_t>(slots / plan.channel_tiles, 1);
-  plan.parts = std::min(wanted, most);
+  plan.split_k = std::min(wanted, most);
   return plan;
 }
 

@@ -10,7 +10,7 @@ namespace fastconv::algos::implicit_gemm::persistent {
 // A guess brings the largest sampled value to [2^6, 2^7). It fits 64 channels of a pixel that are zero, or the largest
 // of which is in [2^-12, 2^16): what float16's subnormals then lose is less than TF32's own rounding of that.
 constexpr int convert_threads = 256, sample_target = 6;
-constexpr float least_converted = 1.0f / 4096, most_converted = 65504.0f;
+constexpr float min_converted = 1.0f / 4096, max_converted = 65504.0f;
 
 // Block (image, part of it). Of each 64 channels, the 16-byte pieces lie in the order 0 4 1 5 2 6 3 7: the lane that
 // reads two neighbours has the same channels of both packed blocks of 32 (plan.h).
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(convert_threads) convert(const float* __restri
                                                            std::int64_t values, FastDivide by_blocks, int blocks) {
   constexpr int samples = 2 * convert_threads;
   unsigned image = blockIdx.x;
-  const unsigned part = by_blocks.peel(image);
+  const unsigned part = by_blocks.divmod(image);
   x += image * values, target += image * values;
   const auto stride = static_cast<unsigned>(min(values / samples, std::int64_t{1} << 22));
   float largest = 0.0f;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(convert_threads) convert(const float* __restri
       for (int lanes = 1; lanes < 8; lanes *= 2) {
         of_channels = fmaxf(of_channels, __shfl_xor_sync(__activemask(), of_channels, lanes));
       }
-      fits = fits && (of_channels == 0.0f || (of_channels >= least_converted && of_channels <= most_converted));
+      fits = fits && (of_channels == 0.0f || (of_channels >= min_converted && of_channels <= max_converted));
       const uint4 a = split_piece(raw[i][0], scale), b = split_piece(raw[i][1], scale);
       if (piece < pieces) {
         const unsigned position = (piece & ~7u) + (piece % 4) * 2 + piece % 8 / 4;

@@ -21,15 +21,15 @@ class Loader {
   __device__ __forceinline__ void run(const Work& work) {
     Control& control = *shared_.control;
     unsigned packed_tile = work.filter_tile;
-    const unsigned half = params_.by_halves.peel(packed_tile);
+    const unsigned half = params_.by_halves.divmod(packed_tile);
     const unsigned char* filters = params_.weight + packed_tile * params_.packed_tile_bytes + half * S::plane_bytes;
     for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
       unsigned block = stage, tap = 0;  // of channels
-      if (params_.stage_taps != params_.taps) tap = params_.by_taps.peel(block);
+      if (params_.stage_taps != params_.taps) tap = params_.by_taps.divmod(block);
       const bool pairs = S::paired && !S::converted;
       const int first_step = static_cast<int>(pairs ? (block & ~1u) * params_.taps + 2 * tap + (block & 1)
                                                     : (block * params_.taps + tap) * (S::converted ? 2 : 1));
-      const int s = static_cast<int>(params_.by_s.peel(tap)), r = static_cast<int>(tap);
+      const int s = static_cast<int>(params_.by_s.divmod(tap)), r = static_cast<int>(tap);
       const std::uint32_t full = shared_address(&control.input_full[input_.slot]);
       hopper::wait(shared_address(&control.input_free[input_.slot]), input_.parity ^ 1, site_);
       if constexpr (S::transforms) hopper::fence_copies();  // the splitting warps have written there
@@ -39,7 +39,7 @@ class Loader {
         load_rows(work, channel, target, full);
       } else {
         hopper::arrive_expecting(full, params_.box_bytes);
-        hopper::copy_box(target, map_, channel, work.q * params_.stride_w - params_.pad_w + s * params_.dilation_w,
+        hopper::tma_load(target, map_, channel, work.q * params_.stride_w - params_.pad_w + s * params_.dilation_w,
                          work.p * params_.stride_h - params_.pad_h + r * params_.dilation_h, work.n, full);
       }
       input_.advance(params_.input_slots);
@@ -56,8 +56,8 @@ class Loader {
     unsigned first_n = params_.by_row.quotient(work.q);
     unsigned last_n = params_.by_row.quotient(min(work.q + S::pixel_tile, params_.q) - 1);
     const int rows = static_cast<int>(last_n - first_n) + 1;
-    const int first_row = static_cast<int>(params_.by_rows.peel(first_n));
-    const int last_row = static_cast<int>(params_.by_rows.peel(last_n));
+    const int first_row = static_cast<int>(params_.by_rows.divmod(first_n));
+    const int last_row = static_cast<int>(params_.by_rows.divmod(last_n));
     const int images = static_cast<int>(last_n - first_n) + 1;
     hopper::arrive_expecting(full, (rows + images * params_.halo_rows) * params_.row_bytes);
 #pragma unroll 1
@@ -65,7 +65,7 @@ class Loader {
       const int last = (n == last_n ? last_row : params_.rows - 1) + params_.halo_rows;
 #pragma unroll 1
       for (int row = n == first_n ? first_row : 0; row <= last; ++row, target += params_.row_bytes) {
-        hopper::copy_box(target, map_, channel, -params_.pad_w, row - params_.pad_h, static_cast<int>(n), full);
+        hopper::tma_load(target, map_, channel, -params_.pad_w, row - params_.pad_h, static_cast<int>(n), full);
       }
     }
   }
@@ -92,9 +92,9 @@ class Loader {
 // A block's work, in rounds of as many units as it can mark. visit(index, mark, repeated): first all units of the
 // round; then (float32) the marked ones again. before_marks() and after_marks() enclose the reading of marks.
 template <typename S, typename Visit, typename Before, typename After>
-__device__ __forceinline__ void for_each_work(const Params<typename S::T>& params, const Shared<S>& shared,
-                                              Visit&& visit, Before&& before_marks, After&& after_marks) {
-  const unsigned round = gridDim.x * most_marks, work = S::conditional ? shared.control->work : params.work;
+__device__ __forceinline__ void for_each_work_tile(const Params<typename S::T>& params, const Shared<S>& shared,
+                                                   Visit&& visit, Before&& before_marks, After&& after_marks) {
+  const unsigned round = gridDim.x * max_marks, work = S::conditional ? shared.control->work : params.work;
   unsigned parity = 0;
   for (unsigned first = blockIdx.x; first < work; first += round, parity ^= 1) {
     const unsigned size = min(work - first, round);
@@ -131,12 +131,12 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
     hopper::barrier_init(shared_address(&control.marks_written), multiplying);
     hopper::barrier_init(shared_address(&control.marks_read), splitting + 1);
     if constexpr (S::reads_halves) {
-      hopper::barrier_init(shared_address(&control.parts_ready), params.splits);
-      hopper::barrier_init(shared_address(&control.parts_done), params.splits);
+      hopper::barrier_init(shared_address(&control.parts_ready), params.split_k);
+      hopper::barrier_init(shared_address(&control.parts_done), params.split_k);
     }
     hopper::barrier_init_fence();
   }
-  for (int i = threadIdx.x; i < most_marks / 32; i += S::threads) control.marks[i] = 0;
+  for (int i = threadIdx.x; i < max_marks / 32; i += S::threads) control.marks[i] = 0;
   unsigned thread = threadIdx.x;
   asm volatile("" : "+r"(thread));  // so that no predicate is spilled
   if (S::conditional && thread < 32) {
@@ -146,7 +146,7 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
     if (thread == 0) control.work = is_met ? params.work : 0;
   }
   __syncthreads();
-  if (S::reads_halves && params.splits > 1 && params.partial == nullptr)
+  if (S::reads_halves && params.split_k > 1 && params.partial == nullptr)
     hopper::arrive_in_cluster();  // its barriers are there
 }
 
@@ -167,9 +167,9 @@ __global__ void __launch_bounds__(S::threads, 1)
   // A unit that was marked, because one scale did not fit all of its pixels, is loaded twice more: to measure each
   // pixel, and to multiply with a scale for each pixel.
   if (warpgroup < multiply_warpgroups) {
-    hopper::grow_registers<S::multiply_registers>();
+    hopper::setmaxnreg_inc<S::multiply_registers>();
     Multiplier<S> multiplier(params, output_map, shared);
-    for_each_work<S>(
+    for_each_work_tile<S>(
         params, shared,
         [&](unsigned index, unsigned mark, bool repeated) {
           if (repeated) multiplier.measure(Work(params, index));
@@ -184,15 +184,15 @@ __global__ void __launch_bounds__(S::threads, 1)
           hopper::wait(shared_address(&control.marks_read), parity,
                        WaitSite{params.report, kernel_implicit_gemm, role_multiply});
           synchronise_multipliers();  // the other multiplying warps read marks, too
-          for (int i = threadIdx.x; i < most_marks / 32; i += 128 * multiply_warpgroups) control.marks[i] = 0;
+          for (int i = threadIdx.x; i < max_marks / 32; i += 128 * multiply_warpgroups) control.marks[i] = 0;
           synchronise_multipliers();
         });
     hopper::wait_for_writing<0>();
   } else if (S::transforms && warpgroup == multiply_warpgroups) {
-    hopper::shrink_registers<S::transform_registers>();
+    hopper::setmaxnreg_dec<S::transform_registers>();
     if constexpr (S::transforms) {
       Transformer<S> transformer(params, shared);
-      for_each_work<S>(
+      for_each_work_tile<S>(
           params, shared,
           [&](unsigned index, unsigned, bool repeated) {
             const Work work(params, index);
@@ -206,11 +206,11 @@ __global__ void __launch_bounds__(S::threads, 1)
           });
     }
   } else {
-    hopper::shrink_registers<S::load_registers>();
+    hopper::setmaxnreg_dec<S::load_registers>();
     if (threadIdx.x % 128 == 0) {
       hopper::prefetch_map(map);
       Loader<S> loader(params, map, shared);
-      for_each_work<S>(
+      for_each_work_tile<S>(
           params, shared,
           [&](unsigned index, unsigned, bool repeated) {
             const Work work(params, index);

@@ -20,7 +20,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
   const Weights& weights = plan.weights;
   const Strides4 out = output_strides(problem);
   const bool product = is_matrix_product(problem) || plan.flat;
-  const std::int64_t per_split = ceil_div(plan.stages, plan.splits);
+  const std::int64_t per_split = ceil_div(plan.stages, plan.split_k);
   Params<T> params{
       .weight = static_cast<const unsigned char*>(args.weight),
       .exponents = reinterpret_cast<const int*>(static_cast<const char*>(args.weight) + weights.weight_bytes()),
@@ -52,7 +52,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .stages = as_int(plan.stages),
       .stage_taps = plan.stage_taps,
       .taps = as_int(weights.taps),
-      .splits = as_int(plan.splits),
+      .split_k = as_int(plan.split_k),
       .stages_per_split = as_int(per_split),
       .packed_tile_bytes = static_cast<std::int64_t>(weights.weight_bytes()) / weights.filter_tiles,
       .packed_bytes = as_int(weights.tile_bytes()),
@@ -74,13 +74,13 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .along_filters = problem.layout == Layout::nhwc,
       .vectors = false,
       .quads = false,
-      .stores_boxes = false,
+      .stores_by_tma = false,
       .staging_bytes = static_cast<int>(plan.staging_bytes),
       .flat_nchw = product && problem.layout == Layout::nchw,
       .by_image = problem.p() * problem.q(),
       .work = static_cast<unsigned>(plan.work()),
-      .whole = static_cast<unsigned>(plan.splits > 1 ? plan.whole : plan.tiles()),
-      .by_splits = plan.splits,
+      .whole = static_cast<unsigned>(plan.split_k > 1 ? plan.whole : plan.tiles()),
+      .by_split_k = plan.split_k,
       .by_halves = weights.filter_tile / plan.filter_tile,
       .by_filter_tiles = plan.filter_tiles(),
       .by_tiles_q = plan.tiles_q,
@@ -92,7 +92,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .by_s = problem.s};
   if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   params.vectors = plan.stores_vectors;
-  params.stores_boxes = plan.stores_boxes && params.partial == nullptr;
+  params.stores_by_tma = plan.stores_by_tma && params.partial == nullptr;
   params.quads = plan.stores_quads;
   return params;
 }
@@ -132,11 +132,11 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
                : make_tensor_map(tensor, dtype, problem.n, height, width, channels, box);
   };
   const CUtensorMap x_map = make_map(x, x_type, problem.h, problem.w, problem.c, x_box, is_matrix_product(problem));
-  const CUtensorMap y_map =
-      params.stores_boxes ? make_map(args.y, problem.dtype, problem.p(), problem.q(), problem.k, y_box, params.in_a_row)
-                          : CUtensorMap{};
+  const CUtensorMap y_map = params.stores_by_tma ? make_map(args.y, problem.dtype, problem.p(), problem.q(), problem.k,
+                                                            y_box, params.in_a_row)
+                                                 : CUtensorMap{};
   const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));
-  const int cluster = plan.clusters ? static_cast<int>(plan.splits) : 1;
+  const int cluster = plan.clusters ? static_cast<int>(plan.split_k) : 1;
   const auto try_source = [&](auto filter_tile, auto row_blocks, auto source) {
     if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks() || plan.source != source()) return;
     launch<Shape<T, mode, filter_tile(), row_blocks(), source()>>(params, x_map, y_map, plan.shared_bytes(), blocks,
@@ -144,7 +144,7 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
   };
   const auto try_rows = [&](auto filter_tile, auto source) {
     try_source(filter_tile, std::integral_constant<int, 1>{}, source);
-    if constexpr (filter_tile() <= most_filters_of_two_rows(source() == Source::converted ? Mode::fp16 : mode)) {
+    if constexpr (filter_tile() <= max_filters_of_two_rows(source() == Source::converted ? Mode::fp16 : mode)) {
       try_source(filter_tile, std::integral_constant<int, 2>{}, source);
     }
   };
@@ -170,7 +170,7 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
     const FastDivide by_inner = nhwc ? 1 : problem.p() * problem.q();
     const auto sum_blocks =
         static_cast<unsigned>(std::min<std::int64_t>(ceil_div(numel, 256), runtime.device().processors * 8));
-    add_parts<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.splits), numel, by_inner, problem.k,
+    add_parts<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.split_k), numel, by_inner, problem.k,
                                                  params.partial, params.epilogue, params.y);
     check_launch("implicit_gemm: sum of parts");
   }

@@ -83,7 +83,7 @@ class Multiplier {
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
           const float high = largest_[i] * power_of_two(exponents_[i]);
-          off |= largest_[i] > 0.0f && !(high >= least_high && high < most_high);
+          off |= largest_[i] > 0.0f && !(high >= min_high && high < max_high);
         }
       }
     }
@@ -186,7 +186,7 @@ class Multiplier {
     }
     hopper::wait_for_products<0>();
 #pragma unroll
-    for (int m = 0; m < S::row_blocks; ++m) hopper::pin(total[m]);
+    for (int m = 0; m < S::row_blocks; ++m) hopper::fence_operand(total[m]);
     release_filters(1);
   }
   __device__ __forceinline__ void load_step(Operand<S> (&operand)[S::row_blocks]) {
@@ -221,7 +221,7 @@ class Multiplier {
       next_tap();
     }
 #pragma unroll
-    for (int m = 0; m < S::row_blocks; ++m) hopper::pin(total[m]);
+    for (int m = 0; m < S::row_blocks; ++m) hopper::fence_operand(total[m]);
   }
   template <int u>
   __device__ __forceinline__ void multiply_exact_unit(Operand<S>& operand, Sums& sums, Total& total) {
@@ -306,7 +306,7 @@ class Multiplier {
   template <int u>
   __device__ __forceinline__ void add(Sums& sums, Total& total) {
     if constexpr (S::split) {
-      hopper::pin(sums[u % 2]);
+      hopper::fence_operand(sums[u % 2]);
 #pragma unroll
       for (int i = 0; i < S::unit_sums; ++i) total[row_block(u)][first_sum(u) + i] += sums[u % 2][i];
     }
@@ -320,7 +320,7 @@ class Multiplier {
       if (params_.in_a_row) {
         image = params_.by_image.quotient(work.q + pixel);
       } else {
-        params_.by_tile_q.peel(pixel);
+        params_.by_tile_q.divmod(pixel);
         image = work.n + params_.by_tile_p.quotient(pixel);
       }
       exponents_[i] = params_.image_exponents[min(static_cast<int>(image), params_.images - 1)];

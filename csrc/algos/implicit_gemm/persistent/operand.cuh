@@ -2,7 +2,7 @@
 // step is free: where wgmma's layout gives lane l the indices 2t, 2t+1, 2t+8, 2t+9 (t = l % 4) of each product, we mean
 // neighbouring channels: the lane's 32 bytes of a pixel's 128 are its pieces 2t and 2t + 1, and each piece serves one
 // product, or two. So fragments are read by 16 bytes, ready to use. But half types: their order is the natural one,
-// which the lean kernel needs, and matrices of 8 x 8 are loaded into fragments.
+// which the single-tile kernel needs, and matrices of 8 x 8 are loaded into fragments.
 #pragma once
 
 #include "algos/implicit_gemm/persistent/tile.cuh"
@@ -23,7 +23,7 @@ constexpr __host__ __device__ int channel_of(int product, int index) {
 // Without a splitting warpgroup there is a guess for each pixel, from the first values that are not zero: what follows
 // can only be larger.
 constexpr int guessed_target = 8, exact_target = 12, pixel_guess_target = 4;
-constexpr float least_high = 0.5f, most_high = 65504.0f;
+constexpr float min_high = 0.5f, max_high = 65504.0f;
 
 // A for 64 pixels of a warpgroup, all products of a step.
 template <typename S>
@@ -79,7 +79,7 @@ class Input {
 #pragma unroll
     for (int i = 0; i < addresses; ++i) {
       unsigned index = pixel_of(i);
-      const unsigned q = params.by_tile_q.peel(index), p = params.by_tile_p.peel(index);
+      const unsigned q = params.by_tile_q.divmod(index), p = params.by_tile_p.divmod(index);
       // Pixels behind the tile's last exist if tile_n tile_p tile_q < pixel_tile: they read any row, and are not
       // stored.
       const bool exists = index < static_cast<unsigned>(params.tile_n);
@@ -91,12 +91,12 @@ class Input {
   __device__ __forceinline__ void place_flat(const Params<T>& params, const Work& work) {
     unsigned first_n = params.by_row.quotient(work.q);
     const unsigned first_row = first_n;
-    params.by_rows.peel(first_n);
+    params.by_rows.divmod(first_n);
 #pragma unroll
     for (int i = 0; i < addresses; ++i) {
       const unsigned pixel = min(work.q + static_cast<int>(pixel_of(i)), params.q - 1);
       unsigned row = pixel;
-      const unsigned q = params.by_row.peel(row);
+      const unsigned q = params.by_row.divmod(row);
       const unsigned n = params.by_rows.quotient(row);
       row_[i] = (row - first_row + (n - first_n) * params.halo_rows) * params.box_w + q;
     }
@@ -185,7 +185,7 @@ class Input {
 #pragma unroll 1
     for (int tap = static_cast<int>(threadIdx.x) % 4; tap < params.stage_taps; tap += 4) {
       unsigned r = tap;
-      const unsigned s = params.by_s.peel(r);
+      const unsigned s = params.by_s.divmod(r);
       const float* of_tap = of_box + r * params.dilation_h * params.box_w + s * params.dilation_w;
 #pragma unroll
       for (int i = 0; i < rows; ++i) largest[i] = fmaxf(largest[i], of_tap[row_[i]]);

@@ -9,13 +9,13 @@ namespace fastconv::algos::implicit_gemm::persistent {
 // Of a pixel of a tile, its first filter; -1 if it is not in y.
 template <typename T>
 __device__ __forceinline__ std::int64_t output_index(const Params<T>& params, const Work& work, unsigned pixel) {
-  const int q = work.q + static_cast<int>(params.by_tile_q.peel(pixel));
-  const int p = work.p + static_cast<int>(params.by_tile_p.peel(pixel));
+  const int q = work.q + static_cast<int>(params.by_tile_q.divmod(pixel));
+  const int p = work.p + static_cast<int>(params.by_tile_p.divmod(pixel));
   const int n = work.n + static_cast<int>(pixel);
   if (static_cast<int>(pixel) >= params.tile_n || n >= params.n || p >= params.p || q >= params.q) return -1;
   if (params.flat_nchw) {  // q counts the pixels of all images, and NCHW wants them apart
     unsigned image = static_cast<unsigned>(q);
-    const unsigned within = params.by_image.peel(image);
+    const unsigned within = params.by_image.divmod(image);
     return image * params.y_image + within;
   }
   return n * params.y_image + p * params.y_row + q * params.y_pixel;
@@ -354,7 +354,7 @@ __device__ __forceinline__ void store_boxes(const Params<typename S::T>& params,
   if (threadIdx.x == 0) {
 #pragma unroll 1
     for (int box = 0; box < S::filter_tile / filters_of_box; ++box) {
-      hopper::store_box(map, work.filter_tile * S::filter_tile + box * filters_of_box, work.q, work.p, work.n,
+      hopper::tma_store(map, work.filter_tile * S::filter_tile + box * filters_of_box, work.q, work.p, work.n,
                         staging + box * bytes);
     }
     hopper::commit_stores();
@@ -422,7 +422,7 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
       moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
   }
   Finish finish = uniform || !S::transforms ? finish_of(params) : Finish::general;
-  const bool boxes = S::stores_boxes && params.stores_boxes && (finish == Finish::plain || finish == Finish::clamped);
+  const bool boxes = S::stores_by_tma && params.stores_by_tma && (finish == Finish::plain || finish == Finish::clamped);
   if (boxes) {
     if (threadIdx.x == 0) hopper::wait_for_reading<0>();
     moderate = !any_of_multipliers(!moderate);  // either all copy, or none
@@ -443,7 +443,7 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     }
     __syncwarp();
   }
-  if constexpr (S::stores_boxes) {
+  if constexpr (S::stores_by_tma) {
     if (by_boxes != 0) {
       if (finish == Finish::plain) {
         store_boxes<S, Finish::plain>(params, map, work, filters, shared.staging, sums, factor);
@@ -468,14 +468,14 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
 // y = the sum of the partial ones, in their order, through the epilogue.
 template <typename T>
 __global__ void __launch_bounds__(256)
-    add_parts(int splits, std::int64_t numel, FastDivide by_inner, FastDivide by_k, const float* __restrict__ partial,
+    add_parts(int split_k, std::int64_t numel, FastDivide by_inner, FastDivide by_k, const float* __restrict__ partial,
               Epilogue<T> epilogue, T* __restrict__ y) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * 256;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x; i < numel; i += stride) {
     float sum = 0.0f;
-    for (int split = 0; split < splits; ++split) sum += partial[split * numel + i];
+    for (int split = 0; split < split_k; ++split) sum += partial[split * numel + i];
     unsigned k = by_inner.quotient(static_cast<unsigned>(i));
-    k = by_k.peel(k);
+    k = by_k.divmod(k);
     y[i] = epilogue(sum, i, k);
   }
 }

@@ -22,7 +22,7 @@ class Parts {
                                       const int (&exponents)[2 * S::row_blocks]) {
     Control& control = *shared_.control;
     const std::uint32_t ready = shared_address(&control.parts_ready), done = shared_address(&control.parts_done);
-    const int parts = params_.splits, thread = static_cast<int>(threadIdx.x);
+    const int parts = params_.split_k, thread = static_cast<int>(threadIdx.x);
     synchronise_multipliers();  // both warpgroups have read the rings
     leave(sums, exponents);
     synchronise_multipliers();
@@ -87,7 +87,7 @@ class Parts {
       float value[batch][size] = {}, bias[batch][size];
       std::int64_t index[batch];
 #pragma unroll 1
-      for (int part = 0; part < params_.splits; ++part) {
+      for (int part = 0; part < params_.split_k; ++part) {
         const std::uint32_t source = hopper::address_in_block(address_of(at, filter), part);
         float4 quad[batch];
         int exponent[batch] = {};
@@ -135,7 +135,7 @@ class Parts {
       index += (first_k + filter) * params_.y_filter;
       float sum = 0.0f;
 #pragma unroll 1
-      for (int part = 0; part < params_.splits; ++part) {
+      for (int part = 0; part < params_.split_k; ++part) {
         const float one = __uint_as_float(hopper::load_word_from_block(address_of(pixel, filter), part));
         if constexpr (S::scaled) {
           const int exponent = static_cast<int>(hopper::load_word_from_block(exponent_of(pixel), part));

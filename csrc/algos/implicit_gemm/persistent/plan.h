@@ -24,7 +24,7 @@ namespace fastconv::algos::implicit_gemm::persistent {
 
 // Hopper's instructions exist on Hopper alone. Tensor copies need rows of C elements that are multiples of 16 bytes,
 // and skip at most 7 pixels. The answer depends on the weight and the device alone (the rule of packed_weight()).
-constexpr int most_stride = 8;
+constexpr int max_stride = 8;
 inline bool is_used(const ConvProblem& problem, const DeviceInfo& device) {
   return device.type == DeviceType::cuda && device.compute_capability == 90 && problem.groups == 1 &&
          loads_vectors(problem);
@@ -32,15 +32,15 @@ inline bool is_used(const ConvProblem& problem, const DeviceInfo& device) {
 
 constexpr int multiply_warpgroups = 2;
 constexpr int input_row_bytes = 128;  // channels of a step, of one pixel
-constexpr int filter_ring_bytes = 64 * 1024, most_filter_slots = 8, most_input_slots = 8;
+constexpr int filter_ring_bytes = 64 * 1024, max_filter_slots = 8, max_input_slots = 8;
 constexpr int filter_slots(int tile_bytes, bool raw) {  // a power of two; raw: input slots are no more
-  return tile_bytes * 8 <= filter_ring_bytes && !raw ? most_filter_slots : most_filter_slots / 2;
+  return tile_bytes * 8 <= filter_ring_bytes && !raw ? max_filter_slots : max_filter_slots / 2;
 }
-constexpr int most_box_pixels = 640, most_parts = 8;  // of a reduction: the blocks of a cluster
+constexpr int max_box_pixels = 640, max_parts = 8;  // of a reduction: the blocks of a cluster
 constexpr std::size_t shared_limit = 227 * 1024;
 constexpr std::size_t shared_overhead = 12 * 1024;  // alignment, barriers, marks of tiles to repeat, data of filters
-constexpr std::size_t least_staging = 22 * 1024, most_staging = 64 * 1024;  // sums on their way to y
-constexpr int box_bytes = 128;                                              // of filters, that a copy brings to y
+constexpr std::size_t min_staging = 22 * 1024, max_staging = 64 * 1024;  // sums on their way to y
+constexpr int box_bytes = 128;                                           // of filters, that a copy brings to y
 
 // What depends on the weight and the class alone (the rule of packed_weight()).
 struct Weights {
@@ -81,7 +81,7 @@ inline int tile_filters(Mode mode, std::int64_t k) {
 }
 
 // Two blocks of 64 pixels a warpgroup fill the registers at so many filters: in split mode with totals beside the sums.
-constexpr int most_filters_of_two_rows(Mode mode) { return mode == Mode::split ? 64 : 128; }
+constexpr int max_filters_of_two_rows(Mode mode) { return mode == Mode::split ? 64 : 128; }
 
 inline Weights make_weights(const ConvProblem& problem) {
   Weights weights{};
@@ -122,12 +122,12 @@ struct Plan {
   std::int64_t x_values;
   // How y is written: by copies from shared memory, beside the next tile; by 16 bytes of filters (NHWC); by four pixels
   // (NCHW). Else value by value.
-  bool stores_boxes, stores_vectors, stores_quads;
+  bool stores_by_tma, stores_vectors, stores_quads;
   std::size_t staging_bytes;
   std::int64_t stages;  // of the whole reduction
   // Tiles from `whole` on have their reduction cut into so many parts. clusters: one for each block of a cluster, which
   // adds them; else they go through memory, a second kernel adds them, and `whole` is 0.
-  std::int64_t splits, whole;
+  std::int64_t split_k, whole;
   bool clusters;
   std::int64_t tiles_n, tiles_p, tiles_q;
   std::shared_ptr<const Plan> fallback;  // of a converted one: if the input's range is too wide for a scale an image
@@ -149,8 +149,8 @@ struct Plan {
     return shared_overhead + staging_bytes + input_slots * slot_bytes() + ring_bytes();
   }
   std::size_t partial_bytes(const ConvProblem& problem) const {
-    if (splits == 1 || clusters) return 0;
-    return align_bytes(static_cast<std::size_t>(splits * problem.output_numel()) * sizeof(float));
+    if (split_k == 1 || clusters) return 0;
+    return align_bytes(static_cast<std::size_t>(split_k * problem.output_numel()) * sizeof(float));
   }
   // Converted: x in halves, then the exponents of the images' scales, then a flag of each block that has converted.
   std::size_t converted_bytes(const ConvProblem& problem) const {
@@ -169,7 +169,7 @@ struct Plan {
   }
   std::int64_t filter_tiles() const { return weights.filter_tiles * (weights.filter_tile / filter_tile); }
   std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * filter_tiles(); }
-  std::int64_t work() const { return whole + (tiles() - whole) * splits; }
+  std::int64_t work() const { return whole + (tiles() - whole) * split_k; }
 };
 
 // 1x1 with stride 1 and no padding has no geometry: one row of N H W pixels.
@@ -186,7 +186,7 @@ struct TileShape {
 };
 
 // The most rows of input, halo included, under `pixels` pixels in a row.
-inline int most_rows_under(const ConvProblem& problem, int pixels) {
+inline int max_rows_under(const ConvProblem& problem, int pixels) {
   const std::int64_t p = problem.p(), q = problem.q(), image = p * q;
   const auto most = [pixels](std::int64_t size) {
     return pixels % size == 0 ? pixels / size : (pixels - 2) / size + 2;
@@ -212,13 +212,13 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const
   plan.box_h = tile.p + (plan.whole_window ? static_cast<int>((problem.r - 1) * problem.dilation_h) : 0);
   plan.box_w = static_cast<int>(plan.flat ? problem.q() : tile.q) +
                (plan.whole_window ? static_cast<int>((problem.s - 1) * problem.dilation_w) : 0);
-  if (plan.flat) plan.box_h = most_rows_under(problem, tile.q);
+  if (plan.flat) plan.box_h = max_rows_under(problem, tile.q);
   const auto span = [](int box, std::int64_t stride) { return (box - 1) * stride + 1; };
   if (plan.box_n > 256 || span(plan.flat ? 1 : plan.box_h, plan.whole_window ? 1 : problem.stride_h) > 256 ||
       span(plan.box_w, plan.whole_window ? 1 : problem.stride_w) > 256) {
     return false;  // a box of a tensor copy has at most 256 elements along a dimension
   }
-  if (plan.box_n * plan.box_h * plan.box_w > most_box_pixels) return false;
+  if (plan.box_n * plan.box_h * plan.box_w > max_box_pixels) return false;
   if (tile.source == Source::transformed && plan.stage_taps == 1) plan.source = Source::raw;
   plan.stages = (problem.c + plan.step_channels() - 1) / plan.step_channels() * (plan.whole_window ? 1 : weights.taps);
   const bool many_taps = plan.whole_window && weights.taps > 1;
@@ -234,17 +234,17 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const
   plan.stores_vectors = nhwc && problem.k * size_of(problem.dtype) % 16 == 0;
   plan.stores_quads =
       !nhwc && (row ? problem.p() * problem.q() % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0);
-  plan.stores_boxes = plan.stores_vectors && row_bytes % box_bytes == 0 && boxes <= most_staging &&
-                      plan.stages * plan.stage_taps <= short_reduction && (!many_taps || plan.filter_tile <= 64) &&
-                      slots_beside(boxes) >= (many_taps ? 2 : 3);
-  plan.staging_bytes = plan.stores_boxes ? std::max(boxes, least_staging) : least_staging;
+  plan.stores_by_tma = plan.stores_vectors && row_bytes % box_bytes == 0 && boxes <= max_staging &&
+                       plan.stages * plan.stage_taps <= short_reduction && (!many_taps || plan.filter_tile <= 64) &&
+                       slots_beside(boxes) >= (many_taps ? 2 : 3);
+  plan.staging_bytes = plan.stores_by_tma ? std::max(boxes, min_staging) : min_staging;
   const std::size_t slots = slots_beside(plan.staging_bytes);
   if (slots < 2) return false;
-  plan.input_slots = static_cast<int>(std::min<std::size_t>(slots, many_taps ? 3 : most_input_slots));
+  plan.input_slots = static_cast<int>(std::min<std::size_t>(slots, many_taps ? 3 : max_input_slots));
   const std::int64_t n = row ? 1 : problem.n, p = row ? 1 : problem.p();
   const std::int64_t q = row ? problem.n * problem.p() * problem.q() : problem.q();
   plan.tiles_n = ceil_div(n, tile.n), plan.tiles_p = ceil_div(p, tile.p), plan.tiles_q = ceil_div(q, tile.q);
-  plan.splits = 1;
+  plan.split_k = 1;
   plan.whole = plan.tiles();
   return true;
 }
@@ -284,8 +284,8 @@ inline double step_clocks(const Plan& plan) {
 // Blocks that run side by side. Clusters lie within groups of 16 or 18 multiprocessors, and do not fill them.
 inline std::int64_t blocks_at_once(const Plan& plan, int processors) {
   if (!plan.clusters) return processors;
-  constexpr int of_132[most_parts + 1] = {0, 132, 132, 117, 120, 110, 102, 105, 120};  // an H200
-  return processors * of_132[plan.splits] / 132 / plan.splits * plan.splits;
+  constexpr int of_132[max_parts + 1] = {0, 132, 132, 117, 120, 110, 102, 105, 120};  // an H200
+  return processors * of_132[plan.split_k] / 132 / plan.split_k * plan.split_k;
 }
 
 inline double plan_clocks(const Plan& plan, int processors) {
@@ -294,7 +294,7 @@ inline double plan_clocks(const Plan& plan, int processors) {
   // The warps wait for memory to take the tile; beside copies the next tile begins, and its loads wait a little.
   const double values = static_cast<double>(plan.pixel_tile()) * plan.filter_tile;
   const double bytes = values * plan.element_bytes;
-  const double epilogue = plan.stores_boxes ? 1500 + bytes / 33 : 1000 + bytes / 20;
+  const double epilogue = plan.stores_by_tma ? 1500 + bytes / 33 : 1000 + bytes / 20;
   const double whole = steps * step_clocks(plan) + epilogue;
   // Few blocks have their first operands sooner.
   double clocks = 2200 + 15.0 * static_cast<double>(std::min<std::int64_t>(plan.work(), processors)) +
@@ -304,9 +304,9 @@ inline double plan_clocks(const Plan& plan, int processors) {
     clocks += 19000 + 6.0 * static_cast<double>(plan.x_values) / (20.0 * processors);
   const std::int64_t cut = plan.tiles() - plan.whole;
   if (cut == 0) return clocks;
-  const double part = static_cast<double>(ceil_div(plan.stages, plan.splits)) * plan.stage_taps * step_clocks(plan);
-  const double rounds = static_cast<double>(ceil_div(cut * plan.splits, blocks)),
-               parts = static_cast<double>(plan.splits);
+  const double part = static_cast<double>(ceil_div(plan.stages, plan.split_k)) * plan.stage_taps * step_clocks(plan);
+  const double rounds = static_cast<double>(ceil_div(cut * plan.split_k, blocks)),
+               parts = static_cast<double>(plan.split_k);
   if (plan.clusters) {
     // Sums into shared memory, two meetings, and what others have left there.
     return clocks + rounds * (part + 2600 + 0.29 * values + 370 * parts + (plan.whole > 0 ? 2500 : 0));
@@ -328,13 +328,13 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
     for (const bool clusters : {true, false}) {
       if (clusters ? !fits : plan.source == Source::converted) continue;
       plan.clusters = clusters;
-      for (plan.splits = 2; plan.splits <= (clusters ? most_parts : 16); ++plan.splits) {
+      for (plan.split_k = 2; plan.split_k <= (clusters ? max_parts : 16); ++plan.split_k) {
         const std::int64_t blocks = blocks_at_once(plan, processors);
-        if (blocks < plan.splits) break;
+        if (blocks < plan.split_k) break;
         plan.whole = clusters ? plan.tiles() / blocks * blocks : 0;
-        if (plan.whole == plan.tiles() || (plan.tiles() - plan.whole) * plan.splits > blocks) continue;
-        const std::int64_t per_split = ceil_div(plan.stages, plan.splits);
-        if (ceil_div(plan.stages, per_split) == plan.splits) visit(plan);  // no part is empty
+        if (plan.whole == plan.tiles() || (plan.tiles() - plan.whole) * plan.split_k > blocks) continue;
+        const std::int64_t per_split = ceil_div(plan.stages, plan.split_k);
+        if (ceil_div(plan.stages, per_split) == plan.split_k) visit(plan);  // no part is empty
       }
     }
   };
@@ -358,7 +358,7 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
   };
   const auto consider_source = [&](Source source) {
     const Mode accumulators = source == Source::converted ? Mode::fp16 : weights.mode;
-    if (weights.filter_tile <= most_filters_of_two_rows(accumulators)) consider_tile(source, weights.filter_tile, 2);
+    if (weights.filter_tile <= max_filters_of_two_rows(accumulators)) consider_tile(source, weights.filter_tile, 2);
     consider_tile(source, weights.filter_tile, 1);
     if (weights.filter_tile == 128) consider_tile(source, 64, 1);  // more blocks, where there are too few
   };
@@ -369,12 +369,12 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
 
 inline Plan make_plan(const ConvProblem& problem, const Weights& weights, int processors) {
   Plan best{}, on_chip{};  // on_chip: the best in one kernel that reads x as it is
-  double least = 1e300, least_on_chip = 1e300;
+  double least = 1e300, min_on_chip = 1e300;
   for_each_plan(problem, weights, processors, [&](const Plan& plan) {
     const double clocks = plan_clocks(plan, processors);
     if (clocks < least) least = clocks, best = plan;
-    if (plan.source != Source::converted && plan.splits == 1 && clocks < least_on_chip) {
-      least_on_chip = clocks, on_chip = plan;
+    if (plan.source != Source::converted && plan.split_k == 1 && clocks < min_on_chip) {
+      min_on_chip = clocks, on_chip = plan;
     }
   });
   if (best.source == Source::converted) best.fallback = std::make_shared<const Plan>(on_chip);

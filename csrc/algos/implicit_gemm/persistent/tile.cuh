@@ -32,7 +32,7 @@ struct Params {
   int tile_n, tile_p, tile_q;
   int box_h, box_w;
   int input_slots, stage_bytes, box_bytes;
-  int stages, stage_taps, taps, splits, stages_per_split;
+  int stages, stage_taps, taps, split_k, stages_per_split;
   std::int64_t packed_tile_bytes;
   int packed_bytes, halves;  // of a channel block and tap of a packed filter tile; blocks that share such a tile
   bool flat;                 // Plan::flat
@@ -44,12 +44,12 @@ struct Params {
   bool along_filters;  // of y: NHWC, else NCHW
   bool vectors;        // NHWC: 16 bytes of filters of y and of the residual are one aligned access
   bool quads;          // NCHW: four neighbouring pixels are
-  bool stores_boxes;   // y is written by copies, not by the warps
+  bool stores_by_tma;  // y is written by copies, not by the warps
   int staging_bytes;
   bool flat_nchw;  // a matrix product into NCHW: pixels are numbered through all images
   FastDivide by_image;
   unsigned work, whole;  // units; those that are whole tiles, before the parts of tiles
-  FastDivide by_splits, by_halves, by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps,
+  FastDivide by_split_k, by_halves, by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps,
       by_s;
 };
 
@@ -61,7 +61,7 @@ struct Shape {
   using T = T_;
   using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_t>;
   static constexpr Mode mode = mode_;
-  static constexpr bool split = mode == Mode::split;  // two planes, three products, totals
+  static constexpr bool split = mode == Mode::split;  // two limbs, three products, totals
   static constexpr bool scaled = std::is_same_v<T, float>;
   static constexpr bool raw = source_ == Source::raw, transforms = source_ == Source::transformed;
   static constexpr bool converted = source_ == Source::converted, reads_halves = converted || !scaled;
@@ -79,8 +79,8 @@ struct Shape {
   // Products of 16 along a step's channels.
   static constexpr int depth = reads_halves ? 4 : 2;
   static constexpr int slots = filter_slots(filter_bytes, raw);
-  // Whether copies can bring sums to y (Plan::stores_boxes).
-  static constexpr bool stores_boxes = !transforms && filter_tile * sizeof(T) % box_bytes == 0;
+  // Whether copies can bring sums to y (Plan::stores_by_tma).
+  static constexpr bool stores_by_tma = !transforms && filter_tile * sizeof(T) % box_bytes == 0;
 
   // How the work of a warpgroup is cut into the units that alternate on the tensor cores (Multiplier).
   static constexpr Units units = row_blocks == 2              ? Units::row_blocks
@@ -110,7 +110,7 @@ constexpr __host__ __device__ int column_of(int filter) {
   return filter / group * group + within % chunk / 2 * 8 + within / chunk * 2 + within % 2;
 }
 
-constexpr int most_marks = 8192;  // tiles that a block can mark for repetition before it must repeat them
+constexpr int max_marks = 8192;  // tiles that a block can mark for repetition before it must repeat them
 
 // A warp's part of shared memory, through which 16 pixels and some filters pass on their way from fragments to rows of
 // y.
@@ -123,15 +123,15 @@ struct OutputStage {
 
 struct Control {
   // Of the rings: an input slot is loaded (full), split (ready; float32 only), read (free).
-  std::uint64_t input_full[most_input_slots], input_ready[most_input_slots], input_free[most_input_slots];
-  std::uint64_t filters_full[most_filter_slots], filters_free[most_filter_slots];
+  std::uint64_t input_full[max_input_slots], input_ready[max_input_slots], input_free[max_input_slots];
+  std::uint64_t filters_full[max_filter_slots], filters_free[max_filter_slots];
   std::uint64_t marks_written, marks_read;
   std::uint64_t parts_ready, parts_done;  // of a cluster: sums are in shared memory; have been read
-  int exponent[most_input_slots];         // of the scale of the slot's tile
+  int exponent[max_input_slots];          // of the scale of the slot's tile
   float largest[4];                       // of the transforming warps
   unsigned work;                          // Params::work, or 0 if its condition is not met
   unsigned pad[3];
-  unsigned marks[most_marks / 32];
+  unsigned marks[max_marks / 32];
 };
 
 // What a warp's epilogue needs of a tile's filters; it comes during the products, without registers.
@@ -190,7 +190,7 @@ struct Shared {
     control = reinterpret_cast<Control*>(rest + (S::transforms ? inputs / 32 : 0));
     filter_data = reinterpret_cast<FilterData<S>*>(control + 1);
     static_assert(1024 + sizeof(Control) + 4 * multiply_warpgroups * sizeof(FilterData<S>) <= shared_overhead);
-    static_assert(4 * multiply_warpgroups * sizeof(OutputStage) <= least_staging);
+    static_assert(4 * multiply_warpgroups * sizeof(OutputStage) <= min_staging);
   }
 };
 static_assert(sizeof(Control) % 16 == 0);
@@ -206,13 +206,13 @@ struct Work {
     split = 0;
     if (is_part) {
       index -= params.whole;
-      split = static_cast<int>(params.by_splits.peel(index));
+      split = static_cast<int>(params.by_split_k.divmod(index));
       index += params.whole;
     }
-    filter_tile = static_cast<int>(params.by_filter_tiles.peel(index));  // neighbours share the input in the L2 cache
-    q = static_cast<int>(params.by_tiles_q.peel(index)) * params.tile_q;
-    p = static_cast<int>(params.by_tiles_p.peel(index)) * params.tile_p;
-    n = static_cast<int>(params.by_tiles_n.peel(index)) * params.tile_n;
+    filter_tile = static_cast<int>(params.by_filter_tiles.divmod(index));  // neighbours share the input in the L2 cache
+    q = static_cast<int>(params.by_tiles_q.divmod(index)) * params.tile_q;
+    p = static_cast<int>(params.by_tiles_p.divmod(index)) * params.tile_p;
+    n = static_cast<int>(params.by_tiles_n.divmod(index)) * params.tile_n;
     first_stage = split * params.stages_per_split;
     last_stage = is_part ? min(first_stage + params.stages_per_split, params.stages) : params.stages;
   }

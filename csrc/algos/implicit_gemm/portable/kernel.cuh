@@ -20,7 +20,7 @@ __device__ __forceinline__ void fetch_filters(const Params<typename S::T>& param
       const int plane = piece / (S::filter_tile * 4), row = piece / 4 % S::filter_tile;
       const bool valid = first_filter + row < params.k;
       const std::int64_t line =
-          (static_cast<std::int64_t>(S::group() * params.steps + step) * S::planes + plane) * params.k +
+          (static_cast<std::int64_t>(S::group() * params.steps + step) * S::limbs + plane) * params.k +
           (valid ? first_filter + row : 0);
       copy_async(target + piece * 16, params.weight + line * depth_tile + piece % 4 * 8, valid);
     }
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(threads, blocks_per_processor)
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<SharedTile<S>*>(memory);
   unsigned pixel_block = blockIdx.x;  // blocks of the same pixels are neighbours: they share x in the L2 cache
-  const int first_filter = static_cast<int>(params.by_filter_tiles.peel(pixel_block)) * S::filter_tile;
+  const int first_filter = static_cast<int>(params.by_filter_tiles.divmod(pixel_block)) * S::filter_tile;
   const unsigned first_pixel = pixel_block * pixel_tile;
   static_assert(threads == pixel_tile);
   shared.rows[threadIdx.x] = find_row<S>(params, first_pixel + threadIdx.x);

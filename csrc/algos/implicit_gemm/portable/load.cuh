@@ -11,7 +11,7 @@ namespace fastconv::algos::implicit_gemm::portable {
 // |hi| of a pixel must reach 2 (else lo would lose bits to float16's subnormals) and stay finite. The guess brings the
 // largest value of the first step to [2^4, 2^5): the rest may be 2^11 times as large. The correction is exact.
 constexpr int guessed_target = 4, exact_target = 12;
-constexpr float least_high = 2.0f;
+constexpr float min_high = 2.0f;
 
 // One plane of A, by 16 pixels and 16 elements.
 template <typename S>
@@ -27,8 +27,8 @@ class Input {
     constexpr int count = S::vector ? 16 / static_cast<int>(sizeof(T)) : 1;  // elements of a load
     int j = step * depth_tile + static_cast<int>(threadIdx.x) % 4 * S::elements;
     unsigned tap = j;
-    int c = params.by_c.peel(tap);
-    int s = params.by_s.peel(tap), r = tap;
+    int c = params.by_c.divmod(tap);
+    int s = params.by_s.divmod(tap), r = tap;
 #pragma unroll
     for (int e = 0; e < S::elements; e += count) {
       const int dh = r * params.dilation_h, dw = s * params.dilation_w;
@@ -58,7 +58,7 @@ class Input {
     }
   }
 
-  // The loaded step as fragments: scaled and split (`low` only with two planes). Notes the largest |hi| of each pixel.
+  // The loaded step as fragments: scaled and split (`low` only with two limbs). Notes the largest |hi| of each pixel.
   __device__ __forceinline__ void split(Fragments<S>& high, Fragments<S>& low) {
 #pragma unroll
     for (int i = 0; i < S::rows; ++i) {
@@ -71,7 +71,7 @@ class Input {
           const __half2 hi = __floats2half2_rn(a, b);
           to = bits(hi);
           largest_[i] = __hmax2(largest_[i], __habs2(hi));
-          if constexpr (S::planes == 2) {
+          if constexpr (S::limbs == 2) {
             low[i / 2][e / 4][e % 4 / 2 * 2 + i % 2] =
                 bits(__floats2half2_rn(a - __low2float(hi), b - __high2float(hi)));
           }
@@ -93,7 +93,7 @@ class Input {
   // Whether the guess was wrong for a pixel of this lane.
   __device__ __forceinline__ bool is_off(int i) const {
     const float high = over_lanes(fmaxf(__low2float(largest_[i]), __high2float(largest_[i])));
-    return !(high >= least_high && high < INFINITY);
+    return !(high >= min_high && high < INFINITY);
   }
 
   // Reads the input once more for the exact scales. Returns whether any has changed for a pixel that is not zero: one

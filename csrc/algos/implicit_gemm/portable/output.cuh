@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_nchw(const Params<typename S::T>& params, 
   const int row = threadIdx.x % groups * count;
   if (first_pixel + row >= params.pixels) return;
   unsigned image = first_pixel + row;
-  const unsigned pixel = params.by_pixels_per_image.peel(image);
+  const unsigned pixel = params.by_pixels_per_image.divmod(image);
   const std::int64_t base = static_cast<std::int64_t>(image) * params.all_filters * params.pixels_per_image + pixel;
 #pragma unroll 4
   for (int column = threadIdx.x / groups; column < S::filter_tile; column += threads / groups) {

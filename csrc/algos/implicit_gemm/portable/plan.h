@@ -1,6 +1,6 @@
 // Tiles and memory layout of the portable kernel, shared by its planning and its launch.
 //
-// Packed weight: B as [group][step][plane][K/G][32] halves (planes hi and lo in split mode, else one; zeros behind the
+// Packed weight: B as [group][step][plane][K/G][32] halves (limbs hi and lo in split mode, else one; zeros behind the
 // last j), then [K] int32 exponents of the filters' scales.
 #pragma once
 
@@ -21,13 +21,13 @@ struct Plan {
   Mode mode;
   bool loads_vectors;  // 16 bytes of channels at a time
   bool stores_quads;   // y and residual can be accessed by four elements
-  int planes, products;
+  int limbs, products;
   int filter_tile;  // filters of a block
   std::int64_t reduction, steps;
   std::int64_t pixels, pixel_tiles, filter_tiles;  // filter_tiles: of a group
 
   std::size_t weight_bytes(std::int64_t k) const {
-    return align_bytes(static_cast<std::size_t>(steps * planes * k) * depth_tile * 2);
+    return align_bytes(static_cast<std::size_t>(steps * limbs * k) * depth_tile * 2);
   }
 };
 
@@ -48,7 +48,7 @@ inline int select_filter_tile(Mode mode, std::int64_t k, std::int64_t groups) {
 inline Plan make_plan(const ConvProblem& problem) {
   Plan plan{};
   plan.mode = select_mode(problem.accuracy);
-  plan.planes = plan.mode == Mode::split ? 2 : 1;
+  plan.limbs = plan.mode == Mode::split ? 2 : 1;
   plan.products = plan.mode == Mode::split ? 3 : 1;
   plan.filter_tile = select_filter_tile(plan.mode, problem.k_per_group(), problem.groups);
   plan.reduction = problem.r * problem.s * problem.c_per_group();

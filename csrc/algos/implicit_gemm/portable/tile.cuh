@@ -14,7 +14,7 @@ namespace fastconv::algos::implicit_gemm::portable {
 template <typename T>
 struct Params {
   const T* x;             // [N, C, H, W] by the strides below
-  const Half<T>* weight;  // [groups][steps][planes][K/G][32]
+  const Half<T>* weight;  // [groups][steps][limbs][K/G][32]
   const int* exponents;   // [K]
   T* y;                   // [N, K, P, Q], NCHW or NHWC
   Epilogue<T> epilogue;
@@ -36,7 +36,7 @@ struct Shape {
   static constexpr int products = products_;
   static constexpr bool vector = vector_;
   static constexpr bool scaled = std::is_same_v<T, float>;
-  static constexpr int planes = products == 3 ? 2 : 1;
+  static constexpr int limbs = products == 3 ? 2 : 1;
   static constexpr int row_tiles = 2, column_tiles = column_tiles_;  // of 16 pixels and 8 filters: a warp's part
   static constexpr int filter_tile = 8 * column_tiles;
   static_assert(pixel_tile == threads / 32 * 16 * row_tiles);
@@ -48,7 +48,7 @@ struct Shape {
   static constexpr int rows = 2 * row_tiles, elements = depth_tile / 4;
 
   static constexpr int row_bytes = depth_tile * 2;
-  static constexpr int plane_bytes = filter_tile * row_bytes, stage_bytes = planes * plane_bytes, stages = 3;
+  static constexpr int plane_bytes = filter_tile * row_bytes, stage_bytes = limbs * plane_bytes, stages = 3;
   // The finished tile takes the filters' place. The pads spread its fragments over all banks.
   static constexpr int pitch_nhwc = filter_tile + 8, pitch_nchw = pixel_tile + 4;
   static constexpr int output_bytes =
@@ -77,8 +77,8 @@ template <typename S>
 __device__ __forceinline__ Row find_row(const Params<typename S::T>& params, unsigned pixel) {
   if (pixel >= params.pixels) return {0, -(1 << 30), -(1 << 30)};
   unsigned n = pixel;
-  unsigned p = params.by_pixels_per_image.peel(n);
-  const unsigned q = params.by_q.peel(p);
+  unsigned p = params.by_pixels_per_image.divmod(n);
+  const unsigned q = params.by_q.divmod(p);
   const int h = static_cast<int>(p) * params.stride_h - params.pad_h;
   const int w = static_cast<int>(q) * params.stride_w - params.pad_w;
   const std::int64_t group = S::group() * params.c * params.x_channel;

@@ -1,4 +1,4 @@
-// The lean Hopper kernel (plan.h): a warp loads filters, another one input, two warpgroups multiply and store.
+// The single-tile kernel (plan.h): a warp loads filters, another one input, two warpgroups multiply and store.
 // Written for the first microseconds of a cold multiprocessor: instructions come from memory, eight at a time, so the
 // way from the first one to the first product is short, and every loop is rolled.
 #pragma once
@@ -38,7 +38,7 @@ __device__ __forceinline__ void initialise(std::uint64_t (&full)[slots], std::ui
 template <typename S>
 __device__ __forceinline__ void load_filters(const Params<typename S::T>& params, Control& control,
                                              std::uint32_t target, int first_step, int steps) {
-  const unsigned filters = blockIdx.x >> params.parts_log2, packed = filters >> params.halves_log2;
+  const unsigned filters = blockIdx.x >> params.split_k_log2, packed = filters >> params.halves_log2;
   const unsigned char* source = params.weight + packed * params.packed_tile_bytes +
                                 (filters - (packed << params.halves_log2)) * S::filter_bytes +
                                 static_cast<std::int64_t>(first_step) * params.packed_bytes;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void load_filters(const Params<typename S::T>& params
   };
   load(steps, source);
   if constexpr (S::split) {
-    for (int pass = 1; pass < most_passes(params) && repeats(control, pass - 1, params.report); ++pass) {
+    for (int pass = 1; pass < max_passes(params) && repeats(control, pass - 1, params.report); ++pass) {
       load(steps, source);
     }
   }
@@ -90,13 +90,13 @@ __device__ __forceinline__ void load_input(const Params<typename S::T>& params, 
     for (; left > 0; left -= params.stage_taps, ++stage) {
       unsigned block = stage, r = 0, s = 0;
       if (params.stage_taps == 1) {
-        r = params.by_taps.peel(block);
-        s = params.by_s.peel(r);
+        r = params.by_taps.divmod(block);
+        s = params.by_s.divmod(r);
       }
       const std::uint32_t barrier = full + 8 * slot;
       wait<role_load>(barrier + sizeof(control.input_full), parity, params.report);
       hopper::arrive_expecting(barrier, params.box_bytes);
-      hopper::copy_box(input + slot * params.stage_bytes, map, static_cast<int>(block) * params.step_channels,
+      hopper::tma_load(input + slot * params.stage_bytes, map, static_cast<int>(block) * params.step_channels,
                        w + static_cast<int>(s) * params.dilation_w, h + static_cast<int>(r) * params.dilation_h,
                        place.n, barrier);
       if (++slot == params.input_slots) slot = 0, parity ^= 1;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void load_input(const Params<typename S::T>& params, 
   };
   load(steps, stage);
   if constexpr (S::split) {
-    for (int pass = 1; pass < most_passes(params) && repeats(control, pass - 1, params.report); ++pass) {
+    for (int pass = 1; pass < max_passes(params) && repeats(control, pass - 1, params.report); ++pass) {
       load(steps, stage);
     }
   }
@@ -131,7 +131,7 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
                       filters_full = shared_address(control.filters_full);
   int tap = first_step - static_cast<int>(params.by_stage_taps.quotient(first_step)) * params.stage_taps;
   unsigned r = tap;
-  int s = static_cast<int>(params.by_s.peel(r));
+  int s = static_cast<int>(params.by_s.divmod(r));
   int offset = static_cast<int>(r) * params.row_step + s * params.column_step;
   int slot = 0, filter_slot = 0;
   unsigned parity = 0, filter_parity = 0;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
     if (leads && last_input != 0) hopper::arrive(last_input);
   }
   hopper::wait_for_products<0>();
-  hopper::pin(sums);
+  hopper::fence_operand(sums);
 }
 
 // The sums of the warp's pixels that other warps and blocks have, to the one that finishes them. Returns whether that
@@ -190,7 +190,7 @@ template <typename S>
 __device__ __forceinline__ bool join(const Params<typename S::T>& params, Control& control, std::uint32_t buffer,
                                      float (&sums)[S::sums]) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int rank = static_cast<int>(blockIdx.x) & ((1 << params.parts_log2) - 1);
+  const int rank = static_cast<int>(blockIdx.x) & ((1 << params.split_k_log2) - 1);
   const int turn = turn_of(params, warp / 4), pixels = warp - turn * 4;  // of 16
   const int owner = pixels >> params.owned_log2, within = pixels - (owner << params.owned_log2);
   const int contributor = rank * params.shares + turn, of_owner = owner * params.shares;
@@ -199,7 +199,7 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
     const int place = contributor < of_owner ? contributor : contributor - 1;
     const std::uint32_t target = buffer + ((place << params.owned_log2) + within) * bytes + lane * 16;
     const std::uint32_t barrier = shared_address(&control.sums_full);
-    if (params.parts_log2 > 0) hopper::wait_for_cluster_arrival();  // the other blocks' barriers are there
+    if (params.split_k_log2 > 0) hopper::wait_for_cluster_arrival();  // the other blocks' barriers are there
     if (owner == rank) {
 #pragma unroll
       for (int i = 0; i < S::sums; i += 4) {
@@ -220,7 +220,7 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
   hopper::wait_for_cluster(shared_address(&control.sums_full), 0,
                            WaitSite{params.report, kernel_implicit_gemm, role_multiply});
   std::uint32_t source = buffer + within * bytes + lane * 16;
-  const int others = params.shares << params.parts_log2;
+  const int others = params.shares << params.split_k_log2;
 #pragma unroll 1
   for (int i = 1; i < others; ++i, source += bytes << params.owned_log2) {
 #pragma unroll
@@ -259,14 +259,14 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
   constexpr int chunk = S::chunk;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned pixel = place.start + (warp & (pixel_warps<S>(params) - 1)) * 16 + lane / 4;
-  const int of_lane = lane % 4 * chunk, first_k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile;
+  const int of_lane = lane % 4 * chunk, first_k = static_cast<int>(blockIdx.x >> params.split_k_log2) * S::filter_tile;
   const int k = first_k + of_lane;
   int index[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     unsigned n = pixel + 8 * i;
-    const int q = place.q + static_cast<int>(params.by_tile_q.peel(n));
-    const int p = place.p + static_cast<int>(params.by_tile_p.peel(n));
+    const int q = place.q + static_cast<int>(params.by_tile_q.divmod(n));
+    const int p = place.p + static_cast<int>(params.by_tile_p.divmod(n));
     const int image = place.n + static_cast<int>(n);
     const bool exists = warp < S::multiplying && q < params.q && p < params.p && image < params.n;
     index[i] = exists ? (image * params.p + p) * params.q + q : -1;
@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   const std::uint32_t input = shared_address(base) + S::control_bytes,
                       filters = input + params.input_slots * params.stage_bytes,
                       sums_buffer = filters + params.filter_slots * S::filter_bytes;
-  const int rank = static_cast<int>(blockIdx.x) & ((1 << params.parts_log2) - 1);
+  const int rank = static_cast<int>(blockIdx.x) & ((1 << params.split_k_log2) - 1);
   const int first_step = rank * params.steps_of_part, steps = min(params.steps - first_step, params.steps_of_part);
   constexpr int loading = S::multiplying;  // the two warps that load: input; filters
   constexpr int all = 1;                   // named barrier
@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
     }
     __syncwarp();
     asm volatile("bar.arrive %0, %1;" ::"n"(all), "n"(at_work) : "memory");
-    if (params.parts_log2 > 0) arrive_in_cluster();
+    if (params.split_k_log2 > 0) arrive_in_cluster();
     if (lane > 0) return;
     if (warp > loading) {
       load_filters<S>(params, control, filters, first_step, steps);
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
       load_input<S>(params, map, control, input, first_step, steps);
     }
     if (S::split) return;  // late: they load once more where scales do not fit
-  } else if (warp >= loading && params.parts_log2 > 0) {
+  } else if (warp >= loading && params.split_k_log2 > 0) {
     arrive_in_cluster();
   }
   // Warps that load, or do nothing else, go on through the epilogue, which stores nothing for them: its instructions
@@ -393,13 +393,14 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
     }
     __syncwarp();
     if (params.bias == nullptr && threadIdx.x < S::filter_tile) {  // there is none, or it is not aligned
-      const int k = static_cast<int>(blockIdx.x >> params.parts_log2) * S::filter_tile + static_cast<int>(threadIdx.x);
+      const int k =
+          static_cast<int>(blockIdx.x >> params.split_k_log2) * S::filter_tile + static_cast<int>(threadIdx.x);
       const bool exists = params.epilogue.bias != nullptr && k < params.k;
       reinterpret_cast<typename S::T*>(control.bias)[threadIdx.x] =
           exists ? params.epilogue.bias[k] : from_float<typename S::T>(0.0f);
     }
     asm volatile("bar.sync %0, %1;" ::"n"(all), "n"(at_work) : "memory");
-    if (params.parts_log2 > 0) arrive_in_cluster();
+    if (params.split_k_log2 > 0) arrive_in_cluster();
     if constexpr (S::split) {
       multiply_split<S>(params, control, input, filters, place.start, first_step, steps, sums);
     } else {

@@ -1,4 +1,4 @@
-// From a plan to a launch of the lean kernel. Each class has a .cu file of its own.
+// From a plan to a launch of the single-tile kernel. Each class has a .cu file of its own.
 #pragma once
 
 #include "algos/implicit_gemm/single_tile/kernel.cuh"
@@ -24,7 +24,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
   Params<T> params{.report = runtime.wait_report(),
                    .steps = as_int(plan.steps),
                    .steps_of_part = as_int(plan.steps_of_part),
-                   .parts_log2 = log2(plan.parts),
+                   .split_k_log2 = log2(plan.split_k),
                    .input_slots = plan.input_slots,
                    .filter_slots = plan.filter_slots,
                    .stage_bytes = as_int(static_cast<std::int64_t>(plan.stage_bytes())),
@@ -100,15 +100,15 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
     allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(plan.parts), 1, 1};
+    attribute.val.clusterDim = {static_cast<unsigned>(plan.split_k), 1, 1};
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(plan.filter_tiles * plan.parts), static_cast<unsigned>(plan.tiles_q),
+    config.gridDim = dim3(static_cast<unsigned>(plan.filter_tiles * plan.split_k), static_cast<unsigned>(plan.tiles_q),
                           static_cast<unsigned>(plan.tiles_p * plan.tiles_n));
     config.blockDim = dim3(S::threads);
     config.dynamicSmemBytes = plan.shared_bytes();
     config.stream = static_cast<cudaStream_t>(runtime.stream());
     config.attrs = &attribute;
-    config.numAttrs = plan.parts > 1 ? 1 : 0;
+    config.numAttrs = plan.split_k > 1 ? 1 : 0;
     check_cuda(cudaLaunchKernelEx(&config, convolve<S>, map, params), "implicit_gemm");
   };
   switch (plan.filter_tile) {

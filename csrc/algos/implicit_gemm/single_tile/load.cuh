@@ -1,5 +1,5 @@
-// The lean kernel in class fp32: three products of halves with weights that are packed so. Each step's sums start from
-// zero, small products first, and join FP32 totals (docs/concepts/numerics.md).
+// The single-tile kernel in class fp32: three products of halves with weights that are packed so. Each step's sums
+// start from zero, small products first, and join FP32 totals (docs/concepts/numerics.md).
 //
 //   whole windows   a stage is split where it lies, by the warps that multiply it: 32 hi and 32 lo halves of a pixel.
 //                   One scale for the tile, from the first of its stages that is not zero
@@ -158,7 +158,7 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
   const int first_tap = first_step - static_cast<int>(params.by_stage_taps.quotient(first_step)) * params.stage_taps;
   int until_mine = turn, tap = first_tap;
   unsigned r = tap;
-  int s = static_cast<int>(params.by_s.peel(r));
+  int s = static_cast<int>(params.by_s.divmod(r));
   int offset = static_cast<int>(r) * params.row_step + s * params.column_step;
   float scale = 0.0f;
   bool first = true;
@@ -200,7 +200,7 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
       advance();
     };
     const auto add = [&](int i) {
-      hopper::pin(sums[i]);
+      hopper::fence_operand(sums[i]);
       if (leads) hopper::arrive(free_filters[i]);
 #pragma unroll
       for (int j = 0; j < S::sums; ++j) totals[j] += sums[i][j];
@@ -238,7 +238,7 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
 #pragma unroll 1
   for (int i = lane % 4; i < params.stage_taps; i += 4) {
     unsigned of_r = i;
-    const int of_s = static_cast<int>(params.by_s.peel(of_r));
+    const int of_s = static_cast<int>(params.by_s.divmod(of_r));
     const int at = row + (static_cast<int>(of_r) * params.row_step + of_s * params.column_step) / 8;
     // Surplus pixels may have windows beyond the stage.
     if (at < pixels) largest[0] = fmaxf(largest[0], control.largest[at]);
@@ -248,7 +248,7 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float most = of_pixel(largest[i]), high = most * scale;
-    off |= most > 0.0f && !(high >= persistent::least_high && high < persistent::most_high);
+    off |= most > 0.0f && !(high >= persistent::min_high && high < persistent::max_high);
   }
   if (must_repeat(control, off, 0, params.report)) [[unlikely]]
     return false;
@@ -280,7 +280,7 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
     for (int i = 0; i < S::sums; ++i) totals[i] = 0.0f;
     int tap = first_step - static_cast<int>(params.by_stage_taps.quotient(first_step)) * params.stage_taps;
     unsigned r = tap;
-    int s = static_cast<int>(params.by_s.peel(r));
+    int s = static_cast<int>(params.by_s.divmod(r));
     int offset = static_cast<int>(r) * params.row_step + s * params.column_step;
     int left = steps, until_mine = turn;
     bool fresh = true;
@@ -361,7 +361,7 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
 #pragma unroll
         for (int i = 0; i < 4; ++i) asm volatile("" ::"r"(high[j][i]), "r"(low[j][i]));  // read until here
       }
-      hopper::pin(sums);
+      hopper::fence_operand(sums);
       if (lane == 0) hopper::arrive(filters_barrier + sizeof(control.filters_full));
 #pragma unroll
       for (int i = 0; i < S::sums; ++i) totals[i] += sums[i];
@@ -377,7 +377,7 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
     for (int i = 0; i < 2; ++i) {
       largest[i] = of_pixel(largest[i]);
       const float high = largest[i] * scale[i];
-      off |= largest[i] > 0.0f && !(high >= persistent::least_high && high < persistent::most_high);
+      off |= largest[i] > 0.0f && !(high >= persistent::min_high && high < persistent::max_high);
     }
     if (!must_repeat(control, off, pass, params.report)) [[likely]]
       break;
@@ -404,7 +404,7 @@ __device__ __forceinline__ void multiply_split(const Params<typename S::T>& para
 }
 // How often the loading warps do their work, at most.
 template <typename T>
-__device__ __forceinline__ int most_passes(const Params<T>& params) {
+__device__ __forceinline__ int max_passes(const Params<T>& params) {
   return params.stage_taps > 1 ? 3 : 2;
 }
 

@@ -1,4 +1,4 @@
-// Tiles of the lean Hopper kernel, shared by the planner and the kernel: for problems that last some microseconds,
+// Tiles of the single-tile kernel, shared by the planner and the kernel: for problems that last some microseconds,
 // where what counts is how many instructions lie before the first product and behind the last one. Half types, and
 // class tf32 in TF32 products: both operands are read from shared memory by the tensor cores themselves. Class fp32 in
 // three products of halves: pixels pass through registers (load.cuh). NHWC.
@@ -22,9 +22,9 @@ namespace fastconv::algos::implicit_gemm::single_tile {
 
 constexpr int multiply_warpgroups = 2;
 constexpr int row_bytes = 128;  // of a pixel of a stage, and of a filter of a step
-constexpr int most_filter_slots = 12, most_input_slots = 4, most_box_pixels = 640, most_parts = 8;
-constexpr double most_rounds = 20;         // of blocks: what has been measured
-constexpr std::int64_t most_grid = 65535;  // blocks along the second and third dimension
+constexpr int max_filter_slots = 12, max_input_slots = 4, max_box_pixels = 640, max_parts = 8;
+constexpr double max_rounds = 20;         // of blocks: what has been measured
+constexpr std::int64_t max_grid = 65535;  // blocks along the second and third dimension
 constexpr std::size_t shared_limit = 227 * 1024, shared_of_two = 113 * 1024;
 constexpr int control_bytes = 1024, split_control_bytes = 4096;  // Control in tile.cuh
 
@@ -44,7 +44,7 @@ struct Plan {
   bool split;       // class fp32
   int pixels;       // of a tile: 128; or 64, whose steps the two warpgroups share
   int filter_tile;  // of a block: 128, 64 or 32; class fp32: or 48
-  int parts;        // of the reduction: blocks of a cluster
+  int split_k;      // of the reduction: blocks of a cluster
   int tile_n, tile_p, tile_q;
   int box_n, box_h, box_w;
   int stage_taps, step_channels, element_bytes;
@@ -60,8 +60,8 @@ struct Plan {
   }
   std::size_t filter_bytes() const { return static_cast<std::size_t>(filter_tile) * row_bytes; }
   // Sums that come from other warps: of each warp's 16 pixels, from all others that have them.
-  int contributors() const { return parts * shares(); }
-  int owned_warps() const { return pixels / 16 / parts; }
+  int contributors() const { return split_k * shares(); }
+  int owned_warps() const { return pixels / 16 / split_k; }
   std::size_t sums_bytes() const {
     return static_cast<std::size_t>((contributors() - 1) * owned_warps() * filter_tile) * 64;
   }
@@ -74,7 +74,7 @@ struct Plan {
            filter_slots * filter_bytes() + sums_bytes();
   }
   std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * filter_tiles; }
-  std::int64_t blocks() const { return tiles() * parts; }
+  std::int64_t blocks() const { return tiles() * split_k; }
 };
 
 inline bool is_possible(const ConvProblem& problem) {
@@ -104,12 +104,11 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
     const auto span = [](int box, std::int64_t stride) { return (box - 1) * stride + 1; };
     const bool dense = plan.kind == Tile::dense;
     if (plan.box_n > 256 || span(plan.box_h, dense ? problem.stride_h : 1) > 256 ||
-        span(plan.box_w, dense ? problem.stride_w : 1) > 256 ||
-        plan.box_n * plan.box_h * plan.box_w > most_box_pixels) {
+        span(plan.box_w, dense ? problem.stride_w : 1) > 256 || plan.box_n * plan.box_h * plan.box_w > max_box_pixels) {
       return;
     }
     if (plan.kind != Tile::dense && taps < plan.shares()) return;  // or stages would be given back too late
-    if (plan.tiles_q > most_grid || plan.tiles_p * plan.tiles_n > most_grid) return;
+    if (plan.tiles_q > max_grid || plan.tiles_p * plan.tiles_n > max_grid) return;
     plan.element_bytes = static_cast<int>(size_of(problem.dtype));
     plan.step_channels = row_bytes / plan.element_bytes;
     plan.stage_taps = dense ? 1 : static_cast<int>(taps);
@@ -122,29 +121,28 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
       if (filters == 128 && plan.split) continue;  // sums and totals: too many registers
       plan.filter_tile = filters;
       plan.filter_tiles = ceil_div(problem.k, filters);
-      for (plan.parts = 1; plan.parts <= std::min(plan.pixels / 16, most_parts); plan.parts *= 2) {
-        plan.steps_of_part = ceil_div(plan.steps, plan.parts);
-        if (ceil_div(plan.steps, plan.steps_of_part) != plan.parts) continue;
-        const std::int64_t least_steps = plan.steps - (plan.parts - 1) * plan.steps_of_part;
-        if (least_steps < plan.shares()) continue;
+      for (plan.split_k = 1; plan.split_k <= std::min(plan.pixels / 16, max_parts); plan.split_k *= 2) {
+        plan.steps_of_part = ceil_div(plan.steps, plan.split_k);
+        if (ceil_div(plan.steps, plan.steps_of_part) != plan.split_k) continue;
+        const std::int64_t min_steps = plan.steps - (plan.split_k - 1) * plan.steps_of_part;
+        if (min_steps < plan.shares()) continue;
         // A warpgroup that has no step of a stage does not wait for it, and would not notice its slot's next phase.
         bool waits = true;
-        for (int part = 1; part < plan.parts && plan.shares() > 1; ++part) {
+        for (int part = 1; part < plan.split_k && plan.shares() > 1; ++part) {
           waits = waits && (plan.stage_taps == 1 || part * plan.steps_of_part % plan.stage_taps != plan.stage_taps - 1);
         }
         if (!waits) continue;
         const auto stages = static_cast<int>(
             std::min<std::int64_t>(ceil_div(plan.steps_of_part, plan.stage_taps) +
-                                       (plan.parts > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
-                                   most_input_slots));
+                                       (plan.split_k > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
+                                   max_input_slots));
         for (const std::size_t limit : {shared_of_two, shared_limit}) {
           if (limit == shared_of_two && !plan.is_paired()) continue;
-          plan.filter_slots = static_cast<int>(std::min<std::int64_t>(plan.steps_of_part, most_filter_slots));
-          plan.input_slots = std::min(stages, plan.stage_taps == 1 ? most_input_slots : 3);
-          const int least_inputs = std::min(stages, 2), least_filters = std::min(plan.filter_slots, 4);
-          while (plan.shared_bytes() > limit &&
-                 (plan.input_slots > least_inputs || plan.filter_slots > least_filters)) {
-            if (plan.filter_slots > least_filters) {
+          plan.filter_slots = static_cast<int>(std::min<std::int64_t>(plan.steps_of_part, max_filter_slots));
+          plan.input_slots = std::min(stages, plan.stage_taps == 1 ? max_input_slots : 3);
+          const int min_inputs = std::min(stages, 2), min_filters = std::min(plan.filter_slots, 4);
+          while (plan.shared_bytes() > limit && (plan.input_slots > min_inputs || plan.filter_slots > min_filters)) {
+            if (plan.filter_slots > min_filters) {
               --plan.filter_slots;
             } else {
               --plan.input_slots;
@@ -162,7 +160,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
             continue;
           }
           visit(plan);
-          if (plan.filter_slots == std::min<std::int64_t>(plan.steps_of_part, most_filter_slots)) break;
+          if (plan.filter_slots == std::min<std::int64_t>(plan.steps_of_part, max_filter_slots)) break;
         }
       }
     }
@@ -220,19 +218,19 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
 
 // Blocks that run side by side, one on a multiprocessor: clusters lie within groups of 16 or 18.
 inline double blocks_at_once(const Plan& plan, const DeviceInfo& device) {
-  return plan.parts >= 4 ? std::floor(device.processors * (120.0 / 132.0)) : device.processors;
+  return plan.split_k >= 4 ? std::floor(device.processors * (120.0 / 132.0)) : device.processors;
 }
 
 // Microseconds of a launch with cold caches, timer included, fitted to some thousand plans of 22 layers with 1 to 64
 // images on an H200 (docs/log/15-implicit-gemm-small-grids.md).
 struct Factors {
-  double step, step_filter;   // of a warpgroup, however small
-  double tap, tap_filter;     // the same where a stage is one tap
-  double stage, split;        // class fp32: splitting a stage; a block's instructions for a step of 64 pixels
-  double tensor;              // a step's pixel and filter
-  double filter_row, pixel;   // copies of a block
-  double round;               // of blocks
-  double parts, contributor;  // adding up
+  double step, step_filter;     // of a warpgroup, however small
+  double tap, tap_filter;       // the same where a stage is one tap
+  double stage, split;          // class fp32: splitting a stage; a block's instructions for a step of 64 pixels
+  double tensor;                // a step's pixel and filter
+  double filter_row, pixel;     // copies of a block
+  double round;                 // of blocks
+  double split_k, contributor;  // adding up
   double launch;
 };
 constexpr Factors one_product{.step = 0.205,
@@ -245,7 +243,7 @@ constexpr Factors one_product{.step = 0.205,
                               .filter_row = 0.00196,
                               .pixel = 0.0007,
                               .round = 2.4,
-                              .parts = 0.31,
+                              .split_k = 0.31,
                               .contributor = 0.078,
                               .launch = 7.75};
 constexpr Factors three_products{.step = 0.230,
@@ -258,7 +256,7 @@ constexpr Factors three_products{.step = 0.230,
                                  .filter_row = 0.0027,
                                  .pixel = 0.00135,
                                  .round = 2.9,
-                                 .parts = 0.08,
+                                 .split_k = 0.08,
                                  .contributor = 0.107,
                                  .launch = 9.9};
 
@@ -282,7 +280,7 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
       std::max(std::ceil(rounds / beside) * std::max({latency, tensor, copies, split}) + factor.round * (rounds - 1),
                all_copies);
   const double contributors = plan.contributors();
-  const double joining = (plan.parts > 1 ? factor.parts : 0.0) +
+  const double joining = (plan.split_k > 1 ? factor.split_k : 0.0) +
                          (contributors > 1 ? factor.contributor * contributors * std::sqrt(filters / 64) : 0.0);
   const double bytes = problem.compulsory_bytes();
   // Elements of NCHW are stored one by one.
@@ -295,7 +293,7 @@ inline std::optional<Plan> make_plan(const ConvProblem& problem, int packed_rows
   std::optional<Plan> best;
   double least = 0;
   for_each_plan(problem, packed_rows, [&](const Plan& plan) {
-    if (static_cast<double>(plan.blocks()) > most_rounds * blocks_at_once(plan, device)) return;
+    if (static_cast<double>(plan.blocks()) > max_rounds * blocks_at_once(plan, device)) return;
     const double us = cost_us(plan, problem, device);
     if (!best || us < least) best = plan, least = us;
   });

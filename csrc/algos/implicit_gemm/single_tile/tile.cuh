@@ -1,4 +1,4 @@
-// The lean Hopper kernel: its parameters, its shared memory, and where a block's tile is.
+// The single-tile kernel: its parameters, its shared memory, and where a block's tile is.
 #pragma once
 
 #include <cuda.h>
@@ -20,7 +20,7 @@ namespace fastconv::algos::implicit_gemm::single_tile {
 template <typename T>
 struct Params {
   WaitReport* report;
-  int steps, steps_of_part, parts_log2;
+  int steps, steps_of_part, split_k_log2;
   int input_slots, filter_slots, stage_bytes;
   int box_bytes, stage_taps, step_channels;
   int shares;  // warpgroups that have the same pixels, and each its turn of the steps
@@ -74,8 +74,8 @@ struct Shape {
 };
 
 struct Control {
-  std::uint64_t input_full[most_input_slots], input_free[most_input_slots];
-  std::uint64_t filters_full[most_filter_slots], filters_free[most_filter_slots];
+  std::uint64_t input_full[max_input_slots], input_free[max_input_slots];
+  std::uint64_t filters_full[max_filter_slots], filters_free[max_filter_slots];
   std::uint64_t sums_full;
   std::uint64_t passed;  // split: all steps are done
   unsigned char bias[512];
@@ -83,7 +83,7 @@ struct Control {
   int repeat;                            // split: how often the steps are to be repeated
   // Split alone: the filters' scales; whole windows: the largest |x| of the pixels of a stage.
   alignas(16) int exponent[64];
-  float largest_of_warp[4 * multiply_warpgroups], largest[most_box_pixels];
+  float largest_of_warp[4 * multiply_warpgroups], largest[max_box_pixels];
 };
 static_assert(offsetof(Control, exponent) <= control_bytes && sizeof(Control) <= split_control_bytes);
 static_assert(offsetof(Control, bias) % 16 == 0);
@@ -116,12 +116,12 @@ __device__ __forceinline__ Place place_of(const Params<T>& params) {
   unsigned at = blockIdx.z;
   if (params.rows_pixels > 0) {
     unsigned first = blockIdx.y * params.rows_pixels;
-    place.start = static_cast<int>(params.by_tile_q.peel(first));
+    place.start = static_cast<int>(params.by_tile_q.divmod(first));
     place.n = static_cast<int>(at), place.p = static_cast<int>(first), place.q = 0;
   } else {
     place.start = 0;
     place.q = static_cast<int>(blockIdx.y) * params.tile_q;
-    place.p = static_cast<int>(params.by_tiles_p.peel(at)) * params.tile_p;
+    place.p = static_cast<int>(params.by_tiles_p.divmod(at)) * params.tile_p;
     place.n = static_cast<int>(at) * params.tile_n;
   }
   return place;

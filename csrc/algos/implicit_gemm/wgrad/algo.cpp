@@ -31,9 +31,9 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
                                      "; the weight gradient needs 90");
   }
-  if (std::max(problem.stride_h, problem.stride_w) > wgrad::most_stride) {
+  if (std::max(problem.stride_h, problem.stride_w) > wgrad::max_stride) {
     return Support::no("stride", "stride is " + pair(problem.stride_h, problem.stride_w) +
-                                     "; the weight gradient needs at most " + std::to_string(wgrad::most_stride));
+                                     "; the weight gradient needs at most " + std::to_string(wgrad::max_stride));
   }
   // Images are a dimension of the grid; pixels of an image, taps and weights are numbered with 31 bits.
   constexpr double limit = 2147483648.0 - 1024;
@@ -47,10 +47,10 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("size", "the batch has " + std::to_string(problem.n) + " images of " + std::to_string(image) +
                                    " values; the weight gradient needs below 2^16 of below 2^31");
   }
-  if (const double bytes = wgrad::unrolled_bytes(problem); bytes > wgrad::most_unrolled_bytes) {
+  if (const double bytes = wgrad::unrolled_bytes(problem); bytes > wgrad::max_unrolled_bytes) {
     const auto mib = [](double size) { return std::to_string(static_cast<std::int64_t>(size) >> 20) + " MiB"; };
     return Support::no("workspace", "the unrolled input has " + mib(bytes) + "; the weight gradient allows " +
-                                        mib(wgrad::most_unrolled_bytes));
+                                        mib(wgrad::max_unrolled_bytes));
   }
   return Support::yes();
 }

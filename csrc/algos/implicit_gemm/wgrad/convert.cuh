@@ -38,7 +38,7 @@ struct Unroll {
 template <typename T>
 struct Operand {
   const T* source;  // [N, C, H, W] by `strides`
-  Half<T>* target;  // [N][pixels][planes][pitch]
+  Half<T>* target;  // [N][pixels][limbs][pitch]
   Scales scales;    // float32 only
   bool is_x;        // or dY
   Strides4 strides;
@@ -50,7 +50,7 @@ struct Operand {
 };
 
 // Converts 8 values at a time for one image, and remembers the largest.
-template <typename T, int planes>
+template <typename T, int limbs>
 class Converter {
  public:
   __device__ __forceinline__ Converter(const Operand<T>& operand, bool repeat) : operand_(operand) {
@@ -72,8 +72,7 @@ class Converter {
 
   __device__ __forceinline__ void store(int pixel, int channel, const T (&values)[8]) {
     Half<T>* target = operand_.target +
-                      (static_cast<std::int64_t>(image()) * operand_.pixels + pixel) * planes * operand_.pitch +
-                      channel;
+                      (static_cast<std::int64_t>(image()) * operand_.pixels + pixel) * limbs * operand_.pitch + channel;
     if constexpr (std::is_same_v<T, float>) {
       uint4 high, low;
       auto* highs = reinterpret_cast<std::uint32_t*>(&high);
@@ -87,7 +86,7 @@ class Converter {
         lows[i] = bits(__floats2half2_rn(a * factor_ - __low2float(hi), b * factor_ - __high2float(hi)));
       }
       *reinterpret_cast<uint4*>(target) = high;
-      if constexpr (planes == 2) *reinterpret_cast<uint4*>(target + operand_.pitch) = low;
+      if constexpr (limbs == 2) *reinterpret_cast<uint4*>(target + operand_.pitch) = low;
     } else {
       *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(values);
     }
@@ -118,10 +117,10 @@ class Converter {
 };
 
 // NHWC, C a multiple of 8.
-template <typename T, int planes>
+template <typename T, int limbs>
 __global__ void __launch_bounds__(convert_threads)
     convert_vectors(const __grid_constant__ Operand<T> operand, bool repeat) {
-  Converter<T, planes> converter(operand, repeat);
+  Converter<T, limbs> converter(operand, repeat);
   if (!converter.needed()) return;
   const T* source = operand.source + converter.image() * operand.image_numel;
   const unsigned count = static_cast<unsigned>(operand.image_numel / 8);
@@ -133,19 +132,19 @@ __global__ void __launch_bounds__(convert_threads)
       reinterpret_cast<uint4*>(values)[j] = __ldcs(reinterpret_cast<const uint4*>(source + i * std::int64_t{8}) + j);
     }
     unsigned pixel = i;
-    const int channel = static_cast<int>(operand.by_vectors.peel(pixel)) * 8;
+    const int channel = static_cast<int>(operand.by_vectors.divmod(pixel)) * 8;
     converter.store(static_cast<int>(pixel), channel, values);
   }
   converter.note_largest();
 }
 
 // NCHW: tiles of 64 pixels and 64 channels, turned in shared memory.
-template <typename T, int planes>
+template <typename T, int limbs>
 __global__ void __launch_bounds__(convert_threads)
     convert_tiles(const __grid_constant__ Operand<T> operand, bool repeat) {
   constexpr int tile = 64;
   __shared__ T turned[tile][tile + 1];  // [channel][pixel]
-  Converter<T, planes> converter(operand, repeat);
+  Converter<T, limbs> converter(operand, repeat);
   if (!converter.needed()) return;
   const T* source = operand.source + converter.image() * operand.image_numel;
   const int channel_tiles = (operand.pitch + tile - 1) / tile, pixel_tiles = (operand.pixels + tile - 1) / tile;
@@ -174,19 +173,19 @@ __global__ void __launch_bounds__(convert_threads)
 }
 
 // Element by element: any layout and number of channels, taps as channels.
-template <typename T, int planes, bool unrolled>
+template <typename T, int limbs, bool unrolled>
 __global__ void __launch_bounds__(convert_threads)
     convert_elements(const __grid_constant__ Operand<T> operand, bool repeat) {
-  Converter<T, planes> converter(operand, repeat);
+  Converter<T, limbs> converter(operand, repeat);
   if (!converter.needed()) return;
   const T* source = operand.source + converter.image() * operand.image_numel;
   const unsigned count = static_cast<unsigned>(operand.pixels) * static_cast<unsigned>(operand.pitch / 8);
   const Unroll& unroll = operand.unroll;
   for (unsigned i = blockIdx.x * convert_threads + threadIdx.x; i < count; i += gridDim.x * convert_threads) {
     unsigned pixel = i;
-    const unsigned channel = operand.by_vectors.peel(pixel) * 8;
+    const unsigned channel = operand.by_vectors.divmod(pixel) * 8;
     unsigned p = pixel;
-    const unsigned q = unroll.by_q.peel(p);
+    const unsigned q = unroll.by_q.divmod(p);
     alignas(16) T values[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -195,9 +194,9 @@ __global__ void __launch_bounds__(convert_threads)
       int h = static_cast<int>(p), w = static_cast<int>(q);
       unsigned c = tap;
       if constexpr (unrolled) {
-        c = operand.by_channels.peel(tap);
+        c = operand.by_channels.divmod(tap);
         unsigned r = tap;
-        const unsigned s = unroll.by_s.peel(r);
+        const unsigned s = unroll.by_s.divmod(r);
         h = h * unroll.stride_h - unroll.pad_h + static_cast<int>(r) * unroll.dilation_h;
         w = w * unroll.stride_w - unroll.pad_w + static_cast<int>(s) * unroll.dilation_w;
         inside = inside && static_cast<unsigned>(h) < static_cast<unsigned>(unroll.h) &&

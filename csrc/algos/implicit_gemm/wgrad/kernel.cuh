@@ -32,7 +32,7 @@ struct Params {
 template <typename Half_, int products_, int blocks_n_, bool rows_by_warps_, bool window_>
 struct Shape {
   using Half = Half_;
-  static constexpr int products = products_, planes = products == 3 ? 2 : 1, blocks_n = blocks_n_;
+  static constexpr int products = products_, limbs = products == 3 ? 2 : 1, blocks_n = blocks_n_;
   static constexpr bool rows_by_warps = rows_by_warps_, window = window_;
   static constexpr int blocks_m = rows_by_warps ? 2 : 1, boxes_x = window ? 1 : blocks_n;
   static constexpr int sums = 32 * blocks_n;  // of a thread: 64 x 64 blocks_n of a warpgroup
@@ -41,7 +41,7 @@ struct Shape {
 };
 
 struct Barriers {
-  std::uint64_t full[most_slots], free[most_slots];
+  std::uint64_t full[max_slots], free[max_slots];
 };
 
 // What a block computes: 64 or 128 filters from k0 on, its column blocks, its chunks.
@@ -52,15 +52,15 @@ struct Work {
 
   __device__ __forceinline__ explicit Work(const Params& params) {
     unsigned part = blockIdx.x;
-    unsigned row = params.by_tiles.peel(part);  // the blocks of all tiles read the same pixels at the same time
-    const unsigned column = params.by_column_tiles.peel(row);
+    unsigned row = params.by_tiles.divmod(part);  // the blocks of all tiles read the same pixels at the same time
+    const unsigned column = params.by_column_tiles.divmod(row);
     k0 = static_cast<int>(row) * S::blocks_m * block_channels;
     split = static_cast<int>(part);
     first_chunk = split * params.chunks_per_split;
     last_chunk = min(first_chunk + params.chunks_per_split, params.chunks);
     if constexpr (S::window) {
       unsigned r = column;
-      const unsigned group = params.by_taps_groups.peel(r), block = params.by_channel_blocks.peel(r);
+      const unsigned group = params.by_taps_groups.divmod(r), block = params.by_channel_blocks.divmod(r);
 #pragma unroll
       for (int i = 0; i < S::blocks_n; ++i) {
         const int s = static_cast<int>(group) * S::blocks_n + i;
@@ -71,7 +71,7 @@ struct Work {
 #pragma unroll
       for (int i = 0; i < S::blocks_n; ++i) {
         unsigned index = column * S::blocks_n + i;
-        const unsigned block = params.by_channel_blocks.peel(index);
+        const unsigned block = params.by_channel_blocks.divmod(index);
         tap[i] = static_cast<int>(index);
         channel[i] = static_cast<int>(block) * block_channels;
       }
@@ -88,13 +88,13 @@ __device__ __forceinline__ void load(const Params& params, const CUtensorMap& x,
   for (int i = 0; i < S::boxes_x; ++i) {
     const bool exists = work.tap[i] < params.taps;  // else any box: its columns are not stored
     unsigned r = exists ? work.tap[i] : 0;
-    const int s = static_cast<int>(params.by_taps_s.peel(r));
+    const int s = static_cast<int>(params.by_taps_s.divmod(r));
     dh[i] = static_cast<int>(r) * params.dilation_h - params.pad_h;
     dw[i] = s * params.dilation_w - params.pad_w;
     channel[i] = work.channel[i];
   }
   unsigned n = work.first_chunk;
-  unsigned q = params.by_chunks_q.peel(n), p = params.by_chunks_p.peel(n);
+  unsigned q = params.by_chunks_q.divmod(n), p = params.by_chunks_p.divmod(n);
   hopper::RingPosition slot;
 #pragma unroll 1
   for (int chunk = work.first_chunk; chunk < work.last_chunk; ++chunk) {
@@ -105,18 +105,18 @@ __device__ __forceinline__ void load(const Params& params, const CUtensorMap& x,
     hopper::arrive_expecting(full, params.chunk_bytes);
     std::uint32_t target = ring + slot.slot * params.slot_bytes;
 #pragma unroll
-    for (int plane = 0; plane < S::planes; ++plane) {
+    for (int plane = 0; plane < S::limbs; ++plane) {
 #pragma unroll
       for (int m = 0; m < S::blocks_m; ++m) {
-        hopper::copy_box(target, grad, plane * params.pitch_grad + work.k0 + m * block_channels, q0, p0, n0, full);
+        hopper::tma_load(target, grad, plane * params.pitch_grad + work.k0 + m * block_channels, q0, p0, n0, full);
         target += params.grad_region;
       }
     }
 #pragma unroll
-    for (int plane = 0; plane < S::planes; ++plane) {
+    for (int plane = 0; plane < S::limbs; ++plane) {
 #pragma unroll
       for (int i = 0; i < S::boxes_x; ++i) {
-        hopper::copy_box(target, x, plane * params.pitch_x + channel[i], q0 * params.stride_w + dw[i],
+        hopper::tma_load(target, x, plane * params.pitch_x + channel[i], q0 * params.stride_w + dw[i],
                          p0 * params.stride_h + dh[i], n0, full);
         target += params.x_region;
       }
@@ -133,7 +133,7 @@ __device__ __forceinline__ void load(const Params& params, const CUtensorMap& x,
 template <typename S>
 __device__ __forceinline__ void multiply_chunk(const Params& params, std::uint32_t slot, int m, float (&sum)[S::sums]) {
   const std::uint32_t grad = slot + m * params.grad_region;
-  const std::uint32_t x = slot + S::planes * S::blocks_m * params.grad_region;
+  const std::uint32_t x = slot + S::limbs * S::blocks_m * params.grad_region;
   std::uint64_t high_a = hopper::transposed_descriptor(grad, 0, 1024);
   std::uint64_t high_b = hopper::transposed_descriptor(x, params.x_block_stride, params.x_group_stride);
   const std::uint64_t to_low_a = S::blocks_m * params.grad_region / 16, to_low_b = S::boxes_x * params.x_region / 16;
@@ -152,7 +152,7 @@ __device__ __forceinline__ void multiply_chunk(const Params& params, std::uint32
   }
   hopper::commit_products();
   hopper::wait_for_products<0>();
-  hopper::pin(sum);
+  hopper::fence_operand(sum);
 }
 
 // Tensor cores truncate their sums, so a chunk's join totals that are rounded; here its scales are undone, too.
@@ -170,7 +170,7 @@ __device__ __forceinline__ void multiply(const Params& params, std::uint32_t rin
 #pragma unroll 1
   for (; chunk < work.last_chunk; chunk += S::rows_by_warps ? 1 : 2) {
     unsigned image = chunk;
-    params.by_chunks_q.peel(image), params.by_chunks_p.peel(image);
+    params.by_chunks_q.divmod(image), params.by_chunks_p.divmod(image);
     const Undo undo(params.sums == nullptr ? 0 : params.sums[image]);
     hopper::wait(shared_address(&barriers.full[slot.slot]), slot.parity, site);
     multiply_chunk<S>(params, ring + slot.slot * params.slot_bytes, S::rows_by_warps ? warpgroup : 0, sum);
@@ -234,12 +234,12 @@ __global__ void __launch_bounds__(S::threads, 1)
   __syncthreads();
   const Work<S> work(params);
   if (threadIdx.x / 128 < multiply_warpgroups) {
-    hopper::grow_registers<S::multiply_registers>();
+    hopper::setmaxnreg_inc<S::multiply_registers>();
     float total[S::sums];
     multiply<S>(params, ring, barriers, work, total);
     store<S>(params, work, total);
   } else {
-    hopper::shrink_registers<S::load_registers>();
+    hopper::setmaxnreg_dec<S::load_registers>();
     if (threadIdx.x % 128 == 0) load<S>(params, x, grad, ring, barriers, work);
   }
 #endif

@@ -21,9 +21,9 @@ __global__ void __launch_bounds__(256)
   for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < part_numel;
        i += gridDim.x * std::int64_t{256}) {
     unsigned k = static_cast<unsigned>(i);
-    unsigned column = by_columns.peel(k);
+    unsigned column = by_columns.divmod(k);
     unsigned tap = column;
-    unsigned c = unrolled ? by_channels.peel(tap) : by_pitch.peel(tap);  // the pitch behind R S C, or C, is nothing
+    unsigned c = unrolled ? by_channels.divmod(tap) : by_pitch.divmod(tap);  // the pitch behind R S C, or C, is nothing
     if (tap >= static_cast<unsigned>(taps) || c >= static_cast<unsigned>(channels)) continue;
     float sum = 0.0f;
 #pragma unroll 8
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-template <typename T, int planes>
+template <typename T, int limbs>
 void convert(Conversion conversion, bool unrolled, bool nchw, const Operand<T>& operand, bool repeat, int processors,
              cudaStream_t stream) {
   const std::int64_t items = static_cast<std::int64_t>(operand.pixels) * operand.pitch / 8;
@@ -40,13 +40,13 @@ void convert(Conversion conversion, bool unrolled, bool nchw, const Operand<T>& 
                                                      ceil_div<std::int64_t>(processors * 16, operand.images));
   const dim3 grid(static_cast<unsigned>(std::max<std::int64_t>(blocks, 1)), static_cast<unsigned>(operand.images));
   if (conversion == Conversion::vectors) {
-    convert_vectors<T, planes><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+    convert_vectors<T, limbs><<<grid, convert_threads, 0, stream>>>(operand, repeat);
   } else if (unrolled) {
-    convert_elements<T, planes, true><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+    convert_elements<T, limbs, true><<<grid, convert_threads, 0, stream>>>(operand, repeat);
   } else if (nchw) {
-    convert_tiles<T, planes><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+    convert_tiles<T, limbs><<<grid, convert_threads, 0, stream>>>(operand, repeat);
   } else {
-    convert_elements<T, planes, false><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+    convert_elements<T, limbs, false><<<grid, convert_threads, 0, stream>>>(operand, repeat);
   }
   check_launch("implicit_gemm: conversion for the weight gradient");
 }
@@ -138,7 +138,8 @@ void launch(const Plan& plan, const CUtensorMap& x, const CUtensorMap& grad, con
   const std::size_t bytes = plan.shared_bytes();
   allow_shared_memory<multiply_pixels<S>>(static_cast<int>(shared_limit),
                                           "implicit_gemm: shared memory of the weight gradient");
-  multiply_pixels<S><<<static_cast<unsigned>(plan.tiles() * plan.splits), S::threads, bytes, stream>>>(x, grad, params);
+  multiply_pixels<S>
+      <<<static_cast<unsigned>(plan.tiles() * plan.split_k), S::threads, bytes, stream>>>(x, grad, params);
   check_launch("implicit_gemm: weight gradient");
 }
 
@@ -164,7 +165,7 @@ void launch_products(const Plan& plan, const CUtensorMap& x, const CUtensorMap& 
 
 template <typename T, int products>
 void run_class(const WeightGradientArgs& args, Runtime& runtime) {
-  constexpr int planes = products == 3 ? 2 : 1;
+  constexpr int limbs = products == 3 ? 2 : 1;
   const ConvProblem& problem = args.problem;
   const auto& plan = plan_as<Plan>(args.kernel_plan);
   const auto stream = static_cast<cudaStream_t>(runtime.stream());
@@ -193,10 +194,10 @@ void run_class(const WeightGradientArgs& args, Runtime& runtime) {
   for (const bool repeat : {false, true}) {
     if (repeat && !std::is_same_v<T, float>) break;
     if (plan.convert_x != Conversion::none) {
-      convert<T, planes>(plan.convert_x, plan.unrolled, nchw, x, repeat, processors, stream);
+      convert<T, limbs>(plan.convert_x, plan.unrolled, nchw, x, repeat, processors, stream);
     }
     if (plan.convert_grad != Conversion::none) {
-      convert<T, planes>(plan.convert_grad, false, nchw, grad, repeat, processors, stream);
+      convert<T, limbs>(plan.convert_grad, false, nchw, grad, repeat, processors, stream);
     }
   }
 
@@ -210,7 +211,7 @@ void run_class(const WeightGradientArgs& args, Runtime& runtime) {
                    .n = plan.tile_n,
                    .stride_w = static_cast<int>(stride_w),
                    .stride_h = static_cast<int>(stride_h)};
-    return make_tensor_map(data, half, problem.n, h, w, static_cast<std::int64_t>(planes) * operand.pitch, box);
+    return make_tensor_map(data, half, problem.n, h, w, static_cast<std::int64_t>(limbs) * operand.pitch, box);
   };
   const CUtensorMap x_map = plan.unrolled ? map(x, true, problem.p(), problem.q(), plan.box_w, 1, 1)
                                           : map(x, plan.convert_x != Conversion::none, problem.h, problem.w, plan.box_w,

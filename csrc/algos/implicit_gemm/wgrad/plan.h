@@ -3,7 +3,7 @@
 //   dW[k][tap][c] = sum over pixels (n, p, q) of dY[n, p, q, k] * x[n, p * stride - pad + r * dilation, ..., c]
 //
 // is a matrix product whose two operands have their channels fast and the reduction slow. float32 operands are first
-// converted to scaled halves ("planes": hi, and lo in class fp32) in the workspace; half types in NHWC are read as they
+// converted to scaled halves ("limbs": hi, and lo in class fp32) in the workspace; half types in NHWC are read as they
 // are. Then a block of the main kernel takes 64 or 128 filters, a few blocks of 64 columns (tap, 64 channels), and a
 // part of the pixels, which come in chunks: boxes of images, rows and columns. The parts' sums are added by a third
 // kernel.
@@ -21,10 +21,10 @@ namespace fastconv::algos::implicit_gemm::wgrad {
 constexpr int multiply_warpgroups = 2;
 constexpr int block_channels = 64;  // of a block of filters or columns: 128 bytes of halves
 constexpr int row_bytes = 128;
-constexpr int most_blocks_n = 3;  // column blocks of a warpgroup: with 96 sums and 96 totals a thread is full
-constexpr int most_chunk_pixels = 128;
-constexpr int most_stride = 8;  // of a tensor copy
-constexpr int most_slots = 8;
+constexpr int max_blocks_n = 3;  // column blocks of a warpgroup: with 96 sums and 96 totals a thread is full
+constexpr int max_chunk_pixels = 128;
+constexpr int max_stride = 8;  // of a tensor copy
+constexpr int max_slots = 8;
 constexpr std::size_t shared_limit = 227 * 1024;
 constexpr std::size_t shared_overhead = 2 * 1024;  // alignment, barriers
 
@@ -34,11 +34,11 @@ inline bool is_unrolled(const ConvProblem& problem) {
   return problem.c <= unrolled_channels && problem.r * problem.s > 1;
 }
 // More is left to others.
-constexpr double most_unrolled_bytes = 6.0 * 1073741824.0;
+constexpr double max_unrolled_bytes = 6.0 * 1073741824.0;
 inline double unrolled_bytes(const ConvProblem& problem) {
   if (!is_unrolled(problem)) return 0.0;
-  const double planes = problem.accuracy == AccuracyClass::fp32 ? 2.0 : 1.0;
-  return 2.0 * planes * static_cast<double>(problem.n * problem.p() * problem.q()) *
+  const double limbs = problem.accuracy == AccuracyClass::fp32 ? 2.0 : 1.0;
+  return 2.0 * limbs * static_cast<double>(problem.n * problem.p() * problem.q()) *
          static_cast<double>(round_up(problem.r * problem.s * problem.c, 8));
 }
 
@@ -51,7 +51,7 @@ enum class Conversion : std::uint8_t {
 
 struct Plan {
   Mode mode;
-  int planes, products;
+  int limbs, products;
   Conversion convert_x, convert_grad;
   bool unrolled;               // x is converted to [N, P, Q, R S C], and the filter is 1x1
   bool window;                 // the blocks of columns are neighbouring taps of a filter row, which share one box of x
@@ -66,7 +66,7 @@ struct Plan {
   std::int64_t taps_r, taps_s;       // of the product
   std::int64_t row_tiles, column_tiles;
   std::int64_t chunks_n, chunks_p, chunks_q;
-  std::int64_t splits, chunks_per_split;
+  std::int64_t split_k, chunks_per_split;
 
   int blocks_m() const { return rows_by_warps ? 2 : 1; }
   int boxes_x() const { return window ? 1 : blocks_n; }
@@ -75,14 +75,14 @@ struct Plan {
   std::int64_t taps_groups() const { return ceil_div(taps_s, blocks_n); }  // of a filter row, with windows
   std::int64_t chunks() const { return chunks_n * chunks_p * chunks_q; }
   std::int64_t tiles() const { return row_tiles * column_tiles; }
-  std::int64_t parts() const { return splits * (rows_by_warps ? 1 : 2); }
+  std::int64_t parts() const { return split_k * (rows_by_warps ? 1 : 2); }
   int grad_box_bytes() const { return tile_n * tile_p * tile_q * row_bytes; }
   int x_box_bytes() const { return tile_n * tile_p * box_w * row_bytes; }
   // A region of shared memory holds a box, and zeros up to a multiple of 16 pixels.
   int grad_region_bytes() const { return steps * 16 * row_bytes; }
   int x_region_bytes() const { return window ? (x_box_bytes() + 1023) / 1024 * 1024 : grad_region_bytes(); }
-  int slot_bytes() const { return planes * (blocks_m() * grad_region_bytes() + boxes_x() * x_region_bytes()); }
-  int chunk_bytes() const { return planes * (blocks_m() * grad_box_bytes() + boxes_x() * x_box_bytes()); }
+  int slot_bytes() const { return limbs * (blocks_m() * grad_region_bytes() + boxes_x() * x_region_bytes()); }
+  int chunk_bytes() const { return limbs * (blocks_m() * grad_box_bytes() + boxes_x() * x_box_bytes()); }
   std::size_t shared_bytes() const { return shared_overhead + static_cast<std::size_t>(slots) * slot_bytes(); }
   bool scaled() const { return mode == Mode::split || mode == Mode::single; }
 
@@ -92,12 +92,12 @@ struct Plan {
   }
   std::size_t x_bytes(const ConvProblem& problem) const {
     const std::int64_t pixels = problem.n * (unrolled ? problem.p() * problem.q() : problem.h * problem.w);
-    return convert_x == Conversion::none ? 0 : align_bytes(static_cast<std::size_t>(pixels * planes * pitch_x) * 2);
+    return convert_x == Conversion::none ? 0 : align_bytes(static_cast<std::size_t>(pixels * limbs * pitch_x) * 2);
   }
   std::size_t grad_bytes(const ConvProblem& problem) const {
     const std::int64_t pixels = problem.n * problem.p() * problem.q();
     return convert_grad == Conversion::none ? 0
-                                            : align_bytes(static_cast<std::size_t>(pixels * planes * pitch_grad) * 2);
+                                            : align_bytes(static_cast<std::size_t>(pixels * limbs * pitch_grad) * 2);
   }
   // [part][K][taps][pitch_x]
   std::int64_t part_numel(const ConvProblem& problem) const { return problem.k * taps() * pitch_x; }
@@ -122,7 +122,7 @@ inline double chunk_clocks(const Plan& plan) {
 }
 
 inline double plan_clocks(const Plan& plan, const ConvProblem& problem, int processors) {
-  const double rounds = static_cast<double>(ceil_div(plan.tiles() * plan.splits, processors));
+  const double rounds = static_cast<double>(ceil_div(plan.tiles() * plan.split_k, processors));
   const double start = 3000, end = 1500 + 700.0 * plan.blocks_n;
   // The parts are written and read again, at some 20 bytes a clock and multiprocessor.
   const double partial = 2.0 * static_cast<double>(plan.partial_bytes(problem)) / (20.0 * processors);
@@ -141,8 +141,8 @@ inline bool shape_chunk(const ConvProblem& problem, bool window, int blocks_n, b
   plan.steps = ceil_div(n * p * q, 16);
   const auto span = [&](int box, std::int64_t stride) { return (box - 1) * (plan.unrolled ? 1 : stride) + 1; };
   if (span(p, problem.stride_h) > 256 || span(plan.box_w, problem.stride_w) > 256 || n > 256) return false;
-  plan.slots = static_cast<int>(std::min<std::size_t>(
-      (shared_limit - shared_overhead) / static_cast<std::size_t>(plan.slot_bytes()), most_slots));
+  plan.slots = static_cast<int>(
+      std::min<std::size_t>((shared_limit - shared_overhead) / static_cast<std::size_t>(plan.slot_bytes()), max_slots));
   // With every other chunk to each warpgroup, a slot must always be the same one's: a warpgroup that is ahead by a
   // round of the ring could not tell the parity of the phase that it waits for from that of the one before the last.
   if (!rows_by_warps) plan.slots -= plan.slots % 2;
@@ -164,7 +164,7 @@ inline Conversion select_conversion(const ConvProblem& problem, std::int64_t cha
 inline Plan make_plan(const ConvProblem& problem, int processors) {
   Plan base{};
   base.mode = problem.accuracy == AccuracyClass::tf32 ? Mode::single : select_mode(problem.accuracy);
-  base.planes = base.mode == Mode::split ? 2 : 1;
+  base.limbs = base.mode == Mode::split ? 2 : 1;
   base.products = base.mode == Mode::split ? 3 : 1;
   base.unrolled = is_unrolled(problem);
   base.convert_x = select_conversion(problem, problem.c, base.unrolled);
@@ -181,19 +181,19 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
     Plan plan = base;
     if (!shape_chunk(problem, window, blocks_n, rows_by_warps, n, p, q, plan)) return;
     for (std::int64_t rounds = 1; rounds <= 8; ++rounds) {  // of all multiprocessors, nearly full
-      const std::int64_t splits = std::max<std::int64_t>(rounds * processors / plan.tiles(), 1);
-      plan.chunks_per_split = ceil_div(plan.chunks(), splits);
-      plan.splits = ceil_div(plan.chunks(), plan.chunks_per_split);  // none is empty
+      const std::int64_t split_k = std::max<std::int64_t>(rounds * processors / plan.tiles(), 1);
+      plan.chunks_per_split = ceil_div(plan.chunks(), split_k);
+      plan.split_k = ceil_div(plan.chunks(), plan.chunks_per_split);  // none is empty
       const double clocks = detail::plan_clocks(plan, problem, processors);
       if (clocks < least) least = clocks, best = plan;
     }
   };
   const auto consider_tiles = [&](int n, int p, int q) {
     const int pixels = n * p * q;
-    if (pixels > most_chunk_pixels || (pixels < 16 && pixels * 4 < problem.n * problem.p() * problem.q())) return;
+    if (pixels > max_chunk_pixels || (pixels < 16 && pixels * 4 < problem.n * problem.p() * problem.q())) return;
     for (const bool rows_by_warps : {true, false}) {
       if (rows_by_warps && problem.k <= block_channels) continue;
-      for (int blocks_n = 1; blocks_n <= most_blocks_n; ++blocks_n) {
+      for (int blocks_n = 1; blocks_n <= max_blocks_n; ++blocks_n) {
         if (blocks_n > 1 && blocks_n > base.taps() * base.channel_blocks()) break;
         consider(false, blocks_n, rows_by_warps, n, p, q);
         // Groups of 8 pixels must be neighbours in the box of x, and all steps alike.
@@ -205,14 +205,14 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
     }
   };
   // Whole rows, parts of rows, and the regular widths; whole images of small maps.
-  const auto p = static_cast<int>(std::min<std::int64_t>(problem.p(), most_chunk_pixels));
-  const auto q = static_cast<int>(std::min<std::int64_t>(problem.q(), most_chunk_pixels));
+  const auto p = static_cast<int>(std::min<std::int64_t>(problem.p(), max_chunk_pixels));
+  const auto q = static_cast<int>(std::min<std::int64_t>(problem.q(), max_chunk_pixels));
   const auto images = static_cast<int>(std::min<std::int64_t>(problem.n, 16));
   for (int tile_q = 1; tile_q <= std::max(q, 16); ++tile_q) {
     const bool even = tile_q <= q && ceil_div(problem.q(), ceil_div(problem.q(), tile_q)) == tile_q;
     if (!even && tile_q != 8 && tile_q != 16) continue;
-    for (int tile_p = 1; tile_p <= p + 1 && tile_p * tile_q <= most_chunk_pixels; ++tile_p) {
-      for (int tile_n = 1; tile_n <= images && tile_n * tile_p * tile_q <= most_chunk_pixels; ++tile_n) {
+    for (int tile_p = 1; tile_p <= p + 1 && tile_p * tile_q <= max_chunk_pixels; ++tile_p) {
+      for (int tile_n = 1; tile_n <= images && tile_n * tile_p * tile_q <= max_chunk_pixels; ++tile_n) {
         consider_tiles(tile_n, tile_p, tile_q);
       }
     }

@@ -36,7 +36,7 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, WaitReport* 
                      .stages = as_int(config.stages),
                      .first_item = 0,
                      .end_item = 0,
-                     .by_filters = ceil_div(config.filter_tiles, config.item_filter_tiles * config.turns),
+                     .by_filters = ceil_div(config.filter_tiles, config.item_filter_tiles * config.v_reuse),
                      .by_columns = config.column_tiles,
                      .by_rows = config.split ? config.pitch : config.row_tiles};
   set_sizes(params, problem);
@@ -48,7 +48,7 @@ template <auto kernel, int threads = single::block_threads, typename T, typename
 void launch_items(ParamsOf<T> params, const Config& config, std::size_t shared_bytes, int processors,
                   cudaStream_t stream, const Maps&... maps) {
   allow_shared_memory<kernel, true>(static_cast<int>(shared_bytes), "winograd_fused: shared memory");
-  const std::int64_t clusters = processors / config.blocks, most = clusters * most_items;
+  const std::int64_t clusters = processors / config.blocks, most = clusters * max_items;
   for (std::int64_t first = 0; first < config.items; first += most) {
     const std::int64_t items = std::min(most, config.items - first);
     params.first_item = static_cast<unsigned>(first);

@@ -16,7 +16,7 @@
 
 namespace fastconv::algos::winograd_fused {
 
-// Two warpgroups multiply (three frequencies each), one transforms the input; of another, one warp loads it, and two
+// Two warpgroups multiply (three points each), one transforms the input; of another, one warp loads it, and two
 // prepare the next item.
 constexpr int consumer_groups = 2, producer_warps = 4, preparing_warps = 2, loader_warp = preparing_warps;
 constexpr int consumer_threads = consumer_groups * 128, producer_threads = producer_warps * 32;
@@ -32,9 +32,9 @@ constexpr int block_threads = consumer_threads + producer_threads;
 constexpr int launch_registers = launch_registers_of(block_threads);
 }  // namespace single
 
-constexpr int group_frequencies = frequencies / consumer_groups;
+constexpr int group_points = points / consumer_groups;
 constexpr int half_groups = tile_rows / 2;  // an instruction's part of the tiles: 4 rows of 8
-static_assert(half_groups == strip_rows(most_strips));
+static_assert(half_groups == strip_rows(max_strips));
 constexpr int positions = tile_rows * tile_columns;
 
 // Raw input, a stage: what the tiles of one block of rows read, then those of the next: [row][column][channel] float32.
@@ -61,21 +61,21 @@ constexpr int v_plane_bytes = strips * strip_input_rows(strips) * v_row_bytes;
 static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
 
 // Read again wherever it is needed: some roles have no register to keep it in.
-__device__ __forceinline__ int lane_again() {
+__device__ __forceinline__ int reload_lane() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
 
 // Items of a block and launch: a bit each says which must be repeated.
-constexpr int most_items = 2048;
+constexpr int max_items = 2048;
 // Of an item: for each of its columns, in the first and in the second image that it meets, or of each strip.
 constexpr int scales = 2 * tile_columns;
-static_assert(scales == most_strips * tile_columns);
+static_assert(scales == max_strips * tile_columns);
 
 // Keeps the compiler from deriving anything from a value before this point, which it would keep in registers.
 template <typename Integer>
-__device__ __forceinline__ void forget(Integer& value) {
+__device__ __forceinline__ void launder(Integer& value) {
   asm volatile("" : "+r"(value));
 }
 
@@ -91,7 +91,7 @@ struct alignas(16) Outputs {
   __device__ __forceinline__ int count() const { return static_cast<int>(packed) & 7; }
 };
 
-// What the frequencies' owners give each other at the end of an item.
+// What the points' owners give each other at the end of an item.
 template <int blocks, int halves>
 struct Exchange;
 // The warpgroups of a block: three sums of half of the outputs, a row at a time, or (pairs.cuh) one sum in six, two
@@ -99,7 +99,7 @@ struct Exchange;
 template <>
 struct Exchange<1, 2> {
   union {
-    alignas(128) float4 sums[consumer_groups][group_frequencies][128];
+    alignas(128) float4 sums[consumer_groups][group_points][128];
     float4 pairs[consumer_groups][2][128];
   };
 };
@@ -133,30 +133,30 @@ struct alignas(16) Column {
 
 // What a kernel is compiled for.
 struct Variant {
-  int blocks;  // of a cluster, which share the frequencies
-  bool boxes;  // x is loaded by tensor copies, else by element
+  int blocks;    // of a cluster, which share the points
+  bool use_tma;  // x is loaded by tensor copies, else by element
   StoreMode output;
   int strips = 1;             // of an item
-  int turns = 1;              // that an item's V serves, each with other filters
+  int v_reuse = 1;            // that an item's V serves, each with other filters
   int filter_tiles = blocks;  // of a turn of an item
 
-  // Of the positions, that a warpgroup has: half of them, if it shares its filters and frequencies with the other.
+  // Of the positions, that a warpgroup has: half of them, if it shares its filters and points with the other.
   constexpr int halves() const { return filter_tiles == blocks ? 2 : 1; }
 };
 
 template <Variant variant>
 struct Shared {
   static constexpr int blocks = variant.blocks, strips = variant.strips, halves = variant.halves();
-  static constexpr int v_frequencies = frequencies / blocks, v_stage_bytes = v_frequencies * 2 * v_plane_bytes<strips>;
-  static constexpr int v_stages = variant.turns == 1 ? 3 : kept_stages, raw_stages = 2;
+  static constexpr int v_points = points / blocks, v_stage_bytes = v_points * 2 * v_plane_bytes<strips>;
+  static constexpr int v_stages = variant.v_reuse == 1 ? 3 : kept_stages, raw_stages = 2;
   using RawRing = hopper::RingCounter<raw_stages>;
   // Items whose outputs and largest values are remembered. One is prepared while the last stage of the one before is
   // transformed, which may wait for a slot of V: then the consumers are at the end of an item v_stages + 1 before that.
   static constexpr int item_slots = 6;
-  static_assert(item_slots >= v_stages + 3 || variant.turns > 1);  // whose items have most of the slots: two meet
+  static_assert(item_slots >= v_stages + 3 || variant.v_reuse > 1);  // whose items have most of the slots: two meet
   // In front of the first item the end of one without outputs is rehearsed (consume), in the slot before.
-  static constexpr bool rehearses = blocks == 1;
-  static constexpr int rehearsed_slot = item_slots - 1;
+  static constexpr bool warms_code = blocks == 1;
+  static constexpr int warm_code_slot = item_slots - 1;
 
   alignas(128) unsigned char raw[raw_stages][strips * raw_strip_bytes<strips>];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];
@@ -168,7 +168,7 @@ struct Shared {
   std::uint64_t prepared, last_stage;  // an item is prepared; the last stage of an item is there
   Column columns[item_slots][strips * tile_columns];
   float exact_largest[scales];  // of |x|, for an item that is repeated
-  unsigned repeat[most_items / 32];
+  unsigned repeat[max_items / 32];
 };
 
 // A position in a ring of a number of slots, in one register.
@@ -203,9 +203,9 @@ struct TransformState {
 
 // What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
 // loads under way seem to bound the rate of U (docs/log/17-fused-fp32-1.md).
-constexpr int most_shared_bytes = 195 * 1024;
+constexpr int max_shared_bytes = 195 * 1024;
 // Where V is kept for another turn, that is worth more.
-constexpr int most_kept_bytes = 227 * 1024;
+constexpr int max_kept_bytes = 227 * 1024;
 
 // What both kernels of this folder are told. T: of x and y.
 template <typename T>
@@ -239,9 +239,9 @@ struct alignas(16) Item {
 template <int rows, int width, typename T>
 __device__ __forceinline__ Item find_item(const ParamsOf<T>& params, unsigned item) {
   Item result;
-  result.filter_block = static_cast<int>(params.by_filters.peel(item));
-  result.q0 = static_cast<int>(params.by_columns.peel(item)) * width;
-  result.p0 = static_cast<int>(params.by_rows.peel(item)) * rows;
+  result.filter_block = static_cast<int>(params.by_filters.divmod(item));
+  result.q0 = static_cast<int>(params.by_columns.divmod(item)) * width;
+  result.p0 = static_cast<int>(params.by_rows.divmod(item)) * rows;
   result.n = static_cast<int>(item);
   return result;
 }
@@ -266,15 +266,15 @@ struct Place {
 // strip: of the item.
 template <int strips>
 __device__ __forceinline__ Place find_place(const Params& params, unsigned item, int strip) {
-  params.by_filters.peel(item);
+  params.by_filters.divmod(item);
   unsigned block = (item * strips + strip) * tile_columns;
-  const int first = static_cast<int>(params.by_columns.peel(block));
+  const int first = static_cast<int>(params.by_columns.divmod(block));
   return {block, first, min(tile_columns, static_cast<int>(params.by_columns.divisor()) - first)};
 }
 template <int strips>
 __device__ __forceinline__ Part<strips> find_part(const Params& params, const Place& place, bool second) {
   unsigned image = (place.block + (second ? 1 : 0)) * strip_rows(strips);
-  const int pitch = static_cast<int>(params.by_rows.divisor()), row = static_cast<int>(params.by_rows.peel(image));
+  const int pitch = static_cast<int>(params.by_rows.divisor()), row = static_cast<int>(params.by_rows.divmod(image));
   const bool crosses = strips == 1 && pitch % tile_rows != 0;  // a canvas
   return {static_cast<int>(image), row, crosses ? pitch - row : strip_input_rows(strips),
           second ? 0 : place.first * tile_outputs};
@@ -283,7 +283,7 @@ __device__ __forceinline__ Part<strips> find_part(const Params& params, const Pl
 // The items of a block, or of a cluster of `blocks`, in two passes: all of them with guessed scales, then those that
 // need exact ones. Every role walks the same way.
 template <typename Params, int blocks = 1>
-struct Walk {
+struct WorkTileScheduler {
   const Params& params;
   const unsigned* repeat;  // null: the first pass
   unsigned ordinal = ~0u;
@@ -303,8 +303,8 @@ struct Walk {
 };
 
 // Whether any item is marked, asked by a whole warp.
-__device__ __forceinline__ bool any_repeated(const unsigned (&repeat)[most_items / 32]) {
-  static_assert(most_items == 2 * 32 * 32);
+__device__ __forceinline__ bool any_repeated(const unsigned (&repeat)[max_items / 32]) {
+  static_assert(max_items == 2 * 32 * 32);
   const int lane = threadIdx.x % 32;
   return __any_sync(~0u, (repeat[lane] | repeat[lane + 32]) != 0);
 }

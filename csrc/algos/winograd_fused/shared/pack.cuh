@@ -25,8 +25,8 @@ __device__ __forceinline__ std::int64_t packed_index(int k, int c, int steps, in
   const int lane = row * 4 + channel % 8 / 2, thread = filter / 16 * 32 + lane;
   const int element = (second + channel / 8 * 2) * 2 + channel % 2;
   const std::int64_t step = static_cast<std::int64_t>(k / filter_tile) * steps + c / channels;
-  const int place = parts == 2 ? f : single::slot(f);
-  return ((step * frequencies + place) * taps + r) * (parts * u_fragment_bytes / 2) + thread * 8 + element;
+  const int place = parts == 2 ? f : single::point_order(f);
+  return ((step * points + place) * taps + r) * (parts * u_fragment_bytes / 2) + thread * 8 + element;
 }
 
 // A block per filter, beyond K for those that fill the last 64. With a snapshot: a filter that equals it bit for bit is
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters,
   const T* filter = weight + static_cast<std::int64_t>(k) * size;
   if (!filter_changed<pack_threads>(filter, snapshot, k, filters, size)) return;
   using Transform = winograd::Transform<4>;
-  const auto transform = [&](int channel, int r, float (&result)[frequencies]) {
+  const auto transform = [&](int channel, int r, float (&result)[points]) {
     float g[3] = {};
     if (k < filters && channel < c) {
 #pragma unroll
@@ -54,20 +54,20 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters,
   __syncthreads();
   float largest = 0.0f;
   for (int i = threadIdx.x; i < c * taps; i += pack_threads) {
-    float value[frequencies];
+    float value[points];
     transform(i / taps, i % taps, value);
 #pragma unroll
-    for (int f = 0; f < frequencies; ++f) largest = larger_finite(largest, value[f]);
+    for (int f = 0; f < points; ++f) largest = larger_finite(largest, value[f]);
   }
   atomicMax(&largest_bits, __float_as_int(largest));
   __syncthreads();
   const int exponent = scale_exponent(__int_as_float(largest_bits), filter_target_exponent);
   const float scale = power_of_two(exponent);
   for (int i = threadIdx.x; i < steps * channels * taps; i += pack_threads) {
-    float value[frequencies];
+    float value[points];
     transform(i / taps, i % taps, value);
 #pragma unroll
-    for (int f = 0; f < frequencies; ++f) {
+    for (int f = 0; f < points; ++f) {
       half_t* target = u + packed_index<T, parts>(k, i / taps, steps, f, i % taps);
       const half_t high = from_float<half_t>(value[f] * scale);
       target[0] = high;

@@ -13,12 +13,12 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   const int first_filter = first_filter_of_warp();
   constexpr bool spare = output != StoreMode::elements && shape != narrow;  // registers to ask for absent filters
-  Walk<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
+  WorkTileScheduler<Params<T>> walk{params, repeated ? shared.repeat : nullptr};
   const auto filters = [&]() -> Source {
     unsigned number = walk.number();
-    const std::int64_t block = params.by_filters.peel(number);
-    return {params.u + block * params.stages * (Stage<T, shape>::steps * u_step) +
-                group * group_frequencies * u_frequency + threadIdx.x % 128,
+    const std::int64_t block = params.by_filters.divmod(number);
+    return {params.u + block * params.stages * (Stage<T, shape>::steps * u_step) + group * group_points * u_point +
+                threadIdx.x % 128,
             spare && static_cast<int>(block) * filter_tile + first_filter >= params.k ? 0 : params.stages};
   };
   if (output == StoreMode::filters && repeated) hopper::wait_for_writing<0>();  // of what is written again
@@ -27,7 +27,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
   Filters u[u_depth(shape)];
   Source source = filters();
   const auto load_piece = [&](int i) {
-    if (i < group_frequencies * taps * Stage<T, shape>::steps || params.stages > 1) {
+    if (i < group_points * taps * Stage<T, shape>::steps || params.stages > 1) {
       load_filter(u[i / taps], piece_of(source.first, i), i % taps);
     }
   };

@@ -24,8 +24,8 @@ __device__ __forceinline__ void initialise(Shared<T, shape>& shared, int thread)
     hopper::barrier_init(shared_address(&shared.pass_done), block_threads);
     hopper::barrier_init_fence();
   }
-  static_assert(most_items / 32 <= consumer_threads);
-  if (thread < most_items / 32) shared.repeat[thread] = 0;
+  static_assert(max_items / 32 <= consumer_threads);
+  if (thread < max_items / 32) shared.repeat[thread] = 0;
 }
 
 // U into the L2 cache: in the first round of items, memory is too far away for the few pieces of U that the registers
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shap
 }
 
 // number: of the shape. boxes: x is loaded by tensor copies, through `input`; else by element.
-template <typename T, int number, bool boxes, StoreMode output>
+template <typename T, int number, bool use_tma, StoreMode output>
 __global__ void __launch_bounds__(block_threads, 1)
     convolve(const __grid_constant__ Params<T> params,
              const __grid_constant__ InputMaps<input_maps(shapes[number])> input,
@@ -57,18 +57,18 @@ __global__ void __launch_bounds__(block_threads, 1)
   auto& shared = *reinterpret_cast<Shared<T, shape>*>(memory);
   const int thread = thread_now();
   if (thread >= consumer_threads) {
-    hopper::shrink_registers<producer_registers(shape)>();
-    if (thread == consumer_threads) start_loading<T, shape, boxes>(params, input.map, shared);
+    hopper::setmaxnreg_dec<producer_registers(shape)>();
+    if (thread == consumer_threads) start_loading<T, shape, use_tma>(params, input.map, shared);
     if (thread == block_threads - 32) prefetch_filters<T, shape>(params);
     __syncthreads();
     ProducerState<T, shape> state;
     // Passes in code of their own: what is repeated takes no registers of the first.
-    produce<T, shape, boxes, output != StoreMode::filters>(params, input.map, shared, false, state);
+    produce<T, shape, use_tma, output != StoreMode::filters>(params, input.map, shared, false, state);
     if (end_pass<role_transform>(params, shared)) {
-      produce<T, shape, boxes, output != StoreMode::filters>(params, input.map, shared, true, state);
+      produce<T, shape, use_tma, output != StoreMode::filters>(params, input.map, shared, true, state);
     }
   } else {
-    hopper::grow_registers<consumer_registers(shape)>();
+    hopper::setmaxnreg_inc<consumer_registers(shape)>();
     initialise(shared, thread);
     __syncthreads();
     ConsumerState state;

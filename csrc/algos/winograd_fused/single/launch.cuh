@@ -57,15 +57,15 @@ InputMaps<input_maps(shape)> make_input_maps(const ConvProblem& problem, const C
   return maps;
 }
 
-template <typename T, Shape shape, bool boxes, StoreMode output>
+template <typename T, Shape shape, bool use_tma, StoreMode output>
 void launch(const Params<T>& params, const Config& config, const ConvArgs& args, int processors, cudaStream_t stream) {
   constexpr std::size_t bytes =
       output == StoreMode::filters ? sizeof(Shared<T, shape>) : Shared<T, shape>::bytes_for_exchange();
   InputMaps<input_maps(shape)> input{};
   LineMaps<line_maps(shape)> lines{};
-  if constexpr (boxes) input = make_input_maps<shape>(args.problem, config, params.x);
+  if constexpr (use_tma) input = make_input_maps<shape>(args.problem, config, params.x);
   if constexpr (output == StoreMode::filters) lines = make_line_maps<T, shape>(args, config);
-  launch_items<convolve<T, number_of(shape), boxes, output>>(params, config, bytes, processors, stream, input, lines);
+  launch_items<convolve<T, number_of(shape), use_tma, output>>(params, config, bytes, processors, stream, input, lines);
 }
 
 template <typename T>
@@ -83,8 +83,8 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     return launch<T, list, true, StoreMode::filters>(params, config, args, processors, stream);
   }
   const auto launch_as = [&]<StoreMode output>() {
-    config.boxes ? launch<T, wide, true, output>(params, config, args, processors, stream)
-                 : launch<T, wide, false, output>(params, config, args, processors, stream);
+    config.use_tma ? launch<T, wide, true, output>(params, config, args, processors, stream)
+                   : launch<T, wide, false, output>(params, config, args, processors, stream);
   };
   switch (config.store) {
     case StoreMode::filters: return launch_as.template operator()<StoreMode::filters>();

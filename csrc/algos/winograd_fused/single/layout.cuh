@@ -18,7 +18,7 @@ constexpr bool shares_registers(Shape shape) {
 }
 static_assert(shares_registers(wide) && shares_registers(narrow) && shares_registers(small) && shares_registers(list));
 
-constexpr int group_frequencies = frequencies / consumer_groups;
+constexpr int group_points = points / consumer_groups;
 // A filter row further is a row of positions further, wherever a row ends: a constant in wgmma's descriptor, since its
 // core matrices lie one behind the other.
 constexpr int position_groups(Shape shape) { return shape.products() / 8; }
@@ -60,14 +60,14 @@ static_assert(part_row_bytes(1) % 128 == 64 && part_bytes(1) % 128 == 0 && part_
 template <typename T, Shape shape>
 struct Stage {
   static constexpr int channels = 64 / sizeof(T), steps = channels / winograd_fused::channels;
-  // V, a stage: [f][step][channel half] planes of one position after the other, 8 channels (16 bytes) each. The pitches
+  // V, a stage: [f][step][channel half] limbs of one position after the other, 8 channels (16 bytes) each. The pitches
   // are such that the producers' stores, of 4 rows or images by all channels, meet every bank equally often. Rows 7
-  // positions apart: planes an odd multiple of 64 bytes, steps 32 more. Rows of 8 positions are all alike; two strips
+  // positions apart: limbs an odd multiple of 64 bytes, steps 32 more. Rows of 8 positions are all alike; two strips
   // are 64 bytes apart: 16 and 32 bytes more than a multiple of 128; four are 32 bytes apart: 16 and 64.
   static constexpr int plane_bytes = strips(shape) == 1 ? 1984 : last_position(shape) * 16 + 16;
   static constexpr int step_bytes = 2 * plane_bytes + (strips(shape) == 2 ? 0 : (steps - 1) * 32);
-  static constexpr int frequency_bytes = steps * step_bytes;
-  static constexpr int v_stage_bytes = frequencies * frequency_bytes;
+  static constexpr int point_bytes = steps * step_bytes;
+  static constexpr int v_stage_bytes = points * point_bytes;
   // Two of raw input where three would leave too little L1 cache, which U needs on its way.
   static constexpr int raw_stages = steps == 1 && (shape == wide || shape == small) ? 3 : 2, v_stages = 2;
   static_assert(plane_bytes % 128 == (strips(shape) == 1 ? 64 : 16) && plane_bytes / 16 >= last_position(shape));
@@ -90,11 +90,11 @@ __device__ __forceinline__ bool is_position(int j, int lane) {
   return rest == 0 || j < position_groups(shape) - 1 || lane % 4 == 0;
 }
 
-// Sums of 16 positions and all frequencies on their way from wgmma's registers to the threads that finish them:
+// Sums of 16 positions and all points on their way from wgmma's registers to the threads that finish them:
 // [f][position][64 filters], padded by 16 bytes so that neither side meets a bank conflict.
 constexpr int exchanged_groups = 2, exchange_pitch = filter_tile + 4;
 constexpr int exchanged_positions = 8 * exchanged_groups;
-using Exchange = float[frequencies][8 * exchanged_groups][exchange_pitch];
+using Exchange = float[points][8 * exchanged_groups][exchange_pitch];
 
 // Outputs on their way to NHWC by tensor copies, lines of 128 bytes in the swizzle of that width: [column of the
 // tiles][position] of 64 filters of half types; of float32, half of the columns at a time, [warpgroup][half of the
@@ -151,7 +151,7 @@ struct Shared {
   Item items[item_slots];
   int exponents[item_slots][parts(shape)];  // of their parts' scales
   unsigned largest[parts(shape)];           // bits of the largest |x| of an item that is repeated
-  unsigned repeat[most_items / 32];         // items whose scale did not fit
+  unsigned repeat[max_items / 32];          // items whose scale did not fit
   union {
     alignas(1024) Exchange exchange;
     alignas(1024) unsigned char lines[has_lines<T> ? tile_outputs : 1][column_bytes(shape)];
@@ -189,10 +189,10 @@ template <Shape shape, typename T>
 __device__ __forceinline__ Item find_item(const Params<T>& params, unsigned number) {
   if constexpr (shape.listed) {
     Item item;
-    item.filter_block = static_cast<int>(params.by_filters.peel(number));
+    item.filter_block = static_cast<int>(params.by_filters.divmod(number));
     number *= shape.tiles;
-    item.q0 = static_cast<int>(params.by_columns.peel(number)) * tile_outputs;
-    item.p0 = static_cast<int>(params.by_rows.peel(number)) * shape.rows;
+    item.q0 = static_cast<int>(params.by_columns.divmod(number)) * tile_outputs;
+    item.p0 = static_cast<int>(params.by_rows.divmod(number)) * shape.rows;
     item.n = static_cast<int>(number);
     return item;
   } else {

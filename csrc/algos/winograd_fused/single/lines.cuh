@@ -19,7 +19,7 @@ __device__ __forceinline__ std::uint32_t pack_halves(float low, float high) {
 }
 // max(a, b), NaN kept.
 template <typename T>
-__device__ __forceinline__ std::uint32_t most_of_halves(std::uint32_t a, std::uint32_t b) {
+__device__ __forceinline__ std::uint32_t max_of_halves(std::uint32_t a, std::uint32_t b) {
   if constexpr (std::is_same_v<T, half_t>) {
     asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   } else {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMa
                                            const Item& item, int column, int filter, const unsigned char* lines) {
   if (column < params.q) {
     const auto store = [&](const CUtensorMap& map, const Item& part, int first) {
-      hopper::store_box(map, part.filter_block * filter_tile + filter, part.q0 / tile_outputs, part.n, part.p0,
+      hopper::tma_store(map, part.filter_block * filter_tile + filter, part.q0 / tile_outputs, part.n, part.p0,
                         shared_address(lines) + first * line_bytes);
     };
     if constexpr (shape.listed) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ float finish_plain_halves(const Params<T>& params, co
     for (int i = 0; i < 4; ++i) halves[i] = pack_halves<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
     if (is_position<shape>(j, mine.lane)) bad = add_unless_finite<T>(bad, halves[0]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) halves[i] = most_of_halves<T>(halves[i], least);
+    for (int i = 0; i < 4; ++i) halves[i] = max_of_halves<T>(halves[i], least);
     hopper::store_transposed(mine.received + j * group_bytes<T>, halves);
   }
   return bad == 0 ? 0.0f : NAN;

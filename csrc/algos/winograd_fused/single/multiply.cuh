@@ -1,4 +1,4 @@
-// The consumers: three frequencies of 64 filters x all positions each, U in registers, V in shared memory.
+// The consumers: three points of 64 filters x all positions each, U in registers, V in shared memory.
 #pragma once
 
 #include "algos/winograd_fused/single/layout.cuh"
@@ -6,10 +6,10 @@
 namespace fastconv::algos::winograd_fused::single {
 
 template <Shape shape>
-using Sums = float[group_frequencies][shape.products() / 2];  // of 64 filters; [f][4 * group of 8 positions + register]
-using Filters = std::uint32_t[taps][4];                       // U of one frequency and 16 channels
+using Sums = float[group_points][shape.products() / 2];  // of 64 filters; [f][4 * group of 8 positions + register]
+using Filters = std::uint32_t[taps][4];                  // U of one point and 16 channels
 
-constexpr int u_step = frequencies * taps * u_fragment_bytes / 16, u_frequency = taps * u_fragment_bytes / 16;
+constexpr int u_step = points * taps * u_fragment_bytes / 16, u_point = taps * u_fragment_bytes / 16;
 
 // Volatile: issued here, not where it is used.
 __device__ __forceinline__ void load_filter(Filters& u, const uint4* source, int r) {
@@ -34,10 +34,10 @@ struct ConsumerState {
   unsigned item = 0;
 };
 
-// One frequency of 16 channels. On exit its products are under way, those before are done.
+// One point of 16 channels. On exit its products are under way, those before are done.
 template <Shape shape>
-__device__ __forceinline__ void multiply_frequency(float (&sum)[shape.products() / 2], const Filters& u,
-                                                   std::uint64_t descriptor) {
+__device__ __forceinline__ void multiply_point(float (&sum)[shape.products() / 2], const Filters& u,
+                                               std::uint64_t descriptor) {
   hopper::fence_products();
 #pragma unroll
   for (int r = 0; r < taps; ++r) {
@@ -47,29 +47,29 @@ __device__ __forceinline__ void multiply_frequency(float (&sum)[shape.products()
   hopper::wait_for_products<1>();
 }
 
-// Frequencies of U that are in registers: the one that multiplies, and those under way.
-constexpr int u_depth(Shape shape) { return shape == small ? 2 * group_frequencies : group_frequencies; }
+// Pointies of U that are in registers: the one that multiplies, and those under way.
+constexpr int u_depth(Shape shape) { return shape == small ? 2 * group_points : group_points; }
 
-// U's piece i of an item, three of them a frequency: where it lies, from the item's first.
+// U's piece i of an item, three of them a point: where it lies, from the item's first.
 __device__ __forceinline__ const uint4* piece_of(const uint4* source, int i) {
-  return source + i / (group_frequencies * taps) * u_step + i / taps % group_frequencies * u_frequency;
+  return source + i / (group_points * taps) * u_step + i / taps % group_points * u_point;
 }
 
-// A warp's part of U of an item. If its 16 filters are beyond K, it loads the first frequencies, zeros, and keeps them.
+// A warp's part of U of an item. If its 16 filters are beyond K, it loads the first points, zeros, and keeps them.
 struct Source {
   const uint4* first;
   int stages;  // that are loaded: all or none
 };
 
-// The whole reduction of an item, but for the last frequency's last products, which are still under way. u holds its
-// first frequencies.
+// The whole reduction of an item, but for the last point's last products, which are still under way. u holds its
+// first points.
 template <typename T, Shape shape>
 __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T, shape>& shared, Sums<shape>& sum,
                                            Filters (&u)[u_depth(shape)], Source source, int group,
                                            ConsumerState& state) {
   using Stage = single::Stage<T, shape>;
 #pragma unroll
-  for (int f = 0; f < group_frequencies; ++f) {
+  for (int f = 0; f < group_points; ++f) {
 #pragma unroll
     for (int i = 0; i < shape.products() / 2; ++i) sum[f][i] = 0.0f;
   }
@@ -77,22 +77,20 @@ __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T, sh
     const int slot = state.v.slot == 0 ? Stage::v_stages - 1 : state.v.slot - 1;
     if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
   };
-  constexpr int stage_frequencies = Stage::steps * group_frequencies, depth = u_depth(shape);
-  constexpr int phases = (depth + stage_frequencies - 1) / stage_frequencies;  // stages until u is in its old place
+  constexpr int stage_points = Stage::steps * group_points, depth = u_depth(shape);
+  constexpr int phases = (depth + stage_points - 1) / stage_points;  // stages until u is in its old place
   const auto run_stage = [&]<int phase>(int i) {
     wait<role_multiply>(shared_address(&shared.v_full[state.v.slot]), state.v.parity, params.report);
-    const std::uint64_t stage =
-        core_descriptor<T, shape>(shared_address(shared.v[0]) + state.v.slot * Stage::v_stage_bytes +
-                                  group * group_frequencies * Stage::frequency_bytes);
+    const std::uint64_t stage = core_descriptor<T, shape>(
+        shared_address(shared.v[0]) + state.v.slot * Stage::v_stage_bytes + group * group_points * Stage::point_bytes);
 #pragma unroll
-    for (int j = 0; j < stage_frequencies; ++j) {
-      const int step = j / group_frequencies, f = j % group_frequencies, now = phase * stage_frequencies + j;
-      multiply_frequency<shape>(
-          sum[f], u[now % depth],
-          hopper::advance_descriptor(stage, step * Stage::step_bytes + f * Stage::frequency_bytes));
+    for (int j = 0; j < stage_points; ++j) {
+      const int step = j / group_points, f = j % group_points, now = phase * stage_points + j;
+      multiply_point<shape>(sum[f], u[now % depth],
+                            hopper::advance_descriptor(stage, step * Stage::step_bytes + f * Stage::point_bytes));
       if (j == 0 && i > 0) release_previous();
-      // Into registers that the frequency before has just left.
-      const int next = j + depth - 1, stages_ahead = next / stage_frequencies;
+      // Into registers that the point before has just left.
+      const int next = j + depth - 1, stages_ahead = next / stage_points;
       if ((j > 0 || i > 0) && i + stages_ahead < source.stages) {
         load_filters(u[(now + depth - 1) % depth], piece_of(source.first, next * taps));
       }
@@ -108,15 +106,15 @@ __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T, sh
     }
   }
 #pragma unroll
-  for (int f = 0; f + 1 < group_frequencies; ++f) hopper::pin(sum[f]);
+  for (int f = 0; f + 1 < group_points; ++f) hopper::fence_operand(sum[f]);
 }
 
-// The last frequency's products are done, and V has been read.
+// The last point's products are done, and V has been read.
 template <typename T, Shape shape>
 __device__ __forceinline__ void finish_products(Shared<T, shape>& shared, Sums<shape>& sum,
                                                 const ConsumerState& state) {
   hopper::wait_for_products<0>();
-  hopper::pin(sum[group_frequencies - 1]);
+  hopper::fence_operand(sum[group_points - 1]);
   const int slot = state.v.slot == 0 ? Stage<T, shape>::v_stages - 1 : state.v.slot - 1;
   if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
 }

@@ -68,7 +68,7 @@ __device__ __forceinline__ void prepare_ends(const Params<T>& params, FilterEnds
 template <int position_group>
 __device__ __forceinline__ void hand_over(float* target, const Sums<wide>& sum) {
 #pragma unroll
-  for (int f = 0; f < group_frequencies; ++f) {
+  for (int f = 0; f < group_points; ++f) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int position = f * 8 * exchanged_groups + position_group % exchanged_groups * 8 + i % 2;
@@ -82,13 +82,13 @@ using Outputs = float[thread_filters][tile_outputs];  // of a position
 
 // Y = A^T M, without the scales. Returns NaN if a sum is not finite, else 0.
 template <typename T>
-__device__ __forceinline__ float transform_sums(const float (&m)[frequencies][thread_filters], Outputs<T>& value) {
+__device__ __forceinline__ float transform_sums(const float (&m)[points][thread_filters], Outputs<T>& value) {
   float bad = 0.0f;
 #pragma unroll
   for (int b = 0; b < thread_filters; ++b) {
-    float sums[frequencies];
+    float sums[points];
 #pragma unroll
-    for (int f = 0; f < frequencies; ++f) sums[f] = m[f][b];
+    for (int f = 0; f < points; ++f) sums[f] = m[f][b];
     winograd::Transform<4>::output(sums, value[b]);
     bad = fmaf(value[b][0] + value[b][3], 0.0f, bad);  // the first and the last output hold all six sums
   }
@@ -188,7 +188,7 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   });
 }
 
-// U of a frequency into registers of sums that have been handed over, and from there.
+// U of a point into registers of sums that have been handed over, and from there.
 __device__ __forceinline__ void load_filters(float* registers, const uint4* source) {
 #pragma unroll
   for (int r = 0; r < taps; ++r) {
@@ -205,18 +205,18 @@ __device__ __forceinline__ void take_filters(Filters& u, const float* registers)
 
 // Two groups of positions at a time. A loop with a jump to the registers of its turn: straight-line code, run once an
 // item, waits for the instruction cache at every step (docs/log/34-fused-one-product-2-item-end.md). Returns NaN if a
-// sum of an output is not finite. next: U of the next item; its first three frequencies are in u at the end.
+// sum of an output is not finite. next: U of the next item; its first three points are in u at the end.
 template <typename T, StoreMode output>
 __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T, wide>& shared, Sums<wide>& sum,
                                              const FilterEnds& ends, const Finisher<T>& mine, int group,
-                                             Filters (&u)[group_frequencies], const uint4* next) {
+                                             Filters (&u)[group_points], const uint4* next) {
   const int fragment = threadIdx.x % 128, first_filter = fragment / 32 * 16 + fragment % 32 / 4;
   float bad = 0.0f;
   constexpr int groups = position_groups(wide);
-  constexpr int turns = (groups + exchanged_groups - 1) / exchanged_groups;
+  constexpr int v_reuse = (groups + exchanged_groups - 1) / exchanged_groups;
 #pragma unroll 1
-  for (int turn = 0; turn < turns; ++turn) {
-    float* target = &shared.exchange[group * group_frequencies][fragment % 4 * 2][first_filter];
+  for (int turn = 0; turn < v_reuse; ++turn) {
+    float* target = &shared.exchange[group * group_points][fragment % 4 * 2][first_filter];
     switch (turn) {
 #define FASTCONV_TURN(i)                                                 \
   case i:                                                                \
@@ -233,19 +233,19 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T, 
 #undef FASTCONV_TURN
     }
     static_assert(groups == 13);
-    if (turn == 3) {  // of frequency 0, groups 0 to 5 are gone: 24 registers
+    if (turn == 3) {  // of point 0, groups 0 to 5 are gone: 24 registers
       load_filters(&sum[0][0], next);
-      load_filters(&sum[0][12], next + u_frequency);
+      load_filters(&sum[0][12], next + u_point);
     }
     synchronise<consumer_barrier, consumer_threads>();
     constexpr int step = position_step;
 #pragma unroll
     for (int position = 0; position < exchanged_positions; position += step) {
-      float m[frequencies][thread_filters];
+      float m[points][thread_filters];
 #pragma unroll
-      for (int f = 0; f < frequencies; ++f) {
+      for (int f = 0; f < points; ++f) {
         const auto sums = *reinterpret_cast<const Vector<float, thread_filters>*>(
-            &shared.exchange[slot(f)][position + mine.position][mine.row]);
+            &shared.exchange[point_order(f)][position + mine.position][mine.row]);
 #pragma unroll
         for (int b = 0; b < thread_filters; ++b) m[f][b] = __uint_as_float(sums.bits[b]);
       }
@@ -261,7 +261,7 @@ __device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T, 
   }
   take_filters(u[0], &sum[0][0]);
   take_filters(u[1], &sum[0][12]);
-  load_filters(u[2], next + 2 * u_frequency);
+  load_filters(u[2], next + 2 * u_point);
   return bad;
 }
 

@@ -10,12 +10,12 @@ namespace fastconv::algos::winograd_fused::single {
 // A scale for an item. The guess brings the largest of a sample to [2^6, 2^7): the rest may be 2^6 times as large, and
 // what is 2^20 times smaller is still a normal float16. Input is left as it is if the sample allows that.
 constexpr int guessed_target = 6, exact_target = 12, unknown_exponent = 126;
-constexpr float least_unscaled = 0x1p-6f, most_unscaled = 0x1p10f;
+constexpr float min_unscaled = 0x1p-6f, max_unscaled = 0x1p10f;
 static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0f);
 
 // Keeps the compiler from deriving anything from a value before this point, which it would keep in registers.
 template <typename Integer>
-__device__ __forceinline__ void forget(Integer& value) {
+__device__ __forceinline__ void launder(Integer& value) {
   asm volatile("" : "+r"(value));
 }
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ void locate_item(const Params<T>& params, LoaderState
 template <Shape shape, typename T>
 __device__ __forceinline__ void load_next_item(const Params<T>& params, LoaderState<shape>& state,
                                                const unsigned* repeat) {
-  Walk<Params<T>> walk{params, repeat, state.ordinal};
+  WorkTileScheduler<Params<T>> walk{params, repeat, state.ordinal};
   state.n = -1, state.stage = 0;
   if (!walk.next()) return;
   state.ordinal = walk.ordinal;
@@ -72,13 +72,13 @@ __device__ __forceinline__ void start_copy(const Params<T>& params, const CUtens
   if constexpr (shape.listed) {
     const int left = state.left_tiles, others = shape.tiles - left;
     hopper::arrive_expecting(full, part_copied_bytes(others) + (left > 0 ? part_copied_bytes(left) : 0));
-    hopper::copy_box(target + part_bytes(left), maps[others - 1], channel, state.w, state.h, state.n, full);
+    hopper::tma_load(target + part_bytes(left), maps[others - 1], channel, state.w, state.h, state.n, full);
     if (left > 0) {
-      hopper::copy_box(target, maps[left - 1], channel, -params.pad_w, state.left_h, state.left_n, full);
+      hopper::tma_load(target, maps[left - 1], channel, -params.pad_w, state.left_h, state.left_n, full);
     }
   } else {
     hopper::arrive_expecting(full, Stage<T, shape>::raw_stage_bytes);
-    hopper::copy_box(target, maps[0], channel, state.w, state.h, state.n, full);
+    hopper::tma_load(target, maps[0], channel, state.w, state.h, state.n, full);
   }
   state.raw.advance(Stage<T, shape>::raw_stages);
   ++state.stage;
@@ -98,10 +98,10 @@ __device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtens
 
 // The first tensor copy of a launch, by one thread: with as few instructions as it takes, since those come from afar,
 // too. The thread initialises the barriers of raw input.
-template <typename T, Shape shape, bool boxes>
+template <typename T, Shape shape, bool use_tma>
 __device__ __forceinline__ void start_loading(const Params<T>& params, const CUtensorMap (&maps)[input_maps(shape)],
                                               Shared<T, shape>& shared) {
-  if constexpr (boxes) {
+  if constexpr (use_tma) {
     hopper::prefetch_map(maps[input_maps(shape) - 1]);
     for (int i = 0; i < Stage<T, shape>::raw_stages; ++i) {
       hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
@@ -144,7 +144,7 @@ struct Exponents {
 // The scale's exponent by the bits of the largest of a sample.
 __device__ __forceinline__ int guess_exponent(unsigned largest) {
   const float value = __uint_as_float(largest);
-  if (value >= least_unscaled && value < most_unscaled) return 0;
+  if (value >= min_unscaled && value < max_unscaled) return 0;
   // Nothing but zeros seen: a scale at which anything else overflows, and is noticed.
   return value == 0.0f ? unknown_exponent : scale_exponent(value, guessed_target);
 }
@@ -158,7 +158,7 @@ __device__ __forceinline__ Exponents<shape> guess_exponents(const unsigned char*
     // Two tiles at a time, 4 rows of each.
     static_assert(shape.input_rows() > 3 * 4 + 1 && shape.tiles == 8);
     constexpr int tile_bytes = tile_outputs * raw_column_bytes;
-    forget(lane);
+    launder(lane);
     const int row = lane / 4 % 4 * 4 + 1, first = lane / 16;
     raw += lane % 4 * 16 + 2 * raw_column_bytes;
     const unsigned char* other = raw + part_bytes(left) + row * part_row_bytes(shape.tiles - left) - left * tile_bytes;
@@ -243,7 +243,7 @@ __device__ __forceinline__ Exponents<shape> find_exact_exponents(const Params<T>
 }
 
 // B^T d of two channels in FP16 arithmetic: two roundings of V more, of its parts (docs/concepts/numerics.md).
-__device__ __forceinline__ void transform_halves(const __half2 (&d)[frequencies], __half2 (&v)[frequencies]) {
+__device__ __forceinline__ void transform_halves(const __half2 (&d)[points], __half2 (&v)[points]) {
   using Transform = winograd::Transform<4>;
   const auto constant = [](float value) { return __float2half2_rn(value); };
   const __half2 even_a = __hfma2(d[2], constant(-2.0f), d[4]), odd_a = __hfma2(d[1], constant(-2.0f), d[3]);
@@ -302,8 +302,8 @@ template <typename T, Shape shape, int tiles, bool scaled, int unrolled>
 __device__ __forceinline__ void transform_strip(const unsigned char* raw, unsigned char* v, float scale) {
   constexpr int words = Stage<T, shape>::steps;  // of two halves
   const auto load = [&](int column) { return *reinterpret_cast<const uint2*>(raw + column * raw_column_bytes); };
-  constexpr int kept = frequencies - tile_outputs;  // columns that neighbouring tiles share
-  __half2 d[frequencies][words];
+  constexpr int kept = points - tile_outputs;  // columns that neighbouring tiles share
+  __half2 d[points][words];
   uint2 next[tile_outputs];
 #pragma unroll
   for (int j = 0; j < kept; ++j) convert<T, scaled>(load(j), scale, d[j]);
@@ -320,17 +320,17 @@ __device__ __forceinline__ void transform_strip(const unsigned char* raw, unsign
 #pragma unroll
       for (int j = 0; j < tile_outputs; ++j) next[j] = load(kept + j);
     }
-    __half2 out[words][frequencies];
+    __half2 out[words][points];
 #pragma unroll
     for (int i = 0; i < words; ++i) {
-      __half2 in[frequencies];
+      __half2 in[points];
 #pragma unroll
-      for (int j = 0; j < frequencies; ++j) in[j] = d[j][i];
+      for (int j = 0; j < points; ++j) in[j] = d[j][i];
       transform_halves(in, out[i]);
     }
 #pragma unroll
-    for (int f = 0; f < frequencies; ++f) {
-      unsigned char* target = v + slot(f) * Stage<T, shape>::frequency_bytes;
+    for (int f = 0; f < points; ++f) {
+      unsigned char* target = v + point_order(f) * Stage<T, shape>::point_bytes;
       if constexpr (words == 1) {
         *reinterpret_cast<unsigned*>(target) = as_bits(out[0][f]);
       } else {
@@ -352,7 +352,7 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
                                                 const Exponents<shape>& exponents, int tiles) {
   using Stage = single::Stage<T, shape>;
   constexpr int unrolled = unrolled_tiles<T>(shape, few_registers, scaled);
-  if constexpr (shape.listed) forget(tiles), forget(lane), forget(warp);  // what follows from them shall not be kept
+  if constexpr (shape.listed) launder(tiles), launder(lane), launder(warp);  // what follows from them shall not be kept
   static_assert(strips(shape) == 4 || (4 * producer_warps - shape.input_rows()) / 2 == 0);
   const int chunk = lane % 8, row = first_row<shape>(warp, lane), strip = strip_of_lane<shape>(lane);
   raw += chunk * 8;
@@ -423,7 +423,7 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
 }
 
 // One pass over the items. boxes: x is loaded by tensor copies.
-template <typename T, Shape shape, bool boxes, bool few_registers>
+template <typename T, Shape shape, bool use_tma, bool few_registers>
 __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorMap (&maps)[input_maps(shape)],
                                         Shared<T, shape>& shared, bool repeated, ProducerState<T, shape>& state) {
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
@@ -432,7 +432,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
   const bool tells = shape.images == 1 ? thread == producer_threads - 32
                                        : thread >= producer_threads - 32 && lane % 8 == 0 && lane / 8 < shape.images;
   const unsigned* repeat = repeated ? shared.repeat : nullptr;
-  if (boxes && thread == 0) {
+  if (use_tma && thread == 0) {
     if (repeated || params.stages == 1) {
       LoaderState<shape> state = shared.loader;
       if (repeated) state.ordinal = ~0u;
@@ -441,7 +441,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
     }
     for (int i = repeated ? 0 : 1; i < Stage<T, shape>::raw_stages - 1; ++i) issue_copy(params, maps, shared, repeat);
   }
-  Walk<Params<T>> walk{params, repeat};
+  WorkTileScheduler<Params<T>> walk{params, repeat};
   while (walk.next()) {
     Exponents<shape> exponents;
     if (repeated) {
@@ -452,7 +452,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage) {
       unsigned char* raw = shared.raw[state.raw_slot()];
-      if constexpr (boxes) {
+      if constexpr (use_tma) {
         if (thread == 0) issue_copy(params, maps, shared, repeat);
         __syncwarp();
         wait<role_transform>(shared_address(&shared.raw_full[state.raw_slot()]), state.raw_parity(), params.report);
@@ -483,7 +483,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       __syncwarp();
       if (lane == 0) {
         hopper::arrive(shared_address(&shared.v_full[state.v_slot()]));
-        if (boxes) hopper::arrive(shared_address(&shared.raw_empty[state.raw_slot()]));
+        if (use_tma) hopper::arrive(shared_address(&shared.raw_empty[state.raw_slot()]));
       }
       state.advance();
     }

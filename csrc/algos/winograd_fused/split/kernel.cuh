@@ -58,9 +58,9 @@ __device__ __forceinline__ void initialise(Shared<variant>& shared) {
     }
     hopper::barrier_init_fence();
   }
-  for (int i = threadIdx.x; i < most_items / 32; i += block_threads) shared.repeat[i] = 0;
-  if constexpr (Shared<variant>::rehearses) {
-    constexpr int slot = Shared<variant>::rehearsed_slot;
+  for (int i = threadIdx.x; i < max_items / 32; i += block_threads) shared.repeat[i] = 0;
+  if constexpr (Shared<variant>::warms_code) {
+    constexpr int slot = Shared<variant>::warm_code_slot;
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < positions) shared.outputs[slot][thread] = {};
     if (thread < producer_warps * scales) (&shared.watched[slot][0][0])[thread] = 0;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void initialise(Shared<variant>& shared) {
 
 template <int group, Variant variant>
 __device__ __forceinline__ void run_consumers(const Params& params, Shared<variant>& shared) {
-  ConsumerState state{.item_slot = Shared<variant>::rehearses ? Shared<variant>::rehearsed_slot : 0};
+  ConsumerState state{.item_slot = Shared<variant>::warms_code ? Shared<variant>::warm_code_slot : 0};
   if constexpr (variant.blocks == 1) {
     run_passes(shared, [&](bool repeated) { consume<group>(params, shared, repeated, state); });
   } else {  // the same code: for products in two places ptxas finds no registers
@@ -103,23 +103,24 @@ __device__ __forceinline__ void run_preparation(const Params& params, const Maps
   run_passes(shared, [&](auto repeated) {
     if (warp < preparing_warps) {
       prepare_items<repeated()>(params, shared, warp, state);
-    } else if (variant.boxes && warp == loader_warp) {
+    } else if (variant.use_tma && warp == loader_warp) {
       load_items<repeated()>(params, maps, shared, rank, state.raw);
     }
     __syncwarp();
   });
 }
 
-// maps: of x. In a cluster, whose blocks share the frequencies, a warpgroup has half of the filters, or of the
-// positions, instead of half of the frequencies.
+// maps: of x. In a cluster, whose blocks share the points, a warpgroup has half of the filters, or of the
+// positions, instead of half of the points.
 template <Variant variant>
 __global__ void __launch_bounds__(block_threads, 1)
     convolve(const __grid_constant__ Params params, const __grid_constant__ Maps maps) {
   static_assert(variant.blocks == 1 || variant.output == StoreMode::filters);
   static_assert(variant.filter_tiles == 1 || variant.filter_tiles == variant.blocks);
-  static_assert(variant.strips == 1 || (variant.blocks == 2 && variant.boxes));
-  static_assert(variant.turns == 1 || (variant.blocks == 1 && variant.boxes && variant.output == StoreMode::filters));
-  static_assert(sizeof(Shared<variant>) <= (variant.turns == 1 ? most_shared_bytes : most_kept_bytes));
+  static_assert(variant.strips == 1 || (variant.blocks == 2 && variant.use_tma));
+  static_assert(variant.v_reuse == 1 ||
+                (variant.blocks == 1 && variant.use_tma && variant.output == StoreMode::filters));
+  static_assert(sizeof(Shared<variant>) <= (variant.v_reuse == 1 ? max_shared_bytes : max_kept_bytes));
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ __align__(128) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<variant>*>(memory);
@@ -131,20 +132,20 @@ __global__ void __launch_bounds__(block_threads, 1)
   const int role = static_cast<int>(threadIdx.x) / 128;
   const int group = variant.blocks == 1 ? role : hopper::block_rank();
   if (role == consumer_groups) {
-    hopper::shrink_registers<producer_registers>();
+    hopper::setmaxnreg_dec<producer_registers>();
     if (variant.blocks == 1 || group == 0) {
       run_producers<0>(params, shared);
     } else {
       run_producers<variant.blocks - 1>(params, shared);
     }
   } else if (role > consumer_groups) {
-    hopper::shrink_registers<preparing_registers>();
+    hopper::setmaxnreg_dec<preparing_registers>();
     run_preparation(params, maps, shared, group);
   } else if (group == 0) {
-    hopper::grow_registers<consumer_registers>();
+    hopper::setmaxnreg_inc<consumer_registers>();
     run_consumers<0>(params, shared);
   } else {
-    hopper::grow_registers<consumer_registers>();
+    hopper::setmaxnreg_inc<consumer_registers>();
     run_consumers<1>(params, shared);
   }
 #endif

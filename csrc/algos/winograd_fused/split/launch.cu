@@ -33,31 +33,31 @@ constexpr std::integral_constant<Variant, value> constant{};
 
 void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const bool boxes = config.boxes;
+  const bool use_tma = config.use_tma;
   const int processors = runtime.device().processors;
   const cudaStream_t stream = static_cast<cudaStream_t>(runtime.stream());
   const Params params = make_params<float>(args, config, runtime.wait_report());
-  const Maps maps = boxes ? make_maps(problem, config, params.x) : Maps{};
+  const Maps maps = use_tma ? make_maps(problem, config, params.x) : Maps{};
   const auto run = [&](auto variant) {
     launch_items<convolve<variant()>, block_threads>(params, config, sizeof(Shared<variant()>), processors, stream,
                                                      maps);
   };
   // So that a value that is known now is known to the compiler.
-  const auto with_output = [&](auto boxed) {
+  const auto with_output = [&](auto by_tma) {
     switch (config.store) {
-      case StoreMode::filters: return run(constant<Variant{1, boxed(), StoreMode::filters}>);
-      case StoreMode::pixels: return run(constant<Variant{1, boxed(), StoreMode::pixels}>);
-      case StoreMode::elements: return run(constant<Variant{1, boxed(), StoreMode::elements}>);
+      case StoreMode::filters: return run(constant<Variant{1, by_tma(), StoreMode::filters}>);
+      case StoreMode::pixels: return run(constant<Variant{1, by_tma(), StoreMode::pixels}>);
+      case StoreMode::elements: return run(constant<Variant{1, by_tma(), StoreMode::elements}>);
     }
   };
-  if (config.turns == 2) return run(constant<Variant{1, true, StoreMode::filters, 1, 2}>);
+  if (config.v_reuse == 2) return run(constant<Variant{1, true, StoreMode::filters, 1, 2}>);
   const auto with_strips = [&](auto strips) {
     if (config.item_filter_tiles == 1) return run(constant<Variant{2, true, StoreMode::filters, strips(), 1, 1}>);
     run(constant<Variant{2, true, StoreMode::filters, strips()}>);
   };
   if (config.strips == 2) return with_strips(std::integral_constant<int, 2>{});
   if (config.blocks == 2) return with_strips(std::integral_constant<int, 1>{});
-  boxes ? with_output(std::true_type{}) : with_output(std::false_type{});
+  use_tma ? with_output(std::true_type{}) : with_output(std::false_type{});
 }
 
 }  // namespace fastconv::algos::winograd_fused::split

@@ -14,7 +14,7 @@ __device__ __forceinline__ bool must_repeat(const Shared<variant>& shared, int s
   unsigned bits = 0;
 #pragma unroll
   for (int warp = 0; warp < producer_warps; ++warp) bits = max(bits, shared.watched[slot][warp][lane % scales]);
-  const bool low = bits != 0 && bits < __float_as_uint(least_high);
+  const bool low = bits != 0 && bits < __float_as_uint(min_high);
   return __any_sync(~0u, low || shared.largest[slot][lane % producer_warps] >= __float_as_uint(INFINITY));
 }
 
@@ -113,7 +113,7 @@ __device__ __forceinline__ void apply_silu(const Params& params, const Outputs* 
   }
 }
 
-// Each warpgroup finishes half of the positions, with the other's sums of three frequencies, 8 at a time.
+// Each warpgroup finishes half of the positions, with the other's sums of three points, 8 at a time.
 template <int group, Variant variant>
 __device__ __forceinline__ void finish_item(const Params& params, Shared<variant>& shared, const Totals<2>& total,
                                             int filter_block, int slot) {
@@ -131,17 +131,17 @@ __device__ __forceinline__ void finish_item(const Params& params, Shared<variant
 #pragma unroll
   for (int j = 0; j < half_groups; ++j) {
 #pragma unroll
-    for (int f = 0; f < group_frequencies; ++f) {
+    for (int f = 0; f < group_points; ++f) {
       const float* sum = total[f][1 - group] + j * 4;
       shared.exchange.sums[group][f][thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
     }
     synchronise<consumer_barrier, consumer_threads>();
-    float m[frequencies][4];  // [f][2 * filter + position]
+    float m[points][4];  // [f][2 * filter + position]
 #pragma unroll
-    for (int f = 0; f < group_frequencies; ++f) {
+    for (int f = 0; f < group_points; ++f) {
       const float* sum = total[f][group] + j * 4;
       const float4 other = shared.exchange.sums[1 - group][f][thread];
-      const int own = group * group_frequencies + f, theirs = (1 - group) * group_frequencies + f;
+      const int own = group * group_points + f, theirs = (1 - group) * group_points + f;
 #pragma unroll
       for (int i = 0; i < 4; ++i) m[own][i] = sum[i];
       m[theirs][0] = other.x, m[theirs][1] = other.y, m[theirs][2] = other.z, m[theirs][3] = other.w;
@@ -150,9 +150,9 @@ __device__ __forceinline__ void finish_item(const Params& params, Shared<variant
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int b = i / 2, e = i % 2;
-      float sums[frequencies];
+      float sums[points];
 #pragma unroll
-      for (int f = 0; f < frequencies; ++f) sums[f] = m[f][i];
+      for (int f = 0; f < points; ++f) sums[f] = m[f][i];
       winograd::Transform<4>::output(sums, value[e][b]);
       const float one = outputs[tile_columns * j + e].first * first[b],
                   two = outputs[tile_columns * j + e].second * second[b];
@@ -165,7 +165,7 @@ __device__ __forceinline__ void finish_item(const Params& params, Shared<variant
   if (params.epilogue.activate.is_silu) apply_silu(params, outputs, k);
 }
 
-// Marks an item, for both blocks: each has seen its own frequencies alone.
+// Marks an item, for both blocks: each has seen its own points alone.
 template <int group, Variant variant>
 __device__ __forceinline__ void mark(Shared<variant>& shared, unsigned ordinal) {
   unsigned* const word = &shared.repeat[ordinal / 32];
@@ -178,26 +178,28 @@ __device__ __forceinline__ void mark(Shared<variant>& shared, unsigned ordinal) 
   }
 }
 
-// One pass over the items. group: of frequencies, a warpgroup's or a block's.
+// One pass over the items. group: of points, a warpgroup's or a block's.
 template <int group, Variant variant>
 __device__ __forceinline__ void consume(const Params& params, Shared<variant>& shared, bool repeated,
                                         ConsumerState& state) {
-  constexpr int blocks = variant.blocks, turns = variant.turns;
+  constexpr int blocks = variant.blocks, v_reuse = variant.v_reuse;
   constexpr StoreMode output = variant.output;
   // The filters of an item are its number's fastest part: the block of those of its first turn.
-  const auto filter_block_of = [&](unsigned item) { return static_cast<int>(params.by_filters.peel(item)) * turns; };
+  const auto filter_block_of = [&](unsigned item) {
+    return static_cast<int>(params.by_filters.divmod(item)) * v_reuse;
+  };
   const auto filters_of = [&](int filter_block) {
     if (variant.filter_tiles > 1) {  // each warpgroup has half of them, of which the last may be none
       filter_block =
           min(variant.filter_tiles * filter_block + static_cast<int>(threadIdx.x) / 128, (params.k - 1) / filter_tile);
     }
     return params.u + static_cast<std::int64_t>(filter_block) * params.stages * (u_stage_bytes / 16) +
-           group * group_frequencies * (u_frequency_bytes / 16) + threadIdx.x % 128;
+           group * group_points * (u_frequency_bytes / 16) + threadIdx.x % 128;
   };
   const int first_filter = first_filter_of_warp();
-  Walk<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
+  WorkTileScheduler<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
   if (!walk.next()) return;
-  Filters u[group_frequencies];
+  Filters u[group_points];
   int filter_block = filter_block_of(walk.number());
   const uint4* source = filters_of(filter_block);
   load_filters(u[0], source);
@@ -206,8 +208,8 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
   // from memory, which would take longer than all that it does. A cluster has less code there, in a loop, and gains
   // nothing.
 #pragma unroll 1
-  for (bool more = true, rehearsal = Shared<variant>::rehearses && !repeated; more; rehearsal = false) {
-    const bool last_turn = turns == 1 || filter_block % turns == turns - 1;
+  for (bool more = true, rehearsal = Shared<variant>::warms_code && !repeated; more; rehearsal = false) {
+    const bool last_turn = v_reuse == 1 || filter_block % v_reuse == v_reuse - 1;
     const unsigned ordinal = walk.ordinal;
     int next = filter_block;
     if (!rehearsal) {

@@ -1,5 +1,5 @@
 // The end of an item in NHWC, in one block without anything but bias and ReLU behind it: the even and odd sums of the
-// pairs of points are all that the columns of a tile share (single/pairs.cuh), so that the owner of three frequencies,
+// pairs of points are all that the columns of a tile share (single/pairs.cuh), so that the owner of three points,
 // a warpgroup or a block, finishes two columns where its sums are. Straight-line code: branches cost more than
 // arithmetic.
 #pragma once
@@ -17,10 +17,10 @@ __device__ __forceinline__ bool is_plain(const Epilogue<float>& epilogue) {
 }
 
 // What a thread needs to finish its outputs: two neighbouring filters, at neighbouring positions, two columns of each
-// tile. group: of frequencies.
+// tile. group: of points.
 template <int group>
 struct Finisher {
-  // Frequencies 0, +a, -a and columns 0, 2, or +b, -b, infinity and columns 3, 1.
+  // Pointies 0, +a, -a and columns 0, 2, or +b, -b, infinity and columns 3, 1.
   static constexpr int pair = group == 0 ? 1 : 0, extra = group == 0 ? 0 : 2;
   static constexpr int column(int which) { return group == 0 ? 2 * which : 3 - 2 * which; }
 
@@ -99,7 +99,7 @@ struct Finisher {
   }
 };
 
-// group: of frequencies.
+// group: of points.
 template <int group, Variant variant>
 __device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared, const Totals<2>& total,
                                              int filter_block, ConsumerState& state) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
   using Exchange = decltype(shared.exchange);
   constexpr int halves = variant.halves(), parts = Exchange::parts, other_rank = 1 - group;
   int thread_here = static_cast<int>(threadIdx.x);
-  forget(thread_here);  // nothing of what follows is kept in registers from item to item
+  launder(thread_here);  // nothing of what follows is kept in registers from item to item
   const int thread = thread_here % 128, lane = thread % 32, warp = thread / 32, warpgroup = thread_here / 128;
   Exchange& exchange = shared.exchange;
   const std::uint32_t full = shared_address(exchange.full[warpgroup][warp]);
@@ -191,7 +191,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
     for (int i = 8; i < halves * half_groups * 4; ++i) own[i - 8] = own[i], extra[i - 8] = extra[i];
   }
   __syncwarp();
-  if (lane == 0) hopper::notify_block(shared_address(&exchange.read[warpgroup][warp]), other_rank);
+  if (lane == 0) hopper::arrive_remote(shared_address(&exchange.read[warpgroup][warp]), other_rank);
   state.exchanged ^= 1;
 }
 

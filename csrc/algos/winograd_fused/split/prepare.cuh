@@ -11,10 +11,10 @@ namespace fastconv::algos::winograd_fused::split {
 // |V| of a tile column must reach 2 somewhere (else lo would lose bits to float16's subnormals) and stay finite. The
 // guess brings the largest of a sample to [2^3, 2^4): the rest may be 2^9 times as large. The correction is exact.
 constexpr int guessed_target = 3, exact_target = 12, unknown_exponent = 126;
-constexpr float least_high = 2.0f;
+constexpr float min_high = 2.0f;
 static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0f);
 // So a column whose own sample is not zero need not be watched: |d| <= 3.13 max|V|.
-static_assert((1 << guessed_target) / 3.13f > least_high);
+static_assert((1 << guessed_target) / 3.13f > min_high);
 
 template <int strips>
 constexpr int row_pairs = strip_input_rows(strips) / 2;
@@ -64,7 +64,7 @@ template <bool repeated, Variant variant>
 __device__ __forceinline__ void load_items(const Params& params, const Maps& maps, Shared<variant>& shared, int rank,
                                            typename Shared<variant>::RawRing& raw) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  Walk<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
+  WorkTileScheduler<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
     const Copy copy = find_copy<variant.strips>(params, maps, walk.number(), lane);
@@ -82,9 +82,9 @@ __device__ __forceinline__ void load_items(const Params& params, const Maps& map
       if (mine && copy.exists) {
         const std::uint32_t target = shared_address(shared.raw[slot]) + copy.target;
         if constexpr (variant.blocks == 1) {
-          hopper::copy_box(target, *copy.box, stage * channels, copy.w, copy.h, copy.n, full);
+          hopper::tma_load(target, *copy.box, stage * channels, copy.w, copy.h, copy.n, full);
         } else {
-          hopper::copy_box_to_blocks(target, *copy.box, stage * channels, copy.w, copy.h, copy.n, full, 3);
+          hopper::tma_load_multicast(target, *copy.box, stage * channels, copy.w, copy.h, copy.n, full, 3);
         }
       }
       __syncwarp();
@@ -160,9 +160,9 @@ __device__ __forceinline__ void find_exact_largest(const Params& params, Shared<
     const int w0 = part.q0 + (column - (second ? place.tiles : 0)) * tile_outputs - params.pad_w;
     float largest = 0.0f;
 #pragma unroll 1
-    for (int pixel = 0; pixel < part.input_rows * frequencies; ++pixel) {
-      const int r = pixel / frequencies, n = part.image_of(r), h = part.row_of(r) - params.pad_h;
-      const int w = w0 + pixel % frequencies;
+    for (int pixel = 0; pixel < part.input_rows * points; ++pixel) {
+      const int r = pixel / points, n = part.image_of(r), h = part.row_of(r) - params.pad_h;
+      const int w = w0 + pixel % points;
       if ((strips == 1 && part.crosses(r) != (i >= tile_columns)) || n >= params.n ||
           static_cast<unsigned>(h) >= static_cast<unsigned>(params.h) ||
           static_cast<unsigned>(w) >= static_cast<unsigned>(params.w)) {
@@ -190,11 +190,11 @@ __device__ __forceinline__ void prepare_items(const Params& params, Shared<varia
   constexpr int strips = variant.strips;
   constexpr int images = strips == 1 ? 2 : 1;  // that a strip may meet
   using Sampler = Lane<tile_columns * strips / preparing_warps>;
-  Walk<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
+  WorkTileScheduler<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
     const int strip = strips == 1 ? 0 : warp;
-    const unsigned lane = lane_again();
+    const unsigned lane = reload_lane();
     const Sampler mine(warp, lane);
     if (repeated) find_exact_largest(params, shared, walk.number(), warp, lane);
     const Place place = find_place<strips>(params, walk.number(), strip);

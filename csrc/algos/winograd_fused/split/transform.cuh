@@ -10,7 +10,7 @@ constexpr int sharing = producer_warps / 2;  // warps of the same columns share 
 // A raw stage of one strip element by element, from any layout and alignment, by all producers. Zeros outside.
 __device__ __forceinline__ void load_elements(const Params& params, unsigned char* raw, unsigned item,
                                               int first_channel, int thread) {
-  forget(item);
+  launder(item);
   const Place place = find_place<1>(params, item, 0);
 #pragma unroll 1
   for (int second = 0; second < 2; ++second) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ unsigned largest_bits(__half2 two) {
 }
 
 // winograd::Transform<4>::input of d times a power of two, which joins the constants.
-__device__ __forceinline__ void transform_scaled(const float (&d)[frequencies], float scale, float (&v)[frequencies]) {
+__device__ __forceinline__ void transform_scaled(const float (&d)[points], float scale, float (&v)[points]) {
   using Transform = winograd::Transform<4>;
   const float a = scale * Transform::a, b = scale * Transform::b, last = d[4] * scale;
   const float even_a = fmaf(d[2], scale * -2.0f, last), odd_a = fmaf(-d[1], b, d[3] * a);
@@ -60,25 +60,25 @@ __device__ __forceinline__ void transform_scaled(const float (&d)[frequencies], 
   v[5] = fmaf(d[1], scale, fmaf(d[3], scale * -2.5f, d[5] * scale));
 }
 
-// One tile, four channels: six columns to six frequencies, or to the `count` from `first` on, each of two planes of
+// One tile, four channels: six columns to six points, or to the `count` from `first` on, each of two limbs of
 // `plane` bytes. Returns the largest |hi|.
 template <int first, int count, int plane>
 __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsigned char* v, float scale) {
   __half2 largest = __float2half2_rn(0.0f);
-  float values[frequencies][4];
+  float values[points][4];
 #pragma unroll
-  for (int j = 0; j < frequencies; ++j) {
+  for (int j = 0; j < points; ++j) {
     const float4 d = *reinterpret_cast<const float4*>(raw + j * raw_column_bytes);
     values[j][0] = d.x, values[j][1] = d.y, values[j][2] = d.z, values[j][3] = d.w;
   }
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    float d[frequencies], result[frequencies];
+    float d[points], result[points];
 #pragma unroll
-    for (int j = 0; j < frequencies; ++j) d[j] = values[j][c];
+    for (int j = 0; j < points; ++j) d[j] = values[j][c];
     transform_scaled(d, scale, result);
 #pragma unroll
-    for (int j = 0; j < frequencies; ++j) values[j][c] = result[j];
+    for (int j = 0; j < points; ++j) values[j][c] = result[j];
   }
 #pragma unroll
   for (int f = 0; f < count; ++f) {
@@ -101,24 +101,24 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
   constexpr int strips = variant.strips;
   static_assert(strips == 1 || strips == sharing);
   const int strip = strips == 1 ? 0 : warp / 2;
-  Walk<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
+  WorkTileScheduler<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
 #pragma unroll 1
   while (walk.next()) {
     const unsigned first_stage = state.raw.count;  // of the ring: the same in all lanes, and so in no lane's register
     const auto wait_for_raw = [&] {
       const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot()]);
-      if constexpr (variant.boxes) {
+      if constexpr (variant.use_tma) {
         wait<role_transform>(full, state.raw.parity(), params.report);
       } else {
         load_elements(params, shared.raw[state.raw.slot()], walk.number(),
-                      static_cast<int>(state.raw.count - first_stage) * channels, warp * 32 + lane_again());
+                      static_cast<int>(state.raw.count - first_stage) * channels, warp * 32 + reload_lane());
         synchronise<producer_barrier, producer_threads>();
-        if (warp == 0 && lane_again() == 0) hopper::arrive(full);
+        if (warp == 0 && reload_lane() == 0) hopper::arrive(full);
       }
     };
     wait_for_raw();
     wait<role_transform>(shared_address(&shared.prepared), state.items.parity(), params.report);
-    const Lane<> mine(warp, lane_again());
+    const Lane<> mine(warp, reload_lane());
     Column column = shared.columns[state.items.slot][strip * tile_columns + mine.column];
     unsigned offsets = (strip * strip_input_rows(strips) * v_row_bytes + mine.v()) << 16 |
                        (column.raw + mine.raw(column.raw_pair() / 2));
@@ -128,16 +128,16 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
       if (state.raw.count != first_stage) wait_for_raw();
       last = state.raw.count - first_stage == params.stages - 1u;
       // By every warp: none may still wait for this item when the next one is prepared.
-      if (last && hopper::leads_warp()) hopper::arrive(shared_address(&shared.last_stage));
+      if (last && hopper::elect_one()) hopper::arrive(shared_address(&shared.last_stage));
       wait<role_transform>(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report);
       const unsigned char* raw = shared.raw[state.raw.slot()];
       unsigned char* v = shared.v[state.v.slot()];
 #pragma unroll 1
       for (unsigned pair = strips == 1 ? (warp / 2 + state.raw.count) % sharing : 0; pair < row_pairs<strips>;
            pair += sharing / strips) {
-        forget(column.packed), forget(offsets);  // what is in them is not kept apart, for want of registers
+        launder(column.packed), launder(offsets);  // what is in them is not kept apart, for want of registers
         const bool crosses = strips == 1 && column.crosses(pair);
-        const __half2 here = transform_tile<rank * Memory::v_frequencies, Memory::v_frequencies, v_plane_bytes<strips>>(
+        const __half2 here = transform_tile<rank * Memory::v_points, Memory::v_points, v_plane_bytes<strips>>(
             raw + (offsets & 0xffff) + pair * column.raw_pair(), v + (offsets >> 16) + 2 * pair * v_row_bytes,
             column.scale(crosses));
         largest = __hmax2_nan(largest, here);
@@ -145,7 +145,7 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
           unsigned bits = largest_bits(here);
 #pragma unroll
           for (int lanes = 1; lanes < 8; lanes *= 2) bits = max(bits, __shfl_xor_sync(~0u, bits, lanes));
-          const int image = crosses ? 1 : 0, lane = lane_again();
+          const int image = crosses ? 1 : 0, lane = reload_lane();
           if (lane % 8 == 0 && (column.packed & Column::guessed << image) != 0) {
             const int scale = (strip + image) * tile_columns + Lane<>(warp, lane).column;
             atomicMax(&shared.watched[state.items.slot][warp][scale], bits);
@@ -154,15 +154,15 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
       }
       if (last) {
         const unsigned bits = __reduce_max_sync(~0u, largest_bits(largest));
-        if (hopper::leads_warp()) shared.largest[state.items.slot][warp] = bits;
+        if (hopper::elect_one()) shared.largest[state.items.slot][warp] = bits;
       }
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
-      if (hopper::leads_warp()) {
+      if (hopper::elect_one()) {
         hopper::arrive(shared_address(&shared.v_full[state.v.slot()]));
         const std::uint32_t read = shared_address(&shared.raw_empty[state.raw.slot()]);
-        if (variant.boxes && variant.blocks == 1) hopper::arrive(read);
-        if (variant.boxes && variant.blocks == 2) hopper::notify_block(read, slot_owner(state.raw.slot()));
+        if (variant.use_tma && variant.blocks == 1) hopper::arrive(read);
+        if (variant.use_tma && variant.blocks == 2) hopper::arrive_remote(read, slot_owner(state.raw.slot()));
       }
       ++state.raw.count;
       state.v.advance();

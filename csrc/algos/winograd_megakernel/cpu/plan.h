@@ -16,7 +16,7 @@
 namespace fastconv::algos::winograd_megakernel::cpu {
 
 constexpr int tile_outputs = 4;  // F(4x4,3x3)
-constexpr int frequencies = 36;
+constexpr int points = 36;
 
 // CPU: filters are the lanes of a vector; rows of V and M start at multiples of 32 bytes.
 constexpr std::int64_t filter_lanes = 16, channel_multiple = 8;
@@ -26,14 +26,14 @@ inline std::int64_t padded_channels(const ConvProblem& problem) { return round_u
 inline std::int64_t padded_filters(const ConvProblem& problem) { return round_up(problem.k, filter_lanes); }
 
 inline std::size_t u_bytes(const ConvProblem& problem) {
-  return static_cast<std::size_t>(frequencies * padded_filters(problem) * padded_channels(problem)) * sizeof(float);
+  return static_cast<std::size_t>(points * padded_filters(problem) * padded_channels(problem)) * sizeof(float);
 }
 // Elements of a group's place in V and in M.
 inline std::int64_t v_place(const TaskMap& map, std::int64_t c_pad) {
-  return std::int64_t{frequencies} * map.shapes.group_tiles * c_pad;
+  return std::int64_t{points} * map.shapes.group_tiles * c_pad;
 }
 inline std::int64_t m_place(const TaskMap& map, std::int64_t k_pad) {
-  return std::int64_t{frequencies} * map.shapes.group_tiles * k_pad;
+  return std::int64_t{points} * map.shapes.group_tiles * k_pad;
 }
 
 // The map for a pool of threads. Throws InvalidArgument if it has too many tasks.
@@ -47,25 +47,25 @@ inline TaskMap make_map(const ConvProblem& problem, const DeviceInfo& device) {
   const auto group_tiles = static_cast<std::int32_t>(std::min<std::int64_t>(share, few_channels ? 32 : 64));
   // A GEMM task of a few million operations: large beside the cost of a ticket, small beside the whole.
   const std::int32_t filters = static_cast<std::int32_t>(std::min<std::int64_t>(64, padded_filters(problem)));
-  const double per_frequency =
+  const double per_point =
       2.0 * group_tiles * static_cast<double>(padded_channels(problem)) * static_cast<double>(filters);
   std::int32_t block = 1;
   for (std::int32_t divisor : {2, 3, 4, 6, 9, 12}) {
-    if (per_frequency * divisor <= 4e6) block = divisor;
+    if (per_point * divisor <= 4e6) block = divisor;
   }
   const TaskShapes shapes{.group_tiles = group_tiles,
                           .filter_filters = 0,  // pack_weight() transforms them
                           .filter_channels = 0,
                           .input_tiles = 16,
                           .input_channels = cpu_channel_block,
-                          .gemm_frequencies = block,
+                          .gemm_points = block,
                           .gemm_filters = filters,
                           .output_tiles = 16,
                           .output_filters = cpu_channel_block};
   // Between parent and child every thread has one task, and one to spare.
   const std::int32_t distance = 2 * static_cast<std::int32_t>(device.processors);
   return make_task_map(tiles, problem.c, problem.k, shapes,
-                       {.d_ig = distance, .d_go = distance, .m = few_channels ? 1 : 2, .bounded = true}, frequencies);
+                       {.d_ig = distance, .d_go = distance, .m = few_channels ? 1 : 2, .bounded = true}, points);
 }
 
 }  // namespace fastconv::algos::winograd_megakernel::cpu

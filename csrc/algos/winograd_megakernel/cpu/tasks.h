@@ -99,7 +99,7 @@ class Tasks {
   void gemm(std::int32_t group, const Extent& extent) const {
     const std::int64_t tiles = extent.tiles;
     const std::int64_t last_filter = std::min<std::int64_t>(k_pad_, extent.first_channel + map_.shapes.gemm_filters);
-    for (std::int64_t f = extent.first_frequency; f < extent.first_frequency + extent.frequencies; ++f) {
+    for (std::int64_t f = extent.first_point; f < extent.first_point + extent.points; ++f) {
       for (std::int64_t k = extent.first_channel; k < last_filter; k += filter_lanes) {
         multiply(v(group) + f * tiles * c_pad_, c_pad_, tiles, u_ + (f * k_pad_ + k) * c_pad_, c_pad_,
                  products(group) + f * tiles * k_pad_ + k, k_pad_);

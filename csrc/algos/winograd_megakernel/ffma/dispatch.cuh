@@ -36,9 +36,9 @@ __device__ __forceinline__ Task find_task(const TaskMap& map, int position) {
   return map.output_task(map.outputs_before(batch, block) + rest - map.groups_of(batch));
 }
 
-class Dispatcher {
+class TransformTaskFetcher {
  public:
-  __device__ __forceinline__ Dispatcher(const Params& params, Shared& shared, int team)
+  __device__ __forceinline__ TransformTaskFetcher(const Params& params, Shared& shared, int team)
       : params_(params), shared_(shared), team_(team) {}
 
   __device__ __forceinline__ void run() {
@@ -76,7 +76,7 @@ class Dispatcher {
                              extent.first_tile,
                              extent.tiles,
                              extent.first_channel,
-                             gemm ? extent.first_frequency : extent.channels,
+                             gemm ? extent.first_point : extent.channels,
                              position};
         arrive(shared_.item_full[at]);
       }
@@ -109,11 +109,11 @@ class Dispatcher {
 
   // All stages of a product, as slots of the ring become free.
   __device__ __forceinline__ void load(int place, const Extent& extent) {
-    const int lane = threadIdx.x % 32, frequency = extent.first_frequency;
+    const int lane = threadIdx.x % 32, point = extent.first_point;
     const std::int64_t block_floats = std::int64_t{36} * params_.stages * stage_u;
-    const float* v = params_.v + place * params_.v_place() + frequency * stage_v;
+    const float* v = params_.v + place * params_.v_place() + point * stage_v;
     const float* u = params_.u + extent.first_channel / block_filters * block_floats +
-                     std::int64_t{frequency} * params_.stages * stage_u;
+                     std::int64_t{point} * params_.stages * stage_u;
 #if __CUDA_ARCH__ >= 900
     // V was written by ordinary stores, which this warp has waited for.
     if (lane == 0) asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
   __syncthreads();
   if (threadIdx.x >= teams * team_threads) {
     if (const unsigned team = threadIdx.x / 32 - teams * team_warps; team < teams) {
-      Dispatcher(params, all[team], static_cast<int>(team)).run();
+      TransformTaskFetcher(params, all[team], static_cast<int>(team)).run();
     }
     return;
   }

@@ -1,4 +1,4 @@
-// GEMM: M = V U^T of one frequency, 128 tiles x 128 filters, by FFMA.
+// GEMM: M = V U^T of one point, 128 tiles x 128 filters, by FFMA.
 #pragma once
 
 #include "algos/winograd_megakernel/ffma/params.cuh"

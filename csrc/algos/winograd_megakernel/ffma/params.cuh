@@ -21,8 +21,8 @@
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 
-// A GEMM task is one frequency of 128 tiles x 64 filters. V and U lie in memory so that a stage, 16 channels, is one
-// piece of 8 KB and one of 4 KB, and frequencies lie a constant number of bytes apart for those who
+// A GEMM task is one point of 128 tiles x 64 filters. V and U lie in memory so that a stage, 16 channels, is one
+// piece of 8 KB and one of 4 KB, and points lie a constant number of bytes apart for those who
 // transform.
 struct Params {
   TaskMap map;
@@ -66,7 +66,7 @@ struct alignas(16) Item {
   int counter;       // to raise
   int tile, tiles;   // within the group
   int channel;       // the first channel or filter
-  int count;         // of channels or filters; GEMM: the frequency
+  int count;         // of channels or filters; GEMM: the point
   int position;      // in the map
 };
 constexpr int item_stop = 4;
@@ -151,7 +151,7 @@ __device__ __forceinline__ void wait_for(const int* counter, int value, WaitRepo
       "atom.sys.cas.b32 old, [%2], 0, 1;\nsetp.ne.u32 p, old, 0;\n@p bra stop;\n"
       "mov.u32 old, %%ctaid.x;\nst.u32 [%2+4], %3;\nst.u32 [%2+8], %4;\nst.u32 [%2+12], old;\nmembar.sys;\n"
       "stop:\ntrap;\ndone:\nld.acquire.gpu.global.s32 seen, [%0];\n}" ::"l"(counter),
-      "r"(value), "l"(report), "n"(static_cast<int>(kernel_winograd_megakernel)), "n"(static_cast<int>(role_publish)),
+      "r"(value), "l"(report), "n"(static_cast<int>(kernel_winograd_megakernel)), "n"(static_cast<int>(role_signal)),
       "n"(WaitSite::limit)
       : "memory");
 }

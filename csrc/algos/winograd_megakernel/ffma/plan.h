@@ -70,7 +70,7 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device, cons
                           .filter_channels = 0,
                           .input_tiles = rows,
                           .input_channels = transform_channels,
-                          .gemm_frequencies = 1,
+                          .gemm_points = 1,
                           .gemm_filters = block_filters,
                           .output_tiles = rows,
                           .output_filters = transform_channels};

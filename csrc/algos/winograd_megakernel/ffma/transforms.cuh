@@ -15,8 +15,8 @@ struct TilePosition {
 };
 __device__ __forceinline__ TilePosition tile_position(const Params& params, int tile) {
   unsigned rest = static_cast<unsigned>(tile);
-  const int q = static_cast<int>(params.by_tiles_q.peel(rest)) * 4,
-            p = static_cast<int>(params.by_tiles_p.peel(rest)) * 4;
+  const int q = static_cast<int>(params.by_tiles_q.divmod(rest)) * 4,
+            p = static_cast<int>(params.by_tiles_p.divmod(rest)) * 4;
   return {static_cast<int>(rest), p, q};
 }
 

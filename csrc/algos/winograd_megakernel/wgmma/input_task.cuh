@@ -19,7 +19,8 @@ struct TileCorner {
 template <typename T>
 __device__ __forceinline__ TileCorner corner_of(const Params<T>& params, int tile) {
   unsigned rest = static_cast<unsigned>(tile);
-  const int tq = static_cast<int>(params.by_tiles_q.peel(rest)), tp = static_cast<int>(params.by_tiles_p.peel(rest));
+  const int tq = static_cast<int>(params.by_tiles_q.divmod(rest)),
+            tp = static_cast<int>(params.by_tiles_p.divmod(rest));
   return {static_cast<int>(rest), 4 * tp - params.pad_h, 4 * tq - params.pad_w};
 }
 
@@ -74,7 +75,7 @@ template <typename T>
 __device__ __forceinline__ float begin_input(const Params<T>& params, const StreamItem& item, T* patch,
                                              Values (&values)[6][6]) {
   int prescale = 0;
-  bool loads = !params.boxes;
+  bool loads = !params.use_tma;
   float largest;
 #pragma unroll 1
   while (true) {
@@ -106,10 +107,10 @@ __device__ __forceinline__ void finish_input(const Params<T>& params, const Stre
   constexpr int lanes = form<T>.stage_channels() / 2;
   const int piece = hopper::swizzle_128(item.row, lane % lanes / 4);
   char* lo_target = params.v + item.place * params.v_place_bytes() +
-                    static_cast<std::int64_t>(form<T>.parts * chunk + lane / lanes) * operand_bytes + item.row * 128 +
+                    static_cast<std::int64_t>(form<T>.limbs * chunk + lane / lanes) * operand_bytes + item.row * 128 +
                     lane % 4 * 4 + piece * 16;
   const std::int64_t hi = (piece & 4) != 0 ? -64 : 64;
-  const int frequency = params.stages() * operand_bytes;
+  const int point = params.stages() * operand_bytes;
 #pragma unroll
   for (int i = 0; i < 6; ++i) {
     Values row[6], result[6];
@@ -127,7 +128,7 @@ __device__ __forceinline__ void finish_input(const Params<T>& params, const Stre
       } else {
         *reinterpret_cast<half2*>(lo_target) = high;
       }
-      lo_target += frequency;
+      lo_target += point;
     }
   }
 }

@@ -4,13 +4,13 @@
 //   warp 1          hands out transforms
 //   warp 2          one thread raises the counters of what is finished
 //   warp 3          finds the tasks of the products
-//   warps 4 to 11   two warpgroups that multiply: 128 tiles x 128 filters of one frequency at a time
+//   warps 4 to 11   two warpgroups that multiply: 128 tiles x 128 filters of one point at a time
 //   others          transform inputs and outputs, a tile and 64 channels or 64 values of M each
 //
 // So the transforms, which wait for memory, run beside the products, which keep the tensor cores busy.
 #pragma once
 
-#include "algos/winograd_megakernel/wgmma/publish.cuh"
+#include "algos/winograd_megakernel/wgmma/signal.cuh"
 
 namespace fastconv::algos::winograd_megakernel::wgmma {
 
@@ -57,24 +57,24 @@ __global__ void __launch_bounds__(threads<T>, 1)
   }
   __syncthreads();
   if (warp >= first_multiplying_warp && warp < first_streaming_warp) {
-    hopper::grow_registers<multiply_registers<T>>();
+    hopper::setmaxnreg_inc<multiply_registers<T>>();
     Multiplier<T>(params, shared.products, (warp - first_multiplying_warp) / 4).run();
     return;
   }
   if (warp >= first_streaming_warp) {
-    hopper::grow_registers<stream_registers<T>>();
-    Streamer<T, output, plain>(params, maps, shared.stream, shared.patches, warp - first_streaming_warp).run();
+    hopper::setmaxnreg_inc<stream_registers<T>>();
+    TransformWorker<T, output, plain>(params, maps, shared.stream, shared.patches, warp - first_streaming_warp).run();
     return;
   }
-  hopper::shrink_registers<helper_registers<T>>();
+  hopper::setmaxnreg_dec<helper_registers<T>>();
   if (warp == 0) {
     if (leads) Loader<T>(params, shared.products).run();
   } else if (warp == 1) {
-    if (leads) Dispatcher<T>(params, shared.stream).run();
+    if (leads) TransformTaskFetcher<T>(params, shared.stream).run();
   } else if (warp == 2) {
-    if (leads) publish(params, shared.products, shared.stream);
+    if (leads) signal(params, shared.products, shared.stream);
   } else {
-    Scout<T>(params, shared.products).run();
+    GemmTaskFetcher<T>(params, shared.products).run();
   }
 #endif
 }

@@ -46,7 +46,7 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
                    .y_filter = out.c,
                    .y_row = out.h,
                    .y_pixel = out.w,
-                   .boxes = plan.boxes,
+                   .use_tma = plan.use_tma,
                    .tiles_p = as_int(tiles_p),
                    .tiles_q = as_int(tiles_q),
                    .chunks = as_int(plan.weights.chunks),
@@ -65,7 +65,7 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
 template <typename T>
 StreamMaps make_maps(const ConvProblem& problem, const CudaPlan& plan, const Params<T>& params) {
   StreamMaps maps{};
-  if (params.boxes) {
+  if (params.use_tma) {
     maps.x = make_tensor_map(params.x, problem.dtype, problem.n, problem.h, problem.w, problem.c,
                              Box4{.c = chunk_channels, .w = 6, .h = 6, .n = 1, .swizzled = false});
   }

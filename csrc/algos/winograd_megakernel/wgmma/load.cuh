@@ -27,9 +27,9 @@ struct alignas(1024) ProductStorage {
   std::uint64_t full[count], free[count];
   // Raising a counter takes as long as the stores before it. A thread of its own waits for that; the multiplying warps
   // hand it the numbers of tasks whose results they have stored. -1: there are no more.
-  static constexpr int publish_slots = 2;
-  std::uint64_t stored[publish_slots], taken[publish_slots];
-  int number[publish_slots];
+  static constexpr int signal_slots = 2;
+  std::uint64_t stored[signal_slots], taken[signal_slots];
+  int number[signal_slots];
   // The scout hands the loading thread its tasks one at a time, by number.
   std::uint64_t found, loaded;
   bool common[is_split<T> ? 1 : product_task_slots];  // whether all V of a task has the common scale (values.cuh)
@@ -39,7 +39,7 @@ struct alignas(1024) ProductStorage {
       hopper::barrier_init(shared_address(&full[i]), 1);
       hopper::barrier_init(shared_address(&free[i]), multiplying_warps);
     }
-    for (int i = 0; i < publish_slots; ++i) {
+    for (int i = 0; i < signal_slots; ++i) {
       hopper::barrier_init(shared_address(&stored[i]), multiplying_warps);
       hopper::barrier_init(shared_address(&taken[i]), 1);
     }
@@ -53,15 +53,15 @@ __device__ __forceinline__ ProductTask describe_product(const Params<T>& params,
   const TaskMap& map = params.map;
   const Task task = map.gemm_task(number);
   const Extent extent = map.extent(task);
-  const int frequency = extent.first_frequency, filter = extent.first_channel;
+  const int point = extent.first_point, filter = extent.first_channel;
   const std::int64_t bytes = static_cast<std::int64_t>(params.stages()) * operand_bytes;
   ProductTask product;
-  product.v = params.v + task.group % map.v_groups * params.v_place_bytes() + frequency * bytes;
-  product.u = params.u + (frequency * params.filter_blocks + filter / unit_filters) * bytes;
+  product.v = params.v + task.group % map.v_groups * params.v_place_bytes() + point * bytes;
+  product.u = params.u + (point * params.filter_blocks + filter / unit_filters) * bytes;
   product.exponents = params.tile_exponents + static_cast<std::int64_t>(task.group) * unit_tiles * params.chunks;
-  product.m = params.products + task.group % map.m_groups * params.m_place() +
-              (static_cast<std::int64_t>(frequency) * params.filter_blocks + filter / unit_filters) *
-                  (unit_tiles * unit_filters);
+  product.m =
+      params.products + task.group % map.m_groups * params.m_place() +
+      (static_cast<std::int64_t>(point) * params.filter_blocks + filter / unit_filters) * (unit_tiles * unit_filters);
   product.rows = extent.tiles;
   product.columns = extent.channels;
   product.number = number;
@@ -72,9 +72,9 @@ __device__ __forceinline__ ProductTask describe_product(const Params<T>& params,
 // A warp that takes tickets, finds their tasks and waits for their counters while the task before is being loaded. GEMM
 // tasks in the order of the map; lane i works on the i-th of the tickets that are taken at once.
 template <typename T>
-class Scout {
+class GemmTaskFetcher {
  public:
-  __device__ __forceinline__ Scout(const Params<T>& params, ProductStorage<T>& shared)
+  __device__ __forceinline__ GemmTaskFetcher(const Params<T>& params, ProductStorage<T>& shared)
       : params_(params), shared_(shared) {}
 
   __device__ __forceinline__ void run() {

@@ -66,7 +66,7 @@ class Multiplier {
       release(first_slot);
       hopper::wait_for_products<0>();
       release(second.slot);
-      hopper::pin(sums_);
+      hopper::fence_operand(sums_);
 #pragma unroll
       for (int i = 0; i < 64; ++i) totals_[i] = fmaf(sums_[i], factors[i / 2 % 2], totals_[i]);
     }
@@ -173,7 +173,7 @@ class Multiplier {
     multiply_sums(factors);
   }
   __device__ __forceinline__ void multiply_sums(const float (&factors)[2]) {
-    hopper::pin(sums_);
+    hopper::fence_operand(sums_);
 #pragma unroll
     for (int i = 0; i < 64; ++i) sums_[i] *= factors[i / 2 % 2];
   }
@@ -305,7 +305,7 @@ class Multiplier {
   }
 
   __device__ __forceinline__ void hand_over(unsigned task, int number) {
-    constexpr unsigned slots = ProductStorage<T>::publish_slots;
+    constexpr unsigned slots = ProductStorage<T>::signal_slots;
     const unsigned slot = task % slots;
     wait_in_place<role_multiply>(shared_.taken[slot], task / slots & 1 ^ 1, params_.report);
     __syncwarp();

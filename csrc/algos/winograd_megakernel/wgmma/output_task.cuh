@@ -80,8 +80,8 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
   if constexpr (!is_split<T>) exponent = max(exponent - product_shift(params.chunks), -140);
   const Unscale scale0(exponent, filter_exponents[0]), scale1(exponent, filter_exponents[1]);
   unsigned rest = static_cast<unsigned>(tile);
-  const int q = static_cast<int>(params.by_tiles_q.peel(rest)) * 4;
-  const int p = static_cast<int>(params.by_tiles_p.peel(rest)) * 4;
+  const int q = static_cast<int>(params.by_tiles_q.divmod(rest)) * 4;
+  const int p = static_cast<int>(params.by_tiles_p.divmod(rest)) * 4;
   std::int64_t index = rest * params.y_image + k * params.y_filter + p * params.y_row + q * params.y_pixel;
   const int rows = first ? params.p - p : 0, columns = params.q - q;
   const std::int64_t pixel = params.y_pixel, filter = params.y_filter;

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(pack_threads)
   atomicMax(&largest_bits, __float_as_int(largest));
   __syncthreads();
   constexpr int stage_channels = form<T>.stage_channels();
-  const int stages = form<T>.parts * chunks;
+  const int stages = form<T>.limbs * chunks;
   const int exponent = scale_exponent(__int_as_float(largest_bits), filter_target_exponent);
   const float scale = power_of_two(exponent);
   const int row = static_cast<int>(index % unit_filters);

@@ -20,7 +20,7 @@
 
 namespace fastconv::algos::winograd_megakernel::wgmma {
 
-// A GEMM task has 128 tiles and 128 filters of one frequency. Its operands lie in global memory as they will in shared
+// A GEMM task has 128 tiles and 128 filters of one point. Its operands lie in global memory as they will in shared
 // memory, in *stages*: 128 rows of 64 halves, in the 128-byte swizzle. So a stage of an operand is one bulk copy, and
 // no tensor map is needed. A row is a tile's (or filter's) 64 channels, or, where values are split, 32 lo and 32 hi
 // halves of as many channels. A tile has a scale for each 64 channels, a *chunk*.
@@ -33,7 +33,7 @@ namespace fastconv::algos::winograd_megakernel::wgmma {
 template <typename T>
 constexpr Form form = std::is_same_v<T, float> ? split_form : half_form;
 template <typename T>
-constexpr bool is_split = form<T>.parts == 2;
+constexpr bool is_split = form<T>.limbs == 2;
 template <typename T>
 using Product = std::conditional_t<is_split<T>, float, half_t>;
 static_assert(sizeof(Product<float>) == split_form.product_bytes && sizeof(Product<half_t>) == half_form.product_bytes);
@@ -62,9 +62,9 @@ struct ProductRing {
   int slots;     // of the ring
   int resident;  // units of U in front of it; 0: U comes with V, stage by stage
 
-  static constexpr int least_slots = 4;
+  static constexpr int min_slots = 4;
   static ProductRing of(int stages, int units) {
-    return stages + least_slots <= units ? ProductRing{units - stages, stages} : ProductRing{units / 2, 0};
+    return stages + min_slots <= units ? ProductRing{units - stages, stages} : ProductRing{units / 2, 0};
   }
   __device__ __forceinline__ int v_unit(int slot) const { return resident > 0 ? resident + slot : 2 * slot; }
   __device__ __forceinline__ int u_unit(int slot, int stage) const { return resident > 0 ? stage : 2 * slot + 1; }
@@ -87,7 +87,7 @@ struct Params {
   WaitReport* report;
   int n, c, h, w, k, p, q, pad_h, pad_w;
   std::int64_t y_image, y_filter, y_row, y_pixel;  // strides of y and residual, in elements
-  bool boxes;                                      // x can be copied as a tensor
+  bool use_tma;                                    // x can be copied as a tensor
   int tiles_p, tiles_q;
   int chunks, filter_blocks;
   ProductRing ring;
@@ -98,7 +98,7 @@ struct Params {
   int* own_scales;  // half types: [groups], 0 as long as all V of a group has the common scale (values.cuh)
 
   __host__ __device__ int items() const { return 1 << items_log2; }
-  __host__ __device__ int stages() const { return form<T>.parts * chunks; }
+  __host__ __device__ int stages() const { return form<T>.limbs * chunks; }
   __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * stages() * operand_bytes; }
   __host__ __device__ std::int64_t m_place() const {
     return std::int64_t{36} * filter_blocks * unit_tiles * unit_filters;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void copy_bulk(std::uint32_t target, const void* sour
       "l"(source), "r"(bytes), "r"(barrier), "l"(hint)
       : "memory");
 }
-__device__ __forceinline__ void copy_box(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2, int x3,
+__device__ __forceinline__ void tma_load(std::uint32_t target, const CUtensorMap& map, int x0, int x1, int x2, int x3,
                                          std::uint32_t barrier, std::uint64_t hint) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "

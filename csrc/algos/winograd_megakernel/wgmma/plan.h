@@ -21,23 +21,23 @@ constexpr int chunk_channels = 64;                   // that share a tile's scal
 constexpr int operand_bytes = unit_tiles * 128;      // of a stage, what a product loads at once: rows of 64 halves
 constexpr int segment_values = 64;                   // of M: some tiles x some filters
 constexpr int output_filters = 64;                   // of a transform task
-constexpr int least_items = 8;                       // of a transform task: Form::items, or as many
+constexpr int min_items = 8;                         // of a transform task: Form::items, or as many
 
 // How numbers are kept between the stages.
 struct Form {
-  int parts;          // halves of a value of V or U: lo and hi, or one. So many stages has a chunk
+  int limbs;          // halves of a value of V or U: lo and hi, or one. So many stages has a chunk
   int product_bytes;  // of a value of M
   int segment_tiles, segment_filters;
   int items;  // of a transform task, at most: tiles, or segments of M
   int units;  // stages of one operand that shared memory holds
 
-  constexpr int stage_channels() const { return chunk_channels / parts; }
+  constexpr int stage_channels() const { return chunk_channels / limbs; }
   constexpr int segments_in_a_row() const { return output_filters / segment_filters; }  // of a transform task
 };
 constexpr Form split_form{
-    .parts = 2, .product_bytes = 4, .segment_tiles = 4, .segment_filters = 16, .items = 8, .units = 10};
+    .limbs = 2, .product_bytes = 4, .segment_tiles = 4, .segment_filters = 16, .items = 8, .units = 10};
 constexpr Form half_form{
-    .parts = 1, .product_bytes = 2, .segment_tiles = 2, .segment_filters = 32, .items = 16, .units = 11};
+    .limbs = 1, .product_bytes = 2, .segment_tiles = 2, .segment_filters = 32, .items = 16, .units = 11};
 constexpr Form form_of(DType dtype) { return dtype == DType::f32 ? split_form : half_form; }
 
 // What depends on the weight alone (the rule of packed_weight()).
@@ -45,7 +45,7 @@ struct CudaWeights {
   Form form;
   std::int64_t chunks, filter_blocks;
 
-  std::int64_t stages() const { return form.parts * chunks; }
+  std::int64_t stages() const { return form.limbs * chunks; }
   std::size_t u_bytes() const { return align_bytes(36 * filter_blocks * stages() * operand_bytes); }
 };
 inline CudaWeights make_cuda_weights(const ConvProblem& problem) {
@@ -55,7 +55,7 @@ inline CudaWeights make_cuda_weights(const ConvProblem& problem) {
 struct CudaPlan {
   TaskMap map;
   CudaWeights weights;
-  bool boxes;  // x is read by tensor copies: rows of C are multiples of 16 bytes
+  bool use_tma;  // x is read by tensor copies: rows of C are multiples of 16 bytes
   StoreMode store;
   bool plain;  // the epilogue has no residual and no SiLU
   Instruments instruments = {};
@@ -69,7 +69,7 @@ struct CudaPlan {
   std::size_t exponent_bytes() const { return align_bytes(std::int64_t{map.groups} * unit_tiles * weights.chunks * 4); }
   // Tickets, counters and, of half types, a number for each group (Params::own_scales).
   std::size_t counter_bytes() const {
-    return align_bytes((2 * ticket_stride + map.counters() + (weights.form.parts == 1 ? map.groups : 0)) *
+    return align_bytes((2 * ticket_stride + map.counters() + (weights.form.limbs == 1 ? map.groups : 0)) *
                        std::int64_t{4});
   }
 };
@@ -82,26 +82,26 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
   // Few items for each streaming warp: small tasks, which spread them better; else large ones, which cost less.
   const std::int64_t all_items = tiles * (problem.c + problem.k) / chunk_channels;
   const bool small = all_items < 24 * 8 * static_cast<std::int64_t>(device.processors);
-  const std::int32_t items = small ? least_items : form.items;
+  const std::int32_t items = small ? min_items : form.items;
   const TaskShapes shapes{.group_tiles = unit_tiles,
                           .filter_filters = 0,  // pack_weight() transforms them
                           .filter_channels = 0,
                           .input_tiles = items,
                           .input_channels = chunk_channels,
-                          .gemm_frequencies = 1,
+                          .gemm_points = 1,
                           .gemm_filters = unit_filters,
                           .output_tiles = items * segment_values / output_filters,
                           .output_filters = output_filters};
   // All inputs first, up to 1.5 GB of V: beside products they take longer than they save. D_GO: more than what is under
   // way in all blocks. M: U is read once per batch, but a map of two batches overlaps little, and the last batch should
   // not be a small one. (Measured: docs/log/40-megakernel-fp32.md.)
-  constexpr std::int64_t most_ahead = 20000;
+  constexpr std::int64_t max_ahead = 20000;
   const CudaWeights weights = make_cuda_weights(problem);
   const std::int64_t inputs = ceil_div(tiles, items) * weights.chunks;
   const std::int64_t groups = ceil_div(tiles, unit_tiles);
   const auto processors = static_cast<std::int32_t>(device.processors);
-  const bool halves = form.parts == 1;
-  const Mapping mapping{.d_ig = static_cast<std::int32_t>(std::min(inputs, most_ahead)),
+  const bool halves = form.limbs == 1;
+  const Mapping mapping{.d_ig = static_cast<std::int32_t>(std::min(inputs, max_ahead)),
                         .d_go = halves ? processors * 9 / (groups <= 8 ? 8 : 2) : processors * 9 / 16,
                         .m = groups <= 8                            ? 3
                              : groups <= 64                         ? 5
@@ -111,7 +111,7 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
   return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes,
                                instruments.mapping(mapping)),
           .weights = weights,
-          .boxes = problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0,
+          .use_tma = problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0,
           .store = select_store_mode(problem, 2),
           .plain = problem.has_plain_epilogue(),
           .instruments = instruments};

@@ -16,7 +16,7 @@ constexpr int patch_elements = 36 * chunk_channels;
 
 template <typename T>
 struct StreamControl {
-  static_assert(streaming_warps<T> <= least_items);  // a warp takes one item of the last task, which says so
+  static_assert(streaming_warps<T> <= min_items);  // a warp takes one item of the last task, which says so
   std::uint64_t full[streaming_warps<T>];
   std::uint64_t ready[stream_task_slots], done[stream_task_slots], reusable[stream_task_slots];
   StreamTask tasks[stream_task_slots];
@@ -41,7 +41,7 @@ struct Patches {
   alignas(128) unsigned char patch[streaming_warps<T>][bytes];
 };
 
-// Tensor copies: x in boxes of {64 channels, 6, 6, 1}; M in segments of 64 values, {64, 1, 36 frequencies, 1}.
+// Tensor copies: x in boxes of {64 channels, 6, 6, 1}; M in segments of 64 values, {64, 1, 36 points, 1}.
 struct StreamMaps {
   CUtensorMap x, m;
 };
@@ -74,9 +74,9 @@ __device__ __forceinline__ int segment_of(const StreamItem& item) {
 
 // One thread.
 template <typename T>
-class Dispatcher {
+class TransformTaskFetcher {
  public:
-  __device__ __forceinline__ Dispatcher(const Params<T>& params, StreamControl<T>& control)
+  __device__ __forceinline__ TransformTaskFetcher(const Params<T>& params, StreamControl<T>& control)
       : params_(params), control_(control) {}
 
   __device__ __forceinline__ void run() {
@@ -131,10 +131,10 @@ class Dispatcher {
 
 // A streaming warp, all lanes.
 template <typename T, StoreMode output, bool plain>
-class Streamer {
+class TransformWorker {
  public:
-  __device__ __forceinline__ Streamer(const Params<T>& params, const StreamMaps& maps, StreamControl<T>& control,
-                                      Patches<T>& patches, int warp)
+  __device__ __forceinline__ TransformWorker(const Params<T>& params, const StreamMaps& maps, StreamControl<T>& control,
+                                             Patches<T>& patches, int warp)
       : params_(params),
         maps_(maps),
         control_(control),
@@ -162,7 +162,7 @@ class Streamer {
         if (item.kind < 0) break;
         if (item.tiles > 0) {
           if (loads_early && !is_input(item)) scales = load_scales(params_, item);  // on their way while the copy is
-          if (!is_input(item) || params_.boxes) {
+          if (!is_input(item) || params_.use_tma) {
             hopper::wait_in_place<kernel_winograd_megakernel, role_stream>(full_, parity, params_.report);
             parity ^= 1;
           }
@@ -224,11 +224,11 @@ class Streamer {
     if (!is_input(item)) {
       const int segment = segment_of<T>(item);
       hopper::arrive_expecting(full_, Patches<T>::bytes);
-      copy_box(target, maps_.m, 0, segment, item.place * 36, 0, full_, hint_once);
-    } else if (params_.boxes) {
+      tma_load(target, maps_.m, 0, segment, item.place * 36, 0, full_, hint_once);
+    } else if (params_.use_tma) {
       const TileCorner corner = corner_of(params_, item.tile);
       hopper::arrive_expecting(full_, Patches<T>::bytes);
-      hopper::copy_box(target, maps_.x, item.channel, corner.w, corner.h, corner.n, full_);
+      hopper::tma_load(target, maps_.x, item.channel, corner.w, corner.h, corner.n, full_);
     }
   }
 

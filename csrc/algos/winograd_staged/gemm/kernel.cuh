@@ -1,9 +1,9 @@
-// Roles of Winograd's batched product on Hopper: for each frequency M [T][K_pad] = V [T][C] U [K][C]^T in FP32, both
+// Roles of Winograd's batched product on Hopper: for each point M [T][K_pad] = V [T][C] U [K][C]^T in FP32, both
 // operands split into halves lo and hi, copied into shared memory and multiplied there by wgmma.
 //
 // The work is cut into units of 64 tiles or 64 filters, each the business of one of a block's two or three warpgroups,
 // which go their own ways: while one writes its sums, the others multiply. What all need, a block holds (plan.h,
-// Held). A stage is what 64 channels need: two planes of each operand, lo and hi, a row of a plane 128 bytes, its
+// Held). A stage is what 64 channels need: two limbs of each operand, lo and hi, a row of a plane 128 bytes, its
 // 16-byte pieces swizzled (piece p of row r at p ^ (r & 7)); multiplied lo*hi, hi*lo, hi*hi: the small products first.
 //
 // A stage's sums start from zero and join the totals by an FP32 addition, which rounds: wgmma truncates its accumulator
@@ -26,55 +26,55 @@
 namespace fastconv::algos::winograd_staged::gemm {
 
 constexpr int row_bytes = 128;  // of a plane
-constexpr int planes = 2;
+constexpr int limbs = 2;
 constexpr int depth = row_bytes / 32;  // products of 16 channels in a plane
-constexpr int most_slots = 3;          // stages of what passes, for a warpgroup
+constexpr int max_slots = 3;           // stages of what passes, for a warpgroup
 constexpr int start_barrier = 1;       // the first of named barriers
 
 // What is held for all warpgroups. passing_rows: tiles or filters of a unit.
-template <Held held, int passing_rows>
-struct Hold {
-  static constexpr int warpgroups = winograd_staged::warpgroups(held);
-  static_assert(held == Held::tiles || passing_rows == unit_tiles);
-  static constexpr bool filters = held != Held::tiles, stays = held != Held::few_stages;
-  static constexpr int slots = filters ? held_filter_stages : held_tile_stages;
-  static constexpr int rows = filters ? held_filters : unit_tiles;
-  static constexpr int plane = rows * row_bytes, bytes = planes * plane;  // a stage of it
-  static constexpr int unit_rows = passing_rows, unit_plane = unit_rows * row_bytes, unit_bytes = planes * unit_plane;
-  static constexpr int columns = filters ? held_filters : unit_rows;  // filters of a unit's product
-  static constexpr int totals = columns / 2;                          // of a thread
+template <Stationary stationary, int streaming_rows>
+struct StationaryOperand {
+  static constexpr int warpgroups = winograd_staged::warpgroups(stationary);
+  static_assert(stationary == Stationary::tiles || streaming_rows == unit_tiles);
+  static constexpr bool filters = stationary != Stationary::tiles, stays = stationary != Stationary::few_stages;
+  static constexpr int slots = filters ? stationary_filter_stages : stationary_tile_stages;
+  static constexpr int rows = filters ? stationary_filters : unit_tiles;
+  static constexpr int plane = rows * row_bytes, bytes = limbs * plane;  // a stage of it
+  static constexpr int unit_rows = streaming_rows, unit_plane = unit_rows * row_bytes, unit_bytes = limbs * unit_plane;
+  static constexpr int columns = filters ? stationary_filters : unit_rows;  // filters of a unit's product
+  static constexpr int totals = columns / 2;                                // of a thread
   static constexpr int v_plane = filters ? unit_plane : plane, u_plane = filters ? plane : unit_plane;
   static_assert(plane % 1024 == 0 && unit_plane % 1024 == 0);  // the swizzle's period
 };
 
-// Where something stays, blocks come in groups: those of a group take the same units of all frequencies, each with
+// Where something stays, blocks come in groups: those of a group take the same units of all points, each with
 // another part of the operand that it holds, so that what passes comes from memory once. Groups take equal shares of
-// the units, frequency by frequency. Else blocks take turns at pairs of units, filters fastest, then tiles.
+// the units, point by point. Else blocks take turns at pairs of units, filters fastest, then tiles.
 struct Grid {
-  int padded_tiles, stages, slots;   // slots: stages of what passes, for a warpgroup
-  int segment_rows, row_segments;    // of a frequency of M (plan.h)
-  int held_blocks, frequency_units;  // parts of the operand that is held; units of a frequency
-  FastDivide by_held, by_pairs;      // held_blocks, frequency_units / 2
-  int share, longer;                 // units of a group: share, and one more in the first `longer` groups
-  int pairs;                         // of all frequencies
-  bool admits;                       // blocks of the output transform begin beside this kernel's
-  int lag;                           // stages that a warpgroup starts behind the one before
-  const int* exponents;              // [stages][padded_tiles]
-  int* __restrict__ tile_exponents;  // [padded_tiles]
-  float* __restrict__ m;             // segments
+  int padded_tiles, stages, slots;     // slots: stages of what passes, for a warpgroup
+  int segment_rows, row_segments;      // of a point of M (plan.h)
+  int stationary_blocks, point_units;  // parts of the operand that is held; units of a point
+  FastDivide by_stationary, by_pairs;  // held_blocks, point_units / 2
+  int share, longer;                   // units of a group: share, and one more in the first `longer` groups
+  int pairs;                           // of all points
+  bool admits;                         // blocks of the output transform begin beside this kernel's
+  int lag;                             // stages that a warpgroup starts behind the one before
+  const int* exponents;                // [stages][padded_tiles]
+  int* __restrict__ tile_exponents;    // [padded_tiles]
+  float* __restrict__ m;               // segments
   WaitReport* report;
 };
 
 // The units of a warpgroup: every second one of its block's.
 template <typename H>
-class Walk {
+class WorkTileScheduler {
  public:
-  __device__ __forceinline__ Walk(const Grid& grid, int warpgroup) : grid_(grid) {
+  __device__ __forceinline__ WorkTileScheduler(const Grid& grid, int warpgroup) : grid_(grid) {
     if constexpr (H::stays) {
-      const int group = static_cast<int>(blockIdx.x) / grid.held_blocks;
+      const int group = static_cast<int>(blockIdx.x) / grid.stationary_blocks;
       const int first = group * grid.share + min(group, grid.longer) + warpgroup;
-      part_ = static_cast<int>(blockIdx.x) - group * grid.held_blocks;
-      frequency_ = first / grid.frequency_units, unit_ = first - frequency_ * grid.frequency_units;
+      part_ = static_cast<int>(blockIdx.x) - group * grid.stationary_blocks;
+      point_ = first / grid.point_units, unit_ = first - point_ * grid.point_units;
       left_ = grid.share + (group < grid.longer) - warpgroup;
     } else {
       left_ = grid.pairs - static_cast<int>(blockIdx.x);
@@ -84,67 +84,67 @@ class Walk {
   __device__ __forceinline__ bool exists() const { return left_ > 0; }
   // The last one to use what is held now.
   __device__ __forceinline__ bool is_last() const {
-    return !H::stays || left_ <= H::warpgroups || unit_ + H::warpgroups >= grid_.frequency_units;
+    return !H::stays || left_ <= H::warpgroups || unit_ + H::warpgroups >= grid_.point_units;
   }
   __device__ __forceinline__ bool is_only() const { return H::stays && left_ == 1; }
   __device__ __forceinline__ void advance() {
     if constexpr (H::stays) {
       left_ -= H::warpgroups, unit_ += H::warpgroups;
-      while (unit_ >= grid_.frequency_units) unit_ -= grid_.frequency_units, ++frequency_;
+      while (unit_ >= grid_.point_units) unit_ -= grid_.point_units, ++point_;
     } else {
       left_ -= static_cast<int>(gridDim.x);
       find(unit_ & 1);
     }
   }
-  __device__ __forceinline__ int frequency() const { return frequency_; }
+  __device__ __forceinline__ int point() const { return point_; }
   __device__ __forceinline__ int part() const { return part_; }  // of the operand that is held
   __device__ __forceinline__ int filter() const { return (H::filters ? part_ : unit_) * H::columns; }
   __device__ __forceinline__ int tile() const { return (H::filters ? unit_ : part_) * unit_tiles; }
-  // Of the block's units from this one on, the last one's frequency.
-  __device__ __forceinline__ int last_frequency() const {
-    return frequency_ + (unit_ + left_ - 1) / grid_.frequency_units;
-  }
+  // Of the block's units from this one on, the last one's point.
+  __device__ __forceinline__ int last_point() const { return point_ + (unit_ + left_ - 1) / grid_.point_units; }
 
  private:
   __device__ __forceinline__ void find(int warpgroup) {
     auto index = static_cast<unsigned>(grid_.pairs - left_);
-    part_ = static_cast<int>(grid_.by_held.peel(index));
-    unit_ = 2 * static_cast<int>(grid_.by_pairs.peel(index)) + warpgroup;
-    frequency_ = static_cast<int>(index);
+    part_ = static_cast<int>(grid_.by_stationary.divmod(index));
+    unit_ = 2 * static_cast<int>(grid_.by_pairs.divmod(index)) + warpgroup;
+    point_ = static_cast<int>(index);
   }
 
   const Grid& grid_;
   int left_;  // units of the block from this one on; or pairs of all blocks
-  int frequency_, unit_, part_;
+  int point_, unit_, part_;
 };
 
-// In shared memory at a multiple of 1024 bytes. Behind it, what is held [stages or slots][planes][rows][128 bytes], and
-// what passes [warpgroups][slots][planes][64][128 bytes].
+// In shared memory at a multiple of 1024 bytes. Behind it, what is held [stages or slots][limbs][rows][128 bytes], and
+// what passes [warpgroups][slots][limbs][64][128 bytes].
 template <typename H>
 struct alignas(1024) Storage {
   // Of a stage's sums, for each tile: [warpgroups][slots] as V passes, [stages] as it stays.
-  alignas(16) float factors[H::filters ? H::warpgroups * most_slots : H::slots][unit_tiles];
-  std::uint64_t full[H::warpgroups][most_slots], free[H::warpgroups][most_slots];
-  std::uint64_t held_full[H::slots], held_free[H::slots];
+  alignas(16) float factors[H::filters ? H::warpgroups * max_slots : H::slots][unit_tiles];
+  std::uint64_t full[H::warpgroups][max_slots], free[H::warpgroups][max_slots];
+  std::uint64_t stationary_full[H::slots], held_free[H::slots];
 
   // By one thread; then the block synchronises.
   __device__ __forceinline__ void initialise() {
-    for (int i = 0; i < H::warpgroups * most_slots; ++i) {
+    for (int i = 0; i < H::warpgroups * max_slots; ++i) {
       hopper::barrier_init(shared_address(&full[0][0] + i), 1);
       hopper::barrier_init(shared_address(&free[0][0] + i), 4);
     }
     for (int i = 0; i < H::slots; ++i) {
-      hopper::barrier_init(shared_address(&held_full[i]), 1);
+      hopper::barrier_init(shared_address(&stationary_full[i]), 1);
       hopper::barrier_init(shared_address(&held_free[i]), 4 * H::warpgroups);
     }
     hopper::barrier_init_fence();
   }
-  static __host__ __device__ __forceinline__ int held_bytes(int stages) {
+  static __host__ __device__ __forceinline__ int stationary_bytes(int stages) {
     return (H::stays ? stages : H::slots) * H::bytes;
   }
-  __device__ __forceinline__ std::uint32_t held(int slot) const { return shared_address(this + 1) + slot * H::bytes; }
-  __device__ __forceinline__ std::uint32_t passing(const Grid& grid, int warpgroup, int slot) const {
-    return shared_address(this + 1) + held_bytes(grid.stages) + (warpgroup * grid.slots + slot) * H::unit_bytes;
+  __device__ __forceinline__ std::uint32_t stationary(int slot) const {
+    return shared_address(this + 1) + slot * H::bytes;
+  }
+  __device__ __forceinline__ std::uint32_t streaming(const Grid& grid, int warpgroup, int slot) const {
+    return shared_address(this + 1) + stationary_bytes(grid.stages) + (warpgroup * grid.slots + slot) * H::unit_bytes;
   }
 };
 
@@ -203,44 +203,45 @@ class Factors {
   int2 least_;
 };
 
-// The copies of a stage, by tensor maps: c within a group of channels innermost, then rows, frequencies, and parts
-// [group][lo, hi]; outside of the sizes are zeros. Boxes: {64, rows, 1, planes}.
-__device__ __forceinline__ void copy_stage(std::uint32_t target, int bytes, const CUtensorMap& map, int row,
-                                           int frequency, int stage, const std::uint64_t& full) {
+// The copies of a stage, by tensor maps: c within a group of channels innermost, then rows, points, and parts
+// [group][lo, hi]; outside of the sizes are zeros. Boxes: {64, rows, 1, limbs}.
+__device__ __forceinline__ void copy_stage(std::uint32_t target, int bytes, const CUtensorMap& map, int row, int point,
+                                           int stage, const std::uint64_t& full) {
   const std::uint32_t barrier = shared_address(&full);
   hopper::arrive_expecting(barrier, bytes);
-  hopper::copy_box(target, map, 0, row, frequency, stage * planes, barrier);
+  hopper::tma_load(target, map, 0, row, point, stage * limbs, barrier);
 }
 
 // The role that loads what is held: one warp.
 template <typename H>
-__device__ __forceinline__ void load_held(const Grid& grid, Storage<H>& shared, const CUtensorMap& map) {
+__device__ __forceinline__ void load_stationary(const Grid& grid, Storage<H>& shared, const CUtensorMap& map) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  Walk<H> walk(grid, 0);
-  const auto load = [&](int slot, unsigned parity, int frequency, int stage) {
+  WorkTileScheduler<H> walk(grid, 0);
+  const auto load = [&](int slot, unsigned parity, int point, int stage) {
     await<role_stream>(shared.held_free[slot], parity ^ 1, grid.report);
-    copy_stage(shared.held(slot), H::bytes, map, walk.part() * H::rows, frequency, stage, shared.held_full[slot]);
+    copy_stage(shared.stationary(slot), H::bytes, map, walk.part() * H::rows, point, stage,
+               shared.stationary_full[slot]);
   };
   if constexpr (!H::stays) {
     if (lane != 0) return;
     for (hopper::RingPosition ring; walk.exists(); walk.advance()) {
 #pragma unroll 1
       for (int stage = 0; stage < grid.stages; ++stage, ring.advance(H::slots)) {
-        load(ring.slot, ring.parity, walk.frequency(), stage);
+        load(ring.slot, ring.parity, walk.point(), stage);
       }
     }
   } else {
-    int frequency = walk.frequency();
+    int point = walk.point();
     unsigned parity = 0;
     if constexpr (!H::filters) {
-      // The factors are those of all frequencies. Their exponents come first: behind V of all blocks they would take
-      // as long as it. V of the first frequency is on its way then: the bytes of a copy may come before the barrier has
+      // The factors are those of all points. Their exponents come first: behind V of all blocks they would take
+      // as long as it. V of the first point is on its way then: the bytes of a copy may come before the barrier has
       // been told to expect them, while an arrival is missing.
       int2 exponents[H::slots];
       Factors::load(grid, walk.tile(), exponents);
       for (int stage = 0; lane == 0 && stage < grid.stages; ++stage) {
-        hopper::copy_box(shared.held(stage), map, 0, walk.tile(), frequency, stage * planes,
-                         shared_address(&shared.held_full[stage]));
+        hopper::tma_load(shared.stationary(stage), map, 0, walk.tile(), point, stage * limbs,
+                         shared_address(&shared.stationary_full[stage]));
       }
       const Factors factors(exponents, walk.tile());
 #pragma unroll
@@ -249,15 +250,15 @@ __device__ __forceinline__ void load_held(const Grid& grid, Storage<H>& shared, 
       }
       __syncwarp();
       for (int stage = 0; lane == 0 && stage < grid.stages; ++stage) {
-        hopper::arrive_expecting(shared_address(&shared.held_full[stage]), H::bytes);
+        hopper::arrive_expecting(shared_address(&shared.stationary_full[stage]), H::bytes);
       }
       factors.publish(grid);
-      ++frequency, parity ^= 1;
+      ++point, parity ^= 1;
     }
     if (lane != 0) return;
-    for (; frequency <= walk.last_frequency(); ++frequency, parity ^= 1) {
+    for (; point <= walk.last_point(); ++point, parity ^= 1) {
 #pragma unroll 1
-      for (int stage = 0; stage < grid.stages; ++stage) load(stage, parity, frequency, stage);
+      for (int stage = 0; stage < grid.stages; ++stage) load(stage, parity, point, stage);
     }
   }
 }
@@ -267,33 +268,33 @@ template <typename H>
 __device__ __forceinline__ void load_units(const Grid& grid, Storage<H>& shared, int warpgroup,
                                            const CUtensorMap& map) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  Walk<H> walk(grid, warpgroup);
+  WorkTileScheduler<H> walk(grid, warpgroup);
   if (!H::filters && lane != 0) return;
   Factors factors, own;  // of the next unit, and of this one
   bool first = true;
   for (hopper::RingPosition ring; walk.exists();) {
-    const int row = H::filters ? walk.tile() : walk.filter(), frequency = walk.frequency();
-    const bool publishes = H::filters && frequency == 0 && walk.part() == 0;
+    const int row = H::filters ? walk.tile() : walk.filter(), point = walk.point();
+    const bool publishes = H::filters && point == 0 && walk.part() == 0;
     walk.advance();
 #pragma unroll 1
     for (int stage = 0; stage < grid.stages; ++stage, ring.advance(grid.slots)) {
-      const std::uint32_t target = shared.passing(grid, warpgroup, ring.slot);
+      const std::uint32_t target = shared.streaming(grid, warpgroup, ring.slot);
       const std::uint64_t& full = shared.full[warpgroup][ring.slot];
       await<role_load>(shared.free[warpgroup][ring.slot], ring.parity ^ 1, grid.report);
       if constexpr (H::filters) {
         // As in load_held(): the copy is on its way while the factors are found.
-        if (lane == 0) hopper::copy_box(target, map, 0, row, frequency, stage * planes, shared_address(&full));
+        if (lane == 0) hopper::tma_load(target, map, 0, row, point, stage * limbs, shared_address(&full));
         if (stage == 0) {
           if (first) factors = Factors(grid, row);
           first = false, own = factors;
           if (publishes) own.publish(grid);
         }
-        reinterpret_cast<float2*>(shared.factors[warpgroup * most_slots + ring.slot])[lane] = own(grid, stage);
+        reinterpret_cast<float2*>(shared.factors[warpgroup * max_slots + ring.slot])[lane] = own(grid, stage);
         __syncwarp();
         if (lane == 0) hopper::arrive_expecting(shared_address(&full), H::unit_bytes);
         if (stage == 0 && walk.exists()) factors = Factors(grid, walk.tile());
       } else {
-        copy_stage(target, H::unit_bytes, map, row, frequency, stage, full);
+        copy_stage(target, H::unit_bytes, map, row, point, stage, full);
       }
     }
   }
@@ -342,10 +343,11 @@ __device__ __forceinline__ void write_segments(const float (&totals)[count], flo
 }
 
 template <typename H>
-__device__ __forceinline__ void write_unit(const Grid& grid, const Walk<H>& walk, const float (&totals)[H::totals]) {
+__device__ __forceinline__ void write_unit(const Grid& grid, const WorkTileScheduler<H>& walk,
+                                           const float (&totals)[H::totals]) {
   const int row = walk.tile() / segment_tiles, segment = walk.filter() / segment_filters;
   const std::int64_t pitch = static_cast<std::int64_t>(grid.row_segments) * segment_values;
-  const std::int64_t first_row = static_cast<std::int64_t>(walk.frequency()) * grid.segment_rows + row;
+  const std::int64_t first_row = static_cast<std::int64_t>(walk.point()) * grid.segment_rows + row;
   write_segments(totals, grid.m + first_row * pitch + segment * segment_values, pitch, grid.segment_rows - row,
                  grid.row_segments - segment);
 }
@@ -357,67 +359,68 @@ __device__ __forceinline__ void multiply_units(const Grid& grid, Storage<H>& sha
   // Of a unit's 64 tiles, the first that the lane holds (hopper/ptx/wgmma.cuh): totals[4j], [4j + 1] are its filters
   // 8j + 2 (lane % 4) and the next, totals[4j + 2], [4j + 3] those of the tile 8 further.
   const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
-  hopper::RingPosition ring, held;  // slots of what passes, and of what is held
-  Walk<H> walk(grid, warpgroup);
-  const int first_frequency = Walk<H>(grid, 0).frequency();
-  int passed = 0;  // frequencies of the block that this warpgroup has done with
+  hopper::RingPosition ring, stationary;  // slots of what passes, and of what is held
+  WorkTileScheduler<H> walk(grid, warpgroup);
+  const int first_point = WorkTileScheduler<H>(grid, 0).point();
+  int passed = 0;  // points of the block that this warpgroup has done with
   bool starts_other = warpgroup + 1 < H::warpgroups && !walk.is_only();
-  // Frequencies without a unit of this warpgroup, before its first one and behind its last one.
-  const auto skip_to = [&](int frequency) {
+  // Pointies without a unit of this warpgroup, before its first one and behind its last one.
+  const auto skip_to = [&](int point) {
 #pragma unroll 1
-    for (; passed < frequency; ++passed) {
+    for (; passed < point; ++passed) {
 #pragma unroll 1
       for (int stage = 0; stage < grid.stages; ++stage) {
-        await<role_multiply>(shared.held_full[stage], passed & 1, grid.report);
+        await<role_multiply>(shared.stationary_full[stage], passed & 1, grid.report);
         if (leads) hopper::arrive(shared_address(&shared.held_free[stage]));
       }
     }
   };
   if (warpgroup > 0 && walk.exists()) {
-    if constexpr (H::stays) skip_to(walk.frequency() - first_frequency);  // the warpgroup before may wait for that
+    if constexpr (H::stays) skip_to(walk.point() - first_point);  // the warpgroup before may wait for that
     hopper::synchronise(start_barrier + warpgroup - 1, 2 * 128);
   }
 #pragma unroll 1
   for (bool fresh = true; walk.exists(); walk.advance()) {
     if constexpr (H::stays) {
-      const int frequency = walk.frequency() - first_frequency;
-      skip_to(frequency);
-      held.slot = 0, held.parity = frequency & 1;
+      const int point = walk.point() - first_point;
+      skip_to(point);
+      stationary.slot = 0, stationary.parity = point & 1;
     }
     const bool last = walk.is_last();
     float totals[H::totals] = {}, sums[H::totals];
 #pragma unroll 1
     for (int stage = 0; stage < grid.stages; ++stage) {
-      if (fresh) await<role_multiply>(shared.held_full[held.slot], held.parity, grid.report);
+      if (fresh) await<role_multiply>(shared.stationary_full[stationary.slot], stationary.parity, grid.report);
       await<role_multiply>(shared.full[warpgroup][ring.slot], ring.parity, grid.report);
-      const std::uint32_t passing = shared.passing(grid, warpgroup, ring.slot), stays = shared.held(held.slot);
-      issue<H>(sums, H::filters ? passing : stays, H::filters ? stays : passing);
-      const float* all = shared.factors[H::filters ? warpgroup * most_slots + ring.slot : held.slot];
+      const std::uint32_t streaming = shared.streaming(grid, warpgroup, ring.slot),
+                          stays = shared.stationary(stationary.slot);
+      issue<H>(sums, H::filters ? streaming : stays, H::filters ? stays : streaming);
+      const float* all = shared.factors[H::filters ? warpgroup * max_slots + ring.slot : stationary.slot];
       const float factors[2] = {all[row], all[row + 8]};
       if (starts_other && stage == grid.lag) {
         hopper::arrive_at(start_barrier + warpgroup, 2 * 128);
         starts_other = false;
       }
       hopper::wait_for_products<0>();
-      hopper::pin(sums);
+      hopper::fence_operand(sums);
       __syncwarp();
       if (leads) {
         hopper::arrive(shared_address(&shared.free[warpgroup][ring.slot]));
-        if (last) hopper::arrive(shared_address(&shared.held_free[held.slot]));
+        if (last) hopper::arrive(shared_address(&shared.held_free[stationary.slot]));
       }
 #pragma unroll
       for (int i = 0; i < H::totals; ++i) totals[i] = fmaf(sums[i], factors[i / 2 % 2], totals[i]);
       ring.advance(grid.slots);
       if constexpr (H::stays) {
-        ++held.slot;
+        ++stationary.slot;
       } else {
-        held.advance(H::slots);
+        stationary.advance(H::slots);
       }
     }
     if constexpr (H::stays) fresh = last, passed += last;
     write_unit(grid, walk, totals);
   }
-  if constexpr (H::stays) skip_to(Walk<H>(grid, 0).last_frequency() - first_frequency);
+  if constexpr (H::stays) skip_to(WorkTileScheduler<H>(grid, 0).last_point() - first_point);
 }
 
 }  // namespace fastconv::algos::winograd_staged::gemm

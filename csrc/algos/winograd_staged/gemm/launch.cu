@@ -19,84 +19,86 @@ static_assert(128 * (3 * multiply_registers + load_registers) == 65536);
 constexpr int shared_bytes = 227 * 1024;
 // More than half of a multiprocessor's: one block on each. What is not needed is left to blocks of the input transform
 // that still run when the product begins.
-constexpr int least_shared_bytes = 116 * 1024;
+constexpr int min_shared_bytes = 116 * 1024;
 
 // It admits a successor where that gains (admits_output() in plan.h).
 template <typename H>
 __global__ void __launch_bounds__(threads<H>, 1)
-    multiply(const Grid grid, const __grid_constant__ CUtensorMap held, const __grid_constant__ CUtensorMap passing) {
+    multiply(const Grid grid, const __grid_constant__ CUtensorMap stationary,
+             const __grid_constant__ CUtensorMap streaming) {
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Storage<H>*>(memory);
   if (shared_address(memory) % 1024 != 0) __trap();
-  if (grid.admits) admit_successor();
+  if (grid.admits) launch_dependents();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) shared.initialise();
   __syncthreads();
   if (warpgroup < H::warpgroups) {
-    if constexpr (H::warpgroups == 3) hopper::grow_registers<multiply_registers>();
+    if constexpr (H::warpgroups == 3) hopper::setmaxnreg_inc<multiply_registers>();
     multiply_units<H>(grid, shared, warpgroup);
     return;
   }
-  if constexpr (H::warpgroups == 3) hopper::shrink_registers<load_registers>();
+  if constexpr (H::warpgroups == 3) hopper::setmaxnreg_dec<load_registers>();
   // V and its exponents are what the product reads of the input transform's; U is here since before.
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32 % 4, 0);
   if (warp < H::warpgroups) {
-    if (threadIdx.x % 32 == 0) hopper::prefetch_map(passing);
+    if (threadIdx.x % 32 == 0) hopper::prefetch_map(streaming);
     if (H::filters) wait_for_predecessor();
-    load_units(grid, shared, warp, passing);
+    load_units(grid, shared, warp, streaming);
   } else if (warp == H::warpgroups) {
-    if (threadIdx.x % 32 == 0) hopper::prefetch_map(held);
+    if (threadIdx.x % 32 == 0) hopper::prefetch_map(stationary);
     if (!H::filters) wait_for_predecessor();
-    load_held(grid, shared, held);
+    load_stationary(grid, shared, stationary);
   }
 #endif
 }
 
 cuuint64_t at(std::int64_t value) { return static_cast<cuuint64_t>(value); }
 
-// V or U [frequencies][rows][groups][2][group_channels], in boxes of both parts of a group of so many rows.
+// V or U [points][rows][groups][2][group_channels], in boxes of both parts of a group of so many rows.
 CUtensorMap make_operand_map(const Arguments& args, const void* x, std::int64_t rows, int box_rows) {
-  const std::int64_t parts = planes * args.groups, part = 2 * args.group_channels, row = parts * part;
+  const std::int64_t parts = limbs * args.groups, part = 2 * args.group_channels, row = parts * part;
   return make_tensor_map(x, DType::f16,
-                         {.sizes = {at(args.group_channels), at(rows), at(args.frequencies), at(parts)},
+                         {.sizes = {at(args.group_channels), at(rows), at(args.points), at(parts)},
                           .strides = {at(row), at(rows * row), at(part)},
-                          .box = {product_channels, static_cast<cuuint32_t>(box_rows), 1, planes}});
+                          .box = {product_channels, static_cast<cuuint32_t>(box_rows), 1, limbs}});
 }
 
-template <Held held, int passing_rows = unit_tiles>
+template <Stationary stationary, int streaming_rows = unit_tiles>
 void launch(const Arguments& args) {
-  using H = Hold<held, passing_rows>;
-  const ProductGrid shape(held, args.frequencies, args.tiles, args.filters, args.processors);
+  using H = StationaryOperand<stationary, streaming_rows>;
+  const ProductGrid shape(stationary, args.points, args.tiles, args.filters, args.processors);
   const auto number = [](std::int64_t value) { return static_cast<int>(value); };
   const int stages = number(args.groups);
-  const int room = shared_bytes - static_cast<int>(sizeof(Storage<H>)) - Storage<H>::held_bytes(stages);
-  const int slots = std::min(most_slots, room / (H::warpgroups * H::unit_bytes));
+  const int room = shared_bytes - static_cast<int>(sizeof(Storage<H>)) - Storage<H>::stationary_bytes(stages);
+  const int slots = std::min(max_slots, room / (H::warpgroups * H::unit_bytes));
   const int needed = shared_bytes - room + slots * H::warpgroups * H::unit_bytes;
-  const Grid grid{
-      .padded_tiles = number(exponent_pitch(args.tiles)),
-      .stages = stages,
-      .slots = slots,
-      .segment_rows = number(segment_rows(args.tiles)),
-      .row_segments = number(args.k_pad / segment_filters),
-      .held_blocks = number(shape.held_blocks),
-      .frequency_units = number(shape.frequency_units),
-      .by_held = shape.held_blocks,
-      .by_pairs = (shape.frequency_units + 1) / 2,
-      .share = number(shape.units / shape.groups),
-      .longer = number(shape.units % shape.groups),
-      .pairs = number(shape.units / 2 * shape.held_blocks),
-      .admits = args.admits,
-      .lag = held == Held::filters && shape.block_units < 8 ? 0 : std::min(stages, H::slots) / H::warpgroups,
-      .exponents = args.group_exponents,
-      .tile_exponents = args.tile_exponents,
-      .m = args.m,
-      .report = args.report};
+  const Grid grid{.padded_tiles = number(exponent_pitch(args.tiles)),
+                  .stages = stages,
+                  .slots = slots,
+                  .segment_rows = number(segment_rows(args.tiles)),
+                  .row_segments = number(args.k_pad / segment_filters),
+                  .stationary_blocks = number(shape.stationary_blocks),
+                  .point_units = number(shape.point_units),
+                  .by_stationary = shape.stationary_blocks,
+                  .by_pairs = (shape.point_units + 1) / 2,
+                  .share = number(shape.units / shape.groups),
+                  .longer = number(shape.units % shape.groups),
+                  .pairs = number(shape.units / 2 * shape.stationary_blocks),
+                  .admits = args.admits,
+                  .lag = stationary == Stationary::filters && shape.block_units < 8
+                             ? 0
+                             : std::min(stages, H::slots) / H::warpgroups,
+                  .exponents = args.group_exponents,
+                  .tile_exponents = args.tile_exponents,
+                  .m = args.m,
+                  .report = args.report};
   static_assert(sizeof(Storage<H>) + H::slots * H::bytes + H::warpgroups * 2 * H::unit_bytes <= shared_bytes);
   const CUtensorMap u = make_operand_map(args, args.u, args.filters, H::columns),
                     v = make_operand_map(args, args.v, args.tiles, unit_tiles);
   allow_shared_memory<multiply<H>>(shared_bytes, "winograd products: shared memory");
-  launch_dependent(multiply<H>, static_cast<unsigned>(shape.blocks), threads<H>, std::max(needed, least_shared_bytes),
+  launch_dependent(multiply<H>, static_cast<unsigned>(shape.blocks), threads<H>, std::max(needed, min_shared_bytes),
                    static_cast<cudaStream_t>(args.stream), "winograd products", grid, H::filters ? u : v,
                    H::filters ? v : u);
 }
@@ -104,10 +106,12 @@ void launch(const Arguments& args) {
 }  // namespace
 
 void run(const Arguments& args) {
-  switch (args.held) {
-    case Held::filters: launch<Held::filters>(args); break;
-    case Held::tiles: (unit_filters(args.tiles) == 48 ? launch<Held::tiles, 48> : launch<Held::tiles, 64>)(args); break;
-    case Held::few_stages: launch<Held::few_stages>(args); break;
+  switch (args.stationary) {
+    case Stationary::filters: launch<Stationary::filters>(args); break;
+    case Stationary::tiles:
+      (unit_filters(args.tiles) == 48 ? launch<Stationary::tiles, 48> : launch<Stationary::tiles, 64>)(args);
+      break;
+    case Stationary::few_stages: launch<Stationary::few_stages>(args); break;
   }
 }
 

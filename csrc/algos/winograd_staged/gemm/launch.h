@@ -9,13 +9,13 @@
 namespace fastconv::algos::winograd_staged::gemm {
 
 struct Arguments {
-  Held held;
-  const void* v;               // float16 [frequencies][tiles][groups][2][group_channels]: lo, hi
-  const void* u;               // float16 [frequencies][filters][groups][2][group_channels]: lo, hi
-  float* m;                    // [frequencies][tiles / 8][K_pad / 16] segments (plan.h)
+  Stationary stationary;
+  const void* v;               // float16 [points][tiles][groups][2][group_channels]: lo, hi
+  const void* u;               // float16 [points][filters][groups][2][group_channels]: lo, hi
+  float* m;                    // [points][tiles / 8][K_pad / 16] segments (plan.h)
   const int* group_exponents;  // [groups][exponent_pitch(tiles)]: V of the group is scaled by 2 to that power
   int* tile_exponents;         // [exponent_pitch(tiles)]: written; so is M, by the least of the tile's
-  std::int64_t frequencies, tiles, filters, groups, group_channels, k_pad;
+  std::int64_t points, tiles, filters, groups, group_channels, k_pad;
   int processors;
   bool admits;   // the kernel behind it on the stream may begin beside it
   void* stream;  // cudaStream_t

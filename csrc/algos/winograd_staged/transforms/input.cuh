@@ -152,10 +152,10 @@ __global__ void __launch_bounds__(32, 20)
                            int* __restrict__ exponents) {                   // [groups][exponent_pitch(T)]
   constexpr int alpha = m + 2;
   __shared__ alignas(16) float2 patches[alpha * alpha][product_channels / 2];
-  if (gridDim.x <= few_blocks) admit_successor();
+  if (gridDim.x <= few_blocks) launch_dependents();
   const int lane = threadIdx.x;
   unsigned number = blockIdx.x;  // neighbours take the groups of a tile, whose rows lie together
-  const int group = static_cast<int>(chunk.by_groups.peel(number)), tile = static_cast<int>(number);
+  const int group = static_cast<int>(chunk.by_groups.divmod(number)), tile = static_cast<int>(number);
   const TilePosition position = tile_position(chunk, tile);
   const int first = group * chunk.group_channels;
   float2* const patch = &patches[0][lane];

@@ -7,7 +7,7 @@
 
 namespace fastconv::algos::winograd_staged {
 
-// A^T M A of one tile, columns first: load(frequency) gives a value of M.
+// A^T M A of one tile, columns first: load(point) gives a value of M.
 template <int m, typename Value, typename Load>
 __device__ __forceinline__ void transform_output_columns(const Load& load, Value (&half)[m][m + 2]) {
   constexpr int alpha = m + 2;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void transform_output_rows(const Value (&half)[m][m +
   }
 }
 
-// Where a thread reads M: the value of a frequency at first[frequency * pitch]. read_once: and then the L2 cache need
+// Where a thread reads M: the value of a point at first[point * pitch]. read_once: and then the L2 cache need
 // not keep it, so that of an M of about its size more is still there when its turn comes. (Of a larger one nothing is,
 // and this costs 8 %.)
 template <bool read_once = false>
@@ -41,8 +41,8 @@ struct ProductReader {
   std::int64_t pitch;
 
   template <int vec>
-  __device__ __forceinline__ Pack<vec> load(int frequency) const {
-    const float* source = first + frequency * pitch;
+  __device__ __forceinline__ Pack<vec> load(int point) const {
+    const float* source = first + point * pitch;
     if constexpr (read_once && vec == 2) {
       const float2 pair = __ldcs(reinterpret_cast<const float2*>(source));
       return {{pair.x, pair.y}};
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(128, 4)
   constexpr int lanes = segment_filters / vec;  // of a tile of a segment
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   unsigned block = blockIdx.x;
-  const int k_block = rows ? blockIdx.y : static_cast<int>(chunk.by_filter_blocks.peel(block));
+  const int k_block = rows ? blockIdx.y : static_cast<int>(chunk.by_filter_blocks.divmod(block));
   const int tile = rows ? blockIdx.x * blockDim.y + threadIdx.y : (block * 4 + warp) * vec + lane / lanes % vec;
   if (tile >= chunk.tiles) return;
   const TilePosition position = tile_position(chunk, tile);
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(128, 4)
     auto reader = ProductReader<read_once>::template make<rows>(chunk, products, tile, k);
     if (!real) reader = {reinterpret_cast<const float*>(filter_exponents), 0};
     Pack<vec> half[m][m + 2];
-    transform_output_columns<m>([&](int frequency) { return reader.template load<vec>(frequency); }, half);
+    transform_output_columns<m>([&](int point) { return reader.template load<vec>(point); }, half);
     const int left_p = real ? chunk.p - position.tp * m : 0, left_q = chunk.q - position.tq * m;
     const std::int64_t corner = chunk.out(position.n, k, position.tp * m, position.tq * m);
     // Asked once for all values: asked for each, most of the code is skipped, and has come from memory in vain.
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(output_block_threads)
     const Unscale unscale(scaled ? load_written(tile_exponents + tile) : 0, scaled ? filter_exponents[k] : 0);
     const float bias = epilogue.bias_of(k);
     const auto reader = ProductReader<>::make<rows>(chunk, products, tile, k);
-    const auto load = [&](int frequency) { return reader.template load<1>(frequency); };
+    const auto load = [&](int point) { return reader.template load<1>(point); };
     Pack<1> half[m][m + 2];
     transform_output_columns<m>(load, half);
     transform_output_rows<m>(half, [&](int i, const Pack<1>(&row)[m]) {

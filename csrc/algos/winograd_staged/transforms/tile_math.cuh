@@ -30,7 +30,7 @@ struct TilePosition {
 
 __device__ __forceinline__ TilePosition tile_position(const Chunk& chunk, int tile_in_chunk) {
   unsigned rest = static_cast<unsigned>(chunk.first_tile + tile_in_chunk);
-  const int tq = static_cast<int>(chunk.by_tiles_q.peel(rest)), tp = static_cast<int>(chunk.by_tiles_p.peel(rest));
+  const int tq = static_cast<int>(chunk.by_tiles_q.divmod(rest)), tp = static_cast<int>(chunk.by_tiles_p.divmod(rest));
   return {static_cast<int>(rest), tp, tq};
 }
 

@@ -48,7 +48,7 @@ ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvPlan result;
   result.kernel_plan = keep_plan(plan);
   result.config = "float64 sums";
-  result.workspace_bytes = align_bytes(frequencies * plan.tiles * problem.c * 4);
+  result.workspace_bytes = align_bytes(points * plan.tiles * problem.c * 4);
   result.cost_us = reference_us(problem, device);
   return result;
 }
@@ -64,7 +64,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
       std::max(clocks_us(detail::product_clocks(plan, device.processors), device), memory_us(written, 0.9, device));
   return {"F(4x4), 3 x float16, 36 x " + text(plan.rows) + "x" + text(plan.columns) + "x" + text(plan.tiles) + ", " +
               (plan.rows_are_filters ? "filters" : "channels") + " by " + text(plan.column_blocks * block_channels) +
-              " of " + text(plan.row_blocks * block_channels) + ", " + text(plan.splits) + " parts",
+              " of " + text(plan.row_blocks * block_channels) + ", " + text(plan.split_k) + " parts",
           plan.workspace_bytes(problem), 16.0 + turned + memory_us(read + written, 0.8, device) + products,
           keep_plan(plan)};
 }

@@ -61,22 +61,22 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
         float d[alpha][alpha], result[alpha][alpha];
         read_tile(x + at.n * in.n, in, c, at.h - problem.pad_h, at.w - problem.pad_w, problem.h, problem.w, d);
         transform_tile(d, result, [](const auto& values, auto& line) { winograd::Transform<m>::input(values, line); });
-        for (int f = 0; f < frequencies; ++f) v[(tile * frequencies + f) * channels + c] = result[f / alpha][f % alpha];
+        for (int f = 0; f < points; ++f) v[(tile * points + f) * channels + c] = result[f / alpha][f % alpha];
       }
     }
   });
   runtime.parallel_for(0, problem.k, 1, [&](std::int64_t begin, std::int64_t end) {
     std::vector<double> sums;  // [36][C]
     for (std::int64_t k = begin; k < end; ++k) {
-      sums.assign(static_cast<std::size_t>(frequencies * channels), 0.0);
+      sums.assign(static_cast<std::size_t>(points * channels), 0.0);
       for (std::int64_t tile = 0; tile < plan.tiles; ++tile) {
         const Position at = position(tile);
         float dy[m][m], w[alpha][alpha];
         read_tile(grad + at.n * out.n, out, k, at.h, at.w, problem.p(), problem.q(), dy);
         transform_tile(dy, w,
                        [](const auto& values, auto& line) { winograd::Transform<m>::output_transposed(values, line); });
-        const float* row = v + tile * frequencies * channels;
-        for (int f = 0; f < frequencies; ++f) {
+        const float* row = v + tile * points * channels;
+        for (int f = 0; f < points; ++f) {
           const double factor = w[f / alpha][f % alpha];
           double* sum = sums.data() + f * channels;
           for (std::int64_t c = 0; c < channels; ++c) sum[c] += factor * row[f * channels + c];

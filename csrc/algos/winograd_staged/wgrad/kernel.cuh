@@ -25,7 +25,7 @@ struct Params {
   int row_blocks, column_blocks, row_count, pitch;
   int stages, stages_per_split;
   unsigned units;
-  FastDivide by_column_tiles, by_row_tiles, by_splits;
+  FastDivide by_column_tiles, by_row_tiles, by_split_k;
 };
 
 template <int blocks_m_, int blocks_n_>
@@ -42,17 +42,17 @@ struct Barriers {
   std::uint64_t full[slots], free[slots];
 };
 
-// Units in the order (column tile, row tile, split, frequency), the first fastest: blocks that run at the same time
+// Units in the order (column tile, row tile, split, point), the first fastest: blocks that run at the same time
 // share stages.
 template <typename S>
 struct Unit {
-  int row_block, column_block, split, frequency, first_stage, last_stage;
+  int row_block, column_block, split, point, first_stage, last_stage;
 
   __device__ __forceinline__ Unit(const Params& params, unsigned index) {
-    column_block = static_cast<int>(params.by_column_tiles.peel(index)) * S::blocks_n;
-    row_block = static_cast<int>(params.by_row_tiles.peel(index)) * S::blocks_m;
-    split = static_cast<int>(params.by_splits.peel(index));
-    frequency = static_cast<int>(index);
+    column_block = static_cast<int>(params.by_column_tiles.divmod(index)) * S::blocks_n;
+    row_block = static_cast<int>(params.by_row_tiles.divmod(index)) * S::blocks_m;
+    split = static_cast<int>(params.by_split_k.divmod(index));
+    point = static_cast<int>(index);
     first_stage = split * params.stages_per_split;
     last_stage = min(first_stage + params.stages_per_split, params.stages);
   }
@@ -67,7 +67,7 @@ __device__ __forceinline__ void load(const Params& params, std::uint32_t ring, B
     const Unit<S> unit(params, index);
     const int row_blocks = min(S::blocks_m, params.row_blocks - unit.row_block);
     const int column_blocks = min(S::blocks_n, params.column_blocks - unit.column_block);
-    const std::int64_t stage = static_cast<std::int64_t>(unit.frequency) * params.stages + unit.first_stage;
+    const std::int64_t stage = static_cast<std::int64_t>(unit.point) * params.stages + unit.first_stage;
     const auto* rows =
         reinterpret_cast<const char*>(params.rows) + (stage * params.row_blocks + unit.row_block) * block_bytes;
     const auto* columns = reinterpret_cast<const char*>(params.columns) +
@@ -102,7 +102,7 @@ __device__ __forceinline__ void multiply_stage(std::uint32_t slot, int warpgroup
   for (int i = 0; i < steps; ++i) hopper::multiply_transposed<half_t>(sums, a + i * step, b + i * step, 1);
   hopper::commit_products();
   hopper::wait_for_products<0>();
-  hopper::pin(sums);
+  hopper::fence_operand(sums);
 }
 
 // Writes the totals by a short loop, eight columns of each lane's two rows at a turn, and leaves zeros: straight-line
@@ -114,7 +114,7 @@ __device__ __forceinline__ void store(const Params& params, const Unit<S>& unit,
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
   const int row = (unit.row_block + warpgroup) * block_channels + warp * 16 + lane / 4;
   int column = unit.column_block * block_channels + lane % 4 * 2;
-  float* target = params.partial + unit.split * (frequencies * params.part_numel) + unit.frequency * params.part_numel +
+  float* target = params.partial + unit.split * (points * params.part_numel) + unit.point * params.part_numel +
                   static_cast<std::int64_t>(row) * params.pitch;
 #pragma unroll 1
   for (int i = 0; i < S::sums; i += turn, column += turn * 2) {
@@ -182,10 +182,10 @@ __global__ void __launch_bounds__(S::threads, 1) multiply_tiles(const __grid_con
   wait_for_predecessor();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
   if (warpgroup < S::blocks_m) {
-    hopper::grow_registers<S::multiply_registers>();
+    hopper::setmaxnreg_inc<S::multiply_registers>();
     multiply<S>(params, ring, barriers, warpgroup);
   } else {
-    hopper::shrink_registers<S::load_registers>();
+    hopper::setmaxnreg_dec<S::load_registers>();
     if (threadIdx.x % 128 == 0) load<S>(params, ring, barriers);
   }
 #endif

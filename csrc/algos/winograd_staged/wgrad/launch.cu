@@ -87,7 +87,7 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
                       static_cast<unsigned>(plan.units()),
                       plan.column_tiles,
                       plan.row_tiles,
-                      plan.splits};
+                      plan.split_k};
   if (plan.row_blocks == 3) {
     multiply<3, 1>(params, processors, stream);
   } else if (plan.column_blocks == 2) {
@@ -99,7 +99,7 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
   const std::int64_t stride_k = problem.c * 9, stride_c = args.channels_last ? 1 : 9;
   const Output output{partial,
                       static_cast<float*>(args.dw),
-                      as_int(plan.splits),
+                      as_int(plan.split_k),
                       as_int(plan.rows),
                       as_int(plan.columns),
                       as_int(plan.pitch),

@@ -2,7 +2,7 @@
 //
 //   dW[k][c] = G^T [ sum over tiles t of (A dy A^T)[t][k] . (B^T d B)[t][c] ] G
 //
-// is, for each of the 36 frequencies, a matrix product whose reduction runs over the tiles of the batch. Both operands
+// is, for each of the 36 points, a matrix product whose reduction runs over the tiles of the batch. Both operands
 // are written by transform kernels as pairs of halves, in blocks that the product copies and reads as they are:
 //
 //   V [36][stages][blocks of 64 channels][hi, lo][64 tiles][64 channels]    rows of 128 bytes, their 16-byte pieces
@@ -20,7 +20,7 @@
 
 namespace fastconv::algos::winograd_staged::wgrad {
 
-constexpr int m = 4, alpha = m + 2, frequencies = alpha * alpha;
+constexpr int m = 4, alpha = m + 2, points = alpha * alpha;
 constexpr int stage_tiles = 64, block_channels = 64;
 constexpr int row_bytes = 128, plane_bytes = stage_tiles * row_bytes, block_bytes = 2 * plane_bytes;
 constexpr int slots = 3;
@@ -33,16 +33,16 @@ struct Plan {
   int row_blocks;     // of a unit of work, one for each multiplying warpgroup: 2, or 3 with one column block
   int column_blocks;  // of a unit: 1 or 2
   std::int64_t row_tiles, column_tiles;
-  std::int64_t splits, stages_per_split;
+  std::int64_t split_k, stages_per_split;
   std::int64_t rows, columns, pitch;  // of the partial sums
 
-  std::int64_t units() const { return frequencies * row_tiles * column_tiles * splits; }
+  std::int64_t units() const { return points * row_tiles * column_tiles * split_k; }
 
   // ---- The workspace: scales of images and stages, V, W, partial sums.
   std::size_t scale_bytes(const ConvProblem& problem) const { return align_bytes(16 * problem.n + 4 * (stages + 1)); }
-  std::size_t x_bytes() const { return align_bytes(frequencies * stages * x_blocks * block_bytes); }
-  std::size_t grad_bytes() const { return align_bytes(frequencies * stages * grad_blocks * block_bytes); }
-  std::size_t partial_bytes() const { return align_bytes(splits * frequencies * rows * pitch * 4); }
+  std::size_t x_bytes() const { return align_bytes(points * stages * x_blocks * block_bytes); }
+  std::size_t grad_bytes() const { return align_bytes(points * stages * grad_blocks * block_bytes); }
+  std::size_t partial_bytes() const { return align_bytes(split_k * points * rows * pitch * 4); }
   // NCHW is turned first.
   static std::size_t turned_bytes(const ConvProblem& problem) {
     if (problem.layout == Layout::nhwc) return 0;
@@ -87,9 +87,9 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
       plan.row_blocks = row_blocks, plan.column_blocks = column_blocks;
       plan.row_tiles = ceil_div(all_rows, row_blocks);
       plan.column_tiles = ceil_div(all_columns, column_blocks);
-      for (std::int64_t splits = 1; splits <= std::min<std::int64_t>(plan.stages, 64); ++splits) {
-        plan.stages_per_split = ceil_div(plan.stages, splits);
-        plan.splits = ceil_div(plan.stages, plan.stages_per_split);  // none is empty
+      for (std::int64_t split_k = 1; split_k <= std::min<std::int64_t>(plan.stages, 64); ++split_k) {
+        plan.stages_per_split = ceil_div(plan.stages, split_k);
+        plan.split_k = ceil_div(plan.stages, plan.stages_per_split);  // none is empty
         const double clocks = detail::product_clocks(plan, processors);
         if (clocks < least) least = clocks, best = plan;
       }

@@ -35,7 +35,7 @@ struct Operand {
   int h, w, channels, pad_h, pad_w;
   bool pairs;  // C is even, so that two channels are one load
   FastDivide by_blocks;
-  std::int64_t target_pitch;  // halves of a frequency
+  std::int64_t target_pitch;  // halves of a point
 };
 
 // One dimension of a transform: the rows of `tile` become those of `result`.
@@ -55,9 +55,9 @@ __device__ __forceinline__ void transform_tile(const TileGrid& grid, const Opera
   constexpr int size = of_x ? alpha : m;
   const unsigned lane = threadIdx.x % 32;
   unsigned tp = tile;
-  const unsigned tq = grid.by_tiles_q.peel(tp);
+  const unsigned tq = grid.by_tiles_q.divmod(tp);
   unsigned image = tp;
-  tp = grid.by_tiles_p.peel(image);
+  tp = grid.by_tiles_p.divmod(image);
   const bool exists = tile < static_cast<unsigned>(grid.tiles);
   const int h0 = static_cast<int>(tp) * m - operand.pad_h, w0 = static_cast<int>(tq) * m - operand.pad_w;
   const int c = static_cast<int>(block * block_channels + 2 * lane);
@@ -143,11 +143,11 @@ constexpr int transform_threads = 64;
 __global__ void __launch_bounds__(transform_threads)
     transform(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand x,
               const __grid_constant__ Operand grad, const __grid_constant__ PairScales scales, unsigned x_blocks) {
-  admit_successor();
+  launch_dependents();
   const bool of_x = blockIdx.x < x_blocks;
   const unsigned item = ((of_x ? blockIdx.x : blockIdx.x - x_blocks) * transform_threads + threadIdx.x) / 32;
   unsigned stage = item / stage_tiles;
-  const unsigned block = (of_x ? x : grad).by_blocks.peel(stage);
+  const unsigned block = (of_x ? x : grad).by_blocks.divmod(stage);
   const unsigned tile = stage * stage_tiles + item % stage_tiles;
   if (of_x) {
     transform_tile<true, false>(grid, x, scales, {}, tile, block);
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(repeat_threads)
                       const __grid_constant__ Operand grad, const __grid_constant__ PairScales scales,
                       int* sums) {  // [stages], and the floor of all
   wait_for_predecessor();
-  admit_successor();
+  launch_dependents();
   constexpr int warps = repeat_threads / 32;
   __shared__ bool again[warps];
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(repeat_threads)
 #pragma unroll 1
         for (unsigned item = warp; item < stage_tiles * operand.by_blocks.divisor(); item += warps) {
           unsigned tile = item;
-          const unsigned block = operand.by_blocks.peel(tile);
+          const unsigned block = operand.by_blocks.divmod(tile);
           transform_tile<of_x(), true>(grid, operand, scales, group, stage * stage_tiles + tile, block);
         }
       };
@@ -199,12 +199,12 @@ __global__ void __launch_bounds__(repeat_threads)
 struct Output {
   const float* partial;  // [splits][36][rows][pitch]
   float* dw;
-  int splits, rows, columns, pitch;
+  int split_k, rows, columns, pitch;
   std::int64_t stride_row, stride_column, stride_tap;
   const int* floor;  // the exponent of the sums' scale
 };
 
-// Sums the splits in order. A thread takes a row, a column and six frequencies, of which it makes three; then three
+// Sums the splits in order. A thread takes a row, a column and six points, of which it makes three; then three
 // threads make nine weights of what the six of a row and column have.
 constexpr int output_columns = 32;
 __global__ void __launch_bounds__(output_columns* alpha)
@@ -212,17 +212,17 @@ __global__ void __launch_bounds__(output_columns* alpha)
   wait_for_predecessor();
   __shared__ float lines[alpha][3][output_columns];
   unsigned row = blockIdx.x * output_columns + threadIdx.x;
-  const unsigned column = by_columns.peel(row);
+  const unsigned column = by_columns.divmod(row);
   const bool exists = row < static_cast<unsigned>(output.rows);
   if (exists) {
-    const std::int64_t frequency = static_cast<std::int64_t>(output.rows) * output.pitch;
-    const float* source = output.partial + static_cast<int>(threadIdx.y) * alpha * frequency +
+    const std::int64_t point = static_cast<std::int64_t>(output.rows) * output.pitch;
+    const float* source = output.partial + static_cast<int>(threadIdx.y) * alpha * point +
                           static_cast<std::int64_t>(row) * output.pitch + column;
     float u[alpha] = {}, result[3];
 #pragma unroll 4
-    for (int split = 0; split < output.splits; ++split, source += frequencies * frequency) {
+    for (int split = 0; split < output.split_k; ++split, source += points * point) {
 #pragma unroll
-      for (int j = 0; j < alpha; ++j) u[j] += __ldcg(source + j * frequency);
+      for (int j = 0; j < alpha; ++j) u[j] += __ldcg(source + j * point);
     }
     winograd::Transform<m>::filter_transposed(u, result);
 #pragma unroll

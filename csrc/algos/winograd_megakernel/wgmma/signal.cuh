@@ -8,15 +8,15 @@
 namespace fastconv::algos::winograd_megakernel::wgmma {
 
 template <typename T>
-__device__ __forceinline__ void publish(const Params<T>& params, ProductStorage<T>& products,
+__device__ __forceinline__ void signal(const Params<T>& params, ProductStorage<T>& products,
                                         StreamControl<T>& streams) {
-  constexpr unsigned slots = ProductStorage<T>::publish_slots, task_slots = stream_task_slots;
+  constexpr unsigned slots = ProductStorage<T>::signal_slots, task_slots = stream_task_slots;
   constexpr int patience = 64;  // this loop does not wait in the instruction, so it turns more often than others
   bool more_products = true, more_streams = true;
   unsigned product = 0, task = 0;
 #pragma unroll 1
   for (int idle = 0; more_products || more_streams; ++idle) {
-    if (idle == WaitSite::limit * patience) expire_in_place<role_publish>(params.report);
+    if (idle == WaitSite::limit * patience) expire_in_place<role_signal>(params.report);
     const bool has_product = more_products && test_wait(products.stored[product % slots], product / slots & 1);
     const bool has_task = more_streams && test_wait(streams.done[task % task_slots], task / task_slots & 1);
     if (!has_product && !has_task) continue;
