@@ -37,7 +37,7 @@ KERNELS = [
     ("im2col_gemm", r"^in place", r"(?!fastconv).*", r"im2col_gemm::.*finish_chunk"),
     ("im2col_gemm", r"", r"im2col_gemm::.*unroll", r"im2col_gemm::.*finish_chunk"),
     ("two_stage", r"", r"two_stage::scalar_products", r"two_stage::sum_planes"),
-    ("implicit_gemm", r"^wgmma, lean", r"implicit_gemm::single_tile::convolve", None),
+    ("implicit_gemm", r"^wgmma, single tile", r"implicit_gemm::single_tile::convolve", None),
     (
         "implicit_gemm",
         r"^wgmma.*beforehand",
@@ -173,8 +173,8 @@ SINGLE_TILE = "implicit_gemm::single_tile::convolve<single_tile::Shape<__half, 3
         ("winograd_fused", "3 x float16", False, "winograd_fused::split::convolve<>", None),
         ("winograd_fused", "3 x float16", False, "winograd_fused::single::convolve<>", "no kernel"),
         ("winograd_fused", "3 x float16", True, "winograd_fused::split::convolve<>", "0 transpositions"),
-        ("implicit_gemm", "wgmma, lean, 64 filters", False, SINGLE_TILE, "tile of 32"),
-        ("implicit_gemm", "wgmma, lean, 32 filters", False, SINGLE_TILE, None),
+        ("implicit_gemm", "wgmma, single tile, 64 filters", False, SINGLE_TILE, "tile of 32"),
+        ("implicit_gemm", "wgmma, single tile, 32 filters", False, SINGLE_TILE, None),
     ],
 )
 def test_the_check_sees_another_kernel(algorithm, config, reads_nhwc, kernel, fault):

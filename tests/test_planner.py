@@ -301,12 +301,12 @@ def test_implicit_gemm_takes_the_kernel_of_the_device(capability):
         ({"stride": (2, 2)}, ["single taps"]),
         ({"r": 1, "s": 1, "padding": (0, 0)}, ["tile 1x1x", "2 steps of 32"]),
         ({"n": 1, "c": 512, "h": 14, "w": 14, "k": 512}, [" parts"]),
-        ({"n": 1, "dtype": "float16"}, ["lean", "9 steps of 64", "whole windows"]),
-        ({"n": 1, "precision": "tf32"}, ["lean", "18 steps of 32"]),
-        ({"n": 1, "dtype": "bfloat16", "stride": (2, 2)}, ["lean", "single taps"]),
-        ({"n": 1, "dtype": "float16", "layout": "nchw"}, ["lean", "whole windows"]),
-        ({"n": 1, "precision": "fp32", "k": 48}, ["lean", "3 x float16", "48 filters"]),
-        ({"n": 64, "c": 192, "h": 7, "w": 7, "k": 48, "dtype": "float16"}, ["lean", "2 parts in a cluster"]),
+        ({"n": 1, "dtype": "float16"}, ["single tile", "9 steps of 64", "whole windows"]),
+        ({"n": 1, "precision": "tf32"}, ["single tile", "18 steps of 32"]),
+        ({"n": 1, "dtype": "bfloat16", "stride": (2, 2)}, ["single tile", "single taps"]),
+        ({"n": 1, "dtype": "float16", "layout": "nchw"}, ["single tile", "whole windows"]),
+        ({"n": 1, "precision": "fp32", "k": 48}, ["single tile", "3 x float16", "48 filters"]),
+        ({"n": 64, "c": 192, "h": 7, "w": 7, "k": 48, "dtype": "float16"}, ["single tile", "2 parts in a cluster"]),
         ({"k": 48}, ["48 filters"]),
         ({"k": 48, "dtype": "bfloat16"}, ["64 filters"]),
     ],
@@ -317,10 +317,10 @@ def test_implicit_gemm_on_hopper_plans(change, words):
 
 
 @pytest.mark.parametrize("change", [{"k": 60}, {"n": 64, "c": 512, "k": 512}])
-def test_the_lean_kernel_of_implicit_gemm_leaves_what_it_cannot_do(change):
+def test_the_single_tile_kernel_of_implicit_gemm_leaves_what_it_cannot_do(change):
     """Filters that are no whole pieces of 16 bytes, and what is not small."""
     arguments = {"n": 1, "dtype": "float16"} | change
-    assert "lean" not in implicit_gemm(_C.h200_device(), **arguments)["config"]
+    assert "single tile" not in implicit_gemm(_C.h200_device(), **arguments)["config"]
 
 
 def test_a_split_reduction_brings_its_workspace():

@@ -9,7 +9,7 @@ namespace fastconv::algos::winograd_megakernel::wgmma {
 
 template <typename T>
 __device__ __forceinline__ void signal(const Params<T>& params, ProductStorage<T>& products,
-                                        StreamControl<T>& streams) {
+                                       StreamControl<T>& streams) {
   constexpr unsigned slots = ProductStorage<T>::signal_slots, task_slots = stream_task_slots;
   constexpr int patience = 64;  // this loop does not wait in the instruction, so it turns more often than others
   bool more_products = true, more_streams = true;
