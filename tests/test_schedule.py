@@ -348,7 +348,7 @@ def test_the_simulation_notices_a_deadlock():
         ({"k": -1}, "k is -1"),
         ({"group_tiles": 0}, "group_tiles is 0"),
         ({"input": (8, 0)}, "input_channels is 0"),
-        ({"gemm": (0, 8)}, "gemm_frequencies is 0"),
+        ({"gemm": (0, 8)}, "gemm_points is 0"),
         ({"filter": (8, 0)}, "filter_filters is 8"),
         ({"d_ig": -1}, "d_ig is -1"),
         ({"d_go": -5}, "d_go is -5"),
