@@ -109,24 +109,19 @@ def test_each_message_has_its_type() -> None:
 
 @contextmanager
 def at_most(free: int) -> Iterator[None]:
-    """So many bytes more may be allocated. What the allocator has left of other tests, between what they hold, is taken
-    until then."""
+    """So many bytes more may be allocated. What the allocator has free between other tests' tensors is taken before."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+    blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+    free_sizes = [block["size"] for block in blocks if block["state"] == "inactive" and block["size"] >= MIB]
+    held = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sorted(free_sizes)]
     total = torch.cuda.get_device_properties(0).total_memory
-    held = []
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + free) / total)
     try:
-        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
-        size = 1 << 30
-        while size >= MIB // 2:
-            try:
-                held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
-            except torch.OutOfMemoryError:
-                size //= 2
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + free) / total)
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+        held.clear()
 
 
 def _input(channels: int, size: int, **options: object) -> Tensor:
