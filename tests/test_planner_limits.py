@@ -151,7 +151,7 @@ def test_workspaces_hold_what_their_kernels_keep_in_them(dtype, layout):
         assert row["packed_bytes"] == align(alpha * k * c_pad * 2 * (1 if halves else 2)) + align(4 * k)
 
     task_map, chunks, blocks = _C.task_map(problem, device), ceil_div(c, 64), ceil_div(k, 128)
-    tile = 128 * 64 * 2 * chunks * (1 if halves else 2)  # of V, a frequency of a group
+    tile = 128 * 64 * 2 * chunks * (1 if halves else 2)  # of V, a point of a group
     parts = [
         task_map.v_groups * 36 * tile,
         task_map.m_groups * 36 * blocks * 128 * 128 * size,

@@ -23,7 +23,7 @@ class FastDivide {
 
   constexpr std::uint32_t divisor() const { return divisor_; }
 
-  // Divides `value` in place and returns the remainder: peels the fastest index off a linear one.
+  // Divides `value` in place and returns the remainder: the fastest index of a linear one.
   constexpr std::uint32_t divmod(std::uint32_t& value) const {
     const std::uint32_t result = quotient(value), remainder = value - result * divisor_;
     value = result;

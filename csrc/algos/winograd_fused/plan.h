@@ -23,7 +23,7 @@ constexpr int tile_outputs = 4;      // along W
 // An item: 64 filters x 8 rows x 8 tiles of 4 outputs. The rows are one strip, or two of 4 rows, which lose less at the
 // lower edge and transform more. The tiles of a strip are neighbours in a list of all columns of tiles: of a block of
 // as many rows from left to right, then of the block below, in the next image if need be; then come those of the next
-// strip. So none are lost but the last ones, whatever the width. The rows may be those of a canvas (image_pitch).
+// strip. So none are lost but the last ones, whatever the width. The images may be stacked (image_pitch).
 constexpr int filter_tile = 64;
 constexpr int tile_rows = 8;
 constexpr int tile_columns = 8;  // also the rows of a core matrix of wgmma: a filter row further is a whole one
@@ -123,7 +123,7 @@ struct Config {
 
 // Rows from one image to the next, row i of which is row i - pad_h of the input and row i of the output. A multiple of
 // a strip's, so that no block crosses images. Or, of items of one strip, if that makes fewer blocks, images one below
-// the other with the rows of padding between two serving both: a canvas. Even, since input is copied two rows at a
+// the other with the rows of padding between two serving both: stacked. Even, since input is copied two rows at a
 // time, and large enough for blocks that cross only once.
 inline std::int64_t image_pitch(const ConvProblem& problem, int strips) {
   const std::int64_t whole = round_up(problem.p(), strip_rows(strips));

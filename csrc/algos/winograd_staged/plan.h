@@ -59,15 +59,15 @@ constexpr int stationary_filter_stages = 4, stationary_tile_stages = 8;
 // That multiply. While one writes its unit, two keep the tensor cores busier than one.
 constexpr int warpgroups(Stationary stationary) { return stationary == Stationary::filters ? 3 : 2; }
 
-// Filters of a unit, where V is held. 48: 36 points of 512 filters are three units for each of 132 blocks.
+// Filters of a unit, where V is stationary. 48: 36 points of 512 filters are three units for each of 132 blocks.
 inline int unit_filters(std::int64_t tiles) { return tiles <= unit_tiles ? 48 : 64; }
 
 // How the units are shared out (gemm/kernel.cuh).
 struct ProductGrid {
-  std::int64_t stationary_blocks;  // parts of the operand that is held, one for each block
+  std::int64_t stationary_blocks;  // blocks of the stationary operand, one for each thread block
   std::int64_t point_units;        // of a point
   std::int64_t units;              // of all points
-  std::int64_t groups;             // of blocks with the same units, if what is held stays; else blocks take turns
+  std::int64_t groups;  // of blocks with the same units, if the stationary operand stays; else blocks take turns
   std::int64_t blocks;
   std::int64_t block_units;  // the most that a block has to do
 

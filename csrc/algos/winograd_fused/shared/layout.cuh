@@ -275,7 +275,7 @@ template <int strips>
 __device__ __forceinline__ Part<strips> find_part(const Params& params, const Place& place, bool second) {
   unsigned image = (place.block + (second ? 1 : 0)) * strip_rows(strips);
   const int pitch = static_cast<int>(params.by_rows.divisor()), row = static_cast<int>(params.by_rows.divmod(image));
-  const bool crosses = strips == 1 && pitch % tile_rows != 0;  // a canvas
+  const bool crosses = strips == 1 && pitch % tile_rows != 0;  // stacked images
   return {static_cast<int>(image), row, crosses ? pitch - row : strip_input_rows(strips),
           second ? 0 : place.first * tile_outputs};
 }

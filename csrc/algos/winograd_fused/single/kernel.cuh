@@ -45,7 +45,7 @@ __device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shap
   return any_repeated(shared.repeat);
 }
 
-// number: of the shape. boxes: x is loaded by tensor copies, through `input`; else by element.
+// number: of the shape. use_tma: x is loaded by tensor copies, through `input`; else by element.
 template <typename T, int number, bool use_tma, StoreMode output>
 __global__ void __launch_bounds__(block_threads, 1)
     convolve(const __grid_constant__ Params<T> params,

@@ -47,7 +47,7 @@ __device__ __forceinline__ void multiply_point(float (&sum)[shape.products() / 2
   hopper::wait_for_products<1>();
 }
 
-// Pointies of U that are in registers: the one that multiplies, and those under way.
+// Points of U that are in registers: the one that multiplies, and those under way.
 constexpr int u_depth(Shape shape) { return shape == small ? 2 * group_points : group_points; }
 
 // U's piece i of an item, three of them a point: where it lies, from the item's first.

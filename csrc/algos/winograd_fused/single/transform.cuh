@@ -422,7 +422,7 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
   }
 }
 
-// One pass over the items. boxes: x is loaded by tensor copies.
+// One pass over the items. use_tma: x is loaded by tensor copies.
 template <typename T, Shape shape, bool use_tma, bool few_registers>
 __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorMap (&maps)[input_maps(shape)],
                                         Shared<T, shape>& shared, bool repeated, ProducerState<T, shape>& state) {

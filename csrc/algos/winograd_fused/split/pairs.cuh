@@ -20,7 +20,7 @@ __device__ __forceinline__ bool is_plain(const Epilogue<float>& epilogue) {
 // tile. group: of points.
 template <int group>
 struct Finisher {
-  // Pointies 0, +a, -a and columns 0, 2, or +b, -b, infinity and columns 3, 1.
+  // Points 0, +a, -a and columns 0, 2, or +b, -b, infinity and columns 3, 1.
   static constexpr int pair = group == 0 ? 1 : 0, extra = group == 0 ? 0 : 2;
   static constexpr int column(int which) { return group == 0 ? 2 * which : 3 - 2 * which; }
 

@@ -22,8 +22,7 @@
 namespace fastconv::algos::winograd_megakernel::ffma {
 
 // A GEMM task is one point of 128 tiles x 64 filters. V and U lie in memory so that a stage, 16 channels, is one
-// piece of 8 KB and one of 4 KB, and points lie a constant number of bytes apart for those who
-// transform.
+// piece of 8 KB and one of 4 KB, and points lie a constant number of bytes apart for those who transform.
 struct Params {
   TaskMap map;
   const float* x;   // [N, C, H, W], either layout

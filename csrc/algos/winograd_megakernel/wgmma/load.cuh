@@ -21,7 +21,7 @@ struct ProductTask {
 template <typename T>
 struct alignas(1024) ProductStorage {
   static constexpr int count = form<T>.units;
-  static_assert(count + 2 < product_task_slots);  // tasks that scout and loading thread can be ahead
+  static_assert(count + 2 < product_task_slots);  // tasks that fetcher and loading thread can be ahead
   unsigned char units[count][operand_bytes];      // U that stays, then a ring; or a ring of V and U in turn
   ProductTask tasks[product_task_slots];
   std::uint64_t full[count], free[count];
@@ -30,7 +30,7 @@ struct alignas(1024) ProductStorage {
   static constexpr int signal_slots = 2;
   std::uint64_t stored[signal_slots], taken[signal_slots];
   int number[signal_slots];
-  // The scout hands the loading thread its tasks one at a time, by number.
+  // The fetcher hands the loading thread its tasks one at a time, by number.
   std::uint64_t found, loaded;
   bool common[is_split<T> ? 1 : product_task_slots];  // whether all V of a task has the common scale (values.cuh)
 
@@ -150,7 +150,7 @@ class GemmTaskFetcher {
   unsigned tasks_ = 0;  // so far
 };
 
-// The loading thread: the tasks that the scout finds.
+// The loading thread: the tasks that the fetcher finds.
 template <typename T>
 class Loader {
  public:

@@ -3,7 +3,7 @@
 //
 // The work is cut into units of 64 tiles or 64 filters, each the business of one of a block's two or three warpgroups,
 // which go their own ways: while one writes its sums, the others multiply. What all need, a block holds (plan.h,
-// Held). A stage is what 64 channels need: two limbs of each operand, lo and hi, a row of a plane 128 bytes, its
+// Stationary). A stage is what 64 channels need: two limbs of each operand, lo and hi, a row of a plane 128 bytes, its
 // 16-byte pieces swizzled (piece p of row r at p ^ (r & 7)); multiplied lo*hi, hi*lo, hi*hi: the small products first.
 //
 // A stage's sums start from zero and join the totals by an FP32 addition, which rounds: wgmma truncates its accumulator
@@ -28,10 +28,10 @@ namespace fastconv::algos::winograd_staged::gemm {
 constexpr int row_bytes = 128;  // of a plane
 constexpr int limbs = 2;
 constexpr int depth = row_bytes / 32;  // products of 16 channels in a plane
-constexpr int max_slots = 3;           // stages of what passes, for a warpgroup
+constexpr int max_slots = 3;           // stages of the streaming operand, for a warpgroup
 constexpr int start_barrier = 1;       // the first of named barriers
 
-// What is held for all warpgroups. passing_rows: tiles or filters of a unit.
+// The operand that stays, for all warpgroups. streaming_rows: tiles or filters of a unit.
 template <Stationary stationary, int streaming_rows>
 struct StationaryOperand {
   static constexpr int warpgroups = winograd_staged::warpgroups(stationary);
@@ -48,13 +48,13 @@ struct StationaryOperand {
 };
 
 // Where something stays, blocks come in groups: those of a group take the same units of all points, each with
-// another part of the operand that it holds, so that what passes comes from memory once. Groups take equal shares of
-// the units, point by point. Else blocks take turns at pairs of units, filters fastest, then tiles.
+// another part of the operand that it holds, so that the streaming one comes from memory once. Groups take equal shares
+// of the units, point by point. Else blocks take turns at pairs of units, filters fastest, then tiles.
 struct Grid {
-  int padded_tiles, stages, slots;     // slots: stages of what passes, for a warpgroup
+  int padded_tiles, stages, slots;     // slots: stages of the streaming operand, for a warpgroup
   int segment_rows, row_segments;      // of a point of M (plan.h)
-  int stationary_blocks, point_units;  // parts of the operand that is held; units of a point
-  FastDivide by_stationary, by_pairs;  // held_blocks, point_units / 2
+  int stationary_blocks, point_units;  // blocks of the stationary operand; units of a point
+  FastDivide by_stationary, by_pairs;  // stationary_blocks, point_units / 2
   int share, longer;                   // units of a group: share, and one more in the first `longer` groups
   int pairs;                           // of all points
   bool admits;                         // blocks of the output transform begin beside this kernel's
@@ -82,7 +82,7 @@ class WorkTileScheduler {
     }
   }
   __device__ __forceinline__ bool exists() const { return left_ > 0; }
-  // The last one to use what is held now.
+  // The last one to use the stationary operand that is there now.
   __device__ __forceinline__ bool is_last() const {
     return !H::stays || left_ <= H::warpgroups || unit_ + H::warpgroups >= grid_.point_units;
   }
@@ -97,7 +97,7 @@ class WorkTileScheduler {
     }
   }
   __device__ __forceinline__ int point() const { return point_; }
-  __device__ __forceinline__ int part() const { return part_; }  // of the operand that is held
+  __device__ __forceinline__ int part() const { return part_; }  // of the stationary operand
   __device__ __forceinline__ int filter() const { return (H::filters ? part_ : unit_) * H::columns; }
   __device__ __forceinline__ int tile() const { return (H::filters ? unit_ : part_) * unit_tiles; }
   // Of the block's units from this one on, the last one's point.
@@ -116,8 +116,8 @@ class WorkTileScheduler {
   int point_, unit_, part_;
 };
 
-// In shared memory at a multiple of 1024 bytes. Behind it, what is held [stages or slots][limbs][rows][128 bytes], and
-// what passes [warpgroups][slots][limbs][64][128 bytes].
+// In shared memory at a multiple of 1024 bytes. Behind it, the stationary operand [stages or slots][limbs][rows][128
+// bytes], and the streaming one [warpgroups][slots][limbs][64][128 bytes].
 template <typename H>
 struct alignas(1024) Storage {
   // Of a stage's sums, for each tile: [warpgroups][slots] as V passes, [stages] as it stays.
@@ -212,7 +212,7 @@ __device__ __forceinline__ void copy_stage(std::uint32_t target, int bytes, cons
   hopper::tma_load(target, map, 0, row, point, stage * limbs, barrier);
 }
 
-// The role that loads what is held: one warp.
+// The role that loads the stationary operand: one warp.
 template <typename H>
 __device__ __forceinline__ void load_stationary(const Grid& grid, Storage<H>& shared, const CUtensorMap& map) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -263,7 +263,7 @@ __device__ __forceinline__ void load_stationary(const Grid& grid, Storage<H>& sh
   }
 }
 
-// The role that loads what passes, a warpgroup's units: one warp.
+// The role that loads the streaming operand, a warpgroup's units: one warp.
 template <typename H>
 __device__ __forceinline__ void load_units(const Grid& grid, Storage<H>& shared, int warpgroup,
                                            const CUtensorMap& map) {
@@ -359,12 +359,12 @@ __device__ __forceinline__ void multiply_units(const Grid& grid, Storage<H>& sha
   // Of a unit's 64 tiles, the first that the lane holds (hopper/ptx/wgmma.cuh): totals[4j], [4j + 1] are its filters
   // 8j + 2 (lane % 4) and the next, totals[4j + 2], [4j + 3] those of the tile 8 further.
   const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
-  hopper::RingPosition ring, stationary;  // slots of what passes, and of what is held
+  hopper::RingPosition ring, stationary;  // slots of the streaming and of the stationary operand
   WorkTileScheduler<H> walk(grid, warpgroup);
   const int first_point = WorkTileScheduler<H>(grid, 0).point();
   int passed = 0;  // points of the block that this warpgroup has done with
   bool starts_other = warpgroup + 1 < H::warpgroups && !walk.is_only();
-  // Pointies without a unit of this warpgroup, before its first one and behind its last one.
+  // Points without a unit of this warpgroup, before its first one and behind its last one.
   const auto skip_to = [&](int point) {
 #pragma unroll 1
     for (; passed < point; ++passed) {
