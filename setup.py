@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "tools" / "build"))
 import python_version  # noqa: E402, F401  (ends a build for a Python that is too old)
 from toolchain import DEFAULT_ARCHITECTURES, architecture_flags, cudart_static, find_nvcc, wants_cuda  # noqa: E402
 
+CSRC = "../../csrc"  # from build/ninja: a checkout that is moved or copied stays built
 OPERATORS, VERSIONS = "libfastconv.so", "build.json"  # beside the planner
 PLANNER = [
     path for part in ("core/*", "plan/*", "winograd/*", "algos/**/algo") for path in ROOT.glob(f"csrc/{part}.cpp")
@@ -65,7 +66,7 @@ def ninja_file(module: str, operators: str) -> str:
         sources += sorted([*ROOT.glob("csrc/device/*.cu"), *ROOT.glob("csrc/algos/**/*.cu")])
     else:
         sources = [path for path in sources if not path.stem.endswith("_cuda")]
-    common = f"{CXX_FLAGS} -I{ROOT}/csrc"
+    common = f"{CXX_FLAGS} -I{CSRC}"
     if nvcc:
         common += f" -isystem {nvcc.parent.parent}/include -DFASTCONV_WITH_CUDA"
     flags_of_layer = {
@@ -74,7 +75,7 @@ def ninja_file(module: str, operators: str) -> str:
         "ops": f"{common} -isystem {torch}/include -isystem {torch}/include/torch/csrc/api/include "
         f"-DTORCH_TARGET_VERSION=0x020a000000000000 -DUSE_CUDA -DFASTCONV_CUDA_ARCHITECTURES='\"{architectures}\"'",
     }
-    nvcc_flags = f"{NVCC_FLAGS} {' '.join(architecture_flags(architectures)) if nvcc else ''} -I{ROOT}/csrc"
+    nvcc_flags = f"{NVCC_FLAGS} {' '.join(architecture_flags(architectures)) if nvcc else ''} -I{CSRC}"
     # A CUDA torch's libtorch.so pulls in the CUDA symbols, but only if the linker keeps it.
     link_torch = f"{link_cxx_runtime()} -L{torch}/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--as-needed -ldl"
     if nvcc:
@@ -85,8 +86,8 @@ def ninja_file(module: str, operators: str) -> str:
         name = source.relative_to(ROOT / "csrc").with_suffix(source.suffix + ".o")
         objects[source] = f"obj/{name}"
         rule = "nvcc" if source.suffix == ".cu" else "cxx"
-        flags = nvcc_flags if rule == "nvcc" else flags_of_layer.get(name.parts[0], f"{CXX_FLAGS} -I{ROOT}/csrc")
-        lines.append(f"build obj/{name}: {rule} {source}\n  flags = {flags}")
+        flags = nvcc_flags if rule == "nvcc" else flags_of_layer.get(name.parts[0], f"{CXX_FLAGS} -I{CSRC}")
+        lines.append(f"build obj/{name}: {rule} {CSRC}/{source.relative_to(ROOT / 'csrc')}\n  flags = {flags}")
     planner = " ".join(objects[source] for source in [*PLANNER, ROOT / "csrc/bindings/module.cpp"])
     lines.append(f"build {module}: link {planner}")
     lines.append(f"build {operators}: link {' '.join(objects[s] for s in sources)}\n  flags = {link_torch}")
