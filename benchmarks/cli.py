@@ -321,6 +321,36 @@ def megakernel_soak(
         raise fail(f"{wrong} launches gave other bits" if wrong else "nothing was launched")
 
 
+@app.command("builds")
+def builds(
+    old: Annotated[Path, typer.Argument(help="Another checkout, with its library built in place.")],
+    layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
+    classes: Annotated[str, typer.Option(help="Accuracy classes; default all.")] = "",
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64",
+    blocks: Annotated[int, typer.Option(min=1, help="Turns of either build.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Calls in a turn.")] = 8,
+    json_path: JsonOption = None,
+) -> None:
+    """The layer set by this build and by another checkout's, in turns: what a change of the code has cost (GPU)."""
+    import torch
+
+    from benchmarks.studies import builds as study
+    from fastconv.models.compare import CLASS_DTYPE
+
+    if not torch.cuda.is_available():
+        raise fail("no CUDA GPU on this machine: nothing was measured")
+    study.run(
+        old.resolve(),
+        split(classes, "classes", list(CLASS_DTYPE)) if classes else list(CLASS_DTYPE),
+        numbers(batch, "batch"),
+        layers.split(",") if layers else None,
+        out=json_path,
+        blocks=blocks,
+        rounds=rounds,
+        say=say,
+    )
+
+
 @app.command("stages")
 def stages(
     layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
