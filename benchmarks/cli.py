@@ -54,6 +54,9 @@ def layers(
     ] = 1.5,
     rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs.")] = 20,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no layer after.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that take turns on the GPU while others build cuDNN's plans.")
+    ] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the file has of this commit.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
@@ -80,6 +83,7 @@ def layers(
         layouts=split(layouts, "layouts", ["nchw", "nhwc"]) if layouts else None,
         console=console,
         max_error=max_error,
+        workers=workers,
     )
     check_measured(document)
 

@@ -158,8 +158,11 @@ def run(
                     row |= {f"{name}_algorithm": each["algorithm"] for name, each in zip(NAMES, first, strict=True)}
                     row["same_bits"] = first[0]["bits"] == first[1]["bits"]
                     results.put(document, row, KEY)
-                    say(f"{layer.layer:8} n{n:<3} {accuracy:4} {us[0]:8.1f} {us[1]:8.1f} {row['ratio']:.3f} "
-                        f"{first[0]['algorithm']} {first[1]['algorithm']} {'' if row['same_bits'] else 'OTHER BITS'}")  # fmt: skip
+                    names = " ".join(dict.fromkeys(each["algorithm"] for each in first))
+                    bits = "" if row["same_bits"] else "  other bits"
+                    say(
+                        f"{layer.layer:8} n{n:<3} {accuracy:4} {us[0]:8.1f} {us[1]:8.1f} {row['ratio']:.3f} {names}{bits}"
+                    )
             results.write(path, document)
     for text in summary(document):
         say(text)
