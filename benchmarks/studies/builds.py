@@ -160,9 +160,8 @@ def run(
                     results.put(document, row, KEY)
                     names = " ".join(dict.fromkeys(each["algorithm"] for each in first))
                     bits = "" if row["same_bits"] else "  other bits"
-                    say(
-                        f"{layer.layer:8} n{n:<3} {accuracy:4} {us[0]:8.1f} {us[1]:8.1f} {row['ratio']:.3f} {names}{bits}"
-                    )
+                    times_of_both = f"{us[0]:8.1f} {us[1]:8.1f} {row['ratio']:.3f}"
+                    say(f"{layer.layer:8} n{n:<3} {accuracy:4} {times_of_both} {names}{bits}")
             results.write(path, document)
     for text in summary(document):
         say(text)
