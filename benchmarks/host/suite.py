@@ -24,10 +24,9 @@ from benchmarks.harness.profile import kernel_groups
 from benchmarks.harness.runs import check_names, deadline_of, free, is_past
 from benchmarks.host.calls import CALLS, LAYER_FORMS, NETWORK_FORMS, Call, Subject
 from benchmarks.networks.parts import GROUPS
-from fastconv import environment, models, testing, timing
+from fastconv import environment, models, ops, testing, timing
 from fastconv.models.compare import CLASS_DTYPE, pytorch_class
 from fastconv.models.layers import Layer
-from fastconv.ops.empty import empty_operator
 
 LAYERS = (Layer("3x3", 64, 14, 14, 64), Layer("1x1", 256, 14, 14, 64, 1, 1, 1, 0))
 COMPILED = ("3x3",)  # compiling takes seconds, and the way to a kernel is the same for all layers
@@ -169,7 +168,7 @@ class _Measured:
     def _empty(self) -> Call:
         x = self.subject.x
         weight = torch.empty(1, dtype=x.dtype, device=x.device)
-        return lambda: empty_operator(x, weight, None, 0)
+        return lambda: ops.empty_operator(x, weight, None, 0)
 
     def _profile(self) -> None:
         for name, call in self._calls.items():
