@@ -182,6 +182,9 @@ def networks(
     compile_limit: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="What is not compiled by then is given up.")
     ] = 120.0,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes, a network and class each, that compile together and time in turns.")
+    ] = 1,
     compile_workers: Annotated[int, typer.Option(min=0, help="Processes that first compile everything.")] = 0,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Compile and begin nothing after.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Pass over what the file already holds.")] = False,
@@ -191,31 +194,36 @@ def networks(
     """Whole networks: swapped and fused against every form of PyTorch, in both layouts, time and error."""
     from benchmarks.harness import results
     from benchmarks.networks import suite
+    from benchmarks.networks import workers as by_workers
     from fastconv import environment
     from fastconv.models import MAIN_NETWORKS, NETWORKS
     from fastconv.models.compare import CLASS_DTYPE
 
     where = device_named(device)
     out = json_path or results.default_path(environment.describe(suite.suite_name(where), where))
-    document = suite.run(
-        list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS)),
-        split(classes, "classes", list(CLASS_DTYPE)),
-        split(modes, "modes", list(suite.MODES)) if modes else None,
-        rounds,
-        where,
-        out,
-        peers=split(peers, "peers", list(suite.PEER_NAMES)) if peers else None,
-        layouts=split(layouts, "layouts", list(suite.LAYOUTS)),
-        compiled_layouts=split(compiled_layouts, "compiled_layouts", list(suite.LAYOUTS)) if compiled_layouts else None,
-        algorithm=algorithm,
-        batch=batch,
-        image=image,
-        compile_limit_s=compile_limit,
-        compile_workers=compile_workers,
-        budget_s=budget,
-        resume=resume,
-        report=say,
-    )
+    names = list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS))
+    wanted = split(classes, "classes", list(CLASS_DTYPE))
+    arguments: dict[str, Any] = {
+        "modes": split(modes, "modes", list(suite.MODES)) if modes else None,
+        "rounds": rounds,
+        "device": str(where),
+        "out": out,
+        "peers": split(peers, "peers", list(suite.PEER_NAMES)) if peers else None,
+        "layouts": split(layouts, "layouts", list(suite.LAYOUTS)),
+        "compiled_layouts": split(compiled_layouts, "layouts", list(suite.LAYOUTS)) if compiled_layouts else None,
+        "algorithm": algorithm,
+        "batch": batch,
+        "image": image,
+        "compile_limit_s": compile_limit,
+        "compile_workers": compile_workers,
+        "budget_s": budget,
+        "resume": resume,
+        "report": say,
+    }
+    if workers > 1:
+        document = by_workers.run(names, wanted, workers, **arguments)
+    else:
+        document = suite.run(names, wanted, **arguments)
     check_timed(document, ("network", "class", "mode"), out)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks import peers
-from benchmarks.harness import ours, results
+from benchmarks.harness import ours, results, turns
 from benchmarks.harness.supervise import supervise
 from benchmarks.layers import group as layer_group
 from benchmarks.layers import sets as layers
@@ -279,16 +280,20 @@ TURN = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from benchmarks.harness.turns import aside, turn
+from benchmarks.harness import turns
 log = Path(sys.argv[1]) / "log"
 def note(text):
     with log.open("a") as file:
         file.write(text)
-with turn(Path(sys.argv[1]) / "turn"):
+with turns.preparing():
+    note("p")
+    time.sleep(0.3)
+    note("q")
+with turns.timing():
     note("<")
     time.sleep(0.1)
     note(">")
-    with aside():
+    with turns.aside():
         time.sleep(0.2)
     note("<")
     time.sleep(0.1)
@@ -296,11 +301,18 @@ with turn(Path(sys.argv[1]) / "turn"):
 """
 
 
-def test_turns_are_taken_one_at_a_time(tmp_path):
+def test_who_times_is_alone(tmp_path):
     root = str(Path(supervise.__code__.co_filename).parents[2])
-    workers = [subprocess.Popen([sys.executable, "-c", TURN, str(tmp_path), root]) for _ in range(3)]
-    assert [worker.wait(60) for worker in workers] == [0, 0, 0]
-    assert (tmp_path / "log").read_text() == "<>" * 6
+    with turns.sharing():
+        workers = [subprocess.Popen([sys.executable, "-c", TURN, str(tmp_path), root]) for _ in range(3)]
+        assert [worker.wait(60) for worker in workers] == [0, 0, 0]
+    log = (tmp_path / "log").read_text()
+    assert sorted(log) == sorted("pq" * 3 + "<>" * 6)
+    timed = log
+    while "<>" in timed:  # nothing of the others between the two ends of a timed part
+        timed = timed.replace("<>", "", 1)
+    assert sorted(timed) == sorted("pq" * 3)
+    assert turns.VARIABLE not in os.environ
 
 
 # Stands in for a suite of three items: item 0 passes; `bad` kills or blocks the process at item 1 until it is banned;

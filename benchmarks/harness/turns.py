@@ -1,35 +1,37 @@
-"""Several processes that measure on one GPU, each alone on it while it does: what one of them builds on the CPU, it
-builds while another runs.
+"""Several processes that measure on one GPU: whoever times has it to itself.
 
-A turn is a lock on a file that the processes share. `aside()` gives it away in the middle of a measurement, for work
-that the GPU has no part in.
+A parent calls `sharing()`, and its workers find the lock in the environment. `timing()` is exclusive; `preparing()` is
+for what uses the GPU but is not timed, compilers that try kernels out, say, and goes on beside others that prepare;
+`aside()` gives a turn away in the middle of it, for work that the GPU has no part in. Without a parent that shares,
+nothing is locked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 import torch
 
+VARIABLE = "FASTCONV_BENCH_TURNS"  # the file whose lock it is
 _POLL_S, _BEAT_S = 0.002, 5.0
-_held: list[_Turn] = []  # of this process: none or one
 
 
 class _Turn:
-    def __init__(self, path: Path, beat: Callable[[], None]) -> None:
-        self._file: IO[str] = path.open("w")
-        self._beat = beat
+    def __init__(self, path: str, kind: int, beat: Callable[[], None]) -> None:
+        self._file = open(path, "w")  # noqa: SIM115 (closed by `close`)
+        self._kind, self._beat = kind, beat
 
     def take(self) -> None:
         last = time.monotonic()
         while True:
             with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._file, self._kind | fcntl.LOCK_NB)
                 return
             time.sleep(_POLL_S)
             if time.monotonic() - last > _BEAT_S:
@@ -45,16 +47,16 @@ class _Turn:
         self._file.close()
 
 
-@contextlib.contextmanager
-def turn(path: Path | None, beat: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Has the GPU that `path` stands for to itself, among the processes that ask for it so; None: asks nobody.
+_held: list[_Turn] = []  # of this process
 
-    beat: called every few seconds while it waits, so that a supervisor does not take waiting for a hang.
-    """
+
+@contextlib.contextmanager
+def _turn(kind: int, beat: Callable[[], None]) -> Iterator[None]:
+    path = os.environ.get(VARIABLE)
     if path is None:
         yield
         return
-    mine = _Turn(path, beat)
+    mine = _Turn(path, kind, beat)
     mine.take()
     _held.append(mine)
     try:
@@ -65,13 +67,38 @@ def turn(path: Path | None, beat: Callable[[], None] = lambda: None) -> Iterator
         mine.close()
 
 
+def timing(beat: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[None]:
+    """Alone on the GPU. beat: called every few seconds of waiting, so that a supervisor does not take it for a hang."""
+    return _turn(fcntl.LOCK_EX, beat)
+
+
+def preparing(beat: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[None]:
+    """On the GPU beside others that prepare, and never while somebody times."""
+    return _turn(fcntl.LOCK_SH, beat)
+
+
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Leaves the GPU to others meanwhile, everything of this process on it done; takes it again."""
-    for mine in _held:
+    """Leaves the GPU to others meanwhile, everything of this process on it done; takes the turn again."""
+    held = list(_held)
+    for mine in held:
         mine.give()
     try:
         yield
     finally:
-        for mine in _held:
+        for mine in held:
             mine.take()
+
+
+@contextlib.contextmanager
+def sharing() -> Iterator[None]:
+    """Processes that are started within take turns with each other."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = str(Path(folder) / "turn")
+        try:
+            yield
+        finally:
+            del os.environ[VARIABLE]
+            if before is not None:
+                os.environ[VARIABLE] = before

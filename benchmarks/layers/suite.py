@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -67,7 +66,6 @@ class _Plan:
     max_error: float = 1.5
     part: int = 0  # of so many parts: every parts-th item of the work is this one's
     parts: int = 1
-    turn: str | None = None  # the file by which the parts take turns on the GPU
 
     def is_mine(self, index: int) -> bool:
         return index % self.parts == self.part
@@ -190,16 +188,13 @@ def _run_in_parts(plan: _Plan, workers: int, head: results.Document, console: Co
     """The same by several workers: each writes a file of its part, beside the one that has all in the end."""
     path = Path(plan.out)
     document = results.merge(path, head, ROW_KEY)
-    with tempfile.TemporaryDirectory() as folder:
-        turn = str(Path(folder) / "turn")
-        parts = [
-            replace(plan, part=part, parts=workers, turn=turn, out=str(path.with_suffix(f".{part}.json")))
-            for part in range(workers)
-        ]
-        for part in parts:
-            results.write(part.out, document)
-        with ThreadPoolExecutor(workers) as pool:
-            done = list(pool.map(lambda part: _run_isolated(part, console), parts))
+    parts = [
+        replace(plan, part=part, parts=workers, out=str(path.with_suffix(f".{part}.json"))) for part in range(workers)
+    ]
+    for part in parts:
+        results.write(part.out, document)
+    with turns.sharing(), ThreadPoolExecutor(workers) as pool:
+        done = list(pool.map(lambda part: _run_isolated(part, console), parts))
     for part, found in zip(parts, done, strict=True):
         mine = {
             (layer.layer, n, name)
@@ -258,7 +253,7 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
             group.announce = lambda name, index=index: marker.set(index, name)  # type: ignore[misc]
             rows: list[results.Row] = []
             try:
-                with turns.turn(None if plan.turn is None else Path(plan.turn), marker.beat):
+                with turns.timing(marker.beat):
                     rows = layer_group.measure(group, plan.algorithms, plan.rounds, seed=index)
             except timing.DeviceLost:
                 raise

@@ -11,14 +11,14 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import results
+from benchmarks.harness import results, turns
 from benchmarks.harness.clocks import ClockMonitor
 from benchmarks.harness.runs import LAYOUTS, check_names, deadline_of, fastest_of, free, is_past, synchronised
 from benchmarks.networks import parts as network_parts
@@ -39,6 +39,12 @@ Report = Callable[[str], None]
 def suite_name(device: torch.device) -> str:
     """Of the result file."""
     return "networks" if device.type == "cuda" else "networks_cpu"
+
+
+def head_of(device: torch.device | str | None) -> results.Document:
+    """Of the result file; None: the GPU, if there is one."""
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return environment.describe(suite_name(target), target)
 
 
 def contenders_of(
@@ -113,7 +119,7 @@ def run(
     contenders = {
         cls: contenders_of(modes, peers, layouts, compiled_layouts or compiled_layouts_of(cls)) for cls in classes
     }
-    head = environment.describe(suite_name(target), target)
+    head = head_of(target)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}
     best_layers = None
     if network_parts.NAME in peers:
@@ -142,7 +148,8 @@ def run(
             report(f"{name}: passed over, {'the time is spent' if wanted else 'the file has its rows'}")
             continue
         base, pictures = build(name, image=image), photographs(*sizes[name])
-        reference = _reference(base, pictures[:reference_pictures], target)
+        with turns.preparing():
+            reference = _reference(base, pictures[:reference_pictures], target)
         for cls in wanted:
             if is_past(deadline):
                 report(f"{name} {cls}: not begun, the time is spent")
@@ -150,7 +157,8 @@ def run(
             case = Case(base, cls, algorithm, pictures, target, compile_limit_s)
             found = _Measured(name, case, contenders[cls], reference, rounds, deadline, report)
             found.release()
-            bound = _cudnn_bound(found, case, best_layers, deadline)
+            with turns.timing():
+                bound = _cudnn_bound(found, case, best_layers, deadline)
             for mode in modes:
                 row = found.row(mode, peers, *bound) | found.clocks.found
                 results.put(document, row, KEY)
@@ -192,27 +200,31 @@ class _Measured:
         # Every form of a network compiles the same code object.
         with torch.inference_mode(), pytorch_class(case.cls), torch._dynamo.config.patch(recompile_limit=256):
             for contender in contenders:
-                if contender.form.mode is not None and is_past(deadline):
+                compiled = contender.form.mode is not None
+                if compiled and is_past(deadline):
                     self.failures[contender.name] = "not compiled: the time is spent"
                     continue
                 begin = time.perf_counter()
-                try:
-                    estimates[contender.name] = self._prepare(contender, reference)
-                except Exception as error:
-                    self.failures[contender.name] = timing.message_of(error)
-                    timing.recover()
+                # cuDNN's search is by time, and its choices hold for the compiled forms as well, which come last.
+                with turns.preparing() if compiled else turns.timing():
+                    try:
+                        estimates[contender.name] = self._prepare(contender, reference)
+                    except Exception as error:
+                        self.failures[contender.name] = timing.message_of(error)
+                        timing.recover()
                 seconds = time.perf_counter() - begin
                 state = self.failures.get(contender.name, "ready")
                 report(f"{name} {case.cls} {contender.name}: {state} in {seconds:.1f} s")
             self.clocks = ClockMonitor(case.device)
-            measured = timing.measure(
-                {key: synchronised(call, case.device) for key, call in self._calls.items()},
-                device=case.device, rounds=rounds, few_rounds=_slower(contenders, estimates), flush=False, graph=False,
-                monitor=self.clocks,
-            )  # fmt: skip
+            with turns.timing():
+                measured = timing.measure(
+                    {key: synchronised(call, case.device) for key, call in self._calls.items()},
+                    device=case.device, rounds=rounds, few_rounds=_slower(contenders, estimates), flush=False,
+                    graph=False, monitor=self.clocks,
+                )  # fmt: skip
+                self._profile(measured.timings)
             self.failures |= measured.failures
             self.times = measured.timings
-            self._profile()
             self.counts = {
                 kind: case.counts(kind, layout) for kind, layout in case.models if kind in ("swapped", "fused")
             }
@@ -234,10 +246,10 @@ class _Measured:
         self._calls[contender.name] = call
         return timing.once(call, self.case.device)[1]
 
-    def _profile(self) -> None:
+    def _profile(self, timed: Mapping[str, timing.Timing]) -> None:
         """Kernels by group, of what is launched kernel by kernel."""
         for contender in self.contenders:
-            if contender.name in self.times and not contender.has_graph:
+            if contender.name in timed and not contender.has_graph:
                 try:
                     self.groups[contender.name] = network_parts.kernel_groups(
                         self._calls[contender.name], self.case.device

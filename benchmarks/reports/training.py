@@ -62,7 +62,7 @@ def groups_table(document: Document, accuracy: str | None = None) -> str:
 
 
 def _name(row: Row) -> str:
-    return TITLES.get(row["network"], row["network"])
+    return str(TITLES.get(row["network"], row["network"]))
 
 
 def _step(us: float | None, kernels_us: float | None) -> str:
