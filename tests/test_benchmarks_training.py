@@ -153,7 +153,8 @@ def test_kernels_belong_to_the_group_of_their_name_or_of_their_outermost_operato
         (_Event("aten::copy_", parent=_Event("aten::to")), "elementwise_kernel", "conversion"),
         (_Event("aten::add_", parent=step), "multi_tensor_apply", "optimizer"),
         (_Event("aten::cudnn_batch_norm_backward", parent=_Event("CudnnBatchNormBackward0")), "bn_bw", "norm"),
-        (_Event("triton_red_fused_native_batch_norm_backward_3"), "triton_red_fused_native_batch_norm_backward_3", "norm"),
+        (_Event("CompiledFunctionBackward"), "triton_red_fused_native_batch_norm_backward_3", "norm"),
+        (_Event("CompiledFunction"), "triton_poi_fused_add_relu_1", "elementwise"),
         (_Event("aten::nll_loss_forward"), "nll_loss", "other"),
     ):  # fmt: skip
         assert groups.of(event, kernel) == group, kernel
