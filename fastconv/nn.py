@@ -182,44 +182,32 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor | None:  # fmt: skip
         y = module._run(x, weight, bias, None, layer, key, precision)
         ctx.save_for_backward(x, weight)
-        ctx.key, ctx.precision, ctx.layer, ctx.state = (
-            key,
-            precision,
-            layer,
-            module._fastconv,
-        )  # the state owns the layer
+        ctx.key, ctx.precision, ctx.layer = key, precision, layer
+        ctx.state = module._fastconv  # which owns the layer
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         x, weight = ctx.saved_tensors
-        algorithm, stride, padding, dilation, groups, _, _, max_error = ctx.key
-        geometry = Geometry(_pair(stride), padding, _pair(dilation), groups)
-        of_input, of_weight, of_bias = ctx.needs_input_grad[:3]
+        of_input, of_weight, of_bias, *_ = ctx.needs_input_grad
         dx = dw = db = None
-        precision = ops.PRECISIONS[ctx.precision]
         if not torch.is_grad_enabled():
-            left = 0  # to PyTorch, as far as it computes in the class asked for
-            if of_weight:
-                dw = ops.layer_weight_gradient(grad, x, weight, ctx.layer, precision)
-                left |= dw is None and ops.layer_status() == ops.STATUS_TORCH
+            wanted = of_input * ops.WANTS_INPUT | of_weight * ops.WANTS_WEIGHT | of_bias * ops.WANTS_BIAS
+            if plain.is_of_class(grad, ctx.precision):
+                wanted |= ops.ADMITS_TORCH
+            precision = ops.PRECISIONS[ctx.precision]
+            dx, dw, db = ops.layer_gradients(grad, x, weight, ctx.layer, precision, wanted)
+        of_input, of_weight, of_bias = of_input and dx is None, of_weight and dw is None, of_bias and db is None
+        if of_input or of_weight or of_bias:
+            algorithm, stride, padding, dilation, groups, _, _, max_error = ctx.key
+            geometry = Geometry(_pair(stride), padding, _pair(dilation), groups)
+            asked = (geometry, algorithm, ctx.precision, max_error)
             if of_input:
-                dx = ops.layer_input_gradient(grad, x, weight, ctx.layer, precision)
-                left |= (dx is None and ops.layer_status() == ops.STATUS_TORCH) << 1
-            of_input, of_weight = of_input and dx is None, of_weight and dw is None
-            if left == of_weight + 2 * of_input != 0 and plain.is_of_class(grad, ctx.precision):
-                needs = [of_input, of_weight, of_bias]
-                dx_torch, dw_torch, db = torch.ops.aten.convolution_backward.default(
-                    grad, x, weight, [weight.shape[0]], *geometry[:3], False, [0, 0], groups, needs
-                )
-                dx, dw = dx_torch if of_input else dx, dw_torch if of_weight else dw
-                of_input = of_weight = of_bias = False
-        if of_input:
-            dx = autograd.input_gradient_of(grad, weight, x.shape, geometry, algorithm, ctx.precision, max_error)
-        if of_weight:
-            dw = autograd.weight_gradient_of(x, grad, weight.shape, geometry, algorithm, ctx.precision, max_error)
-        if of_bias:
-            db = grad.sum((0, 2, 3))
+                dx = autograd.input_gradient_of(grad, weight, x.shape, *asked)
+            if of_weight:
+                dw = autograd.weight_gradient_of(x, grad, weight.shape, *asked)
+            if of_bias:
+                db = grad.sum((0, 2, 3))
         return dx, dw, db, None, None, None, None
 
 

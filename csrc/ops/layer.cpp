@@ -10,9 +10,8 @@
 #include "ops/kernel_table.h"
 
 namespace fastconv::ops {
-namespace {
 
-bool is_alike(const Tensor& a, const Tensor& b) {  // dtype and device
+bool is_alike(const Tensor& a, const Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.is_cuda() == b.is_cuda() &&
          a.get_device_index() == b.get_device_index();
 }
@@ -21,7 +20,6 @@ bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_
   return tensor.dim() == 4 && tensor.size(0) == a && tensor.size(1) == b && tensor.size(2) == c && tensor.size(3) == d;
 }
 
-// The problem of a call; no value where the arguments do not fit each other, or nothing is to be computed.
 std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
                                       const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                                       AccuracyClass accuracy) {
@@ -46,8 +44,6 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
   }
   return problem;
 }
-
-}  // namespace
 
 bool Layer::Packed::fits(const Tensor& weight) const {
   return is_alike(weight, snapshot) &&
@@ -104,53 +100,6 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   status = CallStatus::ran;
   return run_own(input, entry ? nullptr : &weight, entry ? &entry->packed : nullptr, *choice, *problem, bias, residual,
                  *runtime);
-}
-
-// Of stride 1 and one group: the convolution of the gradient with the filter turned round. `auto` takes it where
-// PyTorch's is slow: in float32 on CUDA, and on the CPU; so few filters as 8 leave the kernels' tiles empty.
-std::optional<Tensor> Layer::input_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                            AccuracyClass accuracy, CallStatus& status) {
-  status = CallStatus::general;
-  const std::optional<ConvProblem> forward = problem_of(settings_, input, weight, {}, {}, accuracy);
-  if (!forward || !is_alike(grad, input)) return std::nullopt;
-  const bool pays = (!input.is_cuda() || forward->dtype == DType::f32) && weight.size(1) >= 8;
-  if (algorithm_ == "torch" || (algorithm_ == "auto" && !pays)) {
-    status = CallStatus::torch;
-    return std::nullopt;
-  }
-  ConvProblem problem = *forward;
-  problem.c = forward->k, problem.k = forward->c, problem.h = forward->p(), problem.w = forward->q();
-  problem.pad_h = forward->dilation_h * (forward->r - 1) - forward->pad_h;
-  problem.pad_w = forward->dilation_w * (forward->s - 1) - forward->pad_w;
-  problem.layout = suggests_channels_last(grad) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
-  const bool plain = problem.stride_h == 1 && problem.stride_w == 1 && problem.groups == 1 && problem.pad_h >= 0 &&
-                     problem.pad_w >= 0 && has_shape(grad, problem.n, problem.c, problem.h, problem.w);
-  if (!plain) return std::nullopt;
-  const DeviceInfo& device = device_of(grad);
-  const auto choice = choose_cached<choose>("auto", problem, device);
-  if (!is_own(*choice->algorithm)) {
-    status = CallStatus::torch;
-    return std::nullopt;
-  }
-  const auto guard = device_guard(grad);
-  const Layout layout = is_channels_last(weight) ? Layout::nhwc : Layout::nchw;
-  Tensor turned = in_layout(torch::stable::transpose(weight, 0, 1), layout);
-  if (problem.r * problem.s > 1) turned = call_dispatcher("aten::flip", "", turned, IntList{2, 3});
-  status = CallStatus::ran;
-  return run_own(grad, &turned, nullptr, *choice, problem, std::nullopt, std::nullopt, *make_runtime(device));
-}
-
-std::optional<Tensor> Layer::weight_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                             AccuracyClass accuracy, CallStatus& status) {
-  status = CallStatus::general;
-  std::optional<ConvProblem> problem = problem_of(settings_, input, weight, {}, {}, accuracy);
-  if (!problem || !is_alike(grad, input)) return std::nullopt;
-  if (!has_shape(grad, problem->n, problem->k, problem->p(), problem->q())) return std::nullopt;
-  problem->layout = suggests_channels_last(input) || suggests_channels_last(grad) ? Layout::nhwc : Layout::nchw;
-  const auto choice = choose_cached<choose_weight_gradient>(algorithm_, *problem, device_of(input));
-  status = choice->algorithm == nullptr ? CallStatus::torch : CallStatus::ran;
-  if (choice->algorithm == nullptr) return std::nullopt;
-  return run_weight_gradient(input, grad, *choice, *problem);
 }
 
 void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy,
@@ -287,14 +236,11 @@ std::optional<Tensor> layer_forward(const Tensor& input, const Tensor& weight, s
   return layers().at(layer).forward(input, weight, bias, residual, accuracy_of(precision), last_status);
 }
 
-std::optional<Tensor> layer_input_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                           std::int64_t layer, std::int64_t precision) {
-  return layers().at(layer).input_gradient(grad, input, weight, accuracy_of(precision), last_status);
-}
-
-std::optional<Tensor> layer_weight_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                            std::int64_t layer, std::int64_t precision) {
-  return layers().at(layer).weight_gradient(grad, input, weight, accuracy_of(precision), last_status);
+// wanted: a sum of 1 (input), 2 (weight), 4 (bias) and 8 (GradientRequest::admits_torch).
+Gradients layer_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight, std::int64_t layer,
+                          std::int64_t precision, std::int64_t wanted) {
+  const GradientRequest request{(wanted & 1) != 0, (wanted & 2) != 0, (wanted & 4) != 0, (wanted & 8) != 0};
+  return layers().at(layer).gradients(grad, input, weight, accuracy_of(precision), request);
 }
 
 std::int64_t layer_status() { return static_cast<std::int64_t>(last_status); }
@@ -321,7 +267,7 @@ std::string layer_last(std::int64_t number) {
   const Layer& layer = layers().at(number);
   if (layer.last_algorithm() == nullptr) return "";
   std::string text = layer.last_algorithm()->name;
-  for (const std::int64_t size : layer.last_shape()) text += " " + std::to_string(size);
+  for (const std::int64_t size : layer.last_shape()) text.append(" ").append(std::to_string(size));
   return text;
 }
 
@@ -335,10 +281,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
       "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int precision) -> "
       "Tensor?");
-  for (const char* name : {"layer_input_gradient", "layer_weight_gradient"}) {
-    const std::string schema = "(Tensor grad, Tensor input, Tensor weight, int layer, int precision) -> Tensor?";
-    library.def((name + schema).c_str());
-  }
+  library.def(
+      "layer_gradients(Tensor grad, Tensor input, Tensor weight, int layer, int precision, int wanted) -> "
+      "(Tensor?, Tensor?, Tensor?)");
   library.def("layer_status() -> int");
   library.def(
       "layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision, int frozen_weight) -> ()");
@@ -349,12 +294,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def("layer_last(int layer) -> str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                           \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                     \
-    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));                 \
-    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));                     \
-    library.impl("layer_input_gradient", TORCH_BOX(&fastconv::ops::layer_input_gradient));   \
-    library.impl("layer_weight_gradient", TORCH_BOX(&fastconv::ops::layer_weight_gradient)); \
+#define FASTCONV_IMPLEMENT(DEVICE)                                               \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                         \
+    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));     \
+    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));         \
+    library.impl("layer_gradients", TORCH_BOX(&fastconv::ops::layer_gradients)); \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/algorithm.h"
@@ -26,6 +27,21 @@ enum class CallStatus : std::int64_t {
   general  // not for here: a mistake in the arguments, tensors of several dtypes, a capture with nothing packed
 };
 
+bool is_alike(const Tensor& a, const Tensor& b);  // in dtype and device
+bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d);
+
+// The problem of a call; no value where the arguments do not fit each other, or nothing is to be computed.
+std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
+                                      const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                                      AccuracyClass accuracy);
+
+// Of input, weight and bias.
+using Gradients = std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>>;
+struct GradientRequest {
+  bool input, weight, bias;
+  bool admits_torch;  // whether PyTorch's own kernels compute in the class asked for
+};
+
 class Layer {
  public:
   // problem: stride, padding, dilation, groups and activation of every call.
@@ -36,12 +52,10 @@ class Layer {
   std::optional<Tensor> forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                 const std::optional<Tensor>& residual, AccuracyClass accuracy, CallStatus& status);
 
-  // The gradients of a call without activation, from the gradient of its output [N, K, P, Q]; no value where PyTorch
-  // computes them (status `torch`), or Python has to tell (`general`).
-  std::optional<Tensor> input_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                       AccuracyClass accuracy, CallStatus& status);
-  std::optional<Tensor> weight_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                        AccuracyClass accuracy, CallStatus& status);
+  // The gradients of a call without activation, from the gradient of its output [N, K, P, Q]. What is asked for and has
+  // no value is Python's to compute: PyTorch's in another class than its switch says, a stride, a mistake.
+  Gradients gradients(const Tensor& grad, const Tensor& input, const Tensor& weight, AccuracyClass accuracy,
+                      const GradientRequest& request);
 
   // Keeps a packed weight, in place of all for weights of another shape, dtype or device. frozen_weight: 0, or the
   // address of a weight that will not change, so that it is not compared with its snapshot.
@@ -71,6 +85,8 @@ class Layer {
     bool fits(const Tensor& weight) const;
   };
 
+  std::optional<Tensor> input_gradient(const Tensor& grad, const Tensor& weight, const ConvProblem& problem,
+                                       bool& by_torch) const;
   std::shared_ptr<Packed> find(const Algorithm& algorithm, AccuracyClass accuracy, const Tensor& weight);
 
   const std::string algorithm_;

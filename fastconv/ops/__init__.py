@@ -108,16 +108,18 @@ def layer_forward(
     return y
 
 
-def layer_input_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int) -> Tensor | None:
-    """The input's gradient from grad [N, K, P, Q]; None where `conv2d_input_gradient` has to tell who computes it."""
-    result: Tensor | None = call(torch.ops.fastconv.layer_input_gradient.default, grad, input, weight, layer, precision)
-    return result
+WANTS_INPUT, WANTS_WEIGHT, WANTS_BIAS, ADMITS_TORCH = 1, 2, 4, 8
+_layer_gradients = torch.ops.fastconv.layer_gradients.default
 
 
-def layer_weight_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int) -> Tensor | None:
-    """The weight's gradient from grad [N, K, P, Q]; None where `conv2d_weight_gradient` has to tell who computes it."""
-    result: Tensor | None = call(
-        torch.ops.fastconv.layer_weight_gradient.default, grad, input, weight, layer, precision
+def layer_gradients(
+    grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int, wanted: int
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of input, weight and bias, from grad [N, K, P, Q], below autograd. `wanted`: a sum of the constants above;
+    ADMITS_TORCH says that PyTorch's operator computes in the class asked for. What is wanted and comes back as None is
+    for `gradients` to compute."""
+    result: tuple[Tensor | None, Tensor | None, Tensor | None] = call(
+        _layer_gradients, grad, input, weight, layer, precision, wanted
     )
     return result
 
