@@ -50,6 +50,14 @@ bool Layer::Packed::fits(const Tensor& weight) const {
          has_shape(weight, snapshot.size(0), snapshot.size(1), snapshot.size(2), snapshot.size(3));
 }
 
+bool Layer::Packed::is_verified(const Tensor& weight) const {
+  if (!verified || weight.const_data_ptr() != verified->const_data_ptr()) return false;
+  for (std::int64_t d = 0; d < 4; ++d) {
+    if (weight.stride(d) != verified->stride(d)) return false;
+  }
+  return true;
+}
+
 std::shared_ptr<Layer::Packed> Layer::find(const Algorithm& algorithm, AccuracyClass accuracy, const Tensor& weight) {
   const std::lock_guard lock(mutex_);
   for (const std::shared_ptr<Packed>& entry : packed_) {
@@ -59,7 +67,7 @@ std::shared_ptr<Layer::Packed> Layer::find(const Algorithm& algorithm, AccuracyC
 }
 
 std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                                     const std::optional<Tensor>& residual, AccuracyClass accuracy,
+                                     const std::optional<Tensor>& residual, AccuracyClass accuracy, bool frozen,
                                      CallStatus& status) {
   status = CallStatus::general;
   const std::optional<ConvProblem> problem = problem_of(settings_, input, weight, bias, residual, accuracy);
@@ -79,8 +87,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   if (find_kernels(algorithm, device.type).pack != nullptr) {
     entry = find(algorithm, problem->accuracy, weight);
     const bool capturing = runtime->is_capturing();
-    const bool replaced = entry && entry->frozen_weight != nullptr && entry->frozen_weight != weight.const_data_ptr();
-    if (entry == nullptr || replaced) {
+    if (entry == nullptr) {
       // Packed during a capture it would hold nothing until the first replay, and belong to the graph's memory.
       status = capturing ? CallStatus::general : CallStatus::pack;
       return std::nullopt;
@@ -91,9 +98,12 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
       return std::nullopt;
     }
     entry->in_graph |= capturing;
-    if (entry->frozen_weight == nullptr) {
+    if (!(frozen && entry->is_verified(weight))) {
       pack(algorithm, *problem, in_layout(weight, layout_of(entry->snapshot)), entry->packed.mutable_data_ptr(),
            entry->snapshot.mutable_data_ptr(), *runtime);
+      entry->verified.reset();
+      // Not the tensor itself, which `weight.data = ...` would change. What a capture records has not happened yet.
+      if (frozen && !capturing) entry->verified = call_dispatcher("aten::detach", "", weight);
     }
   }
   remember(choice, problem->accuracy);
@@ -102,13 +112,11 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
                  *runtime);
 }
 
-void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy,
-                  std::int64_t frozen_weight) {
+void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy) {
   const auto guard = device_guard(packed);
   const std::unique_ptr<Runtime> runtime = make_runtime(device_of(packed));
   auto entry = std::make_shared<Packed>(&find_algorithm(algorithm), effective_accuracy(dtype_of(snapshot), accuracy),
-                                        reinterpret_cast<const void*>(frozen_weight), packed, snapshot,
-                                        std::vector<void*>{runtime->stream()});
+                                        packed, snapshot, std::vector<void*>{runtime->stream()});
   const std::lock_guard lock(mutex_);
   std::erase_if(packed_, [&](const std::shared_ptr<Packed>& other) {
     const bool replaced =
@@ -117,6 +125,22 @@ void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::strin
     return replaced;
   });
   packed_.push_back(std::move(entry));
+}
+
+void Layer::refresh(const Tensor& weight) {
+  const std::lock_guard lock(mutex_);
+  const auto guard = device_guard(weight);
+  const std::unique_ptr<Runtime> runtime = make_runtime(device_of(weight));
+  for (const std::shared_ptr<Packed>& entry : packed_) {
+    if (!entry->fits(weight)) continue;
+    ConvProblem problem = settings_;
+    problem.k = weight.size(0), problem.c = weight.size(1) * problem.groups;
+    problem.n = 1, problem.h = problem.r = weight.size(2), problem.w = problem.s = weight.size(3);
+    problem.dtype = dtype_of(weight), problem.accuracy = entry->accuracy;
+    const std::lock_guard refreshing(entry->refreshing);
+    pack(*entry->algorithm, problem, in_layout(weight, layout_of(entry->snapshot)), entry->packed.mutable_data_ptr(),
+         entry->snapshot.mutable_data_ptr(), *runtime);
+  }
 }
 
 bool Layer::forget() {
@@ -231,9 +255,13 @@ AccuracyClass accuracy_of(std::int64_t precision) {
   return classes.at(static_cast<std::size_t>(precision));
 }
 
+constexpr std::int64_t frozen_bit = 4;  // of layer_forward's precision: the weight will not change
+
 std::optional<Tensor> layer_forward(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
                                     std::optional<Tensor> residual, std::int64_t layer, std::int64_t precision) {
-  return layers().at(layer).forward(input, weight, bias, residual, accuracy_of(precision), last_status);
+  const bool frozen = (precision & frozen_bit) != 0;
+  return layers().at(layer).forward(input, weight, bias, residual, accuracy_of(precision & ~frozen_bit), frozen,
+                                    last_status);
 }
 
 // wanted: a sum of 1 (input), 2 (weight), 4 (bias) and 8 (GradientRequest::admits_torch).
@@ -245,10 +273,11 @@ Gradients layer_gradients(const Tensor& grad, const Tensor& input, const Tensor&
 
 std::int64_t layer_status() { return static_cast<std::int64_t>(last_status); }
 
-void layer_adopt(Tensor packed, Tensor snapshot, std::int64_t layer, std::string algorithm, std::int64_t precision,
-                 std::int64_t frozen_weight) {
-  layers().at(layer).adopt(packed, snapshot, algorithm, accuracy_of(precision), frozen_weight);
+void layer_adopt(Tensor packed, Tensor snapshot, std::int64_t layer, std::string algorithm, std::int64_t precision) {
+  layers().at(layer).adopt(packed, snapshot, algorithm, accuracy_of(precision));
 }
+
+void layer_refresh(const Tensor& weight, std::int64_t layer) { layers().at(layer).refresh(weight); }
 
 bool layer_forget(std::int64_t layer) { return layers().at(layer).forget(); }
 
@@ -285,8 +314,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
       "layer_gradients(Tensor grad, Tensor input, Tensor weight, int layer, int precision, int wanted) -> "
       "(Tensor?, Tensor?, Tensor?)");
   library.def("layer_status() -> int");
-  library.def(
-      "layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision, int frozen_weight) -> ()");
+  library.def("layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision) -> ()");
+  library.def("layer_refresh(Tensor weight, int layer) -> ()");
   library.def("layer_forget(int layer) -> bool");
   library.def("layer_packed_count(int layer) -> int");
   library.def("layer_packed(int layer, int index, bool snapshot) -> Tensor");
@@ -298,6 +327,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                         \
     library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));     \
     library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));         \
+    library.impl("layer_refresh", TORCH_BOX(&fastconv::ops::layer_refresh));     \
     library.impl("layer_gradients", TORCH_BOX(&fastconv::ops::layer_gradients)); \
   }
 FASTCONV_IMPLEMENT(CPU)

@@ -77,7 +77,9 @@ Gradients Layer::gradients(const Tensor& grad, const Tensor& input, const Tensor
   GradientRequest torch{false, false, request.bias, request.admits_torch};
   if (request.weight) {
     problem->layout = suggests_channels_last(input) || suggests_channels_last(grad) ? Layout::nhwc : Layout::nchw;
-    const auto choice = choose_cached<choose_weight_gradient>(algorithm_, *problem, device_of(input));
+    const DeviceInfo& device = device_of(input);
+    const auto choice = request.admits_torch ? choose_cached<choose_weight_gradient>(algorithm_, *problem, device)
+                                             : choose_cached<choose_own_weight_gradient>(algorithm_, *problem, device);
     torch.weight = choice->algorithm == nullptr;
     if (!torch.weight) of_weight = run_weight_gradient(input, grad, *choice, *problem);
   }

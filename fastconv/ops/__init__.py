@@ -82,12 +82,14 @@ def refresh_packed(
 
 # A layer keeps its packed weight and its choices in the operators, under a number; a call passes tensors and that.
 PRECISIONS = {"ieee": 0, "fp32": 1, "tf32": 2}
+FROZEN = 4  # added to layer_forward's precision: the weight will not change, and is compared with its packing once
 # Why layer_forward returned None (csrc/ops/layer.h).
 STATUS_TORCH, STATUS_PACK, STATUS_STREAM, STATUS_TORCH_CHANNELS_LAST = 1, 2, 3, 4
 layer_status = torch.ops.fastconv.layer_status.default
 layer_free = torch.ops.fastconv.layer_free.default
 layer_forget = torch.ops.fastconv.layer_forget.default  # drops packed weights; whether a captured graph reads any
 layer_adopt = torch.ops.fastconv.layer_adopt.default
+layer_refresh = torch.ops.fastconv.layer_refresh.default  # packs the weight again, in the same memory
 layer_see_stream = torch.ops.fastconv.layer_see_stream.default
 _layer_forward = torch.ops.fastconv.layer_forward.default
 
