@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks.layers.sets import GRADIENTS
 from fastconv import _C, ops
-from fastconv.models import build, network
+from fastconv.models import network
 
 PASSES = ("forward", *GRADIENTS)
 SPLITS = ("fit", "judge")
@@ -159,7 +159,9 @@ def of_networks(
     for name in names:
         entry = network(name)
         x = torch.empty((batch or entry.batch, 3, image or entry.image, image or entry.image), device="meta")
-        queues.append([(problem, name) for problem in _record(build(name, calibrate=False).to("meta"), x)])
+        with torch.device("meta"):
+            model = entry.make().eval()
+        queues.append([(problem, name) for problem in _record(model, x)])
     turns = [queue[i] for i in range(max(map(len, queues), default=0)) for queue in queues if i < len(queue)]
     return unique(
         Problem(**{**vars(problem), "direction": direction, "networks": (name,)})
