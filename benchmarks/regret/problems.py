@@ -150,7 +150,7 @@ def unique(problems: Iterable[Problem]) -> list[Problem]:
 def of_networks(
     names: Sequence[str], batch: int | None = None, image: int | None = None, passes: Sequence[str] = ("forward",)
 ) -> list[Problem]:
-    """The convolutions of networks (fastconv.models), each shape once, in turns: a run that ends early has some of each.
+    """The convolutions of networks (fastconv.models), each shape once, in turns: what ends early has some of all.
 
     batch: default the paper's; image: default the network's own. Nothing is computed: shapes travel through PyTorch's
     meta device. Raises ValueError for an unknown network.
@@ -174,7 +174,8 @@ def _record(model: nn.Module, x: torch.Tensor) -> Counter[Problem]:
     found: Counter[Problem] = Counter()
 
     def note(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        assert isinstance(module, nn.Conv2d) and not isinstance(module.padding, str)
+        assert isinstance(module, nn.Conv2d)
+        assert not isinstance(module.padding, str)
         n, c, h, w = args[0].shape
         k, _, r, s = module.weight.shape
         pairs = [(int(pair[0]), int(pair[1])) for pair in (module.stride, module.padding, module.dilation)]

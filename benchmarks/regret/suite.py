@@ -178,7 +178,8 @@ def line(row: results.Row) -> str:
     """One row on one line, for the eye."""
     regret = contest.regret(row)
     us = "failed" if row["us"] is None else f"{row['us']:.1f}"
-    text = f"{row['layer']:32} n{row['n']:<3} {row['pass']:15} {row['class']:4} {row['layout']} {row['algorithm']:19} {us:>9} us"
+    text = f"{row['layer']:32} n{row['n']:<3} {row['pass']:15} {row['class']:4} {row['layout']} "
+    text += f"{row['algorithm']:19} {us:>9} us"
     if regret is None:
         return text
     slower = "  slower than PyTorch" if contest.is_slower(row) else ""
