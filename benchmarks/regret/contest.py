@@ -51,7 +51,7 @@ def measure(
         its = {row["algorithm"]: its[row["algorithm"]] for row in rows if row["algorithm"] in its}
         refused: dict[str, str] = {}
         kept = {choices[layout], _PEER}
-        few = drop_hopeless(rows, its, device, refused, kept, lambda name, at=layout: announce(f"{at}/{name}"))
+        few = drop_hopeless(rows, its, device, refused, kept, functools.partial(_announce, announce, layout))
         slow += [f"{layout}/{name}" for name in few if name not in kept]
         failures |= {f"{layout}/{name}": why for name, why in refused.items()}
         calls |= {f"{layout}/{name}": call for name, call in its.items()}
@@ -59,6 +59,10 @@ def measure(
     found = timing.measure(calls, device=device, rounds=rounds, few_rounds=slow, seed=seed)
     failures |= found.failures
     return [_row(problem, accuracy, layout, choices[layout], found.timings, failures, device) for layout in layouts]
+
+
+def _announce(announce: Callable[[str], None], layout: str, name: str) -> None:
+    announce(f"{layout}/{name}")
 
 
 def _candidates(problem: Problem, planned: _C.ConvProblem, info: _C.DeviceInfo) -> tuple[str, dict[str, float]]:
@@ -100,7 +104,7 @@ def _contenders(
     )
     tf32 = accuracy == "tf32"
     backward = None if problem.direction == "forward" else grad
-    peer = functools.partial(peers.torch_convolution, x, weight, problem, tf32, problem.direction, backward)
+    peer: Call = functools.partial(peers.torch_convolution, x, weight, problem, tf32, problem.direction, backward)
     if problem.direction == "forward":
         return {_PEER: peer, **convolution.contenders(names, failures)}
     geometry = problem.stride, problem.padding, problem.dilation, problem.groups

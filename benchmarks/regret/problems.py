@@ -100,19 +100,18 @@ def from_row(row: Mapping[str, Any]) -> Problem:
     missing = [name for name in "nchwkrs" if name not in row]
     if missing:
         raise ValueError(f"a problem has no {', '.join(missing)}: {dict(row)}")
-    pairs = {
-        name: _pair(row, (name, short), 0 if name == "padding" else 1)
-        for name, short in (("stride", "stride"), ("padding", "pad"), ("dilation", "dilation"))
-    }
+    n, c, h, w, k, r, s = (int(row[name]) for name in "nchwkrs")
     return Problem(
-        *(int(row[name]) for name in "nchwkrs"),
-        **pairs,
+        n, c, h, w, k, r, s,
+        stride=_pair(row, ("stride",), 1),
+        padding=_pair(row, ("padding", "pad"), 0),
+        dilation=_pair(row, ("dilation",), 1),
         groups=int(row.get("groups", 1)),
         direction=row.get("pass", "forward"),
         split=row.get("split", "fit"),
         networks=tuple(row.get("networks", ())),
         name=str(row.get("layer", row.get("name", ""))),
-    )
+    )  # fmt: skip
 
 
 def _pair(row: Mapping[str, Any], names: Sequence[str], default: int) -> Pair:
@@ -178,8 +177,10 @@ def _record(model: nn.Module, x: torch.Tensor) -> Counter[Problem]:
         assert not isinstance(module.padding, str)
         n, c, h, w = args[0].shape
         k, _, r, s = module.weight.shape
-        pairs = [(int(pair[0]), int(pair[1])) for pair in (module.stride, module.padding, module.dilation)]
-        found[Problem(n, c, h, w, k, r, s, *pairs, module.groups)] += 1
+        stride, padding, dilation = (
+            (int(pair[0]), int(pair[1])) for pair in (module.stride, module.padding, module.dilation)
+        )
+        found[Problem(n, c, h, w, k, r, s, stride, padding, dilation, module.groups)] += 1
 
     hooks = [module.register_forward_hook(note) for module in model.modules() if isinstance(module, nn.Conv2d)]
     with torch.inference_mode():
