@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -298,7 +298,7 @@ def _measure(
         on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
         with torch.no_grad(), on_device:
             calls = convolution.contenders([row["algorithm"] for row in rows], failures)
-            few = _hopeless(rows, calls, device, failures)
+            few = drop_hopeless(rows, calls, device, failures)
             found = timing.measure(calls, device=device, rounds=rounds, few_rounds=few, seed=seed)
         us, failures = {name: round(time.us, 2) for name, time in found.timings.items()}, failures | found.failures
     except timing.DeviceLost:
@@ -314,22 +314,36 @@ def _measure(
     return planned, best, us, failures
 
 
-def _hopeless(
-    rows: list[dict[str, Any]], calls: dict[str, Callable[[], Tensor]], device: torch.device, failures: dict[str, str]
+def drop_hopeless(
+    rows: Sequence[Mapping[str, Any]],
+    calls: dict[str, Callable[[], Tensor]],
+    device: torch.device,
+    failures: dict[str, str],
+    kept: Container[str] = (),
+    announce: Callable[[str], None] = lambda name: None,
 ) -> list[str]:
-    """Runs each contender, the cheapest by the cost model first; takes out of `calls` what raises or has no chance.
-    Returns those that are so slow that three rounds are enough."""
+    """Runs each contender of `rows` (algorithm, cost_us) in this order; takes out of `calls` what raises or, unless it
+    is among `kept`, has no chance. Returns those that are so slow that three rounds are enough.
+
+    announce: called with a contender's name before it first runs.
+    """
     estimates: dict[str, float] = {}
     for row in rows:
         name, best = row["algorithm"], max(min(estimates.values(), default=math.inf), timing.SHORT_US)
         if name not in calls:
             continue
-        if row["cost_us"] > max(timing.SLOW_US, timing.HOPELESS * best):
+        if name not in kept and row["cost_us"] > max(timing.SLOW_US, timing.HOPELESS * best):
             failures[name] = f"the cost model expects {row['cost_us']:.0f} us, over {timing.HOPELESS:g} times the best"
         else:
+            announce(name)
             try:
-                estimates[name] = min(timing.once(calls[name], device)[1] for _ in range(2))
-                continue
+                us = timing.once(calls[name], device)[1]
+                if us <= max(timing.SLOW_US, timing.HOPELESS * best):  # else no start-up explains it
+                    us = min(us, timing.once(calls[name], device)[1])
+                if name in kept or us <= timing.HOPELESS * best:
+                    estimates[name] = us
+                    continue
+                failures[name] = f"one call took {us:.0f} us, over {timing.HOPELESS:g} times the best"
             except Exception as error:
                 failures[name] = timing.message_of(error)
                 timing.recover()

@@ -78,7 +78,7 @@ py::dict describe(const Algorithm& algorithm) {
       typical.dtype = dtype;
       typical.accuracy = effective_accuracy(dtype, precision);
       double largest = 0.0;
-      for (const DeviceInfo& device : {cpu_device(1), h200_device()}) {
+      for (const DeviceInfo& device : {cpu_device(1, InstructionSet::avx2), h200_device()}) {
         if (device.type == DeviceType::cuda ? !algorithm.on_cuda : !algorithm.on_cpu) continue;
         if (algorithm.roundoffs(typical, device) <= 0.0) continue;
         largest = std::max(largest, expected_error(algorithm, typical, device));
@@ -264,12 +264,17 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "The planner: which algorithms exist, which fit a problem, which one runs.";
 
   py::enum_<DeviceType>(module, "DeviceType").value("cpu", DeviceType::cpu).value("cuda", DeviceType::cuda);
+  py::enum_<InstructionSet>(module, "InstructionSet")
+      .value("generic", InstructionSet::generic)
+      .value("avx2", InstructionSet::avx2)
+      .value("avx512", InstructionSet::avx512);
   py::class_<DeviceInfo>(module, "DeviceInfo")
       .def(py::init<>())
       .def_readwrite("type", &DeviceInfo::type)
       .def_readwrite("index", &DeviceInfo::index)
       .def_readwrite("name", &DeviceInfo::name)
       .def_readwrite("compute_capability", &DeviceInfo::compute_capability)
+      .def_readwrite("instruction_set", &DeviceInfo::instruction_set)
       .def_readwrite("processors", &DeviceInfo::processors)
       .def_readwrite("shared_memory_bytes", &DeviceInfo::shared_memory_bytes)
       .def_readwrite("l2_bytes", &DeviceInfo::l2_bytes)
@@ -278,7 +283,7 @@ PYBIND11_MODULE(_C, module) {
       .def_readwrite("fp16_tensor_flops_per_s", &DeviceInfo::fp16_tensor_flops_per_s)
       .def_readwrite("clock_hz", &DeviceInfo::clock_hz)
       .def_readwrite("has_kernels", &DeviceInfo::has_kernels);
-  module.def("cpu_device", &cpu_device, py::arg("threads"));
+  module.def("cpu_device", &cpu_device, py::arg("threads"), py::arg("instruction_set") = InstructionSet::avx512);
   module.def("h200_device", &h200_device);
   module.def("limit_to_build", &limit_to_build, py::arg("device"), py::arg("architectures"));
   module.def("set_rates", &set_rates, py::arg("device"), py::arg("boost_hz"), py::arg("memory_bytes_per_s"));

@@ -285,8 +285,8 @@ std::string device_json(std::int64_t index) {
   const DeviceInfo& device = query_device(index < 0 ? DeviceType::cpu : DeviceType::cuda, static_cast<int>(index));
   return "{\"type\": \"" + std::string(device.type == DeviceType::cuda ? "cuda" : "cpu") +
          "\", \"index\": " + std::to_string(device.index) + ", \"name\": \"" + device.name +
-         "\", \"compute_capability\": " + std::to_string(device.compute_capability) +
-         ", \"processors\": " + std::to_string(device.processors) +
+         "\", \"compute_capability\": " + std::to_string(device.compute_capability) + ", \"instruction_set\": \"" +
+         name_of(device.instruction_set) + "\", \"processors\": " + std::to_string(device.processors) +
          ", \"shared_memory_bytes\": " + std::to_string(device.shared_memory_bytes) +
          ", \"l2_bytes\": " + std::to_string(device.l2_bytes) +
          ", \"bandwidth_bytes_per_s\": " + std::to_string(device.bandwidth_bytes_per_s) +

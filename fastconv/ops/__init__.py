@@ -197,13 +197,13 @@ def device_info(device: torch.device) -> _C.DeviceInfo:
         index = torch.cuda.current_device() if device.index is None else device.index
     info = _C.DeviceInfo()
     for name, value in json.loads(torch.ops.fastconv.device_info(index)).items():
-        setattr(
-            info, name, getattr(_C.DeviceType, value) if name == "type" else _as_type_of(getattr(info, name), value)
-        )
+        setattr(info, name, _as_type_of(getattr(info, name), value))
     return info
 
 
 def _as_type_of(current: Any, value: Any) -> Any:
+    if isinstance(current, _C.DeviceType | _C.InstructionSet):
+        return getattr(type(current), value)
     return int(value) if type(current) is int else value
 
 
