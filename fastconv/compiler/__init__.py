@@ -76,7 +76,8 @@ def compile(
 
     Args:
         model: a torch.nn.Module or a function, as `torch.compile` takes it.
-        precision, algorithm, max_error: as for `fastconv.conv2d`. A precision of None is PyTorch's switch as it is when
+        precision, algorithm, max_error: as for `fastconv.conv2d`; convolutions that a named algorithm does not fit stay
+            PyTorch's, and the report says why. A precision of None is PyTorch's switch as it is when
             a graph is compiled.
         frozen: parameters and buffers are constants of what is compiled without gradients: batch norms are folded and
             weights packed once. **A later change of a parameter is not seen**, as with Inductor's freezing. Otherwise
@@ -88,13 +89,12 @@ def compile(
 
     Raises:
         TypeError, ValueError: an argument that is not one of these.
-        fastconv.UnsupportedError: in the first call: a named algorithm does not fit a convolution of the model.
     """
     if "backend" in torch_compile_options:
         raise TypeError("fastconv.compile has no backend to choose; use torch.compile")
     report = CompileReport()
     ours = _Backend(algorithm, precision, max_error, frozen, report)
-    compiled = torch.compile(model, backend=ours, **torch_compile_options)
+    compiled: Any = torch.compile(model, backend=ours, **torch_compile_options)
     if frozen and isinstance(model, nn.Module):
         compiled.__dict__["forward"] = _freezing(compiled.forward)
     elif frozen:

@@ -71,10 +71,10 @@ def compile_graph(
     mine = RewritePass(Asked(asked.algorithm, asked.precision, asked.max_error, packed=bool(freezes)))
     others = patches.get("joint_custom_pre_pass", config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = mine if others is None else _after(others, mine)
-    compiled = compile_fx(graph, inputs, config_patches=patches, decompositions=decompositions())
+    compiled: Any = compile_fx(graph, inputs, config_patches=patches, decompositions=decompositions())
     if report is not None:
         report.graphs.append(mine.found)
-    return compiled
+    return compiled  # type: ignore[no-any-return]
 
 
 def _after(others: Any, mine: RewritePass) -> Any:

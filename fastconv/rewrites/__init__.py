@@ -20,7 +20,7 @@ from torch import fx
 from fastconv.rewrites import patterns
 from fastconv.rewrites.convolution import Asked as Asked
 from fastconv.rewrites.convolution import Taken as Taken
-from fastconv.rewrites.convolution import describe
+from fastconv.rewrites.convolution import call_of, describe
 from fastconv.rewrites.editor import Decompositions, Editor
 from fastconv.rewrites.patterns import Rewrite
 
@@ -104,9 +104,13 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
         graph: traced with `table(decompositions)`.
         asked: algorithm, precision and limit of all convolutions that are none of fastconv's yet.
         decompositions: what takes apart the operators that `table` kept whole, as far as they are left.
-
-    Raises UnsupportedError if `asked` names an algorithm that does not fit a convolution."""
+    """
     edit = Editor(graph)
+    for node in graph.nodes:
+        if (call := call_of(node)) is not None:
+            taken = describe(node, call.weight, call.stride, call.groups, "conv")
+            taken.is_models_own = True
+            node.meta["fastconv"] = taken
     apply(graph, patterns.FUSING, asked, edit)
     apply(graph, patterns.CHOOSING, asked, edit)
     for node in list(graph.nodes):

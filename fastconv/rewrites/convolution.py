@@ -83,6 +83,7 @@ class Taken:
     dtype: str
     device: str
     parts: list[str]
+    is_models_own: bool = False  # the model calls fastconv's operator by itself
     algorithm: str = ""  # what the planner takes at the sizes that the graph was made with
     obstacle: Obstacle = ("", "")  # why it, or what follows it, stays apart
 
@@ -133,13 +134,17 @@ def problem_of(call: Call) -> _C.ConvProblem | None:
     )  # fmt: skip
 
 
-def choice_of(call: Call) -> str:
-    """The algorithm that the planner takes. Raises UnsupportedError if a named one does not fit."""
+def planned(call: Call) -> tuple[str, Obstacle]:
+    """The algorithm that the planner takes at the example's sizes, and what keeps the one asked for from it."""
     problem = problem_of(call)
     if problem is None:
-        return call.algorithm
-    row = ops.choose(call.algorithm, problem, ops.device_info(value_of(call.input).device))
-    return str(row["algorithm"])
+        return call.algorithm, ("", "")
+    device = ops.device_info(value_of(call.input).device)
+    try:
+        return str(ops.choose(call.algorithm, problem, device)["algorithm"]), ("", "")
+    except ops.UnsupportedError as error:
+        rows = {row["algorithm"]: row for row in _C.candidates(problem, device)}
+        return "torch", (rows[call.algorithm]["code"] or "accuracy", str(error))
 
 
 def is_librarys(algorithm: str) -> bool:
@@ -151,8 +156,6 @@ def is_static(node: Any) -> bool:
     return isinstance(value, Tensor) and all(isinstance(size, int) for size in value.shape)
 
 
-def left_to_pytorch(call: Call, algorithm: str) -> Obstacle | None:
-    """Why PyTorch's own convolution is to stay in the graph, if it is."""
-    if not is_librarys(algorithm) or not plain.is_of_class(value_of(call.input), call.precision):
-        return None
-    return "cost", "PyTorch's convolution is estimated to be the fastest"
+def is_in_class(call: Call) -> bool:
+    """Whether PyTorch's own convolution computes in the class asked for, so that it can stand in the graph itself."""
+    return plain.is_of_class(value_of(call.input), call.precision)

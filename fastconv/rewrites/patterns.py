@@ -18,12 +18,12 @@ from fastconv.rewrites.convolution import (
     Obstacle,
     Taken,
     call_of,
-    choice_of,
     describe,
+    is_in_class,
     is_librarys,
     is_static,
-    left_to_pytorch,
     obstacle_of,
+    planned,
     problem_of,
 )
 from fastconv.rewrites.editor import Editor, same, value_of
@@ -68,21 +68,25 @@ def _convolution_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     return "dimensions", f"its input has {value_of(x).dim()} dimensions"
 
 
+def _new_call(
+    asked: Asked, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+) -> Call:
+    def pair(values: Any) -> list[int]:
+        return list(values) * 2 if len(values) == 1 else list(values)
+
+    precision = settings.resolve_precision(asked.precision, value_of(x).is_cuda)
+    return Call(
+        x, weight, bias, None, pair(stride), pair(padding), pair(dilation), groups, asked.resolved_algorithm(),
+        precision, "none", 0.0, settings.switches.backend_flags, asked.limit(),
+    )  # fmt: skip
+
+
 def _as_conv2d(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     x, weight, bias, stride, padding, dilation, _, _, groups = match.node.args
-    algorithm, is_cuda = asked.resolved_algorithm(), value_of(x).is_cuda
-    call = Call(
-        x, weight, bias, None, _pair(stride), _pair(padding), _pair(dilation), groups, algorithm,
-        settings.resolve_precision(asked.precision, is_cuda), "none", 0.0, settings.switches.backend_flags,
-        asked.limit(),
-    )  # type: ignore[arg-type]  # fmt: skip
+    call = _new_call(asked, x, weight, bias, stride, padding, dilation, groups)
     node = edit.emit(ops.conv2d_op, *call)
     node.meta["fastconv"] = describe(match.node, call.weight, call.stride, call.groups, "conv")
     return node
-
-
-def _pair(values: Any) -> list[int]:
-    return list(values) * 2 if len(values) == 1 else list(values)
 
 
 CONVOLUTION = Rewrite("convolution", (aten.convolution.default,), _find_convolution, _convolution_obstacle, _as_conv2d)
@@ -216,29 +220,34 @@ ACTIVATION = Rewrite("activation", tuple(_ACTIVATIONS), _find_activation, _sever
 # Which convolution runs: after all else ------------------------------------------------------------------------------
 
 
-def _chosen(node: fx.Node) -> tuple[Call, str]:
+def _find_call(node: fx.Node, asked: Asked) -> Match:
+    """With what the planner says, which the report tells."""
     call = call_of(node)
     assert call is not None
-    algorithm = choice_of(call)
+    algorithm, obstacle = planned(call)
     taken = node.meta.get("fastconv")
     if isinstance(taken, Taken):
         taken.algorithm = algorithm
-    return call, algorithm
+        if is_librarys(algorithm):
+            taken.obstacle = (
+                obstacle if obstacle[0] else ("cost", "PyTorch's convolution is estimated to be the fastest")
+            )
+    return Match(node, node, {"call": call, "algorithm": algorithm})
 
 
 def _find_pytorchs(node: fx.Node, asked: Asked) -> Match | None:
-    call, algorithm = _chosen(node)
-    obstacle = left_to_pytorch(call, algorithm)
-    if obstacle is None:
-        return None
+    match = _find_call(node, asked)
     taken = node.meta.get("fastconv")
-    if isinstance(taken, Taken):
-        taken.obstacle = obstacle
-    return Match(node, node, {"call": call})
+    own = isinstance(taken, Taken) and taken.is_models_own  # the model calls the operator: it stays that
+    return match if is_librarys(match.found["algorithm"]) and not own else None
 
 
 def _as_pytorchs(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     call: Call = match.found["call"]
+    if not is_in_class(call):  # the operator tells PyTorch the class
+        node = edit.emit(ops.conv2d_op, *call._replace(algorithm=match.found["algorithm"]))
+        node.meta["fastconv"] = match.node.meta.get("fastconv")
+        return node
     geometry = (call.stride, call.padding, call.dilation, False, [0, 0], call.groups)
     node = edit.emit(aten.convolution.default, call.input, call.weight, call.bias, *geometry)
     node.meta["fastconv"] = match.node.meta.get("fastconv")
@@ -262,11 +271,11 @@ PYTORCH = Rewrite("PyTorch's", (ops.conv2d_op,), _find_pytorchs, _never, _as_pyt
 def _find_packed(node: fx.Node, asked: Asked) -> Match | None:
     if not asked.packed:
         return None
-    call, algorithm = _chosen(node)
+    match = _find_call(node, asked)
+    call: Call = match.found["call"]
     # A packing is one algorithm's, which at another size may not fit.
-    if is_librarys(algorithm) or not is_static(call.input) or not is_static(call.weight):
-        return None
-    return Match(node, node, {"call": call, "algorithm": algorithm})
+    static = is_static(call.input) and is_static(call.weight)
+    return match if static and not is_librarys(match.found["algorithm"]) else None
 
 
 def _as_packed(match: Match, asked: Asked, edit: Editor) -> fx.Node:
@@ -293,11 +302,7 @@ def _find_gradient(node: fx.Node, asked: Asked) -> Match | None:
 
 def _gradient_call(node: fx.Node, asked: Asked) -> Call:
     _, x, weight, _, stride, padding, dilation, _, _, groups, _ = node.args
-    return Call(
-        x, weight, None, None, _pair(stride), _pair(padding), _pair(dilation), groups, asked.resolved_algorithm(),
-        settings.resolve_precision(asked.precision, value_of(x).is_cuda), "none", 0.0, settings.switches.backend_flags,
-        asked.limit(),
-    )  # type: ignore[arg-type]  # fmt: skip
+    return _new_call(asked, x, weight, None, stride, padding, dilation, groups)
 
 
 def _gradient_obstacle(match: Match, asked: Asked) -> Obstacle | None:
@@ -306,7 +311,7 @@ def _gradient_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     if obstacle is not None:
         return obstacle
     call = _gradient_call(match.node, asked)
-    if left_to_pytorch(call, "torch") is None:
+    if not is_in_class(call):
         return None  # in this class PyTorch's would be another function
     problem = problem_of(call)
     if problem is None:
@@ -324,9 +329,7 @@ def _as_gradients(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 
     def sizes(of: fx.Node) -> list[Any]:
         shape = value_of(of).shape
-        return [
-            size if isinstance(size, int) else edit.emit(aten.sym_size.int, of, i) for i, size in enumerate(shape)
-        ]
+        return [size if isinstance(size, int) else edit.emit(aten.sym_size.int, of, i) for i, size in enumerate(shape)]
 
     made: dict[int, fx.Node] = {}
     for user in list(node.users):
