@@ -7,6 +7,7 @@ convolutions; `explain` says which algorithm runs, and why not the others; `tune
 
 from fastconv import built, integrations, measured  # noqa: F401  (built first: it says what is wrong with a build)
 from fastconv.compiler import CompileReport, compile
+from fastconv.compiler.ahead import export
 from fastconv.explain import AlgorithmInfo, Explanation, algorithms, explain
 from fastconv.functional import conv2d
 from fastconv.fuse import FusedModule, fuse
@@ -34,6 +35,7 @@ __all__ = [
     "compile",
     "conv2d",
     "explain",
+    "export",
     "fuse",
     "last_call",
     "swap_",

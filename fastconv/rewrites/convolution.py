@@ -140,11 +140,15 @@ def planned(call: Call) -> tuple[str, Obstacle]:
     if problem is None:
         return call.algorithm, ("", "")
     device = ops.device_info(value_of(call.input).device)
-    try:
-        return str(ops.choose(call.algorithm, problem, device)["algorithm"]), ("", "")
-    except ops.UnsupportedError as error:
-        rows = {row["algorithm"]: row for row in _C.candidates(problem, device)}
-        return "torch", (rows[call.algorithm]["code"] or "accuracy", str(error))
+    if call.algorithm == "auto":
+        return str(ops.choose("auto", problem, device)["algorithm"]), ("", "")
+    row = next(row for row in _C.candidates(problem, device) if row["algorithm"] == call.algorithm)
+    if not row["ok"]:
+        return "torch", (row["code"], row["reason"])
+    if call.max_error is not None and row["expected_error"] > call.max_error:
+        text = f"{call.algorithm} is expected to err {row['expected_error']:.3g} times as much as PyTorch"
+        return "torch", ("accuracy", text)
+    return call.algorithm, ("", "")
 
 
 def is_librarys(algorithm: str) -> bool:
