@@ -84,17 +84,10 @@ def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edit
 
 def _note(match: patterns.Match, obstacle: tuple[str, str]) -> None:
     """Leaves word of what was not rewritten, for the report."""
-    if match.conv is not None:
-        taken = match.conv.meta.get("fastconv")
-    else:
-        x = match.node.args
-        first = 1 if match.node.target is aten.convolution_backward.default else 0
-        stride, groups = x[3 + first], x[8] if first == 0 else x[9]
-        part = "gradients" if first else "conv"
-        taken = describe(match.node, x[1 + first], stride, groups, part)  # type: ignore[arg-type]
-        match.node.meta["fastconv"] = taken
-    if isinstance(taken, Taken):
-        taken.obstacle = obstacle
+    if match.taken is not None:
+        match.taken.obstacle = obstacle
+    if match.conv is None:
+        match.node.meta["fastconv"] = match.taken
 
 
 def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> list[Taken]:

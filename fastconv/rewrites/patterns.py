@@ -38,6 +38,11 @@ class Match:
     node: fx.Node  # whose value is replaced
     conv: fx.Node | None = None  # of ours, which takes it in
     found: dict[str, Any] = field(default_factory=dict)
+    taken: Taken | None = None  # what the report will say of the convolution
+
+    def __post_init__(self) -> None:
+        if self.conv is not None:
+            self.taken = self.conv.meta.get("fastconv")
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ def _never(match: Match, asked: Asked) -> None:
 
 
 def _find_convolution(node: fx.Node, asked: Asked) -> Match | None:
-    return Match(node)
+    _, weight, _, stride, _, _, _, _, groups = node.args
+    return Match(node, taken=describe(node, weight, stride, groups, "conv"))  # type: ignore[arg-type]
 
 
 def _convolution_obstacle(match: Match, asked: Asked) -> Obstacle | None:
@@ -85,7 +91,7 @@ def _as_conv2d(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     x, weight, bias, stride, padding, dilation, _, _, groups = match.node.args
     call = _new_call(asked, x, weight, bias, stride, padding, dilation, groups)
     node = edit.emit(ops.conv2d_op, *call)
-    node.meta["fastconv"] = describe(match.node, call.weight, call.stride, call.groups, "conv")
+    node.meta["fastconv"] = match.taken
     return node
 
 
@@ -113,10 +119,9 @@ def _grown(match: Match, edit: Editor, part: str, **arguments: Any) -> fx.Node:
     call = call_of(match.conv)
     assert call is not None
     node = edit.emit(ops.conv2d_op, *call._replace(**arguments))
-    taken = match.conv.meta.get("fastconv")
-    if isinstance(taken, Taken):
-        taken.parts.append(part)
-        node.meta["fastconv"] = taken
+    if match.taken is not None:
+        match.taken.parts.append(part)
+    node.meta["fastconv"] = match.taken
     return node
 
 
@@ -237,8 +242,7 @@ def _find_call(node: fx.Node, asked: Asked) -> Match:
 
 def _find_pytorchs(node: fx.Node, asked: Asked) -> Match | None:
     match = _find_call(node, asked)
-    taken = node.meta.get("fastconv")
-    own = isinstance(taken, Taken) and taken.is_models_own  # the model calls the operator: it stays that
+    own = match.taken is not None and match.taken.is_models_own  # the model calls the operator: it stays that
     return match if is_librarys(match.found["algorithm"]) and not own else None
 
 
@@ -246,11 +250,11 @@ def _as_pytorchs(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     call: Call = match.found["call"]
     if not is_in_class(call):  # the operator tells PyTorch the class
         node = edit.emit(ops.conv2d_op, *call._replace(algorithm=match.found["algorithm"]))
-        node.meta["fastconv"] = match.node.meta.get("fastconv")
+        node.meta["fastconv"] = match.taken
         return node
     geometry = (call.stride, call.padding, call.dilation, False, [0, 0], call.groups)
     node = edit.emit(aten.convolution.default, call.input, call.weight, call.bias, *geometry)
-    node.meta["fastconv"] = match.node.meta.get("fastconv")
+    node.meta["fastconv"] = match.taken
     if call.residual is not None:
         node = edit.emit(aten.add.Tensor, node, call.residual)
     targets: dict[str, tuple[Any, ...]] = {
@@ -286,7 +290,7 @@ def _as_packed(match: Match, asked: Asked, edit: Editor) -> fx.Node:
         ops.conv2d_packed_op, call.input, packed, list(weight.shape), call.bias, call.residual, *call.geometry,
         ops.format_of(weight) == torch.channels_last, algorithm, call.precision, call.activation, call.negative_slope,
     )  # fmt: skip
-    node.meta["fastconv"] = match.node.meta.get("fastconv")
+    node.meta["fastconv"] = match.taken
     return node
 
 
@@ -297,7 +301,10 @@ PACKED = Rewrite("packed", (ops.conv2d_op,), _find_packed, _never, _as_packed)
 
 
 def _find_gradient(node: fx.Node, asked: Asked) -> Match | None:
-    return Match(node) if all(user.target is operator.getitem for user in node.users) else None
+    _, _, weight, _, stride, _, _, _, _, groups, _ = node.args
+    if not node.users or any(user.target is not operator.getitem for user in node.users):
+        return None
+    return Match(node, taken=describe(node, weight, stride, groups, "gradients"))  # type: ignore[arg-type]
 
 
 def _gradient_call(node: fx.Node, asked: Asked) -> Call:
@@ -344,9 +351,8 @@ def _as_gradients(match: Match, asked: Asked, edit: Editor) -> fx.Node:
                 made[2] = edit.emit(aten.sum.dim_IntList, grad, [0, 2, 3])
         edit.replace(user, made[index])
         edit.erase(user)
-    taken = describe(node, call.weight, call.stride, call.groups, "gradients")
     last = next(reversed(made.values()))
-    last.meta["fastconv"] = taken
+    last.meta["fastconv"] = match.taken
     return last
 
 
