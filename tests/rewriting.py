@@ -5,7 +5,7 @@ import copy
 from typing import Any
 
 import torch
-from functorch.compile import min_cut_rematerialization_partition
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from layers import relative_error
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -32,8 +32,8 @@ class Rewriting:
             return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
         return aot_autograd(
-            fw_compiler=lambda graph, _: graph,
-            inference_compiler=lambda graph, _: self.rewrite(graph),
+            fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+            inference_compiler=lambda graph, _: make_boxed_func(self.rewrite(graph).forward),
             partition_fn=partition,
             decompositions=rewrites.table(select_decomp_table()),
         )(module, inputs)
