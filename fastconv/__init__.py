@@ -12,7 +12,7 @@ from fastconv.explain import AlgorithmInfo, Explanation, algorithms, explain
 from fastconv.functional import conv2d
 from fastconv.fuse import FusedModule, fuse
 from fastconv.fuse.report import FuseReport
-from fastconv.nn import Conv2d, FusedConv2d
+from fastconv.nn import Conv2d, FusedConv2d, refresh
 from fastconv.ops import UnsupportedError, last_call
 from fastconv.swap import SwapReport, swap_
 from fastconv.tuning import TuneReport, tune
@@ -38,6 +38,7 @@ __all__ = [
     "export",
     "fuse",
     "last_call",
+    "refresh",
     "swap_",
     "tune",
 ]

@@ -11,6 +11,7 @@ from torch.nn.modules.utils import _pair
 
 from fastconv import ops
 from fastconv.functional import conv2d, kernel_of
+from fastconv.ops.plain import activate
 
 
 def explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) -> tuple[Tensor, Any]:
@@ -23,12 +24,6 @@ def explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) -> 
     if any(t % 2 for t in total) and x.dim() in (3, 4):
         x = F.pad(x, [0, total[1] % 2, 0, total[0] % 2])
     return x, (total[0] // 2, total[1] // 2)
-
-
-def activate(y: Tensor, activation: str, slope: float, inplace: bool = False) -> Tensor:
-    if activation == "leaky_relu":
-        return F.leaky_relu(y, slope, inplace)
-    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y, inplace)
 
 
 def conv2d_with_epilogue(

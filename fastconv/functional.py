@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastconv import _C, ops, settings
+from fastconv.eager import convolve, is_eager, state_of
 from fastconv.ops import autograd, plain
 from fastconv.ops.geometry import Geometry
 from fastconv.tensors import is_foreign
@@ -108,11 +109,30 @@ def conv2d(
             )
         if settings.log_calls and not torch.compiler.is_compiling():
             _log(x, weight, geometry, algorithm, precision, activation)
-        y = autograd.conv2d(
+        kept = _by_layer(
+            x, weight, bias, residual, geometry, algorithm, precision, activation, float(negative_slope), limit
+        )
+        y = kept if kept is not None else autograd.conv2d(
             x, weight, bias, residual, *geometry, algorithm, precision, activation, float(negative_slope),
             settings.switches.backend_flags, limit,
         )  # fmt: skip
     return y.squeeze(0) if input.dim() == 3 else y
+
+
+def _by_layer(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, algorithm: str,
+    precision: str, activation: str, negative_slope: float, limit: float | None,
+) -> Tensor | None:  # fmt: skip
+    """The call by what is kept for its weight; None if the weight is new, or the general operator has to do it."""
+    if not is_eager(x, weight, bias, residual):
+        return None
+    state = state_of(weight)
+    if state is None:
+        return None
+    stride, padding, dilation, groups = geometry
+    slope = negative_slope if activation == "leaky_relu" else 0.0
+    key = (algorithm, tuple(stride), tuple(padding), tuple(dilation), groups, activation, slope, limit)
+    return convolve(state, x, weight, bias, residual, key, precision)
 
 
 def _refused(input: Tensor, *others: Tensor | None) -> str | None:

@@ -60,6 +60,7 @@ class SwapRow:
     reason_code: str = ""  # why not: for programs
     reason: str = ""  # why not: for people
     requested: str = "auto"
+    _required_grad: bool = field(default=False, repr=False, compare=False)  # the weight, before it was frozen
     _module: Callable[[], nn.Module | None] = field(default=lambda: None, repr=False, compare=False)
     _state: Callable[[], LayerState | None] = field(default=lambda: None, repr=False, compare=False)
 
@@ -120,6 +121,8 @@ class SwapReport:
                 kept.append(f"{', '.join(row.names) or '(model)'} is a {type(module).__name__}")
                 continue
             state.drop_packed(module)
+            if row._required_grad:
+                module.get_parameter("weight").requires_grad_(True)
             del module.__dict__["_fastconv"]
             _set_class(module, nn.Conv2d)
         if kept:
@@ -184,6 +187,7 @@ def swap_(
     dry_run: bool = False,
     strict: bool = False,
     max_error: float | None = None,
+    frozen: bool = False,
 ) -> SwapReport:
     """Makes every torch.nn.Conv2d of `model` that fastconv serves a fastconv.Conv2d, in place.
 
@@ -196,6 +200,10 @@ def swap_(
         precision, max_error: as for fastconv.Conv2d.
         dry_run: report what would happen and change nothing.
         strict: raise if a convolution that the filter admits cannot be swapped.
+        frozen: the weights of the swapped layers will not change, as in inference. They stop requiring gradients, are
+            packed once and not compared with what was packed at every call; again after `load_state_dict`, `.to()`, a
+            new parameter, and `fastconv.refresh(model)`, which any other change has to be followed by. A weight that is
+            made to require a gradient is compared as ever.
 
     Returns:
         A SwapReport with a row per convolution. It leaves alone, with a reason code, subclasses of nn.Conv2d
@@ -216,7 +224,7 @@ def swap_(
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if filter_fn is not None and not callable(filter_fn):
         raise TypeError(f"filter_fn is a {type(filter_fn).__name__}; expected a function of (name, module), or None")
-    for name, flag in (("dry_run", dry_run), ("strict", strict)):
+    for name, flag in (("dry_run", dry_run), ("strict", strict), ("frozen", frozen)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} is {flag!r}; expected a bool")
     check_settings(algorithm, precision, max_error)
@@ -241,7 +249,11 @@ def swap_(
         for row in rows:
             target = row._module()
             if row.swapped and target is not None:
-                state = LayerState(algorithm, precision, max_error)
+                state = LayerState(algorithm, precision, max_error, frozen)
+                if frozen:
+                    weight = target.get_parameter("weight")
+                    row._required_grad = weight.requires_grad
+                    weight.requires_grad_(False)
                 target.__dict__["_fastconv"] = state
                 _set_class(target, Conv2d)
                 row._state = weakref.ref(state)

@@ -68,6 +68,13 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
   return choice;
 }
 
+WeightGradientChoice choose_own_weight_gradient(const std::string& name, const ConvProblem& problem,
+                                                const DeviceInfo& device) {
+  WeightGradientChoice choice = choose_weight_gradient(name, problem, device);
+  if (choice.algorithm != nullptr || name != "auto") return choice;
+  return choose_weight_gradient("implicit_gemm", problem, device);  // whose gradient serves the most
+}
+
 const char* name_of(InputGradientMethod method) {
   switch (method) {
     case InputGradientMethod::torch: return "torch";

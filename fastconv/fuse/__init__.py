@@ -132,7 +132,7 @@ def fuse(
     root = _copied(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        swapped = swap.swap_(root, filter_fn, algorithm, precision, max_error=max_error)
+        swapped = swap.swap_(root, filter_fn, algorithm, precision, max_error=max_error, frozen=True)
     graph = traced(root)
     fusion = _Fusion(root, graph)
     rows = fusion.run(swapped)
@@ -424,6 +424,7 @@ def _fused_layer(conv: Conv2d, norm: nn.Module | None, chain: _Chain) -> FusedCo
         precision=conv.precision, max_error=conv.max_error, activation=chain.activation, negative_slope=chain.slope,
     )  # fmt: skip
     layer._sums_in_place = chain.sums_in_place
+    layer._fastconv.frozen = True
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach(), requires_grad=False)

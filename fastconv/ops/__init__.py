@@ -82,13 +82,17 @@ def refresh_packed(
 
 # A layer keeps its packed weight and its choices in the operators, under a number; a call passes tensors and that.
 PRECISIONS = {"ieee": 0, "fp32": 1, "tf32": 2}
+FROZEN = 4  # added to layer_forward's precision: the weight will not change, and is compared with its packing once
 # Why layer_forward returned None (csrc/ops/layer.h).
 STATUS_TORCH, STATUS_PACK, STATUS_STREAM, STATUS_TORCH_CHANNELS_LAST = 1, 2, 3, 4
 layer_status = torch.ops.fastconv.layer_status.default
 layer_free = torch.ops.fastconv.layer_free.default
 layer_forget = torch.ops.fastconv.layer_forget.default  # drops packed weights; whether a captured graph reads any
 layer_adopt = torch.ops.fastconv.layer_adopt.default
+layer_refresh = torch.ops.fastconv.layer_refresh.default  # packs the weight again, in the same memory
 layer_see_stream = torch.ops.fastconv.layer_see_stream.default
+# Of a convolution's arguments (input, weight, bias, a layer's number); does nothing, for the benchmarks of the host.
+empty_operator = torch.ops.fastconv.empty_operator.default
 _layer_forward = torch.ops.fastconv.layer_forward.default
 
 
@@ -108,16 +112,18 @@ def layer_forward(
     return y
 
 
-def layer_input_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int) -> Tensor | None:
-    """The input's gradient from grad [N, K, P, Q]; None where `conv2d_input_gradient` has to tell who computes it."""
-    result: Tensor | None = call(torch.ops.fastconv.layer_input_gradient.default, grad, input, weight, layer, precision)
-    return result
+WANTS_INPUT, WANTS_WEIGHT, WANTS_BIAS, ADMITS_TORCH = 1, 2, 4, 8
+_layer_gradients = torch.ops.fastconv.layer_gradients.default
 
 
-def layer_weight_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int) -> Tensor | None:
-    """The weight's gradient from grad [N, K, P, Q]; None where `conv2d_weight_gradient` has to tell who computes it."""
-    result: Tensor | None = call(
-        torch.ops.fastconv.layer_weight_gradient.default, grad, input, weight, layer, precision
+def layer_gradients(
+    grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int, wanted: int
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of input, weight and bias, from grad [N, K, P, Q], below autograd. `wanted`: a sum of the constants above;
+    ADMITS_TORCH says that PyTorch's operator computes in the class asked for. What is wanted and comes back as None is
+    for `gradients` to compute."""
+    result: tuple[Tensor | None, Tensor | None, Tensor | None] = call(
+        _layer_gradients, grad, input, weight, layer, precision, wanted
     )
     return result
 

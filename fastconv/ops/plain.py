@@ -38,11 +38,14 @@ def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float) 
     """activation(y + residual), by PyTorch."""
     if residual is not None:
         y = y + residual.to(y.dtype)
-    if activation == "none":
-        return y
+    return y if activation == "none" else activate(y, activation, slope)
+
+
+def activate(y: Tensor, activation: str, slope: float, inplace: bool = False) -> Tensor:
+    """activation(y), by PyTorch; not of "none"."""
     if activation == "leaky_relu":
-        return F.leaky_relu(y, slope)
-    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y)
+        return F.leaky_relu(y, slope, inplace)
+    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y, inplace)
 
 
 def input_gradient_as_convolution(
