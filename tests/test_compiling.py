@@ -55,7 +55,7 @@ def test_compiled_code_follows_its_parameters_and_the_batch(inductor_cache):
     compiled = fastconv.compile(model, "fp32", algorithm="winograd_f2", dynamic=True)
     assert "nothing compiled" in str(compiled.report)
     with torch.no_grad():
-        for n in (3, 2):
+        for n in (4, 2):
             x = torch.randn(n, 3, 8, 8)
             assert relative_error(compiled(x), model(x)) < 1e-5
             model[0].weight.mul_(1.5)  # in place, behind the compiler's back
