@@ -6,6 +6,8 @@ convolutions; `explain` says which algorithm runs, and why not the others; `tune
 """
 
 from fastconv import built, integrations, measured  # noqa: F401  (built first: it says what is wrong with a build)
+from fastconv.compiler import CompileReport, compile
+from fastconv.compiler.ahead import export
 from fastconv.explain import AlgorithmInfo, Explanation, algorithms, explain
 from fastconv.functional import conv2d
 from fastconv.fuse import FusedModule, fuse
@@ -19,6 +21,7 @@ __version__ = built.version()
 
 __all__ = [
     "AlgorithmInfo",
+    "CompileReport",
     "Conv2d",
     "Explanation",
     "FuseReport",
@@ -29,8 +32,10 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "algorithms",
+    "compile",
     "conv2d",
     "explain",
+    "export",
     "fuse",
     "last_call",
     "refresh",

@@ -140,7 +140,19 @@ def _register_onnx_translation() -> None:
         return op.LeakyRelu(y, alpha=negative_slope) if activation == "leaky_relu" else y
 
 
+def _register_backend() -> None:
+    """``torch.compile(model, backend="fastconv")``. An installed package has it as an entry point; importing it is
+    enough."""
+    from torch._dynamo.backends import registry
+
+    from fastconv.compiler import backend
+
+    if "fastconv" not in registry._BACKENDS:
+        registry.register_backend(backend, name="fastconv")
+
+
 _WAITING = {
+    "torch._dynamo.backends.registry": _register_backend,
     "torch.distributed.tensor": _register_sharding,
     "torch.onnx._internal.exporter._torchlib.ops": _register_onnx_translation,
     "torch.utils.flop_counter": _register_flop_formulas,
