@@ -54,6 +54,9 @@ def layers(
     ] = 1.5,
     rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs.")] = 20,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no layer after.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that take turns on the GPU while others build cuDNN's plans.")
+    ] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the file has of this commit.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
@@ -80,6 +83,7 @@ def layers(
         layouts=split(layouts, "layouts", ["nchw", "nhwc"]) if layouts else None,
         console=console,
         max_error=max_error,
+        workers=workers,
     )
     check_measured(document)
 
@@ -147,6 +151,14 @@ def check_measured(document: dict[str, Any]) -> None:
         raise fail("; ".join(document["failed"]))
 
 
+def check_timed(document: dict[str, Any], names: tuple[str, ...], out: Path) -> None:
+    """Says where the rows are; ends the command with exit code 1 if one has no time. names: what a row is called by."""
+    console.print(f"written: {out}", highlight=False)
+    missing = [" ".join(row[name] for name in names) for row in document["rows"] if row["us"] is None]
+    if missing or not document["rows"]:
+        raise fail(f"not measured: {', '.join(missing) or 'anything'}")
+
+
 @app.command("networks")
 def networks(
     network: NetworkOption = "all",
@@ -170,6 +182,9 @@ def networks(
     compile_limit: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="What is not compiled by then is given up.")
     ] = 120.0,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes, a network and class each, that compile together and time in turns.")
+    ] = 1,
     compile_workers: Annotated[int, typer.Option(min=0, help="Processes that first compile everything.")] = 0,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Compile and begin nothing after.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Pass over what the file already holds.")] = False,
@@ -179,35 +194,124 @@ def networks(
     """Whole networks: swapped and fused against every form of PyTorch, in both layouts, time and error."""
     from benchmarks.harness import results
     from benchmarks.networks import suite
+    from benchmarks.networks import workers as by_workers
     from fastconv import environment
     from fastconv.models import MAIN_NETWORKS, NETWORKS
     from fastconv.models.compare import CLASS_DTYPE
 
     where = device_named(device)
     out = json_path or results.default_path(environment.describe(suite.suite_name(where), where))
+    names = list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS))
+    wanted = split(classes, "classes", list(CLASS_DTYPE))
+    arguments: dict[str, Any] = {
+        "modes": split(modes, "modes", list(suite.MODES)) if modes else None,
+        "rounds": rounds,
+        "device": str(where),
+        "out": out,
+        "peers": split(peers, "peers", list(suite.PEER_NAMES)) if peers else None,
+        "layouts": split(layouts, "layouts", list(suite.LAYOUTS)),
+        "compiled_layouts": split(compiled_layouts, "layouts", list(suite.LAYOUTS)) if compiled_layouts else None,
+        "algorithm": algorithm,
+        "batch": batch,
+        "image": image,
+        "compile_limit_s": compile_limit,
+        "compile_workers": compile_workers,
+        "budget_s": budget,
+        "resume": resume,
+        "report": say,
+    }
+    if workers > 1:
+        document = by_workers.run(names, wanted, workers, **arguments)
+    else:
+        document = suite.run(names, wanted, **arguments)
+    check_timed(document, ("network", "class", "mode"), out)
+
+
+@app.command("host")
+def host(
+    layers: Annotated[str, typer.Option(help="3x3, 1x1, or none.")] = "all",
+    network: Annotated[str, typer.Option(help="Networks at batch 1, with commas between, or none.")] = "resnet50",
+    classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp16,fp32",
+    forms: Annotated[str, typer.Option(help="Of ours: swapped, frozen, functional, fused.")] = "all",
+    calls: Annotated[str, typer.Option(help="no_grad, forward, forward_backward, compile.")] = "all",
+    rounds: Annotated[int, typer.Option(min=1, help="Blocks of calls of each contender.")] = 20,
+    image: ImageOption = None,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no layer or class after.")] = None,
+    device: DeviceOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """The host's time of a call: ours beside nn.Conv2d, F.conv2d, the modules that a fused layer replaces, and an
+    operator that does nothing."""
+    from benchmarks.harness import results
+    from benchmarks.host import suite
+    from fastconv import environment
+    from fastconv.models import NETWORKS
+    from fastconv.models.compare import CLASS_DTYPE
+
+    where = device_named(device)
+    out = json_path or results.default_path(environment.describe(suite.suite_name(where), where))
+    known = {layer.layer: layer for layer in suite.LAYERS}
     document = suite.run(
-        list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS)),
+        [known[name] for name in split(layers, "layers", list(known))] if layers != "none" else (),
+        split(network, "network", list(NETWORKS)) if network != "none" else (),
         split(classes, "classes", list(CLASS_DTYPE)),
-        split(modes, "modes", list(suite.MODES)) if modes else None,
+        split(forms, "forms", list(suite.LAYER_FORMS)),
+        split(calls, "calls", list(suite.CALLS)),
         rounds,
         where,
         out,
-        peers=split(peers, "peers", list(suite.PEER_NAMES)) if peers else None,
-        layouts=split(layouts, "layouts", list(suite.LAYOUTS)),
-        compiled_layouts=split(compiled_layouts, "compiled_layouts", list(suite.LAYOUTS)) if compiled_layouts else None,
+        image=image,
+        budget_s=budget,
+        report=say,
+    )
+    check_timed(document, ("layer", "class", "form", "call"), out)
+
+
+@app.command("training")
+def training(
+    network: Annotated[str, typer.Option(help="Some networks, with commas between.")] = "all",
+    classes: Annotated[str, typer.Option(help="fp32, tf32, amp_fp16, amp_bf16.")] = "all",
+    modes: Annotated[str, typer.Option(help="eager, compile.")] = "eager",
+    compiled: Annotated[
+        str, typer.Option(help="How mode compile compiles: compile_default, compile_reduce_overhead.")
+    ] = "compile_default",
+    algorithm: Annotated[str, typer.Option(help="Ask for this one in every layer.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of each contender.")] = 20,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images; default the network's own.")] = None,
+    image: ImageOption = None,
+    compile_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="What is not compiled by then is given up.")
+    ] = 120.0,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Compile and begin nothing after.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Pass over what the file already holds.")] = False,
+    device: DeviceOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """Whole training steps, swapped against PyTorch: time, kernels by group, memory, error of loss and gradient."""
+    from benchmarks.harness import results
+    from benchmarks.training import suite
+    from fastconv import environment
+    from fastconv.models import NETWORKS
+
+    where = device_named(device)
+    out = json_path or results.default_path(environment.describe(suite.suite_name(where), where))
+    document = suite.run(
+        list(suite.BATCHES) if network == "all" else split(network, "network", list(NETWORKS)),
+        split(classes, "classes", list(suite.CLASSES)),
+        split(modes, "modes", list(suite.MODES)),
+        rounds,
+        where,
+        out,
+        compiled=split(compiled, "compiled", list(suite.MODES["compile"])),
         algorithm=algorithm,
         batch=batch,
         image=image,
         compile_limit_s=compile_limit,
-        compile_workers=compile_workers,
         budget_s=budget,
         resume=resume,
         report=say,
     )
-    console.print(f"written: {out}", highlight=False)
-    missing = [f"{row['network']} {row['class']} {row['mode']}" for row in document["rows"] if row["us"] is None]
-    if missing or not document["rows"]:
-        raise fail(f"not measured: {', '.join(missing) or 'anything'}")
+    check_timed(document, ("network", "class", "mode"), out)
 
 
 @app.command("soak")
@@ -319,6 +423,36 @@ def megakernel_soak(
     wrong = sum(row["mismatches"] for row in document["rows"])
     if wrong or not document["rows"]:
         raise fail(f"{wrong} launches gave other bits" if wrong else "nothing was launched")
+
+
+@app.command("builds")
+def builds(
+    old: Annotated[Path, typer.Argument(help="Another checkout, with its library built in place.")],
+    layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
+    classes: Annotated[str, typer.Option(help="Accuracy classes; default all.")] = "",
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64",
+    blocks: Annotated[int, typer.Option(min=1, help="Turns of either build.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Calls in a turn.")] = 8,
+    json_path: JsonOption = None,
+) -> None:
+    """The layer set by this build and by another checkout's, in turns: what a change of the code has cost (GPU)."""
+    import torch
+
+    from benchmarks.studies import builds as study
+    from fastconv.models.compare import CLASS_DTYPE
+
+    if not torch.cuda.is_available():
+        raise fail("no CUDA GPU on this machine: nothing was measured")
+    study.run(
+        old.resolve(),
+        split(classes, "classes", list(CLASS_DTYPE)) if classes else list(CLASS_DTYPE),
+        numbers(batch, "batch"),
+        layers.split(",") if layers else None,
+        out=json_path,
+        blocks=blocks,
+        rounds=rounds,
+        say=say,
+    )
 
 
 @app.command("stages")

@@ -40,8 +40,7 @@ def translated(error: RuntimeError, arguments: Iterable[Any]) -> RuntimeError:
     message, known, _ = text.partition(_MESSAGE_ENDS)
     if known:
         return _of_message(message, RuntimeError)
-    call = text.partition(_CALL_FAILED)[0]
-    name = (re.findall(r"aten::\w+", call) or [call.partition("(")[0].strip()])[0]
+    name = (re.findall(r"aten::\w+", text) or [text.partition("(")[0].strip()])[0]
     cuda = [arg.device for arg in arguments if isinstance(arg, Tensor) and arg.is_cuda]
     if cuda and name in _ALLOCATIONS:
         try:

@@ -165,6 +165,34 @@ class _CudaClock:
         return samples
 
 
+class _HostClock:
+    """The host's time of a call: blocks of calls on a device with nothing else to do, which is waited for between them.
+
+    A block must be short enough for the device's queue (about a thousand launches): a full one makes the host wait.
+    """
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+        self._samples: list[float] = []
+
+    def prepare(self, name: str, call: Contender, result: Measurement) -> Contender:
+        for _ in range(3):
+            call()
+        return call
+
+    def sample(self, run: Contender) -> None:
+        recover()
+        begin = time.perf_counter()
+        for _ in range(self._calls):
+            run()
+        self._samples.append((time.perf_counter() - begin) * 1e6 / self._calls)
+
+    def collect(self) -> list[float]:
+        recover()
+        samples, self._samples = self._samples, []
+        return samples
+
+
 def recover() -> None:
     """After an exception: returns if the device still works, else raises DeviceLost."""
     if not torch.cuda.is_initialized():
@@ -185,15 +213,19 @@ def measure(
     graph: bool = True,
     seed: int = 0,
     monitor: AbstractContextManager[object] | None = None,
+    host_calls: int | None = None,
 ) -> Measurement:
     """Times `contenders` (name -> callable that puts its work on the current stream), interleaved.
 
     few_rounds: contenders that leave after 3 rounds (known to be hopeless).
     graph: replay each as a CUDA graph; what cannot be captured runs eagerly and is listed in `Measurement.eager`.
     monitor: entered while the rounds run, and not while contenders are prepared.
+    host_calls: the host's time instead, of a call in a block of so many: what it takes to put the work on the stream.
     A contender that raises is left out and listed in `failures`. Raises DeviceLost if the device stops working.
     """
     device = torch.device(device)
+    if host_calls is not None:
+        return _measure(_HostClock(host_calls), contenders, rounds, few_rounds, seed, monitor)
     if device.type != "cuda":
         return _measure(_CpuClock(flush), contenders, rounds, few_rounds, seed, monitor)
     stream = torch.cuda.Stream(device)  # capturing is not allowed on the default stream

@@ -4,6 +4,8 @@ import contextlib
 import itertools
 import json
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks import peers
-from benchmarks.harness import ours, results
+from benchmarks.harness import ours, results, turns
 from benchmarks.harness.supervise import supervise
 from benchmarks.layers import group as layer_group
 from benchmarks.layers import sets as layers
@@ -259,6 +261,58 @@ def test_suite_in_its_own_process_writes_the_same_file(tmp_path):
     assert results.read(path) == document
     assert [(row["layer"], row["layout"]) for row in document["rows"]] == [("dense4", "nchw"), ("dense4", "nhwc")]
     assert [file.name for file in tmp_path.iterdir()] == ["l.json"]
+
+
+def test_suite_by_two_workers_has_every_row_once(tmp_path):
+    path = tmp_path / "l.json"
+    arguments = {"classes": ["fp32"], "layers": "res4,dense4", "out": path, "device": "cpu", "layouts": ["nhwc"]}
+    first = layer_suite.run(batch_sizes=(1,), algorithms=["direct_tiled"], rounds=1, workers=2, **arguments)
+    assert results.read(path) == first
+    assert [row["layer"] for row in first["rows"]] == ["res4", "dense4"]
+    # What the file holds of other batches stays, whichever worker finds it there.
+    both = layer_suite.run(batch_sizes=(2,), algorithms=["direct_tiled"], rounds=1, workers=2, **arguments)
+    assert both["rows"][:2] == first["rows"]
+    assert [(row["layer"], row["n"]) for row in both["rows"][2:]] == [("res4", 2), ("dense4", 2)]
+    assert [file.name for file in tmp_path.iterdir()] == ["l.json"]
+
+
+TURN = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from benchmarks.harness import turns
+log = Path(sys.argv[1]) / "log"
+def note(text):
+    with log.open("a") as file:
+        file.write(text)
+with turns.preparing():
+    note("p")
+    time.sleep(0.3)
+    note("q")
+with turns.timing():
+    note("<")
+    time.sleep(0.1)
+    note(">")
+    with turns.aside():
+        time.sleep(0.2)
+    note("<")
+    time.sleep(0.1)
+    note(">")
+"""
+
+
+def test_who_times_is_alone(tmp_path):
+    root = str(Path(supervise.__code__.co_filename).parents[2])
+    with turns.sharing():
+        workers = [subprocess.Popen([sys.executable, "-c", TURN, str(tmp_path), root]) for _ in range(3)]
+        assert [worker.wait(60) for worker in workers] == [0, 0, 0]
+    log = (tmp_path / "log").read_text()
+    assert sorted(log) == sorted("pq" * 3 + "<>" * 6)
+    timed = log
+    while "<>" in timed:  # nothing of the others between the two ends of a timed part
+        timed = timed.replace("<>", "", 1)
+    assert sorted(timed) == sorted("pq" * 3)
+    assert turns.VARIABLE not in os.environ
 
 
 # Stands in for a suite of three items: item 0 passes; `bad` kills or blocks the process at item 1 until it is banned;

@@ -23,6 +23,23 @@ LAYER_ROW |= {"us_q75": _MAYBE, "error": _MAYBE, "max_error": _MAYBE, "algorithm
 LAYER_ROW |= {"best_peer": (str, type(None)), "best_peer_us": _MAYBE, "peer_error": _MAYBE, "floor_us": _MAYBE}
 NETWORK_ROW: dict[str, Any] = {"network": str, "batch": int, "class": str, "mode": str, "us": _MAYBE, "peers": dict}
 NETWORK_ROW |= {"logits_error": _MAYBE, "top1_agreement": _MAYBE, "swapped": int, "total": int}
+TRAINING_ROW: dict[str, Any] = {"network": str, "batch": int, "class": str, "mode": str, "us": _MAYBE, "peers": dict}
+TRAINING_ROW |= {"kernels_us": _MAYBE, "groups": (dict, type(None)), "best_peer": (str, type(None))}
+TRAINING_ROW |= dict.fromkeys(("best_peer_us", "peer_kernels_us", "peak_bytes", "peer_peak_bytes"), _MAYBE)
+TRAINING_ROW |= {"loss_error": _MAYBE}
+HOST_ROW: dict[str, Any] = {"call": str, "layer": str, "class": str, "form": str}
+HOST_ROW |= dict.fromkeys(("us", "torch_us", "empty_operator_us"), _MAYBE)
+TRAINING_CLASSES = ("fp32", "tf32", "amp_fp16", "amp_bf16")
+
+
+def _contract(suite: str, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What a row of a suite holds, and the classes that it may be of."""
+    match suite.removesuffix("_cpu"):
+        case "training":
+            return TRAINING_ROW, TRAINING_CLASSES
+        case "host":
+            return HOST_ROW, CLASSES
+    return (NETWORK_ROW if "network" in row else LAYER_ROW), CLASSES
 
 
 def problems(document: Document) -> list[str]:
@@ -32,11 +49,13 @@ def problems(document: Document) -> list[str]:
         found.append(f"head: schema is {document.get('schema')!r}; expected {SCHEMA}")
     for index, row in enumerate(document.get("rows") or []):
         where = f"row {index}"
-        found += _fields(row, NETWORK_ROW if "network" in row else LAYER_ROW, where)
-        if row.get("class") not in CLASSES:
-            found.append(f"{where}: class is {row.get('class')!r}; expected one of {CLASSES}")
-        for name in ("algorithms", "peers"):
-            for key, value in (row.get(name) or {}).items():
+        fields, classes = _contract(str(document.get("suite")), row)
+        found += _fields(row, fields, where)
+        if row.get("class") not in classes:
+            found.append(f"{where}: class is {row.get('class')!r}; expected one of {classes}")
+        for name in ("algorithms", "peers", "groups"):
+            its = row.get(name)  # "groups" of a layer are a number
+            for key, value in (its if isinstance(its, dict) else {}).items():
                 if not isinstance(value, _MAYBE) or isinstance(value, bool):
                     found.append(f"{where}: {name}[{key!r}] is {value!r}; expected microseconds or null")
         best = row.get("best_peer")

@@ -28,6 +28,10 @@ class Marker:
         self._state = {"index": index, "contender": contender, "message": ""}
         self._write()
 
+    def beat(self) -> None:
+        """The process is alive, and waits."""
+        self._write()
+
     def accuse(self, message: str) -> None:
         """The process is about to end because of what the contender did."""
         self._state["message"] = message

@@ -9,7 +9,8 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import results
+from benchmarks.harness import results, turns
 from benchmarks.harness.supervise import Marker, supervise
 from benchmarks.layers import group as layer_group
 from benchmarks.layers.sets import PASSES, batches_of, suite_of
@@ -63,6 +64,11 @@ class _Plan:
     direction: str = "forward"
     resume: bool = False
     max_error: float = 1.5
+    part: int = 0  # of so many parts: every parts-th item of the work is this one's
+    parts: int = 1
+
+    def is_mine(self, index: int) -> bool:
+        return index % self.parts == self.part
 
     def work(self) -> list[tuple[int, Layer, tuple[torch.dtype, bool, list[str]]]]:
         layers, groups = [Layer(**fields) for fields in self.layers], groups_of(self.classes)
@@ -92,6 +98,7 @@ def run(
     direction: str = "forward",
     resume: bool = False,
     max_error: float = 1.5,
+    workers: int = 1,
 ) -> results.Document:
     """Times a layer set and writes the result file, after every layer; returns its content.
 
@@ -106,6 +113,7 @@ def run(
     the contender that made it crash or hang (`banned` in the file); default on CUDA. layer_set: of
     fastconv.models.layers.SETS, or "sweep".
     direction: the pass, of sets.PASSES; any but forward is in the suite's name.
+    workers: so many processes measure, one at a time on the GPU, while the others build cuDNN's plans.
     max_error: forward rows tell in `within` what `auto` takes within this limit, beside what it takes by default.
     Raises ValueError for unknown names and, not isolated, timing.DeviceLost if the GPU fails.
     """
@@ -143,7 +151,9 @@ def run(
     console = console or _console()
     console.print(f"{head['gpu']}, torch {head['torch']}, cuDNN {head['cudnn'] or '-'}, commit {head['commit'][:12]}")
     begin = time.perf_counter()
-    if on_gpu if isolate is None else isolate:
+    if workers > 1:
+        document = _run_in_parts(plan, workers, head, console)
+    elif on_gpu if isolate is None else isolate:
         document = _run_isolated(plan, console)
     else:
         document = _work(plan, console, Marker(None), 0, {})
@@ -174,6 +184,36 @@ def _run_isolated(plan: _Plan, console: Console) -> results.Document:
     return document
 
 
+def _run_in_parts(plan: _Plan, workers: int, head: results.Document, console: Console) -> results.Document:
+    """The same by several workers: each writes a file of its part, beside the one that has all in the end."""
+    path = Path(plan.out)
+    document = results.merge(path, head, ROW_KEY)
+    parts = [
+        replace(plan, part=part, parts=workers, out=str(path.with_suffix(f".{part}.json"))) for part in range(workers)
+    ]
+    for part in parts:
+        results.write(part.out, document)
+    with turns.sharing(), ThreadPoolExecutor(workers) as pool:
+        done = list(pool.map(lambda part: _run_isolated(part, console), parts))
+    for part, found in zip(parts, done, strict=True):
+        mine = {
+            (layer.layer, n, name)
+            for index, (n, layer, group) in enumerate(plan.work())
+            for name in group[2]
+            if part.is_mine(index)
+        }
+        for row in found["rows"]:
+            if (row["layer"], row["n"], row["class"]) in mine:
+                results.put(document, row, ROW_KEY)
+        for state in ("failed", "missing"):
+            if state in found:
+                document[state] = document.get(state, []) + found[state]
+        document.setdefault("banned", {}).update(found.get("banned", {}))
+        Path(part.out).unlink()
+    results.write(path, document)
+    return document
+
+
 def _marker_path(plan: _Plan) -> Path:
     return Path(plan.out).with_suffix(".running")
 
@@ -199,7 +239,7 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
     work, missing = plan.work(), []
     gc.freeze()  # torch's own objects: the collections below look at ours alone
     with torch.inference_mode():
-        for index in range(first, len(work)):
+        for index in filter(plan.is_mine, range(first, len(work))):
             n, layer, (dtype, tf32, members) = work[index]
             if plan.resume and _holds(document, plan, layer, n, members):
                 continue
@@ -213,7 +253,8 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
             group.announce = lambda name, index=index: marker.set(index, name)  # type: ignore[misc]
             rows: list[results.Row] = []
             try:
-                rows = layer_group.measure(group, plan.algorithms, plan.rounds, seed=index)
+                with turns.timing(marker.beat):
+                    rows = layer_group.measure(group, plan.algorithms, plan.rounds, seed=index)
             except timing.DeviceLost:
                 raise
             except Exception as failure:  # of the layer as a whole: out of memory for its data, say

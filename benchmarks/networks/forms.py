@@ -6,14 +6,11 @@ captured in a CUDA graph. A contender is a form in one memory layout.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import multiprocessing
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import fastconv
+from benchmarks.harness.runs import LAYOUTS, time_limit
 from fastconv.models.compare import CLASS_DTYPE, precision_of, pytorch_class
-
-LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 
 @dataclass(frozen=True)
@@ -91,32 +87,6 @@ def compiler_options(form: Form, layout: str) -> dict[str, Any]:
     from torch._inductor import list_mode_options
 
     return {**list_mode_options(form.mode), "freezing": form.frozen, "layout_optimization": layout == "nhwc"}
-
-
-class TimeIsUp(BaseException):
-    """Not an Exception: nothing that a compiler tries on the way may swallow it."""
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raises TimeoutError in the block after `seconds` (None: never). In the main thread of a POSIX system; elsewhere
-    there is no limit."""
-    if seconds is None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def stop(number: int, frame: Any) -> None:
-        raise TimeIsUp
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-    try:
-        yield
-    except TimeIsUp:
-        raise TimeoutError(f"not ready within {seconds:.0f} s") from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def fold(model: nn.Module) -> nn.Module:
@@ -227,13 +197,6 @@ class Case:
             "fused": report.fused if kind == "fused" else 0,
             "total": report.total,
         }
-
-
-def check_names(kind: str, values: Any, known: Mapping[str, Any]) -> None:
-    """Raises ValueError naming the first of `values` that is not among `known`."""
-    for value in values:
-        if value not in known:
-            raise ValueError(f"{kind} is {value!r}; expected one of {', '.join(known)}")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from benchmarks import peers
-from benchmarks.harness import results
+from benchmarks.harness import profile, results
 from benchmarks.layers import group as layer_group
 from benchmarks.layers.suite import ROW_KEY, groups_of
 from fastconv import timing
@@ -28,51 +28,17 @@ from fastconv.models.layers import Layer
 
 NAME = "cudnn_best_layers"
 GEOMETRY = ("c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
-# Operators by whose name a kernel belongs to a group: the outermost that is listed, else "other".
-GROUPS = {
-    "aten::convolution": "convolution",
-    "aten::_convolution": "convolution",
-    "aten::cudnn_convolution": "convolution",
-    "fastconv::": "convolution",
-    "mkldnn::_convolution": "convolution",
-    "aten::linear": "linear",
-    "aten::addmm": "linear",
-    "aten::mm": "linear",
-    "mkldnn::_linear": "linear",
-}
-
-
-def _group_of(event: Any) -> str:
-    group = "other"
-    while event is not None:
-        group = next((name for prefix, name in GROUPS.items() if event.name.startswith(prefix)), group)
-        event = event.cpu_parent
-    return group
+CONVOLUTIONS = dict.fromkeys(
+    ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "fastconv::", "mkldnn::_convolution"),
+    "convolution",
+)
+LINEAR = dict.fromkeys(("aten::linear", "aten::addmm", "aten::mm", "mkldnn::_linear"), "linear")
+GROUPS = profile.Groups(CONVOLUTIONS | LINEAR)
 
 
 def kernel_groups(call: Callable[[], object], device: torch.device, passes: int = 3) -> dict[str, float]:
-    """Microseconds of kernels by group (convolution, linear, other) in one pass of `call`: means over `passes`.
-
-    On the CPU: of operators. Raises RuntimeError where the profiler sees no kernel.
-    """
-    cuda = device.type == "cuda"
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    activities += [torch.profiler.ProfilerActivity.CUDA] if cuda else []
-    with torch.profiler.profile(activities=activities) as profile:
-        for _ in range(passes):
-            call()
-        if cuda:
-            torch.cuda.synchronize(device)
-    found = dict.fromkeys((*GROUPS.values(), "other"), 0.0)
-    for event in profile.events():
-        # An annotation stands on the GPU's time line as well, under its own name.
-        kernels = (kernel.duration for kernel in event.kernels if kernel.name != event.name)
-        us = sum(kernels) if cuda else event.self_cpu_time_total
-        if us:
-            found[_group_of(event)] += us / passes
-    if not any(found.values()):
-        raise RuntimeError("the profiler recorded no kernel")
-    return found
+    """Microseconds of kernels by group (convolution, linear, other) in one pass of `call`: see `profile`."""
+    return profile.kernel_groups(call, device, GROUPS, passes)
 
 
 def convolutions(model: nn.Module, shape: Sequence[int]) -> collections.Counter[Layer]:

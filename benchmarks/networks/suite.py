@@ -9,20 +9,20 @@ ours is; `cudnn_best_layers` (parts.py), which nobody can run, is never it.
 from __future__ import annotations
 
 import copy
-import gc
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import results
+from benchmarks.harness import results, turns
 from benchmarks.harness.clocks import ClockMonitor
+from benchmarks.harness.runs import LAYOUTS, check_names, deadline_of, fastest_of, free, is_past, synchronised
 from benchmarks.networks import parts as network_parts
-from benchmarks.networks.forms import LAYOUTS, MODES, PEERS, Case, Contender, Job, check_names, compile_ahead
+from benchmarks.networks.forms import MODES, PEERS, Case, Contender, Job, compile_ahead
 from fastconv import environment, timing
 from fastconv.models import MAIN_NETWORKS, build, flatten_output, network, photographs
 from fastconv.models.compare import Agreement, agreement, precision_of, pytorch_class
@@ -39,6 +39,12 @@ Report = Callable[[str], None]
 def suite_name(device: torch.device) -> str:
     """Of the result file."""
     return "networks" if device.type == "cuda" else "networks_cpu"
+
+
+def head_of(device: torch.device | str | None) -> results.Document:
+    """Of the result file; None: the GPU, if there is one."""
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return environment.describe(suite_name(target), target)
 
 
 def contenders_of(
@@ -113,13 +119,13 @@ def run(
     contenders = {
         cls: contenders_of(modes, peers, layouts, compiled_layouts or compiled_layouts_of(cls)) for cls in classes
     }
-    head = environment.describe(suite_name(target), target)
+    head = head_of(target)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}
     best_layers = None
     if network_parts.NAME in peers:
         path = Path(out).with_name("network_layers.json") if out else None
         best_layers = network_parts.BestLayers(path, head, target, rounds)
-    deadline = None if budget_s is None else time.perf_counter() + budget_s
+    deadline = deadline_of(budget_s)
 
     sizes = {name: (batch or network(name).batch, image or network(name).image) for name in networks}
     held = {tuple(row[each] for each in KEY) for row in document["rows"]} if resume else set()
@@ -138,19 +144,21 @@ def run(
         compile_ahead(jobs, compile_workers, None if budget_s is None else budget_s / 2, report)
 
     for name, wanted in work.items():
-        if not wanted or _is_past(deadline):
+        if not wanted or is_past(deadline):
             report(f"{name}: passed over, {'the time is spent' if wanted else 'the file has its rows'}")
             continue
         base, pictures = build(name, image=image), photographs(*sizes[name])
-        reference = _reference(base, pictures[:reference_pictures], target)
+        with turns.preparing():
+            reference = _reference(base, pictures[:reference_pictures], target)
         for cls in wanted:
-            if _is_past(deadline):
+            if is_past(deadline):
                 report(f"{name} {cls}: not begun, the time is spent")
                 break
             case = Case(base, cls, algorithm, pictures, target, compile_limit_s)
             found = _Measured(name, case, contenders[cls], reference, rounds, deadline, report)
             found.release()
-            bound = _cudnn_bound(found, case, best_layers, deadline)
+            with turns.timing():
+                bound = _cudnn_bound(found, case, best_layers, deadline)
             for mode in modes:
                 row = found.row(mode, peers, *bound) | found.clocks.found
                 results.put(document, row, KEY)
@@ -158,35 +166,20 @@ def run(
             if out:
                 results.write(out, document)
             del case, found
-            _free(target)
+            free(target)
     return document
-
-
-def _is_past(deadline: float | None) -> bool:
-    return deadline is not None and time.perf_counter() > deadline
 
 
 @torch.inference_mode()
 def _reference(base: nn.Module, pictures: Tensor, device: torch.device) -> Any:
     with pytorch_class("ieee", benchmark=False):
         output = copy.deepcopy(base).to(device, torch.float64)(pictures.to(device, torch.float64))
-    _free(device)
+    free(device)
     return output
-
-
-def _free(device: torch.device) -> None:
-    torch._dynamo.reset()
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _first(output: Tensor | tuple[Tensor, ...], count: int) -> Tensor | tuple[Tensor, ...]:
     return output[:count] if isinstance(output, Tensor) else tuple(tensor[:count] for tensor in output)
-
-
-def _fastest(times: dict[str, float]) -> str | None:
-    return min(times, key=lambda name: times[name], default=None)
 
 
 class _Measured:
@@ -207,27 +200,31 @@ class _Measured:
         # Every form of a network compiles the same code object.
         with torch.inference_mode(), pytorch_class(case.cls), torch._dynamo.config.patch(recompile_limit=256):
             for contender in contenders:
-                if contender.form.mode is not None and _is_past(deadline):
+                compiled = contender.form.mode is not None
+                if compiled and is_past(deadline):
                     self.failures[contender.name] = "not compiled: the time is spent"
                     continue
                 begin = time.perf_counter()
-                try:
-                    estimates[contender.name] = self._prepare(contender, reference)
-                except Exception as error:
-                    self.failures[contender.name] = timing.message_of(error)
-                    timing.recover()
+                # cuDNN's search is by time, and its choices hold for the compiled forms as well, which come last.
+                with turns.preparing() if compiled else turns.timing():
+                    try:
+                        estimates[contender.name] = self._prepare(contender, reference)
+                    except Exception as error:
+                        self.failures[contender.name] = timing.message_of(error)
+                        timing.recover()
                 seconds = time.perf_counter() - begin
                 state = self.failures.get(contender.name, "ready")
                 report(f"{name} {case.cls} {contender.name}: {state} in {seconds:.1f} s")
             self.clocks = ClockMonitor(case.device)
-            measured = timing.measure(
-                {key: _synchronised(call, case.device) for key, call in self._calls.items()},
-                device=case.device, rounds=rounds, few_rounds=_slower(contenders, estimates), flush=False, graph=False,
-                monitor=self.clocks,
-            )  # fmt: skip
+            with turns.timing():
+                measured = timing.measure(
+                    {key: synchronised(call, case.device) for key, call in self._calls.items()},
+                    device=case.device, rounds=rounds, few_rounds=_slower(contenders, estimates), flush=False,
+                    graph=False, monitor=self.clocks,
+                )  # fmt: skip
+                self._profile(measured.timings)
             self.failures |= measured.failures
             self.times = measured.timings
-            self._profile()
             self.counts = {
                 kind: case.counts(kind, layout) for kind, layout in case.models if kind in ("swapped", "fused")
             }
@@ -249,10 +246,10 @@ class _Measured:
         self._calls[contender.name] = call
         return timing.once(call, self.case.device)[1]
 
-    def _profile(self) -> None:
+    def _profile(self, timed: Mapping[str, timing.Timing]) -> None:
         """Kernels by group, of what is launched kernel by kernel."""
         for contender in self.contenders:
-            if contender.name in self.times and not contender.has_graph:
+            if contender.name in timed and not contender.has_graph:
                 try:
                     self.groups[contender.name] = network_parts.kernel_groups(
                         self._calls[contender.name], self.case.device
@@ -265,7 +262,7 @@ class _Measured:
         """Gives up what was timed: the memory is needed."""
         self._calls.clear()
         self.case.release()
-        _free(self.case.device)
+        free(self.case.device)
 
     def rest_us(self) -> float | None:
         """The least time of all kernels but convolutions in a form of PyTorch's network whose convolutions are
@@ -286,24 +283,22 @@ class _Measured:
 
     def row(self, mode: str, peers: Sequence[str], bound_us: float | None, why_no_bound: str) -> results.Row:
         layouts = self._layouts(True, mode)
-        timed = {layout: us for layout, us in layouts.items() if us is not None}
-        layout = _fastest(timed)
+        layout = fastest_of(layouts)
         key = None if layout is None else Contender(True, mode, layout).name
         peer_layouts = {name: self._layouts(False, name) for name in peers if name in PEERS}
         best: dict[str, float] = {}
         best_key = None
         for name, its in peer_layouts.items():
-            ran = {each: us for each, us in its.items() if us is not None}
-            if (fastest := _fastest(ran)) is not None:
-                best[name] = ran[fastest]
-                if min(best.values()) == ran[fastest]:
+            if (fastest := fastest_of(its)) is not None:
+                best[name] = us = its[fastest] or 0.0
+                if min(best.values()) == us:
                     best_key = Contender(False, name, fastest).name
         peer_us: dict[str, float | None] = {name: best.get(name) for name in peer_layouts}
         failures = dict(self.failures)
         if network_parts.NAME in peers:
             peer_us[network_parts.NAME] = bound_us
             failures |= {network_parts.NAME: why_no_bound} if bound_us is None else {}
-        best_peer = _fastest(best)
+        best_peer = fastest_of(best)
         time_of = self.times.get(key or "")
         own, peer = self.agreements.get(key or ""), self.agreements.get(best_key or "")
         groups = self.groups.get(key or "")
@@ -351,15 +346,6 @@ def _slower(contenders: Sequence[Contender], estimates: dict[str, float]) -> lis
     ]
 
 
-def _synchronised(call: Callable[[], Any], device: torch.device) -> Callable[[], None]:
-    def run() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        call()
-
-    return run
-
-
 @torch.inference_mode()
 def _cudnn_bound(
     found: _Measured, case: Case, best_layers: network_parts.BestLayers | None, deadline: float | None
@@ -374,7 +360,7 @@ def _cudnn_bound(
         layers = network_parts.convolutions(case.base, case.pictures.shape)
     except ValueError as error:
         return None, f"{error}"
-    total, why = best_layers.sum_us(layers, len(case.pictures), case.cls, lambda: _is_past(deadline))
+    total, why = best_layers.sum_us(layers, len(case.pictures), case.cls, lambda: is_past(deadline))
     return (None, why) if total is None else (total + rest, "")
 
 

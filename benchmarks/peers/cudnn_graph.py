@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import turns
 from benchmarks.peers import cudnn
 from benchmarks.peers.cudnn import CudnnError
 from benchmarks.peers.fastest import fastest
@@ -343,7 +344,8 @@ def search(
     passed_over = {**_hopeless, **banned}
     failures = [f"{each}: {passed_over[graph.label(each)]}" for each in configs if graph.label(each) in passed_over]
     configs = [config for config in configs if graph.label(config) not in passed_over]
-    plans, unbuilt, left = build(graph, configs, seconds, announce)
+    with turns.aside():
+        plans, unbuilt, left = build(graph, configs, seconds, announce)
     failures += unbuilt
     if not plans:
         reason = failures[0] if failures else f"none of {len(everything)} engines computes in the class"

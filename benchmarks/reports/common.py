@@ -30,6 +30,14 @@ def us(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
+def ms(us: float | None) -> str:
+    return "-" if us is None else f"{us / 1e3:.2f}"
+
+
+def mib(value: float | None) -> str:
+    return "-" if value is None else f"{value / 2**20:.0f}"
+
+
 def times(value: float | None) -> str:
     """A ratio to the rival; below one it is a loss, and in bold."""
     if value is None:

@@ -12,6 +12,9 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/networks/<class>             whole networks, a row per mode
     <gpu>/networks/summary[/<class>]   a row per network: ours, PyTorch today, what cuDNN could do
     <gpu>/networks/peers/<class>       every form of PyTorch
+    <gpu>/training[/<class>]           training steps, a row per network, class and mode; or `(not measured)`
+    <gpu>/training/groups[/<class>]    their kernels by group
+    <gpu>/host                         the host's time of a call; or `(not measured)`
     <gpu>/megakernel/...               benchmarks/reports/megakernel.py
     <gpu>/soak_megakernel              how many launches, how many of them differ
     <gpu>/machine/<suite>              what the file was measured on
@@ -27,8 +30,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.harness.results import CLASSES, Document, read
-from benchmarks.reports import common, layers, megakernel, networks, overview, sentences
+from benchmarks.harness.results import CLASSES, TRAINING_CLASSES, Document, read
+from benchmarks.reports import common, host, layers, megakernel, networks, overview, sentences, training
 
 RESULTS, FIGURES = Path("benchmarks/results"), Path("docs/figures")
 REGION = re.compile(r"(<!-- results:(?P<name>[^ ]+) -->)(?P<old>.*?)(<!-- /results -->)", re.DOTALL)
@@ -50,15 +53,31 @@ def region(name: str, results: Path) -> str:
     """The Markdown of a region's name. Raises ValueError if the name or the file it needs does not exist."""
     gpu, _, rest = name.partition("/")
 
-    def file(suite: str) -> Document:
+    def paths(suite: str) -> list[Path]:
         # The CPU's suites carry the device in their name.
-        paths = [results / gpu / f"{suite}.json", results / gpu / f"{suite}_{gpu}.json"]
-        for path in paths:
+        return [results / gpu / f"{suite}.json", results / gpu / f"{suite}_{gpu}.json"]
+
+    def file(suite: str) -> Document:
+        for path in paths(suite):
             if path.exists():
                 return read(path)
-        raise ValueError(f"region {name!r}: {paths[0]} does not exist")
+        raise ValueError(f"region {name!r}: {paths(suite)[0]} does not exist")
 
     match rest.split("/"):
+        case ["training" | "host" as suite, *_] | ["machine", "training" | "host" as suite] if not any(
+            path.exists() for path in paths(suite)
+        ):
+            return sentences.NOTHING
+        case ["training"]:
+            return training.table(file("training"))
+        case ["training", "groups"]:
+            return training.groups_table(file("training"))
+        case ["training", "groups", accuracy] if accuracy in TRAINING_CLASSES:
+            return training.groups_table(file("training"), accuracy)
+        case ["training", accuracy] if accuracy in TRAINING_CLASSES:
+            return training.table(file("training"), accuracy)
+        case ["host"]:
+            return host.table(file("host"))
         case [suite, "summary"] if suite.startswith("layers"):
             return layers.layer_summary(file(suite))
         case ["layers", "algorithms", accuracy, n] if accuracy in CLASSES and n.isdigit():

@@ -11,7 +11,8 @@ from benchmarks.networks.parts import NAME as CUDNN_BEST
 from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
 
-TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet161": "DenseNet-161", "yolov3": "YOLOv3"}
+TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "densenet161": "DenseNet-161"}
+TITLES |= {"yolov3": "YOLOv3", "unet": "U-Net"}
 
 
 def best_peer(row: Row) -> tuple[str | None, float | None]:
@@ -42,14 +43,14 @@ def table(document: Document, accuracy: str) -> str:
         ran = f"{row['ours']} of {row['total']}" if "ours" in row else "-"
         line = [row["network"], str(row["batch"]), row["mode"], f"{row['swapped']} of {row['total']}", ran]
         line += [
-            _ms(row["us"]),
-            _ms(best_us),
+            common.ms(row["us"]),
+            common.ms(best_us),
             f"`{best}`" if best else "-",
             common.times(speedup_of(row["us"], best_us)),
         ]
         line += [common.scientific(row["logits_error"]), common.scientific(row.get("peer_error"))]
         line += [_percent(row["top1_agreement"]), _percent(row.get("peer_top1_agreement"))]
-        lines.append([*line, *(_mib(row.get(name)) for name in ("peak_bytes", "peer_peak_bytes"))])
+        lines.append([*line, *(common.mib(row.get(name)) for name in ("peak_bytes", "peer_peak_bytes"))])
     return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, rows)])
 
 
@@ -78,9 +79,9 @@ def summary(document: Document, accuracy: str | None = None) -> str:
         best, best_us = min(map(best_peer, its.values()), key=lambda pair: pair[1] or float("inf"))
         peers = next(iter(its.values()))["peers"]
         ours, _ = fastest(its)
-        line = [name, str(batch), *([] if accuracy else [f"`{cls}`"]), _ms(peers.get("torch_eager"))]
-        line += [_ms(best_us), f"`{best}`" if best else "-", _ms(peers.get(CUDNN_BEST))]
-        line += [_ms(its[mode]["us"]) if mode in its else "-" for mode in modes]
+        line = [name, str(batch), *([] if accuracy else [f"`{cls}`"]), common.ms(peers.get("torch_eager"))]
+        line += [common.ms(best_us), f"`{best}`" if best else "-", common.ms(peers.get(CUDNN_BEST))]
+        line += [common.ms(its[mode]["us"]) if mode in its else "-" for mode in modes]
         lines.append(
             [*line, common.times(speedup_of(ours, best_us)), common.times(speedup_of(ours, peers.get(CUDNN_BEST)))]
         )
@@ -95,7 +96,7 @@ def peers_table(document: Document, accuracy: str) -> str:
     lines, reasons = [], []
     for (network, _, batch), row in first.items():
         best, _ = best_peer(row)
-        cells = [_ms(row["peers"].get(name)) for name in names]
+        cells = [common.ms(row["peers"].get(name)) for name in names]
         cells = [f"**{cell}**" if name == best else cell for name, cell in zip(names, cells, strict=True)]
         lines.append([network, str(batch), *cells])
         for name, why in row.get("failures", {}).items():
@@ -106,16 +107,8 @@ def peers_table(document: Document, accuracy: str) -> str:
     return "\n\n".join([drawn, *below, *common.other_commits(document, list(first.values()))])
 
 
-def _mib(value: float | None) -> str:
-    return "-" if value is None else f"{value / 2**20:.0f}"
-
-
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
-
-
-def _ms(us: float | None) -> str:
-    return "-" if us is None else f"{us / 1e3:.2f}"
 
 
 def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:

@@ -6,6 +6,8 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <array>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #ifndef STABLE_TORCH_ERROR_CODE_CHECK  // its name since torch 2.13
@@ -22,7 +24,11 @@ using torch::stable::Tensor;
 template <typename... Args>
 Tensor call_dispatcher(const char* name, const char* overload, const Args&... args) {
   std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  try {
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  } catch (const std::runtime_error& error) {  // whose text names this line alone
+    throw std::runtime_error(std::string(error.what()) + " in " + name);
+  }
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from .photographs import photographs
+from .unet import UNet
 from .yolov3 import ANCHORS_PER_SCALE, YOLOv3
 
 __all__ = [
     "MAIN_NETWORKS",
     "NETWORKS",
     "Network",
+    "UNet",
     "YOLOv3",
     "build",
     "calibrate_",
@@ -59,6 +61,9 @@ NETWORKS: dict[str, Network] = {
         Network("resnet50", 224, 64, _torchvision("resnet50")),
         Network("densenet161", 224, 48, _torchvision("densenet161")),
         Network("yolov3", 416, 64, YOLOv3),
+        # What the benchmark of training steps runs beside the first two.
+        Network("densenet121", 224, 64, _torchvision("densenet121")),
+        Network("unet", 128, 32, UNet),
         # Small ones, for tests and for a first look.
         Network("resnet18", 224, 64, _torchvision("resnet18")),
         Network("squeezenet1_1", 224, 64, _torchvision("squeezenet1_1")),

@@ -1,0 +1,83 @@
+"""What the suites of whole networks share: names, limits on time, and the device between two contenders."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+
+
+class TimeIsUp(BaseException):
+    """Not an Exception: nothing that a compiler tries on the way may swallow it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raises TimeoutError in the block after `seconds` (None: never). In the main thread of a POSIX system; elsewhere
+    there is no limit."""
+    if seconds is None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    except TimeIsUp:
+        raise TimeoutError(f"not ready within {seconds:.0f} s") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def deadline_of(budget_s: float | None) -> float | None:
+    """A time of time.perf_counter(), `budget_s` seconds from now; None: never."""
+    return None if budget_s is None else time.perf_counter() + budget_s
+
+
+def is_past(deadline: float | None) -> bool:
+    """deadline: of `deadline_of`."""
+    return deadline is not None and time.perf_counter() > deadline
+
+
+def check_names(kind: str, values: Any, known: Mapping[str, Any]) -> None:
+    """Raises ValueError naming the first of `values` that is not among `known`."""
+    for value in values:
+        if value not in known:
+            raise ValueError(f"{kind} is {value!r}; expected one of {', '.join(known)}")
+
+
+def free(device: torch.device) -> None:
+    """Gives compiled code and cached memory back."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def synchronised(call: Callable[[], Any], device: torch.device) -> Callable[[], None]:
+    """`call` on a device that has nothing left to do."""
+
+    def run() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        call()
+
+    return run
+
+
+def fastest_of(times: Mapping[str, float | None]) -> str | None:
+    """The name of the shortest time; None where there is none."""
+    timed = {name: us for name, us in times.items() if us is not None}
+    return min(timed, key=lambda name: timed[name], default=None)

@@ -1,0 +1,1 @@
+"""Whole training steps: swapped against PyTorch, eager and compiled."""
