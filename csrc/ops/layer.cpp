@@ -31,7 +31,10 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
   problem.accuracy = effective_accuracy(problem.dtype, accuracy);
   problem.layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
   problem.has_bias = bias.has_value(), problem.has_residual = residual.has_value();
-  const bool fits = problem.n > 0 && problem.c > 0 && problem.h > 0 && problem.w > 0 && problem.k > 0 &&
+  const bool is_geometry = problem.stride_h > 0 && problem.stride_w > 0 && problem.dilation_h > 0 &&
+                           problem.dilation_w > 0 && problem.groups > 0 && problem.pad_h >= 0 && problem.pad_w >= 0 &&
+                           problem.pad_h < max_extent / 2 && problem.pad_w < max_extent / 2;
+  const bool fits = is_geometry && problem.n > 0 && problem.c > 0 && problem.h > 0 && problem.w > 0 && problem.k > 0 &&
                     problem.r > 0 && problem.s > 0 && problem.k % problem.groups == 0 &&
                     problem.c == weight.size(1) * problem.groups &&
                     problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
