@@ -14,12 +14,15 @@ from fastconv.nn import Conv2d, FusedConv2d, refresh
 from fastconv.ops import UnsupportedError, last_call
 from fastconv.swap import SwapReport, swap_
 from fastconv.tuning import TuneReport, tune
+from fastconv.views import Conv1d, ConvTranspose2d, conv1d, conv_transpose2d
 
 __version__ = built.version()
 
 __all__ = [
     "AlgorithmInfo",
+    "Conv1d",
     "Conv2d",
+    "ConvTranspose2d",
     "Explanation",
     "FuseReport",
     "FusedConv2d",
@@ -29,7 +32,9 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "algorithms",
+    "conv1d",
     "conv2d",
+    "conv_transpose2d",
     "explain",
     "fuse",
     "last_call",
