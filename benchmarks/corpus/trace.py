@@ -95,9 +95,15 @@ def rows(found: dict[str, Counter[Problem]], sides: dict[str, str]) -> Iterator[
         row = {name: int(value) for name, value in zip(FIELDS, problem, strict=True)} | {"layers": layers[problem]}
         names = networks[problem]
         side = "judge" if all(sides[name] == "judge" for name in names) else "fit"
-        yield {name: value for name, value in row.items() if DEFAULTS.get(name) != value} | {
-            "networks": names, "split": side,
-        }  # fmt: skip
+        yield _compact(row) | {"networks": names, "split": side}
+
+
+def _compact(row: dict[str, int]) -> dict[str, int]:
+    """Without what is as usual; of height and width both or neither."""
+    usual = {name for name, value in row.items() if DEFAULTS.get(name) == value}
+    pairs = [{f"{name}_h", f"{name}_w"} for name in ("stride", "pad", "dilation")]
+    usual -= {name for pair in pairs if not pair <= usual for name in pair}
+    return {name: value for name, value in row.items() if name not in usual}
 
 
 def is_small(problem: Problem) -> bool:
