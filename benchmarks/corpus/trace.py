@@ -37,8 +37,8 @@ class _Recorder(TorchDispatchMode):
         if func is torch.ops.aten.convolution.default:
             x, weight, _, stride, padding, dilation, transposed, _, groups = args
             if x.dim() == 4 and not transposed:
-                pairs = [*stride, *padding, *dilation]
-                self.found[(*x.shape, weight.shape[0], *weight.shape[2:], *pairs, groups)] += 1
+                problem = (*x.shape, weight.shape[0], *weight.shape[2:], *stride, *padding, *dilation, groups)
+                self.found[problem] += 1
         return func(*args, **(kwargs or {}))
 
 
