@@ -75,10 +75,7 @@ def conv2d(
         _require_tensor("bias", bias)
     if residual is not None:
         _require_tensor("residual", residual)
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
-    if algorithm == "auto" or settings.disabled:
-        algorithm = _auto_algorithm()
+    algorithm = _resolved_algorithm(algorithm)
     limit = settings.resolve_max_error(max_error, algorithm)
     precision = settings.resolve_precision(precision, input.is_cuda)
     activation = settings.resolve_activation(activation)
@@ -102,11 +99,7 @@ def conv2d(
             raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
         y = _through_torch(x, weight, bias, residual, geometry, activation, negative_slope)
     else:
-        if torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export():
-            raise ops.UnsupportedError(
-                "torch.onnx.export by TorchScript cannot translate fastconv's operators: export with dynamo=True, or "
-                "undo() the swap first (of a fused model: export the model that it was made from)"
-            )
+        _require_operators()
         if settings.log_calls and not torch.compiler.is_compiling():
             _log(x, weight, geometry, algorithm, precision, activation)
         kept = _by_layer(
@@ -150,7 +143,21 @@ def _require_tensor(name: str, value: Any) -> None:
         raise TypeError(f"{name} is a {type(value).__name__}; expected a torch.Tensor")
 
 
-def _auto_algorithm() -> str:
+def _require_operators() -> None:
+    """UnsupportedError where the operators cannot be recorded."""
+    if torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export():
+        raise ops.UnsupportedError(
+            "torch.onnx.export by TorchScript cannot translate fastconv's operators: export with dynamo=True, or "
+            "undo() the swap first (of a fused model: export the model that it was made from)"
+        )
+
+
+def _resolved_algorithm(algorithm: str) -> str:
+    """What the operators get for what the caller asked for."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
+    if algorithm != "auto" and not settings.disabled:
+        return algorithm
     name = settings.auto_algorithm
     if name not in ALGORITHMS:
         raise ValueError(f"FASTCONV_ALGORITHM is {name!r}; expected one of {', '.join(ALGORITHMS)}")

@@ -14,6 +14,7 @@ from fastconv import functional, ops, settings
 from fastconv.eager import LayerState, convolve, is_eager
 from fastconv.epilogue import conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
+from fastconv.layer import Layer
 from fastconv.ops.geometry import Geometry
 
 __all__ = ["Conv2d", "FusedConv2d", "refresh"]
@@ -23,7 +24,7 @@ torch.fx.wrap("conv2d")
 torch.fx.wrap("conv2d_with_epilogue")
 
 
-class Conv2d(nn.Conv2d):
+class Conv2d(Layer, nn.Conv2d):
     """torch.nn.Conv2d on fastconv's algorithms: the same arguments, parameters, buffers and state_dict.
 
     Input `[N, C, H, W]` or `[C, H, W]`, output `[N, K, P, Q]` or `[K, P, Q]`; float32, float16, bfloat16 by fastconv's
@@ -44,7 +45,6 @@ class Conv2d(nn.Conv2d):
     eager call ran.
     """
 
-    _fastconv: LayerState
     _sums_in_place = False  # the residual is added as by `+=`, which keeps the dtype, not as by `+`
 
     def __init__(
@@ -70,36 +70,6 @@ class Conv2d(nn.Conv2d):
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
         )
         self._fastconv = LayerState(algorithm, precision, max_error)
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm asked for: "auto" or a registry name."""
-        return self._fastconv.algorithm
-
-    @property
-    def precision(self) -> str | None:
-        """The precision asked for; None follows PyTorch's switches."""
-        return self._fastconv.precision
-
-    @property
-    def max_error(self) -> float | None:
-        """The limit asked for, a multiple of PyTorch's own error; None: the default."""
-        return self._fastconv.max_error
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the weight, as long as it requires no gradient, is taken not to change: see `fastconv.swap_`."""
-        return self._fastconv.frozen
-
-    @property
-    def last_algorithm(self) -> str | None:
-        """What the most recent eager call ran; None before the first."""
-        return self._fastconv.last_algorithm
-
-    @property
-    def last_input_shape(self) -> tuple[int, ...] | None:
-        """The input's shape in that call."""
-        return self._fastconv.last_input_shape
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.Conv2d."""
@@ -157,42 +127,6 @@ class Conv2d(nn.Conv2d):
             state.max_error,
         )  # fmt: skip
 
-    def __prepare_scriptable__(self) -> None:
-        """What torch.jit.script asks every module first."""
-        raise ops.UnsupportedError(
-            f"torch.jit.script cannot compile fastconv.{type(self).__name__}: undo() the swap first (of a fused model: "
-            "script the model that it was made from), or use torch.compile or torch.export"
-        )
-
-    def refresh(self) -> None:
-        """Packs the weight again, for this layer's next calls and for CUDA graphs that captured it. Only a frozen layer
-        needs it, after its weight was changed by hand."""
-        weight = self.weight
-        if is_eager(weight):
-            self._fastconv.refresh(weight)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        if self._fastconv.frozen:
-            self.refresh()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._fastconv.drop_packed(self)
-        return super()._apply(fn, recurse)
-
-    def extra_repr(self) -> str:
-        state = self._fastconv
-        text = super().extra_repr()
-        if state.algorithm != "auto":
-            text += f", algorithm={state.algorithm}"
-        if state.precision is not None:
-            text += f", precision={state.precision}"
-        if state.max_error is not None:
-            text += f", max_error={state.max_error:g}"
-        if state.frozen:
-            text += ", frozen=True"
-        return text
-
 
 def refresh(model: nn.Module) -> None:
     """Packs the weights of all fastconv layers of `model` again. Only frozen layers (`swap_(..., frozen=True)`, `fuse`)
@@ -204,7 +138,7 @@ def refresh(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     for module in model.modules():
-        if isinstance(module, Conv2d):
+        if isinstance(module, Layer):
             module.refresh()
 
 

@@ -281,6 +281,12 @@ std::string last_call() {
          "\", \"workspace_bytes\": " + std::to_string(last.choice->plan.workspace_bytes) + "}";
 }
 
+// For what Python has PyTorch compute by itself.
+void record_torch(std::string accuracy) {
+  remember(std::make_shared<const Candidate>(Candidate{&find_algorithm("torch"), Support::yes(), {}}),
+           accuracy_from_name(accuracy));
+}
+
 std::string device_json(std::int64_t index) {
   const DeviceInfo& device = query_device(index < 0 ? DeviceType::cpu : DeviceType::cuda, static_cast<int>(index));
   return "{\"type\": \"" + std::string(device.type == DeviceType::cuda ? "cuda" : "cpu") +
@@ -316,6 +322,7 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
       "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
       "str precision) -> ()");
   library.def("last_call() -> str");
+  library.def("record_torch(str accuracy) -> ()");
   library.def("device_info(int index) -> str");
   library.def("set_debug(bool enabled) -> ()");
   library.def("set_measured(str lines) -> ()");
@@ -333,6 +340,7 @@ FASTCONV_IMPLEMENT(CUDA)
 
 STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
   library.impl("last_call", TORCH_BOX(&fastconv::ops::last_call));
+  library.impl("record_torch", TORCH_BOX(&fastconv::ops::record_torch));
   library.impl("device_info", TORCH_BOX(&fastconv::ops::device_json));
   library.impl("set_debug", TORCH_BOX(&fastconv::ops::set_debug));
   library.impl("set_measured", TORCH_BOX(&fastconv::ops::set_measured));

@@ -34,12 +34,19 @@ library.define(
     "str precision, int backend_flags, float? max_error=None) -> Tensor"
 )
 
+library.define(
+    "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
+    "SymInt[] output_padding, SymInt[] dilation, SymInt groups, str algorithm, str precision, int backend_flags, "
+    "float? max_error=None) -> Tensor"
+)
+
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
 pack_weight_op: OpOverload = torch.ops.fastconv.pack_weight.default
 conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
 refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
 input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
+conv_transpose2d_op: OpOverload = torch.ops.fastconv.conv_transpose2d.default
 weight_gradient_kernel_op: OpOverload = torch.ops.fastconv.weight_gradient.default
 
 
@@ -181,6 +188,12 @@ def last_call() -> dict[str, Any] | None:
     """What the most recent convolution on this thread ran, or None before the first."""
     call = json.loads(torch.ops.fastconv.last_call())
     return call or None
+
+
+def record_torch(dtype: torch.dtype, precision: str) -> None:
+    """Has `last_call` name PyTorch: for what no operator of ours computes."""
+    halves = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: precision}
+    torch.ops.fastconv.record_torch(halves.get(dtype, "other"))
 
 
 def set_debug(enabled: bool) -> None:

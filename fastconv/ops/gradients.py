@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,18 +25,10 @@ def input_gradient(
     memory_format = ops.format_of(grad, weight)
     # Of a DTensor grad and weight are this process's parts, and input_size is of the whole.
     input_size = [grad.shape[0], weight.shape[1] * groups, *input_size[2:]]
-    method = _method(grad, weight, input_size, geometry, algorithm)
+    method = planned_input_gradient(grad, weight, input_size, geometry, algorithm)["method"]
     if method != "torch":
-
-        def convolve(input: Tensor, filters: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
-            return ops.call(
-                ops.conv2d_op, input, filters, None, None, [1, 1], padding, dilation, groups, "auto", precision, "none",
-                0.0, flags, max_error,
-            )  # fmt: skip
-
-        grad = grad.contiguous(memory_format=memory_format)
-        form = at_once if method == "together" else by_phases
-        return form(convolve, grad, weight, input_size, geometry, memory_format)
+        # Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
+        return by_convolutions(method, grad, weight, None, input_size, geometry, "auto", precision, flags, max_error)
     if plain.is_of_class(grad, precision):
         like = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(
@@ -46,16 +39,38 @@ def input_gradient(
     return result.contiguous(memory_format=memory_format)
 
 
-def _method(grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str) -> str:
-    """What the planner says of the input gradient: "torch", or how our forward convolutions make it."""
+def by_convolutions(
+    method: str, grad: Tensor, weight: Tensor, bias: Tensor | None, input_size: Sequence[int], geometry: Geometry,
+    algorithm: str, precision: str, flags: int, max_error: float | None,
+) -> Tensor:  # fmt: skip
+    """The input gradient, plus `bias` [C], by forward convolutions of `algorithm`, as the planner's method makes it."""
+    memory_format = ops.format_of(grad, weight)
+
+    def convolve(
+        input: Tensor, filters: Tensor, bias: Tensor | None, padding: Sequence[int], dilation: Sequence[int]
+    ) -> Tensor:
+        return ops.call(
+            ops.conv2d_op, input, filters, bias, None, [1, 1], padding, dilation, geometry.groups, algorithm, precision,
+            "none", 0.0, flags, max_error,
+        )  # fmt: skip
+
+    grad = grad.contiguous(memory_format=memory_format)
+    form = at_once if method == "together" else by_phases
+    return form(convolve, grad, weight, input_size, geometry, memory_format, bias)
+
+
+def planned_input_gradient(
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str
+) -> dict[str, Any]:
+    """The planner's row of the input gradient. Its method: "torch", or how our forward convolutions make it."""
     (n, c, h, w), (k, _, r, s) = input_size, weight.shape
     stride, padding, dilation, groups = geometry
     problem = _C.ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation),
         groups=groups, dtype=ops.dtype_name(grad.dtype),
     )  # fmt: skip
-    method: str = _C.choose_input_gradient(algorithm, problem, _device_of(grad.device.type))["method"]
-    return method
+    row: dict[str, Any] = _C.choose_input_gradient(algorithm, problem, _device_of(grad.device.type))
+    return row
 
 
 @cache

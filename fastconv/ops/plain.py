@@ -48,6 +48,18 @@ def activate(y: Tensor, activation: str, slope: float, inplace: bool = False) ->
     return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y, inplace)
 
 
+def conv_transpose2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    output_padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
+    max_error: float | None = None,
+) -> Tensor:  # fmt: skip
+    """The operator `conv_transpose2d`. `algorithm` and `max_error` are its, and say nothing here."""
+    return aten._convolution(
+        input, weight, bias, stride, padding, dilation, True, output_padding, groups, *settings.unpack_flags(flags),
+        precision == "tf32",
+    )  # fmt: skip
+
+
 def input_gradient_as_convolution(
     grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, precision: str, flags: int
 ) -> Tensor:
@@ -57,10 +69,7 @@ def input_gradient_as_convolution(
     extent = [dilation[i] * (weight.shape[i + 2] - 1) for i in range(2)]
     reached = [(grad.shape[i + 2] - 1) * stride[i] - 2 * padding[i] + extent[i] + 1 for i in range(2)]
     rest = [input_size[i + 2] - reached[i] for i in range(2)]
-    return aten._convolution(
-        grad, weight, None, stride, padding, dilation, True, rest, groups, *settings.unpack_flags(flags),
-        precision == "tf32",
-    )  # fmt: skip
+    return conv_transpose2d(grad, weight, None, stride, padding, rest, dilation, groups, "torch", precision, flags)
 
 
 def weight_gradient_as_convolution(
