@@ -37,7 +37,7 @@ inline double transposition_us(double bytes, const DeviceInfo& device) {
   return launch_us + memory_us(2.0 * bytes, 0.9, device);
 }
 
-// What was measured of a CPU function with each instruction set. `generic` takes AVX2's shares: nobody has measured it.
+// A CPU function's shares with each instruction set. `generic` takes AVX2's: nobody has measured it.
 template <typename Rates>
 struct CpuRates {
   Rates avx2, avx512;

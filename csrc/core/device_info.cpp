@@ -49,7 +49,8 @@ const char* name_of(InstructionSet set) {
 namespace {
 
 // The units of a CPU's cost models: the memory's rate, of all threads, and the vectors' rate of a thread in loops as
-// compilers make them; matrix products reach about twice that. AVX2 and AVX-512: measured (docs/log/65-cpu-choice.md).
+// compilers make them; matrix products reach about twice that. AVX-512: models were fitted with it; AVX2: chosen
+// beside it (docs/log/65-cpu-choice.md).
 // Neither: a quarter of AVX2's arithmetic, by the width of its vectors and without FMA; nobody has measured it.
 struct Cpu {
   double bandwidth_bytes_per_s, fp32_flops_per_s;
