@@ -16,13 +16,16 @@ from fastconv.nn import Conv2d, FusedConv2d, refresh
 from fastconv.ops import UnsupportedError, last_call
 from fastconv.swap import SwapReport, swap_
 from fastconv.tuning import TuneReport, tune
+from fastconv.views import Conv1d, ConvTranspose2d, conv1d, conv_transpose2d
 
 __version__ = built.version()
 
 __all__ = [
     "AlgorithmInfo",
     "CompileReport",
+    "Conv1d",
     "Conv2d",
+    "ConvTranspose2d",
     "Explanation",
     "FuseReport",
     "FusedConv2d",
@@ -33,7 +36,9 @@ __all__ = [
     "__version__",
     "algorithms",
     "compile",
+    "conv1d",
     "conv2d",
+    "conv_transpose2d",
     "explain",
     "export",
     "fuse",

@@ -31,7 +31,10 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
   problem.accuracy = effective_accuracy(problem.dtype, accuracy);
   problem.layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
   problem.has_bias = bias.has_value(), problem.has_residual = residual.has_value();
-  const bool fits = problem.n > 0 && problem.c > 0 && problem.h > 0 && problem.w > 0 && problem.k > 0 &&
+  const bool is_geometry = problem.stride_h > 0 && problem.stride_w > 0 && problem.dilation_h > 0 &&
+                           problem.dilation_w > 0 && problem.groups > 0 && problem.pad_h >= 0 && problem.pad_w >= 0 &&
+                           problem.pad_h < max_extent / 2 && problem.pad_w < max_extent / 2;
+  const bool fits = is_geometry && problem.n > 0 && problem.c > 0 && problem.h > 0 && problem.w > 0 && problem.k > 0 &&
                     problem.r > 0 && problem.s > 0 && problem.k % problem.groups == 0 &&
                     problem.c == weight.size(1) * problem.groups &&
                     problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
@@ -234,7 +237,7 @@ LayerTable& layers() {
 thread_local CallStatus last_status = CallStatus::ran;
 
 std::int64_t layer_new(std::string algorithm, IntList geometry, std::string activation, double negative_slope,
-                       std::optional<double> max_error) {
+                       std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
   FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) +
                                              "; expected 7 integers: stride, padding, dilation (two each), groups");
   ConvProblem problem;
@@ -244,7 +247,7 @@ std::int64_t layer_new(std::string algorithm, IntList geometry, std::string acti
   problem.groups = geometry[6];
   problem.activation = activation_from_name(activation);
   problem.negative_slope = static_cast<float>(negative_slope);
-  problem.max_error = max_error.value_or(0.0);
+  problem.limits = limits_of(max_error, max_workspace);
   return layers().add(std::make_unique<Layer>(std::move(algorithm), problem));
 }
 
@@ -305,7 +308,8 @@ std::string layer_last(std::int64_t number) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
-      "layer_new(str algorithm, int[] geometry, str activation, float negative_slope, float? max_error) -> int");
+      "layer_new(str algorithm, int[] geometry, str activation, float negative_slope, float? max_error, "
+      "int? max_workspace=None) -> int");
   library.def("layer_free(int layer) -> ()");
   library.def(
       "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int precision) -> "
