@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from fusing import Function, norm, sequence
 from layers import relative_error
 from rewriting import OURS, check, compiled
@@ -243,6 +244,32 @@ def test_gradients(name, dynamic):
     assert backend.count(ops.conv2d_op) == 2
     assert backend.count(ops.input_gradient_op) + backend.count(ops.weight_gradient_op) >= 2
     assert backend.count(aten.convolution_backward.default) == 0
+
+
+class DecoderBlock(nn.Module):
+    """Of a latent diffusion model's decoder: group norm, SiLU and convolution twice, a shortcut, upsampling."""
+
+    def __init__(self, c: int, k: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(2, c), nn.GroupNorm(2, k)
+        self.conv1, self.conv2, self.shortcut, self.up = conv(c, k), conv(k, k), nn.Conv2d(c, k, 1), conv(k, k)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv2(F.silu(self.norm2(self.conv1(F.silu(self.norm1(x))))))
+        return self.up(F.interpolate(self.shortcut(x) + y, scale_factor=2.0, mode="nearest"))
+
+
+def test_a_decoder():
+    backend = check(sequence(DecoderBlock(8, 8), DecoderBlock(8, 4)), torch.randn(1, 8, 6, 6))
+    assert sorted(backend.parts) == ["conv"] * 6 + ["conv+residual"] * 2
+
+
+def test_a_residual_network():
+    model = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=5)
+    model.eval()
+    backend = check(model, torch.randn(2, 3, 32, 32), Asked(), limit=1e-4)
+    assert sorted(set(backend.parts)) == ["conv+bn", "conv+bn+relu", "conv+bn+residual+relu"]
+    assert len(backend.found) == 12
 
 
 def test_a_table_keeps_what_the_patterns_name():

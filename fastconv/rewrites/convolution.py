@@ -31,13 +31,13 @@ class Asked:
     def resolved_algorithm(self) -> str:
         return settings.auto_algorithm if self.algorithm == "auto" or settings.disabled else self.algorithm
 
-    def limit(self) -> float | None:
-        return settings.resolve_max_error(self.max_error, self.resolved_algorithm())
+    def limits(self) -> settings.Limits:
+        return settings.resolve_limits(self.max_error, None, self.resolved_algorithm())
 
     def state(self) -> tuple[Any, ...]:
         """All that a rewriting depends on besides the graph."""
         return (
-            self.resolved_algorithm(), self.precision, settings.cuda_precision(), self.limit(), self.packed,
+            self.resolved_algorithm(), self.precision, settings.cuda_precision(), self.limits(), self.packed,
             settings.switches.backend_flags, settings.disabled,
         )  # fmt: skip
 
@@ -59,6 +59,7 @@ class Call(NamedTuple):
     negative_slope: float
     backend_flags: int
     max_error: float | None = None
+    max_workspace: int | None = None
 
     @property
     def geometry(self) -> Geometry:
@@ -130,7 +131,8 @@ def problem_of(call: Call) -> _C.ConvProblem | None:
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(call.stride), padding=tuple(call.padding),
         dilation=tuple(call.dilation), groups=call.groups, dtype=ops.dtype_name(x.dtype), precision=call.precision,
         layout="nhwc" if channels_last else "nchw", bias=call.bias is not None, residual=call.residual is not None,
-        activation=call.activation, max_error=call.max_error,
+        activation=call.activation,
+        **settings.Limits(call.max_error, call.max_workspace)._asdict(),
     )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def _new_call(
     precision = settings.resolve_precision(asked.precision, value_of(x).is_cuda)
     return Call(
         x, weight, bias, None, pair(stride), pair(padding), pair(dilation), groups, asked.resolved_algorithm(),
-        precision, "none", 0.0, settings.switches.backend_flags, asked.limit(),
+        precision, "none", 0.0, settings.switches.backend_flags, *asked.limits(),
     )  # fmt: skip
 
 
@@ -332,7 +332,7 @@ def _gradient_obstacle(match: Match, asked: Asked) -> Obstacle | None:
 def _as_gradients(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     node, call = match.node, _gradient_call(match.node, asked)
     grad = node.args[0]
-    rest = (*call.geometry, call.algorithm, call.precision, call.backend_flags, call.max_error)
+    rest = (*call.geometry, call.algorithm, call.precision, call.backend_flags, call.max_error, call.max_workspace)
 
     def sizes(of: fx.Node) -> list[Any]:
         shape = value_of(of).shape
