@@ -31,6 +31,11 @@ class Layer(nn.Module):
         return self._fastconv.max_error
 
     @property
+    def max_workspace(self) -> int | None:
+        """The limit asked for, in bytes; None: any."""
+        return self._fastconv.max_workspace
+
+    @property
     def frozen(self) -> bool:
         """Whether the weight, as long as it requires no gradient, is taken not to change: see `fastconv.swap_`."""
         return self._fastconv.frozen
@@ -81,6 +86,8 @@ class Layer(nn.Module):
             text += f", precision={state.precision}"
         if state.max_error is not None:
             text += f", max_error={state.max_error:g}"
+        if state.max_workspace is not None:
+            text += f", max_workspace={state.max_workspace}"
         if state.frozen:
             text += ", frozen=True"
         return text

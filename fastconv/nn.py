@@ -33,7 +33,8 @@ class Conv2d(Layer, nn.Conv2d):
     Args:
         algorithm: "auto", or the registry name of the one algorithm to run (see `fastconv.algorithms()`).
         precision: None (follow PyTorch's switches), "ieee", "fp32" or "tf32": the class of float32 arithmetic.
-        max_error: how far "auto" may go, as a multiple of PyTorch's own error (see `fastconv.conv2d`).
+        max_error, max_workspace: how far "auto" may go, as a multiple of PyTorch's own error, and how many bytes of
+            workspace an algorithm may take (see `fastconv.conv2d`).
         others: as for torch.nn.Conv2d.
 
     Raises:
@@ -64,12 +65,13 @@ class Conv2d(Layer, nn.Conv2d):
         algorithm: str = "auto",
         precision: str | None = None,
         max_error: float | None = None,
+        max_workspace: int | None = None,
     ) -> None:
-        check_settings(algorithm, precision, max_error)
+        check_settings(algorithm, precision, max_error, max_workspace)
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
         )
-        self._fastconv = LayerState(algorithm, precision, max_error)
+        self._fastconv = LayerState(algorithm, precision, max_error, max_workspace=max_workspace)
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.Conv2d."""
@@ -98,8 +100,8 @@ class Conv2d(Layer, nn.Conv2d):
         algorithm = state.algorithm
         if algorithm == "auto" or settings.disabled:
             algorithm = settings.auto_algorithm
-        limit = settings.resolve_max_error(state.max_error, algorithm)
-        key = (algorithm, self.stride, padding, self.dilation, self.groups, activation, slope, limit)
+        limits = settings.resolve_limits(state.max_error, state.max_workspace, algorithm)
+        key = (algorithm, self.stride, padding, self.dilation, self.groups, activation, slope, limits)
         precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
         if settings.log_calls:
             self._log(x, padding, algorithm, precision, activation)
@@ -121,10 +123,13 @@ class Conv2d(Layer, nn.Conv2d):
         state = self._fastconv
         arguments = (x, weight, bias, self.stride, padding, self.dilation, self.groups)
         if residual is None and activation == "none":
-            return conv2d(*arguments, algorithm=state.algorithm, precision=state.precision, max_error=state.max_error)
+            return conv2d(
+                *arguments, algorithm=state.algorithm, precision=state.precision, max_error=state.max_error,
+                max_workspace=state.max_workspace,
+            )  # fmt: skip
         return conv2d_with_epilogue(
             *arguments, residual, activation, slope, self._sums_in_place, state.algorithm, state.precision,
-            state.max_error,
+            state.max_error, state.max_workspace,
         )  # fmt: skip
 
 
@@ -175,9 +180,12 @@ class FusedConv2d(Conv2d):
         return text
 
 
-def check_settings(algorithm: str, precision: str | None, max_error: float | None = None) -> None:
-    """TypeError or ValueError if these are not an algorithm of the registry, or "auto", a precision and a limit."""
+def check_settings(
+    algorithm: str, precision: str | None, max_error: float | None = None, max_workspace: int | None = None
+) -> None:
+    """TypeError or ValueError if these are not an algorithm of the registry, or "auto", a precision and limits."""
     settings.check_max_error(max_error)
+    settings.check_max_workspace(max_workspace)
     if not isinstance(algorithm, str):
         raise TypeError(f"algorithm is {algorithm!r}; expected a string")
     if algorithm not in functional.ALGORITHMS:

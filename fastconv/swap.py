@@ -203,6 +203,7 @@ def swap_(
     strict: bool = False,
     max_error: float | None = None,
     frozen: bool = False,
+    max_workspace: int | None = None,
 ) -> SwapReport:
     """Makes every torch.nn.Conv2d, ConvTranspose2d and Conv1d of `model` that fastconv serves fastconv's, in place.
 
@@ -212,7 +213,7 @@ def swap_(
             module's names leaves it alone.
         algorithm: "auto" (take every layer that an algorithm of fastconv's own fits), or a registry name (take the
             layers which that algorithm fits).
-        precision, max_error: as for fastconv.Conv2d.
+        precision, max_error, max_workspace: as for fastconv.Conv2d.
         dry_run: report what would happen and change nothing.
         strict: raise if a convolution that the filter admits cannot be swapped.
         frozen: the weights of the swapped layers will not change, as in inference. They stop requiring gradients, are
@@ -242,7 +243,7 @@ def swap_(
     for name, flag in (("dry_run", dry_run), ("strict", strict), ("frozen", frozen)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} is {flag!r}; expected a bool")
-    check_settings(algorithm, precision, max_error)
+    check_settings(algorithm, precision, max_error, max_workspace)
 
     # First decide, then change: an exception on the way leaves the model as it was.
     rows: list[SwapRow] = []
@@ -251,7 +252,7 @@ def swap_(
         row.reason_code, row.reason = _obstacle(module, names, filter_fn)
         if not row.reason_code:
             asked = settings.auto_algorithm if algorithm == "auto" else algorithm
-            row.candidates, row.reason_code, row.reason = _fits(module, asked, precision, max_error)
+            row.candidates, row.reason_code, row.reason = _fits(module, asked, precision, max_error, max_workspace)
         row.swapped = not row.reason_code
         rows.append(row)
     refused = [row for row in rows if row.reason_code not in ("", "already_swapped", "filtered")]
@@ -264,7 +265,7 @@ def swap_(
         for row in rows:
             target = row._module()
             if row.swapped and target is not None:
-                state = LayerState(algorithm, precision, max_error, frozen)
+                state = LayerState(algorithm, precision, max_error, frozen, max_workspace)
                 if frozen:
                     weight = target.get_parameter("weight")
                     row._required_grad = weight.requires_grad
@@ -386,7 +387,7 @@ def _obstacle(
 
 
 def _fits(
-    module: Any, algorithm: str, precision: str | None, max_error: float | None
+    module: Any, algorithm: str, precision: str | None, max_error: float | None, max_workspace: int | None
 ) -> tuple[tuple[str, ...], str, str]:
     """The algorithms that fit whatever input may come, or the reason code and text why none of those asked for does."""
     library = {row["name"] for row in _C.algorithms() if row["family"] == "library"}
@@ -403,7 +404,7 @@ def _fits(
         common = {
             "dtype": ops.dtype_name(module.weight.dtype), "layout": layout,
             "bias": module.bias is not None, "precision": settings.resolve_precision(precision, module.weight.is_cuda),
-            "max_error": settings.resolve_max_error(max_error, algorithm),
+            **settings.resolve_limits(max_error, max_workspace, algorithm)._asdict(),
         }  # fmt: skip
         try:
             problems = _problems(module, common)

@@ -37,6 +37,7 @@ def conv1d(
     algorithm: str = "auto",
     precision: str | None = None,
     max_error: float | None = None,
+    max_workspace: int | None = None,
 ) -> Tensor:
     """`torch.nn.functional.conv1d` through fastconv: `fastconv.conv2d` with a height of 1.
 
@@ -45,7 +46,7 @@ def conv1d(
         weight: ``[K, C/groups, S]``, the input's dtype and device.
         bias: ``[K]`` or None.
         stride, padding, dilation, groups: as `torch.nn.functional.conv1d`; integers, or sequences of one.
-        algorithm, precision, max_error: as `fastconv.conv2d`.
+        algorithm, precision, max_error, max_workspace: as `fastconv.conv2d`.
 
     Returns:
         ``[N, K, Q]`` (``[K, Q]`` for an unbatched input), Q = (L + 2 padding - dilation (S-1) - 1) // stride + 1.
@@ -68,7 +69,7 @@ def conv1d(
         paddings = _row("padding", padding, 0)
     y = conv2d(
         input.unsqueeze(-2), weight.unsqueeze(-2), bias, strides, paddings, dilations, groups, algorithm=algorithm,
-        precision=precision, max_error=max_error,
+        precision=precision, max_error=max_error, max_workspace=max_workspace,
     )  # fmt: skip
     return y.squeeze(-2)
 
@@ -96,6 +97,7 @@ def conv_transpose2d(
     algorithm: str = "auto",
     precision: str | None = None,
     max_error: float | None = None,
+    max_workspace: int | None = None,
 ) -> Tensor:
     """`torch.nn.functional.conv_transpose2d` through fastconv: the input gradient of a convolution, made of forward
     convolutions of stride 1 where they are the faster way.
@@ -108,7 +110,7 @@ def conv_transpose2d(
         groups: a divisor of C.
         algorithm: ``"auto"``, or the name of the algorithm of those convolutions; ``"torch"``: PyTorch's operator.
             Gradients are `auto`'s, but for ``"torch"``.
-        precision, max_error: as `fastconv.conv2d`.
+        precision, max_error, max_workspace: as `fastconv.conv2d`.
 
     Returns:
         ``[N, K, P, Q]`` (``[K, P, Q]`` for an unbatched input), P = (H-1) stride - 2 padding + dilation (R-1) +
@@ -126,7 +128,7 @@ def conv_transpose2d(
     if bias is not None:
         functional._require_tensor("bias", bias)
     algorithm = functional._resolved_algorithm(algorithm)
-    limit = settings.resolve_max_error(max_error, algorithm)
+    limits = settings.resolve_limits(max_error, max_workspace, algorithm)
     precision = settings.resolve_precision(precision, input.is_cuda)
     if input.dim() not in (3, 4):
         raise RuntimeError(f"input has shape {list(input.shape)}; expected [N, C, H, W] or [C, H, W]")
@@ -154,7 +156,7 @@ def conv_transpose2d(
         )  # fmt: skip
     y = transposed.conv_transpose2d(
         input if input.dim() == 4 else input.unsqueeze(0), weight, bias, strides, paddings, extras, dilations, groups,
-        algorithm, precision, settings.switches.backend_flags, limit,
+        algorithm, precision, settings.switches.backend_flags, *limits,
     )  # fmt: skip
     return y if input.dim() == 4 else y.squeeze(0)
 
@@ -183,12 +185,13 @@ class Conv1d(Layer, nn.Conv1d):
         algorithm: str = "auto",
         precision: str | None = None,
         max_error: float | None = None,
+        max_workspace: int | None = None,
     ) -> None:
-        check_settings(algorithm, precision, max_error)
+        check_settings(algorithm, precision, max_error, max_workspace)
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
         )
-        self._fastconv = LayerState(algorithm, precision, max_error)
+        self._fastconv = LayerState(algorithm, precision, max_error, max_workspace=max_workspace)
 
     @property
     def last_input_shape(self) -> tuple[int, ...] | None:
@@ -205,6 +208,7 @@ class Conv1d(Layer, nn.Conv1d):
             return conv1d(
                 x, weight, bias, self.stride, padding, self.dilation, self.groups, algorithm=state.algorithm,
                 precision=state.precision, max_error=state.max_error,
+            max_workspace=state.max_workspace,
             )  # fmt: skip
         return self._as_conv2d(weight, bias, padding)._convolve(x.unsqueeze(-2)).squeeze(-2)
 
@@ -257,13 +261,14 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
         algorithm: str = "auto",
         precision: str | None = None,
         max_error: float | None = None,
+        max_workspace: int | None = None,
     ) -> None:
-        check_settings(algorithm, precision, max_error)
+        check_settings(algorithm, precision, max_error, max_workspace)
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation,
             padding_mode, device, dtype,
         )  # fmt: skip
-        self._fastconv = LayerState(algorithm, precision, max_error)
+        self._fastconv = LayerState(algorithm, precision, max_error, max_workspace=max_workspace)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.ConvTranspose2d.
@@ -277,6 +282,7 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
         y = conv_transpose2d(
             input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,  # type: ignore[arg-type]
             self.dilation, algorithm=state.algorithm, precision=state.precision, max_error=state.max_error,
+            max_workspace=state.max_workspace,
         )  # fmt: skip
         if is_eager(input):
             last = ops.last_call()

@@ -25,7 +25,7 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
                          std::pair<std::int64_t, std::int64_t> padding, std::pair<std::int64_t, std::int64_t> dilation,
                          std::int64_t groups, const std::string& dtype, const std::string& precision,
                          const std::string& layout, bool bias, bool residual, const std::string& activation,
-                         std::optional<double> max_error) {
+                         std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
   ConvProblem problem;
   problem.n = n, problem.c = c, problem.h = h, problem.w = w, problem.k = k, problem.r = r, problem.s = s;
   problem.stride_h = stride.first, problem.stride_w = stride.second;
@@ -42,7 +42,9 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   };
   require(!max_error || *max_error >= 1.0,
           "max_error is " + std::to_string(max_error.value_or(0.0)) + "; expected a number of at least 1");
-  problem.max_error = max_error.value_or(0.0);
+  require(!max_workspace || *max_workspace >= 0,
+          "max_workspace is " + std::to_string(max_workspace.value_or(0)) + "; expected bytes of at least 0");
+  problem.limits = {max_error.value_or(0.0), max_workspace.value_or(-1)};
   const auto pair = [](std::int64_t first, std::int64_t second) {
     return "(" + std::to_string(first) + ", " + std::to_string(second) + ")";
   };
@@ -295,7 +297,7 @@ PYBIND11_MODULE(_C, module) {
            py::arg("dilation") = std::pair<std::int64_t, std::int64_t>{1, 1}, py::arg("groups") = 1,
            py::arg("dtype") = "float32", py::arg("precision") = "fp32", py::arg("layout") = "nchw",
            py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "none",
-           py::arg("max_error") = py::none())
+           py::arg("max_error") = py::none(), py::arg("max_workspace") = py::none())
       .def_readonly("n", &ConvProblem::n)
       .def_readonly("c", &ConvProblem::c)
       .def_readonly("h", &ConvProblem::h)

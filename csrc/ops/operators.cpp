@@ -138,9 +138,10 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
               IntList stride, IntList padding, IntList dilation, std::int64_t groups, std::string algorithm,
               std::string precision, std::string activation, double negative_slope, std::int64_t backend_flags,
-              std::optional<double> max_error) {
-  const Arguments arguments{bias,      residual,  stride,     padding,        dilation,      groups,
-                            algorithm, precision, activation, negative_slope, backend_flags, max_error};
+              std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
+  const Arguments arguments{bias,       residual,       stride,        padding,
+                            dilation,   groups,         algorithm,     precision,
+                            activation, negative_slope, backend_flags, limits_of(max_error, max_workspace)};
   const Layout layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, shape_of(weight), layout, arguments);
   FASTCONV_REQUIRE(weight.scalar_type() == input.scalar_type(), "weight and input differ in dtype");
@@ -312,7 +313,7 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, "
       "SymInt[] dilation, SymInt groups, str algorithm, str precision, str activation, float negative_slope, "
-      "int backend_flags, float? max_error=None) -> Tensor");
+      "int backend_flags, float? max_error=None, int? max_workspace=None) -> Tensor");
   library.def("pack_weight(Tensor weight, SymInt groups, str algorithm, str precision) -> Tensor");
   library.def(
       "conv2d_packed(Tensor input, Tensor packed, SymInt[] weight_shape, Tensor? bias, Tensor? residual, "

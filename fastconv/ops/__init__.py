@@ -27,17 +27,17 @@ library: torch.library.Library = torch.library.Library("fastconv", "FRAGMENT")
 _CONVOLUTION = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 library.define(
     f"conv2d_input_gradient(Tensor grad, Tensor weight, SymInt[] input_size, {_CONVOLUTION}, str algorithm, "
-    "str precision, int backend_flags, float? max_error=None) -> Tensor"
+    "str precision, int backend_flags, float? max_error=None, int? max_workspace=None) -> Tensor"
 )
 library.define(
     f"conv2d_weight_gradient(Tensor input, Tensor grad, SymInt[] weight_size, {_CONVOLUTION}, str algorithm, "
-    "str precision, int backend_flags, float? max_error=None) -> Tensor"
+    "str precision, int backend_flags, float? max_error=None, int? max_workspace=None) -> Tensor"
 )
 
 library.define(
     "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
     "SymInt[] output_padding, SymInt[] dilation, SymInt groups, str algorithm, str precision, int backend_flags, "
-    "float? max_error=None) -> Tensor"
+    "float? max_error=None, int? max_workspace=None) -> Tensor"
 )
 
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
@@ -103,11 +103,9 @@ empty_operator = torch.ops.fastconv.empty_operator.default
 _layer_forward = torch.ops.fastconv.layer_forward.default
 
 
-def layer_new(
-    algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float, max_error: float | None
-) -> int:
+def layer_new(algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float, *limits: Any) -> int:
     """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers."""
-    return int(call(torch.ops.fastconv.layer_new.default, algorithm, geometry, activation, negative_slope, max_error))
+    return int(call(torch.ops.fastconv.layer_new.default, algorithm, geometry, activation, negative_slope, *limits))
 
 
 def layer_forward(
@@ -150,13 +148,13 @@ def layer_last(layer: int) -> tuple[str | None, tuple[int, ...] | None]:
 def weight_gradient_reason(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, channels_last: bool, algorithm: str, precision: str,
-    max_error: float | None = None,
+    *limits: Any,
 ) -> str:  # fmt: skip
     """Why PyTorch computes the weight gradient of a convolution asked for as `algorithm`: "code: reason"; empty if an
     algorithm of ours does. `channels_last`: whether input and grad [N, K, P, Q] are read in that format."""
     return str(
         torch.ops.fastconv.weight_gradient_reason(
-            input, grad, weight_size, stride, padding, dilation, groups, channels_last, algorithm, precision, max_error
+            input, grad, weight_size, stride, padding, dilation, groups, channels_last, algorithm, precision, *limits
         )
     )
 

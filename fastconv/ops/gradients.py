@@ -18,7 +18,7 @@ from fastconv.ops.input_gradient import at_once, by_phases
 
 def input_gradient(
     grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
-    flags: int, max_error: float | None = None,
+    flags: int, *limits: Any,
 ) -> Tensor:  # fmt: skip
     """The input gradient [N, C, H, W] from grad [N, K, P, Q] and weight [K, C/groups, R, S]."""
     stride, padding, dilation, groups = geometry
@@ -28,7 +28,7 @@ def input_gradient(
     method = planned_input_gradient(grad, weight, input_size, geometry, algorithm)["method"]
     if method != "torch":
         # Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
-        return by_convolutions(method, grad, weight, None, input_size, geometry, "auto", precision, flags, max_error)
+        return by_convolutions(method, grad, weight, None, input_size, geometry, "auto", precision, flags, *limits)
     if plain.is_of_class(grad, precision):
         like = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(
@@ -41,7 +41,7 @@ def input_gradient(
 
 def by_convolutions(
     method: str, grad: Tensor, weight: Tensor, bias: Tensor | None, input_size: Sequence[int], geometry: Geometry,
-    algorithm: str, precision: str, flags: int, max_error: float | None,
+    algorithm: str, precision: str, flags: int, *limits: Any,
 ) -> Tensor:  # fmt: skip
     """The input gradient, plus `bias` [C], by forward convolutions of `algorithm`, as the planner's method makes it."""
     memory_format = ops.format_of(grad, weight)
@@ -51,7 +51,7 @@ def by_convolutions(
     ) -> Tensor:
         return ops.call(
             ops.conv2d_op, input, filters, bias, None, [1, 1], padding, dilation, geometry.groups, algorithm, precision,
-            "none", 0.0, flags, max_error,
+            "none", 0.0, flags, *limits,
         )  # fmt: skip
 
     grad = grad.contiguous(memory_format=memory_format)
@@ -80,7 +80,7 @@ def _device_of(kind: str) -> _C.DeviceInfo:
 
 def weight_gradient(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
-    flags: int, max_error: float | None = None,
+    flags: int, *limits: Any,
 ) -> Tensor:  # fmt: skip
     """The weight gradient [K, C/groups, R, S] from input [N, C, H, W] and grad [N, K, P, Q]."""
     stride, padding, dilation, groups = geometry
@@ -88,17 +88,17 @@ def weight_gradient(
     if math.prod(weight_size) != 0:  # as for the input gradient
         weight_size = [grad.shape[1], input.shape[1] // groups, *weight_size[2:]]
     problem = (weight_size, *geometry, memory_format == torch.channels_last)
-    reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, max_error)
+    reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, *limits)
     empty = math.prod(input.shape) == 0 or math.prod(grad.shape) == 0
     agrees = empty or plain.is_of_class(grad, precision)
     if reason and algorithm == "auto" and not agrees:
         # PyTorch's gradient, estimated to be faster, is one in another class; in this one it is far slower.
         algorithm = "implicit_gemm"
-        reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, max_error)
+        reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, *limits)
     if settings.log_calls:
         settings.logger.debug("weight gradient %s: %s", list(weight_size), "PyTorch, " + reason if reason else "own")
     if not reason:
-        return ops.call(ops.weight_gradient_kernel_op, input, grad, *problem, algorithm, precision, max_error)
+        return ops.call(ops.weight_gradient_kernel_op, input, grad, *problem, algorithm, precision, *limits)
     like_format = memory_format
     if not agrees and precision != "tf32" and groups == input.shape[1]:
         # PyTorch's kernel for depthwise float32 in NCHW is its own, which knows no TF32.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +25,9 @@ def is_of_class(tensor: Tensor, precision: str) -> bool:
 def conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, activation: str,
-    slope: float, flags: int, max_error: float | None = None,
+    slope: float, flags: int, *limits: Any,
 ) -> Tensor:  # fmt: skip
-    """The operator `conv2d`. `algorithm` and `max_error` are its, and say nothing here."""
+    """The operator `conv2d`. `algorithm` and `limits` are its, and say nothing here."""
     y = aten._convolution(
         input, weight, bias, stride, padding, dilation, False, [0, 0], groups, *settings.unpack_flags(flags),
         precision == "tf32",
@@ -51,9 +52,9 @@ def activate(y: Tensor, activation: str, slope: float, inplace: bool = False) ->
 def conv_transpose2d(
     input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
     output_padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
-    max_error: float | None = None,
+    *limits: Any,
 ) -> Tensor:  # fmt: skip
-    """The operator `conv_transpose2d`. `algorithm` and `max_error` are its, and say nothing here."""
+    """The operator `conv_transpose2d`. `algorithm` and `limits` are its, and say nothing here."""
     return aten._convolution(
         input, weight, bias, stride, padding, dilation, True, output_padding, groups, *settings.unpack_flags(flags),
         precision == "tf32",

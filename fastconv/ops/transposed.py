@@ -123,7 +123,7 @@ def _checked_shape(
 def _kernel(
     input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
     output_padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
-    max_error: float | None = None,
+    *limits: Any,
 ) -> Tensor:  # fmt: skip
     geometry = Geometry(stride, padding, dilation, groups)
     shape = _checked_shape(input, weight, bias, geometry, output_padding)
@@ -132,7 +132,7 @@ def _kernel(
         row = gradients.planned_input_gradient(input, weight, shape, geometry, algorithm)
         if row["method"] != "torch":
             return gradients.by_convolutions(
-                row["method"], input, weight, bias, shape, geometry, algorithm, precision, flags, max_error
+                row["method"], input, weight, bias, shape, geometry, algorithm, precision, flags, *limits
             )
         reason = row["reason"]
     if algorithm not in ("auto", "torch") and 0 not in (*shape, *weight.shape):
@@ -158,8 +158,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.geometry = stride, padding, dilation, groups
     # A name says what computes the transposed convolution; its derivatives are others, which it may not fit.
     ctx.algorithm = "torch" if algorithm == "torch" else "auto"
-    ctx.precision, ctx.flags, *limit = rest
-    ctx.max_error = limit[0] if limit else None
+    ctx.precision, ctx.flags, *ctx.limits = rest
     ctx.sizes = weight.shape
     ctx.save_for_backward(input if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None)
 
@@ -170,10 +169,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     of_input, of_weight, of_bias = ctx.needs_input_grad[:3]
     dx = dw = None
     if of_input:
-        dx = autograd.conv2d(grad, weight, None, None, *shared, "none", 0.0, ctx.flags, ctx.max_error)
+        dx = autograd.conv2d(grad, weight, None, None, *shared, "none", 0.0, ctx.flags, *ctx.limits)
     if of_weight:
-        dw = autograd.weight_gradient(grad, input, ctx.sizes, *shared, ctx.flags, ctx.max_error)
-    return dx, dw, grad.sum((0, 2, 3)) if of_bias else None, *[None] * 9
+        dw = autograd.weight_gradient(grad, input, ctx.sizes, *shared, ctx.flags, *ctx.limits)
+    return dx, dw, grad.sum((0, 2, 3)) if of_bias else None, *[None] * 10
 
 
 def _vmap(info, in_dims, *args):  # type: ignore[no-untyped-def]
@@ -201,5 +200,5 @@ def _vmap(info, in_dims, *args):  # type: ignore[no-untyped-def]
 
 ops.library.impl("conv_transpose2d", _kernel, "CompositeExplicitAutograd")
 # input [N, C, H, W], weight [C, K/groups, R, S], bias [K], stride, padding, output_padding, dilation, groups,
-# algorithm, precision, flags, max_error=None -> [N, K, P, Q]
+# algorithm, precision, flags, max_error=None, max_workspace=None -> [N, K, P, Q]
 conv_transpose2d = autograd._differentiable(ops.conv_transpose2d_op, _setup, _backward, _vmap, plain.conv_transpose2d)
