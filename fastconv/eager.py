@@ -27,7 +27,7 @@ from fastconv.tensors import is_plain
 # Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
 _held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[LayerState]] = weakref.WeakKeyDictionary()
 
-Settings = tuple[Any, ...]  # algorithm, stride, padding, dilation, groups, activation, negative_slope, max_error
+Settings = tuple[Any, ...]  # algorithm, stride, padding, dilation, groups, activation, negative_slope, limits
 
 
 class LayerState:
@@ -38,16 +38,18 @@ class LayerState:
     """
 
     __slots__ = (
-        "__weakref__", "algorithm", "elsewhere", "frozen", "latest", "layers", "lock", "max_error", "precision"
+        "__weakref__", "algorithm", "elsewhere", "frozen", "latest", "layers", "lock", "max_error",
+        "max_workspace", "precision",
     )  # fmt: skip
 
     def __init__(
         self, algorithm: str = "auto", precision: str | None = None, max_error: float | None = None,
-        frozen: bool = False,
+        frozen: bool = False, max_workspace: int | None = None,
     ) -> None:  # fmt: skip
         self.algorithm = algorithm
         self.precision = precision
         self.max_error = max_error
+        self.max_workspace = max_workspace
         self.frozen = frozen
         self.layers: dict[Settings, int] = {}
         self.latest = 0  # the layer of the most recent call
@@ -55,18 +57,18 @@ class LayerState:
         self.lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LayerState, (self.algorithm, self.precision, self.max_error, self.frozen)
+        return LayerState, (self.algorithm, self.precision, self.max_error, self.frozen, self.max_workspace)
 
     def __del__(self) -> None:
         for layer in self.layers.values():
             ops.layer_free(layer)
 
     def new_layer(self, key: Settings) -> int:
-        algorithm, stride, padding, dilation, groups, activation, slope, max_error = key
+        algorithm, stride, padding, dilation, groups, activation, slope, limits = key
         with self.lock:
             if key not in self.layers:
                 geometry = (*_pair(stride), *padding, *_pair(dilation), groups)
-                self.layers[key] = ops.layer_new(algorithm, geometry, activation, slope, max_error)
+                self.layers[key] = ops.layer_new(algorithm, geometry, activation, slope, *limits)
             return self.layers[key]
 
     def pack(self, layer: int, weight: Tensor, groups: int, algorithm: str, precision: str) -> None:
@@ -198,9 +200,9 @@ class _Convolution(torch.autograd.Function):
             dx, dw, db = ops.layer_gradients(grad, x, weight, ctx.layer, precision, wanted)
         of_input, of_weight, of_bias = of_input and dx is None, of_weight and dw is None, of_bias and db is None
         if of_input or of_weight or of_bias:
-            algorithm, stride, padding, dilation, groups, _, _, max_error = ctx.key
+            algorithm, stride, padding, dilation, groups, _, _, limits = ctx.key
             geometry = Geometry(_pair(stride), padding, _pair(dilation), groups)
-            asked = (geometry, algorithm, ctx.precision, max_error)
+            asked = (geometry, algorithm, ctx.precision, limits)
             if of_input:
                 dx = autograd.input_gradient_of(grad, weight, x.shape, *asked)
             if of_weight:

@@ -14,6 +14,7 @@ from fastconv import functional, ops, settings
 from fastconv.eager import LayerState, convolve, is_eager
 from fastconv.epilogue import conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
+from fastconv.layer import Layer
 from fastconv.ops.geometry import Geometry
 
 __all__ = ["Conv2d", "FusedConv2d", "refresh"]
@@ -23,7 +24,7 @@ torch.fx.wrap("conv2d")
 torch.fx.wrap("conv2d_with_epilogue")
 
 
-class Conv2d(nn.Conv2d):
+class Conv2d(Layer, nn.Conv2d):
     """torch.nn.Conv2d on fastconv's algorithms: the same arguments, parameters, buffers and state_dict.
 
     Input `[N, C, H, W]` or `[C, H, W]`, output `[N, K, P, Q]` or `[K, P, Q]`; float32, float16, bfloat16 by fastconv's
@@ -32,7 +33,8 @@ class Conv2d(nn.Conv2d):
     Args:
         algorithm: "auto", or the registry name of the one algorithm to run (see `fastconv.algorithms()`).
         precision: None (follow PyTorch's switches), "ieee", "fp32" or "tf32": the class of float32 arithmetic.
-        max_error: how far "auto" may go, as a multiple of PyTorch's own error (see `fastconv.conv2d`).
+        max_error, max_workspace: how far "auto" may go, as a multiple of PyTorch's own error, and how many bytes of
+            workspace an algorithm may take (see `fastconv.conv2d`).
         others: as for torch.nn.Conv2d.
 
     Raises:
@@ -44,7 +46,6 @@ class Conv2d(nn.Conv2d):
     eager call ran.
     """
 
-    _fastconv: LayerState
     _sums_in_place = False  # the residual is added as by `+=`, which keeps the dtype, not as by `+`
 
     def __init__(
@@ -64,42 +65,13 @@ class Conv2d(nn.Conv2d):
         algorithm: str = "auto",
         precision: str | None = None,
         max_error: float | None = None,
+        max_workspace: int | None = None,
     ) -> None:
-        check_settings(algorithm, precision, max_error)
+        check_settings(algorithm, precision, max_error, max_workspace)
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
         )
-        self._fastconv = LayerState(algorithm, precision, max_error)
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm asked for: "auto" or a registry name."""
-        return self._fastconv.algorithm
-
-    @property
-    def precision(self) -> str | None:
-        """The precision asked for; None follows PyTorch's switches."""
-        return self._fastconv.precision
-
-    @property
-    def max_error(self) -> float | None:
-        """The limit asked for, a multiple of PyTorch's own error; None: the default."""
-        return self._fastconv.max_error
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the weight, as long as it requires no gradient, is taken not to change: see `fastconv.swap_`."""
-        return self._fastconv.frozen
-
-    @property
-    def last_algorithm(self) -> str | None:
-        """What the most recent eager call ran; None before the first."""
-        return self._fastconv.last_algorithm
-
-    @property
-    def last_input_shape(self) -> tuple[int, ...] | None:
-        """The input's shape in that call."""
-        return self._fastconv.last_input_shape
+        self._fastconv = LayerState(algorithm, precision, max_error, max_workspace=max_workspace)
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.Conv2d."""
@@ -128,8 +100,8 @@ class Conv2d(nn.Conv2d):
         algorithm = state.algorithm
         if algorithm == "auto" or settings.disabled:
             algorithm = settings.auto_algorithm
-        limit = settings.resolve_max_error(state.max_error, algorithm)
-        key = (algorithm, self.stride, padding, self.dilation, self.groups, activation, slope, limit)
+        limits = settings.resolve_limits(state.max_error, state.max_workspace, algorithm)
+        key = (algorithm, self.stride, padding, self.dilation, self.groups, activation, slope, limits)
         precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
         if settings.log_calls:
             self._log(x, padding, algorithm, precision, activation)
@@ -151,47 +123,14 @@ class Conv2d(nn.Conv2d):
         state = self._fastconv
         arguments = (x, weight, bias, self.stride, padding, self.dilation, self.groups)
         if residual is None and activation == "none":
-            return conv2d(*arguments, algorithm=state.algorithm, precision=state.precision, max_error=state.max_error)
+            return conv2d(
+                *arguments, algorithm=state.algorithm, precision=state.precision, max_error=state.max_error,
+                max_workspace=state.max_workspace,
+            )  # fmt: skip
         return conv2d_with_epilogue(
             *arguments, residual, activation, slope, self._sums_in_place, state.algorithm, state.precision,
-            state.max_error,
+            state.max_error, state.max_workspace,
         )  # fmt: skip
-
-    def __prepare_scriptable__(self) -> None:
-        """What torch.jit.script asks every module first."""
-        raise ops.UnsupportedError(
-            f"torch.jit.script cannot compile fastconv.{type(self).__name__}: undo() the swap first (of a fused model: "
-            "script the model that it was made from), or use torch.compile or torch.export"
-        )
-
-    def refresh(self) -> None:
-        """Packs the weight again, for this layer's next calls and for CUDA graphs that captured it. Only a frozen layer
-        needs it, after its weight was changed by hand."""
-        weight = self.weight
-        if is_eager(weight):
-            self._fastconv.refresh(weight)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        if self._fastconv.frozen:
-            self.refresh()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._fastconv.drop_packed(self)
-        return super()._apply(fn, recurse)
-
-    def extra_repr(self) -> str:
-        state = self._fastconv
-        text = super().extra_repr()
-        if state.algorithm != "auto":
-            text += f", algorithm={state.algorithm}"
-        if state.precision is not None:
-            text += f", precision={state.precision}"
-        if state.max_error is not None:
-            text += f", max_error={state.max_error:g}"
-        if state.frozen:
-            text += ", frozen=True"
-        return text
 
 
 def refresh(model: nn.Module) -> None:
@@ -204,7 +143,7 @@ def refresh(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     for module in model.modules():
-        if isinstance(module, Conv2d):
+        if isinstance(module, Layer):
             module.refresh()
 
 
@@ -241,9 +180,12 @@ class FusedConv2d(Conv2d):
         return text
 
 
-def check_settings(algorithm: str, precision: str | None, max_error: float | None = None) -> None:
-    """TypeError or ValueError if these are not an algorithm of the registry, or "auto", a precision and a limit."""
+def check_settings(
+    algorithm: str, precision: str | None, max_error: float | None = None, max_workspace: int | None = None
+) -> None:
+    """TypeError or ValueError if these are not an algorithm of the registry, or "auto", a precision and limits."""
     settings.check_max_error(max_error)
+    settings.check_max_workspace(max_workspace)
     if not isinstance(algorithm, str):
         raise TypeError(f"algorithm is {algorithm!r}; expected a string")
     if algorithm not in functional.ALGORITHMS:

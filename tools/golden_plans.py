@@ -57,8 +57,8 @@ def devices() -> dict[str, _C.DeviceInfo]:
         "h100": _gpu("NVIDIA H100", 90, 132, 227, 50, 2.9e12, 47e12, 660e12),
         "a100": _gpu("NVIDIA A100", 80, 108, 163, 40, 1.6e12, 17e12, 250e12),
         "h200 built for sm_80": _portable(),
-        "cpu 2": _C.cpu_device(2),
-        "cpu 16": _C.cpu_device(16),
+        "cpu 2": _C.cpu_device(2, _C.InstructionSet.avx2),
+        "cpu 16": _C.cpu_device(16, _C.InstructionSet.avx512),
     }
 
 

@@ -237,7 +237,7 @@ LayerTable& layers() {
 thread_local CallStatus last_status = CallStatus::ran;
 
 std::int64_t layer_new(std::string algorithm, IntList geometry, std::string activation, double negative_slope,
-                       std::optional<double> max_error) {
+                       std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
   FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) +
                                              "; expected 7 integers: stride, padding, dilation (two each), groups");
   ConvProblem problem;
@@ -247,7 +247,7 @@ std::int64_t layer_new(std::string algorithm, IntList geometry, std::string acti
   problem.groups = geometry[6];
   problem.activation = activation_from_name(activation);
   problem.negative_slope = static_cast<float>(negative_slope);
-  problem.max_error = max_error.value_or(0.0);
+  problem.limits = limits_of(max_error, max_workspace);
   return layers().add(std::make_unique<Layer>(std::move(algorithm), problem));
 }
 
@@ -308,7 +308,8 @@ std::string layer_last(std::int64_t number) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
-      "layer_new(str algorithm, int[] geometry, str activation, float negative_slope, float? max_error) -> int");
+      "layer_new(str algorithm, int[] geometry, str activation, float negative_slope, float? max_error, "
+      "int? max_workspace=None) -> int");
   library.def("layer_free(int layer) -> ()");
   library.def(
       "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int precision) -> "

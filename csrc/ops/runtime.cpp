@@ -68,7 +68,7 @@ const DeviceInfo& query_device(DeviceType type, int index) {
   }
   DeviceInfo device;
   if (type == DeviceType::cpu) {
-    device = cpu_device(threads);
+    device = cpu_device(threads, instruction_set_here());
     device.name = cpu_name();
   } else {
 #ifdef FASTCONV_WITH_CUDA

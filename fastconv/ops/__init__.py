@@ -27,11 +27,17 @@ library: torch.library.Library = torch.library.Library("fastconv", "FRAGMENT")
 _CONVOLUTION = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 library.define(
     f"conv2d_input_gradient(Tensor grad, Tensor weight, SymInt[] input_size, {_CONVOLUTION}, str algorithm, "
-    "str precision, int backend_flags, float? max_error=None) -> Tensor"
+    "str precision, int backend_flags, float? max_error=None, int? max_workspace=None) -> Tensor"
 )
 library.define(
     f"conv2d_weight_gradient(Tensor input, Tensor grad, SymInt[] weight_size, {_CONVOLUTION}, str algorithm, "
-    "str precision, int backend_flags, float? max_error=None) -> Tensor"
+    "str precision, int backend_flags, float? max_error=None, int? max_workspace=None) -> Tensor"
+)
+
+library.define(
+    "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
+    "SymInt[] output_padding, SymInt[] dilation, SymInt groups, str algorithm, str precision, int backend_flags, "
+    "float? max_error=None, int? max_workspace=None) -> Tensor"
 )
 
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
@@ -40,6 +46,7 @@ conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
 refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
 input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
+conv_transpose2d_op: OpOverload = torch.ops.fastconv.conv_transpose2d.default
 weight_gradient_kernel_op: OpOverload = torch.ops.fastconv.weight_gradient.default
 
 
@@ -96,11 +103,9 @@ empty_operator = torch.ops.fastconv.empty_operator.default
 _layer_forward = torch.ops.fastconv.layer_forward.default
 
 
-def layer_new(
-    algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float, max_error: float | None
-) -> int:
+def layer_new(algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float, *limits: Any) -> int:
     """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers."""
-    return int(call(torch.ops.fastconv.layer_new.default, algorithm, geometry, activation, negative_slope, max_error))
+    return int(call(torch.ops.fastconv.layer_new.default, algorithm, geometry, activation, negative_slope, *limits))
 
 
 def layer_forward(
@@ -143,13 +148,13 @@ def layer_last(layer: int) -> tuple[str | None, tuple[int, ...] | None]:
 def weight_gradient_reason(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, channels_last: bool, algorithm: str, precision: str,
-    max_error: float | None = None,
+    *limits: Any,
 ) -> str:  # fmt: skip
     """Why PyTorch computes the weight gradient of a convolution asked for as `algorithm`: "code: reason"; empty if an
     algorithm of ours does. `channels_last`: whether input and grad [N, K, P, Q] are read in that format."""
     return str(
         torch.ops.fastconv.weight_gradient_reason(
-            input, grad, weight_size, stride, padding, dilation, groups, channels_last, algorithm, precision, max_error
+            input, grad, weight_size, stride, padding, dilation, groups, channels_last, algorithm, precision, *limits
         )
     )
 
@@ -183,6 +188,12 @@ def last_call() -> dict[str, Any] | None:
     return call or None
 
 
+def record_torch(dtype: torch.dtype, precision: str) -> None:
+    """Has `last_call` name PyTorch: for what no operator of ours computes."""
+    halves = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: precision}
+    torch.ops.fastconv.record_torch(halves.get(dtype, "other"))
+
+
 def set_debug(enabled: bool) -> None:
     """Poisons workspaces and outputs with NaN before every call and checks their guards after it (slow)."""
     torch.ops.fastconv.set_debug(enabled)
@@ -197,13 +208,13 @@ def device_info(device: torch.device) -> _C.DeviceInfo:
         index = torch.cuda.current_device() if device.index is None else device.index
     info = _C.DeviceInfo()
     for name, value in json.loads(torch.ops.fastconv.device_info(index)).items():
-        setattr(
-            info, name, getattr(_C.DeviceType, value) if name == "type" else _as_type_of(getattr(info, name), value)
-        )
+        setattr(info, name, _as_type_of(getattr(info, name), value))
     return info
 
 
 def _as_type_of(current: Any, value: Any) -> Any:
+    if isinstance(current, _C.DeviceType | _C.InstructionSet):
+        return getattr(type(current), value)
     return int(value) if type(current) is int else value
 
 

@@ -53,22 +53,26 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   return Support::yes();
 }
 
-// The form and unit of winograd_f4's model (winograd/algo.cpp), with the ratios that were measured against it:
-// README.md.
+// The form of winograd_f4's model (winograd_staged/algo.cpp), with a time for each task.
+struct CpuTasks {
+  double task, caches, products, half_channels;
+};
+constexpr CpuRates<CpuTasks> cpu_tasks{{0.3, 1.8, 2.2, 16.0}, {0.3, 1.8, 2.2, 16.0}};
+
 double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceInfo& device) {
+  const CpuTasks& rates = cpu_tasks.of(device);
   const double elements = static_cast<double>(cpu::points) * static_cast<double>(map.tiles);
   const double c = static_cast<double>(cpu::padded_channels(problem)),
                k = static_cast<double>(cpu::padded_filters(problem));
-  const double cache_bandwidth = 1.8 * device.bandwidth_bytes_per_s * device.processors;
-  const double transforms = (problem.compulsory_bytes() + elements * (c + k) * sizeof(float)) / cache_bandwidth;
   // Every batch reads U; what exceeds the caches costs more than the traffic of the first time (measured: 512 -> 512).
   constexpr double cached = 8e6;
   const double u = static_cast<double>(cpu::u_bytes(problem));
   const double again = 4.0 * std::max(0.0, u - cached) * static_cast<double>(map.batches() - 1);
-  const double filters = (u + again) / (1.15 * device.bandwidth_bytes_per_s);
-  const double rate = 2.2 * device.fp32_flops_per_s * c / (c + 16.0);
-  const double tasks = 0.3 * static_cast<double>(map.size()) / device.processors;
-  return 20.0 + tasks + 1e6 * (transforms + filters + 2.0 * elements * c * k / rate);
+  return 20.0 + rates.task * static_cast<double>(map.size()) / device.processors +
+         memory_us(problem.compulsory_bytes() + elements * (c + k) * sizeof(float), rates.caches * device.processors,
+                   device) +
+         memory_us(u + again, 1.15, device) +
+         fp32_us(2.0 * elements * c * k, rates.products * c / (c + rates.half_channels), device);
 }
 
 // Times seen on an H200 (docs/log/40-megakernel-fp32.md), in us: the map's beginning and end, where nothing overlaps;

@@ -87,16 +87,22 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   return launches + input + gemm + output;
 }
 
-// V and M stay in the caches, U comes from memory once per chunk. Constants: fitted to the 3x3 layers of VGG, ResNet,
-// YOLO and DenseNet at batch 1, two cores with AVX-512; torch_conv/algo.cpp has the rival's from the same run.
+// V and M stay in the caches, which give so many times the memory's bandwidth to each thread; U comes from memory once
+// per chunk; the library's products reach a share of the vectors' rate, half of it with so many channels.
+struct CpuStages {
+  double chunk, caches, products, half_channels;
+};
+// AVX-512: fitted to the 3x3 layers of VGG, ResNet, YOLO and DenseNet at batch 1, two cores.
+constexpr CpuRates<CpuStages> cpu_stages{{15.0, 1.5, 1.7, 4.0}, {15.0, 1.5, 1.7, 4.0}};
+
 double cpu_cost_us(const ConvProblem& problem, const Config& config, std::int64_t chunks, const DeviceInfo& device) {
   const Volume w = volume_of(problem, config);
-  const double cache_bandwidth = 1.5 * device.bandwidth_bytes_per_s * device.processors;
-  const double transforms = (problem.compulsory_bytes() + w.v_bytes + w.m_bytes) / cache_bandwidth;
-  const double filters = w.u_bytes * static_cast<double>(chunks) / device.bandwidth_bytes_per_s;
+  const CpuStages& rates = cpu_stages.of(device);
   const double depth = static_cast<double>(config.depth);
-  const double rate = 1.7 * device.fp32_flops_per_s * depth / (depth + 4.0);
-  return 15.0 * static_cast<double>(chunks) + 1e6 * (transforms + filters + w.flops / rate);
+  return rates.chunk * static_cast<double>(chunks) +
+         memory_us(problem.compulsory_bytes() + w.v_bytes + w.m_bytes, rates.caches * device.processors, device) +
+         memory_us(w.u_bytes * static_cast<double>(chunks), 1.0, device) +
+         fp32_us(w.flops, rates.products * depth / (depth + rates.half_channels), device);
 }
 
 ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
