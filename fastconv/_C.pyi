@@ -49,6 +49,7 @@ class ConvProblem:
         residual: bool = False,
         activation: str = "none",
         max_error: float | None = None,
+        max_workspace: int | None = None,
     ) -> None: ...
     @property
     def n(self) -> int: ...

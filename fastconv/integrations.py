@@ -139,7 +139,8 @@ def _register_onnx_translation() -> None:
     def _(
         input: Any, weight: Any, bias: Any, residual: Any, stride: Any, padding: Any, dilation: Any, groups: int,
         algorithm: str, precision: str, activation: str, negative_slope: float, backend_flags: int,
-        max_error: float | None = None, max_workspace: int | None = None,
+        max_error: float | None = None,
+        max_workspace: int | None = None,
     ) -> Any:  # fmt: skip
         tensors = [input, weight] if bias is None else [input, weight, bias]
         y = op.Conv(*tensors, strides=stride, pads=[*padding, *padding], dilations=dilation, group=groups)

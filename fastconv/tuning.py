@@ -216,7 +216,8 @@ def tune(
 
     Raises:
         TypeError: `model` cannot be called, or `max_error` is no number.
-        ValueError: `max_error` is below 1, `max_workspace` below 0; the model ran no convolution whose algorithm is "auto".
+        ValueError: `max_error` is below 1, `max_workspace` below 0; the model ran no convolution whose algorithm
+            is "auto".
         RuntimeError: FASTCONV_ALGORITHM or FASTCONV_DISABLE takes the choice away.
         OSError: the file in FASTCONV_CACHE_DIR cannot be written.
     """

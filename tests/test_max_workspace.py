@@ -80,7 +80,7 @@ def test_calls_and_gradients(device):
         y.square().sum().backward()
         if limit == 0:
             assert fastconv.last_call()["workspace_bytes"] == 0
-    with pytest.raises(fastconv.UnsupportedError, match="workspace of .* bytes; the limit is 0"):
+    with pytest.raises(fastconv.UnsupportedError, match=r"workspace of .* bytes; the limit is 0"):
         fastconv.conv2d(x, w, padding=1, algorithm="im2col_gemm", max_workspace=0)
     fastconv.conv2d(x, w, padding=1, algorithm="torch", max_workspace=0)
     with pytest.raises(fastconv.UnsupportedError, match="the limit is 0"):
@@ -122,7 +122,7 @@ def test_bad_values(value, error):
         lambda: fastconv.explain(x.shape, w.shape, device="cpu", max_workspace=value),
         lambda: fastconv.tune(nn.Conv2d(4, 4, 3), x, max_workspace=value),
     ):
-        with pytest.raises(error, match="max_workspace is .*; expected None or an integer of at least 0, in bytes"):
+        with pytest.raises(error, match=r"max_workspace is .*; expected None or an integer of at least 0, in bytes"):
             call()
 
 

@@ -27,7 +27,7 @@ from fastconv.models.compare import CLASS_DTYPE, precision_of, pytorch_class
 class Form:
     """model: torch, folded, swapped or fused; rewritten: PyTorch's, by `fastconv.compile`. mode: that of torch.compile;
     None: eager. frozen: with Inductor's freezing, which makes constants of the weights and folds batch norms. graph:
-    its input in place; a mode may bring a graph of its own."""
+    captured in a CUDA graph by us, with its input in place; a mode may bring a graph of its own."""
 
     model: str
     mode: str | None = None

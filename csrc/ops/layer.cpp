@@ -78,6 +78,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   const DeviceInfo& device = device_of(input);
   const auto choice = choose_cached<choose>(algorithm_, *problem, device);
   const Algorithm& algorithm = *choice->algorithm;
+  remember(choice, problem->accuracy);
   last_algorithm_ = &algorithm;
   last_shape_ = {problem->n, problem->c, problem->h, problem->w};
   if (!is_own(algorithm)) {
@@ -109,7 +110,6 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
       if (frozen && !capturing) entry->verified = call_dispatcher("aten::detach", "", weight);
     }
   }
-  remember(choice, problem->accuracy);
   status = CallStatus::ran;
   return run_own(input, entry ? nullptr : &weight, entry ? &entry->packed : nullptr, *choice, *problem, bias, residual,
                  *runtime);

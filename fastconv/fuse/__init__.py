@@ -106,7 +106,8 @@ def fuse(
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
             of tensors. Arguments with a default (None, a number, a string) keep it for good. What forward computes
             from no argument (a random number, a constant) is computed once, here.
-        algorithm, precision, max_error, max_workspace: as for `fastconv.swap_`. Layers that were swapped before keep their own.
+        algorithm, precision, max_error, max_workspace: as for `fastconv.swap_`. Layers that were swapped before keep
+            their own.
         filter_fn: `filter_fn(name, module) -> bool`; False leaves a convolution as it is.
         strict: raise if a convolution that the filter admits is not fastconv's, or if a norm, sum or activation
             directly behind it has to stay apart.
@@ -434,7 +435,8 @@ def _fused_layer(conv: Conv2d, norm: nn.Module | None, chain: _Chain) -> FusedCo
     layer = FusedConv2d(
         conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups,
         bias is not None, conv.padding_mode, "meta", conv.weight.dtype, algorithm=conv.algorithm,
-        precision=conv.precision, max_error=conv.max_error, max_workspace=conv.max_workspace, activation=chain.activation, negative_slope=chain.slope,
+        precision=conv.precision, max_error=conv.max_error, max_workspace=conv.max_workspace, activation=chain.activation,
+        negative_slope=chain.slope,
     )  # fmt: skip
     layer._sums_in_place = chain.sums_in_place
     layer._fastconv.frozen = True
