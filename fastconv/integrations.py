@@ -157,7 +157,8 @@ def _register_onnx_translation() -> None:
     @onnx_impl(ops.conv_transpose2d_op, no_compile=True)
     def _(
         input: Any, weight: Any, bias: Any, stride: Any, padding: Any, output_padding: Any, dilation: Any, groups: int,
-        algorithm: str, precision: str, backend_flags: int, max_error: float | None = None, max_workspace: int | None = None,
+        algorithm: str, precision: str, backend_flags: int, max_error: float | None = None,
+        max_workspace: int | None = None,
     ) -> Any:  # fmt: skip
         tensors = [input, weight] if bias is None else [input, weight, bias]
         return op.ConvTranspose(

@@ -151,7 +151,8 @@ def resolve_max_workspace(asked: Any, algorithm: str) -> int | None:
     check_max_workspace(asked)
     if asked is None:
         return max_workspace if algorithm == "auto" else None
-    return asked if isinstance(asked, torch.SymInt) else operator.index(asked)
+    symbolic: Any = isinstance(asked, torch.SymInt)
+    return asked if symbolic else operator.index(asked)
 
 
 def resolve_limits(asked_error: Any, asked_workspace: Any, algorithm: str) -> Limits:

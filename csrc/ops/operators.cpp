@@ -260,7 +260,7 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
                      std::int64_t groups, bool channels_last, std::string algorithm, std::string precision,
                      std::string activation, double negative_slope) {
   const Arguments arguments{bias,      residual,  stride,     padding,        dilation, groups,
-                            algorithm, precision, activation, negative_slope, 0,        std::nullopt};
+                            algorithm, precision, activation, negative_slope, 0,        Limits{}};
   const Layout layout = suggests_channels_last(input) || channels_last ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
   require_packed(packed, input);

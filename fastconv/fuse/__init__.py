@@ -435,8 +435,8 @@ def _fused_layer(conv: Conv2d, norm: nn.Module | None, chain: _Chain) -> FusedCo
     layer = FusedConv2d(
         conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups,
         bias is not None, conv.padding_mode, "meta", conv.weight.dtype, algorithm=conv.algorithm,
-        precision=conv.precision, max_error=conv.max_error, max_workspace=conv.max_workspace, activation=chain.activation,
-        negative_slope=chain.slope,
+        precision=conv.precision, max_error=conv.max_error, max_workspace=conv.max_workspace,
+        activation=chain.activation, negative_slope=chain.slope,
     )  # fmt: skip
     layer._sums_in_place = chain.sums_in_place
     layer._fastconv.frozen = True
