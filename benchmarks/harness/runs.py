@@ -46,6 +46,11 @@ def deadline_of(budget_s: float | None) -> float | None:
     return None if budget_s is None else time.perf_counter() + budget_s
 
 
+def seconds_to(deadline: float | None) -> float | None:
+    """What is left until a deadline of `deadline_of`; negative after it; None: no end."""
+    return None if deadline is None else deadline - time.perf_counter()
+
+
 def is_past(deadline: float | None) -> bool:
     """deadline: of `deadline_of`."""
     return deadline is not None and time.perf_counter() > deadline

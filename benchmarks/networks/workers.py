@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import results, turns
+from benchmarks.harness.runs import deadline_of, seconds_to
 from benchmarks.layers.suite import ROW_KEY
 from benchmarks.networks import suite
 
@@ -26,41 +28,51 @@ suite.run(**json.loads(sys.argv[2]), report=functools.partial(print, flush=True)
 
 
 def run(
-    networks: Sequence[str], classes: Sequence[str], workers: int, *, out: Path, report: suite.Report, **arguments: Any
+    networks: Sequence[str],
+    classes: Sequence[str],
+    workers: int,
+    *,
+    out: Path,
+    report: suite.Report,
+    budget_s: float | None = None,
+    **arguments: Any,
 ) -> results.Document:
-    """As suite.run, by so many processes at a time; arguments: its others, plain values. `failed` of the document names
-    pairs whose process ended early."""
+    """As suite.run, by so many processes at a time; arguments: its others, plain values. The file is written after
+    every network and class. `failed` of the document names those whose process ended early, `missing` those that were
+    not begun within the budget."""
     head = suite.head_of(arguments.get("device"))
+    layers_out = out.with_name("network_layers.json")
     document = results.merge(out, head, suite.KEY)
-    pairs = [(name, cls) for name in networks for cls in classes]
+    layers = results.merge(layers_out, {**head, "suite": "network_layers"}, ROW_KEY)
+    begun = json.dumps(document)
+    deadline, writing = deadline_of(budget_s), threading.Lock()
     with tempfile.TemporaryDirectory() as folder, turns.sharing():
 
-        def measure(pair: tuple[str, str]) -> Path:
+        def measure(pair: tuple[str, str]) -> None:
+            left = seconds_to(deadline)
+            if left is not None and left <= 0:
+                document.setdefault("missing", []).append(f"{' '.join(pair)}: the suite's time was over")
+                return
             path = Path(folder) / "-".join(pair) / out.name
-            results.write(path, document)  # for `resume`
-            job = {**arguments, "networks": pair[:1], "classes": pair[1:], "out": str(path)}
-            command = [sys.executable, "-c", _WORKER, json.dumps(sys.path), json.dumps(job)]
-            done = subprocess.run(command)
+            results.write(path, json.loads(begun))  # for `resume`
+            job = {**arguments, "networks": pair[:1], "classes": pair[1:], "out": str(path), "budget_s": left}
+            done = subprocess.run([sys.executable, "-c", _WORKER, json.dumps(sys.path), json.dumps(job)])
+            with writing:
+                if done.returncode != 0:
+                    document.setdefault("failed", []).append(
+                        f"{' '.join(pair)}: the process ended with code {done.returncode}"
+                    )
+                for row in json.loads(path.read_text())["rows"]:
+                    if (row["network"], row["class"]) == pair:
+                        results.put(document, row, suite.KEY)
+                results.write(out, document)
+                if (its := path.with_name(layers_out.name)).exists():
+                    for row in json.loads(its.read_text())["rows"]:
+                        results.put(layers, row, ROW_KEY)
+                    results.write(layers_out, layers)
             report(f"{' '.join(pair)}: {'done' if done.returncode == 0 else f'ended with code {done.returncode}'}")
-            if done.returncode != 0:
-                failed.append(f"{' '.join(pair)}: the process ended with code {done.returncode}")
-            return path
 
-        failed: list[str] = []
         with ThreadPoolExecutor(workers) as pool:
-            found = list(pool.map(measure, pairs))
-        layers_out = out.with_name("network_layers.json")
-        layers = results.merge(layers_out, {**head, "suite": "network_layers"}, ROW_KEY)
-        for (name, cls), path in zip(pairs, found, strict=True):
-            for row in json.loads(path.read_text())["rows"]:
-                if (row["network"], row["class"]) == (name, cls):
-                    results.put(document, row, suite.KEY)
-            if (its := path.with_name(layers_out.name)).exists():
-                for row in json.loads(its.read_text())["rows"]:
-                    results.put(layers, row, ROW_KEY)
-    if failed:
-        document["failed"] = failed
+            list(pool.map(measure, [(name, cls) for name in networks for cls in classes]))
     results.write(out, document)
-    if layers["rows"]:
-        results.write(layers_out, layers)
     return document
