@@ -3,7 +3,6 @@
 #include "algos/fused_unroll/tile.cuh"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
-#include "device/launch.h"
 
 namespace fastconv::algos::fused_unroll {
 namespace {
@@ -55,8 +54,9 @@ void launch(const ConvArgs& args, Runtime& runtime) {
                          make_epilogue<T>(args)};
   // The loop over tiles takes what a grid cannot hold.
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(params.grid.count(), 1 << 30));
-  convolve<T, R, shape.k, shape.pixels><<<blocks, Tile<T, R, shape.k, shape.pixels>::threads, 0, stream_of(runtime)>>>(
-      params, static_cast<const T*>(args.x), static_cast<const T*>(args.weight), static_cast<T*>(args.y));
+  convolve<T, R, shape.k, shape.pixels>
+      <<<blocks, Tile<T, R, shape.k, shape.pixels>::threads, 0, static_cast<cudaStream_t>(runtime.stream())>>>(
+          params, static_cast<const T*>(args.x), static_cast<const T*>(args.weight), static_cast<T*>(args.y));
   check_launch("fused_unroll");
 }
 

@@ -40,8 +40,9 @@ struct Shape {
   static constexpr int multiply_registers = 232, load_registers = 40;
 };
 
-using Pipeline = hopper::Pipeline<max_slots>;
-using Barriers = Pipeline::Barriers;
+struct Barriers {
+  std::uint64_t full[max_slots], free[max_slots];
+};
 
 // What a block computes: 64 or 128 filters from k0 on, its column blocks, its chunks.
 template <typename S>
@@ -82,6 +83,7 @@ struct WorkTile {
 template <typename S>
 __device__ __forceinline__ void load(const Params& params, const CUtensorMap& x, const CUtensorMap& grad,
                                      std::uint32_t ring, Barriers& barriers, const WorkTile<S>& work_tile) {
+  const WaitSite site{params.report, kernel_implicit_gemm, role_load};
   int dh[S::boxes_x], dw[S::boxes_x], channel[S::boxes_x];
 #pragma unroll
   for (int i = 0; i < S::boxes_x; ++i) {
@@ -94,13 +96,15 @@ __device__ __forceinline__ void load(const Params& params, const CUtensorMap& x,
   }
   unsigned n = work_tile.first_chunk;
   unsigned q = params.by_chunks_q.divmod(n), p = params.by_chunks_p.divmod(n);
-  Pipeline pipeline{barriers, params.slots, {params.report, kernel_implicit_gemm, role_load}};
+  hopper::RingPosition slot;
 #pragma unroll 1
   for (int chunk = work_tile.first_chunk; chunk < work_tile.last_chunk; ++chunk) {
     const int p0 = static_cast<int>(p) * params.tile_p, q0 = static_cast<int>(q) * params.tile_q;
     const int n0 = static_cast<int>(n) * params.tile_n;
-    const std::uint32_t full = pipeline.acquire(params.chunk_bytes);
-    std::uint32_t target = ring + pipeline.slot() * params.slot_bytes;
+    const std::uint32_t full = shared_address(&barriers.full[slot.slot]);
+    hopper::wait(shared_address(&barriers.free[slot.slot]), slot.parity ^ 1, site);
+    hopper::arrive_expecting(full, params.chunk_bytes);
+    std::uint32_t target = ring + slot.slot * params.slot_bytes;
 #pragma unroll
     for (int plane = 0; plane < S::limbs; ++plane) {
 #pragma unroll
@@ -118,7 +122,7 @@ __device__ __forceinline__ void load(const Params& params, const CUtensorMap& x,
         target += params.x_region;
       }
     }
-    pipeline.advance();
+    slot.advance(params.slots);
     if (++q == static_cast<unsigned>(params.chunks_q)) {
       q = 0;
       if (++p == static_cast<unsigned>(params.chunks_p)) p = 0, ++n;
@@ -156,23 +160,24 @@ __device__ __forceinline__ void multiply_chunk(const Params& params, std::uint32
 template <typename S>
 __device__ __forceinline__ void multiply(const Params& params, std::uint32_t ring, Barriers& barriers,
                                          const WorkTile<S>& work_tile, float (&total)[S::sums]) {
+  const WaitSite site{params.report, kernel_implicit_gemm, role_multiply};
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
   float sum[S::sums];
 #pragma unroll
   for (int i = 0; i < S::sums; ++i) total[i] = 0.0f, sum[i] = 0.0f;
-  Pipeline pipeline{barriers, params.slots, {params.report, kernel_implicit_gemm, role_multiply}};
+  hopper::RingPosition slot;
   int chunk = work_tile.first_chunk;
-  if (!S::rows_by_warps && warpgroup == 1) ++chunk, pipeline.advance();
+  if (!S::rows_by_warps && warpgroup == 1) ++chunk, slot.advance(params.slots);
 #pragma unroll 1
   for (; chunk < work_tile.last_chunk; chunk += S::rows_by_warps ? 1 : 2) {
     unsigned image = chunk;
     params.by_chunks_q.divmod(image), params.by_chunks_p.divmod(image);
     const Undo undo(params.sums == nullptr ? 0 : params.sums[image]);
-    pipeline.wait();
-    multiply_chunk<S>(params, ring + pipeline.slot() * params.slot_bytes, S::rows_by_warps ? warpgroup : 0, sum);
-    pipeline.release();
-    pipeline.advance();
-    if constexpr (!S::rows_by_warps) pipeline.advance();
+    hopper::wait(shared_address(&barriers.full[slot.slot]), slot.parity, site);
+    multiply_chunk<S>(params, ring + slot.slot * params.slot_bytes, S::rows_by_warps ? warpgroup : 0, sum);
+    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&barriers.free[slot.slot]));
+    slot.advance(params.slots);
+    if constexpr (!S::rows_by_warps) slot.advance(params.slots);
     if (undo.second != 1.0f) {
 #pragma unroll
       for (int i = 0; i < S::sums; ++i) sum[i] *= undo.second;
@@ -221,7 +226,13 @@ __global__ void __launch_bounds__(S::threads, 1)
     first[i] = uint4{0, 0, 0, 0};
   }
   hopper::fence_copies();
-  if (threadIdx.x == 0) barriers.initialise(params.slots, S::rows_by_warps ? 4 * multiply_warpgroups : 4);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < params.slots; ++i) {
+      hopper::barrier_init(shared_address(&barriers.full[i]), 1);
+      hopper::barrier_init(shared_address(&barriers.free[i]), S::rows_by_warps ? 4 * multiply_warpgroups : 4);
+    }
+    hopper::barrier_init_fence();
+  }
   __syncthreads();
   const WorkTile<S> work_tile(params);
   if (threadIdx.x / 128 < multiply_warpgroups) {
