@@ -300,13 +300,13 @@ def test_implicit_gemm_takes_the_kernel_of_the_device(capability):
         ({"dtype": "float16"}, ["float16", "9 steps of 64"]),
         ({"stride": (2, 2)}, ["single taps"]),
         ({"r": 1, "s": 1, "padding": (0, 0)}, ["tile 1x1x", "2 steps of 32"]),
-        ({"n": 1, "c": 512, "h": 14, "w": 14, "k": 512}, [" parts"]),
+        ({"n": 1, "c": 512, "h": 14, "w": 14, "k": 512}, [" splits"]),
         ({"n": 1, "dtype": "float16"}, ["single tile", "9 steps of 64", "whole windows"]),
         ({"n": 1, "precision": "tf32"}, ["single tile", "18 steps of 32"]),
         ({"n": 1, "dtype": "bfloat16", "stride": (2, 2)}, ["single tile", "single taps"]),
         ({"n": 1, "dtype": "float16", "layout": "nchw"}, ["single tile", "whole windows"]),
         ({"n": 1, "precision": "fp32", "k": 48}, ["single tile", "3 x float16", "48 filters"]),
-        ({"n": 64, "c": 192, "h": 7, "w": 7, "k": 48, "dtype": "float16"}, ["single tile", "2 parts in a cluster"]),
+        ({"n": 64, "c": 192, "h": 7, "w": 7, "k": 48, "dtype": "float16"}, ["single tile", "2 splits in a cluster"]),
         ({"k": 48}, ["48 filters"]),
         ({"k": 48, "dtype": "bfloat16"}, ["64 filters"]),
     ],
@@ -326,8 +326,8 @@ def test_the_single_tile_kernel_of_implicit_gemm_leaves_what_it_cannot_do(change
 def test_a_split_reduction_brings_its_workspace():
     arguments = {"n": 1, "c": 512, "h": 14, "w": 14, "k": 512}
     row = implicit_gemm(_C.h200_device(), **arguments)
-    parts = int(row["config"].rsplit(" ", 2)[1])
-    assert row["workspace_bytes"] == parts * 14 * 14 * 512 * 4
+    splits = int(row["config"].rsplit(" ", 2)[1])
+    assert row["workspace_bytes"] == splits * 14 * 14 * 512 * 4
     assert implicit_gemm(_C.h200_device())["workspace_bytes"] == 0
     turned = implicit_gemm(_C.h200_device(), layout="nchw")["workspace_bytes"]
     assert turned == 64 * 64 * 56 * 56 * 4

@@ -5,10 +5,6 @@
 
 #include <cuda_runtime.h>
 
-#include <utility>
-
-#include "device/cuda_check.h"
-
 namespace fastconv {
 
 __device__ __forceinline__ void wait_for_predecessor() {
@@ -35,25 +31,6 @@ __device__ __forceinline__ void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-}
-
-// early: may begin before the kernel before has ended. It must call wait_for_predecessor() before it touches anything
-// that an earlier kernel of the series touches.
-template <typename... Parameters, typename... Arguments>
-void launch_in_series(bool early, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
-                      cudaStream_t stream, const char* name, Arguments&&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes, config.stream = stream;
-  config.attrs = &attribute, config.numAttrs = early ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...), name);
-}
-
-template <typename... Parameters, typename... Arguments>
-void launch_dependent(void (*kernel)(Parameters...), Arguments&&... arguments) {
-  launch_in_series(true, kernel, std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace fastconv

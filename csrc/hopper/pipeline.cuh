@@ -1,5 +1,10 @@
-// Positions in a ring of stages.
+// Rings of stages in shared memory: positions, and the barriers of those that one thread fills and warps empty.
 #pragma once
+
+#include <cstdint>
+
+#include "device/mma.cuh"
+#include "hopper/ptx/mbarrier.cuh"
 
 namespace fastconv::hopper {
 
@@ -27,6 +32,47 @@ struct RingCounter {
   // Of the position `back` before this one.
   __device__ __forceinline__ int slot(unsigned back = 0) const { return static_cast<int>((count - back) % slots); }
   __device__ __forceinline__ unsigned parity() const { return count / slots & 1; }
+};
+
+// A ring of up to max_slots stages, as one of its two sides sees it: the thread that fills slots by copies, or a warp
+// that reads them.
+template <int max_slots>
+struct Pipeline {
+  struct Barriers {  // in shared memory
+    std::uint64_t full[max_slots], free[max_slots];
+
+    // By one thread. readers: warps that release() each slot.
+    __device__ __forceinline__ void initialise(int slots, unsigned readers) {
+      for (int i = 0; i < slots; ++i) {
+        barrier_init(shared_address(&full[i]), 1);
+        barrier_init(shared_address(&free[i]), readers);
+      }
+      barrier_init_fence();
+    }
+  };
+
+  Barriers& barriers;
+  const int slots;
+  const WaitSite site;
+  RingPosition position{};
+
+  __device__ __forceinline__ int slot() const { return position.slot; }
+  // Waits until the slot is free for copies of so many bytes, and returns the barrier that they report to.
+  __device__ __forceinline__ std::uint32_t acquire(unsigned bytes) const {
+    const std::uint32_t full = shared_address(&barriers.full[position.slot]);
+    hopper::wait(shared_address(&barriers.free[position.slot]), position.parity ^ 1, site);
+    arrive_expecting(full, bytes);
+    return full;
+  }
+  // Waits until the slot is full.
+  __device__ __forceinline__ void wait() const {
+    hopper::wait(shared_address(&barriers.full[position.slot]), position.parity, site);
+  }
+  // By a warp that has read the slot.
+  __device__ __forceinline__ void release() const {
+    if (threadIdx.x % 32 == 0) arrive(shared_address(&barriers.free[position.slot]));
+  }
+  __device__ __forceinline__ void advance() { position.advance(slots); }
 };
 
 }  // namespace fastconv::hopper

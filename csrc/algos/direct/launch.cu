@@ -2,6 +2,7 @@
 #include "device/cuda_check.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 
 namespace fastconv::algos::direct {
 namespace {
@@ -55,9 +56,9 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
     constexpr int threads = 256;
     const std::int64_t blocks = ceil_div<std::int64_t>(args.problem.output_numel(), threads);
     const auto grid = static_cast<unsigned>(blocks < (1 << 30) ? blocks : (1 << 30));  // the loop takes the rest
-    convolve<T><<<grid, threads, 0, static_cast<cudaStream_t>(runtime.stream())>>>(
-        args.problem, static_cast<const T*>(args.x), static_cast<const T*>(args.weight), static_cast<T*>(args.y),
-        input_strides(args.problem), make_epilogue<T>(args));
+    convolve<T><<<grid, threads, 0, stream_of(runtime)>>>(args.problem, static_cast<const T*>(args.x),
+                                                          static_cast<const T*>(args.weight), static_cast<T*>(args.y),
+                                                          input_strides(args.problem), make_epilogue<T>(args));
     check_launch("direct");
   });
 }

@@ -5,6 +5,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 
 namespace fastconv::algos::direct_tiled {
 namespace {
@@ -46,7 +47,7 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   }
   constexpr std::int64_t max_blocks = std::numeric_limits<int>::max();
   const auto grid = static_cast<unsigned>(std::min(config.blocks, max_blocks));  // the kernel's loop takes the rest
-  kernel<<<grid, threads, static_cast<std::size_t>(config.shared_bytes), static_cast<cudaStream_t>(runtime.stream())>>>(
+  kernel<<<grid, threads, static_cast<std::size_t>(config.shared_bytes), stream_of(runtime)>>>(
       make_params<T>(args, config));
   check_launch("direct_tiled");
 }

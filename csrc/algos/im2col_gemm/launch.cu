@@ -1,6 +1,7 @@
 #include "algos/im2col_gemm/unroll.cuh"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 
 namespace fastconv::algos::im2col_gemm {
 namespace {
@@ -27,7 +28,7 @@ void unroll(const ConvProblem& problem, const Chunk& chunk, const T* x, T* colum
 template <typename T>
 void convolve(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const auto stream = stream_of(runtime);
   run_chunks(
       args, runtime,
       [&](const Chunk& chunk, void* columns) {

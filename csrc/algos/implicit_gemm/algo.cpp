@@ -76,7 +76,7 @@ std::string describe_tile(const persistent::Plan& plan) {
   std::string parts;
   if (plan.split_k > 1) {
     parts = ", " + (plan.whole > 0 ? "the last " + text(plan.tiles() - plan.whole) + " tiles in " : std::string()) +
-            text(plan.split_k) + " parts" + (plan.clusters ? " in a cluster" : "");
+            text(plan.split_k) + " splits" + (plan.clusters ? " in a cluster" : "");
   }
   return std::string(describe(plan.weights.mode)) +
          (plan.source == persistent::Source::converted ? " beforehand" : "") + ", tile " + tile + ", " +
@@ -93,7 +93,7 @@ std::string describe_tile(const single_tile::Plan& plan, AccuracyClass accuracy)
   return "single tile, " + std::string(type) + ", tile " + tile + ", " + text(plan.filter_tile) + " filters, " +
          text(plan.steps) + " steps of " + text(plan.step_channels) +
          (plan.stage_taps > 1 ? ", whole windows" : ", single taps") +
-         (plan.split_k > 1 ? ", " + text(plan.split_k) + " parts in a cluster" : "");
+         (plan.split_k > 1 ? ", " + text(plan.split_k) + " splits in a cluster" : "");
 }
 
 // What the larger `wgmma` kernel takes of the time that is planned for it, by kind of problem: fitted to runs on an

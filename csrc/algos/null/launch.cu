@@ -3,6 +3,7 @@
 #include "algos/null/plan.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
+#include "device/launch.h"
 
 namespace fastconv::algos::null {
 namespace {
@@ -25,7 +26,7 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
     const std::int64_t total = args.problem.output_numel();
     // A bounded grid: the kernel's loop takes what is left of a tensor beyond 2^31 elements.
     const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div<std::int64_t>(total, threads), 1 << 20));
-    scale_channels<T><<<blocks, threads, 0, static_cast<cudaStream_t>(runtime.stream())>>>(make_scale<T>(args), total);
+    scale_channels<T><<<blocks, threads, 0, stream_of(runtime)>>>(make_scale<T>(args), total);
     check_launch("null");
   });
 }

@@ -3,6 +3,7 @@
 #include "algos/two_stage/kernel.cuh"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
+#include "device/launch.h"
 
 namespace fastconv::algos::two_stage {
 namespace {
@@ -42,7 +43,7 @@ unsigned grid_for(std::int64_t blocks) {  // the kernels' loops take what is bey
 template <typename T, int tile_index, bool lanes_on_filters>
 void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   const ConvProblem& problem = args.problem;
-  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const auto stream = stream_of(runtime);
   const std::int64_t step = images_per_chunk(problem);
   for (std::int64_t n = 0; n < problem.n; n += step) {
     const Params<T> params = make_params<T>(args, config, n, std::min(step, problem.n - n));

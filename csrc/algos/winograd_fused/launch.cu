@@ -3,6 +3,7 @@
 #include "algos/winograd_fused/single/launch.h"
 #include "algos/winograd_fused/split/launch.h"
 #include "core/kernels.h"
+#include "device/launch.h"
 
 namespace fastconv::algos::winograd_fused {
 
@@ -13,7 +14,7 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
 }
 
 void pack_cuda(const PackArgs& args, Runtime& runtime) {
-  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const auto stream = stream_of(runtime);
   if (args.problem.accuracy == AccuracyClass::fp32) return pack<float, 2>(args, stream);
   dispatch_dtype(args.problem.dtype, [&](auto zero) { pack<decltype(zero), 1>(args, stream); });
 }

@@ -141,68 +141,40 @@ PackedWeight packed_weight(int m, const ConvProblem& problem, const DeviceInfo& 
   return {config.u_bytes(problem.k) + align_bytes(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
 }
 
+// name: of the instance, which supports() says, too.
+template <int m>
+constexpr const char* name = m == 2 ? "winograd_f2" : "winograd_f4";
+template <int m>
+constexpr double noise_gain = m == 2 ? f2_noise_gain : f4_noise_gain;
+
+template <int m>
+constexpr Algorithm make_algorithm(const char* summary) {
+  return {
+      name<m>,
+      "winograd",
+      summary,
+      1,
+      true,
+      true,
+      [](const ConvProblem& problem, const DeviceInfo& device) { return roundoffs(noise_gain<m>, problem, device); },
+      [](const ConvProblem& problem, const DeviceInfo&) { return supports(problem, name<m>); },
+      [](const ConvProblem& problem, const DeviceInfo& device) { return plan(m, problem, device); },
+      [](const ConvProblem& problem, const DeviceInfo& device) { return packed_weight(m, problem, device); },
+      {m, m, noise_gain<m>, m == 2}};
+}
+
 }  // namespace
 }  // namespace algos::winograd_staged
 
 namespace algos::winograd_f2 {
-namespace {
-
-double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
-  return winograd_staged::roundoffs(f2_noise_gain, problem, device);
-}
-Support supports(const ConvProblem& problem, const DeviceInfo&) {
-  return winograd_staged::supports(problem, "winograd_f2");
-}
-ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
-  return winograd_staged::plan(2, problem, device);
-}
-PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
-  return winograd_staged::packed_weight(2, problem, device);
-}
-
-}  // namespace
 extern const Algorithm algorithm;
-const Algorithm algorithm{"winograd_f2",
-                          "winograd",
-                          "F(2x2,3x3), transform kernels around a batched GEMM",
-                          1,
-                          true,
-                          true,
-                          roundoffs,
-                          supports,
-                          plan,
-                          packed_weight,
-                          {2, 2, f2_noise_gain}};
+constinit const Algorithm algorithm =
+    winograd_staged::make_algorithm<2>("F(2x2,3x3), transform kernels around a batched GEMM");
 }  // namespace algos::winograd_f2
 
 namespace algos::winograd_f4 {
-namespace {
-
-double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
-  return winograd_staged::roundoffs(f4_noise_gain, problem, device);
-}
-Support supports(const ConvProblem& problem, const DeviceInfo&) {
-  return winograd_staged::supports(problem, "winograd_f4");
-}
-ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
-  return winograd_staged::plan(4, problem, device);
-}
-PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
-  return winograd_staged::packed_weight(4, problem, device);
-}
-
-}  // namespace
 extern const Algorithm algorithm;
-const Algorithm algorithm{"winograd_f4",
-                          "winograd",
-                          "F(4x4,3x3), transform kernels around a batched GEMM",
-                          1,
-                          true,
-                          true,
-                          roundoffs,
-                          supports,
-                          plan,
-                          packed_weight,
-                          {4, 4, f4_noise_gain, false}};
+constinit const Algorithm algorithm =
+    winograd_staged::make_algorithm<4>("F(4x4,3x3), transform kernels around a batched GEMM");
 }  // namespace algos::winograd_f4
 }  // namespace fastconv

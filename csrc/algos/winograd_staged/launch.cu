@@ -10,12 +10,11 @@
 #include "device/cuda_check.h"
 #include "device/dependent_launch.cuh"
 #include "device/indexing.h"
+#include "device/launch.h"
 #include "device/shared_memory.h"
 
 namespace fastconv::algos::winograd_staged {
 namespace {
-
-cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
 // Calls visit with std::integral_constant<Mode, ...>.
 template <typename Visitor>
@@ -89,9 +88,9 @@ template <typename T, int m, bool rows>
 void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents, const int* filter_exponents,
                       const ConvArgs& args, bool early, bool overlapped, bool cached, cudaStream_t stream) {
   const auto launch = [&](auto kernel, dim3 grid, dim3 block) {
-    launch_in_series(early && grid.x * grid.y <= few_blocks, kernel, grid, block, 0, stream,
-                     "winograd output transform", chunk, products, tile_exponents, filter_exponents,
-                     static_cast<T*>(args.y), make_epilogue<T>(args));
+    LaunchPlan{.grid = grid, .block = block, .early = early && grid.x * grid.y <= few_blocks}.launch(
+        kernel, stream, "winograd output transform", chunk, products, tile_exponents, filter_exponents,
+        static_cast<T*>(args.y), make_epilogue<T>(args));
   };
   if (args.problem.layout == Layout::nhwc) {
     const bool even = chunk.k % 2 == 0;

@@ -4,6 +4,7 @@
 #include "device/cuda_check.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 
 namespace fastconv::algos::direct_tiled::depthwise {
 namespace {
@@ -200,7 +201,7 @@ template <typename T, int r, int stride>
 void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   const Params<T> params = make_params<T>(args, config);
   const auto blocks = static_cast<unsigned>(config.blocks);
-  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const auto stream = stream_of(runtime);
   if (args.problem.layout == Layout::nchw) {
     convolve_nchw<Shape<r, stride, 1>><<<blocks, warps * 32, 0, stream>>>(params);
   } else {

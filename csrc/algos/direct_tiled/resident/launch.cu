@@ -3,6 +3,7 @@
 #include "core/store_mode.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 
 namespace fastconv::algos::direct_tiled::resident {
 namespace {
@@ -67,8 +68,7 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
                "direct_tiled: shared memory");
   }
   kernel<<<static_cast<unsigned>(config.blocks), static_cast<unsigned>(config.threads()),
-           static_cast<std::size_t>(config.shared_bytes), static_cast<cudaStream_t>(runtime.stream())>>>(
-      make_params<T>(args, config));
+           static_cast<std::size_t>(config.shared_bytes), stream_of(runtime)>>>(make_params<T>(args, config));
   check_launch("direct_tiled");
 }
 

@@ -3,6 +3,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 #include "device/numeric.h"
 
 namespace fastconv::algos::direct_tiled {
@@ -221,7 +222,7 @@ void launch(const WeightGradientArgs& args, Runtime& runtime) {
                          .by_channel_tiles = plan.channel_tiles,
                          .by_columns = problem.q(),
                          .by_strips = plan.strips};
-  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const auto stream = stream_of(runtime);
   const auto blocks = static_cast<unsigned>(plan.channel_tiles * plan.split_k);
   constexpr int threads = warps * 32;
   if (nhwc) {

@@ -9,6 +9,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 #include "device/shared_memory.h"
 #include "hopper/tensor_map.h"
 
@@ -101,24 +102,16 @@ template <typename S>
 void launch(const Params<typename S::T>& params, const CUtensorMap& x_map, const CUtensorMap& y_map,
             std::size_t shared_bytes, int blocks, int cluster, cudaStream_t stream) {
   allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(std::min(params.work_tiles, static_cast<unsigned>(blocks)));  // one fits on a multiprocessor
-  config.blockDim = dim3(S::threads);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = cluster > 1 ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, convolve<S>, x_map, y_map, params), "implicit_gemm");
+  const unsigned grid = std::min(params.work_tiles, static_cast<unsigned>(blocks));  // one fits on a multiprocessor
+  LaunchPlan{grid, S::threads, shared_bytes, cluster}.launch(convolve<S>, stream, "implicit_gemm", x_map, y_map,
+                                                             params);
 }
 
 template <typename T, Mode mode>
 void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params, const void* x, DType x_type,
                 Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const auto stream = stream_of(runtime);
   const Box4 x_box{.c = plan.step_channels(),
                    .w = plan.box_w,
                    .h = plan.flat ? 1 : plan.box_h,
@@ -187,8 +180,7 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
       const std::int64_t blocks = plan.convert_blocks(problem);
       int* exponents = reinterpret_cast<int*>(static_cast<char*>(workspace) + plan.converted_bytes(problem));
       int* flags = exponents + problem.n;
-      convert<half_t><<<static_cast<unsigned>(blocks * problem.n), convert_threads, 0,
-                        static_cast<cudaStream_t>(runtime.stream())>>>(
+      convert<half_t><<<static_cast<unsigned>(blocks * problem.n), convert_threads, 0, stream_of(runtime)>>>(
           static_cast<const float*>(x), static_cast<half_t*>(workspace), exponents, flags,
           problem.h * problem.w * problem.c, blocks, static_cast<int>(blocks));
       check_launch("implicit_gemm: conversion");
@@ -209,12 +201,12 @@ void pack_class(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Weights weights = make_weights(problem);
   auto* packed = static_cast<unsigned char*>(args.packed);
-  pack_filters<T, mode><<<static_cast<unsigned>(weights.filter_tiles * weights.filter_tile), pack_threads, 0,
-                          static_cast<cudaStream_t>(runtime.stream())>>>(
-      static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.taps),
-      static_cast<int>(weights.packed_blocks()), weights.filter_tile, args.strides(),
-      static_cast<const T*>(args.weight), packed, reinterpret_cast<int*>(packed + weights.weight_bytes()),
-      static_cast<std::int64_t>(weights.rounded_offset() - weights.weight_bytes()), static_cast<T*>(args.snapshot));
+  pack_filters<T, mode>
+      <<<static_cast<unsigned>(weights.filter_tiles * weights.filter_tile), pack_threads, 0, stream_of(runtime)>>>(
+          static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.taps),
+          static_cast<int>(weights.packed_blocks()), weights.filter_tile, args.strides(),
+          static_cast<const T*>(args.weight), packed, reinterpret_cast<int*>(packed + weights.weight_bytes()),
+          static_cast<std::int64_t>(weights.rounded_offset() - weights.weight_bytes()), static_cast<T*>(args.snapshot));
   check_launch("implicit_gemm: packing");
 }
 

@@ -5,11 +5,10 @@
 #include "algos/implicit_gemm/portable/pack.cuh"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 
 namespace fastconv::algos::implicit_gemm::portable {
 namespace {
-
-cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
 template <typename T>
 Params<T> make_params(const ConvArgs& args, const Plan& plan) {

@@ -4,8 +4,8 @@
 #include "algos/implicit_gemm/single_tile/kernel.cuh"
 #include "algos/implicit_gemm/single_tile/launch.h"
 #include "core/kernels.h"
-#include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 #include "device/shared_memory.h"
 #include "hopper/tensor_map.h"
 
@@ -98,18 +98,10 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   const auto launch = [&](auto filter_tile) {
     using S = Shape<T, filter_tile(), split>;
     allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(plan.split_k), 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(plan.filter_tiles * plan.split_k), static_cast<unsigned>(plan.tiles_q),
-                          static_cast<unsigned>(plan.tiles_p * plan.tiles_n));
-    config.blockDim = dim3(S::threads);
-    config.dynamicSmemBytes = plan.shared_bytes();
-    config.stream = static_cast<cudaStream_t>(runtime.stream());
-    config.attrs = &attribute;
-    config.numAttrs = plan.split_k > 1 ? 1 : 0;
-    check_cuda(cudaLaunchKernelEx(&config, convolve<S>, map, params), "implicit_gemm");
+    const dim3 grid(static_cast<unsigned>(plan.filter_tiles * plan.split_k), static_cast<unsigned>(plan.tiles_q),
+                    static_cast<unsigned>(plan.tiles_p * plan.tiles_n));
+    LaunchPlan{grid, S::threads, plan.shared_bytes(), plan.split_k}.launch(convolve<S>, stream_of(runtime),
+                                                                           "implicit_gemm", map, params);
   };
   switch (plan.filter_tile) {
     case 128:

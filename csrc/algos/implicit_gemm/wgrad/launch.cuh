@@ -6,6 +6,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 #include "device/shared_memory.h"
 #include "hopper/tensor_map.h"
 
@@ -168,7 +169,7 @@ void run_class(const WeightGradientArgs& args, Runtime& runtime) {
   constexpr int limbs = products == 3 ? 2 : 1;
   const ConvProblem& problem = args.problem;
   const auto& plan = plan_as<Plan>(args.kernel_plan);
-  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const auto stream = stream_of(runtime);
   const int processors = runtime.device().processors;
   auto* scale_memory = static_cast<ImageScale*>(args.workspace);
   auto* x_memory = static_cast<char*>(args.workspace) + plan.scale_bytes(problem);

@@ -6,8 +6,8 @@
 
 #include "algos/winograd_fused/shared/layout.cuh"
 #include "core/kernels.h"
-#include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 #include "device/shared_memory.h"
 #include "hopper/tensor_map.h"
 
@@ -54,22 +54,7 @@ void launch_work_tiles(ParamsOf<T> params, const Config& config, std::size_t sha
     params.first_work_tile = static_cast<unsigned>(first);
     params.end_work_tile = static_cast<unsigned>(first + work_tiles);
     const auto blocks = static_cast<unsigned>(std::min(clusters, work_tiles) * config.blocks);
-    if (config.blocks == 1) {
-      kernel<<<blocks, threads, shared_bytes, stream>>>(params, maps...);
-      check_launch("winograd_fused");
-    } else {
-      cudaLaunchAttribute attribute{};
-      attribute.id = cudaLaunchAttributeClusterDimension;
-      attribute.val.clusterDim = {static_cast<unsigned>(config.blocks), 1, 1};
-      cudaLaunchConfig_t launch{};
-      launch.gridDim = dim3(blocks);
-      launch.blockDim = dim3(threads);
-      launch.dynamicSmemBytes = shared_bytes;
-      launch.stream = stream;
-      launch.attrs = &attribute;
-      launch.numAttrs = 1;
-      check_cuda(cudaLaunchKernelEx(&launch, kernel, params, maps...), "winograd_fused");
-    }
+    LaunchPlan{blocks, threads, shared_bytes, config.blocks}.launch(kernel, stream, "winograd_fused", params, maps...);
   }
 }
 

@@ -6,6 +6,7 @@
 #include "algos/winograd_fused/shared/launch.cuh"
 #include "algos/winograd_fused/single/kernel.cuh"
 #include "algos/winograd_fused/single/launch.h"
+#include "device/launch.h"
 
 namespace fastconv::algos::winograd_fused::single {
 
@@ -73,7 +74,7 @@ template <typename T>
 void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   const auto params = make_params<T>(args, config, runtime.wait_report());
   const int processors = runtime.device().processors;
-  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const auto stream = stream_of(runtime);
   if (config.shape == narrow) {
     return launch<T, narrow, true, StoreMode::filters>(params, config, args, processors, stream);
   }

@@ -5,6 +5,7 @@
 
 #include "algos/winograd_fused/shared/launch.cuh"
 #include "algos/winograd_fused/split/kernel.cuh"
+#include "device/launch.h"
 
 namespace fastconv::algos::winograd_fused::split {
 namespace {
@@ -35,7 +36,7 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const bool use_tma = config.use_tma;
   const int processors = runtime.device().processors;
-  const cudaStream_t stream = static_cast<cudaStream_t>(runtime.stream());
+  const cudaStream_t stream = stream_of(runtime);
   const Params params = make_params<float>(args, config, runtime.wait_report());
   const Maps maps = use_tma ? make_maps(problem, config, params.x) : Maps{};
   const auto run = [&](auto variant) {

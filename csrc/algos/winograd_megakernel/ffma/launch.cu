@@ -7,12 +7,11 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 #include "device/shared_memory.h"
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 namespace {
-
-cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
 Params make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;

@@ -9,12 +9,11 @@
 #include "algos/winograd_megakernel/wgmma/pack.cuh"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
+#include "device/launch.h"
 #include "device/shared_memory.h"
 #include "hopper/tensor_map.h"
 
 namespace fastconv::algos::winograd_megakernel::wgmma {
-
-inline cudaStream_t stream_of(const Runtime& runtime) { return static_cast<cudaStream_t>(runtime.stream()); }
 
 // x: [N, H, W, C].
 template <typename T>

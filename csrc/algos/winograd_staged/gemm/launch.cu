@@ -5,6 +5,7 @@
 
 #include "algos/winograd_staged/gemm/launch.h"
 #include "device/dependent_launch.cuh"
+#include "device/launch.h"
 #include "device/shared_memory.h"
 #include "hopper/tensor_map.h"
 
@@ -98,9 +99,12 @@ void launch(const Arguments& args) {
   const CUtensorMap u = make_operand_map(args, args.u, args.filters, H::columns),
                     v = make_operand_map(args, args.v, args.tiles, tile_m);
   allow_shared_memory<multiply<H>>(shared_bytes, "winograd products: shared memory");
-  launch_dependent(multiply<H>, static_cast<unsigned>(shape.blocks), threads<H>, std::max(needed, min_shared_bytes),
-                   static_cast<cudaStream_t>(args.stream), "winograd products", grid, H::filters ? u : v,
-                   H::filters ? v : u);
+  LaunchPlan{.grid = static_cast<unsigned>(shape.blocks),
+             .block = threads<H>,
+             .shared_bytes = static_cast<std::size_t>(std::max(needed, min_shared_bytes)),
+             .early = true}
+      .launch(multiply<H>, static_cast<cudaStream_t>(args.stream), "winograd products", grid, H::filters ? u : v,
+              H::filters ? v : u);
 }
 
 }  // namespace

@@ -38,9 +38,8 @@ struct Shape {
   static constexpr int multiply_registers = blocks_m == 2 ? 232 : 152, load_registers = 40;
 };
 
-struct Barriers {
-  std::uint64_t full[slots], free[slots];
-};
+using Pipeline = hopper::Pipeline<slots>;
+using Barriers = Pipeline::Barriers;
 
 // Work tiles in the order (column tile, row tile, split, point), the first fastest: blocks that run at the same time
 // share stages.
@@ -60,8 +59,7 @@ struct WorkTile {
 
 template <typename S>
 __device__ __forceinline__ void load(const Params& params, std::uint32_t ring, Barriers& barriers) {
-  const WaitSite site{params.report, kernel_winograd_products, role_load};
-  hopper::RingPosition slot;
+  Pipeline pipeline{barriers, slots, {params.report, kernel_winograd_products, role_load}};
 #pragma unroll 1
   for (unsigned index = blockIdx.x; index < params.work_tiles; index += gridDim.x) {
     const WorkTile<S> work_tile(params, index);
@@ -74,14 +72,12 @@ __device__ __forceinline__ void load(const Params& params, std::uint32_t ring, B
                           (stage * params.column_blocks + work_tile.column_block) * block_bytes;
 #pragma unroll 1
     for (int i = work_tile.first_stage; i < work_tile.last_stage; ++i) {
-      const std::uint32_t full = shared_address(&barriers.full[slot.slot]);
-      const std::uint32_t target = ring + slot.slot * S::slot_bytes;
-      hopper::wait(shared_address(&barriers.free[slot.slot]), slot.parity ^ 1, site);
-      hopper::arrive_expecting(full, (row_blocks + column_blocks) * block_bytes);
+      const std::uint32_t target = ring + pipeline.slot() * S::slot_bytes;
+      const std::uint32_t full = pipeline.acquire((row_blocks + column_blocks) * block_bytes);
       hopper::copy_bulk(target, rows, row_blocks * block_bytes, full);
       hopper::copy_bulk(target + S::blocks_m * block_bytes, columns, column_blocks * block_bytes, full);
       rows += params.row_blocks * block_bytes, columns += params.column_blocks * block_bytes;
-      slot.advance(slots);
+      pipeline.advance();
     }
   }
 }
@@ -136,12 +132,11 @@ __device__ __forceinline__ void store(const Params& params, const WorkTile<S>& w
 // Tensor cores truncate their sums, so a stage's join totals that are rounded; here its scale becomes theirs.
 template <typename S>
 __device__ __forceinline__ void multiply(const Params& params, std::uint32_t ring, Barriers& barriers, int warpgroup) {
-  const WaitSite site{params.report, kernel_winograd_products, role_multiply};
   float totals[S::sums], sums[S::sums];
 #pragma unroll
   for (int i = 0; i < S::sums; ++i) totals[i] = 0.0f, sums[i] = 0.0f;
   const int floor = params.sums[params.stages];
-  hopper::RingPosition slot;
+  Pipeline pipeline{barriers, slots, {params.report, kernel_winograd_products, role_multiply}};
 #pragma unroll 1
   for (unsigned index = blockIdx.x; index < params.work_tiles; index += gridDim.x) {
     const WorkTile<S> work_tile(params, index);
@@ -149,11 +144,11 @@ __device__ __forceinline__ void multiply(const Params& params, std::uint32_t rin
 #pragma unroll 1
     for (int i = work_tile.first_stage; i < work_tile.last_stage; ++i) {
       const int exponent = params.sums[i];
-      hopper::wait(shared_address(&barriers.full[slot.slot]), slot.parity, site);
-      if (exists) multiply_stage<S>(ring + slot.slot * S::slot_bytes, warpgroup, sums);
+      pipeline.wait();
+      if (exists) multiply_stage<S>(ring + pipeline.slot() * S::slot_bytes, warpgroup, sums);
       __syncwarp();
-      if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&barriers.free[slot.slot]));
-      slot.advance(slots);
+      pipeline.release();
+      pipeline.advance();
       if (exists) {
         // A stage of zeros has exponent 0, which may lie far below the floor.
         const float factor = power_of_two(max(min(floor - exponent, 127), -126));
@@ -171,13 +166,7 @@ __global__ void __launch_bounds__(S::threads, 1) multiply_tiles(const __grid_con
   extern __shared__ unsigned char memory[];
   const std::uint32_t start = shared_address(memory), ring = (start + sizeof(Barriers) + 1023) / 1024 * 1024;
   Barriers& barriers = *reinterpret_cast<Barriers*>(memory);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < slots; ++i) {
-      hopper::barrier_init(shared_address(&barriers.full[i]), 1);
-      hopper::barrier_init(shared_address(&barriers.free[i]), 4 * S::blocks_m);
-    }
-    hopper::barrier_init_fence();
-  }
+  if (threadIdx.x == 0) barriers.initialise(slots, 4 * S::blocks_m);
   __syncthreads();
   wait_for_predecessor();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform

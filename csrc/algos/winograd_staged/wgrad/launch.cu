@@ -5,12 +5,20 @@
 #include "device/cuda_check.h"
 #include "device/dependent_launch.cuh"
 #include "device/indexing.h"
+#include "device/launch.h"
 #include "device/shared_memory.h"
 #include "device/transpose.cuh"
 
 namespace fastconv {
 namespace algos::winograd_staged::wgrad {
 namespace {
+
+// Every kernel but the first begins beside the last blocks of the one before.
+template <typename Kernel, typename... Arguments>
+void launch_dependent(Kernel kernel, dim3 grid, dim3 block, std::size_t shared_bytes, Arguments&&... arguments) {
+  LaunchPlan{.grid = grid, .block = block, .shared_bytes = shared_bytes, .early = true}.launch(
+      kernel, std::forward<Arguments>(arguments)...);
+}
 
 template <int blocks_m, int blocks_n>
 void multiply(const Params& params, int processors, cudaStream_t stream) {
@@ -23,7 +31,7 @@ void multiply(const Params& params, int processors, cudaStream_t stream) {
 void run(const WeightGradientArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const auto& plan = plan_as<Plan>(args.kernel_plan);
-  const auto stream = static_cast<cudaStream_t>(runtime.stream());
+  const auto stream = stream_of(runtime);
   const int processors = runtime.device().processors;
   auto* scale_memory = static_cast<ImageScale*>(args.workspace);
   char* memory = static_cast<char*>(args.workspace) + plan.scale_bytes(problem);
