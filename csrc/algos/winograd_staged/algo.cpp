@@ -142,7 +142,7 @@ namespace algos::winograd_f2 {
 namespace {
 
 double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
-  return winograd_staged::roundoffs(f2_noise_gain, problem, device);
+  return winograd_staged::roundoffs(f2_noise.gain, problem, device);
 }
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   return winograd_staged::supports(problem, "winograd_f2");
@@ -166,14 +166,14 @@ const Algorithm algorithm{"winograd_f2",
                           supports,
                           plan,
                           packed_weight,
-                          {2, 2, f2_noise_gain}};
+                          {2, 2, f2_noise}};
 }  // namespace algos::winograd_f2
 
 namespace algos::winograd_f4 {
 namespace {
 
 double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
-  return winograd_staged::roundoffs(f4_noise_gain, problem, device);
+  return winograd_staged::roundoffs(f4_noise.gain, problem, device);
 }
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   return winograd_staged::supports(problem, "winograd_f4");
@@ -197,6 +197,6 @@ const Algorithm algorithm{"winograd_f4",
                           supports,
                           plan,
                           packed_weight,
-                          {4, 4, f4_noise_gain, false}};
+                          {4, 4, f4_noise, false}};
 }  // namespace algos::winograd_f4
 }  // namespace fastconv
