@@ -161,8 +161,9 @@ __device__ __forceinline__ void transform_input_tile(Value (&tile)[m + 2][m + 2]
 // 12 of F(2x2), 10 of F(4x4).
 template <int m>
 constexpr int input_target_exponent =
-    std::bit_width(static_cast<unsigned>(65504.0f / (winograd::Transform<m>::input_gain *
-                                                     winograd::Transform<m>::input_gain))) - 2;
+    std::bit_width(
+        static_cast<unsigned>(65504.0f / (winograd::Transform<m>::input_gain * winograd::Transform<m>::input_gain))) -
+    2;
 constexpr int filter_target_exponent = 13;
 
 // Maximum over `lanes` neighbouring threads, a power of two, or of a warp if there are more.
