@@ -108,8 +108,8 @@ def noise_gain(transforms: Matrices) -> float:
 
 
 def main() -> None:
-    header = ("points", "identity", "gain B^T", "gain G", "worst 1-D", "worst 2-D", "noise 1-D", "noise 2-D")
-    header += ("noisiest output", "noisiest pixel")
+    header = ["points", "identity", "gain B^T", "gain G", "worst 1-D", "worst 2-D", "noise 1-D", "noise 2-D"]
+    header += ["noisiest output", "noisiest pixel"]
     print(" | ".join(header))
     for name, (m, points) in POINTS.items():
         transforms = matrices(m, points)
