@@ -60,7 +60,7 @@ lint: $(VENV)/lint.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	find csrc tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
+	find csrc examples tests/native -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/check_includes.py
 	$(BIN)/python tools/check_docs.py
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.regret.command import regret
 from fastconv.cli.support import (
     BatchOption,
     Commands,
@@ -479,3 +480,6 @@ def stages(
         layers, batch=batch, accuracy=precision.value, algorithm=algorithm, layouts=tuple(orders), rounds=rounds,
         out=json_path, report=say,
     )  # fmt: skip
+
+
+app.command("regret")(regret)

@@ -26,6 +26,7 @@ from fastconv.models.compare import CLASS_DTYPE, ERROR_MULTIPLE, agreement, boun
 FORCED = "winograd_f4"
 SCATTER = 2.0  # a network's error over what its layers' errors let expect
 CPU_BATCH = 2
+SLOWER = 1.03  # times PyTorch's time: beyond the noise
 REFERENCE_PICTURES = 8  # of the batch, run in float64: GPUs do that slowly
 TIMED_PASSES = {"cpu": 5, "cuda": 10}
 
@@ -64,6 +65,17 @@ class Pass:
         if not self.difference <= self.bound:  # NaN fails too
             return f"swapped and unswapped logits differ by {self.difference:.1e}, more than {self.bound:.1e}"
         return None
+
+    @property
+    def slowdown(self) -> str | None:
+        """In words, that the network became slower than PyTorch's by more than SLOWER; None if it did not."""
+        if not self.ms > SLOWER * self.peer_ms:
+            return None
+        text = (
+            f"slower than PyTorch: {self.ms:.0f} ms where PyTorch takes {self.peer_ms:.0f}, "
+            f"{self.ms / self.peer_ms:.2f} times as long"
+        )
+        return text + ("; fastconv tune measures what auto should take here" if self.algorithm == "auto" else "")
 
 
 def default_algorithms() -> list[str]:
@@ -108,6 +120,9 @@ def run(
     for item in passes:
         if item.problem:
             console.print(f"[red]{item.network}, {item.algorithm}: {item.problem}[/red]")
+    for item in passes:
+        if item.slowdown:
+            console.print(f"[yellow]{item.network}, {item.algorithm}: {item.slowdown}[/yellow]", highlight=False)
     return passes
 
 

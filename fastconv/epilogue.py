@@ -11,6 +11,7 @@ from torch.nn.modules.utils import _pair
 
 from fastconv import ops
 from fastconv.functional import conv2d, kernel_of
+from fastconv.ops.plain import activate
 
 
 def explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) -> tuple[Tensor, Any]:
@@ -25,20 +26,15 @@ def explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) -> 
     return x, (total[0] // 2, total[1] // 2)
 
 
-def activate(y: Tensor, activation: str, slope: float, inplace: bool = False) -> Tensor:
-    if activation == "leaky_relu":
-        return F.leaky_relu(y, slope, inplace)
-    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y, inplace)
-
-
 def conv2d_with_epilogue(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int,
     residual: Any, activation: str, slope: float, in_place: bool, algorithm: str, precision: str | None,
-    max_error: float | None = None,
+    max_error: float | None = None, max_workspace: int | None = None,
 ) -> Tensor:  # fmt: skip
     """conv2d with an epilogue. What the operator does not take as a residual is added by PyTorch."""
     x, padding = explicit_padding(x, weight, padding, dilation)
     asked: dict[str, Any] = {"algorithm": algorithm, "precision": precision, "max_error": max_error}
+    asked["max_workspace"] = max_workspace
     if residual is not None and not is_output_like(residual, x, weight, stride, padding, dilation):
         y = conv2d(x, weight, bias, stride, padding, dilation, groups, **asked)
         y = y.add_(residual) if in_place else y + residual

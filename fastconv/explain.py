@@ -115,6 +115,7 @@ def explain(
     *,
     pass_: str = "forward",
     max_error: float | None = None,
+    max_workspace: int | None = None,
     bias: bool = False,
     residual: bool = False,
     activation: str | None = None,
@@ -134,6 +135,7 @@ def explain(
             the convolution that it is made of; with a stride it is made of several, and they are of that with the most
             taps.
         max_error: as in `fastconv.conv2d`; rows that it refuses have "accuracy" where others have "yes".
+        max_workspace: as in `fastconv.conv2d`; what needs more does not fit, for the reason "workspace".
         bias, residual, activation: what is computed with the convolution. Ours do it in their epilogue; PyTorch's takes
             a pass over the output for each.
 
@@ -160,7 +162,7 @@ def explain(
         groups=groups, dtype=ops.dtype_name(dtype),
         precision=settings.resolve_precision(precision, device.type == "cuda"), layout=layout, bias=bias,
         residual=residual, activation=settings.resolve_activation(activation),
-        max_error=settings.resolve_max_error(max_error, settings.auto_algorithm),
+        **settings.resolve_limits(max_error, max_workspace, settings.auto_algorithm)._asdict(),
     )  # fmt: skip
     info = ops.device_info(device)
     missing = device.type == "cuda" and not torch.cuda.is_available()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastconv import _C, ops, settings
+from fastconv.eager import convolve, is_eager, state_of
 from fastconv.ops import autograd, plain
 from fastconv.ops.geometry import Geometry
 from fastconv.tensors import is_foreign
@@ -30,6 +31,7 @@ def conv2d(
     algorithm: str = "auto",
     precision: str | None = None,
     max_error: float | None = None,
+    max_workspace: int | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
     negative_slope: float = 0.01,
@@ -50,6 +52,8 @@ def conv2d(
         max_error: how far ``"auto"`` may go: the error that an algorithm must be expected to make, as a multiple of
             PyTorch's own in the class, at least 1; None: 4, in class ``"fp32"`` on CUDA 1.5. Counts for the gradients,
             too. `fastconv.explain` tells every algorithm's, docs/concepts/numerics.md derives them.
+        max_workspace: bytes of memory that an algorithm may take beside its tensors and the packed weight, a copy of
+            the input in another layout included; None: any. PyTorch's own is not asked. Counts for the gradients, too.
         residual: the output's shape, the input's dtype; added before the activation.
         activation: None, ``"relu"``, ``"relu6"``, ``"silu"`` or ``"leaky_relu"`` (with `negative_slope`).
 
@@ -60,9 +64,10 @@ def conv2d(
     Raises:
         TypeError: an argument of the wrong type.
         RuntimeError: shapes, dtypes or values that do not fit each other, as `torch.nn.functional.conv2d`.
-        ValueError: an unknown algorithm, precision or activation; a max_error below 1.
+        ValueError: an unknown algorithm, precision or activation; a max_error below 1, a max_workspace
+            below 0.
         fastconv.UnsupportedError: the named algorithm cannot serve this problem, or must be expected to err by more
-            than the `max_error` that is given beside it; the message says why.
+            than the `max_error` that is given beside it, or needs more than `max_workspace`; the message says why.
 
     PyTorch's own convolution takes tensors of a class that gives PyTorch's operators a meaning of its own, as quantized
     ones. In forward-mode differentiation (`torch.func.jvp`), and where `torch.compile` traces a transform of
@@ -74,11 +79,8 @@ def conv2d(
         _require_tensor("bias", bias)
     if residual is not None:
         _require_tensor("residual", residual)
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
-    if algorithm == "auto" or settings.disabled:
-        algorithm = _auto_algorithm()
-    limit = settings.resolve_max_error(max_error, algorithm)
+    algorithm = _resolved_algorithm(algorithm)
+    limits = settings.resolve_limits(max_error, max_workspace, algorithm)
     precision = settings.resolve_precision(precision, input.is_cuda)
     activation = settings.resolve_activation(activation)
     if not (isinstance(negative_slope, (float, torch.SymFloat)) or hasattr(negative_slope, "__float__")):
@@ -101,18 +103,33 @@ def conv2d(
             raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
         y = _through_torch(x, weight, bias, residual, geometry, activation, negative_slope)
     else:
-        if torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export():
-            raise ops.UnsupportedError(
-                "torch.onnx.export by TorchScript cannot translate fastconv's operators: export with dynamo=True, or "
-                "undo() the swap first (of a fused model: export the model that it was made from)"
-            )
+        _require_operators()
         if settings.log_calls and not torch.compiler.is_compiling():
             _log(x, weight, geometry, algorithm, precision, activation)
-        y = autograd.conv2d(
+        kept = _by_layer(
+            x, weight, bias, residual, geometry, algorithm, precision, activation, float(negative_slope), limits
+        )
+        y = kept if kept is not None else autograd.conv2d(
             x, weight, bias, residual, *geometry, algorithm, precision, activation, float(negative_slope),
-            settings.switches.backend_flags, limit,
+            settings.switches.backend_flags, *limits,
         )  # fmt: skip
     return y.squeeze(0) if input.dim() == 3 else y
+
+
+def _by_layer(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, algorithm: str,
+    precision: str, activation: str, negative_slope: float, limits: settings.Limits,
+) -> Tensor | None:  # fmt: skip
+    """The call by what is kept for its weight; None if the weight is new, or the general operator has to do it."""
+    if not is_eager(x, weight, bias, residual):
+        return None
+    state = state_of(weight)
+    if state is None:
+        return None
+    stride, padding, dilation, groups = geometry
+    slope = negative_slope if activation == "leaky_relu" else 0.0
+    key = (algorithm, tuple(stride), tuple(padding), tuple(dilation), groups, activation, slope, limits)
+    return convolve(state, x, weight, bias, residual, key, precision)
 
 
 def _refused(input: Tensor, *others: Tensor | None) -> str | None:
@@ -130,7 +147,21 @@ def _require_tensor(name: str, value: Any) -> None:
         raise TypeError(f"{name} is a {type(value).__name__}; expected a torch.Tensor")
 
 
-def _auto_algorithm() -> str:
+def _require_operators() -> None:
+    """UnsupportedError where the operators cannot be recorded."""
+    if torch._C._get_tracing_state() is not None and torch.onnx.is_in_onnx_export():
+        raise ops.UnsupportedError(
+            "torch.onnx.export by TorchScript cannot translate fastconv's operators: export with dynamo=True, or "
+            "undo() the swap first (of a fused model: export the model that it was made from)"
+        )
+
+
+def _resolved_algorithm(algorithm: str) -> str:
+    """What the operators get for what the caller asked for."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
+    if algorithm != "auto" and not settings.disabled:
+        return algorithm
     name = settings.auto_algorithm
     if name not in ALGORITHMS:
         raise ValueError(f"FASTCONV_ALGORITHM is {name!r}; expected one of {', '.join(ALGORITHMS)}")

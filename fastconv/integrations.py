@@ -29,6 +29,7 @@ def _register_flop_formulas() -> None:
 
     forward, backward = flop_registry[aten.convolution], flop_registry[aten.convolution_backward]
     geometry = (None, None, None, None, False)  # bias, stride, padding, dilation, transposed
+    transposed = (None, None, None, None, True)
 
     def register(*operators: Any) -> Callable[..., Any]:
         return register_flop_formula([operator.overloadpacket for operator in operators])
@@ -40,6 +41,10 @@ def _register_flop_formulas() -> None:
     @register(ops.conv2d_packed_op)
     def _(input: Any, packed: Any, weight_shape: Any, *_: Any, out_shape: Any, **__: Any) -> int:
         return forward(input, weight_shape, *geometry, out_val=out_shape)
+
+    @register(ops.conv_transpose2d_op)
+    def _(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+        return forward(input, weight, *transposed, out_val=out_shape)
 
     @register(ops.input_gradient_op)
     def _(grad: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
@@ -94,6 +99,14 @@ def _register_sharding() -> None:
             rules.append((second, whole, second))
         return rules
 
+    def transposed(x: Any, w: Any, bias: Any, *arguments: Any) -> list[Any]:
+        rules: list[Any] = [(whole, whole, whole, whole), (first, first, whole, whole)]
+        if arguments[4] == 1 and _is_divisible(w, 0) and bias is None:
+            rules.append((part, second, first, whole))
+        if arguments[4] == 1 and _is_divisible(w, 1):
+            rules.append((second, whole, second, first))
+        return rules
+
     def weight_gradient(x: Any, grad: Any, *arguments: Any) -> list[Any]:
         rules: list[Any] = [(whole, whole, whole), (part, first, first)]
         if arguments[4] == 1 and _is_divisible(grad, 1):
@@ -103,6 +116,7 @@ def _register_sharding() -> None:
         return rules
 
     register(ops.conv2d_op, forward)
+    register(ops.conv_transpose2d_op, transposed)
     register(ops.input_gradient_op, input_gradient)
     register(ops.weight_gradient_op, weight_gradient)
 
@@ -126,6 +140,7 @@ def _register_onnx_translation() -> None:
         input: Any, weight: Any, bias: Any, residual: Any, stride: Any, padding: Any, dilation: Any, groups: int,
         algorithm: str, precision: str, activation: str, negative_slope: float, backend_flags: int,
         max_error: float | None = None,
+        max_workspace: int | None = None,
     ) -> Any:  # fmt: skip
         tensors = [input, weight] if bias is None else [input, weight, bias]
         y = op.Conv(*tensors, strides=stride, pads=[*padding, *padding], dilations=dilation, group=groups)
@@ -139,8 +154,32 @@ def _register_onnx_translation() -> None:
             return op.Mul(y, op.Sigmoid(y))
         return op.LeakyRelu(y, alpha=negative_slope) if activation == "leaky_relu" else y
 
+    @onnx_impl(ops.conv_transpose2d_op, no_compile=True)
+    def _(
+        input: Any, weight: Any, bias: Any, stride: Any, padding: Any, output_padding: Any, dilation: Any, groups: int,
+        algorithm: str, precision: str, backend_flags: int, max_error: float | None = None,
+        max_workspace: int | None = None,
+    ) -> Any:  # fmt: skip
+        tensors = [input, weight] if bias is None else [input, weight, bias]
+        return op.ConvTranspose(
+            *tensors, strides=stride, pads=[*padding, *padding], output_padding=output_padding, dilations=dilation,
+            group=groups,
+        )  # fmt: skip
+
+
+def _register_backend() -> None:
+    """``torch.compile(model, backend="fastconv")``. An installed package has it as an entry point; importing it is
+    enough."""
+    from torch._dynamo.backends import registry
+
+    from fastconv.compiler import backend
+
+    if "fastconv" not in registry._BACKENDS:
+        registry.register_backend(backend, name="fastconv")
+
 
 _WAITING = {
+    "torch._dynamo.backends.registry": _register_backend,
     "torch.distributed.tensor": _register_sharding,
     "torch.onnx._internal.exporter._torchlib.ops": _register_onnx_translation,
     "torch.utils.flop_counter": _register_flop_formulas,

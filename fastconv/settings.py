@@ -6,16 +6,18 @@ every call and never written.
 | ``FASTCONV_DISABLE=1``    | every convolution runs through PyTorch                              |
 | ``FASTCONV_ALGORITHM=x``  | ``algorithm="auto"`` means ``x``, whether it fits or not            |
 | ``FASTCONV_MAX_ERROR=x``  | ``max_error`` of every ``algorithm="auto"`` that is given none      |
+| ``FASTCONV_MAX_WORKSPACE=x`` | ``max_workspace`` likewise, in bytes                             |
 | ``FASTCONV_LOG=debug``    | the logger ``fastconv`` names every eager call before it runs       |
 | ``FASTCONV_CACHE_DIR=x``  | where `fastconv.measured` keeps what was measured; empty: nowhere   |
 """
 
 import logging
 import math
+import operator
 import os
 from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,6 +60,36 @@ def _max_error_of_environment() -> float | None:
 
 
 max_error: float | None = _max_error_of_environment()
+
+
+def check_max_workspace(max_workspace: Any, name: str = "max_workspace") -> None:
+    """TypeError or ValueError unless it is None or an integer of at least 0."""
+    if max_workspace is None or isinstance(max_workspace, torch.SymInt):
+        return
+    if isinstance(max_workspace, bool) or not hasattr(max_workspace, "__index__"):
+        raise TypeError(f"{name} is {max_workspace!r}; expected None or an integer of at least 0, in bytes")
+    if operator.index(max_workspace) < 0:
+        raise ValueError(f"{name} is {max_workspace!r}; expected None or an integer of at least 0, in bytes")
+
+
+def _max_workspace_of_environment() -> int | None:
+    text = os.environ.get("FASTCONV_MAX_WORKSPACE")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"FASTCONV_MAX_WORKSPACE is {text!r}; expected an integer of at least 0, in bytes")
+    return int(text)
+
+
+max_workspace: int | None = _max_workspace_of_environment()
+
+
+class Limits(NamedTuple):
+    """What the operators get, in their order: None for their own."""
+
+    max_error: float | None = None
+    max_workspace: int | None = None
+
 
 _FLAG_BENCHMARK, _FLAG_DETERMINISTIC, _FLAG_ENABLED = 1, 2, 4
 
@@ -112,6 +144,20 @@ def resolve_max_error(asked: Any, algorithm: str) -> float | None:
     if asked is None:
         return max_error if algorithm == "auto" else None
     return float(asked)
+
+
+def resolve_max_workspace(asked: Any, algorithm: str) -> int | None:
+    """As `resolve_max_error`, with FASTCONV_MAX_WORKSPACE."""
+    check_max_workspace(asked)
+    if asked is None:
+        return max_workspace if algorithm == "auto" else None
+    symbolic: Any = isinstance(asked, torch.SymInt)
+    return asked if symbolic else operator.index(asked)
+
+
+def resolve_limits(asked_error: Any, asked_workspace: Any, algorithm: str) -> Limits:
+    """Both limits as the operators get them."""
+    return Limits(resolve_max_error(asked_error, algorithm), resolve_max_workspace(asked_workspace, algorithm))
 
 
 def resolve_activation(activation: str | None) -> str:

@@ -1,4 +1,4 @@
-"""swap_: turns the torch.nn.Conv2d modules of a model into fastconv.Conv2d in place, and reports on every one of them.
+"""swap_: turns the convolutions of a model into fastconv's in place, and reports on every one of them.
 
 A module is swapped by changing its class and adding one attribute, so its identity, parameters, hooks, names and
 everything else that hangs on it survive by construction; undo() takes both back.
@@ -26,10 +26,21 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from fastconv import _C, ops, settings
-from fastconv.nn import Conv2d, LayerState, check_settings
+from fastconv.eager import LayerState
+from fastconv.layer import Layer
+from fastconv.nn import Conv2d, check_settings
+from fastconv.ops import transposed
+from fastconv.ops.geometry import Geometry
 from fastconv.tensors import is_distributed
+from fastconv.views import Conv1d, ConvTranspose2d, without_height
 
 __all__ = ["SwapReport", "SwapRow", "swap_"]
+
+# PyTorch's classes and ours; what is in the report but never swapped.
+_SERVED: dict[type[nn.Module], type[Layer]] = {
+    nn.Conv2d: Conv2d, nn.ConvTranspose2d: ConvTranspose2d, nn.Conv1d: Conv1d,
+}  # fmt: skip
+_NOT_SERVED = (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d)
 
 # H and W at which a layer is shown to the planner, whose answer then does not depend on the input that will come.
 _NOMINAL_SIZE = 56
@@ -44,7 +55,7 @@ class SwapRow:
     """
 
     names: tuple[str, ...]  # every name under which the model holds it; "" is the model itself
-    shape: str  # of the weight, K x C/groups x R x S
+    shape: str  # of the weight, K x C/groups x R x S; of a transposed convolution C x K/groups x R x S
     in_channels: int
     out_channels: int
     kernel: tuple[int, ...]
@@ -60,6 +71,9 @@ class SwapRow:
     reason_code: str = ""  # why not: for programs
     reason: str = ""  # why not: for people
     requested: str = "auto"
+    kind: str = "Conv2d"  # PyTorch's class that it is, or derives from
+    output_padding: tuple[int, ...] = ()  # of a transposed convolution
+    _required_grad: bool = field(default=False, repr=False, compare=False)  # the weight, before it was frozen
     _module: Callable[[], nn.Module | None] = field(default=lambda: None, repr=False, compare=False)
     _state: Callable[[], LayerState | None] = field(default=lambda: None, repr=False, compare=False)
 
@@ -75,7 +89,8 @@ class SwapRow:
     def last_input_shape(self) -> tuple[int, ...] | None:
         """The shape of the input of the most recent eager call."""
         state = self._state()
-        return None if state is None else state.last_input_shape
+        shape = None if state is None else state.last_input_shape
+        return without_height(shape) if self.kind == "Conv1d" else shape
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain data."""
@@ -102,7 +117,7 @@ class SwapReport:
         return len(self.rows)
 
     def undo(self) -> None:
-        """Makes the swapped layers torch.nn.Conv2d again. What is gone, or was undone before, is left alone.
+        """Makes the swapped layers PyTorch's again. What is gone, or was undone before, is left alone.
 
         Warns:
             UserWarning: naming layers whose class is another one since (torch.nn.utils.parametrize makes one). They
@@ -116,12 +131,15 @@ class SwapReport:
             swapped_again = module.__dict__.get("_fastconv") is not state
             if swapped_again:
                 continue
-            if _class_below(type(module)) is not Conv2d:
+            before = {ours: torchs for torchs, ours in _SERVED.items()}.get(_class_below(type(module)))  # type: ignore[call-overload]
+            if before is None:
                 kept.append(f"{', '.join(row.names) or '(model)'} is a {type(module).__name__}")
                 continue
             state.drop_packed(module)
+            if row._required_grad:
+                module.get_parameter("weight").requires_grad_(True)
             del module.__dict__["_fastconv"]
-            _set_class(module, nn.Conv2d)
+            _set_class(module, before)
         if kept:
             warnings.warn(f"not undone: {'; '.join(kept)}", UserWarning, stacklevel=2)
         self.undone = not self.dry_run and not kept
@@ -149,11 +167,11 @@ class SwapReport:
             if row.padding_mode != "zeros":
                 padding += f" {row.padding_mode}"
             cells = [
-                ", ".join(name or "(model)" for name in row.names), row.shape, _by(row.stride), padding,
+                ", ".join(name or "(model)" for name in row.names), row.kind, row.shape, _by(row.stride), padding,
                 _by(row.dilation), str(row.groups), row.dtype, row.device, _outcome(row),
             ]  # fmt: skip
             rows.append(cells)
-        headers = ["layer", "weight", "stride", "padding", "dilation", "groups", "dtype", "device", "algorithm"]
+        headers = ["layer", "kind", "weight", "stride", "padding", "dilation", "groups", "dtype", "device", "algorithm"]
         return "\n".join([title, *plain_table(headers, rows)])
 
     def __repr__(self) -> str:
@@ -184,26 +202,32 @@ def swap_(
     dry_run: bool = False,
     strict: bool = False,
     max_error: float | None = None,
+    frozen: bool = False,
+    max_workspace: int | None = None,
 ) -> SwapReport:
-    """Makes every torch.nn.Conv2d of `model` that fastconv serves a fastconv.Conv2d, in place.
+    """Makes every torch.nn.Conv2d, ConvTranspose2d and Conv1d of `model` that fastconv serves fastconv's, in place.
 
     Args:
-        model: any module; itself an nn.Conv2d, or containing some. A module under several names is swapped once.
+        model: any module; itself a convolution, or containing some. A module under several names is swapped once.
         filter_fn: `filter_fn(name, module) -> bool`, called with each name of each convolution; False for any of a
             module's names leaves it alone.
         algorithm: "auto" (take every layer that an algorithm of fastconv's own fits), or a registry name (take the
             layers which that algorithm fits).
-        precision, max_error: as for fastconv.Conv2d.
+        precision, max_error, max_workspace: as for fastconv.Conv2d.
         dry_run: report what would happen and change nothing.
         strict: raise if a convolution that the filter admits cannot be swapped.
+        frozen: the weights of the swapped layers will not change, as in inference. They stop requiring gradients, are
+            packed once and not compared with what was packed at every call; again after `load_state_dict`, `.to()`, a
+            new parameter, and `fastconv.refresh(model)`, which any other change has to be followed by. A weight that is
+            made to require a gradient is compared as ever.
 
     Returns:
-        A SwapReport with a row per convolution. It leaves alone, with a reason code, subclasses of nn.Conv2d
-        ("subclass", "parametrized", "lazy", "quantized"), scripted ones ("script"), weights computed by a hook, as by
-        pruning ("weight_hook"), an instance's own forward ("forward_override"), weights that are tensor subclasses
-        other than DTensor ("tensor_subclass"), devices and dtypes that fastconv does not know ("device", "dtype"),
-        layers that were swapped before ("already_swapped"), filtered ones ("filtered"), and what the planner gives as
-        its reason.
+        A SwapReport with a row per convolution. It leaves alone, with a reason code, other convolutions of PyTorch
+        ("not_served": Conv3d, ConvTranspose1d, ConvTranspose3d), subclasses ("subclass", "parametrized", "lazy",
+        "quantized"), scripted ones ("script"), weights computed by a hook, as by pruning ("weight_hook"), an instance's
+        own forward ("forward_override"), weights that are tensor subclasses other than DTensor ("tensor_subclass"),
+        devices and dtypes that fastconv does not know ("device", "dtype"), layers that were swapped before
+        ("already_swapped"), filtered ones ("filtered"), and what the planner gives as its reason.
 
     Raises:
         TypeError, ValueError: an argument that is not one of these.
@@ -216,10 +240,10 @@ def swap_(
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if filter_fn is not None and not callable(filter_fn):
         raise TypeError(f"filter_fn is a {type(filter_fn).__name__}; expected a function of (name, module), or None")
-    for name, flag in (("dry_run", dry_run), ("strict", strict)):
+    for name, flag in (("dry_run", dry_run), ("strict", strict), ("frozen", frozen)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} is {flag!r}; expected a bool")
-    check_settings(algorithm, precision, max_error)
+    check_settings(algorithm, precision, max_error, max_workspace)
 
     # First decide, then change: an exception on the way leaves the model as it was.
     rows: list[SwapRow] = []
@@ -228,7 +252,7 @@ def swap_(
         row.reason_code, row.reason = _obstacle(module, names, filter_fn)
         if not row.reason_code:
             asked = settings.auto_algorithm if algorithm == "auto" else algorithm
-            row.candidates, row.reason_code, row.reason = _fits(module, asked, precision, max_error)
+            row.candidates, row.reason_code, row.reason = _fits(module, asked, precision, max_error, max_workspace)
         row.swapped = not row.reason_code
         rows.append(row)
     refused = [row for row in rows if row.reason_code not in ("", "already_swapped", "filtered")]
@@ -241,29 +265,43 @@ def swap_(
         for row in rows:
             target = row._module()
             if row.swapped and target is not None:
-                state = LayerState(algorithm, precision, max_error)
+                state = LayerState(algorithm, precision, max_error, frozen, max_workspace)
+                if frozen:
+                    weight = target.get_parameter("weight")
+                    row._required_grad = weight.requires_grad
+                    weight.requires_grad_(False)
                 target.__dict__["_fastconv"] = state
-                _set_class(target, Conv2d)
+                _set_class(target, _SERVED[_class_below(type(target))])
                 row._state = weakref.ref(state)
     if not any(row.swapped or row.reason_code == "already_swapped" for row in rows):
         codes = Counter(row.reason_code for row in rows)
         why = ", ".join(f"{count} {code}" for code, count in codes.most_common())
-        text = f"none of {len(rows)} fit: {why}" if rows else "the model has no torch.nn.Conv2d"
+        text = f"none of {len(rows)} fit: {why}" if rows else "the model has no convolution"
         warnings.warn(f"fastconv.swap_ swapped no convolution ({text})", stacklevel=2)
     return SwapReport(rows, dry_run)
 
 
 def _convolutions(model: nn.Module) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
-    """Each two-dimensional convolution once, with every name it has, in the order of the model."""
+    """Each convolution once, with every name it has, in the order of the model."""
     names: dict[int, list[str]] = {}
     modules: dict[int, nn.Module] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        script = isinstance(module, torch.jit.ScriptModule) and getattr(module, "original_name", "") == "Conv2d"
-        if isinstance(module, nn.Conv2d) or script or _is_quantized(module):
+        if _kind(module):
             modules[id(module)] = module
             names.setdefault(id(module), []).append(name)
     for key, module in modules.items():
         yield module, tuple(names[key])
+
+
+def _kind(module: nn.Module) -> str:
+    """PyTorch's convolution that the module is, derives from, or was scripted or quantized from; "" if none."""
+    classes = (*_SERVED, *_NOT_SERVED)
+    if isinstance(module, torch.jit.ScriptModule):
+        name = str(getattr(module, "original_name", ""))
+        return name if name in [cls.__name__ for cls in classes] else ""
+    if _is_quantized(module):
+        return "Conv2d"
+    return next((cls.__name__ for cls in classes if isinstance(module, cls)), "")
 
 
 def _is_quantized(module: nn.Module) -> bool:
@@ -297,6 +335,8 @@ def _describe(module: nn.Module, names: tuple[str, ...], algorithm: str) -> Swap
         dtype=str(weight.dtype).removeprefix("torch.") if plain else "?",
         device=str(weight.device) if plain else "?",
         requested=algorithm if state is None else state.algorithm,
+        kind=_kind(module),
+        output_padding=tuple(get("output_padding", ())) if get("transposed", False) else (),
         _module=weakref.ref(module),
         _state=(lambda: None) if state is None else weakref.ref(state),
     )
@@ -307,8 +347,8 @@ def _obstacle(
 ) -> tuple[str, str]:
     """The code and text of what keeps this module from being swapped whatever the planner says; ("", "") if nothing."""
     cls = type(module)
-    if isinstance(module, Conv2d):
-        return "already_swapped", "it is a fastconv.Conv2d"
+    if isinstance(module, Layer):
+        return "already_swapped", f"it is a fastconv.{_class_below(cls).__name__}"
     if filter_fn is not None and not all(filter_fn(name, module) for name in names):
         return "filtered", "filter_fn returned False"
     if isinstance(module, torch.jit.ScriptModule):
@@ -318,12 +358,14 @@ def _obstacle(
         )
     if _is_quantized(module):
         return "quantized", f"it is quantized ({cls.__module__}.{cls.__qualname__})"
+    if isinstance(module, _NOT_SERVED):
+        return "not_served", f"it is a {_kind(module)}; fastconv serves {', '.join(c.__name__ for c in _SERVED)}"
     if parametrize.is_parametrized(module):
         what = ", ".join(module.parametrizations)  # type: ignore[arg-type]
         return "parametrized", f"its {what} is computed by torch.nn.utils.parametrize"
     if isinstance(module, LazyModuleMixin):
         return "lazy", "its weight has no shape yet; run the model once first"
-    if _class_below(cls) is not nn.Conv2d:
+    if _class_below(cls) not in _SERVED:
         return "subclass", f"it is a {cls.__module__}.{cls.__qualname__}, which may compute something else"
     for name in ("forward", "_conv_forward"):
         if name in module.__dict__:
@@ -345,52 +387,73 @@ def _obstacle(
 
 
 def _fits(
-    module: nn.Module, algorithm: str, precision: str | None, max_error: float | None
+    module: Any, algorithm: str, precision: str | None, max_error: float | None, max_workspace: int | None
 ) -> tuple[tuple[str, ...], str, str]:
     """The algorithms that fit whatever input may come, or the reason code and text why none of those asked for does."""
-    assert isinstance(module, nn.Conv2d)
-    k, c, r, s = module.weight.shape
-    padding: tuple[int, ...] = (0, 0)
-    if module.padding == "same":
-        padding = tuple(d * (size - 1) // 2 for d, size in zip(module.dilation, (r, s), strict=True))
-    elif not isinstance(module.padding, str) and module.padding_mode == "zeros":
-        padding = module.padding
     library = {row["name"] for row in _C.algorithms() if row["family"] == "library"}
     device = ops.device_info(module.weight.device)
+    refused = isinstance(module, nn.ConvTranspose2d) and transposed.reason_for_torch(
+        module.stride, module.output_padding, module.dilation
+    )
+    if refused and algorithm != "torch":
+        return (), "output_padding", refused
     fitting: list[str] = []
     reasons: dict[str, tuple[str, str]] = {}
     # Either layout will do: which one comes is up to the input.
     for layout in ("nchw", "nhwc"):
+        common = {
+            "dtype": ops.dtype_name(module.weight.dtype), "layout": layout,
+            "bias": module.bias is not None, "precision": settings.resolve_precision(precision, module.weight.is_cuda),
+            **settings.resolve_limits(max_error, max_workspace, algorithm)._asdict(),
+        }  # fmt: skip
         try:
-            problem = _C.ConvProblem(
-                n=1, c=c * module.groups, k=k, r=r, s=s,
-                h=max(_NOMINAL_SIZE, module.dilation[0] * (r - 1) + 1),
-                w=max(_NOMINAL_SIZE, module.dilation[1] * (s - 1) + 1),
-                stride=module.stride, padding=padding, dilation=module.dilation, groups=module.groups,
-                dtype=ops.dtype_name(module.weight.dtype), layout=layout, bias=module.bias is not None,
-                precision=settings.resolve_precision(precision, module.weight.is_cuda),
-                max_error=settings.resolve_max_error(max_error, algorithm),
-            )  # fmt: skip
+            problems = _problems(module, common)
         except ValueError as error:
             return (), "invalid", str(error)
-        for row in _C.candidates(problem, device):
-            name = row["algorithm"]
+        found = [_C.candidates(problem, device) for problem in problems]
+        # Of a module that is made of several convolutions, an algorithm that is named has to serve them all.
+        for rows in zip(*(found if algorithm != "auto" else found[:1]), strict=True):
+            name = rows[0]["algorithm"]
             asked = name == algorithm or (algorithm == "auto" and name not in library)
             if not asked or name in fitting:
                 continue
-            if row["ok"] and (row["auto_eligible"] or (algorithm != "auto" and max_error is None)):
+            misfit = next((row for row in rows if not row["ok"]), None)
+            if misfit is not None:
+                reasons.setdefault(name, (misfit["code"], misfit["reason"]))
+            elif all(row["auto_eligible"] for row in rows) or (algorithm != "auto" and max_error is None):
                 fitting.append(name)
-            elif row["ok"]:
-                limit = _C.error_limit(problem, device)
-                text = f"{name} is expected to err {row['expected_error']:.3g} times as much as PyTorch"
-                reasons[name] = ("accuracy", f"{text}; the limit is {limit:.3g} (max_error)")
             else:
-                reasons.setdefault(name, (row["code"], row["reason"]))
+                limit, expected = _C.error_limit(problems[0], device), max(row["expected_error"] for row in rows)
+                text = f"{name} is expected to err {expected:.3g} times as much as PyTorch"
+                reasons[name] = ("accuracy", f"{text}; the limit is {limit:.3g} (max_error)")
     if fitting:
         return tuple(fitting), "", ""
     codes = {code for code, _ in reasons.values()}
     texts = list(dict.fromkeys(text for _, text in reasons.values()))
     return (), codes.pop() if len(codes) == 1 else "unsupported", "; ".join(texts)
+
+
+def _problems(module: Any, common: dict[str, Any]) -> list[_C.ConvProblem]:
+    """The convolutions that a module is made of, for an input of nominal size; the largest filter first."""
+    flat = isinstance(module, nn.Conv1d)
+    height = (1,) if flat else ()
+    kernel, stride, dilation = ((*height, *size) for size in (module.kernel_size, module.stride, module.dilation))
+    padding: tuple[int, ...] = (0, 0)
+    if module.padding == "same":
+        padding = tuple(d * (size - 1) // 2 for d, size in zip(dilation, kernel, strict=True))
+    elif not isinstance(module.padding, str) and module.padding_mode == "zeros":
+        padding = (*(0 for _ in height), *module.padding)
+    size = [1 if flat else max(_NOMINAL_SIZE, dilation[0] * (kernel[0] - 1) + 1)]
+    size.append(max(_NOMINAL_SIZE, dilation[1] * (kernel[1] - 1) + 1))
+    if isinstance(module, nn.ConvTranspose2d):
+        return transposed.convolutions(
+            module.weight.shape, size, Geometry(stride, padding, dilation, module.groups), module.output_padding, common
+        )
+    problem = _C.ConvProblem(
+        n=1, c=module.weight.shape[1] * module.groups, k=module.weight.shape[0], r=kernel[0], s=kernel[1], h=size[0],
+        w=size[1], stride=stride, padding=padding, dilation=dilation, groups=module.groups, **common,
+    )  # fmt: skip
+    return [problem]
 
 
 # Classes that torch.distributed.fsdp.fully_shard put over others, and ours in their place, by what they derive from.
@@ -419,8 +482,8 @@ def _set_class(module: nn.Module, cls: type[nn.Module]) -> None:
 def _outcome(row: SwapRow) -> str:
     if row.swapped or row.reason_code == "already_swapped":
         state = row._state()
-        if state is not None and state.last_input_shape is not None:
-            ran = f"{row.algorithm} for {_by(state.last_input_shape)}"
+        if state is not None and row.last_input_shape is not None:
+            ran = f"{row.algorithm} for {_by(row.last_input_shape)}"
         else:
             ran = f"{row.requested} ({', '.join(row.candidates)})" if row.candidates else row.requested
         return ran if row.swapped else f"{ran}; already swapped"

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,7 @@ class Convolution:
     activation: str = "none"
     negative_slope: float = 0.01
     max_error: float | None = None
+    max_workspace: int | None = None
     backend_flags: int = field(default_factory=lambda: settings.switches.backend_flags)
 
     def problem(self) -> _C.ConvProblem:
@@ -55,7 +56,7 @@ class Convolution:
         return _C.ConvProblem(
             n, c, h, w, k, r, s, self.stride, self.padding, self.dilation, self.groups, ops.dtype_name(self.dtype),
             self.precision, "nhwc" if channels_last else "nchw", self.bias, self.residual, self.activation,
-            self.max_error,
+            self.max_error, self.max_workspace,
         )  # fmt: skip
 
     def contenders(self, algorithms: Iterable[str], failures: dict[str, str]) -> dict[str, Callable[[], Tensor]]:
@@ -103,13 +104,13 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ops.conv2d_op and args[8] == "auto":
             x, weight, bias, residual, stride, padding, dilation, groups, _, *rest = args
-            precision, activation, slope, flags, *limit = rest  # without the limit if it is the default, None
+            precision, activation, slope, flags, *limits = rest  # without those that are the default, None
             if ops.dtype_name(x.dtype) != "other" and 0 not in (*x.shape, *weight.shape):
                 self.found[
                     Convolution(
                         x.device, x.dtype, tuple(x.shape), tuple(weight.shape), tuple(stride), tuple(padding),
                         tuple(dilation), groups, precision, ops.format_of(x), ops.format_of(weight), bias is not None,
-                        residual is not None, activation, slope, limit[0] if limit else None, flags,
+                        residual is not None, activation, slope, *settings.Limits(*limits), flags,
                     )
                 ] += 1  # fmt: skip
         return func(*args, **(kwargs or {}))
@@ -189,7 +190,13 @@ class TuneReport:
         return "\n".join(lines)
 
 
-def tune(model: Callable[..., Any], *args: Any, max_error: float | None = None, **kwargs: Any) -> TuneReport:
+def tune(
+    model: Callable[..., Any],
+    *args: Any,
+    max_error: float | None = None,
+    max_workspace: int | None = None,
+    **kwargs: Any,
+) -> TuneReport:
     """Measures which algorithm is the fastest for each convolution that ``model(*args, **kwargs)`` runs, and makes
     ``algorithm="auto"`` take it: from now on in this process, and, by a file, in those to come.
 
@@ -197,8 +204,8 @@ def tune(model: Callable[..., Any], *args: Any, max_error: float | None = None, 
         model: a module with fastconv's layers (`fastconv.swap_`, `fastconv.fuse`), or any callable that calls
             `fastconv.conv2d`. It is called once, as it is, without gradients (in training mode that updates its batch
             norms, as any call does). Its weights are not touched: random ones of their shapes are measured.
-        max_error: measure what `auto` may take within this limit (see `fastconv.conv2d`), for the calls that give none
-            of their own. The choices are those of calls and layers with the same `max_error`.
+        max_error, max_workspace: measure what `auto` may take within these limits (see `fastconv.conv2d`), for the
+            calls that give none of their own. The choices are those of calls and layers with the same limits.
         args, kwargs: what it is called with. Sizes, dtypes, memory formats and the device are what is measured.
 
     Returns:
@@ -209,25 +216,23 @@ def tune(model: Callable[..., Any], *args: Any, max_error: float | None = None, 
 
     Raises:
         TypeError: `model` cannot be called, or `max_error` is no number.
-        ValueError: `max_error` is below 1; the model ran no convolution whose algorithm is "auto".
+        ValueError: `max_error` is below 1, `max_workspace` below 0; the model ran no convolution whose algorithm
+            is "auto".
         RuntimeError: FASTCONV_ALGORITHM or FASTCONV_DISABLE takes the choice away.
         OSError: the file in FASTCONV_CACHE_DIR cannot be written.
     """
     if not callable(model):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module or another callable")
-    settings.check_max_error(max_error)
-    found = record(model, *args, **kwargs)
-    if max_error is not None:
-        found = limited(found, float(max_error))
-    return measure(found)
+    limits = settings.resolve_limits(max_error, max_workspace, "torch")  # of the caller alone
+    return measure(limited(record(model, *args, **kwargs), limits))
 
 
-def limited(convolutions: Mapping[Convolution, int], max_error: float) -> Counter[Convolution]:
-    """The same under a limit, where they have none of their own."""
+def limited(convolutions: Mapping[Convolution, int], limits: settings.Limits) -> Counter[Convolution]:
+    """The same under limits, where they have none of their own."""
     result: Counter[Convolution] = Counter()
     for convolution, count in convolutions.items():
-        own = convolution.max_error
-        result[replace(convolution, max_error=max_error if own is None else own)] += count
+        own = {name: limit for name, limit in limits._asdict().items() if getattr(convolution, name) is None}
+        result[replace(convolution, **own)] += count
     return result
 
 
@@ -298,7 +303,7 @@ def _measure(
         on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
         with torch.no_grad(), on_device:
             calls = convolution.contenders([row["algorithm"] for row in rows], failures)
-            few = _hopeless(rows, calls, device, failures)
+            few = drop_hopeless(rows, calls, device, failures)
             found = timing.measure(calls, device=device, rounds=rounds, few_rounds=few, seed=seed)
         us, failures = {name: round(time.us, 2) for name, time in found.timings.items()}, failures | found.failures
     except timing.DeviceLost:
@@ -314,22 +319,36 @@ def _measure(
     return planned, best, us, failures
 
 
-def _hopeless(
-    rows: list[dict[str, Any]], calls: dict[str, Callable[[], Tensor]], device: torch.device, failures: dict[str, str]
+def drop_hopeless(
+    rows: Sequence[Mapping[str, Any]],
+    calls: dict[str, Callable[[], Tensor]],
+    device: torch.device,
+    failures: dict[str, str],
+    kept: Container[str] = (),
+    announce: Callable[[str], None] = lambda name: None,
 ) -> list[str]:
-    """Runs each contender, the cheapest by the cost model first; takes out of `calls` what raises or has no chance.
-    Returns those that are so slow that three rounds are enough."""
+    """Runs each contender of `rows` (algorithm, cost_us) in this order; takes out of `calls` what raises or, unless it
+    is among `kept`, has no chance. Returns those that are so slow that three rounds are enough.
+
+    announce: called with a contender's name before it first runs.
+    """
     estimates: dict[str, float] = {}
     for row in rows:
         name, best = row["algorithm"], max(min(estimates.values(), default=math.inf), timing.SHORT_US)
         if name not in calls:
             continue
-        if row["cost_us"] > max(timing.SLOW_US, timing.HOPELESS * best):
+        if name not in kept and row["cost_us"] > max(timing.SLOW_US, timing.HOPELESS * best):
             failures[name] = f"the cost model expects {row['cost_us']:.0f} us, over {timing.HOPELESS:g} times the best"
         else:
+            announce(name)
             try:
-                estimates[name] = min(timing.once(calls[name], device)[1] for _ in range(2))
-                continue
+                us = timing.once(calls[name], device)[1]
+                if us <= max(timing.SLOW_US, timing.HOPELESS * best):  # else no start-up explains it
+                    us = min(us, timing.once(calls[name], device)[1])
+                if name in kept or us <= timing.HOPELESS * best:
+                    estimates[name] = us
+                    continue
+                failures[name] = f"one call took {us:.0f} us, over {timing.HOPELESS:g} times the best"
             except Exception as error:
                 failures[name] = timing.message_of(error)
                 timing.recover()

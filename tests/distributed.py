@@ -5,6 +5,7 @@ usage: python tests/distributed.py FILE      writes {scenario: findings} as JSON
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -18,7 +19,9 @@ os.environ["FASTCONV_CACHE_DIR"] = ""
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fastconv
 
@@ -38,12 +41,22 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.grouped(self.stem(x))
-        return self.head(self.wide(x).square().mean((2, 3)) + self.deep(x).square().mean((2, 3)))
+        return self.head(self.pool(self.wide(x).square()) + self.pool(self.deep(x).square()))
+
+    def pool(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
 
 
-def made() -> Net:
+class PooledNet(Net):
+    """The same function by an operator whose gradient is channels_last where its input is: that of a mean is not."""
+
+    def pool(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, x.shape[2:]).flatten(1)
+
+
+def made(kind: type[Net] = Net) -> Net:
     torch.manual_seed(0)
-    return Net()
+    return kind()
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -192,6 +205,71 @@ def data_parallel(mesh: Any) -> dict[str, Any]:
     return {"errors": errors}
 
 
+class Checkpointed(nn.Module):
+    """A part whose activations are computed again in the backward."""
+
+    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+STEPS, RATE = 3, 0.1
+
+
+def trained(mesh: Any, sharded: bool, reentrant: bool | None = None) -> dict[str, Any]:
+    """Steps of SGD on a swapped model in channels_last, under DistributedDataParallel or fully_shard, with some of its
+    activations checkpointed or (None) not; against one process with the unswapped model in float64."""
+    from torch.distributed.fsdp import fully_shard
+
+    losses, parameters = steps(made(PooledNet).double(), images().double())
+    model: Any = made(PooledNet)
+    if not sharded:  # FSDP2 refuses parameters that are not contiguous
+        model = model.to(memory_format=torch.channels_last)
+    fastconv.swap_(model, strict=True)
+    layers = [module for module in model.modules() if isinstance(module, fastconv.Conv2d)]
+    if reentrant is not None:
+        model.grouped, model.wide = Checkpointed(model.grouped, reentrant), Checkpointed(model.wide, reentrant)
+    kept: list[bool] = []
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+        (x,) = inputs
+        kept.extend(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (x, y))
+        if x.requires_grad:  # its gradient is a layer's own
+            x.register_hook(lambda gradient: kept.append(gradient.is_contiguous(memory_format=torch.channels_last)))
+
+    for layer in layers:
+        layer.register_forward_hook(note)
+    if sharded:
+        fully_shard(model.wide, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    wrapped = model if sharded else nn.parallel.DistributedDataParallel(model)
+    found, _ = steps(wrapped, images().chunk(PROCESSES)[dist.get_rank()].contiguous(memory_format=torch.channels_last))
+    mean = torch.tensor(found, dtype=torch.float64)
+    dist.all_reduce(mean)
+    errors = {"losses": error(mean / PROCESSES, torch.tensor(losses, dtype=torch.float64))}
+    pairs = zip(model.named_parameters(), parameters, strict=True)
+    errors |= {name: error(parameter, expected) for (name, parameter), expected in pairs}
+    formats = [p.grad.stride() == p.stride() for p in model.parameters()]
+    noted = len(kept) >= STEPS * (3 * len(layers) - 1)  # the images have no gradient
+    return {"errors": errors, "channels_last": noted and all(kept) and all(formats)}
+
+
+def steps(model: nn.Module, x: Tensor) -> tuple[list[float], list[Tensor]]:
+    """The losses of some steps of SGD on x, and the parameters after them."""
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [full(parameter) for parameter in model.parameters()]
+
+
 SCENARIOS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "replicated": lambda mesh: distributed(mesh, None, 4, True),
     "batch": lambda mesh: distributed(mesh, 0, 4, True),
@@ -207,6 +285,13 @@ SCENARIOS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "fully sharded before the swap": lambda mesh: fully_sharded(mesh, False),
     "data parallel": data_parallel,
 }
+# Trained in channels_last, with activations kept, or computed again by each kind of checkpoint.
+TRAINED: dict[str, Callable[[Any], dict[str, Any]]] = {
+    f"{name}, {how}": functools.partial(trained, sharded=sharded, reentrant=reentrant)
+    for name, sharded in (("data parallel", False), ("fully sharded", True))
+    for how, reentrant in (("trained", None), ("checkpointed", False), ("checkpointed, reentrant", True))
+}
+SCENARIOS |= TRAINED
 
 
 def process(rank: int, store: str, result: str) -> None:

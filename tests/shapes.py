@@ -151,7 +151,7 @@ NARROW = [
 # The same on a GPU alone, for a CPU too large.
 CROWDED = [
     Shape(150, 52, 30, 31, 66, 3, 3, padding=(1, 1)),  # V of winograd_fused's fp32 items serves two blocks of filters
-    Shape(64, 100, 14, 13, 72, 3, 3, padding=(1, 1)),  # its fp32 items of 128 filters in clusters
+    Shape(64, 100, 14, 13, 72, 3, 3, padding=(1, 1)),  # its fp32 work tiles of 128 filters in clusters
     Shape(53, 36, 12, 20, 72, 3, 3, padding=(1, 1)),  # likewise, in two strips of 4 rows
 ]
 

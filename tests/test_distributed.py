@@ -42,3 +42,9 @@ def test_computes_and_trains_as_one_process(findings: list[dict[str, Any]], scen
 def test_a_part_of_the_batch_stays_a_part(findings: list[dict[str, Any]]) -> None:
     for scenario in ("batch", "uneven batch", "batch, distributed before the swap"):
         assert findings[0][scenario]["placements"] == "(Shard(dim=0),)"
+
+
+@pytest.mark.parametrize("scenario", distributed.TRAINED)
+def test_training_keeps_channels_last(findings: list[dict[str, Any]], scenario: str) -> None:
+    """Inputs, outputs and gradients of every layer; a parameter's gradient lies as the parameter."""
+    assert all(process[scenario]["channels_last"] for process in findings)

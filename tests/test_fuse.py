@@ -390,8 +390,8 @@ def test_convolutions_that_are_not_ours_stay_as_they_are() -> None:
     nn.utils.parametrize.register_parametrization(model[2], "weight", nn.Identity())
     model.append(nn.Conv2d(4, 4, 1)).append(nn.ReLU())
     fused = check(model, torch.randn(1, 4, 9, 9), filter_fn=lambda name, module: name != "6")
-    assert codes(fused) == ["subclass", "parametrized", "filtered"]
-    assert parts(fused) == ["", "", ""]
+    assert codes(fused) == ["subclass", "parametrized", "kind", "filtered"]
+    assert parts(fused) == ["", "", "conv", ""]
     assert isinstance(fused.get_submodule("0"), Own)
 
 

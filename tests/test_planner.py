@@ -413,8 +413,8 @@ def fused_fp32_plan(**change):
         ({"precision": "fp32", "dtype": "float32", "c": 128, "h": 28, "w": 28, "k": 128, "layout": "nchw"}, "8x32"),
     ],
 )
-def test_winograd_fused_fits_its_items_to_the_map(change, outputs):
-    """Two or four images share an item, its tiles come from a list, or it is cut in two, where that saves waves."""
+def test_winograd_fused_fits_its_work_tiles_to_the_map(change, outputs):
+    """Two or four images share a work tile, its columns are packed, or it is cut in two, where that saves waves."""
     geometry = {"n": 64, "c": 512, "h": 14, "w": 14, "k": 512, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float16"}
     config = fused_plan(geometry | {"layout": "nhwc"} | change)["config"]
     assert f" filters, {outputs} outputs" in config, config
@@ -431,35 +431,35 @@ def test_winograd_fused_fits_its_items_to_the_map(change, outputs):
         ({"layout": "nchw"}, False),
     ],
 )
-def test_winograd_fused_splits_the_frequencies_over_clusters(change, clusters):
+def test_winograd_fused_splits_the_points_over_clusters(change, clusters):
     """Class fp32: two blocks share 128 filters where there are so many and tensors come and go by vectors."""
     config = fused_fp32_plan(**change)["config"]
     assert ("clusters of 2" in config) == clusters, config
 
 
 @pytest.mark.parametrize(
-    ("change", "halves"),
+    ("change", "m_split"),
     [
         ({}, True),
         ({"n": 1}, True),
         ({"n": 1, "k": 512}, True),
         ({"h": 28, "w": 28, "n": 21}, True),
-        ({"n": 128}, False),  # one wave of whole items
-        ({"h": 28, "w": 28}, False),  # three waves, of whole items two
-        ({"n": 64, "k": 128}, False),  # two waves, of items of 128 filters one
+        ({"n": 128}, False),  # one wave of whole work tiles
+        ({"h": 28, "w": 28}, False),  # three waves, of whole work tiles two
+        ({"n": 64, "k": 128}, False),  # two waves, of work tiles of 128 filters one
         ({"k": 47}, False),  # no vectors of filters
         ({"c": 190}, False),  # no tensor copies
         ({"layout": "nchw"}, False),
     ],
 )
-def test_winograd_fused_shares_items_of_64_filters_between_two_blocks(change, halves):
+def test_winograd_fused_shares_work_tiles_of_64_filters_between_two_blocks(change, m_split):
     """Class fp32: a cluster has 64 filters instead of 128 where multiprocessors would be idle else."""
     config = fused_fp32_plan(**{"c": 192, "h": 14, "w": 14, "k": 48} | change)["config"]
-    assert ("items of 64 filters" in config and "clusters of 2" in config) == halves, config
+    assert ("work tiles of 64 filters" in config and "clusters of 2" in config) == m_split, config
 
 
 @pytest.mark.parametrize(
-    ("change", "turns"),
+    ("change", "v_reuse"),
     [
         ({}, True),
         ({"c": 36}, True),
@@ -472,10 +472,10 @@ def test_winograd_fused_shares_items_of_64_filters_between_two_blocks(change, ha
         ({"layout": "nchw"}, False),
     ],
 )
-def test_winograd_fused_keeps_v_for_a_second_turn(change, turns):
+def test_winograd_fused_keeps_v_for_a_second_turn(change, v_reuse):
     """Class fp32: V of up to 64 channels serves two blocks of filters where that costs no waves."""
     config = fused_fp32_plan(**{"c": 64, "h": 112, "w": 112} | change)["config"]
-    assert ("2 turns" in config) == turns, config
+    assert ("v_reuse 2" in config) == v_reuse, config
 
 
 @given(

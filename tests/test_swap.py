@@ -329,7 +329,8 @@ class TestWarnings:
     @pytest.mark.parametrize(
         ("model", "text"),
         [
-            (nn.Linear(3, 3), "no torch.nn.Conv2d"),
+            (nn.Linear(3, 3), "the model has no convolution"),
+            (nn.Conv3d(3, 3, 1), "none of 1 fit: 1 not_served"),
             (nn.Sequential(Subclass(3, 4, 3), Subclass(4, 4, 3)), "none of 2 fit: 2 subclass"),
         ],
     )

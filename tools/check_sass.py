@@ -30,11 +30,11 @@ ALLOWED: dict[str, str] = {
         "class tf32: counters of the loop over tiles parked, none within the loop over steps"
     ),
     r"winograd_fused::single::convolve<(float|__half|__nv_bfloat16), 1, ": (
-        "narrow items, 168 sums beside 36 registers of filters: values of the loop over items parked, none within the "
-        "loops over products or over the tiles of a row"
+        "narrow work tiles, 168 sums beside 36 registers of filters: values of the loop over work tiles parked, none "
+        "within the loops over products or over the tiles of a row"
     ),
     r"winograd_fused::single::convolve<__nv_bfloat16, 3, ": (
-        "items from a list: two values of the loop over items parked, none within the loops over products or tiles"
+        "packed columns: two values of the loop over work tiles parked, none within the loops over products or tiles"
     ),
     r"winograd_staged::input_transform_nhwc<(__half|__nv_bfloat16), [24], "
     r"\(fastconv::algos::winograd_staged::Mode\)[23], 1>": (

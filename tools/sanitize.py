@@ -32,7 +32,7 @@ REPORTED = 9  # our exit status for compute-sanitizer: the tests passed, the too
 
 # Reports that are known to be false: (tool, regular expression on the report) -> why. They are counted in the table.
 KNOWN: dict[tuple[str, str], str] = {
-    ("racecheck", r"winograd_staged::gemm::(load_stationary|load_units|multiply_units)<"): (
+    ("racecheck", r"winograd_staged::gemm::(load_stationary|load_work_tiles|multiply_work_tiles)<"): (
         "one lane arrives for its warp behind __syncwarp(), which racecheck does not follow: with all lanes arriving "
         "and nothing else changed it is silent (docs/log/46-sanitizers.md)"
     ),

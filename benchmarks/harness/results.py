@@ -29,6 +29,11 @@ TRAINING_ROW |= dict.fromkeys(("best_peer_us", "peer_kernels_us", "peak_bytes", 
 TRAINING_ROW |= {"loss_error": _MAYBE}
 HOST_ROW: dict[str, Any] = {"call": str, "layer": str, "class": str, "form": str}
 HOST_ROW |= dict.fromkeys(("us", "torch_us", "empty_operator_us"), _MAYBE)
+_PAIR = (int, list)  # a number for both axes, or of height and width
+REGRET_ROW: dict[str, Any] = {"layer": str, "stride": _PAIR, "padding": _PAIR, "dilation": _PAIR, "groups": int}
+REGRET_ROW |= dict.fromkeys("nchwkrs", int) | {"class": str, "layout": str, "pass": str, "split": str}
+REGRET_ROW |= {"us": _MAYBE, "algorithm": str, "best": (str, type(None)), "best_us": _MAYBE, "torch_us": _MAYBE}
+REGRET_ROW |= {"algorithms": dict, "floor_us": _MAYBE}
 TRAINING_CLASSES = ("fp32", "tf32", "amp_fp16", "amp_bf16")
 
 
@@ -39,6 +44,8 @@ def _contract(suite: str, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
             return TRAINING_ROW, TRAINING_CLASSES
         case "host":
             return HOST_ROW, CLASSES
+        case "regret":
+            return REGRET_ROW, CLASSES
     return (NETWORK_ROW if "network" in row else LAYER_ROW), CLASSES
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from math import ceil
+from typing import Any
 
 import torch
 
@@ -66,16 +67,18 @@ def suite_of(layer_set: str, device: torch.device, direction: str = "forward") -
     return name if device.type == "cuda" else f"{name}_cpu"
 
 
-def floor_us(layer: Layer, n: int, accuracy: str) -> float:
+def floor_us(layer: Any, n: int, accuracy: str) -> float:
     """The least time on an H200: max(input and output through memory, multiplies at the measured rate).
 
     Multiplies are those of F(4x4) where it applies (3x3, stride 1), else of the direct algorithm; times 3 in class
-    `fp32` (three split products), once in the other tensor-core classes, by FFMA in `ieee`.
+    `fp32` (three split products), once in the other tensor-core classes, by FFMA in `ieee`. layer: a Layer, or another
+    one with its names whose stride and dilation may be pairs.
     """
     size = 2 if accuracy in ("fp16", "bf16") else 4
     moved = n * (layer.c * layer.h * layer.w + layer.k * layer.p * layer.q) * size
     flops = layer.direct_flops(n)
-    if (layer.r, layer.s, layer.stride, layer.dilation, layer.groups) == (3, 3, 1, 1, 1):
+    unit = all(value in (1, (1, 1)) for value in (layer.stride, layer.dilation, layer.groups))
+    if unit and (layer.r, layer.s) == (3, 3):
         flops = 2.0 * 36 * n * ceil(layer.p / 4) * ceil(layer.q / 4) * layer.c * layer.k
     rate = {"ieee": FFMA_FLOPS, "fp32": TENSOR_FLOPS / 3}.get(accuracy, TENSOR_FLOPS)
     return max(moved / BANDWIDTH, flops / rate) * 1e6

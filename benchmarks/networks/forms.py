@@ -25,9 +25,9 @@ from fastconv.models.compare import CLASS_DTYPE, precision_of, pytorch_class
 
 @dataclass(frozen=True)
 class Form:
-    """model: torch, folded, swapped or fused. mode: that of torch.compile; None: eager. frozen: with Inductor's
-    freezing, which makes constants of the weights and folds batch norms. graph: captured in a CUDA graph by us, with
-    its input in place; a mode may bring a graph of its own."""
+    """model: torch, folded, swapped or fused; rewritten: PyTorch's, by `fastconv.compile`. mode: that of torch.compile;
+    None: eager. frozen: with Inductor's freezing, which makes constants of the weights and folds batch norms. graph:
+    captured in a CUDA graph by us, with its input in place; a mode may bring a graph of its own."""
 
     model: str
     mode: str | None = None
@@ -38,7 +38,7 @@ class Form:
 # Ours, a row of the result file each.
 MODES = {
     "eager": Form("swapped"),
-    "compile": Form("swapped", "default"),
+    "compile": Form("rewritten", "reduce-overhead", frozen=True),
     "graph": Form("swapped", graph=True),
     "fused": Form("fused"),
     "fused_graph": Form("fused", graph=True),
@@ -109,6 +109,7 @@ class Case:
     models: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
     inputs: dict[str, Tensor] = field(default_factory=dict)
     swaps: dict[str, fastconv.SwapReport] = field(default_factory=dict)  # of the swapped models, by layout
+    compiles: dict[str, fastconv.CompileReport] = field(default_factory=dict)  # of `fastconv.compile`, by layout
     _compiled: dict[tuple[str, str | None, bool, str], Callable[..., Any]] = field(default_factory=dict)
     _pool: Any = None  # of all captures: one graph runs at a time, and nobody reads an older one's output
 
@@ -137,9 +138,8 @@ class Case:
         """One forward pass of a contender. All searches, compilation and capture are done when it is returned."""
         form, layout = contender.form, contender.layout
         x = self.input(layout)
-        forward: Callable[..., Any] = self.model(form.model, layout)
-        if form.mode is not None:
-            forward = self.compiled(form, layout)
+        forward: Callable[..., Any]
+        forward = self.model(form.model, layout) if form.mode is None else self.compiled(form, layout)
         return self._graphed(forward, x) if form.graph else lambda: forward(x)
 
     def compiled(self, form: Form, layout: str) -> Callable[..., Any]:
@@ -149,7 +149,15 @@ class Case:
             from torch._inductor import config
 
             options, x = compiler_options(form, layout), self.input(layout)
-            compiled = torch.compile(self.model(form.model, layout), dynamic=False, options=options)
+            compiled: Any
+            if form.model == "rewritten":
+                compiled = fastconv.compile(
+                    self.model("torch", layout), precision_of(self.cls), algorithm=self.algorithm, frozen=form.frozen,
+                    dynamic=False, mode=form.mode,
+                )  # fmt: skip
+                self.compiles[layout] = compiled.report
+            else:
+                compiled = torch.compile(self.model(form.model, layout), dynamic=False, options=options)
             # Freezing is also asked for where Dynamo traces.
             with config.patch(options):
                 with time_limit(self.compile_limit_s):
@@ -185,8 +193,12 @@ class Case:
         self._compiled.clear()
 
     def counts(self, kind: str, layout: str) -> dict[str, int]:
-        """Of a swapped or fused model, after a forward pass: `total` convolutions, `swapped` of them fastconv's, `ours`
-        of these where an algorithm of ours ran (in the others PyTorch's own convolution did), `fused` with more."""
+        """Of a swapped, fused or rewritten model, after a forward pass: `total` convolutions, `swapped` of them
+        fastconv's, `ours` of these where an algorithm of ours ran (in the others PyTorch's own convolution did),
+        `fused` with more."""
+        if kind == "rewritten":
+            found = self.compiles[layout]
+            return {"swapped": found.ours, "ours": found.ours, "fused": found.fused, "total": found.total}
         model = self.model(kind, layout)
         model(self.input(layout))
         report: Any = model.report if kind == "fused" else self.swaps[layout]

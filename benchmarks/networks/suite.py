@@ -62,7 +62,7 @@ def contenders_of(
         for ours, names, forms in ((True, modes, MODES), (False, peers, PEERS))
         for name in names
         if name in forms
-        for layout in (layouts if forms[name].mode is None else compiled_layouts)
+        for layout in (layouts if forms[name].mode is None else ("nhwc",) if ours else compiled_layouts)
     ]
     return sorted(found, key=lambda contender: contender.form.mode is not None)
 
@@ -226,7 +226,9 @@ class _Measured:
             self.failures |= measured.failures
             self.times = measured.timings
             self.counts = {
-                kind: case.counts(kind, layout) for kind, layout in case.models if kind in ("swapped", "fused")
+                kind: case.counts(kind, layout)
+                for kind, layout in [*case.models, *(("rewritten", layout) for layout in case.compiles)]
+                if kind in ("swapped", "fused", "rewritten")
             }
 
     def _prepare(self, contender: Contender, reference: Any) -> float:

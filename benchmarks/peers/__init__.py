@@ -14,7 +14,7 @@ operators of the fusion, cudnn_graph_<layout> plans the fusion; the others have 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,13 +80,19 @@ class Searched:
         return self._form()
 
 
+def pair(value: int | Sequence[int]) -> list[int]:
+    """Of height and width."""
+    return [value] * 2 if isinstance(value, int) else list(value)
+
+
 def torch_convolution(
-    x: torch.Tensor, weight: torch.Tensor, layer: Layer, tf32: bool, direction: str = "forward",
+    x: torch.Tensor, weight: torch.Tensor, layer: Any, tf32: bool, direction: str = "forward",
     grad: torch.Tensor | None = None, limit: int = 10,
 ) -> torch.Tensor:  # fmt: skip
     """PyTorch's convolution, or its gradient of `direction`, with cudnn.benchmark=True over up to `limit` plans (0:
-    all). The global switches are restored."""
-    geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2, False, [0, 0], layer.groups
+    all). The global switches are restored. layer: anything with stride, padding, dilation (numbers, or pairs of height
+    and width) and groups."""
+    geometry = (*map(pair, (layer.stride, layer.padding, layer.dilation)), False, [0, 0], layer.groups)
     backends = torch.backends.cudnn
     with backends.flags(enabled=True, benchmark=True, benchmark_limit=limit, deterministic=False, allow_tf32=tf32):
         if grad is None:

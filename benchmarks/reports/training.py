@@ -62,7 +62,8 @@ def groups_table(document: Document, accuracy: str | None = None) -> str:
 
 
 def _name(row: Row) -> str:
-    return str(TITLES.get(row["network"], row["network"]))
+    name: str = row["network"]
+    return TITLES.get(name, name)
 
 
 def _step(us: float | None, kernels_us: float | None) -> str:

@@ -33,7 +33,7 @@ import torch, fastconv
 spec = importlib.util.spec_from_file_location("timer_of_both", timer)
 timing = sys.modules["timer_of_both"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(timing)
-operators = torch.ops.fastconv
+operators = fastconv.ops
 print(json.dumps(fastconv.__file__), flush=True)
 for line in sys.stdin:
     job = json.loads(line)
@@ -53,10 +53,10 @@ for line in sys.stdin:
         name = said.choice
         if name == "torch":
             weight = weight.contiguous(memory_format=torch.channels_last)
-            run = lambda: operators.conv2d(x, weight, None, None, *geometry, name, job["precision"], "none", 0.0, 5)
+            run = lambda: operators.conv2d_op(x, weight, None, None, *geometry, name, job["precision"], "none", 0.0, 5)
         else:
-            packed = operators.pack_weight(weight, job["groups"], name, job["precision"])
-            run = lambda: operators.conv2d_packed(x, packed, job["filters"], None, None, *geometry, True, name,
+            packed = operators.pack_weight_op(weight, job["groups"], name, job["precision"])
+            run = lambda: operators.conv2d_packed_op(x, packed, job["filters"], None, None, *geometry, True, name,
                 job["precision"], "none", 0.0)
         y = run()
         checksum = y.view(torch.int16 if y.element_size() == 2 else torch.int32).sum(dtype=torch.int64).item()

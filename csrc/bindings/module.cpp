@@ -25,7 +25,7 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
                          std::pair<std::int64_t, std::int64_t> padding, std::pair<std::int64_t, std::int64_t> dilation,
                          std::int64_t groups, const std::string& dtype, const std::string& precision,
                          const std::string& layout, bool bias, bool residual, const std::string& activation,
-                         std::optional<double> max_error) {
+                         std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
   ConvProblem problem;
   problem.n = n, problem.c = c, problem.h = h, problem.w = w, problem.k = k, problem.r = r, problem.s = s;
   problem.stride_h = stride.first, problem.stride_w = stride.second;
@@ -42,7 +42,9 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   };
   require(!max_error || *max_error >= 1.0,
           "max_error is " + std::to_string(max_error.value_or(0.0)) + "; expected a number of at least 1");
-  problem.max_error = max_error.value_or(0.0);
+  require(!max_workspace || *max_workspace >= 0,
+          "max_workspace is " + std::to_string(max_workspace.value_or(0)) + "; expected bytes of at least 0");
+  problem.limits = {max_error.value_or(0.0), max_workspace.value_or(-1)};
   const auto pair = [](std::int64_t first, std::int64_t second) {
     return "(" + std::to_string(first) + ", " + std::to_string(second) + ")";
   };
@@ -78,7 +80,7 @@ py::dict describe(const Algorithm& algorithm) {
       typical.dtype = dtype;
       typical.accuracy = effective_accuracy(dtype, precision);
       double largest = 0.0;
-      for (const DeviceInfo& device : {cpu_device(1), h200_device()}) {
+      for (const DeviceInfo& device : {cpu_device(1, InstructionSet::avx2), h200_device()}) {
         if (device.type == DeviceType::cuda ? !algorithm.on_cuda : !algorithm.on_cpu) continue;
         if (algorithm.roundoffs(typical, device) <= 0.0) continue;
         largest = std::max(largest, expected_error(algorithm, typical, device));
@@ -266,12 +268,17 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "The planner: which algorithms exist, which fit a problem, which one runs.";
 
   py::enum_<DeviceType>(module, "DeviceType").value("cpu", DeviceType::cpu).value("cuda", DeviceType::cuda);
+  py::enum_<InstructionSet>(module, "InstructionSet")
+      .value("generic", InstructionSet::generic)
+      .value("avx2", InstructionSet::avx2)
+      .value("avx512", InstructionSet::avx512);
   py::class_<DeviceInfo>(module, "DeviceInfo")
       .def(py::init<>())
       .def_readwrite("type", &DeviceInfo::type)
       .def_readwrite("index", &DeviceInfo::index)
       .def_readwrite("name", &DeviceInfo::name)
       .def_readwrite("compute_capability", &DeviceInfo::compute_capability)
+      .def_readwrite("instruction_set", &DeviceInfo::instruction_set)
       .def_readwrite("processors", &DeviceInfo::processors)
       .def_readwrite("shared_memory_bytes", &DeviceInfo::shared_memory_bytes)
       .def_readwrite("l2_bytes", &DeviceInfo::l2_bytes)
@@ -280,7 +287,7 @@ PYBIND11_MODULE(_C, module) {
       .def_readwrite("fp16_tensor_flops_per_s", &DeviceInfo::fp16_tensor_flops_per_s)
       .def_readwrite("clock_hz", &DeviceInfo::clock_hz)
       .def_readwrite("has_kernels", &DeviceInfo::has_kernels);
-  module.def("cpu_device", &cpu_device, py::arg("threads"));
+  module.def("cpu_device", &cpu_device, py::arg("threads"), py::arg("instruction_set") = InstructionSet::avx512);
   module.def("h200_device", &h200_device);
   module.def("limit_to_build", &limit_to_build, py::arg("device"), py::arg("architectures"));
   module.def("set_rates", &set_rates, py::arg("device"), py::arg("boost_hz"), py::arg("memory_bytes_per_s"));
@@ -292,7 +299,7 @@ PYBIND11_MODULE(_C, module) {
            py::arg("dilation") = std::pair<std::int64_t, std::int64_t>{1, 1}, py::arg("groups") = 1,
            py::arg("dtype") = "float32", py::arg("precision") = "fp32", py::arg("layout") = "nchw",
            py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "none",
-           py::arg("max_error") = py::none())
+           py::arg("max_error") = py::none(), py::arg("max_workspace") = py::none())
       .def_readonly("n", &ConvProblem::n)
       .def_readonly("c", &ConvProblem::c)
       .def_readonly("h", &ConvProblem::h)

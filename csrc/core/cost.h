@@ -37,6 +37,16 @@ inline double transposition_us(double bytes, const DeviceInfo& device) {
   return launch_us + memory_us(2.0 * bytes, 0.9, device);
 }
 
+// A CPU function's shares with each instruction set. `generic` takes AVX2's: nobody has measured it.
+template <typename Rates>
+struct CpuRates {
+  Rates avx2, avx512;
+
+  constexpr const Rates& of(const DeviceInfo& device) const {
+    return device.instruction_set == InstructionSet::avx512 ? avx512 : avx2;
+  }
+};
+
 // A CPU function that is there for the tests, and never the fastest.
 inline double reference_us(const ConvProblem& problem, const DeviceInfo& device) {
   return 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);

@@ -25,10 +25,47 @@ void limit_to_build(DeviceInfo& device, const std::string& architectures) {
   if (own == 90 && !hopper) device.compute_capability = 80;
 }
 
-DeviceInfo cpu_device(int threads) {
+InstructionSet instruction_set_here() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+  return v4 ? InstructionSet::avx512 : v3 ? InstructionSet::avx2 : InstructionSet::generic;
+#else
+  return InstructionSet::generic;
+#endif
+}
+
+const char* name_of(InstructionSet set) {
+  switch (set) {
+    case InstructionSet::generic: return "generic";
+    case InstructionSet::avx2: return "avx2";
+    case InstructionSet::avx512: return "avx512";
+  }
+  return "?";
+}
+
+namespace {
+
+// The units of a CPU's cost models: the memory's rate, of all threads, and the vectors' rate of a thread in loops as
+// compilers make them; matrix products reach about twice that. AVX-512: models were fitted with it; AVX2: chosen
+// beside it (docs/log/65-cpu-choice.md).
+// Neither: a quarter of AVX2's arithmetic, by the width of its vectors and without FMA; nobody has measured it.
+struct Cpu {
+  double bandwidth_bytes_per_s, fp32_flops_per_s;
+};
+constexpr Cpu cpus[] = {{20e9, 10e9}, {20e9, 40e9}, {20e9, 50e9}};  // in the order of InstructionSet
+
+}  // namespace
+
+DeviceInfo cpu_device(int threads, InstructionSet set) {
   DeviceInfo device;
+  const Cpu& cpu = cpus[static_cast<int>(set)];
   device.processors = threads > 0 ? threads : 1;
-  device.fp32_flops_per_s = 50e9 * device.processors;
+  device.instruction_set = set;
+  device.bandwidth_bytes_per_s = cpu.bandwidth_bytes_per_s;
+  device.fp32_flops_per_s = cpu.fp32_flops_per_s * device.processors;
   return device;
 }
 

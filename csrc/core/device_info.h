@@ -9,6 +9,9 @@ namespace fastconv {
 
 enum class DeviceType : std::uint8_t { cpu, cuda };
 
+// Of a CPU, as far as kernels differ by it: AVX2 with FMA (x86-64-v3), AVX-512 (x86-64-v4), or neither.
+enum class InstructionSet : std::uint8_t { generic, avx2, avx512 };
+
 struct DeviceInfo {
   DeviceType type = DeviceType::cpu;
   int index = -1;
@@ -17,18 +20,24 @@ struct DeviceInfo {
   int processors = 1;                   // multiprocessors, or threads of torch's pool
   std::size_t shared_memory_bytes = 0;  // most that one block may ask for
   std::size_t l2_bytes = 0;
-  double bandwidth_bytes_per_s = 20e9;   // sustained, not the datasheet's
-  double fp32_flops_per_s = 50e9;        // FFMA (or CPU vector) rate, sustained
-  double fp16_tensor_flops_per_s = 0.0;  // tensor-core rate with FP32 accumulation, sustained
-  double clock_hz = 0.0;                 // of the multiprocessors, while tensor cores are at work
-  bool has_kernels = true;               // false: a CUDA device that fastconv was not built for
+  double bandwidth_bytes_per_s = 20e9;                       // sustained, not the datasheet's
+  double fp32_flops_per_s = 50e9;                            // FFMA (or CPU vector) rate, sustained
+  double fp16_tensor_flops_per_s = 0.0;                      // tensor-core rate with FP32 accumulation, sustained
+  double clock_hz = 0.0;                                     // of the multiprocessors, while tensor cores are at work
+  bool has_kernels = true;                                   // false: a CUDA device that fastconv was not built for
+  InstructionSet instruction_set = InstructionSet::generic;  // of a CPU
 };
 
 // Leaves of a CUDA device what kernels built for these architectures (FASTCONV_CUDA_ARCHS) can run there: without
 // `90a` nothing of Hopper's, whose bodies are empty in all others; has_kernels is false if none can be loaded.
 void limit_to_build(DeviceInfo& device, const std::string& architectures);
 
-DeviceInfo cpu_device(int threads);
+// What this machine has, asked at run time as the loader does that picks among the kernels' versions.
+InstructionSet instruction_set_here();
+const char* name_of(InstructionSet set);  // "generic", "avx2", "avx512"
+
+// So many threads of a CPU, with the rates of its instruction set's row in the table of CPUs.
+DeviceInfo cpu_device(int threads, InstructionSet set);
 // Sets the sustained rates of a CUDA device whose name, compute capability and processors are known: those of its row
 // in the table of GPUs, or shares of its peaks at `boost_hz` (of the multiprocessors) and `memory_bytes_per_s`.
 void set_rates(DeviceInfo& device, double boost_hz, double memory_bytes_per_s);

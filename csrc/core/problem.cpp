@@ -102,7 +102,8 @@ std::size_t hash_value(const ConvProblem& problem) {
   mix(static_cast<std::int64_t>(problem.dtype) | static_cast<std::int64_t>(problem.accuracy) << 8 |
       static_cast<std::int64_t>(problem.layout) << 16 | static_cast<std::int64_t>(problem.activation) << 24 |
       static_cast<std::int64_t>(problem.has_bias) << 32 | static_cast<std::int64_t>(problem.has_residual) << 33);
-  mix(static_cast<std::int64_t>(std::hash<double>{}(problem.max_error)));
+  mix(static_cast<std::int64_t>(std::hash<double>{}(problem.limits.max_error)));
+  mix(problem.limits.max_workspace);
   return seed;
 }
 
@@ -121,10 +122,11 @@ std::string to_string(const ConvProblem& problem) {
   std::string whole = text;
   if (problem.has_residual) whole += " + residual";
   if (problem.activation != Activation::none) whole += std::string(" + ") + name_of(problem.activation);
-  if (problem.max_error > 0.0) {
-    std::snprintf(text, sizeof text, " max_error %.6g", problem.max_error);
+  if (problem.limits.max_error > 0.0) {
+    std::snprintf(text, sizeof text, " max_error %.6g", problem.limits.max_error);
     whole += text;
   }
+  if (problem.limits.max_workspace >= 0) whole += " max_workspace " + std::to_string(problem.limits.max_workspace);
   return whole;
 }
 

@@ -18,6 +18,15 @@ enum class Layout : std::uint8_t { nchw, nhwc };
 
 enum class Activation : std::uint8_t { none, relu, relu6, silu, leaky_relu };
 
+// What a caller admits of the algorithm that computes for him.
+struct Limits {
+  // How far `auto` may go: a multiple of PyTorch's own expected error in the class, at least 1. 0: the default limit.
+  double max_error = 0.0;
+  // Bytes of an algorithm's workspace, a copy of the input in its layout included. Negative: no limit.
+  std::int64_t max_workspace = -1;
+  bool operator==(const Limits&) const = default;
+};
+
 // y[n,k,p,q] = act( sum_{c,r,s} x[n, g*C/G + c, p*stride_h + r*dilation_h - pad_h, q*stride_w + ...] * w[k,c,r,s]
 //                   + bias[k] + residual[n,k,p,q] ),   g = k / (K/G)
 struct ConvProblem {
@@ -34,8 +43,7 @@ struct ConvProblem {
   bool has_residual = false;
   Activation activation = Activation::none;
   float negative_slope = 0.01f;
-  // How far `auto` may go: a multiple of PyTorch's own expected error in the class, at least 1. 0: the default limit.
-  double max_error = 0.0;
+  Limits limits;
 
   // Output height and width (the P and Q of the field), floor rounding as in PyTorch.
   constexpr std::int64_t p() const { return (h + 2 * pad_h - dilation_h * (r - 1) - 1) / stride_h + 1; }

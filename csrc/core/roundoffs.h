@@ -50,13 +50,14 @@ inline double winograd_in_fp32(double noise_gain, std::int64_t channels, double 
 }
 
 // Split halves with promoted sums; product: the error of one of them.
-inline double winograd_in_split_halves(double noise_gain, double product, std::int64_t channels) {
+inline double winograd_in_split_fp16(double noise_gain, double product, std::int64_t channels) {
   return noise_gain * std::sqrt(product * product + 0.003 * static_cast<double>(channels));
 }
 
-// Products of halves: V and U are rounded once each, `roundings` times in all. `halves`: 1 for float16, 8 for bfloat16.
-inline double winograd_in_halves(double noise_gain, double roundings, double halves = 1.0) {
-  return noise_gain * 0.36 * std::sqrt(roundings) * halves * half_roundoffs;
+// Products of halves: V and U are rounded once each, `roundings` times in all. `roundoffs`: 1 for float16, 8 for
+// bfloat16.
+inline double winograd_in_fp16(double noise_gain, double roundings, double roundoffs = 1.0) {
+  return noise_gain * 0.36 * std::sqrt(roundings) * roundoffs * half_roundoffs;
 }
 
 }  // namespace fastconv

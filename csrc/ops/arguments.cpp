@@ -62,6 +62,15 @@ Tensor aligned(const Tensor& tensor) {
   return is_aligned || !tensor.is_cuda() ? tensor : torch::stable::clone(tensor);
 }
 
+Limits limits_of(std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
+  FASTCONV_REQUIRE(!max_error || *max_error >= 1.0, "max_error is " + std::to_string(max_error.value_or(0.0)) +
+                                                        "; expected a number of at least 1, or None");
+  FASTCONV_REQUIRE(
+      !max_workspace || *max_workspace >= 0,
+      "max_workspace is " + std::to_string(max_workspace.value_or(0)) + "; expected bytes of at least 0, or None");
+  return {max_error.value_or(0.0), max_workspace.value_or(-1)};
+}
+
 ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments) {
   FASTCONV_REQUIRE(input.dim() == 4,
                    "input has shape " + to_text(shape_of(input)) + "; expected 4 dimensions [N, C, H, W]");
@@ -87,10 +96,7 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
   problem.has_residual = arguments.residual.has_value();
   problem.activation = activation_from_name(arguments.activation);
   problem.negative_slope = static_cast<float>(arguments.negative_slope);
-  FASTCONV_REQUIRE(!arguments.max_error || *arguments.max_error >= 1.0,
-                   "max_error is " + std::to_string(arguments.max_error.value_or(0.0)) +
-                       "; expected a number of at least 1, or None");
-  problem.max_error = arguments.max_error.value_or(0.0);
+  problem.limits = arguments.limits;
 
   // As PyTorch: an empty batch and no input channels are problems, other empty inputs are mistakes.
   FASTCONV_REQUIRE(problem.n == 0 || problem.c == 0 || (problem.h > 0 && problem.w > 0),

@@ -51,8 +51,11 @@ struct Arguments {
   const std::string& activation;
   double negative_slope;
   std::int64_t backend_flags;
-  std::optional<double> max_error;  // none: the planner's limit
+  Limits limits;
 };
+
+// None: the planner's limit, and none. Throws as make_problem.
+Limits limits_of(std::optional<double> max_error, std::optional<std::int64_t> max_workspace);
 
 // Throws std::runtime_error naming the argument, its value and what was expected.
 ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments);

@@ -10,9 +10,8 @@
 #include "ops/kernel_table.h"
 
 namespace fastconv::ops {
-namespace {
 
-bool is_alike(const Tensor& a, const Tensor& b) {  // dtype and device
+bool is_alike(const Tensor& a, const Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.is_cuda() == b.is_cuda() &&
          a.get_device_index() == b.get_device_index();
 }
@@ -21,7 +20,6 @@ bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_
   return tensor.dim() == 4 && tensor.size(0) == a && tensor.size(1) == b && tensor.size(2) == c && tensor.size(3) == d;
 }
 
-// The problem of a call; no value where the arguments do not fit each other, or nothing is to be computed.
 std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
                                       const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                                       AccuracyClass accuracy) {
@@ -33,7 +31,10 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
   problem.accuracy = effective_accuracy(problem.dtype, accuracy);
   problem.layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
   problem.has_bias = bias.has_value(), problem.has_residual = residual.has_value();
-  const bool fits = problem.n > 0 && problem.c > 0 && problem.h > 0 && problem.w > 0 && problem.k > 0 &&
+  const bool is_geometry = problem.stride_h > 0 && problem.stride_w > 0 && problem.dilation_h > 0 &&
+                           problem.dilation_w > 0 && problem.groups > 0 && problem.pad_h >= 0 && problem.pad_w >= 0 &&
+                           problem.pad_h < max_extent / 2 && problem.pad_w < max_extent / 2;
+  const bool fits = is_geometry && problem.n > 0 && problem.c > 0 && problem.h > 0 && problem.w > 0 && problem.k > 0 &&
                     problem.r > 0 && problem.s > 0 && problem.k % problem.groups == 0 &&
                     problem.c == weight.size(1) * problem.groups &&
                     problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
@@ -47,11 +48,17 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
   return problem;
 }
 
-}  // namespace
-
 bool Layer::Packed::fits(const Tensor& weight) const {
   return is_alike(weight, snapshot) &&
          has_shape(weight, snapshot.size(0), snapshot.size(1), snapshot.size(2), snapshot.size(3));
+}
+
+bool Layer::Packed::is_verified(const Tensor& weight) const {
+  if (!verified || weight.const_data_ptr() != verified->const_data_ptr()) return false;
+  for (std::int64_t d = 0; d < 4; ++d) {
+    if (weight.stride(d) != verified->stride(d)) return false;
+  }
+  return true;
 }
 
 std::shared_ptr<Layer::Packed> Layer::find(const Algorithm& algorithm, AccuracyClass accuracy, const Tensor& weight) {
@@ -63,7 +70,7 @@ std::shared_ptr<Layer::Packed> Layer::find(const Algorithm& algorithm, AccuracyC
 }
 
 std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                                     const std::optional<Tensor>& residual, AccuracyClass accuracy,
+                                     const std::optional<Tensor>& residual, AccuracyClass accuracy, bool frozen,
                                      CallStatus& status) {
   status = CallStatus::general;
   const std::optional<ConvProblem> problem = problem_of(settings_, input, weight, bias, residual, accuracy);
@@ -71,6 +78,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   const DeviceInfo& device = device_of(input);
   const auto choice = choose_cached<choose>(algorithm_, *problem, device);
   const Algorithm& algorithm = *choice->algorithm;
+  remember(choice, problem->accuracy);
   last_algorithm_ = &algorithm;
   last_shape_ = {problem->n, problem->c, problem->h, problem->w};
   if (!is_own(algorithm)) {
@@ -83,8 +91,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   if (find_kernels(algorithm, device.type).pack != nullptr) {
     entry = find(algorithm, problem->accuracy, weight);
     const bool capturing = runtime->is_capturing();
-    const bool replaced = entry && entry->frozen_weight != nullptr && entry->frozen_weight != weight.const_data_ptr();
-    if (entry == nullptr || replaced) {
+    if (entry == nullptr) {
       // Packed during a capture it would hold nothing until the first replay, and belong to the graph's memory.
       status = capturing ? CallStatus::general : CallStatus::pack;
       return std::nullopt;
@@ -95,71 +102,24 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
       return std::nullopt;
     }
     entry->in_graph |= capturing;
-    if (entry->frozen_weight == nullptr) {
+    if (!(frozen && entry->is_verified(weight))) {
       pack(algorithm, *problem, in_layout(weight, layout_of(entry->snapshot)), entry->packed.mutable_data_ptr(),
            entry->snapshot.mutable_data_ptr(), *runtime);
+      entry->verified.reset();
+      // Not the tensor itself, which `weight.data = ...` would change. What a capture records has not happened yet.
+      if (frozen && !capturing) entry->verified = call_dispatcher("aten::detach", "", weight);
     }
   }
-  remember(choice, problem->accuracy);
   status = CallStatus::ran;
   return run_own(input, entry ? nullptr : &weight, entry ? &entry->packed : nullptr, *choice, *problem, bias, residual,
                  *runtime);
 }
 
-// Of stride 1 and one group: the convolution of the gradient with the filter turned round. `auto` takes it where
-// PyTorch's is slow: in float32 on CUDA, and on the CPU; so few filters as 8 leave the kernels' tiles empty.
-std::optional<Tensor> Layer::input_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                            AccuracyClass accuracy, CallStatus& status) {
-  status = CallStatus::general;
-  const std::optional<ConvProblem> forward = problem_of(settings_, input, weight, {}, {}, accuracy);
-  if (!forward || !is_alike(grad, input)) return std::nullopt;
-  const bool pays = (!input.is_cuda() || forward->dtype == DType::f32) && weight.size(1) >= 8;
-  if (algorithm_ == "torch" || (algorithm_ == "auto" && !pays)) {
-    status = CallStatus::torch;
-    return std::nullopt;
-  }
-  ConvProblem problem = *forward;
-  problem.c = forward->k, problem.k = forward->c, problem.h = forward->p(), problem.w = forward->q();
-  problem.pad_h = forward->dilation_h * (forward->r - 1) - forward->pad_h;
-  problem.pad_w = forward->dilation_w * (forward->s - 1) - forward->pad_w;
-  problem.layout = suggests_channels_last(grad) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
-  const bool plain = problem.stride_h == 1 && problem.stride_w == 1 && problem.groups == 1 && problem.pad_h >= 0 &&
-                     problem.pad_w >= 0 && has_shape(grad, problem.n, problem.c, problem.h, problem.w);
-  if (!plain) return std::nullopt;
-  const DeviceInfo& device = device_of(grad);
-  const auto choice = choose_cached<choose>("auto", problem, device);
-  if (!is_own(*choice->algorithm)) {
-    status = CallStatus::torch;
-    return std::nullopt;
-  }
-  const auto guard = device_guard(grad);
-  const Layout layout = is_channels_last(weight) ? Layout::nhwc : Layout::nchw;
-  Tensor turned = in_layout(torch::stable::transpose(weight, 0, 1), layout);
-  if (problem.r * problem.s > 1) turned = call_dispatcher("aten::flip", "", turned, IntList{2, 3});
-  status = CallStatus::ran;
-  return run_own(grad, &turned, nullptr, *choice, problem, std::nullopt, std::nullopt, *make_runtime(device));
-}
-
-std::optional<Tensor> Layer::weight_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                             AccuracyClass accuracy, CallStatus& status) {
-  status = CallStatus::general;
-  std::optional<ConvProblem> problem = problem_of(settings_, input, weight, {}, {}, accuracy);
-  if (!problem || !is_alike(grad, input)) return std::nullopt;
-  if (!has_shape(grad, problem->n, problem->k, problem->p(), problem->q())) return std::nullopt;
-  problem->layout = suggests_channels_last(input) || suggests_channels_last(grad) ? Layout::nhwc : Layout::nchw;
-  const auto choice = choose_cached<choose_weight_gradient>(algorithm_, *problem, device_of(input));
-  status = choice->algorithm == nullptr ? CallStatus::torch : CallStatus::ran;
-  if (choice->algorithm == nullptr) return std::nullopt;
-  return run_weight_gradient(input, grad, *choice, *problem);
-}
-
-void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy,
-                  std::int64_t frozen_weight) {
+void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy) {
   const auto guard = device_guard(packed);
   const std::unique_ptr<Runtime> runtime = make_runtime(device_of(packed));
   auto entry = std::make_shared<Packed>(&find_algorithm(algorithm), effective_accuracy(dtype_of(snapshot), accuracy),
-                                        reinterpret_cast<const void*>(frozen_weight), packed, snapshot,
-                                        std::vector<void*>{runtime->stream()});
+                                        packed, snapshot, std::vector<void*>{runtime->stream()});
   const std::lock_guard lock(mutex_);
   std::erase_if(packed_, [&](const std::shared_ptr<Packed>& other) {
     const bool replaced =
@@ -168,6 +128,22 @@ void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::strin
     return replaced;
   });
   packed_.push_back(std::move(entry));
+}
+
+void Layer::refresh(const Tensor& weight) {
+  const std::lock_guard lock(mutex_);
+  const auto guard = device_guard(weight);
+  const std::unique_ptr<Runtime> runtime = make_runtime(device_of(weight));
+  for (const std::shared_ptr<Packed>& entry : packed_) {
+    if (!entry->fits(weight)) continue;
+    ConvProblem problem = settings_;
+    problem.k = weight.size(0), problem.c = weight.size(1) * problem.groups;
+    problem.n = 1, problem.h = problem.r = weight.size(2), problem.w = problem.s = weight.size(3);
+    problem.dtype = dtype_of(weight), problem.accuracy = entry->accuracy;
+    const std::lock_guard refreshing(entry->refreshing);
+    pack(*entry->algorithm, problem, in_layout(weight, layout_of(entry->snapshot)), entry->packed.mutable_data_ptr(),
+         entry->snapshot.mutable_data_ptr(), *runtime);
+  }
 }
 
 bool Layer::forget() {
@@ -261,7 +237,7 @@ LayerTable& layers() {
 thread_local CallStatus last_status = CallStatus::ran;
 
 std::int64_t layer_new(std::string algorithm, IntList geometry, std::string activation, double negative_slope,
-                       std::optional<double> max_error) {
+                       std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
   FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) +
                                              "; expected 7 integers: stride, padding, dilation (two each), groups");
   ConvProblem problem;
@@ -271,7 +247,7 @@ std::int64_t layer_new(std::string algorithm, IntList geometry, std::string acti
   problem.groups = geometry[6];
   problem.activation = activation_from_name(activation);
   problem.negative_slope = static_cast<float>(negative_slope);
-  problem.max_error = max_error.value_or(0.0);
+  problem.limits = limits_of(max_error, max_workspace);
   return layers().add(std::make_unique<Layer>(std::move(algorithm), problem));
 }
 
@@ -282,27 +258,29 @@ AccuracyClass accuracy_of(std::int64_t precision) {
   return classes.at(static_cast<std::size_t>(precision));
 }
 
+constexpr std::int64_t frozen_bit = 4;  // of layer_forward's precision: the weight will not change
+
 std::optional<Tensor> layer_forward(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
                                     std::optional<Tensor> residual, std::int64_t layer, std::int64_t precision) {
-  return layers().at(layer).forward(input, weight, bias, residual, accuracy_of(precision), last_status);
+  const bool frozen = (precision & frozen_bit) != 0;
+  return layers().at(layer).forward(input, weight, bias, residual, accuracy_of(precision & ~frozen_bit), frozen,
+                                    last_status);
 }
 
-std::optional<Tensor> layer_input_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                           std::int64_t layer, std::int64_t precision) {
-  return layers().at(layer).input_gradient(grad, input, weight, accuracy_of(precision), last_status);
-}
-
-std::optional<Tensor> layer_weight_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                            std::int64_t layer, std::int64_t precision) {
-  return layers().at(layer).weight_gradient(grad, input, weight, accuracy_of(precision), last_status);
+// wanted: a sum of 1 (input), 2 (weight), 4 (bias) and 8 (GradientRequest::admits_torch).
+Gradients layer_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight, std::int64_t layer,
+                          std::int64_t precision, std::int64_t wanted) {
+  const GradientRequest request{(wanted & 1) != 0, (wanted & 2) != 0, (wanted & 4) != 0, (wanted & 8) != 0};
+  return layers().at(layer).gradients(grad, input, weight, accuracy_of(precision), request);
 }
 
 std::int64_t layer_status() { return static_cast<std::int64_t>(last_status); }
 
-void layer_adopt(Tensor packed, Tensor snapshot, std::int64_t layer, std::string algorithm, std::int64_t precision,
-                 std::int64_t frozen_weight) {
-  layers().at(layer).adopt(packed, snapshot, algorithm, accuracy_of(precision), frozen_weight);
+void layer_adopt(Tensor packed, Tensor snapshot, std::int64_t layer, std::string algorithm, std::int64_t precision) {
+  layers().at(layer).adopt(packed, snapshot, algorithm, accuracy_of(precision));
 }
+
+void layer_refresh(const Tensor& weight, std::int64_t layer) { layers().at(layer).refresh(weight); }
 
 bool layer_forget(std::int64_t layer) { return layers().at(layer).forget(); }
 
@@ -321,7 +299,7 @@ std::string layer_last(std::int64_t number) {
   const Layer& layer = layers().at(number);
   if (layer.last_algorithm() == nullptr) return "";
   std::string text = layer.last_algorithm()->name;
-  for (const std::int64_t size : layer.last_shape()) text += " " + std::to_string(size);
+  for (const std::int64_t size : layer.last_shape()) text.append(" ").append(std::to_string(size));
   return text;
 }
 
@@ -330,18 +308,18 @@ std::string layer_last(std::int64_t number) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
-      "layer_new(str algorithm, int[] geometry, str activation, float negative_slope, float? max_error) -> int");
+      "layer_new(str algorithm, int[] geometry, str activation, float negative_slope, float? max_error, "
+      "int? max_workspace=None) -> int");
   library.def("layer_free(int layer) -> ()");
   library.def(
       "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int precision) -> "
       "Tensor?");
-  for (const char* name : {"layer_input_gradient", "layer_weight_gradient"}) {
-    const std::string schema = "(Tensor grad, Tensor input, Tensor weight, int layer, int precision) -> Tensor?";
-    library.def((name + schema).c_str());
-  }
-  library.def("layer_status() -> int");
   library.def(
-      "layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision, int frozen_weight) -> ()");
+      "layer_gradients(Tensor grad, Tensor input, Tensor weight, int layer, int precision, int wanted) -> "
+      "(Tensor?, Tensor?, Tensor?)");
+  library.def("layer_status() -> int");
+  library.def("layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision) -> ()");
+  library.def("layer_refresh(Tensor weight, int layer) -> ()");
   library.def("layer_forget(int layer) -> bool");
   library.def("layer_packed_count(int layer) -> int");
   library.def("layer_packed(int layer, int index, bool snapshot) -> Tensor");
@@ -349,12 +327,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def("layer_last(int layer) -> str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                           \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                     \
-    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));                 \
-    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));                     \
-    library.impl("layer_input_gradient", TORCH_BOX(&fastconv::ops::layer_input_gradient));   \
-    library.impl("layer_weight_gradient", TORCH_BOX(&fastconv::ops::layer_weight_gradient)); \
+#define FASTCONV_IMPLEMENT(DEVICE)                                               \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                         \
+    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));     \
+    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));         \
+    library.impl("layer_refresh", TORCH_BOX(&fastconv::ops::layer_refresh));     \
+    library.impl("layer_gradients", TORCH_BOX(&fastconv::ops::layer_gradients)); \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/algorithm.h"
@@ -26,27 +27,42 @@ enum class CallStatus : std::int64_t {
   general  // not for here: a mistake in the arguments, tensors of several dtypes, a capture with nothing packed
 };
 
+bool is_alike(const Tensor& a, const Tensor& b);  // in dtype and device
+bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d);
+
+// The problem of a call; no value where the arguments do not fit each other, or nothing is to be computed.
+std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
+                                      const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                                      AccuracyClass accuracy);
+
+// Of input, weight and bias.
+using Gradients = std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>>;
+struct GradientRequest {
+  bool input, weight, bias;
+  bool admits_torch;  // whether PyTorch's own kernels compute in the class asked for
+};
+
 class Layer {
  public:
   // problem: stride, padding, dilation, groups and activation of every call.
   Layer(std::string algorithm, const ConvProblem& problem) : algorithm_(std::move(algorithm)), settings_(problem) {}
 
   // activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]); no value if
-  // the status is not `ran`. The weight is compared with what was packed, on the device, unless it is frozen.
+  // the status is not `ran`. The weight is compared with what was packed, on the device; one that is `frozen`, once.
   std::optional<Tensor> forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                                const std::optional<Tensor>& residual, AccuracyClass accuracy, CallStatus& status);
+                                const std::optional<Tensor>& residual, AccuracyClass accuracy, bool frozen,
+                                CallStatus& status);
 
-  // The gradients of a call without activation, from the gradient of its output [N, K, P, Q]; no value where PyTorch
-  // computes them (status `torch`), or Python has to tell (`general`).
-  std::optional<Tensor> input_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                       AccuracyClass accuracy, CallStatus& status);
-  std::optional<Tensor> weight_gradient(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                        AccuracyClass accuracy, CallStatus& status);
+  // The gradients of a call without activation, from the gradient of its output [N, K, P, Q]. What is asked for and has
+  // no value is Python's to compute: PyTorch's in another class than its switch says, a stride, a mistake.
+  Gradients gradients(const Tensor& grad, const Tensor& input, const Tensor& weight, AccuracyClass accuracy,
+                      const GradientRequest& request);
 
-  // Keeps a packed weight, in place of all for weights of another shape, dtype or device. frozen_weight: 0, or the
-  // address of a weight that will not change, so that it is not compared with its snapshot.
-  void adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy,
-             std::int64_t frozen_weight);
+  // Keeps a packed weight, in place of all for weights of another shape, dtype or device.
+  void adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy);
+
+  // Packs all again that `weight` fits, in the same memory, which captured graphs may read.
+  void refresh(const Tensor& weight);
 
   // Forgets the packed weights, save those that a captured CUDA graph reads; returns whether there are such.
   bool forget();
@@ -63,14 +79,18 @@ class Layer {
   struct Packed {
     const Algorithm* algorithm;
     AccuracyClass accuracy;
-    const void* frozen_weight;
     Tensor packed, snapshot;     // snapshot: the plain weight that it was made from
     std::vector<void*> streams;  // that may read it
     bool in_graph = false;
+    // The frozen weight that this was found to belong to. Kept, so that no other can come to lie at its address.
+    std::optional<Tensor> verified{};
     std::mutex refreshing{};  // two threads must not find one another's snapshot new and packing old
     bool fits(const Tensor& weight) const;
+    bool is_verified(const Tensor& weight) const;
   };
 
+  std::optional<Tensor> input_gradient(const Tensor& grad, const Tensor& weight, const ConvProblem& problem,
+                                       bool& by_torch) const;
   std::shared_ptr<Packed> find(const Algorithm& algorithm, AccuracyClass accuracy, const Tensor& weight);
 
   const std::string algorithm_;

@@ -138,9 +138,10 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
               IntList stride, IntList padding, IntList dilation, std::int64_t groups, std::string algorithm,
               std::string precision, std::string activation, double negative_slope, std::int64_t backend_flags,
-              std::optional<double> max_error) {
-  const Arguments arguments{bias,      residual,  stride,     padding,        dilation,      groups,
-                            algorithm, precision, activation, negative_slope, backend_flags, max_error};
+              std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
+  const Arguments arguments{bias,       residual,       stride,        padding,
+                            dilation,   groups,         algorithm,     precision,
+                            activation, negative_slope, backend_flags, limits_of(max_error, max_workspace)};
   const Layout layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, shape_of(weight), layout, arguments);
   FASTCONV_REQUIRE(weight.scalar_type() == input.scalar_type(), "weight and input differ in dtype");
@@ -259,7 +260,7 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
                      std::int64_t groups, bool channels_last, std::string algorithm, std::string precision,
                      std::string activation, double negative_slope) {
   const Arguments arguments{bias,      residual,  stride,     padding,        dilation, groups,
-                            algorithm, precision, activation, negative_slope, 0,        std::nullopt};
+                            algorithm, precision, activation, negative_slope, 0,        Limits{}};
   const Layout layout = suggests_channels_last(input) || channels_last ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
   require_packed(packed, input);
@@ -281,12 +282,18 @@ std::string last_call() {
          "\", \"workspace_bytes\": " + std::to_string(last.choice->plan.workspace_bytes) + "}";
 }
 
+// For what Python has PyTorch compute by itself.
+void record_torch(std::string accuracy) {
+  remember(std::make_shared<const Candidate>(Candidate{&find_algorithm("torch"), Support::yes(), {}}),
+           accuracy_from_name(accuracy));
+}
+
 std::string device_json(std::int64_t index) {
   const DeviceInfo& device = query_device(index < 0 ? DeviceType::cpu : DeviceType::cuda, static_cast<int>(index));
   return "{\"type\": \"" + std::string(device.type == DeviceType::cuda ? "cuda" : "cpu") +
          "\", \"index\": " + std::to_string(device.index) + ", \"name\": \"" + device.name +
-         "\", \"compute_capability\": " + std::to_string(device.compute_capability) +
-         ", \"processors\": " + std::to_string(device.processors) +
+         "\", \"compute_capability\": " + std::to_string(device.compute_capability) + ", \"instruction_set\": \"" +
+         name_of(device.instruction_set) + "\", \"processors\": " + std::to_string(device.processors) +
          ", \"shared_memory_bytes\": " + std::to_string(device.shared_memory_bytes) +
          ", \"l2_bytes\": " + std::to_string(device.l2_bytes) +
          ", \"bandwidth_bytes_per_s\": " + std::to_string(device.bandwidth_bytes_per_s) +
@@ -306,7 +313,7 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, "
       "SymInt[] dilation, SymInt groups, str algorithm, str precision, str activation, float negative_slope, "
-      "int backend_flags, float? max_error=None) -> Tensor");
+      "int backend_flags, float? max_error=None, int? max_workspace=None) -> Tensor");
   library.def("pack_weight(Tensor weight, SymInt groups, str algorithm, str precision) -> Tensor");
   library.def(
       "conv2d_packed(Tensor input, Tensor packed, SymInt[] weight_shape, Tensor? bias, Tensor? residual, "
@@ -316,6 +323,7 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
       "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
       "str precision) -> ()");
   library.def("last_call() -> str");
+  library.def("record_torch(str accuracy) -> ()");
   library.def("device_info(int index) -> str");
   library.def("set_debug(bool enabled) -> ()");
   library.def("set_measured(str lines) -> ()");
@@ -333,6 +341,7 @@ FASTCONV_IMPLEMENT(CUDA)
 
 STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
   library.impl("last_call", TORCH_BOX(&fastconv::ops::last_call));
+  library.impl("record_torch", TORCH_BOX(&fastconv::ops::record_torch));
   library.impl("device_info", TORCH_BOX(&fastconv::ops::device_json));
   library.impl("set_debug", TORCH_BOX(&fastconv::ops::set_debug));
   library.impl("set_measured", TORCH_BOX(&fastconv::ops::set_measured));

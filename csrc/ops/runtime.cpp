@@ -4,6 +4,7 @@
 #include <fstream>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "ops/stable.h"
@@ -51,18 +52,23 @@ std::string cpu_name() {
 }  // namespace
 
 const DeviceInfo& query_device(DeviceType type, int index) {
+  const int threads = type == DeviceType::cpu ? static_cast<int>(torch::stable::get_num_threads()) : 0;
+  const auto is_it = [&](const DeviceInfo& device) {
+    return device.type == type && (type == DeviceType::cpu ? device.processors == threads : device.index == index);
+  };
+  thread_local std::vector<const DeviceInfo*> met;  // by this thread: every call comes here, and takes no lock
+  for (const DeviceInfo* device : met) {
+    if (is_it(*device)) return *device;
+  }
   static std::mutex mutex;
   static std::deque<DeviceInfo> known;  // a deque keeps references valid
   const std::lock_guard lock(mutex);
-  const int threads = type == DeviceType::cpu ? static_cast<int>(torch::stable::get_num_threads()) : 0;
   for (const DeviceInfo& device : known) {
-    if (device.type == type && (type == DeviceType::cpu ? device.processors == threads : device.index == index)) {
-      return device;
-    }
+    if (is_it(device)) return *met.emplace_back(&device);
   }
   DeviceInfo device;
   if (type == DeviceType::cpu) {
-    device = cpu_device(threads);
+    device = cpu_device(threads, instruction_set_here());
     device.name = cpu_name();
   } else {
 #ifdef FASTCONV_WITH_CUDA
@@ -74,7 +80,7 @@ const DeviceInfo& query_device(DeviceType type, int index) {
 #endif
   }
   known.push_back(device);
-  return known.back();
+  return *met.emplace_back(&known.back());
 }
 
 std::unique_ptr<Runtime> make_runtime(const DeviceInfo& device) {

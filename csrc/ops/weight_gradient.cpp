@@ -22,10 +22,10 @@ struct GradientProblem {
 GradientProblem gradient_problem(const Tensor& input, const Tensor& grad, const IntList& weight_size,
                                  const IntList& stride, const IntList& padding, const IntList& dilation,
                                  std::int64_t groups, Layout layout, const std::string& algorithm,
-                                 const std::string& precision, std::optional<double> max_error) {
+                                 const std::string& precision, const Limits& limits) {
   const std::string none = "none";
   const Arguments arguments{std::nullopt, std::nullopt, stride, padding, dilation, groups,
-                            algorithm,    precision,    none,   0.0,     0,        max_error};
+                            algorithm,    precision,    none,   0.0,     0,        limits};
   GradientProblem result{make_problem(input, weight_size, layout, arguments), {}};
   const ConvProblem& problem = result.problem;
   const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
@@ -70,18 +70,22 @@ Layout gradient_layout(bool channels_last) { return channels_last ? Layout::nhwc
 // Why PyTorch computes this gradient; empty if an algorithm of ours does.
 std::string weight_gradient_reason(const Tensor& input, const Tensor& grad, IntList weight_size, IntList stride,
                                    IntList padding, IntList dilation, std::int64_t groups, bool channels_last,
-                                   std::string algorithm, std::string precision, std::optional<double> max_error) {
-  const GradientProblem target = gradient_problem(input, grad, weight_size, stride, padding, dilation, groups,
-                                                  gradient_layout(channels_last), algorithm, precision, max_error);
+                                   std::string algorithm, std::string precision, std::optional<double> max_error,
+                                   std::optional<std::int64_t> max_workspace) {
+  const GradientProblem target =
+      gradient_problem(input, grad, weight_size, stride, padding, dilation, groups, gradient_layout(channels_last),
+                       algorithm, precision, limits_of(max_error, max_workspace));
   return target.choice->algorithm != nullptr ? "" : target.choice->support.code + ": " + target.choice->support.reason;
 }
 
 // dw [K, C/groups, R, S]; channels_last: its memory format, and that in which input and grad are read.
 Tensor weight_gradient(const Tensor& input, const Tensor& grad, IntList weight_size, IntList stride, IntList padding,
                        IntList dilation, std::int64_t groups, bool channels_last, std::string algorithm,
-                       std::string precision, std::optional<double> max_error) {
-  const GradientProblem target = gradient_problem(input, grad, weight_size, stride, padding, dilation, groups,
-                                                  gradient_layout(channels_last), algorithm, precision, max_error);
+                       std::string precision, std::optional<double> max_error,
+                       std::optional<std::int64_t> max_workspace) {
+  const GradientProblem target =
+      gradient_problem(input, grad, weight_size, stride, padding, dilation, groups, gradient_layout(channels_last),
+                       algorithm, precision, limits_of(max_error, max_workspace));
   if (target.choice->algorithm == nullptr) throw Unsupported("weight gradient: " + target.choice->support.reason);
   return run_weight_gradient(input, grad, *target.choice, target.problem);
 }
@@ -92,11 +96,13 @@ Tensor weight_gradient(const Tensor& input, const Tensor& grad, IntList weight_s
 STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
       "weight_gradient(Tensor input, Tensor grad, SymInt[] weight_size, SymInt[] stride, SymInt[] padding, "
-      "SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, str precision, float? max_error=None) -> "
+      "SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, str precision, float? max_error=None, "
+      "int? max_workspace=None) -> "
       "Tensor");
   library.def(
       "weight_gradient_reason(Tensor input, Tensor grad, SymInt[] weight_size, SymInt[] stride, SymInt[] padding, "
-      "SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, str precision, float? max_error=None) -> "
+      "SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, str precision, float? max_error=None, "
+      "int? max_workspace=None) -> "
       "str");
 }
 

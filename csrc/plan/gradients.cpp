@@ -31,9 +31,12 @@ std::vector<WeightGradientChoice> weight_gradients(const ConvProblem& problem, c
     WeightGradientChoice choice{algorithm, supports_common(find_algorithm(algorithm->name), problem, device), {}};
     if (choice.support.ok) choice.support = algorithm->supports(problem, device);
     if (choice.support.ok) {
+      choice.plan = algorithm->plan(problem, device);
+      choice.support = within_workspace(algorithm->name, choice.plan, problem);
+    }
+    if (choice.support.ok) {
       choice.expected_error = relative_error(algorithm->roundoffs(problem, device), torch_roundoffs, problem.accuracy);
       choice.auto_eligible = choice.expected_error <= error_limit(problem, device);
-      choice.plan = algorithm->plan(problem, device);
     }
     found.push_back(std::move(choice));
   }
@@ -49,7 +52,7 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
   found.pop_back();
   WeightGradientChoice choice;
   for (WeightGradientChoice& candidate : found) {
-    if (candidate.support.ok && !candidate.auto_eligible && (name == "auto" || problem.max_error > 0.0)) {
+    if (candidate.support.ok && !candidate.auto_eligible && (name == "auto" || problem.limits.max_error > 0.0)) {
       candidate.support =
           too_inaccurate(candidate.algorithm->name, candidate.expected_error, error_limit(problem, device));
     }
@@ -66,6 +69,13 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
     if (choice.algorithm == nullptr && choice.support.code != "cost") choice.support = candidate.support;
   }
   return choice;
+}
+
+WeightGradientChoice choose_own_weight_gradient(const std::string& name, const ConvProblem& problem,
+                                                const DeviceInfo& device) {
+  WeightGradientChoice choice = choose_weight_gradient(name, problem, device);
+  if (choice.algorithm != nullptr || name != "auto") return choice;
+  return choose_weight_gradient("implicit_gemm", problem, device);  // whose gradient serves the most
 }
 
 const char* name_of(InputGradientMethod method) {

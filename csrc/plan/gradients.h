@@ -27,6 +27,10 @@ std::vector<WeightGradientChoice> weight_gradients(const ConvProblem& problem, c
 WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvProblem& problem,
                                             const DeviceInfo& device);
 
+// Where PyTorch's own would be computed in another class than the problem's: it can do that one, too, far slower.
+WeightGradientChoice choose_own_weight_gradient(const std::string& name, const ConvProblem& problem,
+                                                const DeviceInfo& device);
+
 // The input gradient is made of forward convolutions of stride 1 with the filter turned round and its channels
 // exchanged. With a stride the rows and columns of the gradient fall into phases, stride_h * stride_w in all, each of
 // which sees taps of its own.

@@ -45,8 +45,9 @@ std::string find_measured(const ConvProblem& problem, const DeviceInfo& device) 
   if (table.empty()) return {};
   ConvProblem asked = problem;
   // The fastest under another limit, if the caller's own was not measured: it is the fastest of those within both.
-  for (const double limit : {problem.max_error, 0.0}) {
-    asked.max_error = limit;
+  const auto [max_error, max_workspace] = problem.limits;
+  for (const Limits& limits : {problem.limits, Limits{max_error}, Limits{0.0, max_workspace}, Limits{}}) {
+    asked.limits = limits;
     const auto found = table.find(measured_device(device) + '\t' + to_string(asked));
     if (found != table.end()) return found->second;
   }

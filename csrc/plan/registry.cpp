@@ -100,6 +100,13 @@ Support too_inaccurate(const char* name, double error, double limit) {
                                      " times as much as PyTorch; the limit is " + brief(limit));
 }
 
+Support within_workspace(const char* name, const ConvPlan& plan, const ConvProblem& problem) {
+  const std::int64_t limit = problem.limits.max_workspace;
+  if (limit < 0 || plan.workspace_bytes <= static_cast<std::size_t>(limit)) return Support::yes();
+  return Support::no("workspace", std::string(name) + " needs a workspace of " + std::to_string(plan.workspace_bytes) +
+                                      " bytes; the limit is " + std::to_string(limit));
+}
+
 double relative_error(double roundoffs, double torch_roundoffs, AccuracyClass accuracy) {
   const double rounding = output_rounding(accuracy);
   return std::hypot(roundoffs, rounding) / std::hypot(torch_roundoffs, rounding);
@@ -111,7 +118,7 @@ double expected_error(const Algorithm& algorithm, const ConvProblem& problem, co
 }
 
 double error_limit(const ConvProblem& problem, const DeviceInfo& device) {
-  if (problem.max_error > 0.0) return problem.max_error;
+  if (problem.limits.max_error > 0.0) return problem.limits.max_error;
   return problem.accuracy == AccuracyClass::fp32 && device.type == DeviceType::cuda ? 1.5 : 4.0;
 }
 
@@ -132,6 +139,9 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const
   }
   if (candidate.support.ok) {
     if (!empty) candidate.plan = with_layout(algorithm.plan(problem, device), problem, device);
+    if (!is_library(algorithm)) candidate.support = within_workspace(algorithm.name, candidate.plan, problem);
+  }
+  if (candidate.support.ok) {
     candidate.expected_error = expected_error(algorithm, problem, device);
     candidate.auto_eligible = candidate.expected_error <= error_limit(problem, device);
   }
@@ -152,8 +162,9 @@ Candidate choose(const std::string& name, const ConvProblem& problem, const Devi
       throw Unsupported("algorithm '" + name + "' cannot serve " + to_string(problem) + ": " +
                         candidate.support.reason);
     }
-    if (problem.max_error > 0.0 && !candidate.auto_eligible) {
-      const Support refusal = too_inaccurate(candidate.algorithm->name, candidate.expected_error, problem.max_error);
+    if (problem.limits.max_error > 0.0 && !candidate.auto_eligible) {
+      const Support refusal =
+          too_inaccurate(candidate.algorithm->name, candidate.expected_error, problem.limits.max_error);
       throw Unsupported("algorithm '" + name + "' cannot serve " + to_string(problem) + ": " + refusal.reason);
     }
     return candidate;

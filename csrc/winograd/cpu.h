@@ -17,6 +17,7 @@
 // inlined to be part of that. (Sanitizers instrument the resolvers, which run before they are set up.)
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define FASTCONV_CPU_VERSIONS  // where a function may have a body for each instruction set, too
 #define FASTCONV_CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FASTCONV_CPU_CLONES

@@ -18,6 +18,7 @@ from fastconv.cli.support import (
     ImageOption,
     JsonOption,
     MaxErrorOption,
+    MaxWorkspaceOption,
     NetworkOption,
     Precision,
     PrecisionOption,
@@ -195,6 +196,7 @@ def explain(
     precision: PrecisionOption = Precision.fp32,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="NHWC in memory.")] = False,
     max_error: MaxErrorOption = None,
+    max_workspace: MaxWorkspaceOption = None,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
@@ -216,6 +218,7 @@ def explain(
         precision=precision_of(precision.value),
         layout="nhwc" if channels_last else "nchw",
         max_error=max_error,
+        max_workspace=max_workspace,
     )
     console.print(str(explanation), markup=False, highlight=False)
     write_json(json_path, dataclasses.asdict(explanation))

@@ -30,6 +30,9 @@ MaxErrorOption = Annotated[
     float | None,
     typer.Option("--max-error", help="How far auto may go: a multiple of PyTorch's own error, at least 1."),
 ]
+MaxWorkspaceOption = Annotated[
+    int | None, typer.Option("--max-workspace", help="Bytes of workspace that an algorithm may take, at least 0.")
+]
 
 
 class Precision(str, Enum):

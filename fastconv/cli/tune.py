@@ -15,6 +15,7 @@ from fastconv.cli.support import (
     ImageOption,
     JsonOption,
     MaxErrorOption,
+    MaxWorkspaceOption,
     NetworkOption,
     console,
     device_named,
@@ -40,6 +41,7 @@ def tune(
     layouts: Annotated[str, typer.Option(help="nchw, nhwc; default nhwc, on the CPU nchw.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Times each candidate runs.")] = 20,
     max_error: MaxErrorOption = None,
+    max_workspace: MaxWorkspaceOption = None,
     clear: Annotated[bool, typer.Option("--clear", help="Only forget what was measured on this device.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
@@ -75,9 +77,7 @@ def tune(
             for name in names:
                 with console.status(f"{name}: its convolutions in class {accuracy}, {order}"):
                     found.update(_of_network(name, batch, image, accuracy, order, where))
-    settings.check_max_error(max_error)
-    if max_error is not None:
-        found = tuning.limited(found, max_error)
+    found = tuning.limited(found, settings.resolve_limits(max_error, max_workspace, "torch"))
     report = tuning.measure(found, rounds, _say)
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
     write_json(json_path, json.loads(report.to_json()))

@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from fastconv import ops, swap
 from fastconv.fuse.graph import IDENTITIES, IN_PLACE_SUMS, activation_of, is_altered, is_sum, may_write, traced
 from fastconv.fuse.report import FuseReport, FuseRow
+from fastconv.layer import Layer
 from fastconv.nn import Conv2d, FusedConv2d, check_settings
 
 __all__ = ["FusedModule", "fuse"]
@@ -43,7 +44,7 @@ class FusedModule(fx.GraphModule):
         rows = []
         for row in self._rows:
             layer = modules.get(row.name)
-            if isinstance(layer, Conv2d):
+            if isinstance(layer, Layer):
                 ran = layer.last_algorithm or layer.algorithm
                 row = replace(row, algorithm=ran, last_input_shape=layer.last_input_shape)
             rows.append(row)
@@ -91,20 +92,22 @@ def fuse(
     algorithm: str = "auto",
     precision: str | None = None,
     max_error: float | None = None,
+    max_workspace: int | None = None,
     filter_fn: Callable[[str, nn.Module], bool] | None = None,
     strict: bool = False,
 ) -> FusedModule:
     """A copy of `model` for inference, its convolutions fastconv's, with batch norms, residuals and activations inside.
 
-    Each torch.nn.Conv2d that `swap_` would take is taken, together with those of the following that come after it, in
-    this order, and whose input nobody else reads: a torch.nn.BatchNorm2d with running statistics, folded into the
-    filters in float64; a sum with another value; ReLU, ReLU6, SiLU or LeakyReLU, as module or function.
+    Each convolution that `swap_` would take is taken; a torch.nn.Conv2d together with those of the following that come
+    after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d with running statistics, folded
+    into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU or LeakyReLU, as module or function.
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
             of tensors. Arguments with a default (None, a number, a string) keep it for good. What forward computes
             from no argument (a random number, a constant) is computed once, here.
-        algorithm, precision, max_error: as for `fastconv.swap_`. Layers that were swapped before keep their own.
+        algorithm, precision, max_error, max_workspace: as for `fastconv.swap_`. Layers that were swapped before keep
+            their own.
         filter_fn: `filter_fn(name, module) -> bool`; False leaves a convolution as it is.
         strict: raise if a convolution that the filter admits is not fastconv's, or if a norm, sum or activation
             directly behind it has to stay apart.
@@ -126,13 +129,15 @@ def fuse(
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if not isinstance(strict, bool):
         raise TypeError(f"strict is {strict!r}; expected a bool")
-    check_settings(algorithm, precision, max_error)
+    check_settings(algorithm, precision, max_error, max_workspace)
     if model.training:
         raise RuntimeError("model is in training mode; expected model.eval(): batch norms are folded as they are there")
     root = _copied(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        swapped = swap.swap_(root, filter_fn, algorithm, precision, max_error=max_error)
+        swapped = swap.swap_(
+            root, filter_fn, algorithm, precision, max_error=max_error, frozen=True, max_workspace=max_workspace
+        )
     graph = traced(root)
     fusion = _Fusion(root, graph)
     rows = fusion.run(swapped)
@@ -223,6 +228,8 @@ class _Fusion:
             name, found = entry.names[0], chains.get(id(module), [])
             if entry.reason_code not in ("", "already_swapped"):
                 rows.append(FuseRow(name, *common, "", entry.reason_code, entry.reason))
+            elif isinstance(module, Layer) and not isinstance(module, Conv2d):
+                rows.append(FuseRow(name, *common, "conv", *self._left_apart(module)))
             elif type(module) is not Conv2d:
                 code = "already_fused" if isinstance(module, FusedConv2d) else "subclass"
                 rows.append(FuseRow(name, *common, "conv", code, f"it is a {type(module).__name__}"))
@@ -236,6 +243,13 @@ class _Fusion:
 
     def _module(self, node: fx.Node) -> nn.Module | None:
         return self.modules[str(node.target)] if node.op == "call_module" else None
+
+    def _left_apart(self, module: Layer) -> tuple[str, str]:
+        """The code and text of what follows a layer that computes nothing but itself."""
+        for node in [node for node in self.graph.nodes if self._module(node) is module]:
+            if any(self._recognise(user, _Chain([node])) for user in node.users):
+                return "kind", f"what follows a {type(module).__name__} stays apart"
+        return "", ""
 
     def _drop_identities(self) -> None:
         for node in list(self.graph.nodes):
@@ -421,9 +435,11 @@ def _fused_layer(conv: Conv2d, norm: nn.Module | None, chain: _Chain) -> FusedCo
     layer = FusedConv2d(
         conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups,
         bias is not None, conv.padding_mode, "meta", conv.weight.dtype, algorithm=conv.algorithm,
-        precision=conv.precision, max_error=conv.max_error, activation=chain.activation, negative_slope=chain.slope,
+        precision=conv.precision, max_error=conv.max_error, max_workspace=conv.max_workspace,
+        activation=chain.activation, negative_slope=chain.slope,
     )  # fmt: skip
     layer._sums_in_place = chain.sums_in_place
+    layer._fastconv.frozen = True
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach(), requires_grad=False)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fastconv import ops
+from fastconv.layer import Layer
 
 SUMS = ("add", "add_", operator.add, operator.iadd, torch.add)
 IN_PLACE_SUMS = ("add_", operator.iadd)
@@ -60,7 +61,7 @@ class _Tracer(_InPlaceTracer):
     autocast: tuple[bool, ...] = ()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        own = isinstance(m, (nn.Conv2d, nn.modules.batchnorm._BatchNorm)) or is_altered(m)
+        own = isinstance(m, (Layer, nn.Conv2d, nn.modules.batchnorm._BatchNorm)) or is_altered(m)
         return own or super().is_leaf_module(m, module_qualified_name)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:

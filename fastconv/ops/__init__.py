@@ -27,11 +27,17 @@ library: torch.library.Library = torch.library.Library("fastconv", "FRAGMENT")
 _CONVOLUTION = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 library.define(
     f"conv2d_input_gradient(Tensor grad, Tensor weight, SymInt[] input_size, {_CONVOLUTION}, str algorithm, "
-    "str precision, int backend_flags, float? max_error=None) -> Tensor"
+    "str precision, int backend_flags, float? max_error=None, int? max_workspace=None) -> Tensor"
 )
 library.define(
     f"conv2d_weight_gradient(Tensor input, Tensor grad, SymInt[] weight_size, {_CONVOLUTION}, str algorithm, "
-    "str precision, int backend_flags, float? max_error=None) -> Tensor"
+    "str precision, int backend_flags, float? max_error=None, int? max_workspace=None) -> Tensor"
+)
+
+library.define(
+    "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
+    "SymInt[] output_padding, SymInt[] dilation, SymInt groups, str algorithm, str precision, int backend_flags, "
+    "float? max_error=None, int? max_workspace=None) -> Tensor"
 )
 
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
@@ -40,6 +46,7 @@ conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
 refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
 input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
+conv_transpose2d_op: OpOverload = torch.ops.fastconv.conv_transpose2d.default
 weight_gradient_kernel_op: OpOverload = torch.ops.fastconv.weight_gradient.default
 
 
@@ -82,23 +89,23 @@ def refresh_packed(
 
 # A layer keeps its packed weight and its choices in the operators, under a number; a call passes tensors and that.
 PRECISIONS = {"ieee": 0, "fp32": 1, "tf32": 2}
+FROZEN = 4  # added to layer_forward's precision: the weight will not change, and is compared with its packing once
 # Why layer_forward returned None (csrc/ops/layer.h).
 STATUS_TORCH, STATUS_PACK, STATUS_STREAM, STATUS_TORCH_CHANNELS_LAST = 1, 2, 3, 4
 layer_status = torch.ops.fastconv.layer_status.default
 layer_free = torch.ops.fastconv.layer_free.default
 layer_forget = torch.ops.fastconv.layer_forget.default  # drops packed weights; whether a captured graph reads any
 layer_adopt = torch.ops.fastconv.layer_adopt.default
+layer_refresh = torch.ops.fastconv.layer_refresh.default  # packs the weight again, in the same memory
 layer_see_stream = torch.ops.fastconv.layer_see_stream.default
 # Of a convolution's arguments (input, weight, bias, a layer's number); does nothing, for the benchmarks of the host.
 empty_operator = torch.ops.fastconv.empty_operator.default
 _layer_forward = torch.ops.fastconv.layer_forward.default
 
 
-def layer_new(
-    algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float, max_error: float | None
-) -> int:
+def layer_new(algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float, *limits: Any) -> int:
     """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers."""
-    return int(call(torch.ops.fastconv.layer_new.default, algorithm, geometry, activation, negative_slope, max_error))
+    return int(call(torch.ops.fastconv.layer_new.default, algorithm, geometry, activation, negative_slope, *limits))
 
 
 def layer_forward(
@@ -110,16 +117,18 @@ def layer_forward(
     return y
 
 
-def layer_input_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int) -> Tensor | None:
-    """The input's gradient from grad [N, K, P, Q]; None where `conv2d_input_gradient` has to tell who computes it."""
-    result: Tensor | None = call(torch.ops.fastconv.layer_input_gradient.default, grad, input, weight, layer, precision)
-    return result
+WANTS_INPUT, WANTS_WEIGHT, WANTS_BIAS, ADMITS_TORCH = 1, 2, 4, 8
+_layer_gradients = torch.ops.fastconv.layer_gradients.default
 
 
-def layer_weight_gradient(grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int) -> Tensor | None:
-    """The weight's gradient from grad [N, K, P, Q]; None where `conv2d_weight_gradient` has to tell who computes it."""
-    result: Tensor | None = call(
-        torch.ops.fastconv.layer_weight_gradient.default, grad, input, weight, layer, precision
+def layer_gradients(
+    grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int, wanted: int
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of input, weight and bias, from grad [N, K, P, Q], below autograd. `wanted`: a sum of the constants above;
+    ADMITS_TORCH says that PyTorch's operator computes in the class asked for. What is wanted and comes back as None is
+    for `gradients` to compute."""
+    result: tuple[Tensor | None, Tensor | None, Tensor | None] = call(
+        _layer_gradients, grad, input, weight, layer, precision, wanted
     )
     return result
 
@@ -139,13 +148,13 @@ def layer_last(layer: int) -> tuple[str | None, tuple[int, ...] | None]:
 def weight_gradient_reason(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int, channels_last: bool, algorithm: str, precision: str,
-    max_error: float | None = None,
+    *limits: Any,
 ) -> str:  # fmt: skip
     """Why PyTorch computes the weight gradient of a convolution asked for as `algorithm`: "code: reason"; empty if an
     algorithm of ours does. `channels_last`: whether input and grad [N, K, P, Q] are read in that format."""
     return str(
         torch.ops.fastconv.weight_gradient_reason(
-            input, grad, weight_size, stride, padding, dilation, groups, channels_last, algorithm, precision, max_error
+            input, grad, weight_size, stride, padding, dilation, groups, channels_last, algorithm, precision, *limits
         )
     )
 
@@ -179,6 +188,12 @@ def last_call() -> dict[str, Any] | None:
     return call or None
 
 
+def record_torch(dtype: torch.dtype, precision: str) -> None:
+    """Has `last_call` name PyTorch: for what no operator of ours computes."""
+    halves = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: precision}
+    torch.ops.fastconv.record_torch(halves.get(dtype, "other"))
+
+
 def set_debug(enabled: bool) -> None:
     """Poisons workspaces and outputs with NaN before every call and checks their guards after it (slow)."""
     torch.ops.fastconv.set_debug(enabled)
@@ -193,13 +208,13 @@ def device_info(device: torch.device) -> _C.DeviceInfo:
         index = torch.cuda.current_device() if device.index is None else device.index
     info = _C.DeviceInfo()
     for name, value in json.loads(torch.ops.fastconv.device_info(index)).items():
-        setattr(
-            info, name, getattr(_C.DeviceType, value) if name == "type" else _as_type_of(getattr(info, name), value)
-        )
+        setattr(info, name, _as_type_of(getattr(info, name), value))
     return info
 
 
 def _as_type_of(current: Any, value: Any) -> Any:
+    if isinstance(current, _C.DeviceType | _C.InstructionSet):
+        return getattr(type(current), value)
     return int(value) if type(current) is int else value
 
 

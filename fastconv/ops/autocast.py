@@ -26,6 +26,6 @@ def _register_autocast(operator: OpOverload, device: str, key: str) -> None:
     ops.library.impl(operator, kernel, key)
 
 
-for _operator in (ops.conv2d_op, ops.conv2d_packed_op):
+for _operator in (ops.conv2d_op, ops.conv2d_packed_op, ops.conv_transpose2d_op):
     _register_autocast(_operator, "cuda", "AutocastCUDA")
     _register_autocast(_operator, "cpu", "AutocastCPU")

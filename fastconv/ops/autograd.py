@@ -104,8 +104,7 @@ def _output_tells_gradient(activation: str, slope: float) -> bool:
 
 def _conv2d_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, bias, residual, *ctx.geometry = inputs[:8]
-    ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, ctx.flags, *limit = inputs[8:]
-    ctx.max_error = limit[0] if limit else None
+    ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, ctx.flags, *ctx.limits = inputs[8:]
     ctx.recompute = ctx.activation != "none" and not _output_tells_gradient(ctx.activation, ctx.slope)
     ctx.sizes = input.shape, weight.shape
     needs_input, needs_weight = ctx.needs_input_grad[:2]
@@ -120,11 +119,11 @@ def _conv2d_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     input, weight, bias, residual, output = ctx.saved_tensors
-    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags, ctx.max_error)
+    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags, *ctx.limits)
     if ctx.recompute:
         output = conv2d(
             input, weight, bias, residual, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags,
-            ctx.max_error,
+            *ctx.limits,
         )  # fmt: skip
     if ctx.activation != "none":
         grad = _activation_gradient(grad, output, ctx.activation, ctx.slope, not ctx.recompute)
@@ -134,7 +133,7 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         weight_gradient(input, grad, ctx.sizes[1], *shared) if needs[1] else None,
         grad.sum((0, 2, 3)) if needs[2] else None,
         grad if needs[3] else None,
-        *[None] * 10,
+        *[None] * 11,
     )
 
 
@@ -143,42 +142,41 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 def _gradient_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     first, second, _, *ctx.geometry = inputs[:7]
-    ctx.algorithm, ctx.precision, ctx.flags, *limit = inputs[7:]
-    ctx.max_error = limit[0] if limit else None
+    ctx.algorithm, ctx.precision, ctx.flags, *ctx.limits = inputs[7:]
     ctx.sizes = first.shape, second.shape
     ctx.save_for_backward(first, second)
 
 
 def _conv(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
     return conv2d(
-        input, weight, None, None, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags, ctx.max_error
+        input, weight, None, None, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags, *ctx.limits
     )
 
 
 def _input_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
     grad, weight = ctx.saved_tensors
-    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags, ctx.max_error)
+    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags, *ctx.limits)
     return (
         _conv(ctx, cotangent, weight) if ctx.needs_input_grad[0] else None,
         weight_gradient(cotangent, grad, ctx.sizes[1], *shared) if ctx.needs_input_grad[1] else None,
-        *[None] * 9,
+        *[None] * 10,
     )
 
 
 def _weight_gradient_backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
     input, grad = ctx.saved_tensors
-    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags, ctx.max_error)
+    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags, *ctx.limits)
     return (
         input_gradient(grad, cotangent, ctx.sizes[0], *shared) if ctx.needs_input_grad[0] else None,
         _conv(ctx, input, cotangent) if ctx.needs_input_grad[1] else None,
-        *[None] * 9,
+        *[None] * 10,
     )
 
 
 @from_operator
 def _plain_input_gradient(
     grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
-    flags: int, max_error: float | None = None,
+    flags: int, *limits: Any,
 ) -> Tensor:  # fmt: skip
     return plain.input_gradient_as_convolution(grad, weight, input_size, geometry, precision, flags)
 
@@ -186,7 +184,7 @@ def _plain_input_gradient(
 @from_operator
 def _plain_weight_gradient(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
-    flags: int, max_error: float | None = None,
+    flags: int, *limits: Any,
 ) -> Tensor:  # fmt: skip
     return plain.weight_gradient_as_convolution(input, grad, weight_size, geometry, precision, flags)
 
@@ -241,7 +239,7 @@ def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         )
         grad_input = input_gradient(
             grad, weight, ctx.input_size, *ctx.geometry, "auto", ctx.precision, settings.switches.backend_flags,
-            settings.max_error,
+            *settings.resolve_limits(None, None, "auto"),
         )  # fmt: skip
     return (
         grad_input,
@@ -363,7 +361,8 @@ def _vmap_pack_weight(info, in_dims, *args):  # type: ignore[no-untyped-def]
 
 
 # activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]): input, weight,
-# bias, residual, stride, padding, dilation, groups, algorithm, precision, activation, slope, flags, max_error=None.
+# bias, residual, stride, padding, dilation, groups, algorithm, precision, activation, slope, flags, max_error=None,
+# max_workspace=None.
 conv2d = _differentiable(ops.conv2d_op, _conv2d_setup, _conv2d_backward, _vmap_conv2d, plain.conv2d)
 input_gradient = _differentiable(
     ops.input_gradient_op, _gradient_setup, _input_gradient_backward, _vmap_input_gradient, _plain_input_gradient
@@ -381,10 +380,10 @@ conv2d_packed = _differentiable(
 
 def input_gradient_of(
     grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
-    max_error: float | None,
+    limits: settings.Limits,
 ) -> Tensor:  # fmt: skip
     """`input_gradient`, past the dispatcher where no gradient of it is asked for."""
-    rest = (algorithm, precision, settings.switches.backend_flags, max_error)
+    rest = (algorithm, precision, settings.switches.backend_flags, *limits)
     if torch.is_grad_enabled():
         return input_gradient(grad, weight, input_size, *geometry, *rest)
     return gradients.input_gradient(grad, weight, input_size, geometry, *rest)
@@ -392,10 +391,10 @@ def input_gradient_of(
 
 def weight_gradient_of(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
-    max_error: float | None,
+    limits: settings.Limits,
 ) -> Tensor:  # fmt: skip
     """`weight_gradient`, past the dispatcher where no gradient of it is asked for."""
-    rest = (algorithm, precision, settings.switches.backend_flags, max_error)
+    rest = (algorithm, precision, settings.switches.backend_flags, *limits)
     if torch.is_grad_enabled():
         return weight_gradient(input, grad, weight_size, *geometry, *rest)
     return gradients.weight_gradient(input, grad, weight_size, geometry, *rest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,25 +18,17 @@ from fastconv.ops.input_gradient import at_once, by_phases
 
 def input_gradient(
     grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
-    flags: int, max_error: float | None = None,
+    flags: int, *limits: Any,
 ) -> Tensor:  # fmt: skip
     """The input gradient [N, C, H, W] from grad [N, K, P, Q] and weight [K, C/groups, R, S]."""
     stride, padding, dilation, groups = geometry
     memory_format = ops.format_of(grad, weight)
     # Of a DTensor grad and weight are this process's parts, and input_size is of the whole.
     input_size = [grad.shape[0], weight.shape[1] * groups, *input_size[2:]]
-    method = _method(grad, weight, input_size, geometry, algorithm)
+    method = planned_input_gradient(grad, weight, input_size, geometry, algorithm)["method"]
     if method != "torch":
-
-        def convolve(input: Tensor, filters: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
-            return ops.call(
-                ops.conv2d_op, input, filters, None, None, [1, 1], padding, dilation, groups, "auto", precision, "none",
-                0.0, flags, max_error,
-            )  # fmt: skip
-
-        grad = grad.contiguous(memory_format=memory_format)
-        form = at_once if method == "together" else by_phases
-        return form(convolve, grad, weight, input_size, geometry, memory_format)
+        # Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
+        return by_convolutions(method, grad, weight, None, input_size, geometry, "auto", precision, flags, *limits)
     if plain.is_of_class(grad, precision):
         like = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(
@@ -46,16 +39,38 @@ def input_gradient(
     return result.contiguous(memory_format=memory_format)
 
 
-def _method(grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str) -> str:
-    """What the planner says of the input gradient: "torch", or how our forward convolutions make it."""
+def by_convolutions(
+    method: str, grad: Tensor, weight: Tensor, bias: Tensor | None, input_size: Sequence[int], geometry: Geometry,
+    algorithm: str, precision: str, flags: int, *limits: Any,
+) -> Tensor:  # fmt: skip
+    """The input gradient, plus `bias` [C], by forward convolutions of `algorithm`, as the planner's method makes it."""
+    memory_format = ops.format_of(grad, weight)
+
+    def convolve(
+        input: Tensor, filters: Tensor, bias: Tensor | None, padding: Sequence[int], dilation: Sequence[int]
+    ) -> Tensor:
+        return ops.call(
+            ops.conv2d_op, input, filters, bias, None, [1, 1], padding, dilation, geometry.groups, algorithm, precision,
+            "none", 0.0, flags, *limits,
+        )  # fmt: skip
+
+    grad = grad.contiguous(memory_format=memory_format)
+    form = at_once if method == "together" else by_phases
+    return form(convolve, grad, weight, input_size, geometry, memory_format, bias)
+
+
+def planned_input_gradient(
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str
+) -> dict[str, Any]:
+    """The planner's row of the input gradient. Its method: "torch", or how our forward convolutions make it."""
     (n, c, h, w), (k, _, r, s) = input_size, weight.shape
     stride, padding, dilation, groups = geometry
     problem = _C.ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation),
         groups=groups, dtype=ops.dtype_name(grad.dtype),
     )  # fmt: skip
-    method: str = _C.choose_input_gradient(algorithm, problem, _device_of(grad.device.type))["method"]
-    return method
+    row: dict[str, Any] = _C.choose_input_gradient(algorithm, problem, _device_of(grad.device.type))
+    return row
 
 
 @cache
@@ -65,7 +80,7 @@ def _device_of(kind: str) -> _C.DeviceInfo:
 
 def weight_gradient(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
-    flags: int, max_error: float | None = None,
+    flags: int, *limits: Any,
 ) -> Tensor:  # fmt: skip
     """The weight gradient [K, C/groups, R, S] from input [N, C, H, W] and grad [N, K, P, Q]."""
     stride, padding, dilation, groups = geometry
@@ -73,17 +88,17 @@ def weight_gradient(
     if math.prod(weight_size) != 0:  # as for the input gradient
         weight_size = [grad.shape[1], input.shape[1] // groups, *weight_size[2:]]
     problem = (weight_size, *geometry, memory_format == torch.channels_last)
-    reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, max_error)
+    reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, *limits)
     empty = math.prod(input.shape) == 0 or math.prod(grad.shape) == 0
     agrees = empty or plain.is_of_class(grad, precision)
     if reason and algorithm == "auto" and not agrees:
         # PyTorch's gradient, estimated to be faster, is one in another class; in this one it is far slower.
         algorithm = "implicit_gemm"
-        reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, max_error)
+        reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, *limits)
     if settings.log_calls:
         settings.logger.debug("weight gradient %s: %s", list(weight_size), "PyTorch, " + reason if reason else "own")
     if not reason:
-        return ops.call(ops.weight_gradient_kernel_op, input, grad, *problem, algorithm, precision, max_error)
+        return ops.call(ops.weight_gradient_kernel_op, input, grad, *problem, algorithm, precision, *limits)
     like_format = memory_format
     if not agrees and precision != "tf32" and groups == input.shape[1]:
         # PyTorch's kernel for depthwise float32 in NCHW is its own, which knows no TF32.

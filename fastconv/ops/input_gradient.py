@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fastconv.ops.geometry import Geometry
 
-# (input [N, C, H, W], filters [K, C/groups, R, S], padding, dilation) -> output, with stride 1
-Convolve = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], Tensor]
+# (input [N, C, H, W], filters [K, C/groups, R, S], bias [K], padding, dilation) -> output, with stride 1
+Convolve = Callable[[Tensor, Tensor, Tensor | None, Sequence[int], Sequence[int]], Tensor]
 
 
-def _phase(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int, first: int) -> Any:
+def phase(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int, first: int) -> Any:
     """Along one dimension: rows first, first + stride, ... of the input gradient see the taps r with
     first + padding - r * dilation divisible by the stride. They are a convolution of the gradient, of stride 1, with
     these taps turned round. Returns (taps, dilation, padding on both sides, rows of its output to skip, rows), or None
@@ -41,10 +41,11 @@ def _slice_of(taps: Sequence[int]) -> slice:
 
 def by_phases(
     convolve: Convolve, grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry,
-    memory_format: torch.memory_format,
+    memory_format: torch.memory_format, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The input gradient as stride[0] * stride[1] convolutions of stride 1 with the filter's taps turned round and its
-    channels exchanged: exact, and nothing is multiplied with the zeros that the stride would put between rows."""
+    channels exchanged: exact, and nothing is multiplied with the zeros that the stride would put between rows. `bias`
+    [C] is added to it: a transposed convolution's."""
     stride, padding, dilation, groups = geometry
     k, c_per_group, r, s = weight.shape
     turned = weight.reshape(groups, k // groups, c_per_group, r, s).transpose(1, 2)
@@ -52,7 +53,7 @@ def by_phases(
     result = None
     for first in ((h, w) for h in range(stride[0]) for w in range(stride[1])):
         phases = [
-            _phase(
+            phase(
                 input_size[i + 2], grad.shape[i + 2], weight.shape[i + 2], stride[i], padding[i], dilation[i], first[i]
             )
             for i in range(2)
@@ -61,18 +62,27 @@ def by_phases(
             continue
         (rows, step_h, pad_h, skip_h, height), (columns, step_w, pad_w, skip_w, width) = phases
         filters = turned[:, :, _slice_of(rows), :][:, :, :, _slice_of(columns)]
-        part = convolve(grad, filters.flip(2, 3), [pad_h, pad_w], [step_h, step_w])
+        part = convolve(grad, filters.flip(2, 3), bias, [pad_h, pad_w], [step_h, step_w])
         part = part[:, :, skip_h : skip_h + height, skip_w : skip_w + width]
         if geometry.has_unit_stride:
             return part.contiguous(memory_format=memory_format)
         if result is None:
             result = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
             if min(r, s) < max(stride) or max(dilation) > 1:  # there may be residues without taps
-                result.zero_()
+                _fill(result, bias)
         _copy(_pixels(result)[:, first[0] :: stride[0], first[1] :: stride[1]], _pixels(part))
     if result is None:  # the convolution reads padding alone
-        return torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format).zero_()
+        result = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
+        _fill(result, bias)
     return result
+
+
+def _fill(result: Tensor, bias: Tensor | None) -> None:
+    """What no tap reaches."""
+    if bias is None:
+        result.zero_()
+    else:
+        result.copy_(bias[:, None, None])
 
 
 def _pixels(tensor: Tensor) -> Tensor:
@@ -102,7 +112,7 @@ def _window(kernel: int, stride: int, padding: int) -> tuple[int, int]:
 
 def at_once(
     convolve: Convolve, grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry,
-    memory_format: torch.memory_format,
+    memory_format: torch.memory_format, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The input gradient with a stride as one convolution, whose filters are the residues of both dimensions by the
     channels; what it writes is then woven together. Residues with fewer taps than others multiply zeros, but the
@@ -128,7 +138,8 @@ def at_once(
     turned = torch.nn.functional.pad(weight.flip(2, 3), zeros)
     turned = turned.reshape(k, c, windows[0], stride[0], windows[1], stride[1]).flip(3, 5)
     filters = turned.permute(3, 5, 1, 0, 2, 4).reshape(stride[0] * stride[1] * c, k, *windows)
-    y = convolve(grad, filters, pads, [1, 1])
+    biases = None if bias is None else bias.repeat(stride[0] * stride[1])
+    y = convolve(grad, filters, biases, pads, [1, 1])
     y = y[:, :, skips[0] : skips[0] + sizes[0], skips[1] : skips[1] + sizes[1]]
     whole = [n, c, sizes[0] * stride[0], sizes[1] * stride[1]]
     result = torch.empty(whole, dtype=grad.dtype, device=grad.device, memory_format=memory_format)

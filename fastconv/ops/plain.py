@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +25,9 @@ def is_of_class(tensor: Tensor, precision: str) -> bool:
 def conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, activation: str,
-    slope: float, flags: int, max_error: float | None = None,
+    slope: float, flags: int, *limits: Any,
 ) -> Tensor:  # fmt: skip
-    """The operator `conv2d`. `algorithm` and `max_error` are its, and say nothing here."""
+    """The operator `conv2d`. `algorithm` and `limits` are its, and say nothing here."""
     y = aten._convolution(
         input, weight, bias, stride, padding, dilation, False, [0, 0], groups, *settings.unpack_flags(flags),
         precision == "tf32",
@@ -38,11 +39,26 @@ def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float) 
     """activation(y + residual), by PyTorch."""
     if residual is not None:
         y = y + residual.to(y.dtype)
-    if activation == "none":
-        return y
+    return y if activation == "none" else activate(y, activation, slope)
+
+
+def activate(y: Tensor, activation: str, slope: float, inplace: bool = False) -> Tensor:
+    """activation(y), by PyTorch; not of "none"."""
     if activation == "leaky_relu":
-        return F.leaky_relu(y, slope)
-    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y)
+        return F.leaky_relu(y, slope, inplace)
+    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y, inplace)
+
+
+def conv_transpose2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    output_padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
+    *limits: Any,
+) -> Tensor:  # fmt: skip
+    """The operator `conv_transpose2d`. `algorithm` and `limits` are its, and say nothing here."""
+    return aten._convolution(
+        input, weight, bias, stride, padding, dilation, True, output_padding, groups, *settings.unpack_flags(flags),
+        precision == "tf32",
+    )  # fmt: skip
 
 
 def input_gradient_as_convolution(
@@ -54,10 +70,7 @@ def input_gradient_as_convolution(
     extent = [dilation[i] * (weight.shape[i + 2] - 1) for i in range(2)]
     reached = [(grad.shape[i + 2] - 1) * stride[i] - 2 * padding[i] + extent[i] + 1 for i in range(2)]
     rest = [input_size[i + 2] - reached[i] for i in range(2)]
-    return aten._convolution(
-        grad, weight, None, stride, padding, dilation, True, rest, groups, *settings.unpack_flags(flags),
-        precision == "tf32",
-    )  # fmt: skip
+    return conv_transpose2d(grad, weight, None, stride, padding, rest, dilation, groups, "torch", precision, flags)
 
 
 def weight_gradient_as_convolution(

@@ -39,7 +39,7 @@ void expect(bool condition, const std::string& what) {
 
 class Threads final : public Runtime {
  public:
-  explicit Threads(int workers) : device_(cpu_device(workers)) {}
+  explicit Threads(int workers) : device_(cpu_device(workers, instruction_set_here())) {}
   const DeviceInfo& device() const override { return device_; }
   void* stream() const override { return nullptr; }
   void gemm(const GemmArgs&) override { expect(false, "nobody asks for the library's GEMM"); }

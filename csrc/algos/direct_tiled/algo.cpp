@@ -15,7 +15,7 @@ std::string extent(const ConvProblem& problem) {
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const bool cpu = device.type == DeviceType::cpu;
-  const std::int64_t most = cpu ? cpu_most_scratch_bytes : max_bytes(device);
+  const std::int64_t most = cpu ? cpu_max_scratch_bytes : max_bytes(device);
   if (!is_moderate(problem, most / 4)) {
     return Support::no("kernel_size", "the kernel is " + extent(problem) + "; no patch of that fits " +
                                           (cpu ? "scratch" : "shared memory"));

@@ -139,8 +139,8 @@ inline std::optional<Config> choose_config(const ConvProblem& problem, const Dev
 
 // ---- CPU: a task computes p x 8 outputs for k_tile filters of one group ----
 
-inline constexpr std::int64_t cpu_chunk_bytes = 96 * 1024;        // staged per task: stays in L2, next to the input
-inline constexpr std::int64_t cpu_most_scratch_bytes = 64 << 20;  // per thread, in the workspace
+inline constexpr std::int64_t cpu_chunk_bytes = 96 * 1024;       // staged per task: stays in L2, next to the input
+inline constexpr std::int64_t cpu_max_scratch_bytes = 64 << 20;  // per thread, in the workspace
 
 struct CpuConfig {
   std::int64_t p_tile, k_tile, channels;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/algorithm.h"
+#include "core/cost.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::torch {
@@ -27,10 +28,22 @@ double weight_gradient_roundoffs(const ConvProblem& problem, const DeviceInfo& d
 
 Support supports(const ConvProblem&, const DeviceInfo&) { return Support::yes(); }
 
-// oneDNN, float32: 112 GFLOP/s per core.
+// oneDNN, float32: products of 1x1 kernels and of larger ones in either layout, with so many channels at half their
+// rate; and passes over input and output, at the memory's rate, that are not hidden.
+struct OneDnn {
+  double launch, nchw, nhwc, nchw_1x1, nhwc_1x1, half_channels, passes;
+};
+constexpr CpuRates<OneDnn> onednn{{10.0, 2.2, 2.2, 2.2, 2.2, 0.0, 0.0}, {10.0, 2.2, 2.2, 2.2, 2.2, 0.0, 0.0}};
+
 double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
-  return 10.0 + 1e6 * std::max(problem.direct_flops() / (2.2 * device.fp32_flops_per_s),
-                               problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
+  const OneDnn& rates = onednn.of(device);
+  const bool nhwc = problem.layout == Layout::nhwc, product = problem.r * problem.s == 1;
+  const double share = product ? (nhwc ? rates.nhwc_1x1 : rates.nchw_1x1) : (nhwc ? rates.nhwc : rates.nchw);
+  const double channels = static_cast<double>(problem.c_per_group());
+  const double filling = channels / (channels + rates.half_channels);
+  const double bytes = problem.compulsory_bytes();
+  return rates.launch + memory_us(rates.passes * bytes, 1.0, device) +
+         std::max(fp32_us(problem.direct_flops(), share * filling, device), memory_us(bytes, 1.0, device));
 }
 
 // The tensor cores' kernels are NHWC inside: NCHW input and weight are converted before, output after, in three

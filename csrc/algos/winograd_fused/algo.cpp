@@ -16,8 +16,8 @@ namespace {
 double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
   if (problem.accuracy == AccuracyClass::ieee) return 0.0;
   if (device.type == DeviceType::cpu) return winograd_in_fp32(f4_row_noise.gain, problem.c, 64.0);
-  if (problem.accuracy == AccuracyClass::fp32) return winograd_in_split_halves(f4_row_noise.gain, 1.6, problem.c);
-  return winograd_in_halves(f4_row_noise.gain, problem.accuracy == AccuracyClass::tf32 ? 3.0 : 2.0);
+  if (problem.accuracy == AccuracyClass::fp32) return winograd_in_split_fp16(f4_row_noise.gain, 1.6, problem.c);
+  return winograd_in_fp16(f4_row_noise.gain, problem.accuracy == AccuracyClass::tf32 ? 3.0 : 2.0);
 }
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
@@ -27,17 +27,17 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
                                      "; winograd_fused needs 90 (wgmma)");
   }
-  // Items are numbered with 31 bits, sizes and coordinates too, and rows and tiles of all images; a tensor copy's
+  // Work tiles are numbered with 31 bits, sizes and coordinates too, and rows and tiles of all images; a tensor copy's
   // strides have 40.
   const Config config = make_config(problem);
   const double image = 4.0 * static_cast<double>(problem.c) * static_cast<double>(problem.h * problem.w);
-  // Within an item, outputs are reached by 32 bits.
+  // Within a work tile, outputs are reached by 32 bits.
   const double rows = 16.0 * static_cast<double>(problem.q()) * static_cast<double>(problem.k);
   const double filters = 64.0 * static_cast<double>(problem.p()) * static_cast<double>(problem.q());
   constexpr auto limit = static_cast<double>(max_numbers);
   if (!config.fits_31_bits() || image >= 1099511627776.0 || std::max(rows, filters) >= limit ||
       static_cast<double>(std::max({problem.n, problem.c, problem.h, problem.w, problem.k})) >= limit) {
-    return Support::no("size", "the output has " + std::to_string(config.items) + " items, an image " +
+    return Support::no("size", "the output has " + std::to_string(config.work_tiles) + " items, an image " +
                                    std::to_string(image) + " bytes, 16 of its rows " +
                                    std::to_string(std::max(rows, filters)) +
                                    " elements; winograd_fused needs below 2^31, 2^40 and 2^31");
@@ -61,14 +61,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const int width = config.split ? tile_columns * tile_outputs : config.shape.width();
   const int times = config.split ? config.strips : config.shape.images;
   const std::string images = times == 1 ? "" : std::to_string(times) + "x";
-  plan.config = std::string(config.split ? "3 x" : "1 x") + " float16, items of " +
-                std::to_string(filter_tile * config.item_filter_tiles * config.v_reuse) + " filters, " + images +
+  plan.config = std::string(config.split ? "3 x" : "1 x") + " float16, work tiles of " +
+                std::to_string(filter_tile * config.work_tile_filter_tiles * config.v_reuse) + " filters, " + images +
                 std::to_string(rows) + "x" + std::to_string(width) + " outputs" +
-                (!config.split && config.shape.listed ? " from a list, " : ", ") + std::to_string(config.stages) +
-                " stages of " + std::to_string(config.u_steps / config.stages * channels) + ", " +
+                (!config.split && config.shape.packs_columns ? " of packed columns, " : ", ") +
+                std::to_string(config.stages) + " stages of " +
+                std::to_string(config.u_steps / config.stages * channels) + ", " +
                 (config.use_tma ? "boxes" : "elements") +
                 (config.blocks > 1 ? ", clusters of " + std::to_string(config.blocks) : "") +
-                (config.v_reuse > 1 ? ", " + std::to_string(config.v_reuse) + " turns" : "");
+                (config.v_reuse > 1 ? ", v_reuse " + std::to_string(config.v_reuse) : "");
   plan.cost_us = cuda_cost_us(problem, config, device);
   plan.kernel_plan = keep_plan(config);
   plan.reads_nhwc = config.use_tma;

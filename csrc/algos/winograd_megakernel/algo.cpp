@@ -53,22 +53,26 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   return Support::yes();
 }
 
-// The form and unit of winograd_f4's model (winograd/algo.cpp), with the ratios that were measured against it:
-// README.md.
+// The form of winograd_f4's model (winograd_staged/algo.cpp), with a time for each task.
+struct CpuTasks {
+  double task, caches, products, half_channels;
+};
+constexpr CpuRates<CpuTasks> cpu_tasks{{0.3, 1.8, 2.2, 16.0}, {0.3, 1.8, 2.2, 16.0}};
+
 double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceInfo& device) {
+  const CpuTasks& rates = cpu_tasks.of(device);
   const double elements = static_cast<double>(cpu::points) * static_cast<double>(map.tiles);
   const double c = static_cast<double>(cpu::padded_channels(problem)),
                k = static_cast<double>(cpu::padded_filters(problem));
-  const double cache_bandwidth = 1.8 * device.bandwidth_bytes_per_s * device.processors;
-  const double transforms = (problem.compulsory_bytes() + elements * (c + k) * sizeof(float)) / cache_bandwidth;
   // Every batch reads U; what exceeds the caches costs more than the traffic of the first time (measured: 512 -> 512).
   constexpr double cached = 8e6;
   const double u = static_cast<double>(cpu::u_bytes(problem));
   const double again = 4.0 * std::max(0.0, u - cached) * static_cast<double>(map.batches() - 1);
-  const double filters = (u + again) / (1.15 * device.bandwidth_bytes_per_s);
-  const double rate = 2.2 * device.fp32_flops_per_s * c / (c + 16.0);
-  const double tasks = 0.3 * static_cast<double>(map.size()) / device.processors;
-  return 20.0 + tasks + 1e6 * (transforms + filters + 2.0 * elements * c * k / rate);
+  return 20.0 + rates.task * static_cast<double>(map.size()) / device.processors +
+         memory_us(problem.compulsory_bytes() + elements * (c + k) * sizeof(float), rates.caches * device.processors,
+                   device) +
+         memory_us(u + again, 1.15, device) +
+         fp32_us(2.0 * elements * c * k, rates.products * c / (c + rates.half_channels), device);
 }
 
 // Times seen on an H200 (docs/log/40-megakernel-fp32.md), in us: the map's beginning and end, where nothing overlaps;
@@ -81,15 +85,15 @@ constexpr Rates split_rates{21.6, 1.07, 0.96, 0.60, 0.565}, half_rates{17.9, 0.4
 
 double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, const DeviceInfo& device) {
   const TaskMap& map = cuda.map;
-  const bool halves = cuda.weights.form.limbs == 1;
-  const Rates& rates = halves ? half_rates : split_rates;
+  const bool fp16 = cuda.weights.form.limbs == 1;
+  const Rates& rates = fp16 ? half_rates : split_rates;
   const double gemms = static_cast<double>(map.gemms()) / device.processors + 1.1;  // the first and the last one wait
   const double products = gemms * (rates.chunk * static_cast<double>(cuda.weights.chunks) + rates.product);
-  const double items = static_cast<double>(map.inputs() + map.outputs()) * map.shapes.input_tiles;
-  const double transforms = rates.transform * items / device.processors;
+  const double work_tiles = static_cast<double>(map.inputs() + map.outputs()) * map.shapes.input_tiles;
+  const double transforms = rates.transform * work_tiles / device.processors;
   const double nhwc = rates.launch + std::max(products, transforms) + rates.not_hidden * std::min(products, transforms);
   const bool element_by_element = problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0 ||
-                                  (halves && problem.layout == Layout::nhwc && problem.k % 2 != 0);
+                                  (fp16 && problem.layout == Layout::nhwc && problem.k % 2 != 0);
   // NCHW output leaves in pieces of 4 values where rows are whole ones, else by single values (seen in half types).
   const double scattered_us = problem.layout == Layout::nhwc ? 0.0
                               : problem.q() % 4 == 0         ? 4e-6 * static_cast<double>(problem.output_numel())
@@ -102,7 +106,7 @@ double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, con
 // time, of which V takes as many as there are blocks of filters.
 double ffma_cost_us(const ConvProblem& problem, const ffma::Plan& plan, const DeviceInfo& device) {
   const TaskMap& map = plan.map;
-  const double task = fp32_us(2.0 * ffma::unit_tiles * ffma::block_filters * ffma::stage_channels *
+  const double task = fp32_us(2.0 * ffma::tile_m * ffma::block_filters * ffma::stage_channels *
                                   static_cast<double>(plan.weights.stages) * device.processors,
                               1.15, device);
   const double tasks = static_cast<double>(map.gemms()) / device.processors + 0.6;
@@ -136,8 +140,8 @@ ConvPlan plan_cuda(const ConvProblem& problem, const DeviceInfo& device, const I
   wgmma::CudaPlan kernel = wgmma::make_cuda_plan(problem, device, instruments);
   ConvPlan plan;
   plan.workspace_bytes = kernel.v_bytes() + kernel.m_bytes() + kernel.exponent_bytes() + kernel.counter_bytes();
-  const bool halves = kernel.weights.form.limbs == 1;
-  plan.config = std::string(halves ? "1" : "3") + " x float16, " + describe(kernel.map);
+  const bool fp16 = kernel.weights.form.limbs == 1;
+  plan.config = std::string(fp16 ? "1" : "3") + " x float16, " + describe(kernel.map);
   plan.cost_us = cuda_cost_us(problem, kernel, device);
   plan.reads_nhwc = true;
   plan.kernel_plan = keep_plan(std::move(kernel));
@@ -165,8 +169,8 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
   if (problem.accuracy == AccuracyClass::ieee) {
     return winograd_in_fp32(f4_noise.gain, problem.c, static_cast<double>(problem.c));
   }
-  if (problem.dtype == DType::f32) return winograd_in_split_halves(f4_noise.gain, 2.0, problem.c);
-  return winograd_in_halves(f4_noise.gain, 3.0);
+  if (problem.dtype == DType::f32) return winograd_in_split_fp16(f4_noise.gain, 2.0, problem.c);
+  return winograd_in_fp16(f4_noise.gain, 3.0);
 }
 
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {

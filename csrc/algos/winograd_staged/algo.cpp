@@ -22,7 +22,7 @@ Support supports(const ConvProblem& problem, const char* name) {
   return Support::yes();
 }
 
-struct Work {
+struct Volume {
   double u_bytes, v_bytes, m_bytes, flops;  // U once, the rest for all tiles
 
   // How fast the stages exchange V and M, as a part of the memory's bandwidth: so many bytes of them stay in an H200's
@@ -34,7 +34,7 @@ struct Work {
   }
 };
 
-Work work(const ConvProblem& problem, const Config& config) {
+Volume volume_of(const ConvProblem& problem, const Config& config) {
   const double elements = static_cast<double>(config.points()) * static_cast<double>(config.tiles);
   const double products = config.mode == Mode::split ? 3.0 : 1.0;
   return {static_cast<double>(config.u_bytes(problem.k)),
@@ -43,20 +43,20 @@ Work work(const ConvProblem& problem, const Config& config) {
           2.0 * elements * products * static_cast<double>(config.c_pad) * static_cast<double>(problem.k)};
 }
 
-// Of our own product: a block's units one after the other, a stage at 1.19 times the tensor cores' sustained rate
-// (which longer runs do not keep up) and 0.48 us for a unit's output; or the memory's time.
-double wgmma_gemm_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Work& w) {
+// Of our own product: a block's work tiles one after the other, a stage at 1.19 times the tensor cores' sustained rate
+// (which longer runs do not keep up) and 0.48 us for a work tile's output; or the memory's time.
+double wgmma_gemm_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Volume& w) {
   const Stationary stationary = config.stationary;
   const ProductGrid grid(stationary, config.points(), config.tiles, problem.k, device.processors);
-  const double columns = stationary == Stationary::tiles ? unit_filters(config.chunk_tiles) : stationary_filters;
-  const double stage = tensor_us(6.0 * unit_tiles * columns * product_channels * device.processors, 1.19, device);
-  const double unit = static_cast<double>(config.groups) * stage + 0.48;
-  return std::max(static_cast<double>(grid.block_units) * unit,
+  const double columns = stationary == Stationary::tiles ? tile_n(config.chunk_tiles) : stationary_filters;
+  const double stage = tensor_us(6.0 * tile_m * columns * product_channels * device.processors, 1.19, device);
+  const double work_tile = static_cast<double>(config.groups) * stage + 0.48;
+  return std::max(static_cast<double>(grid.block_work_tiles) * work_tile,
                   memory_us(w.u_bytes + (w.v_bytes + w.m_bytes) / w.rate(0.84), 1.0, device));
 }
 
 // The library's FP32 product: whole tiles of 64 x 64, or the memory's time; and a block walks the whole reduction.
-double plain_product_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Work& w) {
+double plain_product_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Volume& w) {
   const auto whole = [](std::int64_t size) { return static_cast<double>(round_up(size, 64)); };
   const double padding = whole(config.tiles) * whole(problem.k) / static_cast<double>(config.tiles * problem.k);
   return std::max(memory_us(w.u_bytes + w.v_bytes + w.m_bytes, 0.85, device),
@@ -67,7 +67,7 @@ double plain_product_us(const ConvProblem& problem, const Config& config, const 
 // Each stage at the rate it was measured to reach on an H200 (docs/log/01-staged-winograd-fp32.md); they do not
 // overlap. The GEMM is bound by memory too until C and K are large.
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
-  const Work w = work(problem, config);
+  const Volume w = volume_of(problem, config);
   const double element = static_cast<double>(size_of(problem.dtype));
   const double x_bytes = element * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double y_bytes = element * static_cast<double>(problem.output_numel()) * (problem.has_residual ? 2.0 : 1.0);
@@ -79,24 +79,30 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
       : plain ? plain_product_us(problem, config, device, w)
               : std::max(memory_us(w.u_bytes + w.v_bytes + w.m_bytes, 0.92, device), tensor_us(w.flops, 0.70, device));
   const double output = memory_us(w.m_bytes + y_bytes, nchw ? std::min(rate, 0.8) : rate, device);
-  // Three launches; the larger tile's transforms take longer to walk, and our own product's first and last units more
-  // channels; what begins beside the product is there at its end.
-  const bool admits = config.admits_output(config.chunk_tiles, problem.k, problem.layout, device.processors);
-  const double own = 9.8 + 0.4 * config.m - (admits ? 1.1 : 0.0) + 0.39 * static_cast<double>(config.groups);
+  // Three launches; the larger tile's transforms take longer to walk, and our own product's first and last work tiles
+  // more channels; what begins beside the product is there at its end.
+  const bool overlaps_output = config.overlaps_output(config.chunk_tiles, problem.k, problem.layout, device.processors);
+  const double own = 9.8 + 0.4 * config.m - (overlaps_output ? 1.1 : 0.0) + 0.39 * static_cast<double>(config.groups);
   const double launches = config.wgmma_gemm ? own : plain ? 9.0 + 1.4 * config.m : 11.0 + 1.2 * config.m;
   return launches + input + gemm + output;
 }
 
-// V and M stay in the caches, U comes from memory once per chunk. Constants: fitted to the 3x3 layers of VGG, ResNet,
-// YOLO and DenseNet at batch 1, two cores with AVX-512; torch_conv/algo.cpp has the rival's from the same run.
+// V and M stay in the caches, which give so many times the memory's bandwidth to each thread; U comes from memory once
+// per chunk; the library's products reach a share of the vectors' rate, half of it with so many channels.
+struct CpuStages {
+  double chunk, caches, products, half_channels;
+};
+// AVX-512: fitted to the 3x3 layers of VGG, ResNet, YOLO and DenseNet at batch 1, two cores.
+constexpr CpuRates<CpuStages> cpu_stages{{15.0, 1.5, 1.7, 4.0}, {15.0, 1.5, 1.7, 4.0}};
+
 double cpu_cost_us(const ConvProblem& problem, const Config& config, std::int64_t chunks, const DeviceInfo& device) {
-  const Work w = work(problem, config);
-  const double cache_bandwidth = 1.5 * device.bandwidth_bytes_per_s * device.processors;
-  const double transforms = (problem.compulsory_bytes() + w.v_bytes + w.m_bytes) / cache_bandwidth;
-  const double filters = w.u_bytes * static_cast<double>(chunks) / device.bandwidth_bytes_per_s;
+  const Volume w = volume_of(problem, config);
+  const CpuStages& rates = cpu_stages.of(device);
   const double depth = static_cast<double>(config.depth);
-  const double rate = 1.7 * device.fp32_flops_per_s * depth / (depth + 4.0);
-  return 15.0 * static_cast<double>(chunks) + 1e6 * (transforms + filters + w.flops / rate);
+  return rates.chunk * static_cast<double>(chunks) +
+         memory_us(problem.compulsory_bytes() + w.v_bytes + w.m_bytes, rates.caches * device.processors, device) +
+         memory_us(w.u_bytes * static_cast<double>(chunks), 1.0, device) +
+         fp32_us(w.flops, rates.products * depth / (depth + rates.half_channels), device);
 }
 
 ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
@@ -126,8 +132,8 @@ double roundoffs(double noise_gain, const ConvProblem& problem, const DeviceInfo
     constexpr double block = 256.0;  // of MKL's sums; cuBLAS has none
     return winograd_in_fp32(noise_gain, problem.c, cpu ? block : static_cast<double>(problem.c));
   }
-  if (problem.dtype == DType::f32) return winograd_in_split_halves(noise_gain, 1.6, problem.c);
-  return winograd_in_halves(noise_gain, 2.0, problem.dtype == DType::bf16 ? 8.0 : 1.0);
+  if (problem.dtype == DType::f32) return winograd_in_split_fp16(noise_gain, 1.6, problem.c);
+  return winograd_in_fp16(noise_gain, 2.0, problem.dtype == DType::bf16 ? 8.0 : 1.0);
 }
 
 PackedWeight packed_weight(int m, const ConvProblem& problem, const DeviceInfo& device) {

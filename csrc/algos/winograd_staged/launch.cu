@@ -83,11 +83,11 @@ void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* ex
   vectors ? launch(std::true_type{}) : launch(std::false_type{});
 }
 
-// early: this kernel may be launched before the product has ended; admitted: it is. cached: much of M is in the L2
+// early: this kernel may be launched before the product has ended; overlapped: it is. cached: much of M is in the L2
 // cache.
 template <typename T, int m, bool rows>
 void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents, const int* filter_exponents,
-                      const ConvArgs& args, bool early, bool admitted, bool cached, cudaStream_t stream) {
+                      const ConvArgs& args, bool early, bool overlapped, bool cached, cudaStream_t stream) {
   const auto launch = [&](auto kernel, dim3 grid, dim3 block) {
     launch_in_series(early && grid.x * grid.y <= few_blocks, kernel, grid, block, 0, stream,
                      "winograd output transform", chunk, products, tile_exponents, filter_exponents,
@@ -104,7 +104,7 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
         even ? output_transform_nhwc<T, m, 2, rows, false, false> : output_transform_nhwc<T, m, 1, rows, false, false>;
     if constexpr (!rows) {
       if (even && cached) kernel = output_transform_nhwc<T, m, 2, rows, true, false>;
-      if (m == 2 && even && cached && admitted) kernel = output_transform_nhwc<T, m, 2, rows, true, m == 2>;
+      if (m == 2 && even && cached && overlapped) kernel = output_transform_nhwc<T, m, 2, rows, true, m == 2>;
     }
     launch(kernel, grid, block);
   } else {
@@ -115,7 +115,7 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
 
 // M = V U^T at every point.
 void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, const void* v, const void* u, float* m,
-              const int* group_exponents, int* tile_exponents, bool admits, Runtime& runtime) {
+              const int* group_exponents, int* tile_exponents, bool overlaps_output, Runtime& runtime) {
   if (config.wgmma_gemm) {
     gemm::run({.stationary = config.stationary,
                .v = v,
@@ -130,7 +130,7 @@ void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, co
                .group_channels = config.group_channels,
                .k_pad = config.k_pad,
                .processors = runtime.device().processors,
-               .admits = admits,
+               .overlaps_output = overlaps_output,
                .stream = runtime.stream(),
                .report = runtime.wait_report()});
     return;
@@ -170,13 +170,14 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     } else {
       transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
     }
-    const bool early = config.admits_product(chunk.tiles);
-    const bool admits = config.admits_output(chunk.tiles, problem.k, problem.layout, runtime.device().processors);
-    multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, admits, runtime);
+    const bool early = config.overlaps_product(chunk.tiles);
+    const bool overlaps_output =
+        config.overlaps_output(chunk.tiles, problem.k, problem.layout, runtime.device().processors);
+    multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, overlaps_output, runtime);
     const bool cached = config.m_bytes() <= 2 * runtime.device().l2_bytes;
     const auto transform = [&](auto rows) {
       transform_output<T, m, rows()>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, early,
-                                     admits, cached, stream);
+                                     overlaps_output, cached, stream);
     };
     if (config.wgmma_gemm) {
       if constexpr (mode == Mode::split) transform(std::false_type{});

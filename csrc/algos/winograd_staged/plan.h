@@ -35,7 +35,7 @@ constexpr std::int64_t tile_multiple = 128;  // chunks end at multiples of this:
 // fewer it would read U too often.
 constexpr std::int64_t cpu_workspace_per_thread = std::int64_t{2} << 20;
 constexpr std::int64_t cpu_tile_multiple = 16;
-constexpr std::int64_t cpu_least_tiles = 128;
+constexpr std::int64_t cpu_min_tiles = 128;
 
 // Who multiplies: the kernel of gemm/kernel.cuh, or the library. Split operands on Hopper are ours: two thirds of the
 // bytes of V, a fifth of the error, and as fast or faster at every size that was measured
@@ -47,65 +47,65 @@ inline bool multiplies_itself(Mode mode, const DeviceInfo& device) {
 
 constexpr int product_channels = 64;  // of a stage of it
 
-// What a block of it holds in shared memory for all of its multiplying warpgroups, while the rest passes, a unit of
-// tiles or filters at a time for each of them.
+// What a block of it holds in shared memory for all of its multiplying warpgroups, while the rest passes, a work tile
+// of tiles or filters at a time for each of them.
 enum class Stationary : std::uint8_t {
   filters,     // all channels of U of 128 filters; V passes. Up to 256 channels
   tiles,       // all channels of V of 64 tiles; U passes. Up to 512 channels
-  few_stages,  // U of 128 filters, four stages of it, for a pair of units of V
+  few_stages,  // U of 128 filters, four stages of it, for a pair of work tiles of V
 };
-constexpr int unit_tiles = 64, stationary_filters = 128;
+constexpr int tile_m = 64, stationary_filters = 128;
 constexpr int stationary_filter_stages = 4, stationary_tile_stages = 8;
-// That multiply. While one writes its unit, two keep the tensor cores busier than one.
+// That multiply. While one writes its work tile, two keep the tensor cores busier than one.
 constexpr int warpgroups(Stationary stationary) { return stationary == Stationary::filters ? 3 : 2; }
 
-// Filters of a unit, where V is stationary. 48: 36 points of 512 filters are three units for each of 132 blocks.
-inline int unit_filters(std::int64_t tiles) { return tiles <= unit_tiles ? 48 : 64; }
+// Filters of a work tile, where V is stationary. 48: 36 points of 512 filters are three work tiles for each of 132
+// blocks.
+inline int tile_n(std::int64_t tiles) { return tiles <= tile_m ? 48 : 64; }
 
-// How the units are shared out (gemm/kernel.cuh).
+// How the work tiles are shared out (gemm/kernel.cuh).
 struct ProductGrid {
   std::int64_t stationary_blocks;  // blocks of the stationary operand, one for each thread block
-  std::int64_t point_units;        // of a point
-  std::int64_t units;              // of all points
-  std::int64_t groups;  // of blocks with the same units, if the stationary operand stays; else blocks take turns
+  std::int64_t point_work_tiles;   // of a point
+  std::int64_t work_tiles;         // of all points
+  std::int64_t groups;  // of blocks with the same work tiles, if the stationary operand stays; else blocks take turns
   std::int64_t blocks;
-  std::int64_t block_units;  // the most that a block has to do
+  std::int64_t block_work_tiles;  // the most that a block has to do
 
   ProductGrid(Stationary stationary, std::int64_t points, std::int64_t tiles, std::int64_t filters,
               std::int64_t processors) {
     if (stationary == Stationary::few_stages) {
       stationary_blocks = ceil_div(filters, stationary_filters);
-      point_units = 2 * ceil_div(tiles, 2 * unit_tiles);
+      point_work_tiles = 2 * ceil_div(tiles, 2 * tile_m);
     } else {
       stationary_blocks =
-          stationary == Stationary::filters ? ceil_div(filters, stationary_filters) : ceil_div(tiles, unit_tiles);
-      point_units =
-          stationary == Stationary::filters ? ceil_div(tiles, unit_tiles) : ceil_div(filters, unit_filters(tiles));
+          stationary == Stationary::filters ? ceil_div(filters, stationary_filters) : ceil_div(tiles, tile_m);
+      point_work_tiles = stationary == Stationary::filters ? ceil_div(tiles, tile_m) : ceil_div(filters, tile_n(tiles));
     }
-    units = points * point_units;
+    work_tiles = points * point_work_tiles;
     if (stationary == Stationary::few_stages) {
-      const std::int64_t pairs = units / 2 * stationary_blocks;
+      const std::int64_t pairs = work_tiles / 2 * stationary_blocks;
       blocks = groups = std::min(processors, pairs);
-      block_units = 2 * ceil_div(pairs, blocks);
+      block_work_tiles = 2 * ceil_div(pairs, blocks);
     } else {
-      groups = std::min(std::max<std::int64_t>(1, processors / stationary_blocks), units);
+      groups = std::min(std::max<std::int64_t>(1, processors / stationary_blocks), work_tiles);
       blocks = groups * stationary_blocks;
-      block_units = ceil_div(units, groups);
+      block_work_tiles = ceil_div(work_tiles, groups);
     }
   }
 };
 
 // Measured (docs/log/31-staged-product-64-tiles.md): with few tiles U is what counts, and is read once, unless its
-// units of 64 filters have as many filters for a block as those of 128: with many channels a stage of one takes no
+// work tiles of 64 filters have as many filters for a block as those of 128: with many channels a stage of one takes no
 // longer than of the other. With one block of filters nothing is gained where U stays.
 inline Stationary choose_stationary(std::int64_t points, std::int64_t tiles, std::int64_t filters, std::int64_t groups,
                                     std::int64_t processors) {
-  const auto block_filters = [&](Stationary stationary, std::int64_t of_unit) {
-    return ProductGrid(stationary, points, tiles, filters, processors).block_units * of_unit;
+  const auto block_filters = [&](Stationary stationary, std::int64_t of_work_tile) {
+    return ProductGrid(stationary, points, tiles, filters, processors).block_work_tiles * of_work_tile;
   };
-  if (tiles <= 4 * unit_tiles && groups <= stationary_tile_stages &&
-      (groups <= stationary_filter_stages || block_filters(Stationary::tiles, unit_filters(tiles)) <
-                                                 block_filters(Stationary::few_stages, stationary_filters))) {
+  if (tiles <= 4 * tile_m && groups <= stationary_tile_stages &&
+      (groups <= stationary_filter_stages ||
+       block_filters(Stationary::tiles, tile_n(tiles)) < block_filters(Stationary::few_stages, stationary_filters))) {
     return Stationary::tiles;
   }
   return filters > stationary_filters && groups <= stationary_filter_stages ? Stationary::filters
@@ -126,8 +126,9 @@ constexpr std::int64_t segment_blocks(std::int64_t tiles, std::int64_t filters, 
   const int block_tiles = layout == Layout::nhwc && filters % 2 != 0 ? 4 : 8;
   return ceil_div(tiles, block_tiles) * ceil_div(filters, segment_block_filters);
 }
-// Grids of more blocks do not admit a successor, nor wait for one before: either takes the device about 1 ns a block,
-// one after the other (an H200; docs/log/04-staged-dependent-launches.md), where the launch that is hidden took 1 us.
+// Grids of more blocks do not launch dependents early, nor wait for one before: either takes the device about 1 ns a
+// block, one after the other (an H200; docs/log/04-staged-dependent-launches.md), where the launch that is hidden took
+// 1 us.
 constexpr unsigned few_blocks = 2048;
 
 // Tiles that rows of exponents have room for: our own product reads four at once.
@@ -159,12 +160,12 @@ struct Config {
   std::size_t u_bytes(std::int64_t k) const { return align_bytes(points() * k * depth * element_bytes); }
 
   // Whether our own product begins beside the last blocks of the input transform of `count` tiles.
-  bool admits_product(std::int64_t count) const { return wgmma_gemm && count * groups <= few_blocks; }
+  bool overlaps_product(std::int64_t count) const { return wgmma_gemm && count * groups <= few_blocks; }
   // Whether it then lets blocks of the output transform begin beside its own: some of them, since the turns of waiting
   // of many add up (docs/log/04-staged-dependent-launches.md); none of F(4x4), which lose by it: they load more of M
   // than the L1 cache has room for beside the product's shared memory.
-  bool admits_output(std::int64_t count, std::int64_t filters, Layout layout, std::int64_t processors) const {
-    return admits_product(count) && m == 2 && segment_blocks(count, filters, layout) <= 8 * processors;
+  bool overlaps_output(std::int64_t count, std::int64_t filters, Layout layout, std::int64_t processors) const {
+    return overlaps_product(count) && m == 2 && segment_blocks(count, filters, layout) <= 8 * processors;
   }
 };
 
@@ -194,7 +195,7 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
       config.points() * (config.depth * config.element_bytes + config.k_pad * sizeof(float));
   const bool cpu = device.type == DeviceType::cpu;
   const std::int64_t limit = cpu ? cpu_workspace_per_thread * device.processors : workspace_limit;
-  const std::int64_t least = cpu ? cpu_least_tiles : tile_multiple;
+  const std::int64_t least = cpu ? cpu_min_tiles : tile_multiple;
   const std::int64_t multiple = cpu ? cpu_tile_multiple : tile_multiple;
   const std::int64_t most = std::max(least, limit / bytes_per_tile / multiple * multiple);
   // Chunks of equal size: a short last chunk would leave the device idle.

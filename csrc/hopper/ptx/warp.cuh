@@ -19,9 +19,9 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 // all lanes are together anyway; this one brings them together, without the registers that a __syncwarp() before that
 // costs (winograd_fused, which has none left, spills with it).
 __device__ __forceinline__ bool elect_one() {
-  unsigned leads;
-  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(leads));
-  return leads != 0;
+  unsigned elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+  return elected != 0;
 }
 
 // ---- Ordinary stores to shared memory, and named barriers

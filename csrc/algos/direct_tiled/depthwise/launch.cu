@@ -66,8 +66,8 @@ struct Window {
 // Walks down a strip: first_p, columns from q0 on. The rows of the next turn are on their way while this one's are
 // multiplied.
 template <typename S, typename T>
-__device__ __forceinline__ void walk(const Params<T>& params, Window<S>& window, const T* x, T* y, std::int64_t y_index,
-                                     int channel, int first_p, int q0, int pixel_stride) {
+__device__ __forceinline__ void run_strip(const Params<T>& params, Window<S>& window, const T* x, T* y,
+                                          std::int64_t y_index, int channel, int first_p, int q0, int pixel_stride) {
   const int rows = min(params.strip, params.p - first_p);
   const int h0 = first_p * S::stride - params.pad_h, w0 = q0 * S::stride - params.pad_w;
   unsigned inside = 0;  // a bit for each input column
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(warps * 32, blocks_per_processor(S::r, S::stri
 #pragma unroll
   for (int t = 0; t < taps; ++t) window.filter[t] = filters[lane * taps + t];
   const std::int64_t y_index = task * params.y_image + channel;  // what is left of the task is the image
-  walk<S>(params, window, params.x + task * params.x_image + channel, params.y, y_index, channel, first_p, q0,
-          params.c);
+  run_strip<S>(params, window, params.x + task * params.x_image + channel, params.y, y_index, channel, first_p, q0,
+               params.c);
 }
 
 // NCHW: neighbouring threads have neighbouring columns, of one plane or of two.
@@ -165,8 +165,8 @@ __global__ void __launch_bounds__(warps * 32) convolve_nchw(const __grid_constan
   for (int t = 0; t < taps; ++t) window.filter[t] = to_float(__ldg(params.weight + channel * taps + t));
   const std::int64_t x_plane = static_cast<std::int64_t>(channel) * params.h * params.w;
   const std::int64_t y_plane = static_cast<std::int64_t>(channel) * params.p * params.q;
-  walk<S>(params, window, params.x + task * params.x_image + x_plane, params.y, task * params.y_image + y_plane,
-          channel, first_p, q0, 1);
+  run_strip<S>(params, window, params.x + task * params.x_image + x_plane, params.y, task * params.y_image + y_plane,
+               channel, first_p, q0, 1);
 }
 
 template <typename T>

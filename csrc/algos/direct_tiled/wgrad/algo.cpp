@@ -44,7 +44,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const wgrad::Plan plan = wgrad::make_plan(problem, device);
   const bool nhwc = problem.layout == Layout::nhwc;
   result.config = "depthwise, strips of " + std::to_string(wgrad::strip_rows(problem.r, problem.stride_h)) + " rows, " +
-                  std::to_string(plan.split_k) + " parts";
+                  std::to_string(plan.split_k) + " splits";
   result.workspace_bytes = wgrad::Plan::workspace_bytes(problem, plan.split_k);
   // The issue of instructions decides; those of half types are more (docs/log/50-depthwise.md).
   const double share = problem.dtype == DType::f32 ? 1.0 : 0.55;

@@ -13,7 +13,7 @@ template <typename T>
 struct Params {
   const T* x;     // [N, C, H, W] in the layout of the kernel
   const T* grad;  // [N, C, P, Q], as x
-  float* sums;    // [part][tap][C]
+  float* sums;    // [split][tap][C]
   std::int64_t x_image, grad_image;
   int c, h, w, p, q, pad_h, pad_w;
   unsigned tasks;  // of a channel
@@ -31,11 +31,11 @@ struct Shape {
 template <typename S>
 using Sums = float[S::r][S::r];
 
-// Sums of all warps, in order, to this block's part. `sum`: whether this lane's sums are those of channel
+// Sums of all warps, in order, to this split. `sum`: whether this lane's sums are those of channel
 // first_channel + lane; else lane 0's are those of first_channel.
 template <typename S, bool by_lane>
-__device__ __forceinline__ void store_part(const Sums<S>& sum, float* sums, unsigned part, int channels,
-                                           int first_channel) {
+__device__ __forceinline__ void store_partial(const Sums<S>& sum, float* sums, unsigned split, int channels,
+                                              int first_channel) {
   constexpr int lanes = by_lane ? 32 : 1;
   __shared__ float shared[warps][S::r][lanes];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_part(const Sums<S>& sum, float* sums, unsi
       float total = 0.0f;
 #pragma unroll
       for (int w = 0; w < warps; ++w) total += shared[w][index / lanes][index % lanes];
-      const std::int64_t tap = static_cast<std::int64_t>(part) * (S::r * S::r) + i * S::r + index / lanes;
+      const std::int64_t tap = static_cast<std::int64_t>(split) * (S::r * S::r) + i * S::r + index / lanes;
       if (channel < channels) sums[tap * channels + channel] = total;
     }
   }
@@ -61,7 +61,7 @@ __device__ __forceinline__ void store_part(const Sums<S>& sum, float* sums, unsi
 // NHWC: a warp has 32 neighbouring channels, a lane one of them. It walks along a strip of output rows with the window
 // of the input under them in registers, whose columns take turns; what the next column needs is on its way.
 template <typename S, typename T>
-__device__ __forceinline__ void walk(const Params<T>& params, const T* x, const T* grad, int p0, Sums<S>& sum) {
+__device__ __forceinline__ void run_strip(const Params<T>& params, const T* x, const T* grad, int p0, Sums<S>& sum) {
   const int h0 = p0 * S::stride - params.pad_h, rows = params.p - p0;
   unsigned inside = 0;  // a bit for each input row
 #pragma unroll
@@ -124,32 +124,32 @@ __device__ __forceinline__ void walk(const Params<T>& params, const T* x, const 
 template <typename S, typename T>
 __global__ void __launch_bounds__(warps * 32, blocks_per_processor(S::r, S::stride))
     sum_nhwc(const __grid_constant__ Params<T> params) {
-  unsigned part = blockIdx.x;
-  const int first_channel = static_cast<int>(params.by_channel_tiles.divmod(part)) * block_channels;
+  unsigned split = blockIdx.x;
+  const int first_channel = static_cast<int>(params.by_channel_tiles.divmod(split)) * block_channels;
   // Lanes behind the last channel repeat it; nobody stores their sums.
   const int channel = min(first_channel + static_cast<int>(threadIdx.x) % 32, params.c - 1);
   Sums<S> sum = {};
 #pragma unroll 1
-  for (unsigned task = part * warps + threadIdx.x / 32; task < params.tasks; task += params.split_k * warps) {
+  for (unsigned task = split * warps + threadIdx.x / 32; task < params.tasks; task += params.split_k * warps) {
     unsigned image = task;
     const int p0 = static_cast<int>(params.by_strips.divmod(image)) * S::rows;
-    walk<S>(params, params.x + image * params.x_image + channel, params.grad + image * params.grad_image + channel, p0,
-            sum);
+    run_strip<S>(params, params.x + image * params.x_image + channel, params.grad + image * params.grad_image + channel,
+                 p0, sum);
   }
-  store_part<S, true>(sum, params.sums, part, params.c, first_channel);
+  store_partial<S, true>(sum, params.sums, split, params.c, first_channel);
 }
 
 // NCHW: a block has one channel; neighbouring lanes have neighbouring columns of a strip, of one strip or of two.
 template <typename S, typename T>
 __global__ void __launch_bounds__(warps * 32) sum_nchw(const __grid_constant__ Params<T> params) {
-  unsigned part = blockIdx.x;
-  const int channel = static_cast<int>(params.by_channel_tiles.divmod(part));
+  unsigned split = blockIdx.x;
+  const int channel = static_cast<int>(params.by_channel_tiles.divmod(split));
   const T* x_plane = params.x + static_cast<std::int64_t>(channel) * params.h * params.w;
   const T* grad_plane = params.grad + static_cast<std::int64_t>(channel) * params.p * params.q;
   Sums<S> sum = {};
   const unsigned step = params.split_k * (warps * 32);
 #pragma unroll 1
-  for (unsigned task = part * (warps * 32) + threadIdx.x; task < params.tasks; task += step) {
+  for (unsigned task = split * (warps * 32) + threadIdx.x; task < params.tasks; task += step) {
     unsigned image = task;
     const int q = static_cast<int>(params.by_columns.divmod(image));
     const int p0 = static_cast<int>(params.by_strips.divmod(image)) * S::rows;
@@ -184,17 +184,17 @@ __global__ void __launch_bounds__(warps * 32) sum_nchw(const __grid_constant__ P
       for (int lanes = 16; lanes > 0; lanes /= 2) sum[a][s] += __shfl_xor_sync(~0u, sum[a][s], lanes);
     }
   }
-  store_part<S, false>(sum, params.sums, part, params.c, channel);
+  store_partial<S, false>(sum, params.sums, split, params.c, channel);
 }
 
-// dw[c][tap] from the sums [part][tap][C], in order.
+// dw[c][tap] from the sums [split][tap][C], in order.
 template <typename T>
-__global__ void add_parts(const float* sums, T* dw, int taps, int channels, unsigned split_k) {
+__global__ void reduce_split_k(const float* sums, T* dw, int taps, int channels, unsigned split_k) {
   const unsigned index = blockIdx.x * blockDim.x + threadIdx.x, size = static_cast<unsigned>(taps * channels);
   if (index >= size) return;
   float total = 0.0f;
 #pragma unroll 8
-  for (unsigned part = 0; part < split_k; ++part) total += sums[static_cast<std::int64_t>(part) * size + index];
+  for (unsigned split = 0; split < split_k; ++split) total += sums[static_cast<std::int64_t>(split) * size + index];
   dw[static_cast<std::int64_t>(index % channels) * taps + index / channels] = from_float<T>(total);
 }
 
@@ -232,8 +232,8 @@ void launch(const WeightGradientArgs& args, Runtime& runtime) {
   check_launch("direct_tiled: weight gradient");
   constexpr int few = 128;
   const auto sizes = static_cast<unsigned>(ceil_div<std::int64_t>(problem.c * r * r, few));
-  add_parts<<<sizes, few, 0, stream>>>(sums, static_cast<T*>(args.dw), r * r, params.c, params.split_k);
-  check_launch("direct_tiled: weight gradient, parts");
+  reduce_split_k<<<sizes, few, 0, stream>>>(sums, static_cast<T*>(args.dw), r * r, params.c, params.split_k);
+  check_launch("direct_tiled: weight gradient, splits");
 }
 
 template <typename T, int r>

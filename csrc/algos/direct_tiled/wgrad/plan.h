@@ -28,7 +28,7 @@ struct Plan {
   std::int64_t channel_tiles = 1;  // of block_channels, or of one
   std::int64_t split_k = 1;        // of the sum over the pixels, added in order at the end
 
-  // [part][tap][C] float32
+  // [split][tap][C] float32
   static std::size_t workspace_bytes(const ConvProblem& problem, std::int64_t split_k) {
     return static_cast<std::size_t>(split_k * problem.r * problem.s * problem.c) * sizeof(float);
   }

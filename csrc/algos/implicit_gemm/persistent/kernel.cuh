@@ -17,13 +17,13 @@ class Loader {
   __device__ __forceinline__ Loader(const Params<T>& params, const CUtensorMap& map, const Shared<S>& shared)
       : params_(params), map_(map), shared_(shared), site_{params.report, kernel_implicit_gemm, role_load} {}
 
-  // Everything that one unit of work reads.
-  __device__ __forceinline__ void run(const Work& work) {
+  // Everything that one work tile reads.
+  __device__ __forceinline__ void run(const WorkTile& work_tile) {
     Control& control = *shared_.control;
-    unsigned packed_tile = work.filter_tile;
-    const unsigned half = params_.by_halves.divmod(packed_tile);
+    unsigned packed_tile = work_tile.filter_tile;
+    const unsigned half = params_.by_n_splits.divmod(packed_tile);
     const unsigned char* filters = params_.weight + packed_tile * params_.packed_tile_bytes + half * S::plane_bytes;
-    for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
+    for (int stage = work_tile.first_stage; stage < work_tile.last_stage; ++stage) {
       unsigned block = stage, tap = 0;  // of channels
       if (params_.stage_taps != params_.taps) tap = params_.by_taps.divmod(block);
       const bool pairs = S::paired && !S::converted;
@@ -35,12 +35,12 @@ class Loader {
       if constexpr (S::transforms) hopper::fence_copies();  // the splitting warps have written there
       const std::uint32_t target = shared_.input + input_.slot * params_.stage_bytes;
       const int channel = static_cast<int>(block) * S::step_channels;
-      if (S::reads_halves && params_.flat) [[unlikely]] {
-        load_rows(work, channel, target, full);
+      if (S::reads_fp16 && params_.flat) [[unlikely]] {
+        load_rows(work_tile, channel, target, full);
       } else {
         hopper::arrive_expecting(full, params_.box_bytes);
-        hopper::tma_load(target, map_, channel, work.q * params_.stride_w - params_.pad_w + s * params_.dilation_w,
-                         work.p * params_.stride_h - params_.pad_h + r * params_.dilation_h, work.n, full);
+        hopper::tma_load(target, map_, channel, work_tile.q * params_.stride_w - params_.pad_w + s * params_.dilation_w,
+                         work_tile.p * params_.stride_h - params_.pad_h + r * params_.dilation_h, work_tile.n, full);
       }
       input_.advance(params_.input_slots);
       const unsigned char* source = filters + static_cast<std::int64_t>(first_step) * params_.packed_bytes;
@@ -52,9 +52,10 @@ class Loader {
 
  private:
   // A stage of a flat tile: the rows of input under its pixels, with the halo of each image.
-  __device__ __forceinline__ void load_rows(const Work& work, int channel, std::uint32_t target, std::uint32_t full) {
-    unsigned first_n = params_.by_row.quotient(work.q);
-    unsigned last_n = params_.by_row.quotient(min(work.q + S::pixel_tile, params_.q) - 1);
+  __device__ __forceinline__ void load_rows(const WorkTile& work_tile, int channel, std::uint32_t target,
+                                            std::uint32_t full) {
+    unsigned first_n = params_.by_row.quotient(work_tile.q);
+    unsigned last_n = params_.by_row.quotient(min(work_tile.q + S::pixel_tile, params_.q) - 1);
     const int rows = static_cast<int>(last_n - first_n) + 1;
     const int first_row = static_cast<int>(params_.by_rows.divmod(first_n));
     const int last_row = static_cast<int>(params_.by_rows.divmod(last_n));
@@ -89,28 +90,30 @@ class Loader {
   hopper::RingPosition input_, filters_;
 };
 
-// A block's work, in rounds of as many units as it can mark. visit(index, mark, repeated): first all units of the
-// round; then (float32) the marked ones again. before_marks() and after_marks() enclose the reading of marks.
+// A block's work, in rounds of as many work tiles as it has flags for. visit(index, flag, retry): first all work tiles
+// of the round; then (float32) those whose overflow flag is set again. before_flags() and after_flags() enclose the
+// reading of flags.
 template <typename S, typename Visit, typename Before, typename After>
 __device__ __forceinline__ void for_each_work_tile(const Params<typename S::T>& params, const Shared<S>& shared,
-                                                   Visit&& visit, Before&& before_marks, After&& after_marks) {
-  const unsigned round = gridDim.x * max_marks, work = S::conditional ? shared.control->work : params.work;
+                                                   Visit&& visit, Before&& before_flags, After&& after_flags) {
+  const unsigned round = gridDim.x * max_flags,
+                 work_tiles = S::conditional ? shared.control->work_tiles : params.work_tiles;
   unsigned parity = 0;
-  for (unsigned first = blockIdx.x; first < work; first += round, parity ^= 1) {
-    const unsigned size = min(work - first, round);
+  for (unsigned first = blockIdx.x; first < work_tiles; first += round, parity ^= 1) {
+    const unsigned size = min(work_tiles - first, round);
 #pragma unroll 1
-    for (int pass = 0; pass < (S::repeats ? 2 : 1); ++pass) {
-      if (pass == 1) before_marks(parity);
-      unsigned mark = 0;
+    for (int pass = 0; pass < (S::retries ? 2 : 1); ++pass) {
+      if (pass == 1) before_flags(parity);
+      unsigned flag = 0;
 #pragma unroll 1
-      for (unsigned at = 0; at < size; at += gridDim.x, ++mark) {
-        if (pass == 0 || (shared.control->marks[mark / 32] >> mark % 32 & 1) != 0) {
-          visit(first + at, mark, pass == 1);
+      for (unsigned at = 0; at < size; at += gridDim.x, ++flag) {
+        if (pass == 0 || (shared.control->overflow_flags[flag / 32] >> flag % 32 & 1) != 0) {
+          visit(first + at, flag, pass == 1);
         }
       }
     }
-    if (work - first <= round) break;  // first + round may exceed 32 bits
-    if constexpr (S::repeats) after_marks(parity);
+    if (work_tiles - first <= round) break;  // first + round may exceed 32 bits
+    if constexpr (S::retries) after_flags(parity);
   }
 }
 
@@ -128,25 +131,25 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
       hopper::barrier_init(shared_address(&control.filters_full[i]), 1);
       hopper::barrier_init(shared_address(&control.filters_free[i]), multiplying);
     }
-    hopper::barrier_init(shared_address(&control.marks_written), multiplying);
-    hopper::barrier_init(shared_address(&control.marks_read), splitting + 1);
-    if constexpr (S::reads_halves) {
-      hopper::barrier_init(shared_address(&control.parts_ready), params.split_k);
-      hopper::barrier_init(shared_address(&control.parts_done), params.split_k);
+    hopper::barrier_init(shared_address(&control.flags_written), multiplying);
+    hopper::barrier_init(shared_address(&control.flags_read), splitting + 1);
+    if constexpr (S::reads_fp16) {
+      hopper::barrier_init(shared_address(&control.partials_ready), params.split_k);
+      hopper::barrier_init(shared_address(&control.partials_read), params.split_k);
     }
     hopper::barrier_init_fence();
   }
-  for (int i = threadIdx.x; i < max_marks / 32; i += S::threads) control.marks[i] = 0;
+  for (int i = threadIdx.x; i < max_flags / 32; i += S::threads) control.overflow_flags[i] = 0;
   unsigned thread = threadIdx.x;
   asm volatile("" : "+r"(thread));  // so that no predicate is spilled
   if (S::conditional && thread < 32) {
     bool is_met = params.condition == nullptr;
     for (int i = thread; i < params.condition_count; i += 32) is_met |= params.condition[i] != 0;
     is_met = __any_sync(0xffffffffu, is_met);
-    if (thread == 0) control.work = is_met ? params.work : 0;
+    if (thread == 0) control.work_tiles = is_met ? params.work_tiles : 0;
   }
   __syncthreads();
-  if (S::reads_halves && params.split_k > 1 && params.partial == nullptr)
+  if (S::reads_fp16 && params.split_k > 1 && params.partial == nullptr)
     hopper::arrive_in_cluster();  // its barriers are there
 }
 
@@ -160,31 +163,31 @@ __global__ void __launch_bounds__(S::threads, 1)
   Control& control = *shared.control;
   initialise<S>(params, shared);
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
-  const auto wait_for_marks = [&](unsigned parity, int role) {
-    hopper::wait(shared_address(&control.marks_written), parity, WaitSite{params.report, kernel_implicit_gemm, role});
+  const auto wait_for_flags = [&](unsigned parity, int role) {
+    hopper::wait(shared_address(&control.flags_written), parity, WaitSite{params.report, kernel_implicit_gemm, role});
   };
 
-  // A unit that was marked, because one scale did not fit all of its pixels, is loaded twice more: to measure each
-  // pixel, and to multiply with a scale for each pixel.
+  // A work tile whose flag is set, because one scale did not fit all of its pixels, is loaded twice more: to measure
+  // each pixel, and to multiply with a scale for each pixel.
   if (warpgroup < multiply_warpgroups) {
     hopper::setmaxnreg_inc<S::multiply_registers>();
     Multiplier<S> multiplier(params, output_map, shared);
     for_each_work_tile<S>(
         params, shared,
-        [&](unsigned index, unsigned mark, bool repeated) {
-          if (repeated) multiplier.measure(Work(params, index));
-          if (multiplier.run(index, repeated)) atomicOr(&control.marks[mark / 32], 1u << mark % 32);
+        [&](unsigned index, unsigned flag, bool retry) {
+          if (retry) multiplier.measure(WorkTile(params, index));
+          if (multiplier.run(index, retry)) atomicOr(&control.overflow_flags[flag / 32], 1u << flag % 32);
         },
         [&](unsigned parity) {
           __syncwarp();
-          if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control.marks_written));
-          wait_for_marks(parity, role_multiply);
+          if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control.flags_written));
+          wait_for_flags(parity, role_multiply);
         },
         [&](unsigned parity) {
-          hopper::wait(shared_address(&control.marks_read), parity,
+          hopper::wait(shared_address(&control.flags_read), parity,
                        WaitSite{params.report, kernel_implicit_gemm, role_multiply});
-          synchronise_multipliers();  // the other multiplying warps read marks, too
-          for (int i = threadIdx.x; i < max_marks / 32; i += 128 * multiply_warpgroups) control.marks[i] = 0;
+          synchronise_multipliers();  // the other multiplying warps read the flags, too
+          for (int i = threadIdx.x; i < max_flags / 32; i += 128 * multiply_warpgroups) control.overflow_flags[i] = 0;
           synchronise_multipliers();
         });
     hopper::wait_for_writing<0>();
@@ -194,15 +197,15 @@ __global__ void __launch_bounds__(S::threads, 1)
       Transformer<S> transformer(params, shared);
       for_each_work_tile<S>(
           params, shared,
-          [&](unsigned index, unsigned, bool repeated) {
-            const Work work(params, index);
-            transformer.run(work, repeated ? Transform::measure : Transform::split);
-            if (repeated) transformer.run(work, Transform::nothing);
+          [&](unsigned index, unsigned, bool retry) {
+            const WorkTile work_tile(params, index);
+            transformer.run(work_tile, retry ? Transform::measure : Transform::split);
+            if (retry) transformer.run(work_tile, Transform::nothing);
           },
-          [&](unsigned parity) { wait_for_marks(parity, role_transform); },
+          [&](unsigned parity) { wait_for_flags(parity, role_transform); },
           [&](unsigned) {
             __syncwarp();
-            if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control.marks_read));
+            if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control.flags_read));
           });
     }
   } else {
@@ -212,12 +215,12 @@ __global__ void __launch_bounds__(S::threads, 1)
       Loader<S> loader(params, map, shared);
       for_each_work_tile<S>(
           params, shared,
-          [&](unsigned index, unsigned, bool repeated) {
-            const Work work(params, index);
-            for (int i = 0; i < (repeated ? 2 : 1); ++i) loader.run(work);
+          [&](unsigned index, unsigned, bool retry) {
+            const WorkTile work_tile(params, index);
+            for (int i = 0; i < (retry ? 2 : 1); ++i) loader.run(work_tile);
           },
-          [&](unsigned parity) { wait_for_marks(parity, role_load); },
-          [&](unsigned) { hopper::arrive(shared_address(&control.marks_read)); });
+          [&](unsigned parity) { wait_for_flags(parity, role_load); },
+          [&](unsigned) { hopper::arrive(shared_address(&control.flags_read)); });
     }
   }
 #endif

@@ -56,7 +56,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .stages_per_split = as_int(per_split),
       .packed_tile_bytes = static_cast<std::int64_t>(weights.weight_bytes()) / weights.filter_tiles,
       .packed_bytes = as_int(weights.tile_bytes()),
-      .halves = weights.filter_tile / plan.filter_tile,
+      .n_splits = weights.filter_tile / plan.filter_tile,
       .flat = plan.flat,
       .in_a_row = product,
       .rows = as_int(problem.p()),
@@ -78,10 +78,10 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .staging_bytes = static_cast<int>(plan.staging_bytes),
       .flat_nchw = product && problem.layout == Layout::nchw,
       .by_image = problem.p() * problem.q(),
-      .work = static_cast<unsigned>(plan.work()),
+      .work_tiles = static_cast<unsigned>(plan.work_tiles()),
       .whole = static_cast<unsigned>(plan.split_k > 1 ? plan.whole : plan.tiles()),
       .by_split_k = plan.split_k,
-      .by_halves = weights.filter_tile / plan.filter_tile,
+      .by_n_splits = weights.filter_tile / plan.filter_tile,
       .by_filter_tiles = plan.filter_tiles(),
       .by_tiles_q = plan.tiles_q,
       .by_tiles_p = plan.tiles_p,
@@ -105,7 +105,7 @@ void launch(const Params<typename S::T>& params, const CUtensorMap& x_map, const
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(std::min(params.work, static_cast<unsigned>(blocks)));  // one fits on a multiprocessor
+  config.gridDim = dim3(std::min(params.work_tiles, static_cast<unsigned>(blocks)));  // one fits on a multiprocessor
   config.blockDim = dim3(S::threads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
@@ -154,7 +154,7 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
       try_rows(filter_tile, std::integral_constant<Source, Source::raw>{});
       if constexpr (mode == Mode::single) try_rows(filter_tile, std::integral_constant<Source, Source::converted>{});
     } else {
-      try_rows(filter_tile, std::integral_constant<Source, Source::halves>{});
+      try_rows(filter_tile, std::integral_constant<Source, Source::fp16>{});
     }
   };
   try_filters(std::integral_constant<int, 128>{});
@@ -170,9 +170,9 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
     const FastDivide by_inner = nhwc ? 1 : problem.p() * problem.q();
     const auto sum_blocks =
         static_cast<unsigned>(std::min<std::int64_t>(ceil_div(numel, 256), runtime.device().processors * 8));
-    add_parts<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.split_k), numel, by_inner, problem.k,
-                                                 params.partial, params.epilogue, params.y);
-    check_launch("implicit_gemm: sum of parts");
+    reduce_split_k<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.split_k), numel, by_inner, problem.k,
+                                                      params.partial, params.epilogue, params.y);
+    check_launch("implicit_gemm: sum of split_k");
   }
 }
 

@@ -3,12 +3,12 @@
 
 #include <utility>
 
+#include "algos/implicit_gemm/persistent/cluster_reduce.cuh"
 #include "algos/implicit_gemm/persistent/operand.cuh"
-#include "algos/implicit_gemm/persistent/parts.cuh"
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-// Products [first, last) of a unit: 64 pixels and some filters of a step; issued, not finished. In split mode the sums
+// Products [first, last) of a group: 64 pixels and some filters of a step; issued, not finished. In split mode the sums
 // start from zero, and the small products come first, while truncation of the accumulator costs nothing
 // (docs/concepts/numerics.md).
 template <typename S, int first, int last, int count>
@@ -32,9 +32,9 @@ __device__ __forceinline__ void multiply(float (&sums)[count], const Operand<S>&
   }
 }
 
-// The work of a warpgroup on a tile is cut into units that alternate on the tensor cores. Products block the warp that
-// issues them until they begin; so a unit is issued in two parts, and between them, while the first works, the sums of
-// the unit before join the totals, and the operand of the next is loaded. The loop is short on purpose: with that of
+// The work of a warpgroup on a tile is cut into groups that alternate on the tensor cores. Products block the warp that
+// issues them until they begin; so a group is issued in two parts, and between them, while the first works, the sums of
+// the group before join the totals, and the operand of the next is loaded. The loop is short on purpose: with that of
 // the splitting warpgroup it must fit the instruction cache of a quarter of the multiprocessor.
 //   row_blocks     a step's two blocks of 64 pixels
 //   filter_halves  a step's filters, two halves
@@ -51,9 +51,9 @@ class Multiplier {
         control_(*shared.control),
         site_{params.report, kernel_implicit_gemm, role_multiply},
         input_(params),
-        parts_(params, shared, site_) {}
+        cluster_reduce_(params, shared, site_) {}
 
-  // One unit of work. exact: with the scales that measure() has left. Else returns whether a scale does not fit one of
+  // One work tile. exact: with the scales that measure() has left. Else returns whether a scale does not fit one of
   // the lane's pixels.
   __device__ __forceinline__ bool run(unsigned index, bool exact) {
     Total total;
@@ -62,14 +62,14 @@ class Multiplier {
 #pragma unroll
       for (int i = 0; i < S::sums; ++i) total[m][i] = 0.0f;
     }
-    const Work work(params_, index);
-    begin(work);
-    if (S::reads_halves && params_.flat) input_.place_flat(params_, work);
-    if constexpr (S::converted) find_exponents(work);
+    const WorkTile work_tile(params_, index);
+    begin(work_tile);
+    if (S::reads_fp16 && params_.flat) input_.place_flat(params_, work_tile);
+    if constexpr (S::converted) find_exponents(work_tile);
     FilterData<S>& filters = shared_.filter_data[threadIdx.x / 32];
-    filters.fetch(params_, work.filter_tile);
+    filters.fetch(params_, work_tile.filter_tile);
     bool off = false;
-    if (S::repeats && exact) {
+    if (S::retries && exact) {
       multiply_exact(total);
       if constexpr (!S::raw) release_stage();
     } else {
@@ -79,7 +79,7 @@ class Multiplier {
         multiply_chained(total);
       }
       leave();
-      if constexpr (S::repeats) {
+      if constexpr (S::retries) {
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
           const float high = largest_[i] * power_of_two(exponents_[i]);
@@ -91,10 +91,10 @@ class Multiplier {
     unsigned misfit = off;
     // So that the index is decoded again, and does not occupy registers until now; and no predicate is spilled.
     asm volatile("" : "+r"(index), "+r"(misfit));
-    const Work output(params_, index);
-    if constexpr (S::reads_halves) {
+    const WorkTile output(params_, index);
+    if constexpr (S::reads_fp16) {
       if (index >= params_.whole && params_.partial == nullptr) [[unlikely]] {
-        parts_.add(output, filters, total, exponents_);
+        cluster_reduce_.add(output, filters, total, exponents_);
         return false;
       }
     }
@@ -102,9 +102,9 @@ class Multiplier {
     return misfit != 0;
   }
 
-  // Passes over the work's input and filters, while the pixels are measured.
-  __device__ __forceinline__ void measure(const Work& work) {
-    begin(work);
+  // Passes over the work tile's input and filters, while the pixels are measured.
+  __device__ __forceinline__ void measure(const WorkTile& work_tile) {
+    begin(work_tile);
 #pragma unroll 1
     for (; steps_left_ > 0; --steps_left_) {
       await_stage();
@@ -124,17 +124,18 @@ class Multiplier {
  private:
   static constexpr int rows = Input<S>::rows;
   static constexpr int operands = 2;
-  static constexpr int period = S::units == Units::filter_halves ? 4 : 2;  // the code repeats after so many units
-  static constexpr int products = S::depth * (S::split ? 3 : 1), head = products / 2;  // of a unit; of its first part
+  static constexpr int period =
+      S::issue_groups == IssueGroups::n_halves ? 4 : 2;  // the code repeats after so many groups
+  static constexpr int products = S::depth * (S::split ? 3 : 1), head = products / 2;  // of a group; of its first part
 
   using Total = float[S::row_blocks][S::sums];
-  using Sums = float[S::split ? 2 : 1][S::unit_sums];
+  using Sums = float[S::split ? 2 : 1][S::group_sums];
 
   __device__ __forceinline__ void multiply_promoted(Total& total) {
     Operand<S> operand[operands];
     Sums sums;
-    units_left_ = steps_left_ * S::units_per_step;
-    const bool odd = units_left_ % 2 == 1;
+    groups_left_ = steps_left_ * S::groups_per_step;
+    const bool odd = groups_left_ % 2 == 1;
     load<0>(operand[0]);
     await_filters();
     multiply_periods(operand, sums, total, std::make_integer_sequence<int, period>{});
@@ -151,11 +152,11 @@ class Multiplier {
                                                    std::integer_sequence<int, u...>) {
     bool first = true;
 #pragma unroll 1
-    while ((unit<u>(first, operand, sums, total) && ...)) {
+    while ((group<u>(first, operand, sums, total) && ...)) {
     }
   }
 
-  // One product (no promotion, no splitting of units): each step's products go on where those of the step before have
+  // One product (no promotion, no splitting of groups): each step's products go on where those of the step before have
   // ended, and the tensor cores need not wait.
   __device__ __forceinline__ void multiply_chained(Total& total) {
     Operand<S> operand[operands][S::row_blocks];
@@ -211,10 +212,11 @@ class Multiplier {
       Operand<S> operand;
       Sums sums;
       input_.load_exact(stage(), shift_, 0, exponents_, operand);
-      multiply_exact_unit<0>(operand, sums, total);
-      if constexpr (S::units_per_step == 2) {
-        if (S::units == Units::row_blocks) input_.load_exact(stage(), shift_, S::row_blocks - 1, exponents_, operand);
-        multiply_exact_unit<1>(operand, sums, total);
+      multiply_exact_group<0>(operand, sums, total);
+      if constexpr (S::groups_per_step == 2) {
+        if (S::issue_groups == IssueGroups::row_blocks)
+          input_.load_exact(stage(), shift_, S::row_blocks - 1, exponents_, operand);
+        multiply_exact_group<1>(operand, sums, total);
       }
       ++filters_.count;
       release_filters(1);
@@ -224,30 +226,36 @@ class Multiplier {
     for (int m = 0; m < S::row_blocks; ++m) hopper::fence_operand(total[m]);
   }
   template <int u>
-  __device__ __forceinline__ void multiply_exact_unit(Operand<S>& operand, Sums& sums, Total& total) {
+  __device__ __forceinline__ void multiply_exact_group(Operand<S>& operand, Sums& sums, Total& total) {
     issue<u, 0, products>(operand, filters_of(u), sums, total);
     hopper::wait_for_products<0>();
     keep(operand);
     add<u>(sums, total);
   }
 
-  // Of unit `unit` modulo `period`.
-  static constexpr int row_block(int unit) { return S::units == Units::row_blocks ? unit % 2 : 0; }
-  static constexpr int first_sum(int unit) { return S::units == Units::filter_halves ? unit % 2 * S::unit_sums : 0; }
-  static constexpr int operand_of(int unit) { return S::units == Units::filter_halves ? unit / 2 % 2 : unit % 2; }
-  static constexpr bool begins_step(int unit) { return S::units_per_step == 1 || unit % 2 == 0; }
-  static constexpr bool ends_step(int unit) { return S::units_per_step == 1 || unit % 2 == 1; }
-  // Whether its operand is not that of the unit before.
-  static constexpr bool begins_operand(int unit) { return S::units == Units::row_blocks || begins_step(unit); }
+  // Of group `group` modulo `period`.
+  static constexpr int row_block(int group) { return S::issue_groups == IssueGroups::row_blocks ? group % 2 : 0; }
+  static constexpr int first_sum(int group) {
+    return S::issue_groups == IssueGroups::n_halves ? group % 2 * S::group_sums : 0;
+  }
+  static constexpr int operand_of(int group) {
+    return S::issue_groups == IssueGroups::n_halves ? group / 2 % 2 : group % 2;
+  }
+  static constexpr bool begins_step(int group) { return S::groups_per_step == 1 || group % 2 == 0; }
+  static constexpr bool ends_step(int group) { return S::groups_per_step == 1 || group % 2 == 1; }
+  // Whether its operand is not that of the group before.
+  static constexpr bool begins_operand(int group) {
+    return S::issue_groups == IssueGroups::row_blocks || begins_step(group);
+  }
 
-  // Issues a unit, and does what can be done beside it. Returns whether there are more.
+  // Issues a group, and does what can be done beside it. Returns whether there are more.
   template <int u>
-  __device__ __forceinline__ bool unit(bool& first, Operand<S> (&operand)[operands], Sums& sums, Total& total) {
+  __device__ __forceinline__ bool group(bool& first, Operand<S> (&operand)[operands], Sums& sums, Total& total) {
     constexpr int next = (u + 1) % period, before = (u + period - 1) % period;
     const std::uint64_t filters = filters_of(u);
     issue<u, 0, head>(operand[operand_of(u)], filters, sums, total);
-    const bool more = --units_left_ > 0;
-    hopper::wait_for_products<1>();  // the unit before is complete
+    const bool more = --groups_left_ > 0;
+    hopper::wait_for_products<1>();  // the group before is complete
     keep(operand[operand_of(before)]);
     if (u > 0 || !first) {
       if constexpr (begins_step(u)) release_filters(1);  // those of its step
@@ -273,11 +281,11 @@ class Multiplier {
     } else {
       input_.load(stage(), shift_, row_block(u), operand);
     }
-    if (S::units != Units::row_blocks || ends_step(u)) next_tap();
+    if (S::issue_groups != IssueGroups::row_blocks || ends_step(u)) next_tap();
   }
 
-  __device__ __forceinline__ std::uint64_t filters_of(int unit) const {
-    const int half = S::units == Units::filter_halves ? unit % 2 * S::filter_bytes / 2 : 0;
+  __device__ __forceinline__ std::uint64_t filters_of(int group) const {
+    const int half = S::issue_groups == IssueGroups::n_halves ? group % 2 * S::filter_bytes / 2 : 0;
     return hopper::matrix_descriptor<S::row_bytes>(shared_.filters + filters_.slot() * S::filter_bytes + half);
   }
   template <int u, int first, int last>
@@ -302,26 +310,26 @@ class Multiplier {
     }
   }
 
-  // The unit's products are there. Its sums join the totals, rounded.
+  // The group's products are there. Its sums join the totals, rounded.
   template <int u>
   __device__ __forceinline__ void add(Sums& sums, Total& total) {
     if constexpr (S::split) {
       hopper::fence_operand(sums[u % 2]);
 #pragma unroll
-      for (int i = 0; i < S::unit_sums; ++i) total[row_block(u)][first_sum(u) + i] += sums[u % 2][i];
+      for (int i = 0; i < S::group_sums; ++i) total[row_block(u)][first_sum(u) + i] += sums[u % 2][i];
     }
   }
 
   // Of the images of the lane's pixels.
-  __device__ __forceinline__ void find_exponents(const Work& work) {
+  __device__ __forceinline__ void find_exponents(const WorkTile& work_tile) {
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
       unsigned pixel = pixel_of_lane<S>(i), image;
       if (params_.in_a_row) {
-        image = params_.by_image.quotient(work.q + pixel);
+        image = params_.by_image.quotient(work_tile.q + pixel);
       } else {
         params_.by_tile_q.divmod(pixel);
-        image = work.n + params_.by_tile_p.quotient(pixel);
+        image = work_tile.n + params_.by_tile_p.quotient(pixel);
       }
       exponents_[i] = params_.image_exponents[min(static_cast<int>(image), params_.images - 1)];
     }
@@ -331,9 +339,9 @@ class Multiplier {
 
   __device__ __forceinline__ std::uint32_t stage() const { return shared_.input + slot_.slot * params_.stage_bytes; }
 
-  __device__ __forceinline__ void begin(const Work& work) {
-    steps_left_ = (work.last_stage - work.first_stage) * (S::raw ? 1 : params_.stage_taps);
-    stages_left_ = work.last_stage - work.first_stage;
+  __device__ __forceinline__ void begin(const WorkTile& work_tile) {
+    steps_left_ = (work_tile.last_stage - work_tile.first_stage) * (S::raw ? 1 : params_.stage_taps);
+    stages_left_ = work_tile.last_stage - work_tile.first_stage;
     tap_ = 0, column_ = 0, shift_ = 0;
     if constexpr (S::raw) {
 #pragma unroll
@@ -363,7 +371,7 @@ class Multiplier {
       shift_ += params_.dilation_w;
     }
   }
-  // After the last step: what the work's pixels had for their scales, and how large they were.
+  // After the last step: what the work tile's pixels had for their scales, and how large they were.
   __device__ __forceinline__ void leave() {
     if constexpr (S::raw) {
 #pragma unroll
@@ -403,10 +411,10 @@ class Multiplier {
   Control& control_;
   WaitSite site_;
   Input<S> input_;
-  Parts<S> parts_;
+  ClusterReduce<S> cluster_reduce_;
   hopper::RingPosition slot_;  // of input
   hopper::RingCounter<S::slots> filters_;
-  int tap_ = 0, column_ = 0, shift_ = 0, stages_left_ = 0, steps_left_ = 0, units_left_ = 0;
+  int tap_ = 0, column_ = 0, shift_ = 0, stages_left_ = 0, steps_left_ = 0, groups_left_ = 0;
   // Of the last work's pixels. raw: the largest of the lane's values, until leave(); the scale, 0 where none is known.
   float largest_[rows] = {}, scale_[rows] = {};
   int exponents_[rows] = {};

@@ -88,13 +88,13 @@ class Input {
   }
 
   // The same for a flat tile, which is different for each.
-  __device__ __forceinline__ void place_flat(const Params<T>& params, const Work& work) {
-    unsigned first_n = params.by_row.quotient(work.q);
+  __device__ __forceinline__ void place_flat(const Params<T>& params, const WorkTile& work_tile) {
+    unsigned first_n = params.by_row.quotient(work_tile.q);
     const unsigned first_row = first_n;
     params.by_rows.divmod(first_n);
 #pragma unroll
     for (int i = 0; i < addresses; ++i) {
-      const unsigned pixel = min(work.q + static_cast<int>(pixel_of(i)), params.q - 1);
+      const unsigned pixel = min(work_tile.q + static_cast<int>(pixel_of(i)), params.q - 1);
       unsigned row = pixel;
       const unsigned q = params.by_row.divmod(row);
       const unsigned n = params.by_rows.quotient(row);

@@ -8,10 +8,11 @@ namespace fastconv::algos::implicit_gemm::persistent {
 
 // Of a pixel of a tile, its first filter; -1 if it is not in y.
 template <typename T>
-__device__ __forceinline__ std::int64_t output_index(const Params<T>& params, const Work& work, unsigned pixel) {
-  const int q = work.q + static_cast<int>(params.by_tile_q.divmod(pixel));
-  const int p = work.p + static_cast<int>(params.by_tile_p.divmod(pixel));
-  const int n = work.n + static_cast<int>(pixel);
+__device__ __forceinline__ std::int64_t output_index(const Params<T>& params, const WorkTile& work_tile,
+                                                     unsigned pixel) {
+  const int q = work_tile.q + static_cast<int>(params.by_tile_q.divmod(pixel));
+  const int p = work_tile.p + static_cast<int>(params.by_tile_p.divmod(pixel));
+  const int n = work_tile.n + static_cast<int>(pixel);
   if (static_cast<int>(pixel) >= params.tile_n || n >= params.n || p >= params.p || q >= params.q) return -1;
   if (params.flat_nchw) {  // q counts the pixels of all images, and NCHW wants them apart
     unsigned image = static_cast<unsigned>(q);
@@ -29,7 +30,7 @@ struct alignas(size * sizeof(T) < 16 ? size * sizeof(T) : 16) Vector {
   T e[size];
 };
 template <typename T, int count>
-__device__ __forceinline__ uint4 pack_chunk(const float (&values)[count]) {
+__device__ __forceinline__ uint4 pack_vec(const float (&values)[count]) {
   static_assert(count * sizeof(T) == 16);
   if constexpr (std::is_same_v<T, float>) {
     return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
@@ -48,14 +49,14 @@ __device__ __forceinline__ uint4 pack_chunk(const float (&values)[count]) {
   }
 }
 template <typename T, int count>
-__device__ __forceinline__ void store_chunk(T* target, const float (&values)[count]) {
+__device__ __forceinline__ void store_vec(T* target, const float (&values)[count]) {
   if constexpr (std::is_same_v<T, float>) {  // partial sums of half types are more than 16 bytes
 #pragma unroll
     for (int e = 0; e < count; e += 4) {
       *reinterpret_cast<float4*>(target + e) = {values[e], values[e + 1], values[e + 2], values[e + 3]};
     }
   } else {
-    *reinterpret_cast<uint4*>(target) = pack_chunk<T>(values);
+    *reinterpret_cast<uint4*>(target) = pack_vec<T>(values);
   }
 }
 
@@ -174,30 +175,31 @@ __device__ __forceinline__ bool are_moderate(const FilterData<S>& filters) {
 // filters, four lanes 64 (column_of). Registers cannot be indexed, so the next ones move up after each turn of the
 // loop: unrolled instead, the code would run once a tile and never from the instruction cache.
 template <typename S, int rows>
-__device__ __forceinline__ void store_rows(const Params<typename S::T>& params, const Work& work,
+__device__ __forceinline__ void store_rows(const Params<typename S::T>& params, const WorkTile& work_tile,
                                            const FilterData<S>& filters, float (&sums)[S::row_blocks][S::sums],
                                            const float (&factors)[rows]) {
   using T = typename S::T;
-  constexpr int chunk = chunk_of<T>, width = S::filter_tile % 32 == 0 ? 32 : 16;  // filters of a turn
-  constexpr int groups = width / (4 * chunk), values = width / 2, turns = S::filter_tile / width;
-  const int of_lane = static_cast<int>(threadIdx.x) % 4 * chunk, first_k = work.filter_tile * S::filter_tile + of_lane;
+  constexpr int vec = vec_of<T>, width = S::filter_tile % 32 == 0 ? 32 : 16;  // filters of a turn
+  constexpr int groups = width / (4 * vec), values = width / 2, turns = S::filter_tile / width;
+  const int of_lane = static_cast<int>(threadIdx.x) % 4 * vec,
+            first_k = work_tile.filter_tile * S::filter_tile + of_lane;
 #pragma unroll 1
   for (int m = 0; m < S::row_blocks; ++m) {
     std::int64_t of_row[2];
     float factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      of_row[i] = output_index(params, work, pixel_of_lane<S>(2 * m + i));
+      of_row[i] = output_index(params, work_tile, pixel_of_lane<S>(2 * m + i));
       factor[i] = m == 0 ? factors[i] : factors[rows - 2 + i];
     }
 #pragma unroll 1
     for (int turn = 0; turn < turns; ++turn) {
       std::int64_t index[2 * groups];
-      float value[2 * groups][chunk], bias[2 * groups][chunk];
+      float value[2 * groups][vec], bias[2 * groups][vec];
 #pragma unroll
       for (int g = 0; g < groups; ++g) {
-        const int column = turn * width + g * 4 * chunk;
-        const auto of_filters = *reinterpret_cast<const Vector<T, chunk>*>(filters.bias + column + of_lane);
+        const int column = turn * width + g * 4 * vec;
+        const auto of_filters = *reinterpret_cast<const Vector<T, vec>*>(filters.bias + column + of_lane);
         int4 scales{};
         if constexpr (S::scaled) scales = *reinterpret_cast<const int4*>(filters.exponent + column + of_lane);
         const int scale[4] = {scales.x, scales.y, scales.z, scales.w};
@@ -205,14 +207,14 @@ __device__ __forceinline__ void store_rows(const Params<typename S::T>& params, 
         for (int i = 0; i < 2; ++i) {
           index[2 * g + i] = first_k + column < params.k && of_row[i] >= 0 ? of_row[i] + first_k + column : -1;
 #pragma unroll
-          for (int e = 0; e < chunk; ++e) {
-            value[2 * g + i][e] = sums[0][4 * (g * chunk / 2 + e / 2) + 2 * i + e % 2];
+          for (int e = 0; e < vec; ++e) {
+            value[2 * g + i][e] = sums[0][4 * (g * vec / 2 + e / 2) + 2 * i + e % 2];
             if constexpr (S::scaled) value[2 * g + i][e] *= factor[i] * __int_as_float(scale[e % 4]);
             bias[2 * g + i][e] = to_float(of_filters.e[e]);
           }
         }
       }
-      store_vectors(params, work.split, index, value, bias);
+      store_vectors(params, work_tile.split, index, value, bias);
 #pragma unroll
       for (int i = values; i < S::row_blocks * S::sums; ++i) {
         sums[(i - values) / S::sums][(i - values) % S::sums] = sums[i / S::sums][i % S::sums];
@@ -246,27 +248,27 @@ __device__ __forceinline__ float clamp(float value, float cap) {
 
 // 16 bytes of filters of a lane, finished, for all of its pixels: store(row, values).
 template <typename S, Finish finish, int rows, typename Store>
-__device__ __forceinline__ void finish_chunk(const Params<typename S::T>& params, const FilterData<S>& filters,
-                                             const float (&sums)[S::row_blocks][S::sums], const float (&factor)[rows],
-                                             int column, int first_row, int last_row, Store&& store) {
+__device__ __forceinline__ void finish_vec(const Params<typename S::T>& params, const FilterData<S>& filters,
+                                           const float (&sums)[S::row_blocks][S::sums], const float (&factor)[rows],
+                                           int column, int first_row, int last_row, Store&& store) {
   using T = typename S::T;
-  constexpr int chunk = chunk_of<T>;
-  const int of_lane = static_cast<int>(threadIdx.x) % 4 * chunk;
-  float scale[chunk], bias[chunk];
+  constexpr int vec = vec_of<T>;
+  const int of_lane = static_cast<int>(threadIdx.x) % 4 * vec;
+  float scale[vec], bias[vec];
   if constexpr (S::scaled) {
     const float4 scales = *reinterpret_cast<const float4*>(filters.exponent + column + of_lane);
     scale[0] = scales.x, scale[1] = scales.y, scale[2] = scales.z, scale[3] = scales.w;
   }
   if constexpr (finish != Finish::partial) {
-    const auto of_filters = *reinterpret_cast<const Vector<T, chunk>*>(filters.bias + column + of_lane);
+    const auto of_filters = *reinterpret_cast<const Vector<T, vec>*>(filters.bias + column + of_lane);
 #pragma unroll
-    for (int e = 0; e < chunk; ++e) bias[e] = to_float(of_filters.e[e]);
+    for (int e = 0; e < vec; ++e) bias[e] = to_float(of_filters.e[e]);
   }
 #pragma unroll
   for (int i = first_row; i < last_row; ++i) {
-    float values[chunk];
+    float values[vec];
 #pragma unroll
-    for (int e = 0; e < chunk; ++e) {
+    for (int e = 0; e < vec; ++e) {
       float value = sums[i / 2][(column / 8 + e / 2) * 4 + i % 2 * 2 + e % 2];
       if constexpr (S::scaled && !S::transforms) value *= factor[i];
       if constexpr (S::scaled && finish == Finish::partial) value *= scale[e];
@@ -283,13 +285,13 @@ __device__ __forceinline__ void finish_chunk(const Params<typename S::T>& params
 // bytes of neighbouring filters and four lanes have 64 (column_of). Unrolled, since registers cannot be indexed, and so
 // with as few instructions as can be: each runs once a tile, and never from the nearest instruction cache.
 template <typename S, Finish finish, int rows>
-__device__ __forceinline__ void store_straight(const Params<typename S::T>& params, const Work& work,
+__device__ __forceinline__ void store_straight(const Params<typename S::T>& params, const WorkTile& work_tile,
                                                const FilterData<S>& filters,
                                                const float (&sums)[S::row_blocks][S::sums],
                                                const float (&factor)[rows]) {
   using T = typename S::T;
   using Out = std::conditional_t<finish == Finish::partial, float, T>;
-  constexpr int chunk = chunk_of<T>;
+  constexpr int vec = vec_of<T>;
 #pragma unroll
   for (int m = 0; m < S::row_blocks; ++m) {
     Out* target[2];
@@ -298,21 +300,21 @@ __device__ __forceinline__ void store_straight(const Params<typename S::T>& para
     for (int i = 0; i < 2; ++i) {
       int row = 2 * m + i;
       asm volatile("" : "+r"(row));  // so that it is not computed for all rows beforehand, in registers
-      const std::int64_t index = output_index(params, work, pixel_of_lane<S>(row));
+      const std::int64_t index = output_index(params, work_tile, pixel_of_lane<S>(row));
       exists[i] = index >= 0;
       if constexpr (finish == Finish::partial) {
-        target[i] = params.partial + work.split * params.y_numel;
+        target[i] = params.partial + work_tile.split * params.y_numel;
       } else {
         target[i] = params.y;
       }
-      target[i] += index + work.filter_tile * S::filter_tile + static_cast<int>(threadIdx.x) % 4 * chunk;
+      target[i] += index + work_tile.filter_tile * S::filter_tile + static_cast<int>(threadIdx.x) % 4 * vec;
     }
 #pragma unroll
-    for (int column = 0; column < S::filter_tile; column += 4 * chunk) {
-      finish_chunk<S, finish>(params, filters, sums, factor, column, 2 * m, 2 * m + 2,
-                              [&](int i, const float (&values)[chunk]) {
-                                if (exists[i % 2]) store_chunk(target[i % 2] + column, values);
-                              });
+    for (int column = 0; column < S::filter_tile; column += 4 * vec) {
+      finish_vec<S, finish>(params, filters, sums, factor, column, 2 * m, 2 * m + 2,
+                            [&](int i, const float (&values)[vec]) {
+                              if (exists[i % 2]) store_vec(target[i % 2] + column, values);
+                            });
     }
   }
 }
@@ -334,19 +336,20 @@ __device__ __forceinline__ bool any_of_multipliers(bool condition) {
 // Both warpgroups' tile, through shared memory and by copies, which go on while the next tile is multiplied. What was
 // copied before must have left shared memory.
 template <typename S, Finish finish, int rows>
-__device__ __forceinline__ void store_boxes(const Params<typename S::T>& params, const CUtensorMap& map,
-                                            const Work& work, const FilterData<S>& filters, std::uint32_t staging,
-                                            const float (&sums)[S::row_blocks][S::sums], const float (&factor)[rows]) {
+__device__ __forceinline__ void store_by_tma(const Params<typename S::T>& params, const CUtensorMap& map,
+                                             const WorkTile& work_tile, const FilterData<S>& filters,
+                                             std::uint32_t staging, const float (&sums)[S::row_blocks][S::sums],
+                                             const float (&factor)[rows]) {
   using T = typename S::T;
-  constexpr int chunk = chunk_of<T>, filters_of_box = box_bytes / sizeof(T), bytes = S::pixel_tile * box_bytes;
+  constexpr int vec = vec_of<T>, filters_of_box = box_bytes / sizeof(T), bytes = S::pixel_tile * box_bytes;
   const int lane = threadIdx.x % 32;
   const std::uint32_t of_lane = staging + pixel_of_lane<S>(0) * box_bytes;
 #pragma unroll
-  for (int column = 0; column < S::filter_tile; column += 4 * chunk) {
-    const int box = column / filters_of_box, piece = column % filters_of_box / chunk + lane % 4;
+  for (int column = 0; column < S::filter_tile; column += 4 * vec) {
+    const int box = column / filters_of_box, piece = column % filters_of_box / vec + lane % 4;
     const std::uint32_t target = of_lane + box * bytes + hopper::swizzle_128(lane / 4, piece) * 16;
-    finish_chunk<S, finish>(params, filters, sums, factor, column, 0, rows, [&](int i, const float (&values)[chunk]) {
-      store_shared(target + (i / 2 * 64 + i % 2 * 8) * box_bytes, pack_chunk<T>(values));
+    finish_vec<S, finish>(params, filters, sums, factor, column, 0, rows, [&](int i, const float (&values)[vec]) {
+      store_shared(target + (i / 2 * 64 + i % 2 * 8) * box_bytes, pack_vec<T>(values));
     });
   }
   hopper::fence_copies();
@@ -354,8 +357,8 @@ __device__ __forceinline__ void store_boxes(const Params<typename S::T>& params,
   if (threadIdx.x == 0) {
 #pragma unroll 1
     for (int box = 0; box < S::filter_tile / filters_of_box; ++box) {
-      hopper::tma_store(map, work.filter_tile * S::filter_tile + box * filters_of_box, work.q, work.p, work.n,
-                        staging + box * bytes);
+      hopper::tma_store(map, work_tile.filter_tile * S::filter_tile + box * filters_of_box, work_tile.q, work_tile.p,
+                        work_tile.n, staging + box * bytes);
     }
     hopper::commit_stores();
   }
@@ -364,11 +367,11 @@ __device__ __forceinline__ void store_boxes(const Params<typename S::T>& params,
 // The same in any order of y and for any scales: the values pass through the warp's stage of shared memory, some
 // filters of 16 pixels at a time.
 template <typename S, int rows>
-__device__ __forceinline__ void store_staged(const Params<typename S::T>& params, const Work& work,
+__device__ __forceinline__ void store_staged(const Params<typename S::T>& params, const WorkTile& work_tile,
                                              const FilterData<S>& filters, OutputStage& stage,
                                              float (&sums)[S::row_blocks][S::sums], const int (&exponents)[rows],
                                              bool moderate) {
-  constexpr int chunk = chunk_of<typename S::T>, width = S::filter_tile % 32 == 0 ? 32 : 16;  // filters of a turn
+  constexpr int vec = vec_of<typename S::T>, width = S::filter_tile % 32 == 0 ? 32 : 16;  // filters of a turn
   constexpr int values = width / 2, turns = S::filter_tile / width;
   const int lane = threadIdx.x % 32, row = lane / 4;
 #pragma unroll 1
@@ -376,7 +379,7 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
     if (lane % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        stage.index[row + 8 * i] = output_index(params, work, pixel_of_lane<S>(2 * m + i));
+        stage.index[row + 8 * i] = output_index(params, work_tile, pixel_of_lane<S>(2 * m + i));
         stage.exponent[row + 8 * i] = m == 0 ? exponents[i] : exponents[rows - 2 + i];
       }
     }
@@ -384,7 +387,7 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
     for (int turn = 0; turn < turns; ++turn) {
 #pragma unroll
       for (int j = 0; j < width / 8; j += 2) {  // two columns of each of two groups of 8: four filters
-        const int column = 2 * j / chunk * 4 * chunk + lane % 4 * chunk + 2 * j % chunk;
+        const int column = 2 * j / vec * 4 * vec + lane % 4 * vec + 2 * j % vec;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           *reinterpret_cast<float4*>(&stage.values[row + 8 * i][column]) =
@@ -393,11 +396,11 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
         }
       }
       __syncwarp();
-      const int first = turn * width, first_k = work.filter_tile * S::filter_tile + first;
+      const int first = turn * width, first_k = work_tile.filter_tile * S::filter_tile + first;
       if (params.quads && moderate) {
-        store_pixel_quads<S, width>(params, work.split, filters, stage, first, first_k);
+        store_pixel_quads<S, width>(params, work_tile.split, filters, stage, first, first_k);
       } else {
-        store_single<S, width>(params, work.split, filters, stage, first, first_k);
+        store_single<S, width>(params, work_tile.split, filters, stage, first, first_k);
       }
       __syncwarp();
 #pragma unroll
@@ -411,7 +414,7 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
 // uniform: the pixels' exponents are all the same.
 template <typename S, int rows>
 __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, const CUtensorMap& map,
-                                           const Work& work, FilterData<S>& filters, const Shared<S>& shared,
+                                           const WorkTile& work_tile, FilterData<S>& filters, const Shared<S>& shared,
                                            float (&sums)[S::row_blocks][S::sums], const int (&exponents)[rows],
                                            bool uniform) {
   __syncwarp();  // what the lanes have copied is there
@@ -422,15 +425,16 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
       moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
   }
   Finish finish = uniform || !S::transforms ? finish_of(params) : Finish::general;
-  const bool boxes = S::stores_by_tma && params.stores_by_tma && (finish == Finish::plain || finish == Finish::clamped);
-  if (boxes) {
+  const bool use_tma =
+      S::stores_by_tma && params.stores_by_tma && (finish == Finish::plain || finish == Finish::clamped);
+  if (use_tma) {
     if (threadIdx.x == 0) hopper::wait_for_reading<0>();
     moderate = !any_of_multipliers(!moderate);  // either all copy, or none
   }
-  unsigned is_moderate = moderate, by_boxes = boxes;
-  asm volatile("" : "+r"(is_moderate), "+r"(by_boxes));  // so that no predicate is spilled
+  unsigned is_moderate = moderate, with_tma = use_tma;
+  asm volatile("" : "+r"(is_moderate), "+r"(with_tma));  // so that no predicate is spilled
   if (!params.vectors || is_moderate == 0) [[unlikely]] {
-    store_staged<S>(params, work, filters, shared.output[threadIdx.x / 32], sums, exponents, is_moderate != 0);
+    store_staged<S>(params, work_tile, filters, shared.output[threadIdx.x / 32], sums, exponents, is_moderate != 0);
     return;
   }
   float factor[rows];
@@ -444,32 +448,32 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     __syncwarp();
   }
   if constexpr (S::stores_by_tma) {
-    if (by_boxes != 0) {
+    if (with_tma != 0) {
       if (finish == Finish::plain) {
-        store_boxes<S, Finish::plain>(params, map, work, filters, shared.staging, sums, factor);
+        store_by_tma<S, Finish::plain>(params, map, work_tile, filters, shared.staging, sums, factor);
       } else {
-        store_boxes<S, Finish::clamped>(params, map, work, filters, shared.staging, sums, factor);
+        store_by_tma<S, Finish::clamped>(params, map, work_tile, filters, shared.staging, sums, factor);
       }
       return;
     }
   }
-  const bool whole = (work.filter_tile + 1) * S::filter_tile <= params.k;
+  const bool whole = (work_tile.filter_tile + 1) * S::filter_tile <= params.k;
   if (whole && finish == Finish::partial) {
-    store_straight<S, Finish::partial>(params, work, filters, sums, factor);
+    store_straight<S, Finish::partial>(params, work_tile, filters, sums, factor);
   } else if (whole && finish == Finish::plain) {
-    store_straight<S, Finish::plain>(params, work, filters, sums, factor);
+    store_straight<S, Finish::plain>(params, work_tile, filters, sums, factor);
   } else if (whole && finish == Finish::clamped) {
-    store_straight<S, Finish::clamped>(params, work, filters, sums, factor);
+    store_straight<S, Finish::clamped>(params, work_tile, filters, sums, factor);
   } else {
-    store_rows<S>(params, work, filters, sums, factor);
+    store_rows<S>(params, work_tile, filters, sums, factor);
   }
 }
 
 // y = the sum of the partial ones, in their order, through the epilogue.
 template <typename T>
 __global__ void __launch_bounds__(256)
-    add_parts(int split_k, std::int64_t numel, FastDivide by_inner, FastDivide by_k, const float* __restrict__ partial,
-              Epilogue<T> epilogue, T* __restrict__ y) {
+    reduce_split_k(int split_k, std::int64_t numel, FastDivide by_inner, FastDivide by_k,
+                   const float* __restrict__ partial, Epilogue<T> epilogue, T* __restrict__ y) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * 256;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x; i < numel; i += stride) {
     float sum = 0.0f;

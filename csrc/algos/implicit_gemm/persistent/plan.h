@@ -36,9 +36,9 @@ constexpr int filter_ring_bytes = 64 * 1024, max_filter_slots = 8, max_input_slo
 constexpr int filter_slots(int tile_bytes, bool raw) {  // a power of two; raw: input slots are no more
   return tile_bytes * 8 <= filter_ring_bytes && !raw ? max_filter_slots : max_filter_slots / 2;
 }
-constexpr int max_box_pixels = 640, max_parts = 8;  // of a reduction: the blocks of a cluster
+constexpr int max_box_pixels = 640, max_split_k = 8;  // of a reduction: the blocks of a cluster
 constexpr std::size_t shared_limit = 227 * 1024;
-constexpr std::size_t shared_overhead = 12 * 1024;  // alignment, barriers, marks of tiles to repeat, data of filters
+constexpr std::size_t shared_overhead = 12 * 1024;  // alignment, barriers, overflow flags of tiles, data of filters
 constexpr std::size_t min_staging = 22 * 1024, max_staging = 64 * 1024;  // sums on their way to y
 constexpr int box_bytes = 128;                                           // of filters, that a copy brings to y
 
@@ -97,7 +97,7 @@ inline Weights make_weights(const ConvProblem& problem) {
 
 // How A comes to the multiplying warps.
 enum class Source {
-  halves,       // as it is: half types
+  fp16,         // as it is: half types
   transformed,  // float32, split in shared memory by a warpgroup of its own, once for all taps
   raw,          // float32, split on the way into registers: where a stage is one tap, each value is read once
   converted,    // float32 (class tf32), in halves from the workspace, where a kernel before has put it
@@ -125,15 +125,15 @@ struct Plan {
   bool stores_by_tma, stores_vectors, stores_quads;
   std::size_t staging_bytes;
   std::int64_t stages;  // of the whole reduction
-  // Tiles from `whole` on have their reduction cut into so many parts. clusters: one for each block of a cluster, which
-  // adds them; else they go through memory, a second kernel adds them, and `whole` is 0.
+  // Tiles from `whole` on have their reduction cut into so many splits. clusters: one for each block of a cluster,
+  // which adds them; else they go through memory, a second kernel adds them, and `whole` is 0.
   std::int64_t split_k, whole;
   bool clusters;
   std::int64_t tiles_n, tiles_p, tiles_q;
   std::shared_ptr<const Plan> fallback;  // of a converted one: if the input's range is too wide for a scale an image
 
   bool raw() const { return source == Source::raw; }
-  bool reads_halves() const { return source == Source::halves || source == Source::converted; }
+  bool reads_fp16() const { return source == Source::fp16 || source == Source::converted; }
   int step_channels() const { return source == Source::converted ? converted_block : weights.step_channels; }
   int pixel_tile() const { return 64 * multiply_warpgroups * row_blocks; }
   std::size_t stage_bytes() const {
@@ -169,7 +169,7 @@ struct Plan {
   }
   std::int64_t filter_tiles() const { return weights.filter_tiles * (weights.filter_tile / filter_tile); }
   std::int64_t tiles() const { return tiles_n * tiles_p * tiles_q * filter_tiles(); }
-  std::int64_t work() const { return whole + (tiles() - whole) * split_k; }
+  std::int64_t work_tiles() const { return whole + (tiles() - whole) * split_k; }
 };
 
 // 1x1 with stride 1 and no padding has no geometry: one row of N H W pixels.
@@ -253,7 +253,7 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const
 // (docs/log/12-implicit-gemm-wgmma-2.md).
 inline double step_clocks(const Plan& plan) {
   const Weights& weights = plan.weights;
-  const bool split = weights.mode == Mode::split, single = weights.mode == Mode::single && !plan.reads_halves();
+  const bool split = weights.mode == Mode::split, single = weights.mode == Mode::single && !plan.reads_fp16();
   const double products = split ? 3 : 1, pixels = plan.pixel_tile();
   const double tensor = pixels * plan.filter_tile * plan.step_channels() * products / 2048;
   const double stage = static_cast<double>(plan.stage_bytes()) / plan.stage_taps;  // of input
@@ -270,10 +270,10 @@ inline double step_clocks(const Plan& plan) {
   const double of_tensor = plan.raw() ? 1.26
                            : split    ? 1.18
                                       : 0.97,
-               of_shared = plan.raw()            ? 0.85
-                           : plan.reads_halves() ? 1.1
-                           : single              ? 1.25
-                                                 : 1.2;
+               of_shared = plan.raw()          ? 0.85
+                           : plan.reads_fp16() ? 1.1
+                           : single            ? 1.25
+                                               : 1.2;
   // What lies between two steps' products, if they are few.
   const double between = split    ? 0
                          : single ? (plan.row_blocks == 2 ? 480 : 350) + plan.filter_tile
@@ -284,7 +284,7 @@ inline double step_clocks(const Plan& plan) {
 // Blocks that run side by side. Clusters lie within groups of 16 or 18 multiprocessors, and do not fill them.
 inline std::int64_t blocks_at_once(const Plan& plan, int processors) {
   if (!plan.clusters) return processors;
-  constexpr int of_132[max_parts + 1] = {0, 132, 132, 117, 120, 110, 102, 105, 120};  // an H200
+  constexpr int of_132[max_split_k + 1] = {0, 132, 132, 117, 120, 110, 102, 105, 120};  // an H200
   return processors * of_132[plan.split_k] / 132 / plan.split_k * plan.split_k;
 }
 
@@ -297,7 +297,7 @@ inline double plan_clocks(const Plan& plan, int processors) {
   const double epilogue = plan.stores_by_tma ? 1500 + bytes / 33 : 1000 + bytes / 20;
   const double whole = steps * step_clocks(plan) + epilogue;
   // Few blocks have their first operands sooner.
-  double clocks = 2200 + 15.0 * static_cast<double>(std::min<std::int64_t>(plan.work(), processors)) +
+  double clocks = 2200 + 15.0 * static_cast<double>(std::min<std::int64_t>(plan.work_tiles(), processors)) +
                   static_cast<double>(ceil_div(plan.whole, blocks)) * whole;
   // Converting reads and writes x, 6 bytes a value; its launch, and that of a fallback that finds nothing to do.
   if (plan.source == Source::converted)
@@ -306,13 +306,13 @@ inline double plan_clocks(const Plan& plan, int processors) {
   if (cut == 0) return clocks;
   const double part = static_cast<double>(ceil_div(plan.stages, plan.split_k)) * plan.stage_taps * step_clocks(plan);
   const double rounds = static_cast<double>(ceil_div(cut * plan.split_k, blocks)),
-               parts = static_cast<double>(plan.split_k);
+               splits = static_cast<double>(plan.split_k);
   if (plan.clusters) {
     // Sums into shared memory, two meetings, and what others have left there.
-    return clocks + rounds * (part + 2600 + 0.29 * values + 370 * parts + (plan.whole > 0 ? 2500 : 0));
+    return clocks + rounds * (part + 2600 + 0.29 * values + 370 * splits + (plan.whole > 0 ? 2500 : 0));
   }
   const double left = static_cast<double>(plan.tile_n * plan.tile_p * plan.tile_q * plan.filter_tile) * sizeof(float);
-  const double sum = 4000 + static_cast<double>(plan.tiles()) * parts * left / 1800;  // the second kernel
+  const double sum = 4000 + static_cast<double>(plan.tiles()) * splits * left / 1800;  // the second kernel
   return clocks + rounds * (part + (plan.row_blocks == 2 ? 2500 : 1000) + left / 20) + sum;
 }
 
@@ -324,17 +324,17 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
     if (!shape_tile(problem, weights, tile, plan)) return;
     visit(plan);
     const std::size_t sums = static_cast<std::size_t>(plan.pixel_tile()) * (plan.filter_tile + 5) * sizeof(float);
-    const bool fits = plan.reads_halves() && sums <= plan.input_slots * plan.stage_bytes() + plan.ring_bytes();
+    const bool fits = plan.reads_fp16() && sums <= plan.input_slots * plan.stage_bytes() + plan.ring_bytes();
     for (const bool clusters : {true, false}) {
       if (clusters ? !fits : plan.source == Source::converted) continue;
       plan.clusters = clusters;
-      for (plan.split_k = 2; plan.split_k <= (clusters ? max_parts : 16); ++plan.split_k) {
+      for (plan.split_k = 2; plan.split_k <= (clusters ? max_split_k : 16); ++plan.split_k) {
         const std::int64_t blocks = blocks_at_once(plan, processors);
         if (blocks < plan.split_k) break;
         plan.whole = clusters ? plan.tiles() / blocks * blocks : 0;
         if (plan.whole == plan.tiles() || (plan.tiles() - plan.whole) * plan.split_k > blocks) continue;
         const std::int64_t per_split = ceil_div(plan.stages, plan.split_k);
-        if (ceil_div(plan.stages, per_split) == plan.split_k) visit(plan);  // no part is empty
+        if (ceil_div(plan.stages, per_split) == plan.split_k) visit(plan);  // no split is empty
       }
     }
   };
@@ -363,7 +363,7 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
     if (weights.filter_tile == 128) consider_tile(source, 64, 1);  // more blocks, where there are too few
   };
   const bool scaled = weights.mode == Mode::split || weights.mode == Mode::single;
-  consider_source(scaled ? Source::transformed : Source::halves);
+  consider_source(scaled ? Source::transformed : Source::fp16);
   if (weights.mode == Mode::single && problem.c % converted_block == 0) consider_source(Source::converted);
 }
 

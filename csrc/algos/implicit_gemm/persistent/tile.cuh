@@ -24,7 +24,7 @@ struct Params {
   const int* condition;         // [condition_count] or null: nothing is done unless one is not 0
   int condition_count, images;
   T* y;            // [N, K, P, Q] by the strides below
-  float* partial;  // [splits] tensors like y, if parts go there; else null: the blocks of a cluster add them
+  float* partial;  // [split_k] tensors like y, if partial sums go there; else null: the blocks of a cluster add them
   Epilogue<T> epilogue;
   WaitReport* report;
   std::int64_t y_image, y_row, y_pixel, y_filter, y_numel;
@@ -34,11 +34,11 @@ struct Params {
   int input_slots, stage_bytes, box_bytes;
   int stages, stage_taps, taps, split_k, stages_per_split;
   std::int64_t packed_tile_bytes;
-  int packed_bytes, halves;  // of a channel block and tap of a packed filter tile; blocks that share such a tile
-  bool flat;                 // Plan::flat
-  bool in_a_row;             // flat, or a matrix product: all pixels of y are one row
-  int rows, halo_rows;       // flat: of an image of y; of input beyond those of y
-  int row_bytes;             // flat: of a row of a stage
+  int packed_bytes, n_splits;  // of a channel block and tap of a packed filter tile; blocks that share such a tile
+  bool flat;                   // Plan::flat
+  bool in_a_row;               // flat, or a matrix product: all pixels of y are one row
+  int rows, halo_rows;         // flat: of an image of y; of input beyond those of y
+  int row_bytes;               // flat: of a row of a stage
   FastDivide by_row, by_rows;
   int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   bool along_filters;  // of y: NHWC, else NCHW
@@ -48,12 +48,12 @@ struct Params {
   int staging_bytes;
   bool flat_nchw;  // a matrix product into NCHW: pixels are numbered through all images
   FastDivide by_image;
-  unsigned work, whole;  // units; those that are whole tiles, before the parts of tiles
-  FastDivide by_split_k, by_halves, by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p, by_taps,
-      by_s;
+  unsigned work_tiles, whole;  // all; those that are whole tiles, before the splits of tiles
+  FastDivide by_split_k, by_n_splits, by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p,
+      by_taps, by_s;
 };
 
-enum class Units { row_blocks, filter_halves, steps };
+enum class IssueGroups { row_blocks, n_halves, steps };
 
 // A kernel instantiation.
 template <typename T_, Mode mode_, int filter_tile_, int row_blocks_, Source source_>
@@ -64,30 +64,30 @@ struct Shape {
   static constexpr bool split = mode == Mode::split;  // two limbs, three products, totals
   static constexpr bool scaled = std::is_same_v<T, float>;
   static constexpr bool raw = source_ == Source::raw, transforms = source_ == Source::transformed;
-  static constexpr bool converted = source_ == Source::converted, reads_halves = converted || !scaled;
-  static constexpr bool repeats = scaled && !converted;                 // tiles whose scale does not fit
-  static constexpr bool conditional = repeats && mode == Mode::single;  // it may be a fallback (Plan::fallback)
-  static_assert(scaled == (source_ != Source::halves) && (!converted || mode == Mode::single));
+  static constexpr bool converted = source_ == Source::converted, reads_fp16 = converted || !scaled;
+  static constexpr bool retries = scaled && !converted;                 // tiles whose scale does not fit
+  static constexpr bool conditional = retries && mode == Mode::single;  // it may be a fallback (Plan::fallback)
+  static_assert(scaled == (source_ != Source::fp16) && (!converted || mode == Mode::single));
   static constexpr int filter_tile = filter_tile_, row_blocks = row_blocks_;
   static constexpr int pixel_tile = 64 * multiply_warpgroups * row_blocks;
   static constexpr int row_bytes = mode == Mode::single ? 64 : 128;
   static constexpr bool paired = mode == Mode::single;  // packed as pairs of channel blocks; converted: one step
   static constexpr int plane_bytes = filter_tile * row_bytes;
   static constexpr int filter_bytes = plane_bytes * (converted ? 2 : 1);
-  static constexpr int step_channels = input_row_bytes / (reads_halves ? 2 : 4);
+  static constexpr int step_channels = input_row_bytes / (reads_fp16 ? 2 : 4);
   static constexpr int sums = filter_tile / 2;  // registers of a thread for 64 pixels
   // Products of 16 along a step's channels.
-  static constexpr int depth = reads_halves ? 4 : 2;
+  static constexpr int depth = reads_fp16 ? 4 : 2;
   static constexpr int slots = filter_slots(filter_bytes, raw);
   // Whether copies can bring sums to y (Plan::stores_by_tma).
   static constexpr bool stores_by_tma = !transforms && filter_tile * sizeof(T) % box_bytes == 0;
 
-  // How the work of a warpgroup is cut into the units that alternate on the tensor cores (Multiplier).
-  static constexpr Units units = row_blocks == 2              ? Units::row_blocks
-                                 : split && filter_tile >= 96 ? Units::filter_halves
-                                                              : Units::steps;
-  static constexpr int units_per_step = units == Units::steps ? 1 : 2;
-  static constexpr int unit_sums = units == Units::filter_halves ? sums / 2 : sums;
+  // How the work of a warpgroup is cut into the groups that alternate on the tensor cores (Multiplier).
+  static constexpr IssueGroups issue_groups = row_blocks == 2              ? IssueGroups::row_blocks
+                                              : split && filter_tile >= 96 ? IssueGroups::n_halves
+                                                                           : IssueGroups::steps;
+  static constexpr int groups_per_step = issue_groups == IssueGroups::steps ? 1 : 2;
+  static constexpr int group_sums = issue_groups == IssueGroups::n_halves ? sums / 2 : sums;
 
   // Warpgroups: the multiplying ones, the splitting one, the loading one; and the registers that a thread of each asks
   // for: 65536 in all, or what the block starts with, 168 a thread.
@@ -102,15 +102,15 @@ struct Shape {
 // 8; the order of columns is free, so that we let them mean neighbours. This is the column of filter `filter` of a
 // tile.
 template <typename T>
-constexpr int chunk_of = 16 / sizeof(T);
+constexpr int vec_of = 16 / sizeof(T);
 template <typename T>
 constexpr __host__ __device__ int column_of(int filter) {
-  constexpr int chunk = chunk_of<T>, group = 4 * chunk;
+  constexpr int vec = vec_of<T>, group = 4 * vec;
   const int within = filter % group;
-  return filter / group * group + within % chunk / 2 * 8 + within / chunk * 2 + within % 2;
+  return filter / group * group + within % vec / 2 * 8 + within / vec * 2 + within % 2;
 }
 
-constexpr int max_marks = 8192;  // tiles that a block can mark for repetition before it must repeat them
+constexpr int max_flags = 8192;  // tiles that a block has overflow flags for, before it must retry
 
 // A warp's part of shared memory, through which 16 pixels and some filters pass on their way from fragments to rows of
 // y.
@@ -125,13 +125,13 @@ struct Control {
   // Of the rings: an input slot is loaded (full), split (ready; float32 only), read (free).
   std::uint64_t input_full[max_input_slots], input_ready[max_input_slots], input_free[max_input_slots];
   std::uint64_t filters_full[max_filter_slots], filters_free[max_filter_slots];
-  std::uint64_t marks_written, marks_read;
-  std::uint64_t parts_ready, parts_done;  // of a cluster: sums are in shared memory; have been read
-  int exponent[max_input_slots];          // of the scale of the slot's tile
-  float largest[4];                       // of the transforming warps
-  unsigned work;                          // Params::work, or 0 if its condition is not met
+  std::uint64_t flags_written, flags_read;
+  std::uint64_t partials_ready, partials_read;  // of a cluster: sums are in shared memory; have been read
+  int exponent[max_input_slots];                // of the scale of the slot's tile
+  float largest[4];                             // of the transforming warps
+  unsigned work_tiles;                          // Params::work, or 0 if its condition is not met
   unsigned pad[3];
-  unsigned marks[max_marks / 32];
+  unsigned overflow_flags[max_flags / 32];
 };
 
 // What a warp's epilogue needs of a tile's filters; it comes during the products, without registers.
@@ -195,16 +195,16 @@ struct Shared {
 };
 static_assert(sizeof(Control) % 16 == 0);
 
-// One tile of the output, or one part of its reduction: whole tiles come first, and parts of one tile side by side.
-struct Work {
+// One tile of the output, or one split of its reduction: whole tiles come first, and splits of one tile side by side.
+struct WorkTile {
   int filter_tile, n, p, q;  // first image, row and column of the tile
   int split, first_stage, last_stage;
 
   template <typename T>
-  __device__ __forceinline__ Work(const Params<T>& params, unsigned index) {
-    const bool is_part = index >= params.whole;
+  __device__ __forceinline__ WorkTile(const Params<T>& params, unsigned index) {
+    const bool is_split = index >= params.whole;
     split = 0;
-    if (is_part) {
+    if (is_split) {
       index -= params.whole;
       split = static_cast<int>(params.by_split_k.divmod(index));
       index += params.whole;
@@ -214,7 +214,7 @@ struct Work {
     p = static_cast<int>(params.by_tiles_p.divmod(index)) * params.tile_p;
     n = static_cast<int>(params.by_tiles_n.divmod(index)) * params.tile_n;
     first_stage = split * params.stages_per_split;
-    last_stage = is_part ? min(first_stage + params.stages_per_split, params.stages) : params.stages;
+    last_stage = is_split ? min(first_stage + params.stages_per_split, params.stages) : params.stages;
   }
 };
 

@@ -24,16 +24,16 @@ class Transformer {
         thread_(static_cast<int>(threadIdx.x) % 128),
         pixels_(params.box_bytes / input_row_bytes) {}
 
-  // All stages of one unit of work.
-  __device__ __forceinline__ void run(const Work& work, Transform kind) {
+  // All stages of one work tile.
+  __device__ __forceinline__ void run(const WorkTile& work_tile, Transform kind) {
     Control& control = *shared_.control;
     const int largest_pitch = params_.stage_bytes / input_row_bytes;
     const float* before = nullptr;  // the largest values up to the stage before
     int exponent = 0;
-    for (int stage = work.first_stage; stage < work.last_stage; ++stage) {
+    for (int stage = work_tile.first_stage; stage < work_tile.last_stage; ++stage) {
       const std::uint32_t input = shared_.input + slot_.slot * params_.stage_bytes;
       hopper::wait(shared_address(&control.input_full[slot_.slot]), slot_.parity, site_);
-      if (kind == Transform::split && stage == work.first_stage) exponent = guess_exponent(input);
+      if (kind == Transform::split && stage == work_tile.first_stage) exponent = guess_exponent(input);
       if (kind != Transform::nothing) {
         const float scale = power_of_two(exponent);
         float* largest = shared_.largest + slot_.slot * largest_pitch;

@@ -150,21 +150,21 @@ __global__ void __launch_bounds__(threads, blocks_per_processor)
 
   Input<S> input;
   Accumulator<S> total;
-  for (bool repeated = false;; repeated = true) {
+  for (bool retry = false;; retry = true) {
 #pragma unroll
     for (int step = 0; step < S::stages - 1; ++step) {
       fetch_filters<S>(params, first_filter, step, shared_address(shared.filters) + step * S::stage_bytes);
     }
-    if (!repeated) __syncthreads();  // rows
+    if (!retry) __syncthreads();  // rows
     input.load(params, shared, 0);
     if constexpr (S::scaled) {
-      if (!repeated) input.guess_scales();
-      input.forget_largest();
+      if (!retry) input.guess_scales();
+      input.launder_largest();
     }
     accumulate<S>(params, shared, input, total, first_filter);
     wait_for_copies<0>();
     if constexpr (!S::scaled) break;
-    if (repeated) break;
+    if (retry) break;
     bool off = false;
 #pragma unroll
     for (int i = 0; i < S::rows; ++i) {

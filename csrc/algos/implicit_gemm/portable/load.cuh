@@ -118,7 +118,7 @@ class Input {
     return changed;
   }
 
-  __device__ __forceinline__ void forget_largest() {
+  __device__ __forceinline__ void launder_largest() {
 #pragma unroll
     for (int i = 0; i < S::rows; ++i) largest_[i] = __half2half2(__ushort_as_half(0));
   }

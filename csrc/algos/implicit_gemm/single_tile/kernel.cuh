@@ -38,9 +38,9 @@ __device__ __forceinline__ void initialise(std::uint64_t (&full)[slots], std::ui
 template <typename S>
 __device__ __forceinline__ void load_filters(const Params<typename S::T>& params, Control& control,
                                              std::uint32_t target, int first_step, int steps) {
-  const unsigned filters = blockIdx.x >> params.split_k_log2, packed = filters >> params.halves_log2;
+  const unsigned filters = blockIdx.x >> params.split_k_log2, packed = filters >> params.n_splits_log2;
   const unsigned char* source = params.weight + packed * params.packed_tile_bytes +
-                                (filters - (packed << params.halves_log2)) * S::filter_bytes +
+                                (filters - (packed << params.n_splits_log2)) * S::filter_bytes +
                                 static_cast<std::int64_t>(first_step) * params.packed_bytes;
   const std::uint32_t full = shared_address(control.filters_full);
   if (params.bias != nullptr) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void load_filters(const Params<typename S::T>& params
   };
   load(steps, source);
   if constexpr (S::split) {
-    for (int pass = 1; pass < max_passes(params) && repeats(control, pass - 1, params.report); ++pass) {
+    for (int pass = 1; pass < max_passes(params) && retries(control, pass - 1, params.report); ++pass) {
       load(steps, source);
     }
   }
@@ -104,7 +104,7 @@ __device__ __forceinline__ void load_input(const Params<typename S::T>& params, 
   };
   load(steps, stage);
   if constexpr (S::split) {
-    for (int pass = 1; pass < max_passes(params) && repeats(control, pass - 1, params.report); ++pass) {
+    for (int pass = 1; pass < max_passes(params) && retries(control, pass - 1, params.report); ++pass) {
       load(steps, stage);
     }
   }
@@ -118,9 +118,9 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
 #pragma unroll
   for (int i = 0; i < S::sums; ++i) sums[i] = 0.0f;
   // A shuffle, so that the compiler knows it to be the same for all lanes: uniform registers are what products take.
-  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0), shares = params.shares,
-            turn = turn_of(params, group);
-  const bool leads = threadIdx.x % 32 == 0;
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0),
+            warpgroup_splits = params.warpgroup_splits, turn = turn_of(params, group);
+  const bool elected = threadIdx.x % 32 == 0;
   int until_mine = turn;  // steps
   // Descriptors: rows of 128 bytes, swizzled by absolute addresses, so that a tile may begin at any pixel of a stage.
   constexpr std::uint64_t swizzled = std::uint64_t{1} << 62 | std::uint64_t{1} << 16;
@@ -171,14 +171,14 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
     // While these are under way: products block the warp that issues them until they begin.
     free_filters = filters_full + sizeof(control.filters_full) + 8 * filter_slot, free_input = 0;
     fresh = false;
-    until_mine = shares;
+    until_mine = warpgroup_splits;
     advance(true);
     hopper::multiply_shared<typename S::T, true>(sums, a_high | (a + 4), b_high | (b + 4));
     hopper::multiply_shared<typename S::T, true>(sums, a_high | (a + 6), b_high | (b + 6));
     hopper::commit_products();
     hopper::wait_for_products<1>();
-    if (leads && last_filters != 0) hopper::arrive(last_filters);
-    if (leads && last_input != 0) hopper::arrive(last_input);
+    if (elected && last_filters != 0) hopper::arrive(last_filters);
+    if (elected && last_input != 0) hopper::arrive(last_input);
   }
   hopper::wait_for_products<0>();
   hopper::fence_operand(sums);
@@ -193,7 +193,7 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
   const int rank = static_cast<int>(blockIdx.x) & ((1 << params.split_k_log2) - 1);
   const int turn = turn_of(params, warp / 4), pixels = warp - turn * 4;  // of 16
   const int owner = pixels >> params.owned_log2, within = pixels - (owner << params.owned_log2);
-  const int contributor = rank * params.shares + turn, of_owner = owner * params.shares;
+  const int contributor = rank * params.warpgroup_splits + turn, of_owner = owner * params.warpgroup_splits;
   constexpr int bytes = 32 * S::sums * 4;
   if (contributor != of_owner) {
     const int place = contributor < of_owner ? contributor : contributor - 1;
@@ -220,7 +220,7 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
   hopper::wait_for_cluster(shared_address(&control.sums_full), 0,
                            WaitSite{params.report, kernel_implicit_gemm, role_multiply});
   std::uint32_t source = buffer + within * bytes + lane * 16;
-  const int others = params.shares << params.split_k_log2;
+  const int others = params.warpgroup_splits << params.split_k_log2;
 #pragma unroll 1
   for (int i = 1; i < others; ++i, source += bytes << params.owned_log2) {
 #pragma unroll
@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
                       filters = input + params.input_slots * params.stage_bytes,
                       sums_buffer = filters + params.filter_slots * S::filter_bytes;
   const int rank = static_cast<int>(blockIdx.x) & ((1 << params.split_k_log2) - 1);
-  const int first_step = rank * params.steps_of_part, steps = min(params.steps - first_step, params.steps_of_part);
+  const int first_step = rank * params.steps_per_split, steps = min(params.steps - first_step, params.steps_per_split);
   constexpr int loading = S::multiplying;  // the two warps that load: input; filters
   constexpr int all = 1;                   // named barrier
   constexpr int at_work = 32 * (S::multiplying + 2);
@@ -357,7 +357,7 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
         hopper::prefetch_map(map);
         if constexpr (S::split) {
           hopper::barrier_init(shared_address(&control.passed), S::multiplying);
-          control.repeat = 0;
+          control.retry_pass = 0;
         }
         initialise(control.input_full, control.input_free,
                    params.stage_taps == 1 ? pixel_warps<S>(params) : S::multiplying);
@@ -387,7 +387,8 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   if (warp < loading) {
     if (threadIdx.x == 0) {
       // Arrivals: this one, with what other blocks send, and the other warpgroups' warps.
-      hopper::barrier_init(shared_address(&control.sums_full), 1 + ((params.shares - 1) << params.owned_log2));
+      hopper::barrier_init(shared_address(&control.sums_full),
+                           1 + ((params.warpgroup_splits - 1) << params.owned_log2));
       if (params.joins) hopper::arrive_expecting(shared_address(&control.sums_full), params.sums_bytes);
       hopper::barrier_init_fence();
     }

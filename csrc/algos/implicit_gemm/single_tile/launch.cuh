@@ -23,7 +23,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
   const bool window = plan.kind == Tile::window;
   Params<T> params{.report = runtime.wait_report(),
                    .steps = as_int(plan.steps),
-                   .steps_of_part = as_int(plan.steps_of_part),
+                   .steps_per_split = as_int(plan.steps_per_split),
                    .split_k_log2 = log2(plan.split_k),
                    .input_slots = plan.input_slots,
                    .filter_slots = plan.filter_slots,
@@ -31,7 +31,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
                    .box_bytes = plan.box_n * plan.box_h * plan.box_w * row_bytes,
                    .stage_taps = plan.stage_taps,
                    .step_channels = plan.step_channels,
-                   .shares = plan.shares(),
+                   .warpgroup_splits = plan.warpgroup_splits(),
                    .joins = plan.contributors() > 1,
                    .rows_pixels = plan.kind == Tile::rows ? plan.pixels : 0,
                    .tile_n = plan.tile_n,
@@ -48,7 +48,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
                    .packed_tile_bytes = plan.steps * plan.packed_rows * row_bytes,
                    .bias = static_cast<const T*>(args.bias),
                    .packed_bytes = as_int(plan.packed_rows * row_bytes),
-                   .halves_log2 = log2(plan.packed_rows / plan.filter_tile),
+                   .n_splits_log2 = log2(plan.packed_rows / plan.filter_tile),
                    .k = as_int(problem.k),
                    .group_stride = window ? plan.box_w * 8 : 64,
                    .second_pixels = !window           ? 64

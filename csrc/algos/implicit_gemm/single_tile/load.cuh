@@ -16,21 +16,22 @@
 
 namespace fastconv::algos::implicit_gemm::single_tile {
 
-// All multiplying warps have done their steps for the pass-th time; returns whether the block repeats them.
-__device__ __forceinline__ bool repeats(const Control& control, int pass, WaitReport* report) {
+// All multiplying warps have done their steps for the pass-th time; returns whether the block does them again.
+__device__ __forceinline__ bool retries(const Control& control, int pass, WaitReport* report) {
   hopper::wait(shared_address(&control.passed), pass & 1, WaitSite{report, kernel_implicit_gemm, role_multiply});
   int result;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(result) : "r"(shared_address(&control.repeat)) : "memory");
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(result) : "r"(shared_address(&control.retry_pass)) : "memory");
   return result > pass;
 }
 // The same for the warps themselves. off: a scale of the lane does not fit.
-__device__ __forceinline__ bool must_repeat(Control& control, bool off, int pass, WaitReport* report) {
+__device__ __forceinline__ bool must_retry(Control& control, bool off, int pass, WaitReport* report) {
   off = __any_sync(0xffffffffu, off);
   if (threadIdx.x % 32 == 0) {
-    if (off) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(&control.repeat)), "r"(pass + 1) : "memory");
+    if (off)
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(&control.retry_pass)), "r"(pass + 1) : "memory");
     hopper::arrive(shared_address(&control.passed));
   }
-  return repeats(control, pass, report);
+  return retries(control, pass, report);
 }
 
 struct Rings {
@@ -125,8 +126,8 @@ __device__ __forceinline__ void split_stage(const Params<typename S::T>& params,
     if (t == 0) control.largest[pixel] = first ? largest : fmaxf(largest, control.largest[pixel]);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint4 halves = persistent::split_piece(raw[i], scale);
-      const std::uint32_t words[4] = {halves.x, halves.y, halves.z, halves.w};
+      const uint4 limbs = persistent::split_piece(raw[i], scale);
+      const std::uint32_t words[4] = {limbs.x, limbs.y, limbs.z, limbs.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {  // hi01, hi23, lo01, lo23
         const unsigned piece = j / 2 * 4 + 2 * i + j % 2;
@@ -147,8 +148,8 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
 #pragma unroll
   for (int i = 0; i < S::sums; ++i) totals[i] = 0.0f;
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
-  const int group = warp / 4, shares = params.shares, turn = turn_of(params, group);
-  const bool leads = lane == 0;
+  const int group = warp / 4, warpgroup_splits = params.warpgroup_splits, turn = turn_of(params, group);
+  const bool elected = lane == 0;
   constexpr std::uint64_t swizzled = std::uint64_t{1} << 62 | std::uint64_t{1} << 16;
   const std::uint64_t a_high = swizzled | static_cast<std::uint64_t>(params.group_stride) << 32;
   constexpr std::uint64_t b_high = swizzled | std::uint64_t{64} << 32;
@@ -196,12 +197,12 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
       hopper::multiply_shared<half_t, true>(sums[i], a_high | a, b_high | b);  // hi hi
       hopper::multiply_shared<half_t, true>(sums[i], a_high | (a + 2), b_high | (b + 2));
       hopper::commit_products();
-      until_mine = shares;
+      until_mine = warpgroup_splits;
       advance();
     };
     const auto add = [&](int i) {
       hopper::fence_operand(sums[i]);
-      if (leads) hopper::arrive(free_filters[i]);
+      if (elected) hopper::arrive(free_filters[i]);
 #pragma unroll
       for (int j = 0; j < S::sums; ++j) totals[j] += sums[i][j];
     };
@@ -228,7 +229,7 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
       }
     }
     tap = 0, s = 0, offset = 0;
-    if (leads) hopper::arrive(inputs_full + sizeof(control.input_full) + 8 * rings.slot);
+    if (elected) hopper::arrive(inputs_full + sizeof(control.input_full) + 8 * rings.slot);
     if (++rings.slot == params.input_slots) rings.slot = 0, rings.parity ^= 1;
   }
   // The largest |x| of the windows of the lane's two pixels.
@@ -250,7 +251,7 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
     const float most = of_pixel(largest[i]), high = most * scale;
     off |= most > 0.0f && !(high >= persistent::min_high && high < persistent::max_high);
   }
-  if (must_repeat(control, off, 0, params.report)) [[unlikely]]
+  if (must_retry(control, off, 0, params.report)) [[unlikely]]
     return false;
   const int exponent = scale == 0.0f ? 0 : static_cast<int>(__float_as_uint(scale) >> 23) - 127;
   unscale<S>(control, exponent, exponent, totals);
@@ -265,7 +266,7 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
                                                 std::uint32_t input, std::uint32_t filters, int start, int first_step,
                                                 const int steps, int pass, Rings& rings, float (&totals)[S::sums]) {
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
-  const int group = warp / 4, shares = params.shares, turn = turn_of(params, group);
+  const int group = warp / 4, warpgroup_splits = params.warpgroup_splits, turn = turn_of(params, group);
   const std::uint32_t second = params.group_stride * 16;  // from the lane's first pixel to its second
   const std::uint32_t row =
       (start + (group - turn) * params.second_pixels + lane / 4) * row_bytes + warp % 4 * 2 * second;
@@ -335,8 +336,8 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const uint4 halves = persistent::split_piece(raw.piece[i][j], scale[i]);
-          high[j][i] = halves.x, high[j][2 + i] = halves.y, low[j][i] = halves.z, low[j][2 + i] = halves.w;
+          const uint4 limbs = persistent::split_piece(raw.piece[i][j], scale[i]);
+          high[j][i] = limbs.x, high[j][2 + i] = limbs.y, low[j][i] = limbs.z, low[j][2 + i] = limbs.w;
         }
       }
       const std::uint32_t filters_barrier = filters_full + 8 * rings.filter_slot;
@@ -351,7 +352,7 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
       hopper::multiply<half_t, true>(sums, high[0], b_high | b);
       hopper::multiply<half_t, true>(sums, high[1], b_high | (b + 2));
       hopper::commit_products();
-      until_mine = shares;
+      until_mine = warpgroup_splits;
       advance(true);
       skip();
       if (S::ahead && left > 0) load();
@@ -366,7 +367,7 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
 #pragma unroll
       for (int i = 0; i < S::sums; ++i) totals[i] += sums[i];
     }
-    if (tap > 0) {  // the part ends within a stage
+    if (tap > 0) {  // the split ends within a stage
       __syncwarp();
       if (lane == 0) hopper::arrive(inputs_full + sizeof(control.input_full) + 8 * rings.slot);
       if (++rings.slot == params.input_slots) rings.slot = 0, rings.parity ^= 1;
@@ -379,7 +380,7 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
       const float high = largest[i] * scale[i];
       off |= largest[i] > 0.0f && !(high >= persistent::min_high && high < persistent::max_high);
     }
-    if (!must_repeat(control, off, pass, params.report)) [[likely]]
+    if (!must_retry(control, off, pass, params.report)) [[likely]]
       break;
     exact = true;
 #pragma unroll

@@ -3,7 +3,7 @@
 // class tf32 in TF32 products: both operands are read from shared memory by the tensor cores themselves. Class fp32 in
 // three products of halves: pixels pass through registers (load.cuh). NHWC.
 //
-// A block has one tile of output, or one part of its reduction. Steps and packed weights are those of
+// A block has one tile of output, or one split of its reduction. Steps and packed weights are those of
 // persistent/plan.h; in class tf32 a step has 32 channels and its weights are float32, rounded.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace fastconv::algos::implicit_gemm::single_tile {
 
 constexpr int multiply_warpgroups = 2;
 constexpr int row_bytes = 128;  // of a pixel of a stage, and of a filter of a step
-constexpr int max_filter_slots = 12, max_input_slots = 4, max_box_pixels = 640, max_parts = 8;
+constexpr int max_filter_slots = 12, max_input_slots = 4, max_box_pixels = 640, max_split_k = 8;
 constexpr double max_rounds = 20;         // of blocks: what has been measured
 constexpr std::int64_t max_grid = 65535;  // blocks along the second and third dimension
 constexpr std::size_t shared_limit = 227 * 1024, shared_of_two = 113 * 1024;
@@ -49,24 +49,24 @@ struct Plan {
   int box_n, box_h, box_w;
   int stage_taps, step_channels, element_bytes;
   int input_slots, filter_slots;
-  std::int64_t steps, steps_of_part, packed_rows, filter_tiles, tiles_n, tiles_p, tiles_q;
+  std::int64_t steps, steps_per_split, packed_rows, filter_tiles, tiles_n, tiles_p, tiles_q;
   // In the packed weight, in bytes: [filter tile][step][packed rows][128 bytes], and the exponents of class fp32.
   std::size_t weights_offset = 0, exponents_offset = 0;
 
   bool is_paired() const { return single_tile::is_paired(filter_tile, split); }
-  int shares() const { return multiply_warpgroups * 64 / pixels; }  // warpgroups that have the same pixels
+  int warpgroup_splits() const { return multiply_warpgroups * 64 / pixels; }  // warpgroups that have the same pixels
   std::size_t stage_bytes() const {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * row_bytes + 1023) / 1024 * 1024;
   }
   std::size_t filter_bytes() const { return static_cast<std::size_t>(filter_tile) * row_bytes; }
   // Sums that come from other warps: of each warp's 16 pixels, from all others that have them.
-  int contributors() const { return split_k * shares(); }
+  int contributors() const { return split_k * warpgroup_splits(); }
   int owned_warps() const { return pixels / 16 / split_k; }
   std::size_t sums_bytes() const {
     return static_cast<std::size_t>((contributors() - 1) * owned_warps() * filter_tile) * 64;
   }
   std::size_t bytes_from_others() const {  // of these, what other blocks send
-    const int others = contributors() - shares();
+    const int others = contributors() - warpgroup_splits();
     return static_cast<std::size_t>(others * owned_warps() * filter_tile) * 64;
   }
   std::size_t shared_bytes() const {  // alignment, control and bias; stages; filters; sums
@@ -107,7 +107,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
         span(plan.box_w, dense ? problem.stride_w : 1) > 256 || plan.box_n * plan.box_h * plan.box_w > max_box_pixels) {
       return;
     }
-    if (plan.kind != Tile::dense && taps < plan.shares()) return;  // or stages would be given back too late
+    if (plan.kind != Tile::dense && taps < plan.warpgroup_splits()) return;  // or stages would be given back too late
     if (plan.tiles_q > max_grid || plan.tiles_p * plan.tiles_n > max_grid) return;
     plan.element_bytes = static_cast<int>(size_of(problem.dtype));
     plan.step_channels = row_bytes / plan.element_bytes;
@@ -115,30 +115,31 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
     plan.steps = ceil_div(problem.c, plan.step_channels) * taps;
     plan.packed_rows = packed_rows;
     for (int filters : {128, 64, 48, 32}) {
-      const int share = packed_rows / filters;  // of a packed tile's rows: a power of two
-      if (share * filters != packed_rows || (share & (share - 1)) != 0) continue;
+      const int n_splits = packed_rows / filters;  // of a packed tile's rows: a power of two
+      if (n_splits * filters != packed_rows || (n_splits & (n_splits - 1)) != 0) continue;
       if (filters > 32 && problem.k <= filters / 2) continue;
       if (filters == 128 && plan.split) continue;  // sums and totals: too many registers
       plan.filter_tile = filters;
       plan.filter_tiles = ceil_div(problem.k, filters);
-      for (plan.split_k = 1; plan.split_k <= std::min(plan.pixels / 16, max_parts); plan.split_k *= 2) {
-        plan.steps_of_part = ceil_div(plan.steps, plan.split_k);
-        if (ceil_div(plan.steps, plan.steps_of_part) != plan.split_k) continue;
-        const std::int64_t min_steps = plan.steps - (plan.split_k - 1) * plan.steps_of_part;
-        if (min_steps < plan.shares()) continue;
+      for (plan.split_k = 1; plan.split_k <= std::min(plan.pixels / 16, max_split_k); plan.split_k *= 2) {
+        plan.steps_per_split = ceil_div(plan.steps, plan.split_k);
+        if (ceil_div(plan.steps, plan.steps_per_split) != plan.split_k) continue;
+        const std::int64_t min_steps = plan.steps - (plan.split_k - 1) * plan.steps_per_split;
+        if (min_steps < plan.warpgroup_splits()) continue;
         // A warpgroup that has no step of a stage does not wait for it, and would not notice its slot's next phase.
         bool waits = true;
-        for (int part = 1; part < plan.split_k && plan.shares() > 1; ++part) {
-          waits = waits && (plan.stage_taps == 1 || part * plan.steps_of_part % plan.stage_taps != plan.stage_taps - 1);
+        for (int rank = 1; rank < plan.split_k && plan.warpgroup_splits() > 1; ++rank) {
+          waits =
+              waits && (plan.stage_taps == 1 || rank * plan.steps_per_split % plan.stage_taps != plan.stage_taps - 1);
         }
         if (!waits) continue;
         const auto stages = static_cast<int>(
-            std::min<std::int64_t>(ceil_div(plan.steps_of_part, plan.stage_taps) +
-                                       (plan.split_k > 1 && plan.steps_of_part % plan.stage_taps ? 1 : 0),
+            std::min<std::int64_t>(ceil_div(plan.steps_per_split, plan.stage_taps) +
+                                       (plan.split_k > 1 && plan.steps_per_split % plan.stage_taps ? 1 : 0),
                                    max_input_slots));
         for (const std::size_t limit : {shared_of_two, shared_limit}) {
           if (limit == shared_of_two && !plan.is_paired()) continue;
-          plan.filter_slots = static_cast<int>(std::min<std::int64_t>(plan.steps_of_part, max_filter_slots));
+          plan.filter_slots = static_cast<int>(std::min<std::int64_t>(plan.steps_per_split, max_filter_slots));
           plan.input_slots = std::min(stages, plan.stage_taps == 1 ? max_input_slots : 3);
           const int min_inputs = std::min(stages, 2), min_filters = std::min(plan.filter_slots, 4);
           while (plan.shared_bytes() > limit && (plan.input_slots > min_inputs || plan.filter_slots > min_filters)) {
@@ -150,17 +151,17 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
           }
           if (plan.shared_bytes() > limit) continue;
           // Warpgroups that take every other slot must meet each phase of theirs.
-          const std::int64_t stages_of_part = plan.stage_taps == 1 ? plan.steps_of_part : 0;
+          const std::int64_t stages_per_split = plan.stage_taps == 1 ? plan.steps_per_split : 0;
           // They give a slot back at their next one.
-          const int turns = ~(plan.shares() - 1), least = 2 * plan.shares();
-          if (plan.filter_slots < plan.steps_of_part) plan.filter_slots &= turns;
-          if (plan.input_slots < stages_of_part) plan.input_slots &= turns;
-          if (plan.filter_slots < std::min<std::int64_t>(plan.steps_of_part, least) ||
-              plan.input_slots < std::min<std::int64_t>(stages_of_part, least)) {
+          const int whole_turns = ~(plan.warpgroup_splits() - 1), least = 2 * plan.warpgroup_splits();
+          if (plan.filter_slots < plan.steps_per_split) plan.filter_slots &= whole_turns;
+          if (plan.input_slots < stages_per_split) plan.input_slots &= whole_turns;
+          if (plan.filter_slots < std::min<std::int64_t>(plan.steps_per_split, least) ||
+              plan.input_slots < std::min<std::int64_t>(stages_per_split, least)) {
             continue;
           }
           visit(plan);
-          if (plan.filter_slots == std::min<std::int64_t>(plan.steps_of_part, max_filter_slots)) break;
+          if (plan.filter_slots == std::min<std::int64_t>(plan.steps_per_split, max_filter_slots)) break;
         }
       }
     }
@@ -264,14 +265,15 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
   const Factors& factor = plan.split ? three_products : one_product;
   const bool taps = plan.stage_taps == 1;
   const double strided = problem.stride_h * problem.stride_w > 1 ? 1.3 : 1.0;  // copies that skip pixels
-  const double filters = plan.filter_tile, steps = static_cast<double>(plan.steps_of_part);
+  const double filters = plan.filter_tile, steps = static_cast<double>(plan.steps_per_split);
   const double blocks = static_cast<double>(plan.blocks()),
                rounds = std::max(1.0, std::ceil(blocks / blocks_at_once(plan, device)));
   const double beside = std::min(rounds, plan.is_paired() && plan.shared_bytes() <= shared_of_two ? 2.0 : 1.0);
   const double stages = std::ceil(steps / plan.stage_taps), pixels = stages * plan.box_n * plan.box_h * plan.box_w;
-  const double latency = std::ceil(steps / plan.shares()) * (taps ? strided * factor.tap + factor.tap_filter * filters
-                                                                  : factor.step + factor.step_filter * filters) +
-                         (taps ? 0 : stages * factor.stage);
+  const double latency =
+      std::ceil(steps / plan.warpgroup_splits()) *
+          (taps ? strided * factor.tap + factor.tap_filter * filters : factor.step + factor.step_filter * filters) +
+      (taps ? 0 : stages * factor.stage);
   const double tensor = beside * steps * plan.pixels * filters * factor.tensor;
   const double copies = beside * (steps * filters * factor.filter_row + pixels * factor.pixel);
   const double split = beside * steps * plan.pixels / 64 * factor.split;

@@ -20,11 +20,11 @@ namespace fastconv::algos::implicit_gemm::single_tile {
 template <typename T>
 struct Params {
   WaitReport* report;
-  int steps, steps_of_part, split_k_log2;
+  int steps, steps_per_split, split_k_log2;
   int input_slots, filter_slots, stage_bytes;
   int box_bytes, stage_taps, step_channels;
-  int shares;  // warpgroups that have the same pixels, and each its turn of the steps
-  bool joins;  // other warps have sums of the same pixels
+  int warpgroup_splits;  // warpgroups that have the same pixels, and each its turn of the steps
+  bool joins;            // other warps have sums of the same pixels
   // Input.
   int rows_pixels;             // rows: pixels of a tile; else 0
   int tile_n, tile_p, tile_q;  // rows: tile_q is the pitch
@@ -33,9 +33,9 @@ struct Params {
   // Filters.
   const unsigned char* weight;  // [packed filter tile][step][packed rows][128 bytes]
   std::int64_t packed_tile_bytes;
-  const T* bias;     // as in the epilogue; null: read there, element by element
-  int packed_bytes;  // of a step of a packed filter tile
-  int halves_log2;   // blocks that share a packed filter tile
+  const T* bias;      // as in the epilogue; null: read there, element by element
+  int packed_bytes;   // of a step of a packed filter tile
+  int n_splits_log2;  // blocks that share a packed filter tile
   int k;
   // Products.
   int group_stride;           // of A: from 8 pixels to the next, bytes / 16
@@ -80,7 +80,7 @@ struct Control {
   std::uint64_t passed;  // split: all steps are done
   unsigned char bias[512];
   int touched[4 * multiply_warpgroups];  // never read
-  int repeat;                            // split: how often the steps are to be repeated
+  int retry_pass;                        // split: how often the steps are to be done again
   // Split alone: the filters' scales; whole windows: the largest |x| of the pixels of a stage.
   alignas(16) int exponent[64];
   float largest_of_warp[4 * multiply_warpgroups], largest[max_box_pixels];
@@ -93,11 +93,11 @@ static_assert(offsetof(Control, bias) % 16 == 0);
 static_assert(multiply_warpgroups == 2);
 template <typename S>
 __device__ __forceinline__ int pixel_warps(const Params<typename S::T>& params) {
-  return params.shares == 1 ? S::multiplying : S::multiplying / 2;
+  return params.warpgroup_splits == 1 ? S::multiplying : S::multiplying / 2;
 }
 template <typename T>
 __device__ __forceinline__ int turn_of(const Params<T>& params, int warpgroup) {
-  return params.shares == 1 ? 0 : warpgroup;
+  return params.warpgroup_splits == 1 ? 0 : warpgroup;
 }
 
 template <WaitRole role>

@@ -91,7 +91,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
               (plan.window     ? " taps x channels"
                : plan.unrolled ? " unrolled channels"
                                : " channels") +
-              ", " + text(plan.parts()) + " parts",
+              ", " + text(plan.splits()) + " splits",
           plan.workspace_bytes(problem), 6.0 + conversion_us + product_us, keep_plan(plan)};
 }
 

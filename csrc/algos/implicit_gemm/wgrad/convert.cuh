@@ -53,17 +53,17 @@ struct Operand {
 template <typename T, int limbs>
 class Converter {
  public:
-  __device__ __forceinline__ Converter(const Operand<T>& operand, bool repeat) : operand_(operand) {
+  __device__ __forceinline__ Converter(const Operand<T>& operand, bool retry) : operand_(operand) {
     if constexpr (std::is_same_v<T, float>) {
       const int index = image() / operand.scales.group_images;
-      const PairScales::Group group = operand.scales.group(index, repeat);
-      needed_ = !repeat || group.exact;
+      const PairScales::Group group = operand.scales.group(index, retry);
+      needed_ = !retry || group.exact;
       factor_ = ldexpf(1.0f, operand.scales.pair.exponent(operand.is_x, image(), group));
-      if (repeat && image() % operand.scales.group_images == 0 && blockIdx.x == 0 && threadIdx.x == 0) {
+      if (retry && image() % operand.scales.group_images == 0 && blockIdx.x == 0 && threadIdx.x == 0) {
         operand.scales.sums[index] = group.sum;
       }
     } else {
-      needed_ = !repeat;
+      needed_ = !retry;
     }
   }
   // Whether there is anything to do; the same for all threads of a block.
@@ -119,8 +119,8 @@ class Converter {
 // NHWC, C a multiple of 8.
 template <typename T, int limbs>
 __global__ void __launch_bounds__(convert_threads)
-    convert_vectors(const __grid_constant__ Operand<T> operand, bool repeat) {
-  Converter<T, limbs> converter(operand, repeat);
+    convert_vectors(const __grid_constant__ Operand<T> operand, bool retry) {
+  Converter<T, limbs> converter(operand, retry);
   if (!converter.needed()) return;
   const T* source = operand.source + converter.image() * operand.image_numel;
   const unsigned count = static_cast<unsigned>(operand.image_numel / 8);
@@ -141,10 +141,10 @@ __global__ void __launch_bounds__(convert_threads)
 // NCHW: tiles of 64 pixels and 64 channels, turned in shared memory.
 template <typename T, int limbs>
 __global__ void __launch_bounds__(convert_threads)
-    convert_tiles(const __grid_constant__ Operand<T> operand, bool repeat) {
+    convert_tiles(const __grid_constant__ Operand<T> operand, bool retry) {
   constexpr int tile = 64;
-  __shared__ T turned[tile][tile + 1];  // [channel][pixel]
-  Converter<T, limbs> converter(operand, repeat);
+  __shared__ T transposed[tile][tile + 1];  // [channel][pixel]
+  Converter<T, limbs> converter(operand, retry);
   if (!converter.needed()) return;
   const T* source = operand.source + converter.image() * operand.image_numel;
   const int channel_tiles = (operand.pitch + tile - 1) / tile, pixel_tiles = (operand.pixels + tile - 1) / tile;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(convert_threads)
 #pragma unroll
     for (int c = first; c < tile; c += convert_threads / tile) {
       const bool inside = c0 + c < operand.channels && pixel0 + column < operand.pixels;
-      turned[c][column] =
+      transposed[c][column] =
           inside ? source[static_cast<std::int64_t>(c0 + c) * operand.pixels + pixel0 + column] : from_float<T>(0.0f);
     }
     __syncthreads();
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(convert_threads)
       if (c0 + c >= operand.pitch || pixel0 + pixel >= operand.pixels) continue;
       alignas(16) T values[8];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) values[j] = turned[c + j][pixel];
+      for (int j = 0; j < 8; ++j) values[j] = transposed[c + j][pixel];
       converter.store(pixel0 + pixel, c0 + c, values);
     }
     __syncthreads();
@@ -175,8 +175,8 @@ __global__ void __launch_bounds__(convert_threads)
 // Element by element: any layout and number of channels, taps as channels.
 template <typename T, int limbs, bool unrolled>
 __global__ void __launch_bounds__(convert_threads)
-    convert_elements(const __grid_constant__ Operand<T> operand, bool repeat) {
-  Converter<T, limbs> converter(operand, repeat);
+    convert_elements(const __grid_constant__ Operand<T> operand, bool retry) {
+  Converter<T, limbs> converter(operand, retry);
   if (!converter.needed()) return;
   const T* source = operand.source + converter.image() * operand.image_numel;
   const unsigned count = static_cast<unsigned>(operand.pixels) * static_cast<unsigned>(operand.pitch / 8);

@@ -15,10 +15,10 @@
 namespace fastconv::algos::implicit_gemm::wgrad {
 
 struct Params {
-  float* partial;   // [parts][K][taps][pitch_x]
+  float* partial;   // [split][K][taps][pitch_x]
   const int* sums;  // [groups of images] exponents of the products' scales; null: not scaled
   WaitReport* report;
-  std::int64_t part_numel;
+  std::int64_t split_numel;
   int k, pitch_x, pitch_grad, taps, taps_s, channel_blocks, taps_groups;
   int tile_n, tile_p, tile_q, chunks, chunks_per_split, chunks_p, chunks_q;
   int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
@@ -46,16 +46,17 @@ struct Barriers {
 
 // What a block computes: 64 or 128 filters from k0 on, its column blocks, its chunks.
 template <typename S>
-struct Work {
+struct WorkTile {
   int k0, split, first_chunk, last_chunk;
   int tap[S::blocks_n], channel[S::blocks_n];  // of each column block; tap >= taps: none
 
-  __device__ __forceinline__ explicit Work(const Params& params) {
-    unsigned part = blockIdx.x;
-    unsigned row = params.by_tiles.divmod(part);  // the blocks of all tiles read the same pixels at the same time
+  __device__ __forceinline__ explicit WorkTile(const Params& params) {
+    unsigned split_index = blockIdx.x;
+    unsigned row =
+        params.by_tiles.divmod(split_index);  // the blocks of all tiles read the same pixels at the same time
     const unsigned column = params.by_column_tiles.divmod(row);
     k0 = static_cast<int>(row) * S::blocks_m * block_channels;
-    split = static_cast<int>(part);
+    split = static_cast<int>(split_index);
     first_chunk = split * params.chunks_per_split;
     last_chunk = min(first_chunk + params.chunks_per_split, params.chunks);
     if constexpr (S::window) {
@@ -81,23 +82,23 @@ struct Work {
 
 template <typename S>
 __device__ __forceinline__ void load(const Params& params, const CUtensorMap& x, const CUtensorMap& grad,
-                                     std::uint32_t ring, Barriers& barriers, const Work<S>& work) {
+                                     std::uint32_t ring, Barriers& barriers, const WorkTile<S>& work_tile) {
   const WaitSite site{params.report, kernel_implicit_gemm, role_load};
   int dh[S::boxes_x], dw[S::boxes_x], channel[S::boxes_x];
 #pragma unroll
   for (int i = 0; i < S::boxes_x; ++i) {
-    const bool exists = work.tap[i] < params.taps;  // else any box: its columns are not stored
-    unsigned r = exists ? work.tap[i] : 0;
+    const bool exists = work_tile.tap[i] < params.taps;  // else any box: its columns are not stored
+    unsigned r = exists ? work_tile.tap[i] : 0;
     const int s = static_cast<int>(params.by_taps_s.divmod(r));
     dh[i] = static_cast<int>(r) * params.dilation_h - params.pad_h;
     dw[i] = s * params.dilation_w - params.pad_w;
-    channel[i] = work.channel[i];
+    channel[i] = work_tile.channel[i];
   }
-  unsigned n = work.first_chunk;
+  unsigned n = work_tile.first_chunk;
   unsigned q = params.by_chunks_q.divmod(n), p = params.by_chunks_p.divmod(n);
   hopper::RingPosition slot;
 #pragma unroll 1
-  for (int chunk = work.first_chunk; chunk < work.last_chunk; ++chunk) {
+  for (int chunk = work_tile.first_chunk; chunk < work_tile.last_chunk; ++chunk) {
     const int p0 = static_cast<int>(p) * params.tile_p, q0 = static_cast<int>(q) * params.tile_q;
     const int n0 = static_cast<int>(n) * params.tile_n;
     const std::uint32_t full = shared_address(&barriers.full[slot.slot]);
@@ -108,7 +109,7 @@ __device__ __forceinline__ void load(const Params& params, const CUtensorMap& x,
     for (int plane = 0; plane < S::limbs; ++plane) {
 #pragma unroll
       for (int m = 0; m < S::blocks_m; ++m) {
-        hopper::tma_load(target, grad, plane * params.pitch_grad + work.k0 + m * block_channels, q0, p0, n0, full);
+        hopper::tma_load(target, grad, plane * params.pitch_grad + work_tile.k0 + m * block_channels, q0, p0, n0, full);
         target += params.grad_region;
       }
     }
@@ -158,17 +159,17 @@ __device__ __forceinline__ void multiply_chunk(const Params& params, std::uint32
 // Tensor cores truncate their sums, so a chunk's join totals that are rounded; here its scales are undone, too.
 template <typename S>
 __device__ __forceinline__ void multiply(const Params& params, std::uint32_t ring, Barriers& barriers,
-                                         const Work<S>& work, float (&total)[S::sums]) {
+                                         const WorkTile<S>& work_tile, float (&total)[S::sums]) {
   const WaitSite site{params.report, kernel_implicit_gemm, role_multiply};
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform
   float sum[S::sums];
 #pragma unroll
   for (int i = 0; i < S::sums; ++i) total[i] = 0.0f, sum[i] = 0.0f;
   hopper::RingPosition slot;
-  int chunk = work.first_chunk;
+  int chunk = work_tile.first_chunk;
   if (!S::rows_by_warps && warpgroup == 1) ++chunk, slot.advance(params.slots);
 #pragma unroll 1
-  for (; chunk < work.last_chunk; chunk += S::rows_by_warps ? 1 : 2) {
+  for (; chunk < work_tile.last_chunk; chunk += S::rows_by_warps ? 1 : 2) {
     unsigned image = chunk;
     params.by_chunks_q.divmod(image), params.by_chunks_p.divmod(image);
     const Undo undo(params.sums == nullptr ? 0 : params.sums[image]);
@@ -187,22 +188,23 @@ __device__ __forceinline__ void multiply(const Params& params, std::uint32_t rin
 }
 
 template <typename S>
-__device__ __forceinline__ void store(const Params& params, const Work<S>& work, const float (&total)[S::sums]) {
+__device__ __forceinline__ void store(const Params& params, const WorkTile<S>& work_tile,
+                                      const float (&total)[S::sums]) {
   const int warpgroup = static_cast<int>(threadIdx.x) / 128, warp = static_cast<int>(threadIdx.x) / 32 % 4;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int k = work.k0 + (S::rows_by_warps ? warpgroup * block_channels : 0) + warp * 16 + lane / 4;
-  const int part = S::rows_by_warps ? work.split : work.split * multiply_warpgroups + warpgroup;
+  const int k = work_tile.k0 + (S::rows_by_warps ? warpgroup * block_channels : 0) + warp * 16 + lane / 4;
+  const int split_index = S::rows_by_warps ? work_tile.split : work_tile.split * multiply_warpgroups + warpgroup;
 #pragma unroll
   for (int i = 0; i < S::blocks_n; ++i) {
-    if (work.tap[i] >= params.taps) continue;
+    if (work_tile.tap[i] >= params.taps) continue;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       if (k + row * 8 >= params.k) continue;
-      float* target = params.partial + part * params.part_numel +
-                      (static_cast<std::int64_t>(k + row * 8) * params.taps + work.tap[i]) * params.pitch_x;
+      float* target = params.partial + split_index * params.split_numel +
+                      (static_cast<std::int64_t>(k + row * 8) * params.taps + work_tile.tap[i]) * params.pitch_x;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const int c = work.channel[i] + j * 8 + lane % 4 * 2;
+        const int c = work_tile.channel[i] + j * 8 + lane % 4 * 2;
         const int at = i * 32 + j * 4 + row * 2;
         if (c < params.pitch_x) *reinterpret_cast<float2*>(target + c) = make_float2(total[at], total[at + 1]);
       }
@@ -232,15 +234,15 @@ __global__ void __launch_bounds__(S::threads, 1)
     hopper::barrier_init_fence();
   }
   __syncthreads();
-  const Work<S> work(params);
+  const WorkTile<S> work_tile(params);
   if (threadIdx.x / 128 < multiply_warpgroups) {
     hopper::setmaxnreg_inc<S::multiply_registers>();
     float total[S::sums];
-    multiply<S>(params, ring, barriers, work, total);
-    store<S>(params, work, total);
+    multiply<S>(params, ring, barriers, work_tile, total);
+    store<S>(params, work_tile, total);
   } else {
     hopper::setmaxnreg_dec<S::load_registers>();
-    if (threadIdx.x % 128 == 0) load<S>(params, x, grad, ring, barriers, work);
+    if (threadIdx.x % 128 == 0) load<S>(params, x, grad, ring, barriers, work_tile);
   }
 #endif
 }

@@ -1,4 +1,4 @@
-// From a plan to the launches of the weight gradient: conversions, products, sum of the parts.
+// From a plan to the launches of the weight gradient: conversions, products, sum of the splits.
 #pragma once
 
 #include "algos/implicit_gemm/wgrad/convert.cuh"
@@ -14,11 +14,11 @@ namespace fastconv::algos::implicit_gemm::wgrad {
 // In order, so the result never depends on which block was first.
 template <typename T>
 __global__ void __launch_bounds__(256)
-    add_parts(const float* __restrict__ partial,  // [parts][K][columns]
-              T* __restrict__ dw, int parts, std::int64_t part_numel, int channels, int taps, std::int64_t stride_k,
-              std::int64_t stride_tap, std::int64_t stride_c, bool unrolled, FastDivide by_pitch, FastDivide by_columns,
-              FastDivide by_channels) {
-  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < part_numel;
+    reduce_split_k(const float* __restrict__ partial,  // [split][K][columns]
+                   T* __restrict__ dw, int splits, std::int64_t split_numel, int channels, int taps,
+                   std::int64_t stride_k, std::int64_t stride_tap, std::int64_t stride_c, bool unrolled,
+                   FastDivide by_pitch, FastDivide by_columns, FastDivide by_channels) {
+  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < split_numel;
        i += gridDim.x * std::int64_t{256}) {
     unsigned k = static_cast<unsigned>(i);
     unsigned column = by_columns.divmod(k);
@@ -27,26 +27,26 @@ __global__ void __launch_bounds__(256)
     if (tap >= static_cast<unsigned>(taps) || c >= static_cast<unsigned>(channels)) continue;
     float sum = 0.0f;
 #pragma unroll 8
-    for (int part = 0; part < parts; ++part) sum += partial[part * part_numel + i];
+    for (int split_index = 0; split_index < splits; ++split_index) sum += partial[split_index * split_numel + i];
     dw[k * stride_k + tap * stride_tap + c * stride_c] = from_float<T>(sum);
   }
 }
 
 template <typename T, int limbs>
-void convert(Conversion conversion, bool unrolled, bool nchw, const Operand<T>& operand, bool repeat, int processors,
+void convert(Conversion conversion, bool unrolled, bool nchw, const Operand<T>& operand, bool retry, int processors,
              cudaStream_t stream) {
   const std::int64_t items = static_cast<std::int64_t>(operand.pixels) * operand.pitch / 8;
   const std::int64_t blocks = std::min<std::int64_t>(ceil_div<std::int64_t>(items, convert_threads * 4),
                                                      ceil_div<std::int64_t>(processors * 16, operand.images));
   const dim3 grid(static_cast<unsigned>(std::max<std::int64_t>(blocks, 1)), static_cast<unsigned>(operand.images));
   if (conversion == Conversion::vectors) {
-    convert_vectors<T, limbs><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+    convert_vectors<T, limbs><<<grid, convert_threads, 0, stream>>>(operand, retry);
   } else if (unrolled) {
-    convert_elements<T, limbs, true><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+    convert_elements<T, limbs, true><<<grid, convert_threads, 0, stream>>>(operand, retry);
   } else if (nchw) {
-    convert_tiles<T, limbs><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+    convert_tiles<T, limbs><<<grid, convert_threads, 0, stream>>>(operand, retry);
   } else {
-    convert_elements<T, limbs, false><<<grid, convert_threads, 0, stream>>>(operand, repeat);
+    convert_elements<T, limbs, false><<<grid, convert_threads, 0, stream>>>(operand, retry);
   }
   check_launch("implicit_gemm: conversion for the weight gradient");
 }
@@ -93,7 +93,7 @@ inline Params make_params(const ConvProblem& problem, const Plan& plan, float* p
   return {.partial = partial,
           .sums = sums,
           .report = report,
-          .part_numel = plan.part_numel(problem),
+          .split_numel = plan.split_numel(problem),
           .k = as_int(problem.k),
           .pitch_x = as_int(plan.pitch_x),
           .pitch_grad = as_int(plan.pitch_grad),
@@ -191,13 +191,13 @@ void run_class(const WeightGradientArgs& args, Runtime& runtime) {
           {grad.source, scales.pair.second, grad.image_numel, guessed_target}}});
     check_launch("implicit_gemm: scales of the weight gradient");
   }
-  for (const bool repeat : {false, true}) {
-    if (repeat && !std::is_same_v<T, float>) break;
+  for (const bool retry : {false, true}) {
+    if (retry && !std::is_same_v<T, float>) break;
     if (plan.convert_x != Conversion::none) {
-      convert<T, limbs>(plan.convert_x, plan.unrolled, nchw, x, repeat, processors, stream);
+      convert<T, limbs>(plan.convert_x, plan.unrolled, nchw, x, retry, processors, stream);
     }
     if (plan.convert_grad != Conversion::none) {
-      convert<T, limbs>(plan.convert_grad, false, nchw, grad, repeat, processors, stream);
+      convert<T, limbs>(plan.convert_grad, false, nchw, grad, retry, processors, stream);
     }
   }
 
@@ -221,14 +221,14 @@ void run_class(const WeightGradientArgs& args, Runtime& runtime) {
   const Params params = make_params(problem, plan, partial, scales.sums, runtime.wait_report());
   launch_products<Half<T>, products>(plan, x_map, grad_map, params, stream);
 
-  const std::int64_t numel = plan.part_numel(problem), taps = problem.r * problem.s;
+  const std::int64_t numel = plan.split_numel(problem), taps = problem.r * problem.s;
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(ceil_div<std::int64_t>(numel, 256), processors * 16));
-  add_parts<T><<<blocks, 256, 0, stream>>>(partial, static_cast<T*>(args.dw), static_cast<int>(plan.parts()), numel,
-                                           static_cast<int>(problem.c), static_cast<int>(taps), problem.c * taps,
-                                           args.channels_last ? problem.c : 1, args.channels_last ? 1 : taps,
-                                           plan.unrolled, plan.pitch_x, plan.taps() * plan.pitch_x, problem.c);
-  check_launch("implicit_gemm: sum of the weight gradient's parts");
+  reduce_split_k<T><<<blocks, 256, 0, stream>>>(
+      partial, static_cast<T*>(args.dw), static_cast<int>(plan.splits()), numel, static_cast<int>(problem.c),
+      static_cast<int>(taps), problem.c * taps, args.channels_last ? problem.c : 1, args.channels_last ? 1 : taps,
+      plan.unrolled, plan.pitch_x, plan.taps() * plan.pitch_x, problem.c);
+  check_launch("implicit_gemm: sum of the weight gradient's splits");
 }
 
 }  // namespace fastconv::algos::implicit_gemm::wgrad

@@ -5,7 +5,7 @@
 // is a matrix product whose two operands have their channels fast and the reduction slow. float32 operands are first
 // converted to scaled halves ("limbs": hi, and lo in class fp32) in the workspace; half types in NHWC are read as they
 // are. Then a block of the main kernel takes 64 or 128 filters, a few blocks of 64 columns (tap, 64 channels), and a
-// part of the pixels, which come in chunks: boxes of images, rows and columns. The parts' sums are added by a third
+// part of the pixels, which come in chunks: boxes of images, rows and columns. The partial sums are added by a third
 // kernel.
 #pragma once
 
@@ -75,7 +75,7 @@ struct Plan {
   std::int64_t taps_groups() const { return ceil_div(taps_s, blocks_n); }  // of a filter row, with windows
   std::int64_t chunks() const { return chunks_n * chunks_p * chunks_q; }
   std::int64_t tiles() const { return row_tiles * column_tiles; }
-  std::int64_t parts() const { return split_k * (rows_by_warps ? 1 : 2); }
+  std::int64_t splits() const { return split_k * (rows_by_warps ? 1 : 2); }
   int grad_box_bytes() const { return tile_n * tile_p * tile_q * row_bytes; }
   int x_box_bytes() const { return tile_n * tile_p * box_w * row_bytes; }
   // A region of shared memory holds a box, and zeros up to a multiple of 16 pixels.
@@ -99,10 +99,10 @@ struct Plan {
     return convert_grad == Conversion::none ? 0
                                             : align_bytes(static_cast<std::size_t>(pixels * limbs * pitch_grad) * 2);
   }
-  // [part][K][taps][pitch_x]
-  std::int64_t part_numel(const ConvProblem& problem) const { return problem.k * taps() * pitch_x; }
+  // [split][K][taps][pitch_x]
+  std::int64_t split_numel(const ConvProblem& problem) const { return problem.k * taps() * pitch_x; }
   std::size_t partial_bytes(const ConvProblem& problem) const {
-    return align_bytes(static_cast<std::size_t>(parts() * part_numel(problem)) * sizeof(float));
+    return align_bytes(static_cast<std::size_t>(splits() * split_numel(problem)) * sizeof(float));
   }
   std::size_t workspace_bytes(const ConvProblem& problem) const {
     return scale_bytes(problem) + x_bytes(problem) + grad_bytes(problem) + partial_bytes(problem);
@@ -124,7 +124,7 @@ inline double chunk_clocks(const Plan& plan) {
 inline double plan_clocks(const Plan& plan, const ConvProblem& problem, int processors) {
   const double rounds = static_cast<double>(ceil_div(plan.tiles() * plan.split_k, processors));
   const double start = 3000, end = 1500 + 700.0 * plan.blocks_n;
-  // The parts are written and read again, at some 20 bytes a clock and multiprocessor.
+  // The partial sums are written and read again, at some 20 bytes a clock and multiprocessor.
   const double partial = 2.0 * static_cast<double>(plan.partial_bytes(problem)) / (20.0 * processors);
   return rounds * (static_cast<double>(plan.chunks_per_split) * chunk_clocks(plan) + start + end) + partial;
 }

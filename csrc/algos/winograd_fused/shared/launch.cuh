@@ -34,26 +34,26 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, WaitReport* 
                      .y_channel = out.c,
                      .n = as_int(problem.n),
                      .stages = as_int(config.stages),
-                     .first_item = 0,
-                     .end_item = 0,
-                     .by_filters = ceil_div(config.filter_tiles, config.item_filter_tiles * config.v_reuse),
+                     .first_work_tile = 0,
+                     .end_work_tile = 0,
+                     .by_filters = ceil_div(config.filter_tiles, config.work_tile_filter_tiles * config.v_reuse),
                      .by_columns = config.column_tiles,
                      .by_rows = config.split ? config.pitch : config.row_tiles};
   set_sizes(params, problem);
   return params;
 }
 
-// In launches of as many items as a block, or a cluster, of every multiprocessor can keep account of.
+// In launches of as many work tiles as a block, or a cluster, of every multiprocessor can keep account of.
 template <auto kernel, int threads = single::block_threads, typename T, typename... Maps>
-void launch_items(ParamsOf<T> params, const Config& config, std::size_t shared_bytes, int processors,
-                  cudaStream_t stream, const Maps&... maps) {
+void launch_work_tiles(ParamsOf<T> params, const Config& config, std::size_t shared_bytes, int processors,
+                       cudaStream_t stream, const Maps&... maps) {
   allow_shared_memory<kernel, true>(static_cast<int>(shared_bytes), "winograd_fused: shared memory");
-  const std::int64_t clusters = processors / config.blocks, most = clusters * max_items;
-  for (std::int64_t first = 0; first < config.items; first += most) {
-    const std::int64_t items = std::min(most, config.items - first);
-    params.first_item = static_cast<unsigned>(first);
-    params.end_item = static_cast<unsigned>(first + items);
-    const auto blocks = static_cast<unsigned>(std::min(clusters, items) * config.blocks);
+  const std::int64_t clusters = processors / config.blocks, most = clusters * max_work_tiles;
+  for (std::int64_t first = 0; first < config.work_tiles; first += most) {
+    const std::int64_t work_tiles = std::min(most, config.work_tiles - first);
+    params.first_work_tile = static_cast<unsigned>(first);
+    params.end_work_tile = static_cast<unsigned>(first + work_tiles);
+    const auto blocks = static_cast<unsigned>(std::min(clusters, work_tiles) * config.blocks);
     if (config.blocks == 1) {
       kernel<<<blocks, threads, shared_bytes, stream>>>(params, maps...);
       check_launch("winograd_fused");

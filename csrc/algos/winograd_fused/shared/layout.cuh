@@ -39,19 +39,19 @@ constexpr int positions = tile_rows * tile_columns;
 
 // Raw input, a stage: what the tiles of one block of rows read, then those of the next: [row][column][channel] float32.
 // A row's pitch is an odd multiple of 64 bytes, so that two rows by 16 channels are read without a bank conflict; hence
-// one column more than needed. A part is one tensor copy, or, where it meets two images, two rows are.
+// one column more than needed. A segment is one tensor copy, or, where it meets two images, two rows are.
 constexpr int raw_column_bytes = channels * 4, raw_copied_rows = 2;
 __host__ __device__ constexpr int raw_columns(int tiles) { return tiles * tile_outputs + 3; }
 __host__ __device__ constexpr int raw_row_bytes(int tiles) { return raw_columns(tiles) * raw_column_bytes; }
 template <int strips>
-__host__ __device__ constexpr int raw_part_bytes(int tiles) {
+__host__ __device__ constexpr int raw_segment_bytes(int tiles) {
   return tiles > 0 ? strip_input_rows(strips) * raw_row_bytes(tiles) : 0;
 }
 template <int strips>
-constexpr int raw_strip_bytes = raw_part_bytes<strips>(1) + raw_part_bytes<strips>(tile_columns - 1);
+constexpr int raw_strip_bytes = raw_segment_bytes<strips>(1) + raw_segment_bytes<strips>(tile_columns - 1);
 __device__ constexpr int slot_owner(int slot) { return slot % 2; }  // the block of a cluster that fills a slot of both
-static_assert(raw_row_bytes(1) % 128 == 64 && raw_part_bytes<1>(1) % 128 == 0 && raw_strip_bytes<1> % 128 == 0);
-static_assert(raw_part_bytes<2>(1) % 128 == 0 && raw_strip_bytes<2> % 128 == 0);
+static_assert(raw_row_bytes(1) % 128 == 64 && raw_segment_bytes<1>(1) % 128 == 0 && raw_strip_bytes<1> % 128 == 0);
+static_assert(raw_segment_bytes<2>(1) % 128 == 0 && raw_strip_bytes<2> % 128 == 0);
 
 // V, a stage: [f][hi, lo][strip][row][channel half] core matrices of 8 tiles x 8 channels, each padded by 32 bytes: the
 // producers' stores of 2 rows x 2 tiles x 16 channels then meet every bank once.
@@ -67,9 +67,9 @@ __device__ __forceinline__ int reload_lane() {
   return lane;
 }
 
-// Items of a block and launch: a bit each says which must be repeated.
-constexpr int max_items = 2048;
-// Of an item: for each of its columns, in the first and in the second image that it meets, or of each strip.
+// Work tiles of a block and launch: a bit each says which must be repeated.
+constexpr int max_work_tiles = 2048;
+// Of a work tile: for each of its columns, in the first and in the second image that it meets, or of each strip.
 constexpr int scales = 2 * tile_columns;
 static_assert(scales == max_strips * tile_columns);
 
@@ -91,8 +91,8 @@ struct alignas(16) Outputs {
   __device__ __forceinline__ int count() const { return static_cast<int>(packed) & 7; }
 };
 
-// What the points' owners give each other at the end of an item.
-template <int blocks, int halves>
+// What the points' owners give each other at the end of a work tile.
+template <int blocks, int m_halves>
 struct Exchange;
 // The warpgroups of a block: three sums of half of the outputs, a row at a time, or (pairs.cuh) one sum in six, two
 // rows at a time.
@@ -105,17 +105,17 @@ struct Exchange<1, 2> {
 };
 // A warp and its like in the cluster's other block: one sum in six, all at once. A barrier for each two rows that come,
 // and one that says that the other block has read what it was given.
-template <int halves>
-struct Exchange<2, halves> {
-  static constexpr int parts = halves * half_groups / 2;
-  alignas(128) float4 pairs[parts][consumer_groups][2][128];
-  alignas(8) std::uint64_t full[consumer_groups][4][parts], read[consumer_groups][4];
+template <int m_halves>
+struct Exchange<2, m_halves> {
+  static constexpr int slices = m_halves * half_groups / 2;
+  alignas(128) float4 pairs[slices][consumer_groups][2][128];
+  alignas(8) std::uint64_t full[consumer_groups][4][slices], read[consumer_groups][4];
 };
 
 // What the transform needs to know of a strip's column: in the first and in the second image.
 struct alignas(16) Column {
   // Bytes from one pair of rows to the next; then bits: a scale that no sample supports, so that its largest |V| is
-  // watched; one of any column of the warp; at the top the boundary (Part), an even number.
+  // watched; one of any column of the warp; at the top the boundary (RowSegment), an even number.
   static constexpr unsigned guessed = 1 << 16, watched = 1 << 18, boundary_bit = 28;
   unsigned packed;
   int raw;          // offset in a raw stage
@@ -136,39 +136,41 @@ struct Variant {
   int blocks;    // of a cluster, which share the points
   bool use_tma;  // x is loaded by tensor copies, else by element
   StoreMode output;
-  int strips = 1;             // of an item
-  int v_reuse = 1;            // that an item's V serves, each with other filters
-  int filter_tiles = blocks;  // of a turn of an item
+  int strips = 1;             // of a work tile
+  int v_reuse = 1;            // that a work tile's V serves, each with other filters
+  int filter_tiles = blocks;  // of a turn of a work tile
 
   // Of the positions, that a warpgroup has: half of them, if it shares its filters and points with the other.
-  constexpr int halves() const { return filter_tiles == blocks ? 2 : 1; }
+  constexpr int m_halves() const { return filter_tiles == blocks ? 2 : 1; }
 };
 
 template <Variant variant>
 struct Shared {
-  static constexpr int blocks = variant.blocks, strips = variant.strips, halves = variant.halves();
+  static constexpr int blocks = variant.blocks, strips = variant.strips, m_halves = variant.m_halves();
   static constexpr int v_points = points / blocks, v_stage_bytes = v_points * 2 * v_plane_bytes<strips>;
   static constexpr int v_stages = variant.v_reuse == 1 ? 3 : kept_stages, raw_stages = 2;
   using RawRing = hopper::RingCounter<raw_stages>;
-  // Items whose outputs and largest values are remembered. One is prepared while the last stage of the one before is
-  // transformed, which may wait for a slot of V: then the consumers are at the end of an item v_stages + 1 before that.
-  static constexpr int item_slots = 6;
-  static_assert(item_slots >= v_stages + 3 || variant.v_reuse > 1);  // whose items have most of the slots: two meet
-  // In front of the first item the end of one without outputs is rehearsed (consume), in the slot before.
+  // Work tiles whose outputs and largest values are remembered. One is prepared while the last stage of the one before
+  // is transformed, which may wait for a slot of V: then the consumers are at the end of a work tile v_stages + 1
+  // before that.
+  static constexpr int work_tile_slots = 6;
+  static_assert(work_tile_slots >= v_stages + 3 ||
+                variant.v_reuse > 1);  // whose work tiles have most of the slots: two meet
+  // In front of the first work tile the end of one without outputs is warmed up (consume), in the slot before.
   static constexpr bool warms_code = blocks == 1;
-  static constexpr int warm_code_slot = item_slots - 1;
+  static constexpr int warm_code_slot = work_tile_slots - 1;
 
   alignas(128) unsigned char raw[raw_stages][strips * raw_strip_bytes<strips>];
   alignas(128) unsigned char v[v_stages][v_stage_bytes];
-  Exchange<blocks, halves> exchange;
-  Outputs outputs[item_slots][positions];
+  Exchange<blocks, m_halves> exchange;
+  Outputs outputs[work_tile_slots][positions];
   // Bits of the largest |V|, scaled, of a warp: for scales that are a mere guess, and of all.
-  unsigned watched[item_slots][producer_warps][scales], largest[item_slots][producer_warps];
+  unsigned watched[work_tile_slots][producer_warps][scales], largest[work_tile_slots][producer_warps];
   alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
-  std::uint64_t prepared, last_stage;  // an item is prepared; the last stage of an item is there
-  Column columns[item_slots][strips * tile_columns];
-  float exact_largest[scales];  // of |x|, for an item that is repeated
-  unsigned repeat[max_items / 32];
+  std::uint64_t prepared, last_stage;  // a work tile is prepared; the last stage of a work tile is there
+  Column columns[work_tile_slots][strips * tile_columns];
+  float exact_largest[scales];  // of |x|, for a work tile that is repeated
+  unsigned overflow_flags[max_work_tiles / 32];
 };
 
 // A position in a ring of a number of slots, in one register.
@@ -180,25 +182,25 @@ struct Ring {
   __device__ __forceinline__ unsigned parity() const { return position < slots ? 0 : 1; }
   __device__ __forceinline__ void advance() { position = position == 2 * slots - 1 ? 0 : position + 1; }
 };
-// Items have slots of their own; the barriers of items are one phase each.
+// Work tiles have slots of their own; the barriers of work tiles are one phase each.
 template <Variant variant>
-struct ItemRing {
-  static_assert(Shared<variant>::item_slots % 2 == 0);
+struct WorkTileRing {
+  static_assert(Shared<variant>::work_tile_slots % 2 == 0);
   int slot = 0;
 
   __device__ __forceinline__ unsigned parity() const { return slot & 1; }
-  __device__ __forceinline__ void advance() { slot = slot == Shared<variant>::item_slots - 1 ? 0 : slot + 1; }
+  __device__ __forceinline__ void advance() { slot = slot == Shared<variant>::work_tile_slots - 1 ? 0 : slot + 1; }
 };
 template <Variant variant>
 struct PrepareState {
   typename Shared<variant>::RawRing raw;
-  ItemRing<variant> items;
+  WorkTileRing<variant> work_tiles;
 };
 template <Variant variant>
 struct TransformState {
   typename Shared<variant>::RawRing raw;
   Ring<Shared<variant>::v_stages> v;
-  ItemRing<variant> items;
+  WorkTileRing<variant> work_tiles;
 };
 
 // What is not shared memory is L1 cache, and U passes through it: with 196 or 228 KB shared, the 60 or 28 KB left for
@@ -220,7 +222,7 @@ struct ParamsOf {
   std::int64_t y_image, y_row, y_column, y_channel;  // of y and residual
   int n, c, h, w, k, p, q, pad_h, pad_w;
   int stages;
-  unsigned first_item, end_item;               // of this launch
+  unsigned first_work_tile, end_work_tile;     // of this launch
   FastDivide by_filters, by_columns, by_rows;  // by_rows: class fp32 by the pitch of images
 };
 using Params = ParamsOf<float>;
@@ -232,24 +234,24 @@ struct Maps {
 
 // A piece of the output: 64 filters x `rows` x `width` of an image. Filters run fastest, so that neighbours share their
 // input in the L2 cache.
-struct alignas(16) Item {
+struct alignas(16) WorkTile {
   int n, p0, q0, filter_block;
 };
 
 template <int rows, int width, typename T>
-__device__ __forceinline__ Item find_item(const ParamsOf<T>& params, unsigned item) {
-  Item result;
-  result.filter_block = static_cast<int>(params.by_filters.divmod(item));
-  result.q0 = static_cast<int>(params.by_columns.divmod(item)) * width;
-  result.p0 = static_cast<int>(params.by_rows.divmod(item)) * rows;
-  result.n = static_cast<int>(item);
+__device__ __forceinline__ WorkTile find_work_tile(const ParamsOf<T>& params, unsigned work_tile) {
+  WorkTile result;
+  result.filter_block = static_cast<int>(params.by_filters.divmod(work_tile));
+  result.q0 = static_cast<int>(params.by_columns.divmod(work_tile)) * width;
+  result.p0 = static_cast<int>(params.by_rows.divmod(work_tile)) * rows;
+  result.n = static_cast<int>(work_tile);
   return result;
 }
 
 // The tiles of a strip of class fp32 that lie in one block of rows. Rows of the strip before `boundary` are from `row`
 // on of image n, the others from the top of the next image.
 template <int strips>
-struct Part {
+struct RowSegment {
   static constexpr int input_rows = strip_input_rows(strips);
   int n, row, boundary, q0;
 
@@ -265,14 +267,14 @@ struct Place {
 
 // strip: of the item.
 template <int strips>
-__device__ __forceinline__ Place find_place(const Params& params, unsigned item, int strip) {
-  params.by_filters.divmod(item);
-  unsigned block = (item * strips + strip) * tile_columns;
+__device__ __forceinline__ Place find_place(const Params& params, unsigned work_tile, int strip) {
+  params.by_filters.divmod(work_tile);
+  unsigned block = (work_tile * strips + strip) * tile_columns;
   const int first = static_cast<int>(params.by_columns.divmod(block));
   return {block, first, min(tile_columns, static_cast<int>(params.by_columns.divisor()) - first)};
 }
 template <int strips>
-__device__ __forceinline__ Part<strips> find_part(const Params& params, const Place& place, bool second) {
+__device__ __forceinline__ RowSegment<strips> find_row_segment(const Params& params, const Place& place, bool second) {
   unsigned image = (place.block + (second ? 1 : 0)) * strip_rows(strips);
   const int pitch = static_cast<int>(params.by_rows.divisor()), row = static_cast<int>(params.by_rows.divmod(image));
   const bool crosses = strips == 1 && pitch % tile_rows != 0;  // stacked images
@@ -280,12 +282,12 @@ __device__ __forceinline__ Part<strips> find_part(const Params& params, const Pl
           second ? 0 : place.first * tile_outputs};
 }
 
-// The items of a block, or of a cluster of `blocks`, in two passes: all of them with guessed scales, then those that
-// need exact ones. Every role walks the same way.
+// The work tiles of a block, or of a cluster of `blocks`, in two passes: all of them with guessed scales, then those
+// that need exact ones. Every role walks the same way.
 template <typename Params, int blocks = 1>
 struct WorkTileScheduler {
   const Params& params;
-  const unsigned* repeat;  // null: the first pass
+  const unsigned* overflow_flags;  // null: the first pass
   unsigned ordinal = ~0u;
 
   // Whether there is a next item. Then number() is its number.
@@ -293,20 +295,20 @@ struct WorkTileScheduler {
 #pragma unroll 1
     for (;;) {
       ++ordinal;
-      if (number() >= params.end_item) return false;
-      if (repeat == nullptr || (repeat[ordinal / 32] >> ordinal % 32 & 1) != 0) return true;
+      if (number() >= params.end_work_tile) return false;
+      if (overflow_flags == nullptr || (overflow_flags[ordinal / 32] >> ordinal % 32 & 1) != 0) return true;
     }
   }
   __device__ __forceinline__ unsigned number() const {
-    return params.first_item + blockIdx.x / blocks + ordinal * (gridDim.x / blocks);
+    return params.first_work_tile + blockIdx.x / blocks + ordinal * (gridDim.x / blocks);
   }
 };
 
-// Whether any item is marked, asked by a whole warp.
-__device__ __forceinline__ bool any_repeated(const unsigned (&repeat)[max_items / 32]) {
-  static_assert(max_items == 2 * 32 * 32);
+// Whether any work tile is marked, asked by a whole warp.
+__device__ __forceinline__ bool any_overflow(const unsigned (&overflow_flags)[max_work_tiles / 32]) {
+  static_assert(max_work_tiles == 2 * 32 * 32);
   const int lane = threadIdx.x % 32;
-  return __any_sync(~0u, (repeat[lane] | repeat[lane + 32]) != 0);
+  return __any_sync(~0u, (overflow_flags[lane] | overflow_flags[lane + 32]) != 0);
 }
 
 // Of the 64 filters that a warpgroup multiplies by, the first of a warp's 16. The same in all lanes.

@@ -17,7 +17,7 @@ constexpr int pack_threads = 128, filter_target_exponent = 13;
 
 // Where U[f][k][c, r] lies, in halves. For float32 a thread's two rows of a fragment are neighbouring filters, so that
 // it can store their outputs together; half types have the rows in order.
-template <typename T, int parts>
+template <typename T, int limbs>
 __device__ __forceinline__ std::int64_t packed_index(int k, int c, int steps, int f, int r) {
   const int filter = k % filter_tile, channel = c % channels;
   constexpr bool neighbours = std::is_same_v<T, float>;
@@ -25,13 +25,13 @@ __device__ __forceinline__ std::int64_t packed_index(int k, int c, int steps, in
   const int lane = row * 4 + channel % 8 / 2, thread = filter / 16 * 32 + lane;
   const int element = (second + channel / 8 * 2) * 2 + channel % 2;
   const std::int64_t step = static_cast<std::int64_t>(k / filter_tile) * steps + c / channels;
-  const int place = parts == 2 ? f : single::point_order(f);
-  return ((step * points + place) * taps + r) * (parts * u_fragment_bytes / 2) + thread * 8 + element;
+  const int place = limbs == 2 ? f : single::point_order(f);
+  return ((step * points + place) * taps + r) * (limbs * u_fragment_bytes / 2) + thread * 8 + element;
 }
 
 // A block per filter, beyond K for those that fill the last 64. With a snapshot: a filter that equals it bit for bit is
-// left alone (PackArgs::snapshot). parts: hi and lo, or one half alone. steps: of 16 channels.
-template <typename T, int parts>
+// left alone (PackArgs::snapshot). limbs: hi and lo, or one half alone. steps: of 16 channels.
+template <typename T, int limbs>
 __global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters, int steps, FilterStrides strides,
                                                              const T* __restrict__ weight,  // [K, C, 3, 3]
                                                              half_t* __restrict__ u,
@@ -68,23 +68,23 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(int c, int filters,
     transform(i / taps, i % taps, value);
 #pragma unroll
     for (int f = 0; f < points; ++f) {
-      half_t* target = u + packed_index<T, parts>(k, i / taps, steps, f, i % taps);
+      half_t* target = u + packed_index<T, limbs>(k, i / taps, steps, f, i % taps);
       const half_t high = from_float<half_t>(value[f] * scale);
       target[0] = high;
-      if constexpr (parts == 2) target[u_fragment_bytes / 2] = from_float<half_t>(value[f] * scale - to_float(high));
+      if constexpr (limbs == 2) target[u_fragment_bytes / 2] = from_float<half_t>(value[f] * scale - to_float(high));
     }
   }
   if (threadIdx.x == 0 && k < filters) exponents[k] = exponent;
   renew_snapshot<pack_threads>(filter, snapshot, k, filters, size);
 }
 
-template <typename T, int parts>
+template <typename T, int limbs>
 void pack(const PackArgs& args, cudaStream_t stream) {
   const ConvProblem& problem = args.problem;
   const Config config = make_config(problem);
   auto* packed = static_cast<char*>(args.packed);
   const auto blocks = static_cast<unsigned>(config.filter_tiles * filter_tile);
-  pack_filters<T, parts><<<blocks, pack_threads, 0, stream>>>(
+  pack_filters<T, limbs><<<blocks, pack_threads, 0, stream>>>(
       static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(config.u_steps), args.strides(),
       static_cast<const T*>(args.weight), reinterpret_cast<half_t*>(packed),
       reinterpret_cast<int*>(packed + config.u_bytes()), static_cast<T*>(args.snapshot));

@@ -1,4 +1,4 @@
-// The kernel of the one-product classes: three warpgroups in two roles, two passes over the items.
+// The kernel of the one-product classes: three warpgroups in two roles, two passes over the work tiles.
 #pragma once
 
 #include "algos/winograd_fused/single/consume.cuh"
@@ -24,12 +24,12 @@ __device__ __forceinline__ void initialise(Shared<T, shape>& shared, int thread)
     hopper::barrier_init(shared_address(&shared.pass_done), block_threads);
     hopper::barrier_init_fence();
   }
-  static_assert(max_items / 32 <= consumer_threads);
-  if (thread < max_items / 32) shared.repeat[thread] = 0;
+  static_assert(max_work_tiles / 32 <= consumer_threads);
+  if (thread < max_work_tiles / 32) shared.overflow_flags[thread] = 0;
 }
 
-// U into the L2 cache: in the first round of items, memory is too far away for the few pieces of U that the registers
-// look ahead.
+// U into the L2 cache: in the first round of work tiles, memory is too far away for the few pieces of U that the
+// registers look ahead.
 template <typename T, Shape shape>
 __device__ __forceinline__ void prefetch_filters(const Params<T>& params) {
   constexpr unsigned piece = u_step * sizeof(uint4) / 8;
@@ -37,12 +37,12 @@ __device__ __forceinline__ void prefetch_filters(const Params<T>& params) {
   hopper::prefetch_pieces<piece>(params.u, tiles * params.stages * (Stage<T, shape>::steps * 8));
 }
 
-// Between the passes every thread has said all that it knows of items to be repeated. Whether there are any.
+// Between the passes every thread has said all that it knows of work tiles to be repeated. Whether there are any.
 template <int role, typename T, Shape shape>
 __device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shape>& shared) {
   hopper::arrive(shared_address(&shared.pass_done));
   wait<role>(shared_address(&shared.pass_done), 0, params.report);
-  return any_repeated(shared.repeat);
+  return any_overflow(shared.overflow_flags);
 }
 
 // number: of the shape. use_tma: x is loaded by tensor copies, through `input`; else by element.

@@ -9,9 +9,9 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-// Numbers of tiles of a listed item's parts are multiples of this.
-inline int list_step(const Config& config) {
-  return static_cast<int>(std::gcd<std::int64_t, std::int64_t>(list.tiles, config.column_tiles));
+// Numbers of tiles of a work tile of packed columns' segments are multiples of this.
+inline int packed_step(const Config& config) {
+  return static_cast<int>(std::gcd<std::int64_t, std::int64_t>(packed_columns.tiles, config.column_tiles));
 }
 
 template <typename T, Shape shape>
@@ -31,12 +31,12 @@ LineMaps<line_maps(shape)> make_line_maps(const ConvArgs& args, const Config& co
                    static_cast<cuuint32_t>(shape.rows)}});
     }
   };
-  const int step = shape.listed ? list_step(config) : 1;
+  const int step = shape.packs_columns ? packed_step(config) : 1;
   for (int left = 0; left < line_maps(shape); left += step) make(left);
   return maps;
 }
 
-// x [N, H, W, C], a stage of an item or of its part: only those numbers of tiles that the list has.
+// x [N, H, W, C], a stage of a work tile or of its part: only those numbers of tiles that packed columns have.
 template <Shape shape>
 InputMaps<input_maps(shape)> make_input_maps(const ConvProblem& problem, const Config& config, const void* x) {
   InputMaps<input_maps(shape)> maps{};
@@ -48,9 +48,9 @@ InputMaps<input_maps(shape)> make_input_maps(const ConvProblem& problem, const C
                    .swizzled = false};
     return make_tensor_map(x, problem.dtype, problem.n, problem.h, problem.w, problem.c, box);
   };
-  if constexpr (shape.listed) {
-    const int step = list_step(config);
-    for (int tiles = step; tiles <= shape.tiles; tiles += step) maps.map[tiles - 1] = make(part_columns(tiles));
+  if constexpr (shape.packs_columns) {
+    const int step = packed_step(config);
+    for (int tiles = step; tiles <= shape.tiles; tiles += step) maps.map[tiles - 1] = make(segment_columns(tiles));
   } else {
     maps.map[0] = make(shape.raw_columns());
   }
@@ -65,7 +65,8 @@ void launch(const Params<T>& params, const Config& config, const ConvArgs& args,
   LineMaps<line_maps(shape)> lines{};
   if constexpr (use_tma) input = make_input_maps<shape>(args.problem, config, params.x);
   if constexpr (output == StoreMode::filters) lines = make_line_maps<T, shape>(args, config);
-  launch_items<convolve<T, number_of(shape), use_tma, output>>(params, config, bytes, processors, stream, input, lines);
+  launch_work_tiles<convolve<T, number_of(shape), use_tma, output>>(params, config, bytes, processors, stream, input,
+                                                                    lines);
 }
 
 template <typename T>
@@ -79,8 +80,8 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   if (config.shape == small) {
     return launch<T, small, true, StoreMode::filters>(params, config, args, processors, stream);
   }
-  if (config.shape == list) {
-    return launch<T, list, true, StoreMode::filters>(params, config, args, processors, stream);
+  if (config.shape == packed_columns) {
+    return launch<T, packed_columns, true, StoreMode::filters>(params, config, args, processors, stream);
   }
   const auto launch_as = [&]<StoreMode output>() {
     config.use_tma ? launch<T, wide, true, output>(params, config, args, processors, stream)

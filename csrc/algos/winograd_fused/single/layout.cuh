@@ -16,7 +16,8 @@ constexpr bool shares_registers(Shape shape) {
   return consumer_threads * consumer_registers(shape) + producer_threads * producer_registers(shape) <=
          launch_registers * block_threads;
 }
-static_assert(shares_registers(wide) && shares_registers(narrow) && shares_registers(small) && shares_registers(list));
+static_assert(shares_registers(wide) && shares_registers(narrow) && shares_registers(small) &&
+              shares_registers(packed_columns));
 
 constexpr int group_points = points / consumer_groups;
 // A filter row further is a row of positions further, wherever a row ends: a constant in wgmma's descriptor, since its
@@ -35,25 +36,27 @@ __device__ __forceinline__ int row_of(int position) {
     return static_cast<int>(static_cast<unsigned>(position) / shape.row_positions());
   }
 }
-// Parts of an item that have a scale each: images, or what lies in two blocks of rows.
-constexpr int parts(Shape shape) { return shape.listed ? 2 : shape.images; }
+// Parts of a work tile that have a scale each: images, or what lies in two blocks of rows.
+constexpr int segments(Shape shape) { return shape.packs_columns ? 2 : shape.images; }
 // A thread's sums, of two positions side by side always the same, are of the same part, or not.
-constexpr int sums_parts(Shape shape) { return shape.listed ? 2 : 1; }
+constexpr int sums_segments(Shape shape) { return shape.packs_columns ? 2 : 1; }
 
 constexpr int raw_column_bytes = 64;
 
 // What the producers' threads go along: the tiles of an image in a row, or half of the tiles of a listed item.
-constexpr int strips(Shape shape) { return shape.listed ? 2 : shape.images; }
+constexpr int strips(Shape shape) { return shape.packs_columns ? 2 : shape.images; }
 constexpr int strip_tiles(Shape shape) { return shape.row_positions() / strips(shape); }
 
-// Raw input of a listed item, a stage: what the tiles of one part read, [row][column][64 bytes], then those of the
-// other. Pitch as below.
-__host__ __device__ constexpr int part_columns(int tiles) { return tiles * tile_outputs + 3; }
-__host__ __device__ constexpr int part_row_bytes(int tiles) { return part_columns(tiles) * raw_column_bytes; }
-__host__ __device__ constexpr int part_copied_bytes(int tiles) { return list.input_rows() * part_row_bytes(tiles); }
+// Raw input of a work tile of packed columns, a stage: what the tiles of one part read, [row][column][64 bytes], then
+// those of the other. Pitch as below.
+__host__ __device__ constexpr int segment_columns(int tiles) { return tiles * tile_outputs + 3; }
+__host__ __device__ constexpr int segment_row_bytes(int tiles) { return segment_columns(tiles) * raw_column_bytes; }
+__host__ __device__ constexpr int segment_copied_bytes(int tiles) {
+  return packed_columns.input_rows() * segment_row_bytes(tiles);
+}
 // A copy's target is a multiple of 128.
-__host__ __device__ constexpr int part_bytes(int tiles) { return part_copied_bytes(tiles) + 64; }
-static_assert(part_row_bytes(1) % 128 == 64 && part_bytes(1) % 128 == 0 && part_bytes(2) % 128 == 0);
+__host__ __device__ constexpr int segment_bytes(int tiles) { return segment_copied_bytes(tiles) + 64; }
+static_assert(segment_row_bytes(1) % 128 == 64 && segment_bytes(1) % 128 == 0 && segment_bytes(2) % 128 == 0);
 
 // What differs between input types: a stage's columns are 64 bytes in shared memory, 16 channels of float32 or 32 of
 // half types.
@@ -76,8 +79,10 @@ struct Stage {
   // rows (of four images: neighbouring images) by 64 bytes are read without a bank conflict.
   static constexpr int raw_row_bytes = shape.raw_columns() * raw_column_bytes;
   static constexpr int raw_image_bytes = shape.input_rows() * raw_row_bytes;
-  static constexpr int raw_stage_bytes = shape.listed ? part_bytes(1) + part_bytes(7) : shape.images * raw_image_bytes;
-  static_assert(raw_row_bytes % 128 == 64 && (shape.listed || raw_image_bytes % 128 == (shape.images == 4 ? 64 : 0)));
+  static constexpr int raw_stage_bytes =
+      shape.packs_columns ? segment_bytes(1) + segment_bytes(7) : shape.images * raw_image_bytes;
+  static_assert(raw_row_bytes % 128 == 64 &&
+                (shape.packs_columns || raw_image_bytes % 128 == (shape.images == 4 ? 64 : 0)));
   static_assert(raw_stage_bytes % 128 == 0);
 };
 
@@ -114,25 +119,25 @@ __device__ __forceinline__ int filter_of_row(int row) {
 }
 
 // Where the thread that issues tensor copies is. In shared memory: registers are short.
-template <bool listed>
+template <bool packs_columns>
 struct LoaderStateOf {
-  unsigned ordinal;  // of the item
-  int w, h, n;       // where its input starts; n < 0: there is no item
+  unsigned ordinal;  // of the work tile
+  int w, h, n;       // where its input starts; n < 0: there is no work tile
   int stage;
   hopper::RingPosition raw;
 };
 template <>
 struct LoaderStateOf<true> {
   unsigned ordinal;
-  int w, h, n;  // of the tiles that are not in the left part
+  int w, h, n;  // of the tiles that are not in the left segment
   int stage;
   hopper::RingPosition raw;
   int left_tiles, left_h, left_n;
 };
 template <Shape shape>
-using LoaderState = LoaderStateOf<shape.listed>;
+using LoaderState = LoaderStateOf<shape.packs_columns>;
 
-// What undoes the scales of an item, by filter. Two factors where the exponents exceed what one float can hold.
+// What undoes the scales of a work tile, by filter. Two factors where the exponents exceed what one float can hold.
 struct alignas(16) FilterEnds {
   float scale[filter_tile], second_scale[filter_tile], bias[filter_tile];
   int two_factors[filter_tile / 32];
@@ -140,86 +145,88 @@ struct alignas(16) FilterEnds {
 
 template <typename T, Shape shape>
 struct Shared {
-  static constexpr int item_slots = Stage<T, shape>::v_stages + 1;  // the producers are never further ahead
+  static constexpr int work_tile_slots = Stage<T, shape>::v_stages + 1;  // the producers are never further ahead
 
   alignas(128) unsigned char raw[Stage<T, shape>::raw_stages][Stage<T, shape>::raw_stage_bytes];
   alignas(128) unsigned char v[Stage<T, shape>::v_stages][Stage<T, shape>::v_stage_bytes];
   alignas(8) std::uint64_t raw_full[Stage<T, shape>::raw_stages], raw_empty[Stage<T, shape>::raw_stages];
   std::uint64_t v_full[Stage<T, shape>::v_stages], v_empty[Stage<T, shape>::v_stages], pass_done;
-  FilterEnds ends[2];  // of the item that ends, and the next one
+  FilterEnds ends[2];  // of the work tile that ends, and the next one
   LoaderState<shape> loader;
-  Item items[item_slots];
-  int exponents[item_slots][parts(shape)];  // of their parts' scales
-  unsigned largest[parts(shape)];           // bits of the largest |x| of an item that is repeated
-  unsigned repeat[max_items / 32];          // items whose scale did not fit
+  WorkTile work_tiles[work_tile_slots];
+  int exponents[work_tile_slots][segments(shape)];  // of their segments' scales
+  unsigned largest[segments(shape)];                // bits of the largest |x| of a work tile that is repeated
+  unsigned overflow_flags[max_work_tiles / 32];     // work tiles whose scale did not fit
   union {
     alignas(1024) Exchange exchange;
     alignas(1024) unsigned char lines[has_lines<T> ? tile_outputs : 1][column_bytes(shape)];
     unsigned char half_lines[consumer_groups][2][column_bytes(shape)];
     float4 given[consumer_groups][position_groups(shape)][128];
   };
-  unsigned char beyond[shape.listed ? list.tiles * line_bytes : 16];  // what a copy of lines may cut off (copy_lines)
+  unsigned char beyond[shape.packs_columns ? packed_columns.tiles * line_bytes
+                                           : 16];  // what a copy of lines may cut off (copy_lines)
   static constexpr int bytes_for_exchange() { return offsetof(Shared, exchange) + sizeof(Exchange); }
 };
 static_assert(sizeof(Shared<half_t, wide>) <= 227 * 1024 && sizeof(Shared<half_t, narrow>) <= 227 * 1024 &&
-              sizeof(Shared<half_t, list>) <= 227 * 1024);
+              sizeof(Shared<half_t, packed_columns>) <= 227 * 1024);
 static_assert(sizeof(Shared<float, wide>) <= 195 * 1024 && sizeof(Shared<float, narrow>) <= 195 * 1024 &&
-              sizeof(Shared<float, list>) <= 195 * 1024 &&
+              sizeof(Shared<float, packed_columns>) <= 195 * 1024 &&
               Shared<half_t, wide>::bytes_for_exchange() <= 195 * 1024);  // the rest is L1 cache
 
 // y for the copies, a tensor for each column of the tiles: [P, N, tiles with that column, K], in the order of
-// positions. Of a listed item's left part: so many tiles.
+// positions. Of a work tile of packed columns' left segment: so many tiles.
 template <int count>
 struct LineMaps {
   CUtensorMap column[count][tile_outputs];
 };
-constexpr int line_maps(Shape shape) { return shape.listed ? shape.tiles : 1; }
+constexpr int line_maps(Shape shape) { return shape.packs_columns ? shape.tiles : 1; }
 
-// x for the copies: of a listed item, by the number of a part's tiles less 1.
+// x for the copies: of a work tile of packed columns, by the number of a part's tiles less 1.
 template <int count>
 struct InputMaps {
   CUtensorMap map[count];
 };
-constexpr int input_maps(Shape shape) { return shape.listed ? shape.tiles : 1; }
+constexpr int input_maps(Shape shape) { return shape.packs_columns ? shape.tiles : 1; }
 
 template <typename T>
 using Params = ParamsOf<T>;
 
 template <Shape shape, typename T>
-__device__ __forceinline__ Item find_item(const Params<T>& params, unsigned number) {
-  if constexpr (shape.listed) {
-    Item item;
-    item.filter_block = static_cast<int>(params.by_filters.divmod(number));
+__device__ __forceinline__ WorkTile find_work_tile(const Params<T>& params, unsigned number) {
+  if constexpr (shape.packs_columns) {
+    WorkTile work_tile;
+    work_tile.filter_block = static_cast<int>(params.by_filters.divmod(number));
     number *= shape.tiles;
-    item.q0 = static_cast<int>(params.by_columns.divmod(number)) * tile_outputs;
-    item.p0 = static_cast<int>(params.by_rows.divmod(number)) * shape.rows;
-    item.n = static_cast<int>(number);
-    return item;
+    work_tile.q0 = static_cast<int>(params.by_columns.divmod(number)) * tile_outputs;
+    work_tile.p0 = static_cast<int>(params.by_rows.divmod(number)) * shape.rows;
+    work_tile.n = static_cast<int>(number);
+    return work_tile;
   } else {
-    Item item = winograd_fused::find_item<shape.rows, shape.width()>(params, number);
-    item.n *= shape.images;
-    return item;
+    WorkTile work_tile = winograd_fused::find_work_tile<shape.rows, shape.width()>(params, number);
+    work_tile.n *= shape.images;
+    return work_tile;
   }
 }
 
-// Of a listed item: how many of its tiles lie in the next block of rows, at the left edge. Their positions come first,
-// so that the other tiles end at the right edge and in the last positions (copy_lines).
+// Of a work tile of packed columns: how many of its tiles lie in the next block of rows, at the left edge. Their
+// positions come first, so that the other tiles end at the right edge and in the last positions (copy_lines).
 template <typename T>
-__device__ __forceinline__ int left_tiles(const Params<T>& params, const Item& item) {
-  return max(0, item.q0 / tile_outputs + list.tiles - static_cast<int>(params.by_columns.divisor()));
+__device__ __forceinline__ int left_tiles(const Params<T>& params, const WorkTile& work_tile) {
+  return max(0, work_tile.q0 / tile_outputs + packed_columns.tiles - static_cast<int>(params.by_columns.divisor()));
 }
 template <typename T>
-__device__ __forceinline__ Item left_part(const Params<T>& params, const Item& item) {
-  const bool below = item.p0 + list.rows < params.p;
-  return {below ? item.n : item.n + 1, below ? item.p0 + list.rows : 0, 0, item.filter_block};
+__device__ __forceinline__ WorkTile left_segment(const Params<T>& params, const WorkTile& work_tile) {
+  const bool below = work_tile.p0 + packed_columns.rows < params.p;
+  return {below ? work_tile.n : work_tile.n + 1, below ? work_tile.p0 + packed_columns.rows : 0, 0,
+          work_tile.filter_block};
 }
 
-__device__ __forceinline__ __half2 as_halves(unsigned bits) { return *reinterpret_cast<const __half2*>(&bits); }
+__device__ __forceinline__ __half2 as_half2(unsigned bits) { return *reinterpret_cast<const __half2*>(&bits); }
 __device__ __forceinline__ unsigned as_bits(__half2 value) { return *reinterpret_cast<const unsigned*>(&value); }
 template <typename T>
 __device__ __forceinline__ float2 as_floats(unsigned bits) {
   if constexpr (std::is_same_v<T, half_t>) {
-    return __half22float2(as_halves(bits));
+    return __half22float2(as_half2(bits));
   } else {
     return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000));
   }

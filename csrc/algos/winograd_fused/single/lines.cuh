@@ -1,4 +1,4 @@
-// The end of an item in NHWC (single/pairs.cuh), and y by tensor copies of whole lines, 128 bytes of filters, which
+// The end of a work tile in NHWC (single/pairs.cuh), and y by tensor copies of whole lines, 128 bytes of filters, which
 // overlap the next item.
 #pragma once
 
@@ -8,7 +8,7 @@ namespace fastconv::algos::winograd_fused::single {
 
 // Two outputs of neighbouring positions.
 template <typename T>
-__device__ __forceinline__ std::uint32_t pack_halves(float low, float high) {
+__device__ __forceinline__ std::uint32_t pack_half2(float low, float high) {
   if constexpr (std::is_same_v<T, half_t>) {
     const __half2 two = __floats2half2_rn(low, high);
     return *reinterpret_cast<const std::uint32_t*>(&two);
@@ -19,7 +19,7 @@ __device__ __forceinline__ std::uint32_t pack_halves(float low, float high) {
 }
 // max(a, b), NaN kept.
 template <typename T>
-__device__ __forceinline__ std::uint32_t max_of_halves(std::uint32_t a, std::uint32_t b) {
+__device__ __forceinline__ std::uint32_t max_half2(std::uint32_t a, std::uint32_t b) {
   if constexpr (std::is_same_v<T, half_t>) {
     asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
   } else {
@@ -39,22 +39,23 @@ __device__ __forceinline__ std::uint32_t add_unless_finite(std::uint32_t sum, st
 }
 
 // Starts the copy of lines of one column of the tiles. Two warps of a warpgroup have one to start each. Both parts of a
-// listed item are copied with all positions from theirs on: what is not theirs lies beyond the right edge, which for
-// the left part is that of a narrower tensor. (A copy may not start left of the edge.)
+// work tile of packed columns are copied with all positions from theirs on: what is not theirs lies beyond the right
+// edge, which for the left segment is that of a narrower tensor. (A copy may not start left of the edge.)
 template <Shape shape, typename T>
 __device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
-                                           const Item& item, int column, int filter, const unsigned char* lines) {
+                                           const WorkTile& work_tile, int column, int filter,
+                                           const unsigned char* lines) {
   if (column < params.q) {
-    const auto store = [&](const CUtensorMap& map, const Item& part, int first) {
-      hopper::tma_store(map, part.filter_block * filter_tile + filter, part.q0 / tile_outputs, part.n, part.p0,
-                        shared_address(lines) + first * line_bytes);
+    const auto store = [&](const CUtensorMap& map, const WorkTile& segment, int first) {
+      hopper::tma_store(map, segment.filter_block * filter_tile + filter, segment.q0 / tile_outputs, segment.n,
+                        segment.p0, shared_address(lines) + first * line_bytes);
     };
-    if constexpr (shape.listed) {
-      const int left = left_tiles(params, item);
-      store(maps.column[0][column], item, left);
-      if (left > 0) store(maps.column[left][column], left_part(params, item), 0);
+    if constexpr (shape.packs_columns) {
+      const int left = left_tiles(params, work_tile);
+      store(maps.column[0][column], work_tile, left);
+      if (left > 0) store(maps.column[left][column], left_segment(params, work_tile), 0);
     } else {
-      store(maps.column[0][column], item, 0);
+      store(maps.column[0][column], work_tile, 0);
     }
   }
   hopper::commit_stores();
@@ -70,10 +71,10 @@ __device__ __forceinline__ bool is_plain(const Params<T>& params, const FilterSc
 }
 
 // Half types, no activation or ReLU. between(j) comes among the 8 positions j. Outputs beyond float16 look like sums
-// that are not finite: their item is repeated in vain.
+// that are not finite: their work tile is repeated in vain.
 template <typename T, Shape shape, typename Between>
-__device__ __forceinline__ float finish_plain_halves(const Params<T>& params, const Fragment<T, shape>& mine,
-                                                     Sums<shape>& sum, const Between& between) {
+__device__ __forceinline__ float finish_plain_fp16(const Params<T>& params, const Fragment<T, shape>& mine,
+                                                   Sums<shape>& sum, const Between& between) {
   constexpr int groups = position_groups(shape);
   constexpr std::uint32_t minus_infinity = std::is_same_v<T, half_t> ? 0xfc00fc00 : 0xff80ff80;
   const std::uint32_t least = params.epilogue.activate.clamps ? 0 : minus_infinity;
@@ -94,13 +95,13 @@ __device__ __forceinline__ float finish_plain_halves(const Params<T>& params, co
       value[0][i] = fmaf(mine.pairs.first(own, other, sum[2][4 * j + i]), scale, bias);
       value[1][i] = fmaf(mine.pairs.second(own, other), scale, bias);
     }
-    std::uint32_t halves[4];
+    std::uint32_t packed[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) halves[i] = pack_halves<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
-    if (is_position<shape>(j, mine.lane)) bad = add_unless_finite<T>(bad, halves[0]);
+    for (int i = 0; i < 4; ++i) packed[i] = pack_half2<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
+    if (is_position<shape>(j, mine.lane)) bad = add_unless_finite<T>(bad, packed[0]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) halves[i] = max_of_halves<T>(halves[i], least);
-    hopper::store_transposed(mine.received + j * group_bytes<T>, halves);
+    for (int i = 0; i < 4; ++i) packed[i] = max_half2<T>(packed[i], least);
+    hopper::store_transposed(mine.received + j * group_bytes<T>, packed);
   }
   return bad == 0 ? 0.0f : NAN;
 }
@@ -122,7 +123,7 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
                                                      Shared<T, shape>& shared, const Fragment<T, shape>& mine,
                                                      Sums<shape>& sum, const Between& between) {
   constexpr int groups = position_groups(shape);
-  constexpr bool late = sums_parts(shape) > 1;  // more scales: registers for U are free once sum[2] is done with
+  constexpr bool late = sums_segments(shape) > 1;  // more scales: registers for U are free once sum[2] is done with
   const float least = params.epilogue.activate.clamps ? 0.0f : -INFINITY;
   const auto end = [&](float value, int i) {
     value = fmaf(value, mine.filters.scale[mine.filters.index(i)], mine.filters.bias[i / 2]);
@@ -147,7 +148,7 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
     hopper::fence_copies();
     hopper::synchronise(group_barrier + mine.group, 128);
     if (copies(mine.warp, mine.lane)) {
-      copy_lines<shape>(params, maps, mine.item, own_column(mine.group, which), mine.warp * filter_tile / 2,
+      copy_lines<shape>(params, maps, mine.work_tile, own_column(mine.group, which), mine.warp * filter_tile / 2,
                         shared.half_lines[mine.group][mine.warp]);
     }
   };
@@ -187,44 +188,45 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
 }
 
 // Returns NaN if a sum is not finite. prepare_next: once sum[2] may be waited for; load_next(j), j a group of
-// positions: into registers of the next item. slot: of the item and its exponents.
+// positions: into registers of the next item. slot: of the work tile and its exponents.
 template <typename T, Shape shape, typename Prepare, typename Load>
 __device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
-                                              Shared<T, shape>& shared, Sums<shape>& sum, int slot, const Item& item,
-                                              SumExponents<shape>& exponents, int group, const Prepare& prepare_next,
-                                              const Load& load_next) {
+                                              Shared<T, shape>& shared, Sums<shape>& sum, int slot,
+                                              const WorkTile& work_tile, SumExponents<shape>& exponents, int group,
+                                              const Prepare& prepare_next, const Load& load_next) {
   constexpr int groups = position_groups(shape);
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
   const PairSums pairs(group);
-  if (copies(warp, lane)) hopper::wait_for_reading<0>();  // by the copies of the item before
+  if (copies(warp, lane)) hopper::wait_for_reading<0>();  // by the copies of the work tile before
   synchronise<consumer_barrier, consumer_threads>();
   give<T, shape>(sum, pairs.sign, received_at(shared, 1 - group, warp, lane));
-  const FilterTerms terms(params, item.filter_block * filter_tile + filter_of_row<T>(warp * 16 + lane / 4));
+  const FilterTerms terms(params, work_tile.filter_block * filter_tile + filter_of_row<T>(warp * 16 + lane / 4));
   prepare_next();
   hopper::synchronise(pair_barrier + warp, 64);
-  if constexpr (shape.listed) find_exponents<T, shape>(params, item, shared.exponents[slot], lane, exponents);
-  const Fragment<T, shape> mine{pairs, FilterScales<shape>(terms, exponents), item, group, warp,
+  if constexpr (shape.packs_columns)
+    find_exponents<T, shape>(params, work_tile, shared.exponents[slot], lane, exponents);
+  const Fragment<T, shape> mine{pairs, FilterScales<shape>(terms, exponents), work_tile, group, warp,
                                 lane,  received_at(shared, group, warp, lane)};
   float bad;
   bool plain = is_plain(params, mine.filters);
   if constexpr (has_lines<T>) {
     if (__builtin_expect(plain, 1)) {
-      bad = finish_plain_halves(params, mine, sum, load_next);
+      bad = finish_plain_fp16(params, mine, sum, load_next);
     } else {
 #pragma unroll
       for (int j = 0; j < groups; ++j) load_next(j);
       bad = finish_groups(params, mine, sum, [&](const PairOutputs& value, int j) {
-        std::uint32_t halves[4];
+        std::uint32_t packed[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) halves[i] = pack_halves<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
-        hopper::store_transposed(mine.received + j * group_bytes<T>, halves);
+        for (int i = 0; i < 4; ++i) packed[i] = pack_half2<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
+        hopper::store_transposed(mine.received + j * group_bytes<T>, packed);
       });
     }
     hopper::fence_copies();
     hopper::synchronise(group_barrier + group, 128);
     if (copies(warp, lane)) {
       const int column = own_column(group, warp);
-      copy_lines<shape>(params, maps, item, column, 0, shared.lines[column]);
+      copy_lines<shape>(params, maps, work_tile, column, 0, shared.lines[column]);
     }
   } else {
     plain = all_of_group(group, plain);  // it has barriers

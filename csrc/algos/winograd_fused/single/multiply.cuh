@@ -31,7 +31,7 @@ __device__ __forceinline__ std::uint64_t core_descriptor(std::uint32_t address) 
 
 struct ConsumerState {
   hopper::RingPosition v;
-  unsigned item = 0;
+  unsigned work_tile = 0;
 };
 
 // One point of 16 channels. On exit its products are under way, those before are done.
@@ -50,18 +50,18 @@ __device__ __forceinline__ void multiply_point(float (&sum)[shape.products() / 2
 // Points of U that are in registers: the one that multiplies, and those under way.
 constexpr int u_depth(Shape shape) { return shape == small ? 2 * group_points : group_points; }
 
-// U's piece i of an item, three of them a point: where it lies, from the item's first.
+// U's piece i of a work tile, three of them a point: where it lies, from the work tile's first.
 __device__ __forceinline__ const uint4* piece_of(const uint4* source, int i) {
   return source + i / (group_points * taps) * u_step + i / taps % group_points * u_point;
 }
 
-// A warp's part of U of an item. If its 16 filters are beyond K, it loads the first points, zeros, and keeps them.
+// A warp's part of U of a work tile. If its 16 filters are beyond K, it loads the first points, zeros, and keeps them.
 struct Source {
   const uint4* first;
   int stages;  // that are loaded: all or none
 };
 
-// The whole reduction of an item, but for the last point's last products, which are still under way. u holds its
+// The whole reduction of a work tile, but for the last point's last products, which are still under way. u holds its
 // first points.
 template <typename T, Shape shape>
 __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T, shape>& shared, Sums<shape>& sum,

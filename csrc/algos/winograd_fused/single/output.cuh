@@ -1,5 +1,5 @@
-// The end of a wide item in NCHW, or where y is not aligned: all sums go through shared memory, to threads that each
-// finish two filters.
+// The end of a wide work tile in NCHW, or where y is not aligned: all sums go through shared memory, to threads that
+// each finish two filters.
 #pragma once
 
 #include <cstring>
@@ -31,32 +31,33 @@ __device__ __forceinline__ Vector<T, count> pack_vector(const float (&value)[cou
   return result;
 }
 
-// A thread's part of an item.
+// A thread's part of a work tile.
 template <typename T>
 struct Finisher {
   int position, row;      // of those that are exchanged; the first of the thread's rows of sums
-  int q0, rows, filters;  // how many rows of the item, and filters from the thread's first, exist
-  std::int64_t base;      // element of y at the item's first output and the thread's first filter
+  int q0, rows, filters;  // how many rows of the work tile, and filters from the thread's first, exist
+  std::int64_t base;      // element of y at the work tile's first output and the thread's first filter
 
-  __device__ __forceinline__ Finisher(const Params<T>& params, const Item& item, bool along_filters)
-      : q0(item.q0), rows(min(wide.rows, params.p - item.p0)) {
+  __device__ __forceinline__ Finisher(const Params<T>& params, const WorkTile& work_tile, bool along_filters)
+      : q0(work_tile.q0), rows(min(wide.rows, params.p - work_tile.p0)) {
     // Filters or positions along the lanes, as y lies; without a bank conflict either way.
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
     position = along_filters ? warp : lane / 2 % 8;
     row = (along_filters ? lane : lane % 2 + lane / 16 * 2 + warp * 4) * thread_filters;
-    const int k = item.filter_block * filter_tile + filter_of_row<T>(row);
+    const int k = work_tile.filter_block * filter_tile + filter_of_row<T>(row);
     filters = params.k - k;
-    base = item.n * params.y_image + item.p0 * params.y_row + q0 * params.y_column + k * params.y_channel;
+    base = work_tile.n * params.y_image + work_tile.p0 * params.y_row + q0 * params.y_column + k * params.y_channel;
   }
 };
 
 // By the first 64 threads; the others see it after the next barrier.
 template <typename T>
-__device__ __forceinline__ void prepare_ends(const Params<T>& params, FilterEnds& ends, const Item& item,
-                                             int item_exponent) {
-  const int thread = threadIdx.x, k = item.filter_block * filter_tile + filter_of_row<T>(thread);
+__device__ __forceinline__ void prepare_ends(const Params<T>& params, FilterEnds& ends, const WorkTile& work_tile,
+                                             int work_tile_exponent) {
+  const int thread = threadIdx.x, k = work_tile.filter_block * filter_tile + filter_of_row<T>(thread);
   if (thread >= filter_tile) return;
-  const int sum = item_exponent + (k < params.k ? __ldg(params.exponents + k) : 0), kept = max(-126, min(sum, 126));
+  const int sum = work_tile_exponent + (k < params.k ? __ldg(params.exponents + k) : 0),
+            kept = max(-126, min(sum, 126));
   ends.scale[thread] = power_of_two(-kept);
   ends.second_scale[thread] = power_of_two(kept - sum);
   ends.bias[thread] = k < params.k ? params.epilogue.bias_of(k) : 0.0f;
@@ -119,7 +120,7 @@ __device__ __forceinline__ void activate(const ActivationFunction& activation, O
   }
 }
 
-// The position numbered `number` of an item: scales, bias, residual, activation, store.
+// The position numbered `number` of a work tile: scales, bias, residual, activation, store.
 template <typename T, StoreMode output>
 __device__ __forceinline__ void store_position(const Params<T>& params, const FilterEnds& ends, const Finisher<T>& mine,
                                                int number, Outputs<T>& value) {
@@ -145,7 +146,7 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
       value[b][i] = fmaf(value[b][i], __uint_as_float(scale.bits[b]), __uint_as_float(bias.bits[b]));
     }
   }
-  // Within an item 32 bits suffice (launch).
+  // Within a work tile 32 bits suffice (launch).
   const int y_column = static_cast<int>(params.y_column), y_filter = static_cast<int>(params.y_channel);
   const std::int64_t base = mine.base + (row * static_cast<int>(params.y_row) + column * y_column);
   constexpr int next_filter = has_lines<T> ? 1 : 2;  // of two rows of sums
@@ -204,12 +205,12 @@ __device__ __forceinline__ void take_filters(Filters& u, const float* registers)
 }
 
 // Two groups of positions at a time. A loop with a jump to the registers of its turn: straight-line code, run once an
-// item, waits for the instruction cache at every step (docs/log/34-fused-one-product-2-item-end.md). Returns NaN if a
-// sum of an output is not finite. next: U of the next item; its first three points are in u at the end.
+// work tile, waits for the instruction cache at every step (docs/log/34-fused-one-product-2-item-end.md). Returns
+// NaN if a sum of an output is not finite. next: U of the next work tile; its first three points are in u at the end.
 template <typename T, StoreMode output>
-__device__ __forceinline__ float finish_item(const Params<T>& params, Shared<T, wide>& shared, Sums<wide>& sum,
-                                             const FilterEnds& ends, const Finisher<T>& mine, int group,
-                                             Filters (&u)[group_points], const uint4* next) {
+__device__ __forceinline__ float finish_work_tile(const Params<T>& params, Shared<T, wide>& shared, Sums<wide>& sum,
+                                                  const FilterEnds& ends, const Finisher<T>& mine, int group,
+                                                  Filters (&u)[group_points], const uint4* next) {
   const int fragment = threadIdx.x % 128, first_filter = fragment / 32 * 16 + fragment % 32 / 4;
   float bad = 0.0f;
   constexpr int groups = position_groups(wide);

@@ -83,18 +83,18 @@ struct FilterTerms {
 
 // The exponents of the input's scales for a thread's two positions, if they may differ.
 template <Shape shape>
-using SumExponents = int[sums_parts(shape)];
+using SumExponents = int[sums_segments(shape)];
 template <typename T, Shape shape>
-__device__ __forceinline__ void find_exponents(const Params<T>& params, const Item& item,
-                                               const int (&of_parts)[parts(shape)], int lane,
+__device__ __forceinline__ void find_exponents(const Params<T>& params, const WorkTile& work_tile,
+                                               const int (&of_segments)[segments(shape)], int lane,
                                                SumExponents<shape>& result) {
 #pragma unroll
-  for (int e = 0; e < sums_parts(shape); ++e) {
-    if constexpr (shape.listed) {
-      result[e] = of_parts[lane % 4 * 2 + e < left_tiles(params, item) ? 0 : 1];
+  for (int e = 0; e < sums_segments(shape); ++e) {
+    if constexpr (shape.packs_columns) {
+      result[e] = of_segments[lane % 4 * 2 + e < left_tiles(params, work_tile) ? 0 : 1];
     } else {
       static_assert(shape.images == 1 || (8 % shape.row_positions() == 0 && shape.tiles % 2 == 0));
-      result[e] = of_parts[shape.images == 1 ? 0 : lane % 4 * 2 / shape.tiles];
+      result[e] = of_segments[shape.images == 1 ? 0 : lane % 4 * 2 / shape.tiles];
     }
   }
 }
@@ -102,7 +102,7 @@ __device__ __forceinline__ void find_exponents(const Params<T>& params, const It
 // What undoes the scales of a thread's sums.
 template <Shape shape>
 struct FilterScales {
-  static constexpr int count = 2 * sums_parts(shape);  // [2 * filter + position], or [filter]
+  static constexpr int count = 2 * sums_segments(shape);  // [2 * filter + position], or [filter]
   float scale[count], second_scale[count], bias[2];
   bool two_factors;  // of any filter of the warp
 
@@ -111,10 +111,10 @@ struct FilterScales {
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
 #pragma unroll
-      for (int e = 0; e < sums_parts(shape); ++e) {
+      for (int e = 0; e < sums_segments(shape); ++e) {
         const int sum = exponents[e] + terms.exponent[b], kept = max(-126, min(sum, 126));
-        scale[b * sums_parts(shape) + e] = power_of_two(-kept);
-        second_scale[b * sums_parts(shape) + e] = power_of_two(kept - sum);
+        scale[b * sums_segments(shape) + e] = power_of_two(-kept);
+        second_scale[b * sums_segments(shape) + e] = power_of_two(kept - sum);
         two |= kept != sum;
       }
       bias[b] = terms.bias[b];
@@ -125,16 +125,16 @@ struct FilterScales {
   static constexpr int index(int i) { return i * count / 4; }
 };
 
-// What a thread must know to finish its outputs of an item.
+// What a thread must know to finish its outputs of a work tile.
 template <typename T, Shape shape>
 struct Fragment {
   PairSums pairs;
   FilterScales<shape> filters;
-  Item item;
+  WorkTile work_tile;
   int group, warp, lane;
   std::uint32_t received;
 
-  __device__ __forceinline__ int first_filter() const { return item.filter_block * filter_tile + warp * 16; }
+  __device__ __forceinline__ int first_filter() const { return work_tile.filter_block * filter_tile + warp * 16; }
 };
 
 // visit(element of y, which column) for the outputs that exist of a position and filters from k.
@@ -143,22 +143,23 @@ __device__ __forceinline__ void for_columns(const Params<T>& params, const Fragm
                                             const Visitor& visit) {
   const int row = row_of<shape>(number), place = number - row * shape.row_positions();
   const int image = shape.images == 1 ? 0 : place / shape.tiles, tile = place - image * shape.tiles;
-  Item item = mine.item;
-  if constexpr (shape.listed) {
-    const int left = left_tiles(params, item);
+  WorkTile work_tile = mine.work_tile;
+  if constexpr (shape.packs_columns) {
+    const int left = left_tiles(params, work_tile);
     if (tile < left) {
-      item = left_part(params, item);
+      work_tile = left_segment(params, work_tile);
     } else {
-      item.q0 -= left * tile_outputs;
+      work_tile.q0 -= left * tile_outputs;
     }
   }
-  if (item.p0 + row >= params.p || row >= shape.rows || k >= params.k) return;
-  if (parts(shape) > 1 && item.n + image >= params.n) return;
+  if (work_tile.p0 + row >= params.p || row >= shape.rows || k >= params.k) return;
+  if (segments(shape) > 1 && work_tile.n + image >= params.n) return;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
-    const int q = item.q0 + tile * tile_outputs + own_column(mine.group, which);
+    const int q = work_tile.q0 + tile * tile_outputs + own_column(mine.group, which);
     if (q >= params.q) continue;
-    visit((item.n + image) * params.y_image + (item.p0 + row) * params.y_row + q * params.y_column + k, which);
+    visit((work_tile.n + image) * params.y_image + (work_tile.p0 + row) * params.y_row + q * params.y_column + k,
+          which);
   }
 }
 

@@ -7,8 +7,8 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-// A scale for an item. The guess brings the largest of a sample to [2^6, 2^7): the rest may be 2^6 times as large, and
-// what is 2^20 times smaller is still a normal float16. Input is left as it is if the sample allows that.
+// A scale for a work tile. The guess brings the largest of a sample to [2^6, 2^7): the rest may be 2^6 times as large,
+// and what is 2^20 times smaller is still a normal float16. Input is left as it is if the sample allows that.
 constexpr int guessed_target = 6, exact_target = 12, unknown_exponent = 126;
 constexpr float min_unscaled = 0x1p-6f, max_unscaled = 0x1p10f;
 static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0f);
@@ -23,7 +23,7 @@ template <typename T, Shape shape>
 struct ProducerState {
   unsigned stage = 0;              // all of them so far; says where V is in its two slots
   hopper::RingPosition three_raw;  // where raw input is, if it has more than two
-  int item_slot = 0;
+  int work_tile_slot = 0;
 
   static_assert(Stage<T, shape>::v_stages == 2);
   __device__ __forceinline__ int v_slot() const { return stage & 1; }
@@ -40,39 +40,39 @@ struct ProducerState {
   }
 };
 
-// Where an item's input starts.
+// Where a work tile's input starts.
 template <Shape shape, typename T>
-__device__ __forceinline__ void locate_item(const Params<T>& params, LoaderState<shape>& state, unsigned number) {
-  const Item item = find_item<shape>(params, number);
-  state.w = item.q0 - params.pad_w, state.h = item.p0 - params.pad_h, state.n = item.n;
-  if constexpr (shape.listed) {
-    const Item left = left_part(params, item);
-    state.left_tiles = left_tiles(params, item), state.left_h = left.p0 - params.pad_h, state.left_n = left.n;
+__device__ __forceinline__ void locate_work_tile(const Params<T>& params, LoaderState<shape>& state, unsigned number) {
+  const WorkTile work_tile = find_work_tile<shape>(params, number);
+  state.w = work_tile.q0 - params.pad_w, state.h = work_tile.p0 - params.pad_h, state.n = work_tile.n;
+  if constexpr (shape.packs_columns) {
+    const WorkTile left = left_segment(params, work_tile);
+    state.left_tiles = left_tiles(params, work_tile), state.left_h = left.p0 - params.pad_h, state.left_n = left.n;
   }
 }
 
-// On to the next item, if there is one. Only here, since what it takes would delay the first warp at every stage.
+// On to the next work tile, if there is one. Only here, since what it takes would delay the first warp at every stage.
 template <Shape shape, typename T>
-__device__ __forceinline__ void load_next_item(const Params<T>& params, LoaderState<shape>& state,
-                                               const unsigned* repeat) {
-  WorkTileScheduler<Params<T>> walk{params, repeat, state.ordinal};
+__device__ __forceinline__ void load_next_work_tile(const Params<T>& params, LoaderState<shape>& state,
+                                                    const unsigned* overflow_flags) {
+  WorkTileScheduler<Params<T>> scheduler{params, overflow_flags, state.ordinal};
   state.n = -1, state.stage = 0;
-  if (!walk.next()) return;
-  state.ordinal = walk.ordinal;
-  locate_item<shape>(params, state, walk.number());
+  if (!scheduler.next()) return;
+  state.ordinal = scheduler.ordinal;
+  locate_work_tile<shape>(params, state, scheduler.number());
 }
 
-// Starts a tensor copy of a stage of an item.
+// Starts a tensor copy of a stage of a work tile.
 template <typename T, Shape shape>
 __device__ __forceinline__ void start_copy(const Params<T>& params, const CUtensorMap (&maps)[input_maps(shape)],
                                            Shared<T, shape>& shared, LoaderState<shape>& state) {
   const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot]);
   const std::uint32_t target = shared_address(shared.raw[state.raw.slot]);
   const int channel = state.stage * Stage<T, shape>::channels;
-  if constexpr (shape.listed) {
+  if constexpr (shape.packs_columns) {
     const int left = state.left_tiles, others = shape.tiles - left;
-    hopper::arrive_expecting(full, part_copied_bytes(others) + (left > 0 ? part_copied_bytes(left) : 0));
-    hopper::tma_load(target + part_bytes(left), maps[others - 1], channel, state.w, state.h, state.n, full);
+    hopper::arrive_expecting(full, segment_copied_bytes(others) + (left > 0 ? segment_copied_bytes(left) : 0));
+    hopper::tma_load(target + segment_bytes(left), maps[others - 1], channel, state.w, state.h, state.n, full);
     if (left > 0) {
       hopper::tma_load(target, maps[left - 1], channel, -params.pad_w, state.left_h, state.left_n, full);
     }
@@ -87,12 +87,12 @@ __device__ __forceinline__ void start_copy(const Params<T>& params, const CUtens
 // The next tensor copy, ahead of the stage that is transformed. One thread.
 template <typename T, Shape shape>
 __device__ __forceinline__ void issue_copy(const Params<T>& params, const CUtensorMap (&maps)[input_maps(shape)],
-                                           Shared<T, shape>& shared, const unsigned* repeat) {
+                                           Shared<T, shape>& shared, const unsigned* overflow_flags) {
   LoaderState<shape> state = shared.loader;
   if (state.n < 0) return;
   wait<role_load>(shared_address(&shared.raw_empty[state.raw.slot]), state.raw.parity ^ 1, params.report);
   start_copy(params, maps, shared, state);
-  if (state.stage == params.stages) load_next_item<shape>(params, state, repeat);
+  if (state.stage == params.stages) load_next_work_tile<shape>(params, state, overflow_flags);
   shared.loader = state;
 }
 
@@ -109,7 +109,7 @@ __device__ __forceinline__ void start_loading(const Params<T>& params, const CUt
     }
     hopper::barrier_init_fence();
     LoaderState<shape> state{};
-    locate_item<shape>(params, state, params.first_item + blockIdx.x);
+    locate_work_tile<shape>(params, state, params.first_work_tile + blockIdx.x);
     start_copy(params, maps, shared, state);
     shared.loader = state;
   }
@@ -132,11 +132,11 @@ __device__ __forceinline__ unsigned largest_bits(const uint4& d) {
 // The exponents of a thread's scales: of its image, or of both parts of a listed item.
 template <Shape shape>
 struct Exponents {
-  int of[sums_parts(shape)] = {};
+  int of[sums_segments(shape)] = {};
 
   __device__ __forceinline__ bool none() const {
     bool result = of[0] == 0;
-    if constexpr (shape.listed) result = result && of[1] == 0;
+    if constexpr (shape.packs_columns) result = result && of[1] == 0;
     return shape.images == 1 ? result : __all_sync(~0u, result);
   }
 };
@@ -149,20 +149,21 @@ __device__ __forceinline__ int guess_exponent(unsigned largest) {
   return value == 0.0f ? unknown_exponent : scale_exponent(value, guessed_target);
 }
 
-// From a sample of the first stage: of each image of an item 128 times 16 bytes; of a listed item 16 times of each
-// tile. All warps find the same. left: tiles of the left part.
+// From a sample of the first stage: of each image of a work tile 128 times 16 bytes; of a work tile of packed columns
+// 16 times of each tile. All warps find the same. left: tiles of the left segment.
 template <typename T, Shape shape>
 __device__ __forceinline__ Exponents<shape> guess_exponents(const unsigned char* raw, int lane, int image, int left) {
   using Stage = single::Stage<T, shape>;
-  if constexpr (shape.listed) {
+  if constexpr (shape.packs_columns) {
     // Two tiles at a time, 4 rows of each.
     static_assert(shape.input_rows() > 3 * 4 + 1 && shape.tiles == 8);
     constexpr int tile_bytes = tile_outputs * raw_column_bytes;
     launder(lane);
     const int row = lane / 4 % 4 * 4 + 1, first = lane / 16;
     raw += lane % 4 * 16 + 2 * raw_column_bytes;
-    const unsigned char* other = raw + part_bytes(left) + row * part_row_bytes(shape.tiles - left) - left * tile_bytes;
-    raw += row * part_row_bytes(left);
+    const unsigned char* other =
+        raw + segment_bytes(left) + row * segment_row_bytes(shape.tiles - left) - left * tile_bytes;
+    raw += row * segment_row_bytes(left);
     unsigned largest[2] = {};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -194,30 +195,30 @@ __device__ __forceinline__ Exponents<shape> guess_exponents(const unsigned char*
   return {guess_exponent(found)};
 }
 
-// From the whole input of an item, infinities and NaN left out.
+// From the whole input of a work tile, infinities and NaN left out.
 template <typename T, Shape shape>
 __device__ __forceinline__ Exponents<shape> find_exact_exponents(const Params<T>& params, Shared<T, shape>& shared,
-                                                                 const Item& item, int thread, int my_image) {
-  if (thread < parts(shape)) shared.largest[thread] = 0;
+                                                                 const WorkTile& work_tile, int thread, int my_image) {
+  if (thread < segments(shape)) shared.largest[thread] = 0;
   synchronise<producer_barrier, producer_threads>();
 #pragma unroll 1
-  for (int i = 0; i < parts(shape) && (shape.listed || item.n + i < params.n); ++i) {
-    Item part = item;
+  for (int i = 0; i < segments(shape) && (shape.packs_columns || work_tile.n + i < params.n); ++i) {
+    WorkTile segment = work_tile;
     int columns = shape.width() + 2;
-    if constexpr (shape.listed) {
-      const int left = left_tiles(params, item);
-      if (i == 0) part = left_part(params, item);
+    if constexpr (shape.packs_columns) {
+      const int left = left_tiles(params, work_tile);
+      if (i == 0) segment = left_segment(params, work_tile);
       columns = (i == 0 ? left : shape.tiles - left) * tile_outputs + 2;
-      if (columns == 2 || part.n >= params.n) continue;
+      if (columns == 2 || segment.n >= params.n) continue;
     } else {
-      part.n += i;
+      segment.n += i;
     }
-    const T* image = params.x + part.n * params.x_image;
+    const T* image = params.x + segment.n * params.x_image;
     unsigned largest = 0;
 #pragma unroll 1
     for (int pixel = thread / 32; pixel < shape.input_rows() * columns; pixel += producer_warps) {
-      const int h = part.p0 - params.pad_h + pixel / columns;
-      const int w = part.q0 - params.pad_w + pixel % columns;
+      const int h = segment.p0 - params.pad_h + pixel / columns;
+      const int w = segment.q0 - params.pad_w + pixel % columns;
       if (static_cast<unsigned>(h) >= static_cast<unsigned>(params.h) ||
           static_cast<unsigned>(w) >= static_cast<unsigned>(params.w)) {
         continue;
@@ -234,16 +235,16 @@ __device__ __forceinline__ Exponents<shape> find_exact_exponents(const Params<T>
   synchronise<producer_barrier, producer_threads>();
   Exponents<shape> result;
 #pragma unroll
-  for (int i = 0; i < sums_parts(shape); ++i) {
-    const float value = __uint_as_float(shared.largest[shape.listed ? i : my_image]);
+  for (int i = 0; i < sums_segments(shape); ++i) {
+    const float value = __uint_as_float(shared.largest[shape.packs_columns ? i : my_image]);
     result.of[i] = value > 0.0f ? scale_exponent(value, exact_target) : 0;
   }
   synchronise<producer_barrier, producer_threads>();
   return result;
 }
 
-// B^T d of two channels in FP16 arithmetic: two roundings of V more, of its parts (docs/concepts/numerics.md).
-__device__ __forceinline__ void transform_halves(const __half2 (&d)[points], __half2 (&v)[points]) {
+// B^T d of two channels in FP16 arithmetic: two roundings of V more, of its segments (docs/concepts/numerics.md).
+__device__ __forceinline__ void transform_fp16(const __half2 (&d)[points], __half2 (&v)[points]) {
   using Transform = winograd::Transform<4>;
   const auto constant = [](float value) { return __float2half2_rn(value); };
   const __half2 even_a = __hfma2(d[2], constant(-2.0f), d[4]), odd_a = __hfma2(d[1], constant(-2.0f), d[3]);
@@ -258,19 +259,19 @@ __device__ __forceinline__ void transform_halves(const __half2 (&d)[points], __h
 
 // Halves of 8 bytes of raw input. scaled: multiply by scale.
 template <typename T, bool scaled, int words>
-__device__ __forceinline__ void convert(const uint2& bits, float scale, __half2 (&halves)[words]) {
+__device__ __forceinline__ void convert(const uint2& bits, float scale, __half2 (&packed)[words]) {
   static_assert(4 * words == 16 / sizeof(T));
   if constexpr (std::is_same_v<T, half_t> && !scaled) {
-    halves[0] = as_halves(bits.x), halves[1] = as_halves(bits.y);
+    packed[0] = as_half2(bits.x), packed[1] = as_half2(bits.y);
   } else {
     const auto round = [&](float2 two) {
       if constexpr (scaled) two.x *= scale, two.y *= scale;
       return __floats2half2_rn(two.x, two.y);
     };
     if constexpr (std::is_same_v<T, float>) {
-      halves[0] = round(make_float2(__uint_as_float(bits.x), __uint_as_float(bits.y)));
+      packed[0] = round(make_float2(__uint_as_float(bits.x), __uint_as_float(bits.y)));
     } else {
-      halves[0] = round(as_floats<T>(bits.x)), halves[1] = round(as_floats<T>(bits.y));
+      packed[0] = round(as_floats<T>(bits.x)), packed[1] = round(as_floats<T>(bits.y));
     }
   }
 }
@@ -326,7 +327,7 @@ __device__ __forceinline__ void transform_strip(const unsigned char* raw, unsign
       __half2 in[points];
 #pragma unroll
       for (int j = 0; j < points; ++j) in[j] = d[j][i];
-      transform_halves(in, out[i]);
+      transform_fp16(in, out[i]);
     }
 #pragma unroll
     for (int f = 0; f < points; ++f) {
@@ -346,17 +347,18 @@ __device__ __forceinline__ void transform_strip(const unsigned char* raw, unsign
   }
 }
 
-// A warp's part of a stage. tiles: of a listed item's left part.
+// A warp's part of a stage. tiles: of a work tile of packed columns' left segment.
 template <typename T, Shape shape, bool scaled, bool few_registers>
 __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsigned char* v, int warp, int lane,
                                                 const Exponents<shape>& exponents, int tiles) {
   using Stage = single::Stage<T, shape>;
   constexpr int unrolled = unrolled_tiles<T>(shape, few_registers, scaled);
-  if constexpr (shape.listed) launder(tiles), launder(lane), launder(warp);  // what follows from them shall not be kept
+  if constexpr (shape.packs_columns)
+    launder(tiles), launder(lane), launder(warp);  // what follows from them shall not be kept
   static_assert(strips(shape) == 4 || (4 * producer_warps - shape.input_rows()) / 2 == 0);
   const int chunk = lane % 8, row = first_row<shape>(warp, lane), strip = strip_of_lane<shape>(lane);
   raw += chunk * 8;
-  if constexpr (!shape.listed) raw += strip * Stage::raw_image_bytes + row * Stage::raw_row_bytes;
+  if constexpr (!shape.packs_columns) raw += strip * Stage::raw_image_bytes + row * Stage::raw_row_bytes;
   v += (row * shape.row_positions() + strip * strip_tiles(shape)) * 16;
   if constexpr (Stage::steps == 1) {
     v += chunk / 4 * Stage::plane_bytes + chunk % 4 * 4;
@@ -365,11 +367,11 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
   }
   constexpr int step = strips(shape) == 2 ? 2 : producer_warps;  // to the thread's next row
   constexpr int v_step = step * shape.row_positions() * 16;
-  if constexpr (shape.listed) {
+  if constexpr (shape.packs_columns) {
     constexpr int tile_bytes = tile_outputs * raw_column_bytes;
     const int first = strip * strip_tiles(shape), turn = tiles % strip_tiles(shape);
-    const int row_bytes = part_row_bytes(tiles), other_row_bytes = part_row_bytes(shape.tiles - tiles);
-    const unsigned char* other = raw + part_bytes(tiles) + row * other_row_bytes;
+    const int row_bytes = segment_row_bytes(tiles), other_row_bytes = segment_row_bytes(shape.tiles - tiles);
+    const unsigned char* other = raw + segment_bytes(tiles) + row * other_row_bytes;
     raw += row * row_bytes + first * tile_bytes;
     int step_bytes = step * row_bytes, other_step_bytes = step * other_row_bytes;
     const bool all_of_other = first >= tiles, none_of_other = first + strip_tiles(shape) <= tiles;
@@ -422,59 +424,63 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
   }
 }
 
-// One pass over the items. use_tma: x is loaded by tensor copies.
+// One pass over the work tiles. use_tma: x is loaded by tensor copies.
 template <typename T, Shape shape, bool use_tma, bool few_registers>
 __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorMap (&maps)[input_maps(shape)],
-                                        Shared<T, shape>& shared, bool repeated, ProducerState<T, shape>& state) {
+                                        Shared<T, shape>& shared, bool retry, ProducerState<T, shape>& state) {
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
-  const int image = shape.listed ? 0 : strip_of_lane<shape>(lane);
+  const int image = shape.packs_columns ? 0 : strip_of_lane<shape>(lane);
   // One thread of each image, of the last warp: the first has the copies to issue.
   const bool tells = shape.images == 1 ? thread == producer_threads - 32
                                        : thread >= producer_threads - 32 && lane % 8 == 0 && lane / 8 < shape.images;
-  const unsigned* repeat = repeated ? shared.repeat : nullptr;
+  const unsigned* overflow_flags = retry ? shared.overflow_flags : nullptr;
   if (use_tma && thread == 0) {
-    if (repeated || params.stages == 1) {
+    if (retry || params.stages == 1) {
       LoaderState<shape> state = shared.loader;
-      if (repeated) state.ordinal = ~0u;
-      load_next_item<shape>(params, state, repeat);
+      if (retry) state.ordinal = ~0u;
+      load_next_work_tile<shape>(params, state, overflow_flags);
       shared.loader = state;
     }
-    for (int i = repeated ? 0 : 1; i < Stage<T, shape>::raw_stages - 1; ++i) issue_copy(params, maps, shared, repeat);
+    for (int i = retry ? 0 : 1; i < Stage<T, shape>::raw_stages - 1; ++i)
+      issue_copy(params, maps, shared, overflow_flags);
   }
-  WorkTileScheduler<Params<T>> walk{params, repeat};
-  while (walk.next()) {
+  WorkTileScheduler<Params<T>> scheduler{params, overflow_flags};
+  while (scheduler.next()) {
     Exponents<shape> exponents;
-    if (repeated) {
-      exponents = find_exact_exponents(params, shared, find_item<shape>(params, walk.number()), thread, image);
+    if (retry) {
+      exponents =
+          find_exact_exponents(params, shared, find_work_tile<shape>(params, scheduler.number()), thread, image);
     }
     int left = 0;
-    if constexpr (shape.listed) left = left_tiles(params, find_item<shape>(params, walk.number()));
+    if constexpr (shape.packs_columns) left = left_tiles(params, find_work_tile<shape>(params, scheduler.number()));
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage) {
       unsigned char* raw = shared.raw[state.raw_slot()];
       if constexpr (use_tma) {
-        if (thread == 0) issue_copy(params, maps, shared, repeat);
+        if (thread == 0) issue_copy(params, maps, shared, overflow_flags);
         __syncwarp();
         wait<role_transform>(shared_address(&shared.raw_full[state.raw_slot()]), state.raw_parity(), params.report);
       } else {
         load_elements<shape.input_rows(), shape.raw_columns(), Stage<T, shape>::channels>(
-            params, raw, find_item<shape>(params, walk.number()), stage * Stage<T, shape>::channels, thread);
+            params, raw, find_work_tile<shape>(params, scheduler.number()), stage * Stage<T, shape>::channels, thread);
         synchronise<producer_barrier, producer_threads>();
       }
-      if (stage == 0 && !repeated) {
+      if (stage == 0 && !retry) {
         exponents = guess_exponents<T, shape>(raw, lane, image, left);
-        if constexpr (shape.listed) {  // what lies behind the last image is zero
-          if (left_part(params, find_item<shape>(params, walk.number())).n >= params.n) exponents.of[0] = 0;
+        if constexpr (shape.packs_columns) {  // what lies behind the last image is zero
+          if (left_segment(params, find_work_tile<shape>(params, scheduler.number())).n >= params.n)
+            exponents.of[0] = 0;
         }
       }
       wait<role_transform>(shared_address(&shared.v_empty[state.v_slot()]), state.v_parity() ^ 1, params.report);
       if (stage == 0 && tells) {
-        if (image == 0) shared.items[state.item_slot] = find_item<shape>(params, walk.number());
+        if (image == 0) shared.work_tiles[state.work_tile_slot] = find_work_tile<shape>(params, scheduler.number());
 #pragma unroll
-        for (int i = 0; i < sums_parts(shape); ++i) shared.exponents[state.item_slot][image + i] = exponents.of[i];
+        for (int i = 0; i < sums_segments(shape); ++i)
+          shared.exponents[state.work_tile_slot][image + i] = exponents.of[i];
       }
       unsigned char* v = shared.v[state.v_slot()];
-      if (!repeated && exponents.none()) {
+      if (!retry && exponents.none()) {
         transform_stage<T, shape, false, few_registers>(raw, v, warp, lane, exponents, left);
       } else {
         transform_stage<T, shape, true, few_registers>(raw, v, warp, lane, exponents, left);
@@ -487,7 +493,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       }
       state.advance();
     }
-    state.item_slot = (state.item_slot + 1) % Shared<T, shape>::item_slots;
+    state.work_tile_slot = (state.work_tile_slot + 1) % Shared<T, shape>::work_tile_slots;
   }
 }
 

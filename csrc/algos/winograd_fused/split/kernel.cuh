@@ -1,4 +1,4 @@
-// The kernel: four warpgroups in three roles, two passes over the items.
+// The kernel: four warpgroups in three roles, two passes over the work tiles.
 #pragma once
 
 #include <type_traits>
@@ -18,11 +18,12 @@ __device__ __forceinline__ void meet() {
   }
 }
 
-// Behind the first pass everybody has said all that there is to say of items to be repeated. Whether there are any.
+// Behind the first pass everybody has said all that there is to say of work tiles to be repeated. Whether there are
+// any.
 template <Variant variant>
 __device__ __forceinline__ bool end_pass(const Shared<variant>& shared) {
   meet<variant.blocks>();
-  return any_repeated(shared.repeat);
+  return any_overflow(shared.overflow_flags);
 }
 
 // A role's two passes, in code of their own, so that the first has registers for nothing else. Behind the second, too,
@@ -58,7 +59,7 @@ __device__ __forceinline__ void initialise(Shared<variant>& shared) {
     }
     hopper::barrier_init_fence();
   }
-  for (int i = threadIdx.x; i < max_items / 32; i += block_threads) shared.repeat[i] = 0;
+  for (int i = threadIdx.x; i < max_work_tiles / 32; i += block_threads) shared.overflow_flags[i] = 0;
   if constexpr (Shared<variant>::warms_code) {
     constexpr int slot = Shared<variant>::warm_code_slot;
     const int thread = static_cast<int>(threadIdx.x);
@@ -75,14 +76,14 @@ __device__ __forceinline__ void initialise(Shared<variant>& shared) {
 
 template <int group, Variant variant>
 __device__ __forceinline__ void run_consumers(const Params& params, Shared<variant>& shared) {
-  ConsumerState state{.item_slot = Shared<variant>::warms_code ? Shared<variant>::warm_code_slot : 0};
+  ConsumerState state{.work_tile_slot = Shared<variant>::warms_code ? Shared<variant>::warm_code_slot : 0};
   if constexpr (variant.blocks == 1) {
-    run_passes(shared, [&](bool repeated) { consume<group>(params, shared, repeated, state); });
+    run_passes(shared, [&](bool retry) { consume<group>(params, shared, retry, state); });
   } else {  // the same code: for products in two places ptxas finds no registers
 #pragma unroll 1
-    for (bool repeated = false;; repeated = true) {
-      consume<group>(params, shared, repeated, state);
-      if (!end_pass(shared) || repeated) break;
+    for (bool retry = false;; retry = true) {
+      consume<group>(params, shared, retry, state);
+      if (!end_pass(shared) || retry) break;
     }
   }
 }
@@ -92,7 +93,7 @@ __device__ __forceinline__ void run_producers(const Params& params, Shared<varia
   TransformState<variant> state;
   // The same in all lanes, so that it takes none of the lanes' registers.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 - consumer_threads / 32, 0);
-  run_passes(shared, [&](bool repeated) { transform_items<rank>(params, shared, repeated, warp, state); });
+  run_passes(shared, [&](bool retry) { transform_work_tiles<rank>(params, shared, retry, warp, state); });
 }
 
 template <Variant variant>
@@ -100,11 +101,11 @@ __device__ __forceinline__ void run_preparation(const Params& params, const Maps
                                                 int rank) {
   PrepareState<variant> state;
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 - (consumer_threads + producer_threads) / 32, 0);
-  run_passes(shared, [&](auto repeated) {
+  run_passes(shared, [&](auto retry) {
     if (warp < preparing_warps) {
-      prepare_items<repeated()>(params, shared, warp, state);
+      prepare_work_tiles<retry()>(params, shared, warp, state);
     } else if (variant.use_tma && warp == loader_warp) {
-      load_items<repeated()>(params, maps, shared, rank, state.raw);
+      load_work_tiles<retry()>(params, maps, shared, rank, state.raw);
     }
     __syncwarp();
   });

@@ -39,8 +39,8 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   const Params params = make_params<float>(args, config, runtime.wait_report());
   const Maps maps = use_tma ? make_maps(problem, config, params.x) : Maps{};
   const auto run = [&](auto variant) {
-    launch_items<convolve<variant()>, block_threads>(params, config, sizeof(Shared<variant()>), processors, stream,
-                                                     maps);
+    launch_work_tiles<convolve<variant()>, block_threads>(params, config, sizeof(Shared<variant()>), processors, stream,
+                                                          maps);
   };
   // So that a value that is known now is known to the compiler.
   const auto with_output = [&](auto by_tma) {
@@ -52,7 +52,7 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   };
   if (config.v_reuse == 2) return run(constant<Variant{1, true, StoreMode::filters, 1, 2}>);
   const auto with_strips = [&](auto strips) {
-    if (config.item_filter_tiles == 1) return run(constant<Variant{2, true, StoreMode::filters, strips(), 1, 1}>);
+    if (config.work_tile_filter_tiles == 1) return run(constant<Variant{2, true, StoreMode::filters, strips(), 1, 1}>);
     run(constant<Variant{2, true, StoreMode::filters, strips()}>);
   };
   if (config.strips == 2) return with_strips(std::integral_constant<int, 2>{});

@@ -8,8 +8,8 @@
 namespace fastconv::algos::winograd_fused::split {
 
 using Half = float[half_groups * 4];  // of one point: 64 filters x 4 rows x 8 tiles
-template <int halves>
-using Totals = Half[group_points][halves];
+template <int m_halves>
+using Totals = Half[group_points][m_halves];
 using Filters = std::uint32_t[taps][2][4];  // U of one point and stage: [r][hi, lo]
 
 // 16 bytes of U for each filter row, hi and lo. Volatile: issued here, not where it is used.
@@ -69,9 +69,9 @@ __device__ __forceinline__ void promote(Half& total, Half& sum) {
 // point before is under way; on exit that of this one. While one half is promoted the other keeps the tensor cores
 // busy. before_is_done: called when the point before has read V.
 template <int strips, int first, int f, typename Function>
-__device__ __forceinline__ void multiply_halves(Totals<2>& total, Half (&sum)[2], const Filters& u, Filters& next,
-                                                const uint4* next_source, bool loads, std::uint64_t stage,
-                                                const Function& before_is_done) {
+__device__ __forceinline__ void multiply_in_halves(Totals<2>& total, Half (&sum)[2], const Filters& u, Filters& next,
+                                                   const uint4* next_source, bool loads, std::uint64_t stage,
+                                                   const Function& before_is_done) {
   constexpr int point = first + f, before = (f + group_points - 1) % group_points;
   multiply_rows<strips, point, 0>(sum[0], u, stage);
   hopper::wait_for_products<1>();
@@ -84,8 +84,8 @@ __device__ __forceinline__ void multiply_halves(Totals<2>& total, Half (&sum)[2]
 }
 
 // The same with all that a warpgroup has at once. While it is promoted the other's keep the tensor cores busy.
-template <int strips, int first, int f, int halves>
-__device__ __forceinline__ void multiply_whole(Totals<halves>& total, float (&sum)[halves * half_groups * 4],
+template <int strips, int first, int f, int m_halves>
+__device__ __forceinline__ void multiply_whole(Totals<m_halves>& total, float (&sum)[m_halves * half_groups * 4],
                                                const Filters& u, Filters& next, const uint4* next_source, bool loads,
                                                std::uint64_t stage) {
   multiply_rows<strips, first + f, 0>(sum, u, stage);
@@ -93,40 +93,40 @@ __device__ __forceinline__ void multiply_whole(Totals<halves>& total, float (&su
   hopper::wait_for_products<0>();
   hopper::fence_operand(sum);
 #pragma unroll
-  for (int i = 0; i < halves * half_groups * 4; ++i) total[f][i / (half_groups * 4)][i % (half_groups * 4)] += sum[i];
+  for (int i = 0; i < m_halves * half_groups * 4; ++i) total[f][i / (half_groups * 4)][i % (half_groups * 4)] += sum[i];
 }
 
 struct ConsumerState {
   hopper::RingPosition v;
-  int item_slot;
-  unsigned exchanged = 0;  // parity of the items exchanged with another block
+  int work_tile_slot;
+  unsigned exchanged = 0;  // parity of the work tiles exchanged with another block
 };
 
-// The whole reduction of an item (stages: all of its, or none). u[0] holds its first point, and at the end that of
+// The whole reduction of a work tile (stages: all of its, or none). u[0] holds its first point, and at the end that of
 // the next item. present: whether any of the warp's 16 filters exists. Else it keeps the first stage's U, since nobody
 // looks at its sums: fewer bytes through the L1 cache, which bounds this kernel. In one block, and of half of the
 // positions, the warpgroups' products take turns: fewer instructions, and 4 to 6 % less time; in a cluster with all
 // positions halves take 2 % less. last_turn: V is not needed again.
 template <int group, Variant variant>
 __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>& shared,
-                                           Totals<Shared<variant>::halves>& total, Filters (&u)[group_points],
-                                           const uint4* source, const uint4* next_item, bool present, int stages,
+                                           Totals<Shared<variant>::m_halves>& total, Filters (&u)[group_points],
+                                           const uint4* source, const uint4* next_work_tile, bool present, int stages,
                                            bool last_turn, ConsumerState& state) {
   using Memory = Shared<variant>;
-  constexpr int strips = variant.strips, halves = Memory::halves;
-  constexpr bool whole = variant.blocks == 1 || halves == 1;
+  constexpr int strips = variant.strips, m_halves = Memory::m_halves;
+  constexpr bool whole = variant.blocks == 1 || m_halves == 1;
   constexpr int first = variant.blocks == 1 ? group * group_points : 0;
-  constexpr int point_step = u_frequency_bytes / 16, stage_step = u_stage_bytes / 16;
+  constexpr int point_step = u_point_bytes / 16, stage_step = u_stage_bytes / 16;
   // Of V, where a warpgroup has half of the positions: the same in all lanes.
-  const int own = halves == 2 ? 0 : __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0) * half_rows<strips>;
-  std::conditional_t<whole, float[halves * half_groups * 4], Half[2]> sum;
+  const int own = m_halves == 2 ? 0 : __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0) * half_rows<strips>;
+  std::conditional_t<whole, float[m_halves * half_groups * 4], Half[2]> sum;
 #pragma unroll
   for (int i = 0; i < half_groups * 4; ++i) {
     if constexpr (!whole) sum[1][i] = 0.0f;
 #pragma unroll
     for (int f = 0; f < group_points; ++f) {
 #pragma unroll
-      for (int half = 0; half < halves; ++half) total[f][half][i] = 0.0f;
+      for (int half = 0; half < m_halves; ++half) total[f][half][i] = 0.0f;
     }
   }
   int previous = -1;  // slot of the stage before
@@ -139,7 +139,7 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
     const std::uint64_t stage =
         core_descriptor(shared_address(shared.v[0]) + state.v.slot * Memory::v_stage_bytes + own * v_row_bytes);
     const bool last = i + 1 == stages, loads = present || i == 0, next_loads = present || last;
-    const uint4* const next = last ? next_item : source + stage_step;
+    const uint4* const next = last ? next_work_tile : source + stage_step;
     if constexpr (whole) {
       multiply_whole<strips, first, 0>(total, sum, u[0], u[2], source + 2 * point_step, loads, stage);
       multiply_whole<strips, first, 1>(total, sum, u[1], u[0], next, next_loads, stage);
@@ -147,12 +147,12 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
       release(state.v.slot);
     } else {
       // The stage before is released as soon as it has been read: the producers need every clock of two stages.
-      multiply_halves<strips, first, 0>(total, sum, u[0], u[2], source + 2 * point_step, loads, stage, [&] {
+      multiply_in_halves<strips, first, 0>(total, sum, u[0], u[2], source + 2 * point_step, loads, stage, [&] {
         if (i > 0) release(previous);
       });
       previous = state.v.slot;
-      multiply_halves<strips, first, 1>(total, sum, u[1], u[0], next, next_loads, stage, [] {});
-      multiply_halves<strips, first, 2>(total, sum, u[2], u[1], next + point_step, next_loads, stage, [] {});
+      multiply_in_halves<strips, first, 1>(total, sum, u[1], u[0], next, next_loads, stage, [] {});
+      multiply_in_halves<strips, first, 2>(total, sum, u[2], u[1], next + point_step, next_loads, stage, [] {});
     }
     source = next;
     state.v.advance(Memory::v_stages);

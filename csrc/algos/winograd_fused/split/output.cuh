@@ -1,4 +1,4 @@
-// The end of an item: are its scales right; Y = A^T M, the scales undone, the epilogue, y.
+// The end of a work tile: are its scales right; Y = A^T M, the scales undone, the epilogue, y.
 #pragma once
 
 #include "algos/winograd_fused/split/multiply.cuh"
@@ -9,7 +9,7 @@ namespace fastconv::algos::winograd_fused::split {
 
 // Whether a guessed scale has let something overflow, or has lost bits. A column of zeros is right.
 template <Variant variant>
-__device__ __forceinline__ bool must_repeat(const Shared<variant>& shared, int slot) {
+__device__ __forceinline__ bool must_retry(const Shared<variant>& shared, int slot) {
   const int lane = threadIdx.x % 32;
   unsigned bits = 0;
 #pragma unroll
@@ -115,8 +115,8 @@ __device__ __forceinline__ void apply_silu(const Params& params, const Outputs* 
 
 // Each warpgroup finishes half of the positions, with the other's sums of three points, 8 at a time.
 template <int group, Variant variant>
-__device__ __forceinline__ void finish_item(const Params& params, Shared<variant>& shared, const Totals<2>& total,
-                                            int filter_block, int slot) {
+__device__ __forceinline__ void finish_work_tile(const Params& params, Shared<variant>& shared, const Totals<2>& total,
+                                                 int filter_block, int slot) {
   const int thread = threadIdx.x % 128, lane = thread % 32;
   const int k = filter_block * filter_tile + thread / 32 * 16 + lane / 4 * 2;
   const Outputs* outputs = shared.outputs[slot] + group * (positions / 2) + lane % 4 * 2;
@@ -165,10 +165,10 @@ __device__ __forceinline__ void finish_item(const Params& params, Shared<variant
   if (params.epilogue.activate.is_silu) apply_silu(params, outputs, k);
 }
 
-// Marks an item, for both blocks: each has seen its own points alone.
+// Marks a work tile, for both blocks: each has seen its own points alone.
 template <int group, Variant variant>
 __device__ __forceinline__ void mark(Shared<variant>& shared, unsigned ordinal) {
-  unsigned* const word = &shared.repeat[ordinal / 32];
+  unsigned* const word = &shared.overflow_flags[ordinal / 32];
   const unsigned bit = 1u << ordinal % 32;
   if constexpr (variant.blocks == 1) {
     if (threadIdx.x == 0) *word |= bit;
@@ -178,15 +178,15 @@ __device__ __forceinline__ void mark(Shared<variant>& shared, unsigned ordinal) 
   }
 }
 
-// One pass over the items. group: of points, a warpgroup's or a block's.
+// One pass over the work tiles. group: of points, a warpgroup's or a block's.
 template <int group, Variant variant>
-__device__ __forceinline__ void consume(const Params& params, Shared<variant>& shared, bool repeated,
+__device__ __forceinline__ void consume(const Params& params, Shared<variant>& shared, bool retry,
                                         ConsumerState& state) {
   constexpr int blocks = variant.blocks, v_reuse = variant.v_reuse;
   constexpr StoreMode output = variant.output;
-  // The filters of an item are its number's fastest part: the block of those of its first turn.
-  const auto filter_block_of = [&](unsigned item) {
-    return static_cast<int>(params.by_filters.divmod(item)) * v_reuse;
+  // The filters of a work tile are its number's fastest part: the block of those of its first turn.
+  const auto filter_block_of = [&](unsigned work_tile) {
+    return static_cast<int>(params.by_filters.divmod(work_tile)) * v_reuse;
   };
   const auto filters_of = [&](int filter_block) {
     if (variant.filter_tiles > 1) {  // each warpgroup has half of them, of which the last may be none
@@ -194,35 +194,35 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
           min(variant.filter_tiles * filter_block + static_cast<int>(threadIdx.x) / 128, (params.k - 1) / filter_tile);
     }
     return params.u + static_cast<std::int64_t>(filter_block) * params.stages * (u_stage_bytes / 16) +
-           group * group_points * (u_frequency_bytes / 16) + threadIdx.x % 128;
+           group * group_points * (u_point_bytes / 16) + threadIdx.x % 128;
   };
   const int first_filter = first_filter_of_warp();
-  WorkTileScheduler<Params, blocks> walk{params, repeated ? shared.repeat : nullptr};
-  if (!walk.next()) return;
+  WorkTileScheduler<Params, blocks> scheduler{params, retry ? shared.overflow_flags : nullptr};
+  if (!scheduler.next()) return;
   Filters u[group_points];
-  int filter_block = filter_block_of(walk.number());
+  int filter_block = filter_block_of(scheduler.number());
   const uint4* source = filters_of(filter_block);
   load_filters(u[0], source);
-  load_filters(u[1], source + u_frequency_bytes / 16);
-  // In one block, first the end of an item without outputs is rehearsed, while the first V is prepared: its code comes
-  // from memory, which would take longer than all that it does. A cluster has less code there, in a loop, and gains
-  // nothing.
+  load_filters(u[1], source + u_point_bytes / 16);
+  // In one block, first the end of a work tile without outputs is warmed up, while the first V is prepared: its code
+  // comes from memory, which would take longer than all that it does. A cluster has less code there, in a loop, and
+  // gains nothing.
 #pragma unroll 1
-  for (bool more = true, rehearsal = Shared<variant>::warms_code && !repeated; more; rehearsal = false) {
+  for (bool more = true, warming = Shared<variant>::warms_code && !retry; more; warming = false) {
     const bool last_turn = v_reuse == 1 || filter_block % v_reuse == v_reuse - 1;
-    const unsigned ordinal = walk.ordinal;
+    const unsigned ordinal = scheduler.ordinal;
     int next = filter_block;
-    if (!rehearsal) {
-      if (last_turn) more = walk.next();
-      next = !last_turn ? filter_block + 1 : more ? filter_block_of(walk.number()) : filter_block;
+    if (!warming) {
+      if (last_turn) more = scheduler.next();
+      next = !last_turn ? filter_block + 1 : more ? filter_block_of(scheduler.number()) : filter_block;
     }
     const uint4* next_source = filters_of(next);
-    Totals<Shared<variant>::halves> total;
+    Totals<Shared<variant>::m_halves> total;
     // In clusters of 128 filters all count as present: to ask costs 0.4 % there.
     const bool present = variant.filter_tiles > 1 || filter_block * filter_tile + first_filter < params.k;
-    accumulate<group>(params, shared, total, u, source, next_source, present, rehearsal ? 0 : params.stages, last_turn,
+    accumulate<group>(params, shared, total, u, source, next_source, present, warming ? 0 : params.stages, last_turn,
                       state);
-    const bool again = !repeated && must_repeat(shared, state.item_slot);
+    const bool again = !retry && must_retry(shared, state.work_tile_slot);
     if (again) mark<group>(shared, ordinal);
     if (again && blocks == 1) {  // a cluster's other block may not know of it
     } else if (output == StoreMode::filters && is_plain(params.epilogue)) {
@@ -232,12 +232,12 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
         finish_pairs<group, true>(params, shared, total, filter_block, state);
       }
     } else if constexpr (blocks == 1) {
-      finish_item<group>(params, shared, total, filter_block, state.item_slot);
+      finish_work_tile<group>(params, shared, total, filter_block, state.work_tile_slot);
     } else {
       finish_pairs<group, false>(params, shared, total, filter_block, state);
     }
-    if (last_turn || rehearsal) {
-      state.item_slot = (state.item_slot + 1) % Shared<variant>::item_slots;
+    if (last_turn || warming) {
+      state.work_tile_slot = (state.work_tile_slot + 1) % Shared<variant>::work_tile_slots;
     } else {
       state.v.go_back(params.stages, Shared<variant>::v_stages);
     }

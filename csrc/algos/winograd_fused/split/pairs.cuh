@@ -1,5 +1,5 @@
-// The end of an item in NHWC, in one block without anything but bias and ReLU behind it: the even and odd sums of the
-// pairs of points are all that the columns of a tile share (single/pairs.cuh), so that the owner of three points,
+// The end of a work tile in NHWC, in one block without anything but bias and ReLU behind it: the even and odd sums of
+// the pairs of points are all that the columns of a tile share (single/pairs.cuh), so that the owner of three points,
 // a warpgroup or a block, finishes two columns where its sums are. Straight-line code: branches cost more than
 // arithmetic.
 #pragma once
@@ -106,17 +106,17 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
   using Finish = Finisher<group>;
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
   const Finish finisher(params, filter_block * filter_tile + warp * 16 + lane / 4 * 2);
-  const Outputs* outputs = shared.outputs[state.item_slot] + lane % 4 * 2;
+  const Outputs* outputs = shared.outputs[state.work_tile_slot] + lane % 4 * 2;
 #pragma unroll
-  for (int part = 0; part < tile_rows / 2; ++part) {
+  for (int slice = 0; slice < tile_rows / 2; ++slice) {
     // Into what the same thread has received before; so nobody waits for it.
-    float4(&given)[2][128] = shared.exchange.pairs[part % 2 == 0 ? 1 - group : group];
-    float4(&received)[2][128] = shared.exchange.pairs[part % 2 == 0 ? group : 1 - group];
-    const int half = part / 2;
+    float4(&given)[2][128] = shared.exchange.pairs[slice % 2 == 0 ? 1 - group : group];
+    float4(&received)[2][128] = shared.exchange.pairs[slice % 2 == 0 ? group : 1 - group];
+    const int half = slice / 2;
     float own[2][4];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int first = 4 * (part % 2 * 2 + j);
+      const int first = 4 * (slice % 2 * 2 + j);
       float other[4];
       Finish::combine(total[Finish::pair][half] + first, total[Finish::pair + 1][half] + first, false, own[j]);
       Finish::combine(total[Finish::pair][half] + first, total[Finish::pair + 1][half] + first, true, other);
@@ -125,41 +125,41 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
     hopper::synchronise(pair_barrier + warp, 64);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int first = 4 * (part % 2 * 2 + j);
+      const int first = 4 * (slice % 2 * 2 + j);
       finisher.template finish<true>(own[j], received[j][thread], total[Finish::extra][half] + first,
-                                     outputs + (part * 2 + j) * 8, params);
+                                     outputs + (slice * 2 + j) * 8, params);
     }
   }
 }
 
 // The same with the warp of the same number in the cluster's other block. plain: is_plain. In a loop, since code that
-// runs once an item has to be fetched each time: the sums move up.
+// runs once a work tile has to be fetched each time: the sums move up.
 template <int group, bool plain, Variant variant>
 __device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared,
-                                             const Totals<Shared<variant>::halves>& total, int filter_block,
+                                             const Totals<Shared<variant>::m_halves>& total, int filter_block,
                                              ConsumerState& state) {
   using Finish = Finisher<group>;
   using Exchange = decltype(shared.exchange);
-  constexpr int halves = variant.halves(), parts = Exchange::parts, other_rank = 1 - group;
+  constexpr int m_halves = variant.m_halves(), slices = Exchange::slices, other_rank = 1 - group;
   int thread_here = static_cast<int>(threadIdx.x);
-  launder(thread_here);  // nothing of what follows is kept in registers from item to item
+  launder(thread_here);  // nothing of what follows is kept in registers from work tile to work tile
   const int thread = thread_here % 128, lane = thread % 32, warp = thread / 32, warpgroup = thread_here / 128;
   Exchange& exchange = shared.exchange;
   const std::uint32_t full = shared_address(exchange.full[warpgroup][warp]);
   if (lane == 0) {
 #pragma unroll
-    for (int part = 0; part < parts; ++part) {
-      hopper::arrive_expecting(full + part * sizeof(std::uint64_t), 2 * 32 * sizeof(float4));
+    for (int slice = 0; slice < slices; ++slice) {
+      hopper::arrive_expecting(full + slice * sizeof(std::uint64_t), 2 * 32 * sizeof(float4));
     }
   }
-  // Until the other warp has read what the item before gave it.
+  // Until the other warp has read what the work tile before gave it.
   wait<role_multiply>(shared_address(&exchange.read[warpgroup][warp]), state.exchanged ^ 1, params.report);
   const std::uint32_t target =
       hopper::address_in_block(shared_address(&exchange.pairs[0][warpgroup][0][thread]), other_rank);
   const std::uint32_t there = hopper::address_in_block(full, other_rank);
-  float own[halves * half_groups * 4], extra[halves * half_groups * 4];
+  float own[m_halves * half_groups * 4], extra[m_halves * half_groups * 4];
 #pragma unroll
-  for (int j = 0; j < 2 * parts; ++j) {
+  for (int j = 0; j < 2 * slices; ++j) {
     const int first = 4 * (j % half_groups);
     const float *plus = total[Finish::pair][j / half_groups] + first,
                 *minus = total[Finish::pair + 1][j / half_groups] + first;
@@ -175,20 +175,20 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
     }
   }
   // Its own filters, or its own half of the positions.
-  const int filters = halves == 2 ? filter_block * variant.filter_tiles + warpgroup : filter_block;
+  const int filters = m_halves == 2 ? filter_block * variant.filter_tiles + warpgroup : filter_block;
   const Finish finisher(params, filters * filter_tile + warp * 16 + lane / 4 * 2);
   const Outputs* outputs =
-      shared.outputs[state.item_slot] + (halves == 2 ? 0 : warpgroup * (positions / 2)) + lane % 4 * 2;
+      shared.outputs[state.work_tile_slot] + (m_halves == 2 ? 0 : warpgroup * (positions / 2)) + lane % 4 * 2;
 #pragma unroll 1
-  for (int part = 0; part < parts; ++part) {
-    wait<role_multiply>(full + part * sizeof(std::uint64_t), state.exchanged, params.report);
+  for (int slice = 0; slice < slices; ++slice) {
+    wait<role_multiply>(full + slice * sizeof(std::uint64_t), state.exchanged, params.report);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      finisher.template finish<plain>(own + 4 * j, exchange.pairs[part][warpgroup][j][thread], extra + 4 * j,
-                                      outputs + (part * 2 + j) * 8, params);
+      finisher.template finish<plain>(own + 4 * j, exchange.pairs[slice][warpgroup][j][thread], extra + 4 * j,
+                                      outputs + (slice * 2 + j) * 8, params);
     }
 #pragma unroll
-    for (int i = 8; i < halves * half_groups * 4; ++i) own[i - 8] = own[i], extra[i - 8] = extra[i];
+    for (int i = 8; i < m_halves * half_groups * 4; ++i) own[i - 8] = own[i], extra[i - 8] = extra[i];
   }
   __syncwarp();
   if (lane == 0) hopper::arrive_remote(shared_address(&exchange.read[warpgroup][warp]), other_rank);

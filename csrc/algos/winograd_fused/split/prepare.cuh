@@ -1,5 +1,5 @@
 // What is done ahead of the transform, by a warpgroup of its own: one warp loads raw input by tensor copies, two find
-// an item's scales and where its outputs go.
+// a work tile's scales and where its outputs go.
 #pragma once
 
 #include "algos/winograd_fused/shared/layout.cuh"
@@ -19,9 +19,9 @@ static_assert((1 << guessed_target) / 3.13f > min_high);
 template <int strips>
 constexpr int row_pairs = strip_input_rows(strips) / 2;
 
-// The loader's lanes have a copy of a raw stage each: a part, or, of an item of one strip, two rows of it.
+// The loader's lanes have a copy of a raw stage each: a segment, or, of a work tile of one strip, two rows of it.
 template <int strips>
-constexpr int part_copies = strips == 1 ? strip_input_rows(strips) / raw_copied_rows : 1;
+constexpr int segment_copies = strips == 1 ? strip_input_rows(strips) / raw_copied_rows : 1;
 struct Copy {
   int w, h, n;
   int target;  // in a raw stage
@@ -30,45 +30,45 @@ struct Copy {
 };
 
 template <int strips>
-__device__ __forceinline__ Copy find_copy(const Params& params, const Maps& maps, unsigned item, int lane) {
+__device__ __forceinline__ Copy find_copy(const Params& params, const Maps& maps, unsigned work_tile, int lane) {
   const int strip = strips == 1 ? 0 : lane / 2 % strips;
-  const Place place = find_place<strips>(params, item, strip);
+  const Place place = find_place<strips>(params, work_tile, strip);
   const bool second = (lane & 1) != 0;
-  const auto part = find_part<strips>(params, place, second);
+  const auto segment = find_row_segment<strips>(params, place, second);
   const int tiles = second ? tile_columns - place.tiles : place.tiles, r = strips == 1 ? lane / 2 * raw_copied_rows : 0;
-  const bool whole = part.boundary >= part.input_rows;
+  const bool whole = segment.boundary >= segment.input_rows;
   Copy copy;
-  copy.w = part.q0 - params.pad_w, copy.h = part.row_of(r) - params.pad_h, copy.n = part.image_of(r);
-  copy.target =
-      strip * raw_strip_bytes<strips> + (second ? raw_part_bytes<strips>(place.tiles) : 0) + r * raw_row_bytes(tiles);
+  copy.w = segment.q0 - params.pad_w, copy.h = segment.row_of(r) - params.pad_h, copy.n = segment.image_of(r);
+  copy.target = strip * raw_strip_bytes<strips> + (second ? raw_segment_bytes<strips>(place.tiles) : 0) +
+                r * raw_row_bytes(tiles);
   copy.box = (whole ? maps.whole : maps.pair) + max(tiles - 1, 0);
-  copy.exists = lane < 2 * strips * part_copies<strips> && tiles > 0 && (!whole || r == 0);
+  copy.exists = lane < 2 * strips * segment_copies<strips> && tiles > 0 && (!whole || r == 0);
   return copy;
 }
 
 // What the copies of a stage bring.
 template <int strips>
-__device__ __forceinline__ unsigned copied_bytes(const Params& params, unsigned item) {
+__device__ __forceinline__ unsigned copied_bytes(const Params& params, unsigned work_tile) {
   unsigned bytes = 0;
 #pragma unroll
   for (int strip = 0; strip < strips; ++strip) {
-    const bool one_part = find_place<strips>(params, item, strip).tiles == tile_columns;
-    bytes += one_part ? raw_part_bytes<strips>(tile_columns) : raw_strip_bytes<strips>;
+    const bool one_segment = find_place<strips>(params, work_tile, strip).tiles == tile_columns;
+    bytes += one_segment ? raw_segment_bytes<strips>(tile_columns) : raw_strip_bytes<strips>;
   }
   return bytes;
 }
 
-// One pass over the items by the loader of block `rank` of a cluster, as far ahead as there are slots. A cluster's
+// One pass over the work tiles by the loader of block `rank` of a cluster, as far ahead as there are slots. A cluster's
 // blocks take turns: what one brings, both get. raw: of the ring.
-template <bool repeated, Variant variant>
-__device__ __forceinline__ void load_items(const Params& params, const Maps& maps, Shared<variant>& shared, int rank,
-                                           typename Shared<variant>::RawRing& raw) {
+template <bool retry, Variant variant>
+__device__ __forceinline__ void load_work_tiles(const Params& params, const Maps& maps, Shared<variant>& shared,
+                                                int rank, typename Shared<variant>::RawRing& raw) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  WorkTileScheduler<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
+  WorkTileScheduler<Params, variant.blocks> scheduler{params, retry ? shared.overflow_flags : nullptr};
 #pragma unroll 1
-  while (walk.next()) {
-    const Copy copy = find_copy<variant.strips>(params, maps, walk.number(), lane);
-    const unsigned bytes = copied_bytes<variant.strips>(params, walk.number());
+  while (scheduler.next()) {
+    const Copy copy = find_copy<variant.strips>(params, maps, scheduler.number(), lane);
+    const unsigned bytes = copied_bytes<variant.strips>(params, scheduler.number());
 #pragma unroll 1
     for (int stage = 0; stage < params.stages; ++stage, ++raw.count) {
       const int slot = raw.slot();
@@ -146,24 +146,24 @@ __device__ __forceinline__ int guess_exponent(float largest, bool second) {
   return largest == 0.0f ? unknown_exponent : scale_exponent(largest, guessed_target);
 }
 
-// The largest finite |x| of all columns from the whole input of an item.
+// The largest finite |x| of all columns from the whole input of a work tile.
 template <Variant variant>
-__device__ __forceinline__ void find_exact_largest(const Params& params, Shared<variant>& shared, unsigned item,
+__device__ __forceinline__ void find_exact_largest(const Params& params, Shared<variant>& shared, unsigned work_tile,
                                                    int warp, int lane) {
   constexpr int strips = variant.strips;
 #pragma unroll 1
   for (int i = warp; i < scales; i += preparing_warps) {
     const int column = i % tile_columns;
-    const Place place = find_place<strips>(params, item, strips == 1 ? 0 : i / tile_columns);
+    const Place place = find_place<strips>(params, work_tile, strips == 1 ? 0 : i / tile_columns);
     const bool second = column >= place.tiles;
-    const auto part = find_part<strips>(params, place, second);
-    const int w0 = part.q0 + (column - (second ? place.tiles : 0)) * tile_outputs - params.pad_w;
+    const auto segment = find_row_segment<strips>(params, place, second);
+    const int w0 = segment.q0 + (column - (second ? place.tiles : 0)) * tile_outputs - params.pad_w;
     float largest = 0.0f;
 #pragma unroll 1
-    for (int pixel = 0; pixel < part.input_rows * points; ++pixel) {
-      const int r = pixel / points, n = part.image_of(r), h = part.row_of(r) - params.pad_h;
+    for (int pixel = 0; pixel < segment.input_rows * points; ++pixel) {
+      const int r = pixel / points, n = segment.image_of(r), h = segment.row_of(r) - params.pad_h;
       const int w = w0 + pixel % points;
-      if ((strips == 1 && part.crosses(r) != (i >= tile_columns)) || n >= params.n ||
+      if ((strips == 1 && segment.crosses(r) != (i >= tile_columns)) || n >= params.n ||
           static_cast<unsigned>(h) >= static_cast<unsigned>(params.h) ||
           static_cast<unsigned>(w) >= static_cast<unsigned>(params.w)) {
         continue;
@@ -180,45 +180,45 @@ __device__ __forceinline__ void find_exact_largest(const Params& params, Shared<
   synchronise<preparing_barrier, preparing_warps * 32>();
 }
 
-// One pass over the items by the two warps that prepare them: scales, from a sample of the first stage or exact ones,
-// and where the outputs go. An item ahead of the transform: beside its last stage, which all its warps say they have
-// begun. Then none of them waits for the item before any more, and the slot of the first stage is in its phase.
-// A warp has half of the columns, or a strip of two.
-template <bool repeated, Variant variant>
-__device__ __forceinline__ void prepare_items(const Params& params, Shared<variant>& shared, int warp,
-                                              PrepareState<variant>& state) {
+// One pass over the work tiles by the two warps that prepare them: scales, from a sample of the first stage or exact
+// ones, and where the outputs go. A work tile ahead of the transform: beside its last stage, which all its warps say
+// they have begun. Then none of them waits for the work tile before any more, and the slot of the first stage is in its
+// phase. A warp has half of the columns, or a strip of two.
+template <bool retry, Variant variant>
+__device__ __forceinline__ void prepare_work_tiles(const Params& params, Shared<variant>& shared, int warp,
+                                                   PrepareState<variant>& state) {
   constexpr int strips = variant.strips;
   constexpr int images = strips == 1 ? 2 : 1;  // that a strip may meet
   using Sampler = Lane<tile_columns * strips / preparing_warps>;
-  WorkTileScheduler<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
+  WorkTileScheduler<Params, variant.blocks> scheduler{params, retry ? shared.overflow_flags : nullptr};
 #pragma unroll 1
-  while (walk.next()) {
+  while (scheduler.next()) {
     const int strip = strips == 1 ? 0 : warp;
     const unsigned lane = reload_lane();
     const Sampler mine(warp, lane);
-    if (repeated) find_exact_largest(params, shared, walk.number(), warp, lane);
-    const Place place = find_place<strips>(params, walk.number(), strip);
+    if (retry) find_exact_largest(params, shared, scheduler.number(), warp, lane);
+    const Place place = find_place<strips>(params, scheduler.number(), strip);
     const bool second = mine.column >= place.tiles;
-    const auto part = find_part<strips>(params, place, second);
+    const auto segment = find_row_segment<strips>(params, place, second);
     const int tiles = second ? tile_columns - place.tiles : place.tiles;
     const int in_block = (mine.column - (second ? place.tiles : 0)) * tile_outputs;
-    const int start = strip * raw_strip_bytes<strips> + (second ? raw_part_bytes<strips>(place.tiles) : 0) +
+    const int start = strip * raw_strip_bytes<strips> + (second ? raw_segment_bytes<strips>(place.tiles) : 0) +
                       in_block * raw_column_bytes;
-    const int boundary = part.boundary_within(), raw_pair = 2 * raw_row_bytes(tiles);
-    const bool crosses = images > 1 && __any_sync(~0u, boundary < part.input_rows);
-    wait<role_transform>(shared_address(&shared.last_stage), state.items.parity() ^ 1, params.report);
-    if constexpr (!repeated) {
+    const int boundary = segment.boundary_within(), raw_pair = 2 * raw_row_bytes(tiles);
+    const bool crosses = images > 1 && __any_sync(~0u, boundary < segment.input_rows);
+    wait<role_transform>(shared_address(&shared.last_stage), state.work_tiles.parity() ^ 1, params.report);
+    if constexpr (!retry) {
       wait<role_transform>(shared_address(&shared.raw_full[state.raw.slot()]), state.raw.parity(), params.report);
     }
     const unsigned char* raw = shared.raw[state.raw.slot()] + start + mine.raw(raw_pair / 2);
-    const int q = part.q0 + in_block;
+    const int q = segment.q0 + in_block;
     unsigned guesses = 0;
     int exponent[images];
     float scale[2] = {};
 #pragma unroll
     for (int i = 0; i < images; ++i) {
       bool guessed = false;
-      if (repeated) {
+      if (retry) {
         const float largest = shared.exact_largest[(strip + i) * tile_columns + mine.column];
         exponent[i] = largest > 0.0f ? scale_exponent(largest, exact_target) : exact_target;
       } else {
@@ -234,33 +234,33 @@ __device__ __forceinline__ void prepare_items(const Params& params, Shared<varia
         guessed = largest == 0.0f;
       }
       const bool outputs =
-          (i == 0 ? part.row < params.p : boundary < strip_rows(strips)) && part.n + i < params.n && q < params.q;
+          (i == 0 ? segment.row < params.p : boundary < strip_rows(strips)) && segment.n + i < params.n && q < params.q;
       scale[i] = outputs ? power_of_two(exponent[i]) : 0.0f;
       if (outputs && guessed) guesses |= Column::guessed << i;
     }
     if (__any_sync(~0u, guesses != 0)) guesses |= Column::watched;
     if (lane % Sampler::column_lanes == 0) {
-      shared.columns[state.items.slot][strip * tile_columns + mine.column] = {
+      shared.columns[state.work_tiles.slot][strip * tile_columns + mine.column] = {
           guesses | static_cast<unsigned>(boundary) << Column::boundary_bit | raw_pair, start,
           Column::pack_scales(scale[0], scale[1])};
     }
     // A lane for each position.
     static_assert(Sampler::column_lanes == strip_rows(strips) && preparing_warps * 32 == positions);
     {
-      const int r = static_cast<int>(lane % Sampler::column_lanes), p = part.row_of(r), n = part.image_of(r);
-      const int used = part.crosses(r) ? exponent[images - 1] : exponent[0], half = used / 2;
+      const int r = static_cast<int>(lane % Sampler::column_lanes), p = segment.row_of(r), n = segment.image_of(r);
+      const int used = segment.crosses(r) ? exponent[images - 1] : exponent[0], half = used / 2;
       const int count = n < params.n && p < params.p ? max(0, min(params.q - q, tile_outputs)) : 0;
       const std::int64_t index = n * params.y_image + p * params.y_row + q * params.y_column;
-      shared.outputs[state.items.slot][(strip * strip_rows(strips) + r) * tile_columns + mine.column] = {
+      shared.outputs[state.work_tiles.slot][(strip * strip_rows(strips) + r) * tile_columns + mine.column] = {
           power_of_two(-half), power_of_two(half - used), index * 8 + count};
     }
-    (&shared.watched[state.items.slot][0][0])[warp * 32 + lane] = 0;
+    (&shared.watched[state.work_tiles.slot][0][0])[warp * 32 + lane] = 0;
     static_assert(producer_warps * scales == preparing_warps * 32);
-    if (repeated) synchronise<preparing_barrier, preparing_warps * 32>();  // exact_largest was read
+    if (retry) synchronise<preparing_barrier, preparing_warps * 32>();  // exact_largest was read
     __syncwarp();
     if (lane == 0) hopper::arrive(shared_address(&shared.prepared));
     state.raw.count += params.stages;
-    state.items.advance();
+    state.work_tiles.advance();
   }
 }
 

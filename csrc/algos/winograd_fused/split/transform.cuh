@@ -8,26 +8,26 @@ namespace fastconv::algos::winograd_fused::split {
 constexpr int sharing = producer_warps / 2;  // warps of the same columns share the pairs of rows
 
 // A raw stage of one strip element by element, from any layout and alignment, by all producers. Zeros outside.
-__device__ __forceinline__ void load_elements(const Params& params, unsigned char* raw, unsigned item,
+__device__ __forceinline__ void load_elements(const Params& params, unsigned char* raw, unsigned work_tile,
                                               int first_channel, int thread) {
-  launder(item);
-  const Place place = find_place<1>(params, item, 0);
+  launder(work_tile);
+  const Place place = find_place<1>(params, work_tile, 0);
 #pragma unroll 1
   for (int second = 0; second < 2; ++second) {
-    const auto part = find_part<1>(params, place, second != 0);
+    const auto segment = find_row_segment<1>(params, place, second != 0);
     const int tiles = second != 0 ? tile_columns - place.tiles : place.tiles, columns = raw_columns(tiles);
     if (tiles == 0) break;
 #pragma unroll 1
-    for (int i = thread; i < part.input_rows * columns * channels; i += producer_threads) {
+    for (int i = thread; i < segment.input_rows * columns * channels; i += producer_threads) {
       const int c = first_channel + i % channels, pixel = i / channels, r = pixel / columns;
-      const int n = part.image_of(r), h = part.row_of(r) - params.pad_h;
-      const int w = part.q0 - params.pad_w + pixel - r * columns;
+      const int n = segment.image_of(r), h = segment.row_of(r) - params.pad_h;
+      const int w = segment.q0 - params.pad_w + pixel - r * columns;
       const bool inside = n < params.n && c < params.c && static_cast<unsigned>(h) < static_cast<unsigned>(params.h) &&
                           static_cast<unsigned>(w) < static_cast<unsigned>(params.w);
       reinterpret_cast<float*>(raw)[i] =
           inside ? params.x[n * params.x_image + h * params.x_row + w * params.x_column + c * params.x_channel] : 0.0f;
     }
-    raw += raw_part_bytes<1>(tiles);
+    raw += raw_segment_bytes<1>(tiles);
   }
 }
 
@@ -92,34 +92,34 @@ __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsi
   return largest;
 }
 
-// One pass over the items, by the block `rank` of a cluster. Of one strip the warps of the same columns take the pairs
-// of rows in turn; of two each has one.
+// One pass over the work tiles, by the block `rank` of a cluster. Of one strip the warps of the same columns take the
+// pairs of rows in turn; of two each has one.
 template <int rank, Variant variant>
-__device__ __forceinline__ void transform_items(const Params& params, Shared<variant>& shared, bool repeated, int warp,
-                                                TransformState<variant>& state) {
+__device__ __forceinline__ void transform_work_tiles(const Params& params, Shared<variant>& shared, bool retry,
+                                                     int warp, TransformState<variant>& state) {
   using Memory = Shared<variant>;
   constexpr int strips = variant.strips;
   static_assert(strips == 1 || strips == sharing);
   const int strip = strips == 1 ? 0 : warp / 2;
-  WorkTileScheduler<Params, variant.blocks> walk{params, repeated ? shared.repeat : nullptr};
+  WorkTileScheduler<Params, variant.blocks> scheduler{params, retry ? shared.overflow_flags : nullptr};
 #pragma unroll 1
-  while (walk.next()) {
+  while (scheduler.next()) {
     const unsigned first_stage = state.raw.count;  // of the ring: the same in all lanes, and so in no lane's register
     const auto wait_for_raw = [&] {
       const std::uint32_t full = shared_address(&shared.raw_full[state.raw.slot()]);
       if constexpr (variant.use_tma) {
         wait<role_transform>(full, state.raw.parity(), params.report);
       } else {
-        load_elements(params, shared.raw[state.raw.slot()], walk.number(),
+        load_elements(params, shared.raw[state.raw.slot()], scheduler.number(),
                       static_cast<int>(state.raw.count - first_stage) * channels, warp * 32 + reload_lane());
         synchronise<producer_barrier, producer_threads>();
         if (warp == 0 && reload_lane() == 0) hopper::arrive(full);
       }
     };
     wait_for_raw();
-    wait<role_transform>(shared_address(&shared.prepared), state.items.parity(), params.report);
+    wait<role_transform>(shared_address(&shared.prepared), state.work_tiles.parity(), params.report);
     const Lane<> mine(warp, reload_lane());
-    Column column = shared.columns[state.items.slot][strip * tile_columns + mine.column];
+    Column column = shared.columns[state.work_tiles.slot][strip * tile_columns + mine.column];
     unsigned offsets = (strip * strip_input_rows(strips) * v_row_bytes + mine.v()) << 16 |
                        (column.raw + mine.raw(column.raw_pair() / 2));
     __half2 largest = __float2half2_rn(0.0f);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
     for (bool last = false; !last;) {
       if (state.raw.count != first_stage) wait_for_raw();
       last = state.raw.count - first_stage == params.stages - 1u;
-      // By every warp: none may still wait for this item when the next one is prepared.
+      // By every warp: none may still wait for this work tile when the next one is prepared.
       if (last && hopper::elect_one()) hopper::arrive(shared_address(&shared.last_stage));
       wait<role_transform>(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report);
       const unsigned char* raw = shared.raw[state.raw.slot()];
@@ -148,13 +148,13 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
           const int image = crosses ? 1 : 0, lane = reload_lane();
           if (lane % 8 == 0 && (column.packed & Column::guessed << image) != 0) {
             const int scale = (strip + image) * tile_columns + Lane<>(warp, lane).column;
-            atomicMax(&shared.watched[state.items.slot][warp][scale], bits);
+            atomicMax(&shared.watched[state.work_tiles.slot][warp][scale], bits);
           }
         }
       }
       if (last) {
         const unsigned bits = __reduce_max_sync(~0u, largest_bits(largest));
-        if (hopper::elect_one()) shared.largest[state.items.slot][warp] = bits;
+        if (hopper::elect_one()) shared.largest[state.work_tiles.slot][warp] = bits;
       }
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
@@ -167,7 +167,7 @@ __device__ __forceinline__ void transform_items(const Params& params, Shared<var
       ++state.raw.count;
       state.v.advance();
     }
-    state.items.advance();
+    state.work_tiles.advance();
   }
 }
 

@@ -47,15 +47,15 @@ class TransformTaskFetcher {
 #pragma unroll 1
     for (unsigned count = 0;; ++count) {
       const unsigned at = count % 2;
-      // The other item is at work: no more than one ticket is held beyond it.
-      wait<role_dispatch>(shared_.item_empty[at], (count / 2 & 1) ^ 1, params_.report);
+      // The other work tile is at work: no more than one ticket is held beyond it.
+      wait<role_dispatch>(shared_.work_tile_empty[at], (count / 2 & 1) ^ 1, params_.report);
       int position = 0;
       if (lane == 0) position = atomicAdd(params_.ticket, 1);
       position = __shfl_sync(0xffffffffu, position, 0);
       if (position >= params_.end) {
         if (lane == 0) {
-          shared_.items[at].kind = item_stop;
-          arrive(shared_.item_full[at]);
+          shared_.work_tiles[at].kind = work_tile_stop;
+          arrive(shared_.work_tile_full[at]);
         }
         return;
       }
@@ -69,16 +69,16 @@ class TransformTaskFetcher {
       const Extent extent = map.extent(task);
       const bool gemm = task.kind == TaskKind::gemm;
       if (lane == 0) {
-        shared_.items[at] = {static_cast<int>(task.kind),
-                             task.group,
-                             task.kind == TaskKind::input ? task.group % map.v_groups : task.group % map.m_groups,
-                             TaskMap::counter_of(task.kind, task.group),
-                             extent.first_tile,
-                             extent.tiles,
-                             extent.first_channel,
-                             gemm ? extent.first_point : extent.channels,
-                             position};
-        arrive(shared_.item_full[at]);
+        shared_.work_tiles[at] = {static_cast<int>(task.kind),
+                                  task.group,
+                                  task.kind == TaskKind::input ? task.group % map.v_groups : task.group % map.m_groups,
+                                  TaskMap::counter_of(task.kind, task.group),
+                                  extent.first_tile,
+                                  extent.tiles,
+                                  extent.first_channel,
+                                  gemm ? extent.first_point : extent.channels,
+                                  position};
+        arrive(shared_.work_tile_full[at]);
       }
       if (gemm) load(task.group % map.v_groups, extent);
     }

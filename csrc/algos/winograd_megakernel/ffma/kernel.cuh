@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
 #endif
       barrier_init(shared.empty[i], team_warps);
     }
-    for (int i = 0; i < 2; ++i) barrier_init(shared.item_full[i], 1), barrier_init(shared.item_empty[i], 1);
+    for (int i = 0; i < 2; ++i) barrier_init(shared.work_tile_full[i], 1), barrier_init(shared.work_tile_empty[i], 1);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
@@ -43,23 +43,23 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
 #pragma unroll 1
   for (unsigned count = 0;; ++count) {
     const unsigned at = count % 2;
-    wait<role_stream>(shared.item_full[at], count / 2 & 1, params.report);
-    const Item& item = shared.items[at];  // not copied: registers are what is scarce
-    if (item.kind == item_stop) return;
-    if (item.kind == static_cast<int>(TaskKind::gemm)) {
-      multiply(params, shared, item, ring);
-    } else if (item.kind == static_cast<int>(TaskKind::input)) {
-      transform_input<access>(params, item);
+    wait<role_stream>(shared.work_tile_full[at], count / 2 & 1, params.report);
+    const WorkTile& work_tile = shared.work_tiles[at];  // not copied: registers are what is scarce
+    if (work_tile.kind == work_tile_stop) return;
+    if (work_tile.kind == static_cast<int>(TaskKind::gemm)) {
+      multiply(params, shared, work_tile, ring);
+    } else if (work_tile.kind == static_cast<int>(TaskKind::input)) {
+      transform_input<access>(params, work_tile);
     } else {
-      transform_output<access, plain>(params, item);
+      transform_output<access, plain>(params, work_tile);
     }
     // The barrier counts warps, not threads: one that came in parts, after a break of some lanes, would count twice.
     __syncwarp();
     asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(team_threads) : "memory");
     if (threadIdx.x % team_threads == 0) {
-      int* const counter = params.counters + item.counter;
-      const int position = item.position;
-      arrive(shared.item_empty[at]);
+      int* const counter = params.counters + work_tile.counter;
+      const int position = work_tile.position;
+      arrive(shared.work_tile_empty[at]);
       raise(counter);
       params.trace.end(position);
     }

@@ -23,7 +23,7 @@ struct Place {
         column(static_cast<int>(threadIdx.x >> 1 & 7)) {}
 };
 
-__device__ __forceinline__ void multiply(const Params& params, Shared& shared, const Item& item,
+__device__ __forceinline__ void multiply(const Params& params, Shared& shared, const WorkTile& work_tile,
                                          hopper::RingPosition& ring) {
   constexpr int unroll = 8;  // channels of a turn of the inner loop: a stage is one turn and the rest
   static_assert(unroll % 2 == 0 && stage_channels % unroll == 0);
@@ -90,11 +90,11 @@ __device__ __forceinline__ void multiply(const Params& params, Shared& shared, c
     }
     multiply_add(unroll - 1);
   }
-  float* m =
-      params.products + item.place * params.m_place() +
-      (std::int64_t{item.channel / block_filters * 36 + item.count} * unit_tiles + place.warp * 32 + place.quad * 4) *
-          block_filters +
-      place.column * 4;
+  float* m = params.products + work_tile.place * params.m_place() +
+             (std::int64_t{work_tile.channel / block_filters * 36 + work_tile.count} * tile_m + place.warp * 32 +
+              place.quad * 4) *
+                 block_filters +
+             place.column * 4;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     float* const target = m + (i / 4 * 16 + i % 4) * block_filters;

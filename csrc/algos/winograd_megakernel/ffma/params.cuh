@@ -44,9 +44,7 @@ struct Params {
   unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
 
   __host__ __device__ std::int64_t v_place() const { return std::int64_t{36} * stages * stage_v; }
-  __host__ __device__ std::int64_t m_place() const {
-    return std::int64_t{36} * filter_blocks * unit_tiles * block_filters;
-  }
+  __host__ __device__ std::int64_t m_place() const { return std::int64_t{36} * filter_blocks * tile_m * block_filters; }
 };
 
 // Where a stage's channel lies among its 16: eight channels of eight tiles, as a warp has them, are then two pieces of
@@ -59,7 +57,7 @@ constexpr int team_warps = 4;
 __device__ __forceinline__ int team_warp() { return static_cast<int>(threadIdx.x) / 32 % team_warps; }
 
 // A task as the dispatching warp hands it to the others.
-struct alignas(16) Item {
+struct alignas(16) WorkTile {
   int kind;          // TaskKind, or item_stop
   int group, place;  // place: in the ring of V (ITrans) or M
   int counter;       // to raise
@@ -68,7 +66,7 @@ struct alignas(16) Item {
   int count;         // of channels or filters; GEMM: the point
   int position;      // in the map
 };
-constexpr int item_stop = 4;
+constexpr int work_tile_stop = 4;
 
 constexpr int team_threads = 32 * team_warps;
 // Of a block: the teams, and four warps, of which one dispatches for each team. So a thread has 128 registers: with 112
@@ -79,13 +77,13 @@ constexpr int slots = 4;  // of the ring of stages
 
 struct Shared {  // of a team
   struct Stage {
-    float v[unit_tiles / 8][stage_channels][8];
+    float v[tile_m / 8][stage_channels][8];
     float u[stage_channels][block_filters];
   };
   alignas(128) Stage stages[slots];
   std::uint64_t full[slots], empty[slots];
-  std::uint64_t item_full[2], item_empty[2];
-  Item items[2];
+  std::uint64_t work_tile_full[2], work_tile_empty[2];
+  WorkTile work_tiles[2];
 };
 
 // ---- Barriers in shared memory: mbarriers as sm_80 has them (hopper/ptx/mbarrier.cuh needs sm_90).

@@ -17,10 +17,10 @@
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 
-constexpr int unit_tiles = 128;     // of a GEMM task
+constexpr int tile_m = 128;         // of a GEMM task
 constexpr int block_filters = 64;   // of a GEMM task; they lie together in U and M
 constexpr int stage_channels = 16;  // that a product loads at once
-constexpr int stage_v = stage_channels * unit_tiles, stage_u = stage_channels * block_filters;  // floats
+constexpr int stage_v = stage_channels * tile_m, stage_u = stage_channels * block_filters;  // floats
 constexpr int transform_channels = 64;                           // of a transform task: channels or filters
 constexpr int teams = 3;                                         // of a block
 constexpr std::size_t block_bytes = teams * std::size_t{49408};  // of shared memory (ffma_kernel.cuh)
@@ -51,8 +51,8 @@ struct Plan {
   bool plain;  // the epilogue has no residual and no SiLU
   Instruments instruments = {};
 
-  std::int64_t v_place() const { return 36 * weights.stages * stage_v; }                            // floats
-  std::int64_t m_place() const { return 36 * weights.filter_blocks * unit_tiles * block_filters; }  // floats
+  std::int64_t v_place() const { return 36 * weights.stages * stage_v; }                        // floats
+  std::int64_t m_place() const { return 36 * weights.filter_blocks * tile_m * block_filters; }  // floats
   std::size_t v_bytes() const { return align_bytes(map.v_groups * v_place() * 4); }
   std::size_t m_bytes() const { return align_bytes(map.m_groups * m_place() * 4); }
   std::size_t counter_bytes() const { return align_bytes((ticket_stride + map.counters()) * std::int64_t{4}); }
@@ -63,9 +63,9 @@ struct Plan {
 inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
   const std::int64_t tiles = std::max<std::int64_t>(1, problem.n * ceil_div(problem.p(), 4) * ceil_div(problem.q(), 4));
   const Weights weights = make_weights(problem);
-  const std::int64_t groups = ceil_div(tiles, unit_tiles);
+  const std::int64_t groups = ceil_div(tiles, tile_m);
   const int rows = groups >= 64 ? 16 : 8;  // tiles of a transform task: few, so that all teams have some
-  const TaskShapes shapes{.group_tiles = unit_tiles,
+  const TaskShapes shapes{.group_tiles = tile_m,
                           .filter_filters = 0,  // pack_weight() transforms them
                           .filter_channels = 0,
                           .input_tiles = rows,

@@ -28,21 +28,22 @@ __device__ __forceinline__ void store(float* target, float value) { *target = va
 // A warp takes 8 tiles x 8 channels at a time: it reads whole sectors of x in NHWC and writes whole lines of V. A lane
 // has two channels of a tile, at once or one after the other.
 template <Access access>
-__device__ __forceinline__ void transform_input(const Params& params, const Item& item) {
+__device__ __forceinline__ void transform_input(const Params& params, const WorkTile& work_tile) {
   constexpr bool pairs = access == Access::nhwc_pairs;
   using Value = std::conditional_t<pairs, Values, float>;
   const int warp = team_warp(), lane = threadIdx.x % 32;
-  const int columns = (item.count + stage_channels - 1) / stage_channels * 2, pieces = (item.tiles + 7) / 8 * columns;
+  const int columns = (work_tile.count + stage_channels - 1) / stage_channels * 2,
+            pieces = (work_tile.tiles + 7) / 8 * columns;
 #pragma unroll 1
   for (int piece = warp; piece < pieces; piece += team_warps) {
-    const int row = piece / columns, in_item = row * 8 + lane / 4, in_group = item.tile + in_item;
-    const int channel = item.channel + (piece - row * columns) * 8 + lane % 4 * 2;
-    if (in_item >= item.tiles) continue;
-    const TilePosition position = tile_position(params, item.group * unit_tiles + in_group);
+    const int row = piece / columns, in_work_tile = row * 8 + lane / 4, in_group = work_tile.tile + in_work_tile;
+    const int channel = work_tile.channel + (piece - row * columns) * 8 + lane % 4 * 2;
+    if (in_work_tile >= work_tile.tiles) continue;
+    const TilePosition position = tile_position(params, work_tile.group * tile_m + in_group);
     const int h0 = position.p - params.pad_h, w0 = position.q - params.pad_w, octet = in_group / 8;
     const float* corner =
         params.x + position.n * params.x_image + channel * params.x_channel + h0 * params.x_row + w0 * params.x_pixel;
-    float* v = params.v + item.place * params.v_place() + std::int64_t{channel / stage_channels} * (36 * stage_v) +
+    float* v = params.v + work_tile.place * params.v_place() + std::int64_t{channel / stage_channels} * (36 * stage_v) +
                octet * (stage_channels * 8) + (place_of(channel % stage_channels) ^ (octet & 1)) * 8 + in_group % 8;
 #pragma unroll 1
     for (int e = 0; e < (pairs ? 1 : 2); ++e, corner += params.x_channel, v += 4 * 8) {
@@ -88,22 +89,22 @@ __device__ __forceinline__ void transform_input(const Params& params, const Item
 
 // NHWC: a warp takes a tile and 64 filters; NCHW: 8 tiles and 8 filters.
 template <Access access, bool plain>
-__device__ __forceinline__ void transform_output(const Params& params, const Item& item) {
+__device__ __forceinline__ void transform_output(const Params& params, const WorkTile& work_tile) {
   constexpr int piece_tiles = is_nhwc(access) ? 1 : 8, tile_lanes = 32 / piece_tiles, piece_filters = 2 * tile_lanes;
   const int warp = team_warp(), lane = threadIdx.x % 32;
-  const int columns = (item.count + piece_filters - 1) / piece_filters;
-  const int pieces = (item.tiles + piece_tiles - 1) / piece_tiles * columns;
+  const int columns = (work_tile.count + piece_filters - 1) / piece_filters;
+  const int pieces = (work_tile.tiles + piece_tiles - 1) / piece_tiles * columns;
   const ActivationFunction& activate = params.epilogue.activate;
   const bool identity = activate.negative_slope == 1.0f && activate.cap == INFINITY;
 #pragma unroll 1
   for (int piece = warp; piece < pieces; piece += team_warps) {
-    const int row = piece / columns, in_item = row * piece_tiles + lane / tile_lanes;
-    const int k = item.channel + (piece - row * columns) * piece_filters + lane % tile_lanes * 2;
+    const int row = piece / columns, in_work_tile = row * piece_tiles + lane / tile_lanes;
+    const int k = work_tile.channel + (piece - row * columns) * piece_filters + lane % tile_lanes * 2;
     const bool second = k + 1 < params.k;
-    if (in_item >= item.tiles || k >= params.k) continue;
-    const int in_group = item.tile + in_item;
-    const float* const m = params.products + item.place * params.m_place() +
-                           (std::int64_t{k / block_filters * 36} * unit_tiles + in_group) * block_filters +
+    if (in_work_tile >= work_tile.tiles || k >= params.k) continue;
+    const int in_group = work_tile.tile + in_work_tile;
+    const float* const m = params.products + work_tile.place * params.m_place() +
+                           (std::int64_t{k / block_filters * 36} * tile_m + in_group) * block_filters +
                            k % block_filters;
     Values d[6][6];
 #pragma unroll
@@ -111,12 +112,12 @@ __device__ __forceinline__ void transform_output(const Params& params, const Ite
 #pragma unroll
       for (int j = 0; j < 6; ++j) {
         // Past the L1 cache: others have written it in this kernel.
-        const float2 pair = __ldcg(reinterpret_cast<const float2*>(m + (i * 6 + j) * unit_tiles * block_filters));
+        const float2 pair = __ldcg(reinterpret_cast<const float2*>(m + (i * 6 + j) * tile_m * block_filters));
         d[i][j] = {pair.x, pair.y};
       }
     }
     const float bias[2] = {params.epilogue.bias_of(k), second ? params.epilogue.bias_of(k + 1) : 0.0f};
-    const TilePosition position = tile_position(params, item.group * unit_tiles + in_group);
+    const TilePosition position = tile_position(params, work_tile.group * tile_m + in_group);
 #pragma unroll
     for (int j = 0; j < 6; ++j) {
       const Values column[6] = {d[0][j], d[1][j], d[2][j], d[3][j], d[4][j], d[5][j]};

@@ -32,9 +32,10 @@ __device__ __forceinline__ Values load_values(const E* patch, int position) {
 
 // Brings the patch by ordinary loads, times `factor`: where no tensor copy can, or its values are too large.
 template <typename T>
-__device__ __forceinline__ void load_patch(const Params<T>& params, const StreamItem& item, T* patch, float factor) {
-  const int c = item.channel + 2 * static_cast<int>(threadIdx.x % 32);
-  const TileCorner corner = corner_of(params, item.tile);
+__device__ __forceinline__ void load_patch(const Params<T>& params, const StreamTile& work_tile, T* patch,
+                                           float factor) {
+  const int c = work_tile.channel + 2 * static_cast<int>(threadIdx.x % 32);
+  const TileCorner corner = corner_of(params, work_tile.tile);
 #pragma unroll 1
   for (int position = 0; position < 36; ++position) {
     const int h = corner.h + position / 6, w = corner.w + position % 6;
@@ -72,7 +73,7 @@ __device__ __forceinline__ float transform_columns(const T* patch, Values (&valu
 // A warp. patch: of its channels, [36][64], from the lane's first, loaded here if no copy could; not needed afterwards.
 // Returns the tile's scale.
 template <typename T>
-__device__ __forceinline__ float begin_input(const Params<T>& params, const StreamItem& item, T* patch,
+__device__ __forceinline__ float begin_input(const Params<T>& params, const StreamTile& work_tile, T* patch,
                                              Values (&values)[6][6]) {
   int prescale = 0;
   bool loads = !params.use_tma;
@@ -80,7 +81,7 @@ __device__ __forceinline__ float begin_input(const Params<T>& params, const Stre
 #pragma unroll 1
   while (true) {
     if (loads) {
-      load_patch(params, item, patch, power_of_two(prescale));
+      load_patch(params, work_tile, patch, power_of_two(prescale));
       hopper::fence_copies();  // the next patch comes by a copy
     }
     largest = transform_columns(patch, values);
@@ -90,25 +91,25 @@ __device__ __forceinline__ float begin_input(const Params<T>& params, const Stre
   const int exponent = scale_exponent(largest, input_target_exponent);
   const int fitting = !is_split<T> && largest == 0.0f ? zero_exponent : exponent + prescale;
   if (threadIdx.x % 32 == 0) {
-    params.tile_exponents[static_cast<std::int64_t>(item.tile) * params.chunks + item.channel / chunk_channels] =
-        fitting;
+    params.tile_exponents[static_cast<std::int64_t>(work_tile.tile) * params.chunks +
+                          work_tile.channel / chunk_channels] = fitting;
     if constexpr (!is_split<T>) {
-      if (v_exponent(fitting) != common_exponent) params.own_scales[item.tile / unit_tiles] = 1;
+      if (v_exponent(fitting) != common_exponent) params.own_scales[work_tile.tile / tile_m] = 1;
     }
   }
   return power_of_two(is_split<T> ? exponent : v_exponent(fitting) - prescale);
 }
 
 template <typename T>
-__device__ __forceinline__ void finish_input(const Params<T>& params, const StreamItem& item, float scale,
+__device__ __forceinline__ void finish_input(const Params<T>& params, const StreamTile& work_tile, float scale,
                                              const Values (&values)[6][6]) {
-  const int lane = thread<T>() % 32, chunk = item.channel / chunk_channels;
+  const int lane = thread<T>() % 32, chunk = work_tile.channel / chunk_channels;
   // A lane's two channels: a stage of the chunk, row item.row, 4 bytes of the lo half and 4 of the hi half.
   constexpr int lanes = form<T>.stage_channels() / 2;
-  const int piece = hopper::swizzle_128(item.row, lane % lanes / 4);
-  char* lo_target = params.v + item.place * params.v_place_bytes() +
-                    static_cast<std::int64_t>(form<T>.limbs * chunk + lane / lanes) * operand_bytes + item.row * 128 +
-                    lane % 4 * 4 + piece * 16;
+  const int piece = hopper::swizzle_128(work_tile.row, lane % lanes / 4);
+  char* lo_target = params.v + work_tile.place * params.v_place_bytes() +
+                    static_cast<std::int64_t>(form<T>.limbs * chunk + lane / lanes) * operand_bytes +
+                    work_tile.row * 128 + lane % 4 * 4 + piece * 16;
   const std::int64_t hi = (piece & 4) != 0 ? -64 : 64;
   const int point = params.stages() * operand_bytes;
 #pragma unroll

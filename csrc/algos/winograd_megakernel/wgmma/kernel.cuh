@@ -49,10 +49,10 @@ __global__ void __launch_bounds__(threads<T>, 1)
   extern __shared__ unsigned char dynamic[];
   Shared<T>& shared = *reinterpret_cast<Shared<T>*>(dynamic + (-shared_address(dynamic) & 1023));
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-  const bool leads = threadIdx.x % 32 == 0;
+  const bool elected = threadIdx.x % 32 == 0;
   if (threadIdx.x == 0) {
     shared.products.init();
-    shared.stream.init(params.items());
+    shared.stream.init(params.work_tiles());
     hopper::barrier_init_fence();
   }
   __syncthreads();
@@ -68,11 +68,11 @@ __global__ void __launch_bounds__(threads<T>, 1)
   }
   hopper::setmaxnreg_dec<helper_registers<T>>();
   if (warp == 0) {
-    if (leads) Loader<T>(params, shared.products).run();
+    if (elected) Loader<T>(params, shared.products).run();
   } else if (warp == 1) {
-    if (leads) TransformTaskFetcher<T>(params, shared.stream).run();
+    if (elected) TransformTaskFetcher<T>(params, shared.stream).run();
   } else if (warp == 2) {
-    if (leads) signal(params, shared.products, shared.stream);
+    if (elected) signal(params, shared.products, shared.stream);
   } else {
     GemmTaskFetcher<T>(params, shared.products).run();
   }

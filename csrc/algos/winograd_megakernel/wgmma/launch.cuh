@@ -27,7 +27,7 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
   char* products = v + plan.v_bytes();
   char* exponents = products + plan.m_bytes();
   auto* tickets = reinterpret_cast<int*>(exponents + plan.exponent_bytes());
-  const ProductRing ring = ProductRing::of(as_int(plan.weights.stages()), form<T>.units);
+  const ProductRing ring = ProductRing::of(as_int(plan.weights.stages()), form<T>.buffers);
   Params<T> params{.map = plan.map,
                    .x = x,
                    .y = static_cast<T*>(args.y),
@@ -53,7 +53,7 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
                    .filter_blocks = as_int(plan.weights.filter_blocks),
                    .ring = ring,
                    .product_grab = ring.resident > 0 ? std::int32_t{plan.map.m} : 1,
-                   .items_log2 = std::countr_zero(static_cast<unsigned>(plan.map.shapes.input_tiles)),
+                   .work_tiles_log2 = std::countr_zero(static_cast<unsigned>(plan.map.shapes.input_tiles)),
                    .by_tiles_q = tiles_q,
                    .by_tiles_p = tiles_p,
                    .delay = plan.instruments.delay,
@@ -69,7 +69,7 @@ StreamMaps make_maps(const ConvProblem& problem, const CudaPlan& plan, const Par
     maps.x = make_tensor_map(params.x, problem.dtype, problem.n, problem.h, problem.w, problem.c,
                              Box4{.c = chunk_channels, .w = 6, .h = 6, .n = 1, .swizzled = false});
   }
-  constexpr int values = unit_tiles * unit_filters;
+  constexpr int values = tile_m * tile_n;
   constexpr cuuint64_t bytes = segment_values * sizeof(Product<T>);
   const auto segments = static_cast<cuuint64_t>(plan.weights.filter_blocks * (values / segment_values));
   const auto rows = static_cast<cuuint64_t>(plan.map.m_groups) * 36;
@@ -150,7 +150,7 @@ void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const CudaWeights weights = make_cuda_weights(problem);
   auto* packed = static_cast<char*>(args.packed);
-  pack_filters<T><<<static_cast<unsigned>(weights.filter_blocks * unit_filters), pack_threads, 0, stream_of(runtime)>>>(
+  pack_filters<T><<<static_cast<unsigned>(weights.filter_blocks * tile_n), pack_threads, 0, stream_of(runtime)>>>(
       static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.chunks), args.strides(),
       static_cast<const T*>(args.weight), packed, reinterpret_cast<int*>(packed + weights.u_bytes()),
       static_cast<T*>(args.snapshot));

@@ -20,9 +20,9 @@ struct ProductTask {
 // In shared memory at a multiple of 1024 bytes.
 template <typename T>
 struct alignas(1024) ProductStorage {
-  static constexpr int count = form<T>.units;
+  static constexpr int count = form<T>.buffers;
   static_assert(count + 2 < product_task_slots);  // tasks that fetcher and loading thread can be ahead
-  unsigned char units[count][operand_bytes];      // U that stays, then a ring; or a ring of V and U in turn
+  unsigned char buffers[count][operand_bytes];    // U that stays, then a ring; or a ring of V and U in turn
   ProductTask tasks[product_task_slots];
   std::uint64_t full[count], free[count];
   // Raising a counter takes as long as the stores before it. A thread of its own waits for that; the multiplying warps
@@ -57,15 +57,14 @@ __device__ __forceinline__ ProductTask describe_product(const Params<T>& params,
   const std::int64_t bytes = static_cast<std::int64_t>(params.stages()) * operand_bytes;
   ProductTask product;
   product.v = params.v + task.group % map.v_groups * params.v_place_bytes() + point * bytes;
-  product.u = params.u + (point * params.filter_blocks + filter / unit_filters) * bytes;
-  product.exponents = params.tile_exponents + static_cast<std::int64_t>(task.group) * unit_tiles * params.chunks;
-  product.m =
-      params.products + task.group % map.m_groups * params.m_place() +
-      (static_cast<std::int64_t>(point) * params.filter_blocks + filter / unit_filters) * (unit_tiles * unit_filters);
+  product.u = params.u + (point * params.filter_blocks + filter / tile_n) * bytes;
+  product.exponents = params.tile_exponents + static_cast<std::int64_t>(task.group) * tile_m * params.chunks;
+  product.m = params.products + task.group % map.m_groups * params.m_place() +
+              (static_cast<std::int64_t>(point) * params.filter_blocks + filter / tile_n) * (tile_m * tile_n);
   product.rows = extent.tiles;
   product.columns = extent.channels;
   product.number = number;
-  product.v_hint = filter + unit_filters >= map.k ? hint_once : hint_normal;  // the last one to read it
+  product.v_hint = filter + tile_n >= map.k ? hint_once : hint_normal;  // the last one to read it
   return product;
 }
 
@@ -180,7 +179,8 @@ class Loader {
       const std::uint32_t full = shared_address(&shared_.full[position_.slot]);
       const std::int64_t offset = static_cast<std::int64_t>(i) * operand_bytes;
       hopper::arrive_expecting(full, loads_u ? 2 * operand_bytes : operand_bytes);
-      copy_bulk(shared_address(shared_.units[ring_.v_unit(position_.slot)]), v + offset, operand_bytes, full, v_hint);
+      copy_bulk(shared_address(shared_.buffers[ring_.v_buffer(position_.slot)]), v + offset, operand_bytes, full,
+                v_hint);
       if (!loads_u) continue;
       // The task before this one has to be done with it. (It is, if the ring has turned since.)
       if (0 < ring_.resident && ring_.resident < ring_.slots && resident_ != nullptr) {
@@ -188,7 +188,7 @@ class Loader {
         if ((last.slot -= ring_.resident) < 0) last.slot += ring_.slots, last.parity ^= 1;
         wait_in_place<role_load>(shared_.free[last.slot], last.parity, params_.report);
       }
-      copy_bulk(shared_address(shared_.units[ring_.u_unit(position_.slot, i)]), u + offset, operand_bytes, full,
+      copy_bulk(shared_address(shared_.buffers[ring_.u_buffer(position_.slot, i)]), u + offset, operand_bytes, full,
                 hint_keep);
     }
     resident_ = u;

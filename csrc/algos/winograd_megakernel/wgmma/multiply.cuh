@@ -97,7 +97,7 @@ class Multiplier {
         least = min(least, exponent(chunk, i));
       }
       least = min(least, __shfl_xor_sync(0xffffffffu, least, 1));
-      least_[i] = min(least, __shfl_xor_sync(0xffffffffu, least, 2));
+      min_exponent_[i] = min(least, __shfl_xor_sync(0xffffffffu, least, 2));
     }
   }
   __device__ __forceinline__ float factor(int chunk, int i) const {
@@ -108,7 +108,7 @@ class Multiplier {
     } else {
       of_chunk = exponent(chunk, i);
     }
-    return power_of_two(max(-126, least_[i] - of_chunk));
+    return power_of_two(max(-126, min_exponent_[i] - of_chunk));
   }
   // Past the first cache: written by other multiprocessors of this very kernel.
   __device__ __forceinline__ int exponent(int chunk, int i) const {
@@ -135,7 +135,7 @@ class Multiplier {
       stage = next;
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) least_[i] = min(early[0][i], early[1][i]);
+    for (int i = 0; i < 2; ++i) min_exponent_[i] = min(early[0][i], early[1][i]);
     find_least(product, 8);
     const int scale[2] = {common_exponent, common_exponent};
     complete(stage, scale);
@@ -143,7 +143,7 @@ class Multiplier {
   // The sums change their scale before a chunk with another one joins them.
   __device__ __forceinline__ void sum_and_scale(Stage stage, const ProductTask& product) {
     issue<true>(stage);
-    least_[0] = least_[1] = zero_exponent;
+    min_exponent_[0] = min_exponent_[1] = zero_exponent;
     find_least(product, 0);
     int scale[2] = {scale_of(product, 0, 0), scale_of(product, 0, 1)};
 #pragma unroll 1
@@ -166,8 +166,8 @@ class Multiplier {
   }
   __device__ __forceinline__ void complete(const Stage& stage, const int (&scale)[2]) {
     const int shift = product_shift(params_.chunks);
-    const float factors[2] = {power_of_two(max(-126, least_[0] - scale[0] - shift)),
-                              power_of_two(max(-126, least_[1] - scale[1] - shift))};
+    const float factors[2] = {power_of_two(max(-126, min_exponent_[0] - scale[0] - shift)),
+                              power_of_two(max(-126, min_exponent_[1] - scale[1] - shift))};
     hopper::wait_for_products<0>();
     release(stage.slot);
     multiply_sums(factors);
@@ -182,18 +182,18 @@ class Multiplier {
 #pragma unroll 1
     for (int chunk = first + threadIdx.x % 4; chunk < params_.chunks; chunk += 4) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) least_[i] = min(least_[i], exponent(product, chunk, i));
+      for (int i = 0; i < 2; ++i) min_exponent_[i] = min(min_exponent_[i], exponent(product, chunk, i));
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      least_[i] = min(least_[i], __shfl_xor_sync(0xffffffffu, least_[i], 1));
-      least_[i] = min(least_[i], __shfl_xor_sync(0xffffffffu, least_[i], 2));
+      min_exponent_[i] = min(min_exponent_[i], __shfl_xor_sync(0xffffffffu, min_exponent_[i], 1));
+      min_exponent_[i] = min(min_exponent_[i], __shfl_xor_sync(0xffffffffu, min_exponent_[i], 2));
     }
   }
   // That of the row's sums when a chunk joins them: the chunk's, but not so far above the least one that the sums could
   // exceed FP32's range. (What is that much smaller does not count, whatever its scale.)
   __device__ __forceinline__ int scale_of(const ProductTask& product, int chunk, int i) const {
-    return min(v_exponent(exponent(product, chunk, i)), v_exponent(least_[i]) + 72);
+    return min(v_exponent(exponent(product, chunk, i)), v_exponent(min_exponent_[i]) + 72);
   }
   // Of the row 8 i further; read anew each time, since registers are scarce.
   __device__ __forceinline__ int exponent(const ProductTask& product, int chunk, int i) const {
@@ -214,13 +214,13 @@ class Multiplier {
   __device__ __forceinline__ Stage next_stage(int index) {
     wait_in_place<role_multiply>(shared_.full[position_.slot], position_.parity, params_.report);
     const int slot = position_.slot;
-    const std::uint32_t units = shared_address(shared_.units);
+    const std::uint32_t buffers = shared_address(shared_.buffers);
     position_.advance(ring_.slots);
     const auto low = [](std::uint32_t address) {
       return static_cast<std::uint32_t>(hopper::matrix_descriptor<128>(address));
     };
-    return {slot, low(units + ring_.v_unit(slot) * operand_bytes + warpgroup_ * (operand_bytes / 2)),
-            low(units + ring_.u_unit(slot, index) * operand_bytes)};
+    return {slot, low(buffers + ring_.v_buffer(slot) * operand_bytes + warpgroup_ * (operand_bytes / 2)),
+            low(buffers + ring_.u_buffer(slot, index) * operand_bytes)};
   }
   __device__ __forceinline__ void release(int slot) {
     __syncwarp();
@@ -290,7 +290,7 @@ class Multiplier {
     for (int h = 0; h < 2; ++h) {
       const int width = row + 8 * h < product.rows ? product.columns : 0;
 #pragma unroll
-      for (int j = 0; j < unit_filters / filters; ++j) {
+      for (int j = 0; j < tile_n / filters; ++j) {
         Product<T>* const place = target + segment_at<T>(8 * h, filters * j) * segment_values;
         if constexpr (is_split<T>) {
           const float* t = totals_ + 8 * j + 2 * h;
@@ -322,7 +322,7 @@ class Multiplier {
   hopper::RingPosition position_;           // of the stage to be multiplied next
   const int* exponents_;                    // of the task under way, at the lane's first row
   static constexpr int kept_exponents = 2;  // of a lane: chunk 4j + lane % 4
-  int least_[2], kept_[kept_exponents][2];
+  int min_exponent_[2], kept_[kept_exponents][2];
   float totals_[is_split<T> ? 64 : 1], sums_[64];
 };
 

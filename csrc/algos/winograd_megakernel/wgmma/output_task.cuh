@@ -26,11 +26,11 @@ struct OutputLane {
   int tile, k;
   bool first, second;  // whether the filters exist
 
-  __device__ __forceinline__ OutputLane(const Params<T>& params, const StreamItem& item) {
+  __device__ __forceinline__ OutputLane(const Params<T>& params, const StreamTile& work_tile) {
     const int lane = thread<T>() % 32;
-    tile = item.tile + lane / lanes;
-    k = item.channel + lane % pieces * 8 + lane / pieces % 4 * 2;
-    first = lane / lanes < item.tiles && k < params.k, second = first && k + 1 < params.k;
+    tile = work_tile.tile + lane / lanes;
+    k = work_tile.channel + lane % pieces * 8 + lane / pieces % 4 * 2;
+    first = lane / lanes < work_tile.tiles && k < params.k, second = first && k + 1 < params.k;
   }
 };
 
@@ -41,14 +41,14 @@ struct OutputScales {
   float bias[2];
 };
 template <typename T>
-__device__ __forceinline__ OutputScales load_scales(const Params<T>& params, const StreamItem& item) {
-  const OutputLane<T> its(params, item);
+__device__ __forceinline__ OutputScales load_scales(const Params<T>& params, const StreamTile& work_tile) {
+  const OutputLane<T> its(params, work_tile);
   constexpr int lanes = OutputLane<T>::lanes;
   const int lane = thread<T>() % 32;
   // The exponent to which the tile's products were brought: that of its largest channels, so the least.
   OutputScales scales;
   scales.exponent = 127;
-  if (lane / lanes < item.tiles) {
+  if (lane / lanes < work_tile.tiles) {
     const int* exponents = params.tile_exponents + static_cast<std::int64_t>(its.tile) * params.chunks;
 #pragma unroll 2
     for (int i = lane % lanes; i < params.chunks; i += lanes) {
@@ -64,9 +64,9 @@ __device__ __forceinline__ OutputScales load_scales(const Params<T>& params, con
 }
 
 template <typename T, StoreMode output, bool plain>
-__device__ __forceinline__ void finish_output(const Params<T>& params, const StreamItem& item,
+__device__ __forceinline__ void finish_output(const Params<T>& params, const StreamTile& work_tile,
                                               const OutputScales& scales, const Values (&values)[6][6]) {
-  const OutputLane<T> its(params, item);
+  const OutputLane<T> its(params, work_tile);
   const int tile = its.tile, k = its.k;
   const bool first = its.first, second = its.second;
   constexpr int lanes = OutputLane<T>::lanes;

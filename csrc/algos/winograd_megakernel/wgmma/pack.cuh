@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(pack_threads)
                  T* __restrict__ snapshot) {   // [K, C, 3, 3] or null
   __shared__ int largest_bits;                 // of a float that is not negative
   if (threadIdx.x == 0) largest_bits = 0;
-  const std::int64_t index = blockIdx.x, blocks = gridDim.x / unit_filters;
+  const std::int64_t index = blockIdx.x, blocks = gridDim.x / tile_n;
   const bool exists = index < k;
   const T* filter = exists ? weight + index * c * 9 : nullptr;
   if (!filter_changed<pack_threads>(filter, snapshot, index, k, c * 9)) return;
@@ -47,14 +47,14 @@ __global__ void __launch_bounds__(pack_threads)
   const int stages = form<T>.limbs * chunks;
   const int exponent = scale_exponent(__int_as_float(largest_bits), filter_target_exponent);
   const float scale = power_of_two(exponent);
-  const int row = static_cast<int>(index % unit_filters);
+  const int row = static_cast<int>(index % tile_n);
   for (int channel = threadIdx.x; channel < chunks * chunk_channels; channel += pack_threads) {
     float value[6][6];
     transform(channel, value);
     const int in_stage = channel % stage_channels;
     const int lo_piece = hopper::swizzle_128(row, in_stage / 8) * 16, hi_piece = lo_piece ^ 64;
     char* target =
-        u + (index / unit_filters * stages + channel / stage_channels) * operand_bytes + row * 128 + in_stage % 8 * 2;
+        u + (index / tile_n * stages + channel / stage_channels) * operand_bytes + row * 128 + in_stage % 8 * 2;
 #pragma unroll
     for (int i = 0; i < 36; ++i) {
       const float scaled = value[i / 6][i % 6] * scale;

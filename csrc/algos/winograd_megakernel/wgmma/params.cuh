@@ -53,7 +53,7 @@ __device__ __forceinline__ auto thread() {
 template <typename T>
 constexpr __host__ __device__ int segment_at(int tile, int filter) {
   constexpr int tiles = form<T>.segment_tiles, filters = form<T>.segment_filters, of_16_tiles = 16 / tiles;
-  return (tile / 16 * (unit_filters / filters) + filter / filters) * of_16_tiles + tile / tiles % of_16_tiles;
+  return (tile / 16 * (tile_n / filters) + filter / filters) * of_16_tiles + tile / tiles % of_16_tiles;
 }
 
 // Where stages lie in the ring. Where U's block of 128 filters fits, it stays for all the tasks in a row that use it: a
@@ -63,11 +63,11 @@ struct ProductRing {
   int resident;  // units of U in front of it; 0: U comes with V, stage by stage
 
   static constexpr int min_slots = 4;
-  static ProductRing of(int stages, int units) {
-    return stages + min_slots <= units ? ProductRing{units - stages, stages} : ProductRing{units / 2, 0};
+  static ProductRing of(int stages, int buffers) {
+    return stages + min_slots <= buffers ? ProductRing{buffers - stages, stages} : ProductRing{buffers / 2, 0};
   }
-  __device__ __forceinline__ int v_unit(int slot) const { return resident > 0 ? resident + slot : 2 * slot; }
-  __device__ __forceinline__ int u_unit(int slot, int stage) const { return resident > 0 ? stage : 2 * slot + 1; }
+  __device__ __forceinline__ int v_buffer(int slot) const { return resident > 0 ? resident + slot : 2 * slot; }
+  __device__ __forceinline__ int u_buffer(int slot, int stage) const { return resident > 0 ? stage : 2 * slot + 1; }
 };
 
 template <typename T>
@@ -91,17 +91,17 @@ struct Params {
   int tiles_p, tiles_q;
   int chunks, filter_blocks;
   ProductRing ring;
-  int product_grab;  // tickets of GEMM tasks that a block takes at once, up to 32
-  int items_log2;    // items of a transform task
+  int product_grab;     // tickets of GEMM tasks that a block takes at once, up to 32
+  int work_tiles_log2;  // work tiles of a transform task
   FastDivide by_tiles_q, by_tiles_p;
   unsigned delay;   // tests: a mask of ns by which tasks are delayed at random
   int* own_scales;  // half types: [groups], 0 as long as all V of a group has the common scale (values.cuh)
 
-  __host__ __device__ int items() const { return 1 << items_log2; }
+  __host__ __device__ int work_tiles() const { return 1 << work_tiles_log2; }
   __host__ __device__ int stages() const { return form<T>.limbs * chunks; }
   __host__ __device__ std::int64_t v_place_bytes() const { return std::int64_t{36} * stages() * operand_bytes; }
   __host__ __device__ std::int64_t m_place() const {
-    return std::int64_t{36} * filter_blocks * unit_tiles * unit_filters;
+    return std::int64_t{36} * filter_blocks * tile_m * tile_n;
   }  // elements
 };
 

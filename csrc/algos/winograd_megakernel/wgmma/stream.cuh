@@ -1,8 +1,8 @@
 // The streaming side of a block: one thread hands out transforms, four or eight warps run them.
 //
-// The dispatching thread takes tickets, finds their tasks and waits for what they read. A streaming warp takes items, a
-// tile or a segment of M each, and copies the next one's values into its buffer as soon as it has this one's in
-// registers, so that memory works while it transforms and stores.
+// The dispatching thread takes tickets, finds their tasks and waits for what they read. A streaming warp takes work
+// tiles, a tile or a segment of M each, and copies the next one's values into its buffer as soon as it has this one's
+// in registers, so that memory works while it transforms and stores.
 #pragma once
 
 #include "algos/winograd_megakernel/wgmma/output_task.cuh"
@@ -16,17 +16,17 @@ constexpr int patch_elements = 36 * chunk_channels;
 
 template <typename T>
 struct StreamControl {
-  static_assert(streaming_warps<T> <= min_items);  // a warp takes one item of the last task, which says so
+  static_assert(streaming_warps<T> <= min_work_tiles);  // a warp takes one work tile of the last task, which says so
   std::uint64_t full[streaming_warps<T>];
   std::uint64_t ready[stream_task_slots], done[stream_task_slots], reusable[stream_task_slots];
   StreamTask tasks[stream_task_slots];
-  int next;  // item to be taken next: Params::items() of each task, whether they exist or not
+  int next;  // work tile to be taken next: Params::work_tiles() of each task, whether they exist or not
 
-  __device__ __forceinline__ void init(int items) {
+  __device__ __forceinline__ void init(int work_tiles) {
     for (int i = 0; i < streaming_warps<T>; ++i) hopper::barrier_init(shared_address(&full[i]), 1);
     for (int i = 0; i < stream_task_slots; ++i) {
       hopper::barrier_init(shared_address(&ready[i]), 1);
-      hopper::barrier_init(shared_address(&done[i]), items);
+      hopper::barrier_init(shared_address(&done[i]), work_tiles);
       hopper::barrier_init(shared_address(&reusable[i]), 1);
     }
     next = 0;
@@ -46,30 +46,30 @@ struct StreamMaps {
   CUtensorMap x, m;
 };
 
-__device__ __forceinline__ bool is_input(const StreamItem& item) {
-  return item.kind == static_cast<int>(TaskKind::input);
+__device__ __forceinline__ bool is_input(const StreamTile& work_tile) {
+  return work_tile.kind == static_cast<int>(TaskKind::input);
 }
 template <typename T>
-__device__ __forceinline__ StreamItem describe(const StreamTask& task, int items_log2, int index) {
+__device__ __forceinline__ StreamTile describe(const StreamTask& task, int work_tiles_log2, int index) {
   constexpr int columns_log2 = form<T>.segments_in_a_row() == 4 ? 2 : 1;
   static_assert(form<T>.segments_in_a_row() == 1 << columns_log2);
-  const int rows_log2 = items_log2 - columns_log2;
-  StreamItem item;
-  item.kind = task.kind;
-  item.place = task.place;
+  const int rows_log2 = work_tiles_log2 - columns_log2;
+  StreamTile work_tile;
+  work_tile.kind = task.kind;
+  work_tile.place = task.place;
   // An output task has rows of segments.
-  const int first_tile = is_input(item) ? index : (index & ((1 << rows_log2) - 1)) * form<T>.segment_tiles;
-  const int first_filter = is_input(item) ? 0 : (index >> rows_log2) * form<T>.segment_filters;
-  item.tiles = first_filter < task.channels ? max(0, task.tiles - first_tile) : 0;
-  item.tile = task.tile + first_tile;
-  item.row = task.row + first_tile;
-  item.channel = task.channel + first_filter;
-  return item;
+  const int first_tile = is_input(work_tile) ? index : (index & ((1 << rows_log2) - 1)) * form<T>.segment_tiles;
+  const int first_filter = is_input(work_tile) ? 0 : (index >> rows_log2) * form<T>.segment_filters;
+  work_tile.tiles = first_filter < task.channels ? max(0, task.tiles - first_tile) : 0;
+  work_tile.tile = task.tile + first_tile;
+  work_tile.row = task.row + first_tile;
+  work_tile.channel = task.channel + first_filter;
+  return work_tile;
 }
 template <typename T>
-__device__ __forceinline__ int segment_of(const StreamItem& item) {
-  return item.channel / unit_filters * (unit_tiles * unit_filters / segment_values) +
-         segment_at<T>(item.row, item.channel % unit_filters);
+__device__ __forceinline__ int segment_of(const StreamTile& work_tile) {
+  return work_tile.channel / tile_n * (tile_m * tile_n / segment_values) +
+         segment_at<T>(work_tile.row, work_tile.channel % tile_n);
 }
 
 // One thread.
@@ -93,7 +93,7 @@ class TransformTaskFetcher {
       const bool input = its.kind == TaskKind::input;
       StreamTask task;
       task.kind = static_cast<int>(its.kind);
-      task.tile = its.group * unit_tiles + extent.first_tile;
+      task.tile = its.group * tile_m + extent.first_tile;
       task.tiles = extent.tiles;
       task.row = extent.first_tile;
       task.channel = extent.first_channel, task.channels = extent.channels;
@@ -111,7 +111,7 @@ class TransformTaskFetcher {
     StreamTask end{};
     end.kind = end.counter = -1;
     const int slot = hand_out(end);
-    for (int i = 0; i < params_.items(); ++i) hopper::arrive(shared_address(&control_.done[slot]));
+    for (int i = 0; i < params_.work_tiles(); ++i) hopper::arrive(shared_address(&control_.done[slot]));
   }
 
  private:
@@ -145,7 +145,7 @@ class TransformWorker {
     const int lane = threadIdx.x % 32;
     T* const x_patch = reinterpret_cast<T*>(patch_) + 2 * lane;
     const auto* const m_patch = reinterpret_cast<const Product<T>*>(patch_) + 2 * lane;
-    unsigned number = take(), parity = 0;  // of the item; of the buffer
+    unsigned number = take(), parity = 0;  // of the work tile; of the buffer
     bool started = false;
 #pragma unroll 1
     while (true) {
@@ -158,16 +158,17 @@ class TransformWorker {
       float scale = 0.0f;
       OutputScales scales;
       {
-        const StreamItem item = describe_number(number);
-        if (item.kind < 0) break;
-        if (item.tiles > 0) {
-          if (loads_early && !is_input(item)) scales = load_scales(params_, item);  // on their way while the copy is
-          if (!is_input(item) || params_.use_tma) {
+        const StreamTile work_tile = describe_number(number);
+        if (work_tile.kind < 0) break;
+        if (work_tile.tiles > 0) {
+          if (loads_early && !is_input(work_tile))
+            scales = load_scales(params_, work_tile);  // on their way while the copy is
+          if (!is_input(work_tile) || params_.use_tma) {
             hopper::wait_in_place<kernel_winograd_megakernel, role_stream>(full_, parity, params_.report);
             parity ^= 1;
           }
-          if (is_input(item)) {
-            scale = begin_input(params_, item, x_patch, values);
+          if (is_input(work_tile)) {
+            scale = begin_input(params_, work_tile, x_patch, values);
           } else {
             begin_output(m_patch, values);
           }
@@ -176,17 +177,17 @@ class TransformWorker {
       __syncwarp();  // nobody needs the buffer any more
       const unsigned current = number;
       number = take();
-      // If its task has been handed out; to wait for that now could be to wait for what this item brings.
+      // If its task has been handed out; to wait for that now could be to wait for what this work tile brings.
       started = __shfl_sync(0xffffffffu, test_wait(control_.ready[slot_of(number)], parity_of(number)), 0);
       if (started) start(number);
       {
-        const StreamItem item = describe_number(current);  // again: registers are scarce
-        if (item.tiles > 0) {
-          if (is_input(item)) {
-            finish_input(params_, item, scale, values);
+        const StreamTile work_tile = describe_number(current);  // again: registers are scarce
+        if (work_tile.tiles > 0) {
+          if (is_input(work_tile)) {
+            finish_input(params_, work_tile, scale, values);
           } else {
-            if (!loads_early) scales = load_scales(params_, item);
-            finish_output<T, output, plain>(params_, item, scales, values);
+            if (!loads_early) scales = load_scales(params_, work_tile);
+            finish_output<T, output, plain>(params_, work_tile, scales, values);
           }
         }
       }
@@ -200,10 +201,10 @@ class TransformWorker {
   static constexpr bool loads_early = output != StoreMode::elements;  // which has no registers for that
 
   __device__ __forceinline__ int slot_of(unsigned number) const {
-    return static_cast<int>((number >> params_.items_log2) % stream_task_slots);
+    return static_cast<int>((number >> params_.work_tiles_log2) % stream_task_slots);
   }
   __device__ __forceinline__ unsigned parity_of(unsigned number) const {
-    return (number >> params_.items_log2) / stream_task_slots & 1;
+    return (number >> params_.work_tiles_log2) / stream_task_slots & 1;
   }
   __device__ __forceinline__ unsigned take() const {
     unsigned number = 0;
@@ -211,24 +212,24 @@ class TransformWorker {
     return __shfl_sync(0xffffffffu, number, 0);
   }
 
-  __device__ __forceinline__ StreamItem describe_number(unsigned number) const {
-    return describe<T>(control_.tasks[slot_of(number)], params_.items_log2,
-                       static_cast<int>(number) & (params_.items() - 1));
+  __device__ __forceinline__ StreamTile describe_number(unsigned number) const {
+    return describe<T>(control_.tasks[slot_of(number)], params_.work_tiles_log2,
+                       static_cast<int>(number) & (params_.work_tiles() - 1));
   }
-  // The copy of an item's values, by one lane.
+  // The copy of a work tile's values, by one lane.
   __device__ __forceinline__ void start(unsigned number) const {
     if (threadIdx.x % 32 != 0) return;
-    const StreamItem item = describe_number(number);
-    if (item.kind < 0 || item.tiles == 0) return;
+    const StreamTile work_tile = describe_number(number);
+    if (work_tile.kind < 0 || work_tile.tiles == 0) return;
     const std::uint32_t target = shared_address(patch_);
-    if (!is_input(item)) {
-      const int segment = segment_of<T>(item);
+    if (!is_input(work_tile)) {
+      const int segment = segment_of<T>(work_tile);
       hopper::arrive_expecting(full_, Patches<T>::bytes);
-      tma_load(target, maps_.m, 0, segment, item.place * 36, 0, full_, hint_once);
+      tma_load(target, maps_.m, 0, segment, work_tile.place * 36, 0, full_, hint_once);
     } else if (params_.use_tma) {
-      const TileCorner corner = corner_of(params_, item.tile);
+      const TileCorner corner = corner_of(params_, work_tile.tile);
       hopper::arrive_expecting(full_, Patches<T>::bytes);
-      hopper::tma_load(target, maps_.x, item.channel, corner.w, corner.h, corner.n, full_);
+      hopper::tma_load(target, maps_.x, work_tile.channel, corner.w, corner.h, corner.n, full_);
     }
   }
 

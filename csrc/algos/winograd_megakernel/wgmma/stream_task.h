@@ -14,7 +14,7 @@ struct alignas(16) StreamTask {
 };
 
 // What a warp does at a time: ITrans of one tile and 64 channels, or OTrans of a segment of M, 4 tiles and 16 filters.
-struct StreamItem {
+struct StreamTile {
   int kind;
   int tile;     // of the problem, the first
   int tiles;    // that exist; 0: nothing to do

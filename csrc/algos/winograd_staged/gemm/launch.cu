@@ -21,7 +21,7 @@ constexpr int shared_bytes = 227 * 1024;
 // that still run when the product begins.
 constexpr int min_shared_bytes = 116 * 1024;
 
-// It admits a successor where that gains (admits_output() in plan.h).
+// It launches its dependents where that gains (overlaps_output() in plan.h).
 template <typename H>
 __global__ void __launch_bounds__(threads<H>, 1)
     multiply(const Grid grid, const __grid_constant__ CUtensorMap stationary,
@@ -30,13 +30,13 @@ __global__ void __launch_bounds__(threads<H>, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Storage<H>*>(memory);
   if (shared_address(memory) % 1024 != 0) __trap();
-  if (grid.admits) launch_dependents();
+  if (grid.overlaps_output) launch_dependents();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) shared.initialise();
   __syncthreads();
   if (warpgroup < H::warpgroups) {
     if constexpr (H::warpgroups == 3) hopper::setmaxnreg_inc<multiply_registers>();
-    multiply_units<H>(grid, shared, warpgroup);
+    multiply_work_tiles<H>(grid, shared, warpgroup);
     return;
   }
   if constexpr (H::warpgroups == 3) hopper::setmaxnreg_dec<load_registers>();
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(threads<H>, 1)
   if (warp < H::warpgroups) {
     if (threadIdx.x % 32 == 0) hopper::prefetch_map(streaming);
     if (H::filters) wait_for_predecessor();
-    load_units(grid, shared, warp, streaming);
+    load_work_tiles(grid, shared, warp, streaming);
   } else if (warp == H::warpgroups) {
     if (threadIdx.x % 32 == 0) hopper::prefetch_map(stationary);
     if (!H::filters) wait_for_predecessor();
@@ -65,38 +65,38 @@ CUtensorMap make_operand_map(const Arguments& args, const void* x, std::int64_t 
                           .box = {product_channels, static_cast<cuuint32_t>(box_rows), 1, limbs}});
 }
 
-template <Stationary stationary, int streaming_rows = unit_tiles>
+template <Stationary stationary, int streaming_rows = tile_m>
 void launch(const Arguments& args) {
   using H = StationaryOperand<stationary, streaming_rows>;
   const ProductGrid shape(stationary, args.points, args.tiles, args.filters, args.processors);
   const auto number = [](std::int64_t value) { return static_cast<int>(value); };
   const int stages = number(args.groups);
   const int room = shared_bytes - static_cast<int>(sizeof(Storage<H>)) - Storage<H>::stationary_bytes(stages);
-  const int slots = std::min(max_slots, room / (H::warpgroups * H::unit_bytes));
-  const int needed = shared_bytes - room + slots * H::warpgroups * H::unit_bytes;
+  const int slots = std::min(max_slots, room / (H::warpgroups * H::streaming_tile_bytes));
+  const int needed = shared_bytes - room + slots * H::warpgroups * H::streaming_tile_bytes;
   const Grid grid{.padded_tiles = number(exponent_pitch(args.tiles)),
                   .stages = stages,
                   .slots = slots,
                   .segment_rows = number(segment_rows(args.tiles)),
                   .row_segments = number(args.k_pad / segment_filters),
                   .stationary_blocks = number(shape.stationary_blocks),
-                  .point_units = number(shape.point_units),
+                  .point_work_tiles = number(shape.point_work_tiles),
                   .by_stationary = shape.stationary_blocks,
-                  .by_pairs = (shape.point_units + 1) / 2,
-                  .share = number(shape.units / shape.groups),
-                  .longer = number(shape.units % shape.groups),
-                  .pairs = number(shape.units / 2 * shape.stationary_blocks),
-                  .admits = args.admits,
-                  .lag = stationary == Stationary::filters && shape.block_units < 8
+                  .by_pairs = (shape.point_work_tiles + 1) / 2,
+                  .share = number(shape.work_tiles / shape.groups),
+                  .longer = number(shape.work_tiles % shape.groups),
+                  .pairs = number(shape.work_tiles / 2 * shape.stationary_blocks),
+                  .overlaps_output = args.overlaps_output,
+                  .lag = stationary == Stationary::filters && shape.block_work_tiles < 8
                              ? 0
                              : std::min(stages, H::slots) / H::warpgroups,
                   .exponents = args.group_exponents,
                   .tile_exponents = args.tile_exponents,
                   .m = args.m,
                   .report = args.report};
-  static_assert(sizeof(Storage<H>) + H::slots * H::bytes + H::warpgroups * 2 * H::unit_bytes <= shared_bytes);
+  static_assert(sizeof(Storage<H>) + H::slots * H::bytes + H::warpgroups * 2 * H::streaming_tile_bytes <= shared_bytes);
   const CUtensorMap u = make_operand_map(args, args.u, args.filters, H::columns),
-                    v = make_operand_map(args, args.v, args.tiles, unit_tiles);
+                    v = make_operand_map(args, args.v, args.tiles, tile_m);
   allow_shared_memory<multiply<H>>(shared_bytes, "winograd products: shared memory");
   launch_dependent(multiply<H>, static_cast<unsigned>(shape.blocks), threads<H>, std::max(needed, min_shared_bytes),
                    static_cast<cudaStream_t>(args.stream), "winograd products", grid, H::filters ? u : v,
@@ -109,7 +109,7 @@ void run(const Arguments& args) {
   switch (args.stationary) {
     case Stationary::filters: launch<Stationary::filters>(args); break;
     case Stationary::tiles:
-      (unit_filters(args.tiles) == 48 ? launch<Stationary::tiles, 48> : launch<Stationary::tiles, 64>)(args);
+      (tile_n(args.tiles) == 48 ? launch<Stationary::tiles, 48> : launch<Stationary::tiles, 64>)(args);
       break;
     case Stationary::few_stages: launch<Stationary::few_stages>(args); break;
   }

@@ -17,8 +17,8 @@ struct Arguments {
   int* tile_exponents;         // [exponent_pitch(tiles)]: written; so is M, by the least of the tile's
   std::int64_t points, tiles, filters, groups, group_channels, k_pad;
   int processors;
-  bool admits;   // the kernel behind it on the stream may begin beside it
-  void* stream;  // cudaStream_t
+  bool overlaps_output;  // the kernel behind it on the stream may begin beside it
+  void* stream;          // cudaStream_t
   WaitReport* report;
 };
 

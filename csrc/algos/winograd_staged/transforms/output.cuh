@@ -69,10 +69,10 @@ struct ProductReader {
 // NHWC. Rows: a row of the block takes a tile, a lane `vec` filters; the grid's second dimension takes further filters,
 // so that small maps fill the device. Segments: a block takes two neighbouring segments' values of 4 `vec` tiles, a
 // warp those of `vec` tiles; filters turn fastest, so that whole pixels of y are written at about the same time.
-// rehearses: a block that begins before the product has ended does everything twice, first with whatever the filters'
+// warms_code: a block that begins before the product has ended does everything twice, first with whatever the filters'
 // exponents are as values of M, storing nothing: its instructions come from memory meanwhile.
 constexpr int segment_threads = 128;
-template <typename T, int m, int vec, bool rows, bool read_once, bool rehearses>
+template <typename T, int m, int vec, bool rows, bool read_once, bool warms_code>
 __global__ void __launch_bounds__(128, 4)
     output_transform_nhwc(const Chunk chunk, const float* products,  // M
                           const int* tile_exponents,                 // [T], or null: nothing was scaled
@@ -89,10 +89,10 @@ __global__ void __launch_bounds__(128, 4)
   const int k = rows ? (k_block * blockDim.x + threadIdx.x) * vec
                      : (k_block * 2 + lane / (lanes * vec)) * segment_filters + segment_filter(lane % lanes * vec);
   if (k >= chunk.k) return;
-  bool rehearsed = false;
+  bool is_warm = false;
 #pragma unroll 1
   while (true) {
-    const bool real = !rehearses || rehearsed;
+    const bool real = !warms_code || is_warm;
     if (real) wait_for_predecessor();
     const int tile_exponent = real && tile_exponents != nullptr ? load_written(tile_exponents + tile) : 0;
     float bias[vec], first[vec], second[vec];
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(128, 4)
       });
     }
     if (real) return;
-    rehearsed = true;
+    is_warm = true;
   }
 }
 
@@ -148,7 +148,7 @@ constexpr int output_block_threads = 32 * output_block_tiles;
 
 // The results of a block: [filters][m][tiles] rows of m. A filter has a row more than it needs: no bank conflicts.
 template <int m>
-struct TurnedTiles {
+struct TransposedTiles {
   static constexpr int rows = m * output_block_tiles;
   Aligned<float, m> row[output_block_filters][rows + 1];
 
@@ -159,8 +159,8 @@ struct TurnedTiles {
 
 // Writes them, `vec` neighbours of Q by one instruction: Q is a multiple of vec.
 template <int vec, typename T, int m>
-__device__ __forceinline__ void write_turned(TurnedTiles<m>& turned, const Chunk& chunk, int tile0, int k0,
-                                             T* __restrict__ y, const Epilogue<T>& epilogue) {
+__device__ __forceinline__ void write_transposed(TransposedTiles<m>& transposed, const Chunk& chunk, int tile0, int k0,
+                                                 T* __restrict__ y, const Epilogue<T>& epilogue) {
   constexpr int pieces = m / vec, row_pieces = output_block_tiles * pieces, filter_pieces = m * row_pieces;
   static_assert(output_block_threads % filter_pieces == 0);
   const int i = threadIdx.x / row_pieces % m;
@@ -173,7 +173,7 @@ __device__ __forceinline__ void write_turned(TurnedTiles<m>& turned, const Chunk
   const int first = threadIdx.x / filter_pieces, filters = min(output_block_filters, chunk.k - k0);
   std::int64_t index = chunk.out(position.n, k0 + first, p, q);
   for (int k = first; k < filters; k += step, index += step * chunk.out.c) {
-    const auto sums = reinterpret_cast<const Aligned<float, vec>*>(&turned.at(k, i, tile))[piece];
+    const auto sums = reinterpret_cast<const Aligned<float, vec>*>(&transposed.at(k, i, tile))[piece];
     Aligned<T, vec> result;
 #pragma unroll
     for (int e = 0; e < vec; ++e) result.e[e] = epilogue.finish(sums.e[e], index + e);
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(output_block_threads)
                           const int* __restrict__ filter_exponents,  // [K]
                           T* __restrict__ y,                         // [N, K, P, Q]
                           Epilogue<T> epilogue) {
-  __shared__ TurnedTiles<m> turned;
+  __shared__ TransposedTiles<m> transposed;
   const int tile0 = blockIdx.x * output_block_tiles, k0 = blockIdx.y * output_block_filters;
   wait_for_predecessor();
   if (const int slot = threadIdx.x / 32, lane = threadIdx.x % 32; tile0 + slot < chunk.tiles && k0 + lane < chunk.k) {
@@ -204,16 +204,16 @@ __global__ void __launch_bounds__(output_block_threads)
       Aligned<float, m> result;
 #pragma unroll
       for (int j = 0; j < m; ++j) result.e[j] = unscale(row[j].e[0]) + bias;
-      turned.at(lane, i, slot) = result;
+      transposed.at(lane, i, slot) = result;
     });
   }
   __syncthreads();
   if (chunk.q % m == 0) {
-    write_turned<m>(turned, chunk, tile0, k0, y, epilogue);
+    write_transposed<m>(transposed, chunk, tile0, k0, y, epilogue);
   } else if (chunk.q % 2 == 0) {
-    write_turned<2>(turned, chunk, tile0, k0, y, epilogue);
+    write_transposed<2>(transposed, chunk, tile0, k0, y, epilogue);
   } else {
-    write_turned<1>(turned, chunk, tile0, k0, y, epilogue);
+    write_transposed<1>(transposed, chunk, tile0, k0, y, epilogue);
   }
 }
 

@@ -103,7 +103,7 @@ __device__ __forceinline__ void store_pack(half_t* target, const Pack<2>& pack) 
 
 // What a half cannot hold of it.
 template <int count>
-__device__ __forceinline__ Pack<count> low_part(const Pack<count>& value) {
+__device__ __forceinline__ Pack<count> low_limb(const Pack<count>& value) {
   Pack<count> low;
   if constexpr (count == 2) {
     const float2 high = __half22float2(__floats2half2_rn(value.e[0], value.e[1]));
@@ -120,16 +120,16 @@ __device__ __forceinline__ Pack<count> low_part(const Pack<count>& value) {
 // hi*lo come first in the reduction: the tensor cores truncate their accumulator at every step, and while it is small
 // that costs nothing (docs/concepts/numerics.md).
 template <Mode mode, bool is_filter, int count>
-__device__ __forceinline__ void store_operand(typename Operand<mode>::type* row, int part, bool repeats,
+__device__ __forceinline__ void store_operand(typename Operand<mode>::type* row, int part, bool doubles_high,
                                               const Pack<count>& value) {
   if constexpr (mode != Mode::split) {
     store_pack(row, value);
   } else {
-    const Pack<count> low = low_part(value);
-    const bool high_first = is_filter && repeats;
+    const Pack<count> low = low_limb(value);
+    const bool high_first = is_filter && doubles_high;
     store_pack(row + (high_first ? part : 0), low);
     store_pack(row + (high_first ? 0 : part), value);
-    if (repeats) store_pack(row + 2 * part, value);
+    if (doubles_high) store_pack(row + 2 * part, value);
   }
 }
 

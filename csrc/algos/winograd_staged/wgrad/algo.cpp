@@ -59,13 +59,13 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const auto text = [](std::int64_t value) { return std::to_string(value); };
   const double read = 4.0 * static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
   const double written = static_cast<double>(plan.x_bytes() + plan.grad_bytes());
-  const double turned = problem.layout == Layout::nchw ? memory_us(2.0 * read, 0.95, device) : 0.0;
+  const double transposed = problem.layout == Layout::nchw ? memory_us(2.0 * read, 0.95, device) : 0.0;
   const double products =
       std::max(clocks_us(detail::product_clocks(plan, device.processors), device), memory_us(written, 0.9, device));
   return {"F(4x4), 3 x float16, 36 x " + text(plan.rows) + "x" + text(plan.columns) + "x" + text(plan.tiles) + ", " +
               (plan.rows_are_filters ? "filters" : "channels") + " by " + text(plan.column_blocks * block_channels) +
-              " of " + text(plan.row_blocks * block_channels) + ", " + text(plan.split_k) + " parts",
-          plan.workspace_bytes(problem), 16.0 + turned + memory_us(read + written, 0.8, device) + products,
+              " of " + text(plan.row_blocks * block_channels) + ", " + text(plan.split_k) + " splits",
+          plan.workspace_bytes(problem), 16.0 + transposed + memory_us(read + written, 0.8, device) + products,
           keep_plan(plan)};
 }
 

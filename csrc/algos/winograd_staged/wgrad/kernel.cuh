@@ -21,10 +21,10 @@ struct Params {
   float* partial;                // [splits][36][rows][pitch]
   const int* sums;               // [stages] exponents of the stages' scales, and one below all of them: the totals'
   WaitReport* report;
-  std::int64_t part_numel;
+  std::int64_t split_numel;
   int row_blocks, column_blocks, row_count, pitch;
   int stages, stages_per_split;
-  unsigned units;
+  unsigned work_tiles;
   FastDivide by_column_tiles, by_row_tiles, by_split_k;
 };
 
@@ -42,13 +42,13 @@ struct Barriers {
   std::uint64_t full[slots], free[slots];
 };
 
-// Units in the order (column tile, row tile, split, point), the first fastest: blocks that run at the same time
+// Work tiles in the order (column tile, row tile, split, point), the first fastest: blocks that run at the same time
 // share stages.
 template <typename S>
-struct Unit {
+struct WorkTile {
   int row_block, column_block, split, point, first_stage, last_stage;
 
-  __device__ __forceinline__ Unit(const Params& params, unsigned index) {
+  __device__ __forceinline__ WorkTile(const Params& params, unsigned index) {
     column_block = static_cast<int>(params.by_column_tiles.divmod(index)) * S::blocks_n;
     row_block = static_cast<int>(params.by_row_tiles.divmod(index)) * S::blocks_m;
     split = static_cast<int>(params.by_split_k.divmod(index));
@@ -63,17 +63,17 @@ __device__ __forceinline__ void load(const Params& params, std::uint32_t ring, B
   const WaitSite site{params.report, kernel_winograd_products, role_load};
   hopper::RingPosition slot;
 #pragma unroll 1
-  for (unsigned index = blockIdx.x; index < params.units; index += gridDim.x) {
-    const Unit<S> unit(params, index);
-    const int row_blocks = min(S::blocks_m, params.row_blocks - unit.row_block);
-    const int column_blocks = min(S::blocks_n, params.column_blocks - unit.column_block);
-    const std::int64_t stage = static_cast<std::int64_t>(unit.point) * params.stages + unit.first_stage;
+  for (unsigned index = blockIdx.x; index < params.work_tiles; index += gridDim.x) {
+    const WorkTile<S> work_tile(params, index);
+    const int row_blocks = min(S::blocks_m, params.row_blocks - work_tile.row_block);
+    const int column_blocks = min(S::blocks_n, params.column_blocks - work_tile.column_block);
+    const std::int64_t stage = static_cast<std::int64_t>(work_tile.point) * params.stages + work_tile.first_stage;
     const auto* rows =
-        reinterpret_cast<const char*>(params.rows) + (stage * params.row_blocks + unit.row_block) * block_bytes;
+        reinterpret_cast<const char*>(params.rows) + (stage * params.row_blocks + work_tile.row_block) * block_bytes;
     const auto* columns = reinterpret_cast<const char*>(params.columns) +
-                          (stage * params.column_blocks + unit.column_block) * block_bytes;
+                          (stage * params.column_blocks + work_tile.column_block) * block_bytes;
 #pragma unroll 1
-    for (int i = unit.first_stage; i < unit.last_stage; ++i) {
+    for (int i = work_tile.first_stage; i < work_tile.last_stage; ++i) {
       const std::uint32_t full = shared_address(&barriers.full[slot.slot]);
       const std::uint32_t target = ring + slot.slot * S::slot_bytes;
       hopper::wait(shared_address(&barriers.free[slot.slot]), slot.parity ^ 1, site);
@@ -106,16 +106,16 @@ __device__ __forceinline__ void multiply_stage(std::uint32_t slot, int warpgroup
 }
 
 // Writes the totals by a short loop, eight columns of each lane's two rows at a turn, and leaves zeros: straight-line
-// code that runs once a unit is fetched anew each time.
+// code that runs once a work tile is fetched anew each time.
 template <typename S>
-__device__ __forceinline__ void store(const Params& params, const Unit<S>& unit, int warpgroup,
+__device__ __forceinline__ void store(const Params& params, const WorkTile<S>& work_tile, int warpgroup,
                                       float (&totals)[S::sums]) {
   constexpr int turn = 16;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-  const int row = (unit.row_block + warpgroup) * block_channels + warp * 16 + lane / 4;
-  int column = unit.column_block * block_channels + lane % 4 * 2;
-  float* target = params.partial + unit.split * (points * params.part_numel) + unit.point * params.part_numel +
-                  static_cast<std::int64_t>(row) * params.pitch;
+  const int row = (work_tile.row_block + warpgroup) * block_channels + warp * 16 + lane / 4;
+  int column = work_tile.column_block * block_channels + lane % 4 * 2;
+  float* target = params.partial + work_tile.split * (points * params.split_numel) +
+                  work_tile.point * params.split_numel + static_cast<std::int64_t>(row) * params.pitch;
 #pragma unroll 1
   for (int i = 0; i < S::sums; i += turn, column += turn * 2) {
 #pragma unroll
@@ -143,11 +143,11 @@ __device__ __forceinline__ void multiply(const Params& params, std::uint32_t rin
   const int floor = params.sums[params.stages];
   hopper::RingPosition slot;
 #pragma unroll 1
-  for (unsigned index = blockIdx.x; index < params.units; index += gridDim.x) {
-    const Unit<S> unit(params, index);
-    const bool exists = unit.row_block + warpgroup < params.row_blocks;
+  for (unsigned index = blockIdx.x; index < params.work_tiles; index += gridDim.x) {
+    const WorkTile<S> work_tile(params, index);
+    const bool exists = work_tile.row_block + warpgroup < params.row_blocks;
 #pragma unroll 1
-    for (int i = unit.first_stage; i < unit.last_stage; ++i) {
+    for (int i = work_tile.first_stage; i < work_tile.last_stage; ++i) {
       const int exponent = params.sums[i];
       hopper::wait(shared_address(&barriers.full[slot.slot]), slot.parity, site);
       if (exists) multiply_stage<S>(ring + slot.slot * S::slot_bytes, warpgroup, sums);
@@ -161,7 +161,7 @@ __device__ __forceinline__ void multiply(const Params& params, std::uint32_t rin
         for (int j = 0; j < S::sums; ++j) totals[j] = fmaf(sums[j], factor, totals[j]);
       }
     }
-    if (exists) store<S>(params, unit, warpgroup, totals);
+    if (exists) store<S>(params, work_tile, warpgroup, totals);
   }
 }
 

@@ -16,8 +16,8 @@ template <int blocks_m, int blocks_n>
 void multiply(const Params& params, int processors, cudaStream_t stream) {
   using S = Shape<blocks_m, blocks_n>;
   allow_shared_memory<multiply_tiles<S>>(S::shared_bytes, "winograd weight gradient: shared memory");
-  launch_dependent(multiply_tiles<S>, std::min<unsigned>(params.units, processors), S::threads, S::shared_bytes, stream,
-                   "winograd weight gradient: products", params);
+  launch_dependent(multiply_tiles<S>, std::min<unsigned>(params.work_tiles, processors), S::threads, S::shared_bytes,
+                   stream, "winograd weight gradient: products", params);
 }
 
 void run(const WeightGradientArgs& args, Runtime& runtime) {
@@ -34,10 +34,10 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
   const auto* x = static_cast<const float*>(args.x);
   const auto* grad = static_cast<const float*>(args.grad);
   if (problem.layout == Layout::nchw) {  // the transforms read along the channels; the partial sums come later
-    float* turned_grad = partial + problem.n * problem.c * problem.h * problem.w;
+    float* transposed_grad = partial + problem.n * problem.c * problem.h * problem.w;
     transpose(x, partial, problem.n, problem.c, problem.h * problem.w, stream);
-    transpose(grad, turned_grad, problem.n, problem.k, problem.p() * problem.q(), stream);
-    x = partial, grad = turned_grad;
+    transpose(grad, transposed_grad, problem.n, problem.k, problem.p() * problem.q(), stream);
+    x = partial, grad = transposed_grad;
   }
   const PairScales scales{scale_memory, scale_memory + problem.n, as_int(problem.n), exact_x, exact_grad};
   auto* sums = reinterpret_cast<int*>(scale_memory + 2 * problem.n);  // [stages + 1]
@@ -66,10 +66,9 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
   };
   launch_dependent(transform, blocks(plan.x_blocks) + blocks(plan.grad_blocks), transform_threads, 0, stream,
                    "winograd weight gradient: transforms", grid, of_x, of_grad, scales, blocks(plan.x_blocks));
-  const std::int64_t stage_blocks = ceil_div<std::int64_t>(plan.stages, repeat_threads / 32);
-  launch_dependent(repeat_transforms, static_cast<unsigned>(std::min<std::int64_t>(stage_blocks, 2 * processors)),
-                   repeat_threads, 0, stream, "winograd weight gradient: repetition", grid, of_x, of_grad, scales,
-                   sums);
+  const std::int64_t stage_blocks = ceil_div<std::int64_t>(plan.stages, retry_threads / 32);
+  launch_dependent(retry_transforms, static_cast<unsigned>(std::min<std::int64_t>(stage_blocks, 2 * processors)),
+                   retry_threads, 0, stream, "winograd weight gradient: repetition", grid, of_x, of_grad, scales, sums);
 
   const bool filters = plan.rows_are_filters;
   const Params params{filters ? w : v,
@@ -84,7 +83,7 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
                       as_int(plan.pitch),
                       as_int(plan.stages),
                       as_int(plan.stages_per_split),
-                      static_cast<unsigned>(plan.units()),
+                      static_cast<unsigned>(plan.work_tiles()),
                       plan.column_tiles,
                       plan.row_tiles,
                       plan.split_k};

@@ -30,13 +30,13 @@ struct Plan {
   std::int64_t tiles_p, tiles_q, tiles, stages;
   std::int64_t x_blocks, grad_blocks;  // of 64 channels
   bool rows_are_filters;
-  int row_blocks;     // of a unit of work, one for each multiplying warpgroup: 2, or 3 with one column block
-  int column_blocks;  // of a unit: 1 or 2
+  int row_blocks;     // of a work tile, one for each multiplying warpgroup: 2, or 3 with one column block
+  int column_blocks;  // of a work tile: 1 or 2
   std::int64_t row_tiles, column_tiles;
   std::int64_t split_k, stages_per_split;
   std::int64_t rows, columns, pitch;  // of the partial sums
 
-  std::int64_t units() const { return points * row_tiles * column_tiles * split_k; }
+  std::int64_t work_tiles() const { return points * row_tiles * column_tiles * split_k; }
 
   // ---- The workspace: scales of images and stages, V, W, partial sums.
   std::size_t scale_bytes(const ConvProblem& problem) const { return align_bytes(16 * problem.n + 4 * (stages + 1)); }
@@ -44,12 +44,12 @@ struct Plan {
   std::size_t grad_bytes() const { return align_bytes(points * stages * grad_blocks * block_bytes); }
   std::size_t partial_bytes() const { return align_bytes(split_k * points * rows * pitch * 4); }
   // NCHW is turned first.
-  static std::size_t turned_bytes(const ConvProblem& problem) {
+  static std::size_t transposed_bytes(const ConvProblem& problem) {
     if (problem.layout == Layout::nhwc) return 0;
     return align_bytes(4 * (problem.n * problem.c * problem.h * problem.w + problem.output_numel()));
   }
   std::size_t workspace_bytes(const ConvProblem& problem) const {
-    return scale_bytes(problem) + x_bytes() + grad_bytes() + std::max(partial_bytes(), turned_bytes(problem));
+    return scale_bytes(problem) + x_bytes() + grad_bytes() + std::max(partial_bytes(), transposed_bytes(problem));
   }
 };
 
@@ -57,11 +57,11 @@ namespace detail {
 
 // Clocks of the product on all multiprocessors: tensor cores or copies for each stage, sums written and read again.
 inline double product_clocks(const Plan& plan, int processors) {
-  const double rounds = static_cast<double>(ceil_div(plan.units(), processors));
+  const double rounds = static_cast<double>(ceil_div(plan.work_tiles(), processors));
   const double tensor = 12.0 * 32 * plan.column_blocks * plan.row_blocks;
   const double copies = (plan.row_blocks + plan.column_blocks) * block_bytes / 45.0;
-  const double unit = static_cast<double>(plan.stages_per_split) * std::max(1.1 * tensor, copies) + 3000.0;
-  return 4000 + rounds * unit + 2.0 * static_cast<double>(plan.partial_bytes()) / (16.0 * processors);
+  const double work_tile = static_cast<double>(plan.stages_per_split) * std::max(1.1 * tensor, copies) + 3000.0;
+  return 4000 + rounds * work_tile + 2.0 * static_cast<double>(plan.partial_bytes()) / (16.0 * processors);
 }
 
 }  // namespace detail

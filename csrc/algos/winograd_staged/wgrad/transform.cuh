@@ -49,7 +49,7 @@ __device__ __forceinline__ void transform_line(const Value (&line)[of_x ? 6 : 4]
 }
 
 // A warp takes a tile and 64 channels, a lane two of them. group: of the tile's stage, if this is a repetition.
-template <bool of_x, bool repeat>
+template <bool of_x, bool retry>
 __device__ __forceinline__ void transform_tile(const TileGrid& grid, const Operand& operand, const PairScales& scales,
                                                PairScales::Group group, unsigned tile, unsigned block) {
   constexpr int size = of_x ? alpha : m;
@@ -83,11 +83,11 @@ __device__ __forceinline__ void transform_tile(const TileGrid& grid, const Opera
       }
     }
   }
-  if constexpr (!repeat) wait_for_predecessor();
-  if constexpr (!repeat) group = grid.group(scales, static_cast<int>(tile) / stage_tiles, false);
+  if constexpr (!retry) wait_for_predecessor();
+  if constexpr (!retry) group = grid.group(scales, static_cast<int>(tile) / stage_tiles, false);
   float scale = 1.0f;
   if (exists) scale = ldexpf(1.0f, scales.exponent(of_x, static_cast<int>(image), group));
-  if constexpr (!repeat) {
+  if constexpr (!retry) {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < size; ++i) {
@@ -145,10 +145,10 @@ __global__ void __launch_bounds__(transform_threads)
               const __grid_constant__ Operand grad, const __grid_constant__ PairScales scales, unsigned x_blocks) {
   launch_dependents();
   const bool of_x = blockIdx.x < x_blocks;
-  const unsigned item = ((of_x ? blockIdx.x : blockIdx.x - x_blocks) * transform_threads + threadIdx.x) / 32;
-  unsigned stage = item / stage_tiles;
+  const unsigned row = ((of_x ? blockIdx.x : blockIdx.x - x_blocks) * transform_threads + threadIdx.x) / 32;
+  unsigned stage = row / stage_tiles;
   const unsigned block = (of_x ? x : grad).by_blocks.divmod(stage);
-  const unsigned tile = stage * stage_tiles + item % stage_tiles;
+  const unsigned tile = stage * stage_tiles + row % stage_tiles;
   if (of_x) {
     transform_tile<true, false>(grid, x, scales, {}, tile, block);
   } else {
@@ -156,16 +156,16 @@ __global__ void __launch_bounds__(transform_threads)
   }
 }
 
-constexpr int repeat_threads = 256;
+constexpr int retry_threads = 256;
 
 // What the products need to know of the scales; and the stages again in which a guess did not fit.
-__global__ void __launch_bounds__(repeat_threads)
-    repeat_transforms(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand x,
-                      const __grid_constant__ Operand grad, const __grid_constant__ PairScales scales,
-                      int* sums) {  // [stages], and the floor of all
+__global__ void __launch_bounds__(retry_threads)
+    retry_transforms(const __grid_constant__ TileGrid grid, const __grid_constant__ Operand x,
+                     const __grid_constant__ Operand grad, const __grid_constant__ PairScales scales,
+                     int* sums) {  // [stages], and the floor of all
   wait_for_predecessor();
   launch_dependents();
-  constexpr int warps = repeat_threads / 32;
+  constexpr int warps = retry_threads / 32;
   __shared__ bool again[warps];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (blockIdx.x == 0 && warp == 0) {
@@ -182,15 +182,15 @@ __global__ void __launch_bounds__(repeat_threads)
     for (int stage = first; stage < min(first + warps, grid.stages); ++stage) {
       if (!again[stage - first]) continue;
       const PairScales::Group group = grid.group(scales, stage, true);
-      const auto repeat = [&](auto of_x, const Operand& operand) {
+      const auto retry = [&](auto of_x, const Operand& operand) {
 #pragma unroll 1
-        for (unsigned item = warp; item < stage_tiles * operand.by_blocks.divisor(); item += warps) {
-          unsigned tile = item;
+        for (unsigned row = warp; row < stage_tiles * operand.by_blocks.divisor(); row += warps) {
+          unsigned tile = row;
           const unsigned block = operand.by_blocks.divmod(tile);
           transform_tile<of_x(), true>(grid, operand, scales, group, stage * stage_tiles + tile, block);
         }
       };
-      repeat(std::true_type{}, x), repeat(std::false_type{}, grad);
+      retry(std::true_type{}, x), retry(std::false_type{}, grad);
     }
     __syncthreads();
   }

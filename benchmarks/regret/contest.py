@@ -1,0 +1,168 @@
+"""One problem, one class: all that could compute it, in every layout, timed in turns; and what `auto` takes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from benchmarks import peers
+from benchmarks.harness import ours, results
+from benchmarks.layers.sets import floor_us
+from benchmarks.regret.problems import Problem
+from fastconv import _C, ops, timing
+from fastconv.tuning import Convolution, drop_hopeless
+
+ORDERS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+_FLAGS = 1 | 4  # the operators' backend_flags: cuDNN, with a search
+_PEER = "peer"  # PyTorch's own call, beside `torch`, which is the same through our operator
+Call = Callable[[], torch.Tensor]
+
+
+def measure(
+    problem: Problem,
+    accuracy: str,
+    layouts: Sequence[str],
+    device: torch.device,
+    rounds: int,
+    seed: int = 0,
+    announce: Callable[[str], None] = lambda name: None,
+    banned: Sequence[str] = (),
+) -> list[results.Row]:
+    """A row per layout. Weights are packed before in the forward pass, in gradients within what is timed.
+
+    banned: contenders ("nhwc/winograd_f4") that are not run. Raises timing.DeviceLost if the GPU fails.
+    """
+    info, precision = ops.device_info(device), ours.precision_of(accuracy)
+    calls: dict[str, Call] = {}
+    slow: list[str] = []
+    choices: dict[str, str] = {}
+    failures: dict[str, str] = dict.fromkeys(banned, "ended an earlier process")
+    for layout in layouts:
+        planned = problem.planned(ours.dtype_of(accuracy), precision, layout)
+        choices[layout], costs = _candidates(problem, planned, info)
+        convolution = _convolution(problem, accuracy, layout, device)
+        names = [name for name in costs if f"{layout}/{name}" not in banned]
+        its: dict[str, Call] = _contenders(problem, convolution, names, accuracy, failures)
+        rows = [{"algorithm": _PEER, "cost_us": 0.0}]
+        rows += [{"algorithm": name, "cost_us": costs[name]} for name in sorted(costs, key=lambda name: costs[name])]
+        its = {row["algorithm"]: its[row["algorithm"]] for row in rows if row["algorithm"] in its}
+        refused: dict[str, str] = {}
+        kept = {choices[layout], _PEER}
+        few = drop_hopeless(rows, its, device, refused, kept, functools.partial(_announce, announce, layout))
+        slow += [f"{layout}/{name}" for name in few if name not in kept]
+        failures |= {f"{layout}/{name}": why for name, why in refused.items()}
+        calls |= {f"{layout}/{name}": call for name, call in its.items()}
+    announce("")
+    found = timing.measure(calls, device=device, rounds=rounds, few_rounds=slow, seed=seed)
+    failures |= found.failures
+    return [_row(problem, accuracy, layout, choices[layout], found.timings, failures, device) for layout in layouts]
+
+
+def _announce(announce: Callable[[str], None], layout: str, name: str) -> None:
+    announce(f"{layout}/{name}")
+
+
+def _candidates(problem: Problem, planned: _C.ConvProblem, info: _C.DeviceInfo) -> tuple[str, dict[str, float]]:
+    """What `auto` takes, and what may be taken within the limit of its error, with its cost (0 where nobody says)."""
+    if problem.direction == "forward":
+        rows = [row for row in _C.candidates(planned, info) if row["auto_eligible"]]
+        return _C.choose("auto", planned, info)["algorithm"], {row["algorithm"]: row["cost_us"] for row in rows}
+    if problem.direction == "backward_weight":
+        choice = _C.choose_weight_gradient("auto", planned, info)["algorithm"]
+        rows = [row for row in _C.weight_gradients(planned, info) if row["ok"] and row["auto_eligible"]]
+        return choice, {row["algorithm"]: row["cost_us"] for row in rows} | {"torch": 0.0}
+    # Made of forward convolutions, each of which chooses for itself; or all by one algorithm.
+    choice = _C.choose_input_gradient("auto", planned, info)
+    made = [row["algorithm"] for row in _C.candidates(choice["convolution"], info) if row["auto_eligible"]]
+    return "torch" if choice["method"] == "torch" else "auto", dict.fromkeys(["auto", *made, "torch"], 0.0)
+
+
+def _convolution(problem: Problem, accuracy: str, layout: str, device: torch.device) -> Convolution:
+    order = ORDERS[layout]
+    return Convolution(
+        device, ours.dtype_of(accuracy), (problem.n, problem.c, problem.h, problem.w),
+        (problem.k, problem.c // problem.groups, problem.r, problem.s), problem.stride, problem.padding,
+        problem.dilation, problem.groups, ours.precision_of(accuracy), order, order, backend_flags=_FLAGS,
+    )  # fmt: skip
+
+
+def _contenders(
+    problem: Problem, convolution: Convolution, names: Sequence[str], accuracy: str, failures: dict[str, str]
+) -> dict[str, Call]:
+    x, weight, grad = (
+        torch.randn(shape, dtype=convolution.dtype, device=convolution.device).contiguous(
+            memory_format=convolution.input_format
+        )
+        for shape in (
+            convolution.input_shape,
+            convolution.weight_shape,
+            (problem.n, problem.k, problem.p, problem.q),
+        )
+    )
+    tf32 = accuracy == "tf32"
+    backward = None if problem.direction == "forward" else grad
+    peer: Call = functools.partial(peers.torch_convolution, x, weight, problem, tf32, problem.direction, backward)
+    if problem.direction == "forward":
+        return {_PEER: peer, **convolution.contenders(names, failures)}
+    geometry = problem.stride, problem.padding, problem.dilation, problem.groups
+    operator, operands = ops.input_gradient_op, (grad, weight, list(x.shape))
+    if problem.direction == "backward_weight":
+        operator, operands = ops.weight_gradient_op, (x, grad, list(weight.shape))
+
+    def call(name: str) -> torch.Tensor:
+        # Where PyTorch computes it, it follows the global switches: those that the peer has.
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=tf32):
+            return operator(*operands, *geometry, name, ours.precision_of(accuracy), _FLAGS)
+
+    return {_PEER: peer} | {name: functools.partial(call, name) for name in names}
+
+
+def _row(
+    problem: Problem, accuracy: str, layout: str, choice: str, times: dict[str, timing.Timing],
+    failures: dict[str, str], device: torch.device,
+) -> results.Row:  # fmt: skip
+    prefix = f"{layout}/"
+    mine = {name.removeprefix(prefix): time.us for name, time in times.items() if name.startswith(prefix)}
+    torch_us = mine.pop(_PEER, None)
+    best = min(mine, key=lambda name: mine[name], default=None)
+    if torch_us is not None and (best is None or torch_us < mine[best]):
+        best = "torch"
+    rivals = [us for us in (torch_us, mine.get(best or "")) if us is not None]
+    chosen = times.get(prefix + choice)
+    return {
+        **problem.fields(),
+        "class": accuracy,
+        "layout": layout,
+        "algorithm": choice,
+        "us": chosen.us if chosen else None,
+        "us_q25": chosen.q25 if chosen else None,
+        "us_q75": chosen.q75 if chosen else None,
+        "rounds": chosen.rounds if chosen else None,
+        "best": best,
+        "best_us": min(rivals, default=None),
+        "torch_us": torch_us,
+        "algorithms": mine,
+        "torch_layouts": {
+            name: times[f"{name}/{_PEER}"].us for name in ORDERS if f"{name}/{_PEER}" in times
+        },
+        "floor_us": floor_us(problem, problem.n, accuracy) if device.type == "cuda" else None,
+        "notes": {name.removeprefix(prefix): why for name, why in failures.items() if name.startswith(prefix)},
+    }  # fmt: skip
+
+
+def regret(row: results.Row) -> float | None:
+    """Time of what `auto` takes over that of the best; None where it has no time."""
+    return row["us"] / row["best_us"] if row["us"] and row["best_us"] else None
+
+
+def against_torch(row: results.Row) -> float | None:
+    """Time of what `auto` takes over PyTorch's in the same layout; None where either has no time."""
+    return row["us"] / row["torch_us"] if row["us"] and row["torch_us"] else None
+
+
+def is_slower(row: results.Row) -> bool:
+    """Whether `auto` is slower than PyTorch by more than 3 %."""
+    return (against_torch(row) or math.inf) > 1.03

@@ -1,0 +1,64 @@
+"""What the rows of a regret run say, per class, pass, layout and split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+from rich.table import Table
+
+from benchmarks.harness import results
+from benchmarks.regret import contest
+
+PARTS = ("class", "pass", "layout", "split")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Of `count` rows: the regret's geometric mean, 95th percentile and worst; `slower`: share of those with a time of
+    PyTorch's where `auto` takes more than 1.03 of it."""
+
+    count: int
+    mean: float
+    percentile_95: float
+    worst: float
+    slower: float
+
+
+def summary(rows: Sequence[results.Row]) -> Summary | None:
+    """None if no row has a regret."""
+    regrets = [regret for row in rows if (regret := contest.regret(row)) is not None]
+    if not regrets:
+        return None
+    compared = [row for row in rows if contest.against_torch(row) is not None]
+    return Summary(
+        len(regrets),
+        math.exp(sum(map(math.log, regrets)) / len(regrets)),
+        float(numpy.quantile(regrets, 0.95)),
+        max(regrets),
+        sum(map(contest.is_slower, compared)) / max(1, len(compared)),
+    )
+
+
+def table(rows: Sequence[results.Row]) -> Table:
+    """A line per class, pass, layout and split, and one of all."""
+    found = Table(*PARTS, title="time of auto over the best of ours and PyTorch's")
+    for column in ("problems", "mean", "95 %", "worst", "> 3 % slower than PyTorch"):
+        found.add_column(column, justify="right")
+    parts = sorted({tuple(row[name] for name in PARTS) for row in rows})
+    for part in parts:
+        _line(found, part, [row for row in rows if tuple(row[name] for name in PARTS) == part])
+    if len(parts) > 1:
+        _line(found, ("all", "", "", ""), rows)
+    return found
+
+
+def _line(found: Table, part: tuple[str, ...], rows: Sequence[results.Row]) -> None:
+    its = summary(rows)
+    if its is None:
+        found.add_row(*part, "0", "-", "-", "-", "-")
+        return
+    numbers = (f"{value:.3f}" for value in (its.mean, its.percentile_95, its.worst))
+    found.add_row(*part, str(its.count), *numbers, f"{100 * its.slower:.1f} %")

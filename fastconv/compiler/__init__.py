@@ -1,0 +1,116 @@
+"""compile: torch.compile with fastconv's convolutions. Dynamo captures a model, the rewrites put fastconv's operators
+into its graph, with batch norm, residual and activation inside them, and Inductor compiles the rest."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fastconv.compiler.report import CompileReport
+from fastconv.nn import check_settings
+
+__all__ = ["CompileReport", "backend", "compile"]
+
+_OWN_OPTIONS = ("algorithm", "precision", "max_error", "frozen")
+
+
+class _Backend:
+    """One call of `compile`: what it asked, and what came of it."""
+
+    def __init__(
+        self, algorithm: str = "auto", precision: str | None = None, max_error: float | None = None,
+        frozen: bool = False, report: CompileReport | None = None,
+    ) -> None:  # fmt: skip
+        check_settings(algorithm, precision, max_error)
+        if not isinstance(frozen, bool):
+            raise TypeError(f"frozen is {frozen!r}; expected a bool")
+        self.algorithm, self.precision, self.max_error, self.frozen = algorithm, precision, max_error, frozen
+        self.report = report
+        self.__name__ = "fastconv"
+
+    def __call__(
+        self, graph: fx.GraphModule, inputs: list[Any], *, mode: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> Callable[..., Any]:  # fmt: skip
+        from fastconv.compiler.inductor import compile_graph
+        from fastconv.rewrites import Asked
+
+        asked = Asked(self.algorithm, self.precision, self.max_error)
+        return compile_graph(graph, inputs, asked, self.frozen, mode, options or {}, self.report)
+
+    def reset(self) -> None:
+        """What torch.compiler.reset() calls."""
+        from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+        reset_cudagraph_trees()
+
+
+def backend(
+    graph: fx.GraphModule, inputs: list[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """``torch.compile(model, backend="fastconv")``. Of its `options` it takes ``algorithm``, ``precision`` and
+    ``max_error``, which mean what they do for `compile`; the others are Inductor's."""
+    options = dict(options or {})
+    own = {name: options.pop(name) for name in _OWN_OPTIONS[:3] if name in options}
+    return _Backend(**own)(graph, inputs, mode=mode, options=options)
+
+
+def compile(
+    model: Any,
+    precision: str | None = None,
+    *,
+    algorithm: str = "auto",
+    max_error: float | None = None,
+    frozen: bool = False,
+    **torch_compile_options: Any,
+) -> Any:
+    """`torch.compile` with fastconv's convolutions: for inference and training, on plain models.
+
+    What follows a convolution goes into it where the kernels can take it: a batch norm with running statistics, a sum
+    of the output's shape, ReLU, ReLU6, SiLU, LeakyReLU, in this order. A convolution that the planner leaves to PyTorch
+    is PyTorch's. Everything else is Inductor's.
+
+    Args:
+        model: a torch.nn.Module or a function, as `torch.compile` takes it.
+        precision, algorithm, max_error: as for `fastconv.conv2d`; convolutions that a named algorithm does not fit stay
+            PyTorch's, and the report says why. A precision of None is PyTorch's switch as it is when
+            a graph is compiled.
+        frozen: parameters and buffers are constants of what is compiled without gradients: batch norms are folded and
+            weights packed once. **A later change of a parameter is not seen**, as with Inductor's freezing. Otherwise
+            compiled code follows its parameters, and folds and packs in every call.
+        torch_compile_options: ``mode``, ``dynamic``, ``fullgraph``, ``options`` as for `torch.compile`.
+
+    Returns:
+        What `torch.compile` returns, with a `report` (`CompileReport`) of the graphs that were compiled so far.
+
+    Raises:
+        TypeError, ValueError: an argument that is not one of these.
+    """
+    if "backend" in torch_compile_options:
+        raise TypeError("fastconv.compile has no backend to choose; use torch.compile")
+    report = CompileReport()
+    ours = _Backend(algorithm, precision, max_error, frozen, report)
+    compiled: Any = torch.compile(model, backend=ours, **torch_compile_options)
+    if frozen and isinstance(model, nn.Module):
+        compiled.__dict__["forward"] = _freezing(compiled.forward)
+    elif frozen:
+        compiled = _freezing(compiled)
+    compiled.__dict__["report"] = report
+    return compiled
+
+
+def _freezing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo makes parameters constants, and guards their identity, where Inductor's switch is on as it traces."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from torch._inductor import config
+
+        with config.patch(freezing=True):
+            return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,282 @@
+"""A layer's eager call: what is kept between calls (`LayerState`), and the way to the operators that keep it.
+
+Packed weights are a cache that cannot be stale: every use first compares the weight with the snapshot that it was
+packed from, on the device, and packs again the filters that differ (csrc/ops/layer.h). Nothing here relies on
+noticing a change from the host, so in-place updates, `weight.data`, `load_state_dict`, optimisers, `functional_call`
+and CUDA graphs that are replayed after an update are all covered by the same path. A frozen weight, which the caller
+promises not to change, is compared once.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules.utils import _pair
+
+from fastconv import ops
+from fastconv.ops import autograd, plain
+from fastconv.ops.geometry import Geometry
+from fastconv.tensors import is_plain
+
+# Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
+_held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[LayerState]] = weakref.WeakKeyDictionary()
+
+Settings = tuple[Any, ...]  # algorithm, stride, padding, dilation, groups, activation, negative_slope, limits
+
+
+class LayerState:
+    """What a fastconv layer has beside nn.Conv2d's attributes. A copy or a pickle of it carries the settings alone.
+
+    Packed weights and choices are kept by the operators (`ops.layer_*`), under one number for each combination of
+    attributes that the layer has been called with: nearly always one.
+    """
+
+    __slots__ = (
+        "__weakref__", "algorithm", "elsewhere", "frozen", "latest", "layers", "lock", "max_error",
+        "max_workspace", "precision",
+    )  # fmt: skip
+
+    def __init__(
+        self, algorithm: str = "auto", precision: str | None = None, max_error: float | None = None,
+        frozen: bool = False, max_workspace: int | None = None,
+    ) -> None:  # fmt: skip
+        self.algorithm = algorithm
+        self.precision = precision
+        self.max_error = max_error
+        self.max_workspace = max_workspace
+        self.frozen = frozen
+        self.layers: dict[Settings, int] = {}
+        self.latest = 0  # the layer of the most recent call
+        self.elsewhere: tuple[str, tuple[int, ...]] | None = None  # that call's algorithm and shape, if conv2d ran it
+        self.lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayerState, (self.algorithm, self.precision, self.max_error, self.frozen, self.max_workspace)
+
+    def __del__(self) -> None:
+        for layer in self.layers.values():
+            ops.layer_free(layer)
+
+    def new_layer(self, key: Settings) -> int:
+        algorithm, stride, padding, dilation, groups, activation, slope, limits = key
+        with self.lock:
+            if key not in self.layers:
+                geometry = (*_pair(stride), *padding, *_pair(dilation), groups)
+                self.layers[key] = ops.layer_new(algorithm, geometry, activation, slope, *limits)
+            return self.layers[key]
+
+    def pack(self, layer: int, weight: Tensor, groups: int, algorithm: str, precision: str) -> None:
+        """Packs a weight for the layer's next call."""
+        # Ordinary tensors even inside inference_mode: they are written again outside of it.
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            # In the weight's own format, so that comparing the two converts neither.
+            format = torch.contiguous_format if weight.is_contiguous() else ops.format_of(weight)
+            snapshot = weight.clone(memory_format=format)
+            packed = ops.pack_weight(snapshot, groups, algorithm, precision)
+            if weight.is_cuda:
+                # Once in a layer's life: after this, any stream may read without waiting for the one that packed.
+                torch.cuda.current_stream(weight.device).synchronize()
+            ops.layer_adopt(packed, snapshot, layer, algorithm, ops.PRECISIONS[precision])
+
+    def refresh(self, weight: Tensor) -> None:
+        """Packs again, in the same memory, what was packed of a weight like this one."""
+        with self.lock, torch.no_grad():
+            for layer in self.layers.values():
+                ops.layer_refresh(weight, layer)
+            if weight.is_cuda and not torch.cuda.is_current_stream_capturing():
+                torch.cuda.current_stream(weight.device).synchronize()  # other streams read it without waiting
+
+    def admit_stream(self, layer: int) -> None:
+        """Keeps the allocator from handing out packed memory while the current stream still reads it."""
+        with self.lock:
+            for tensor in ops.layer_packed(layer):
+                if tensor.is_cuda:
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+            ops.layer_see_stream(layer)
+
+    @property
+    def packed(self) -> list[Tensor]:
+        """Packed weights, without the snapshots that they were made from."""
+        return [tensor for layer in list(self.layers.values()) for tensor in ops.layer_packed(layer)[::2]]
+
+    def drop_packed(self, module: nn.Module) -> None:
+        """Forgets the packed weights, save those that a captured CUDA graph will read again."""
+        with self.lock:
+            held = [ops.layer_forget(layer) for layer in self.layers.values()]
+        if any(held) and not any(state is self for state in _held_by_graphs.get(module, [])):
+            _held_by_graphs.setdefault(module, []).append(self)
+
+    @property
+    def last(self) -> tuple[str | None, tuple[int, ...] | None]:
+        """Algorithm and input shape of the most recent eager call."""
+        if self.elsewhere is not None:
+            return self.elsewhere
+        return ops.layer_last(self.latest) if self.latest else (None, None)
+
+    @property
+    def last_algorithm(self) -> str | None:
+        return self.last[0]
+
+    @property
+    def last_input_shape(self) -> tuple[int, ...] | None:
+        return self.last[1]
+
+
+def is_eager(*tensors: Tensor | None) -> bool:
+    """Whether a call on these tensors computes, here and now: not traced, transformed, faked or overridden."""
+    if torch.compiler.is_compiling():
+        return False
+    for tensor in tensors:
+        if tensor is not None and not (is_plain(tensor) and (tensor.is_cuda or tensor.is_cpu)):
+            return False
+    return (
+        torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+        and forward_ad._current_level < 0
+    )
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def _autocast(tensor: Any, dtype: torch.dtype) -> Any:
+    """What autocast makes of an argument of a convolution."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(dtype)
+
+
+def _run_torch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings, precision: str,
+    memory_format: torch.memory_format,
+) -> Tensor | None:  # fmt: skip
+    """A layer's call by PyTorch's own convolution; None if its global switch asks for another class."""
+    if not plain.is_of_class(x, precision):
+        return None
+    _, stride, padding, dilation, groups, activation, slope, _ = key
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=memory_format)
+    # In place: nobody else has y, and there is no gradient to record.
+    if residual is not None:
+        y.add_(residual)
+    return y if activation == "none" else plain.activate(y, activation, slope, inplace=True)
+
+
+class _Convolution(torch.autograd.Function):
+    """A layer's call with gradients: what `autograd.conv2d` registers, with less between autograd and the kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, state: LayerState, layer: int, key: Settings,
+        precision: str,
+    ) -> Tensor | None:  # fmt: skip
+        y = _run(state, x, weight, bias, None, layer, key, precision)
+        ctx.save_for_backward(x, weight)
+        ctx.key, ctx.precision, ctx.layer = key, precision, layer
+        ctx.state = state  # which owns the layer
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        of_input, of_weight, of_bias, *_ = ctx.needs_input_grad
+        dx = dw = db = None
+        if not torch.is_grad_enabled():
+            wanted = of_input * ops.WANTS_INPUT | of_weight * ops.WANTS_WEIGHT | of_bias * ops.WANTS_BIAS
+            if plain.is_of_class(grad, ctx.precision):
+                wanted |= ops.ADMITS_TORCH
+            precision = ops.PRECISIONS[ctx.precision]
+            dx, dw, db = ops.layer_gradients(grad, x, weight, ctx.layer, precision, wanted)
+        of_input, of_weight, of_bias = of_input and dx is None, of_weight and dw is None, of_bias and db is None
+        if of_input or of_weight or of_bias:
+            algorithm, stride, padding, dilation, groups, _, _, limits = ctx.key
+            geometry = Geometry(_pair(stride), padding, _pair(dilation), groups)
+            asked = (geometry, algorithm, ctx.precision, limits)
+            if of_input:
+                dx = autograd.input_gradient_of(grad, weight, x.shape, *asked)
+            if of_weight:
+                dw = autograd.weight_gradient_of(x, grad, weight.shape, *asked)
+            if of_bias:
+                db = grad.sum((0, 2, 3))
+        return dx, dw, db, None, None, None, None
+
+
+def _run(
+    state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, layer: int,
+    key: Settings, precision: str,
+) -> Tensor | None:  # fmt: skip
+    """One call of the operators' layer on a batched input, without gradients; None if it is not for them."""
+    state.latest, state.elsewhere = layer, None
+    mode = ops.PRECISIONS[precision]
+    if state.frozen and not weight.requires_grad:
+        mode |= ops.FROZEN
+    y = ops.layer_forward(x, weight, bias, residual, layer, mode)
+    while y is None:
+        status = ops.layer_status()
+        if status in (ops.STATUS_TORCH, ops.STATUS_TORCH_CHANNELS_LAST):
+            format = torch.contiguous_format if status == ops.STATUS_TORCH else torch.channels_last
+            return _run_torch(x, weight, bias, residual, key, precision, format)
+        if status == ops.STATUS_STREAM:
+            state.admit_stream(layer)
+        elif status == ops.STATUS_PACK:
+            state.pack(layer, weight, key[4], state.last_algorithm or "", precision)
+        else:
+            return None
+        y = ops.layer_forward(x, weight, bias, residual, layer, mode)
+    return y
+
+
+def convolve(
+    state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings,
+    precision: str,
+) -> Tensor | None:  # fmt: skip
+    """activation(conv(input) + bias + residual) of eager tensors (`is_eager`), batched or not; None if the general
+    operator has to do it."""
+    layer = state.layers.get(key) or state.new_layer(key)
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias, residual = (_autocast(tensor, dtype) for tensor in (x, weight, bias, residual))
+    is_batched = x.dim() != 3
+    if not is_batched:
+        x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
+    if not _needs_gradient(x, weight, bias, residual):
+        y = _run(state, x, weight, bias, residual, layer, key, precision)
+    elif residual is None and key[5] == "none":
+        y = _Convolution.apply(x, weight, bias, state, layer, key, precision)
+    else:
+        return None
+    return y if is_batched or y is None else y.squeeze(0)
+
+
+# The states of weights that `fastconv.conv2d` has been called with, by their identity. A weight that is gone takes its
+# state along; one that is seen for the first time, and may be the last, has none.
+_seen: dict[int, tuple[weakref.ref[Tensor], LayerState | None]] = {}
+
+
+def state_of(weight: Tensor) -> LayerState | None:
+    """What is kept for a weight of `fastconv.conv2d`; None at the first call with it."""
+    key = id(weight)
+    found, state = _seen.get(key, (None, None))
+    if found is None or found() is not weight:
+        _seen[key] = weakref.ref(weight, lambda reference: _forget(key, reference)), None
+        return None
+    if state is None:
+        state = LayerState()
+        _seen[key] = found, state
+    return state
+
+
+def _forget(key: int, reference: weakref.ref[Tensor]) -> None:
+    if _seen.get(key, (None, None))[0] is reference:
+        del _seen[key]

@@ -1,0 +1,116 @@
+"""Rewrites of ATen graphs: convolutions become fastconv's operators, and take in what follows them.
+
+    convolution -> [batch norm] -> [+ residual] -> [activation]
+
+The graph is a functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each. `table`
+says which operators have to be in it undecomposed; `rewrite` changes it in place, decomposes what is left of those,
+and returns what became of each convolution. A rewrite is a declaration in `patterns`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fastconv.rewrites import patterns
+from fastconv.rewrites.convolution import Asked as Asked
+from fastconv.rewrites.convolution import Taken as Taken
+from fastconv.rewrites.convolution import call_of, describe
+from fastconv.rewrites.editor import Decompositions, Editor
+from fastconv.rewrites.patterns import Rewrite
+
+aten = torch.ops.aten
+
+# What the patterns name, and decompositions would take apart: into what depends on the release.
+_KEPT = (
+    aten._native_batch_norm_legit_no_training.default,
+    aten.silu.default,
+    aten.hardtanh.default,
+    aten.leaky_relu.default,
+)
+
+
+def table(decompositions: Decompositions) -> Decompositions:
+    """The decompositions without those of the operators that the patterns know; every batch norm that takes running
+    statistics becomes one operator, whichever library would compute it."""
+    result = {operator: how for operator, how in decompositions.items() if operator not in _KEPT}
+    for operator in (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default):
+        if operator in result:
+            result[operator] = functools.partial(_batch_norm, result[operator])
+    return result
+
+
+def _batch_norm(
+    otherwise: Callable[..., Any], input: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool,
+    momentum: float, epsilon: float,
+) -> Any:  # fmt: skip
+    """The decomposition of an operator that `otherwise` decomposes, where that may take running statistics."""
+    found = otherwise(input, weight, bias, mean, variance, training, momentum, epsilon)
+    if training or mean is None or variance is None:
+        return found
+    normed = aten._native_batch_norm_legit_no_training.default(input, weight, bias, mean, variance, momentum, epsilon)
+    return (*normed, *found[3:])
+
+
+def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Editor | None = None) -> None:
+    """Goes once through the graph and rewrites, in place, what the rewrites find."""
+    edit = edit or Editor(graph)
+    by_target: dict[Any, list[Rewrite]] = defaultdict(list)
+    for rewrite in rewrites:
+        for target in rewrite.targets:
+            by_target[target].append(rewrite)
+    for node in list(graph.nodes):
+        for rewrite in by_target.get(node.target, ()) if node.op == "call_function" else ():
+            match = rewrite.match(node, asked)
+            if match is None:
+                continue
+            obstacle = rewrite.obstacle(match, asked)
+            if obstacle is not None:
+                _note(match, obstacle)
+                continue
+            with graph.inserting_before(node):
+                new = rewrite.replacement(match, asked, edit)
+            if match.node.users:
+                edit.replace(match.node, new)
+            edit.erase(*dict.fromkeys(n for n in (match.node, node, match.conv) if n is not None))
+            break
+    edit.refresh()
+
+
+def _note(match: patterns.Match, obstacle: tuple[str, str]) -> None:
+    """Leaves word of what was not rewritten, for the report."""
+    if match.taken is not None:
+        match.taken.obstacle = obstacle
+    if match.conv is None:
+        match.node.meta["fastconv"] = match.taken
+
+
+def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> list[Taken]:
+    """Rewrites the graph in place. Returns a record of each convolution in it, and of each one's gradients.
+
+    Args:
+        graph: traced with `table(decompositions)`.
+        asked: algorithm, precision and limit of all convolutions that are none of fastconv's yet.
+        decompositions: what takes apart the operators that `table` kept whole, as far as they are left.
+    """
+    edit = Editor(graph)
+    for node in graph.nodes:
+        if (call := call_of(node)) is not None:
+            taken = describe(node, call.weight, call.stride, call.groups, "conv")
+            taken.is_models_own = True
+            node.meta["fastconv"] = taken
+    apply(graph, patterns.FUSING, asked, edit)
+    apply(graph, patterns.CHOOSING, asked, edit)
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in _KEPT and node.target in decompositions:
+            edit.inline(node, decompositions[node.target], decompositions)
+    edit.refresh()
+    graph.eliminate_dead_code()
+    graph.lint()
+    found = [node.meta["fastconv"] for node in graph.nodes if isinstance(node.meta.get("fastconv"), Taken)]
+    return list({id(taken): taken for taken in found}.values())

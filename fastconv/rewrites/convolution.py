@@ -1,0 +1,167 @@
+"""A convolution of a graph: the arguments of `fastconv::conv2d`, and what the planner says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from fastconv import _C, ops, settings
+from fastconv.ops import plain
+from fastconv.ops.geometry import Geometry
+from fastconv.rewrites.editor import hint_of, value_of
+
+aten = torch.ops.aten
+_LIBRARY = {row["name"] for row in _C.algorithms() if row["family"] == "library"}
+
+Obstacle = tuple[str, str]  # a code for programs and a text for people
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the caller asks of every convolution, with PyTorch's switches as they are now."""
+
+    algorithm: str = "auto"
+    precision: str | None = None
+    max_error: float | None = None
+    packed: bool = False  # weights are constants: pack them once
+
+    def resolved_algorithm(self) -> str:
+        return settings.auto_algorithm if self.algorithm == "auto" or settings.disabled else self.algorithm
+
+    def limits(self) -> settings.Limits:
+        return settings.resolve_limits(self.max_error, None, self.resolved_algorithm())
+
+    def state(self) -> tuple[Any, ...]:
+        """All that a rewriting depends on besides the graph."""
+        return (
+            self.resolved_algorithm(), self.precision, settings.cuda_precision(), self.limits(), self.packed,
+            settings.switches.backend_flags, settings.disabled,
+        )  # fmt: skip
+
+
+class Call(NamedTuple):
+    """The arguments of `fastconv::conv2d`, in its order."""
+
+    input: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    residual: fx.Node | None
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+    algorithm: str
+    precision: str
+    activation: str
+    negative_slope: float
+    backend_flags: int
+    max_error: float | None = None
+    max_workspace: int | None = None
+
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry(self.stride, self.padding, self.dilation, self.groups)
+
+
+def call_of(node: Any) -> Call | None:
+    """The call, if the node is one of `fastconv::conv2d`."""
+    if not isinstance(node, fx.Node) or node.target is not ops.conv2d_op:
+        return None
+    return Call(*node.args, **node.kwargs)  # type: ignore[arg-type]
+
+
+@dataclass
+class Taken:
+    """What became of one convolution of the graph: it travels in its node's ``meta["fastconv"]``."""
+
+    name: str
+    shape: str  # of the weight
+    stride: str
+    groups: int
+    dtype: str
+    device: str
+    parts: list[str]
+    is_models_own: bool = False  # the model calls fastconv's operator by itself
+    algorithm: str = ""  # what the planner takes at the sizes that the graph was made with
+    obstacle: Obstacle = ("", "")  # why it, or what follows it, stays apart
+
+
+def describe(node: fx.Node, weight: fx.Node, stride: Any, groups: int, part: str) -> Taken:
+    w = value_of(weight)
+    dtype, device = str(w.dtype).removeprefix("torch."), w.device.type
+    return Taken(_name_of(node), by(w.shape), by(stride), groups, dtype, device, [part])
+
+
+def by(sizes: Any) -> str:
+    return "x".join(map(str, sizes))
+
+
+def _name_of(node: fx.Node) -> str:
+    """The module that called it, as its model names it; else the node's name."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = str(next(reversed(stack.values()))[0]) if stack else node.name
+    return path.removeprefix("L['self']").removeprefix("L['fn']").lstrip(".") or node.name
+
+
+def obstacle_of(x: Any, weight: Any, transposed: bool) -> Obstacle | None:
+    """What keeps `aten.convolution` from being one of our operator at all."""
+    if transposed:
+        return "transposed", "it is a transposed convolution"
+    if weight.dim() != 4:
+        return "dimensions", f"it has {weight.dim() - 2} dimensions; fastconv serves 2"
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return "dtype", f"it is {x.dtype}; expected float32, float16 or bfloat16"
+    if x.device.type not in ("cpu", "cuda"):
+        return "device", f"it is on '{x.device}'; expected cpu or cuda"
+    return None
+
+
+def problem_of(call: Call) -> _C.ConvProblem | None:
+    """The problem at the example's sizes; None where a size depends on data."""
+    x, weight = value_of(call.input), value_of(call.weight)
+    sizes = [hint_of(size) for size in (*x.shape, *weight.shape)]
+    if any(size is None for size in sizes):
+        return None
+    n, c, h, w, k, _, r, s = map(int, sizes)  # type: ignore[arg-type]
+    channels_last = ops.format_of(x, weight) == torch.channels_last
+    return _C.ConvProblem(
+        n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(call.stride), padding=tuple(call.padding),
+        dilation=tuple(call.dilation), groups=call.groups, dtype=ops.dtype_name(x.dtype), precision=call.precision,
+        layout="nhwc" if channels_last else "nchw", bias=call.bias is not None, residual=call.residual is not None,
+        activation=call.activation,
+        **settings.Limits(call.max_error, call.max_workspace)._asdict(),
+    )  # fmt: skip
+
+
+def planned(call: Call) -> tuple[str, Obstacle]:
+    """The algorithm that the planner takes at the example's sizes, and what keeps the one asked for from it."""
+    problem = problem_of(call)
+    if problem is None:
+        return call.algorithm, ("", "")
+    device = ops.device_info(value_of(call.input).device)
+    if call.algorithm == "auto":
+        return str(ops.choose("auto", problem, device)["algorithm"]), ("", "")
+    row = next(row for row in _C.candidates(problem, device) if row["algorithm"] == call.algorithm)
+    if not row["ok"]:
+        return "torch", (row["code"], row["reason"])
+    if call.max_error is not None and row["expected_error"] > call.max_error:
+        text = f"{call.algorithm} is expected to err {row['expected_error']:.3g} times as much as PyTorch"
+        return "torch", ("accuracy", text)
+    return call.algorithm, ("", "")
+
+
+def is_librarys(algorithm: str) -> bool:
+    return algorithm in _LIBRARY
+
+
+def is_static(node: Any) -> bool:
+    value = value_of(node)
+    return isinstance(value, Tensor) and all(isinstance(size, int) for size in value.shape)
+
+
+def is_in_class(call: Call) -> bool:
+    """Whether PyTorch's own convolution computes in the class asked for, so that it can stand in the graph itself."""
+    return plain.is_of_class(value_of(call.input), call.precision)

@@ -1,0 +1,149 @@
+"""Nodes with the values that they have: what a rewrite of an ATen graph makes, and what that changes behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+def value_of(node: Any) -> Any:
+    """What the node computes, as a fake tensor; an argument that is no node is its own value."""
+    return node.meta.get("val") if isinstance(node, fx.Node) else node
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal for every input that the graph serves: never a new guard."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(a == b))
+
+
+def hint_of(size: Any) -> int | None:
+    """The size of the example that the graph was made from; None where it depends on data."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return None if hint is None else int(hint)
+
+
+class Editor:
+    """Makes nodes of one graph. Every node has a ``meta["val"]``, as AOTAutograd and torch.export leave it."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        values = [value for node in graph.nodes for value in _flat(node.meta.get("val")) if isinstance(value, Tensor)]
+        self.fake_mode = detect_fake_mode(values)
+        self.stale: set[fx.Node] = set()  # their values have other strides than what was computed from them
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        shapes = getattr(self.fake_mode, "shape_env", None)
+        with contextlib.ExitStack() as stack:
+            if self.fake_mode is not None:
+                stack.enter_context(self.fake_mode)
+            if shapes is not None:
+                stack.enter_context(enable_python_dispatcher())
+                stack.enter_context(shapes.suppress_guards())
+            stack.enter_context(torch.no_grad())
+            yield
+
+    def evaluate(self, target: Any, args: Any, kwargs: Any) -> Any:
+        values, named = fx.map_arg((args, kwargs), value_of)
+        with self._computing():
+            return target(*values, **named)
+
+    def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A call of an operator where the graph inserts."""
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = self.evaluate(target, node.args, node.kwargs)
+        return node
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Every reader of `old` reads `new`."""
+        for key in ("nn_module_stack", "stack_trace", "fwd_nn_module_stack"):
+            if key in old.meta:
+                new.meta.setdefault(key, old.meta[key])
+        if not _alike(value_of(old), value_of(new)):
+            self.stale.add(new)
+        old.replace_all_uses_with(new)
+
+    def inline(self, node: fx.Node, decomposition: Callable[..., Any], table: Decompositions) -> None:
+        """What the decomposition does, in the node's place."""
+        nodes = [arg for arg in node.all_input_nodes]
+        place = {arg: index for index, arg in enumerate(nodes)}
+
+        def of_inputs(*inputs: Any) -> Any:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: inputs[place[arg]])
+            return decomposition(*args, **kwargs)
+
+        with self._computing():
+            traced = make_fx(of_inputs, table, tracing_mode="real")(*map(value_of, nodes))
+        inner = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
+        with self.graph.inserting_before(node):
+            result = self.graph.graph_copy(traced.graph, inner)
+        if isinstance(result, fx.Node):
+            self.replace(node, result)
+        else:
+            assert isinstance(result, (list, tuple))
+            for user in list(node.users):
+                assert user.target is operator.getitem
+                self.replace(user, result[user.args[1]])  # type: ignore[index]
+                self.graph.erase_node(user)
+        self.graph.erase_node(node)
+
+    def erase(self, *nodes: fx.Node) -> None:
+        """Erases the nodes, the last one of a chain first, as far as nobody reads them."""
+        for node in nodes:
+            if not node.users:
+                self.graph.erase_node(node)
+
+    def refresh(self) -> None:
+        """Computes again what was computed from values that now have other strides."""
+        if not self.stale:
+            return
+        for node in self.graph.nodes:
+            if node.op != "call_function" or not any(arg in self.stale for arg in node.all_input_nodes):
+                continue
+            if not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
+                continue  # a higher-order operator, a size: nothing that has strides of its own
+            try:
+                new = self.evaluate(node.target, node.args, node.kwargs)
+            except (RuntimeError, ValueError):
+                if node.target is not torch.ops.aten.view.default:
+                    raise
+                node.target = torch.ops.aten.reshape.default
+                new = self.evaluate(node.target, node.args, node.kwargs)
+            if not _alike(node.meta.get("val"), new):
+                node.meta["val"] = new
+                self.stale.add(node)
+
+
+def _flat(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two values have one shape, dtype and strides."""
+    first, second = _flat(a), _flat(b)
+    if len(first) != len(second):
+        return False
+    for x, y in zip(first, second, strict=True):
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            continue
+        if x.dim() != y.dim() or x.dtype != y.dtype:
+            return False
+        if not all(same(m, n) for m, n in zip([*x.shape, *x.stride()], [*y.shape, *y.stride()], strict=True)):
+            return False
+    return True

@@ -1,0 +1,365 @@
+"""The rewrites, in the order in which they are tried on a node. Each one is a declaration: the operators where it
+begins, what it finds there, what forbids it, and what takes the place of what it found."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fastconv import _C, ops, settings
+from fastconv.rewrites.convolution import (
+    Asked,
+    Call,
+    Obstacle,
+    Taken,
+    call_of,
+    describe,
+    is_in_class,
+    is_librarys,
+    is_static,
+    obstacle_of,
+    planned,
+    problem_of,
+)
+from fastconv.rewrites.editor import Editor, same, value_of
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+@dataclass
+class Match:
+    """What a rewrite found at a node."""
+
+    node: fx.Node  # whose value is replaced
+    conv: fx.Node | None = None  # of ours, which takes it in
+    found: dict[str, Any] = field(default_factory=dict)
+    taken: Taken | None = None  # what the report will say of the convolution
+
+    def __post_init__(self) -> None:
+        if self.conv is not None:
+            self.taken = self.conv.meta.get("fastconv")
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    name: str
+    targets: tuple[Any, ...]
+    match: Callable[[fx.Node, Asked], Match | None]
+    obstacle: Callable[[Match, Asked], Obstacle | None]
+    replacement: Callable[[Match, Asked, Editor], fx.Node]
+
+
+def _never(match: Match, asked: Asked) -> None:
+    return None
+
+
+# aten.convolution -> conv2d ------------------------------------------------------------------------------------------
+
+
+def _find_convolution(node: fx.Node, asked: Asked) -> Match | None:
+    _, weight, _, stride, _, _, _, _, groups = node.args
+    return Match(node, taken=describe(node, weight, stride, groups, "conv"))  # type: ignore[arg-type]
+
+
+def _convolution_obstacle(match: Match, asked: Asked) -> Obstacle | None:
+    x, weight, _, _, _, _, transposed, _, _ = match.node.args
+    obstacle = obstacle_of(value_of(x), value_of(weight), bool(transposed))
+    if obstacle is not None or value_of(x).dim() == 4:
+        return obstacle
+    return "dimensions", f"its input has {value_of(x).dim()} dimensions"
+
+
+def _new_call(
+    asked: Asked, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+) -> Call:
+    def pair(values: Any) -> list[int]:
+        return list(values) * 2 if len(values) == 1 else list(values)
+
+    precision = settings.resolve_precision(asked.precision, value_of(x).is_cuda)
+    return Call(
+        x, weight, bias, None, pair(stride), pair(padding), pair(dilation), groups, asked.resolved_algorithm(),
+        precision, "none", 0.0, settings.switches.backend_flags, *asked.limits(),
+    )  # fmt: skip
+
+
+def _as_conv2d(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    x, weight, bias, stride, padding, dilation, _, _, groups = match.node.args
+    call = _new_call(asked, x, weight, bias, stride, padding, dilation, groups)
+    node = edit.emit(ops.conv2d_op, *call)
+    node.meta["fastconv"] = match.taken
+    return node
+
+
+CONVOLUTION = Rewrite("convolution", (aten.convolution.default,), _find_convolution, _convolution_obstacle, _as_conv2d)
+
+
+# What follows a convolution ------------------------------------------------------------------------------------------
+
+
+def _open_call(node: Any) -> Call | None:
+    """The call, if its epilogue can still take something in."""
+    call = call_of(node)
+    return call if call is not None and call.activation == "none" else None
+
+
+def _several_readers(match: Match, asked: Asked) -> Obstacle | None:
+    assert match.conv is not None
+    readers = len(match.conv.users)
+    return ("users", f"{readers} operations read what it would be fused with") if readers > 1 else None
+
+
+def _grown(match: Match, edit: Editor, part: str, **arguments: Any) -> fx.Node:
+    """The convolution with something more in it, where that was."""
+    assert match.conv is not None
+    call = call_of(match.conv)
+    assert call is not None
+    node = edit.emit(ops.conv2d_op, *call._replace(**arguments))
+    if match.taken is not None:
+        match.taken.parts.append(part)
+    node.meta["fastconv"] = match.taken
+    return node
+
+
+def _find_norm(node: fx.Node, asked: Asked) -> Match | None:
+    x, gamma, beta, mean, variance, _, epsilon = node.args
+    call = _open_call(x)
+    outputs = [user for user in node.users if user.target is operator.getitem]
+    if call is None or call.residual is not None or [user.args[1] for user in outputs] != [0]:
+        return None
+    assert isinstance(x, fx.Node)
+    found = {"gamma": gamma, "beta": beta, "mean": mean, "variance": variance, "epsilon": epsilon}
+    return Match(outputs[0], x, found)
+
+
+def _fold(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    """conv(x, w * s) + (b - mean) * s + beta with s = gamma / sqrt(variance + epsilon), computed in float64."""
+    assert match.conv is not None
+    call = call_of(match.conv)
+    assert call is not None
+    dtype = value_of(call.weight).dtype
+
+    def double(node: fx.Node) -> fx.Node:
+        return edit.emit(prims.convert_element_type.default, node, torch.float64)
+
+    found = match.found
+    s = edit.emit(aten.rsqrt.default, edit.emit(aten.add.Tensor, double(found["variance"]), found["epsilon"]))
+    if found["gamma"] is not None:
+        s = edit.emit(aten.mul.Tensor, s, double(found["gamma"]))
+    mean = double(found["mean"])
+    bias = edit.emit(aten.neg.default, mean)
+    if call.bias is not None:
+        bias = edit.emit(aten.sub.Tensor, double(call.bias), mean)
+    bias = edit.emit(aten.mul.Tensor, bias, s)
+    if found["beta"] is not None:
+        bias = edit.emit(aten.add.Tensor, bias, double(found["beta"]))
+    column = edit.emit(aten.reshape.default, s, [-1, 1, 1, 1])
+    weight = edit.emit(aten.mul.Tensor, double(call.weight), column)
+    weight, bias = (edit.emit(prims.convert_element_type.default, node, dtype) for node in (weight, bias))
+    return _grown(match, edit, "bn", weight=weight, bias=bias)
+
+
+BATCH_NORM = Rewrite(
+    "batch norm", (aten._native_batch_norm_legit_no_training.default,), _find_norm, _several_readers, _fold
+)
+
+
+def _find_sum(node: fx.Node, asked: Asked) -> Match | None:
+    if len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1 or node.args[0] is node.args[1]:
+        return None
+    found = [arg for arg in node.args if (call := _open_call(arg)) is not None and call.residual is None]
+    # Of two convolutions that are added, one that nobody else reads; of two such, the later one.
+    alone = [arg for arg in found if len(arg.users) == 1] or found  # type: ignore[union-attr]
+    if not alone:
+        return None
+    conv = max(alone)  # type: ignore[type-var]
+    assert isinstance(conv, fx.Node)
+    other = node.args[1] if node.args[0] is conv else node.args[0]
+    return Match(node, conv, {"other": other}) if isinstance(other, fx.Node) else None
+
+
+def _sum_obstacle(match: Match, asked: Asked) -> Obstacle | None:
+    y, other = value_of(match.conv), value_of(match.found["other"])
+    if not isinstance(other, torch.Tensor):
+        return "residual", "a number is added"
+    if other.dtype != y.dtype or other.device != y.device:
+        return "residual", f"what is added is {other.dtype} on {other.device}"
+    if other.dim() != 4 or not all(same(a, b) for a, b in zip(other.shape, y.shape, strict=True)):
+        return "residual", "what is added has another shape"
+    return _several_readers(match, asked)
+
+
+def _add(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    return _grown(match, edit, "residual", residual=match.found["other"])
+
+
+RESIDUAL = Rewrite("residual", (aten.add.Tensor,), _find_sum, _sum_obstacle, _add)
+
+_ACTIVATIONS: dict[Any, Callable[[tuple[Any, ...]], tuple[str, float] | None]] = {
+    aten.relu.default: lambda args: ("relu", 0.0),
+    aten.silu.default: lambda args: ("silu", 0.0),
+    aten.hardtanh.default: lambda args: ("relu6", 0.0) if tuple(args[1:]) == (0.0, 6.0) else None,
+    aten.leaky_relu.default: lambda args: ("leaky_relu", float(args[1]) if len(args) > 1 else 0.01),
+}
+
+
+def _find_activation(node: fx.Node, asked: Asked) -> Match | None:
+    found = None if node.kwargs else _ACTIVATIONS[node.target](node.args)
+    if found is None or _open_call(node.args[0]) is None:
+        return None
+    return Match(node, node.args[0], {"activation": found[0], "slope": found[1]})  # type: ignore[arg-type]
+
+
+def _activate(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    name = match.found["activation"]
+    return _grown(match, edit, name, activation=name, negative_slope=match.found["slope"])
+
+
+ACTIVATION = Rewrite("activation", tuple(_ACTIVATIONS), _find_activation, _several_readers, _activate)
+
+
+# Which convolution runs: after all else ------------------------------------------------------------------------------
+
+
+def _find_call(node: fx.Node, asked: Asked) -> Match:
+    """With what the planner says, which the report tells."""
+    call = call_of(node)
+    assert call is not None
+    algorithm, obstacle = planned(call)
+    taken = node.meta.get("fastconv")
+    if isinstance(taken, Taken):
+        taken.algorithm = algorithm
+        if is_librarys(algorithm):
+            taken.obstacle = (
+                obstacle if obstacle[0] else ("cost", "PyTorch's convolution is estimated to be the fastest")
+            )
+    return Match(node, node, {"call": call, "algorithm": algorithm})
+
+
+def _find_pytorchs(node: fx.Node, asked: Asked) -> Match | None:
+    match = _find_call(node, asked)
+    own = match.taken is not None and match.taken.is_models_own  # the model calls the operator: it stays that
+    return match if is_librarys(match.found["algorithm"]) and not own else None
+
+
+def _as_pytorchs(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    call: Call = match.found["call"]
+    if not is_in_class(call):  # the operator tells PyTorch the class
+        node = edit.emit(ops.conv2d_op, *call._replace(algorithm=match.found["algorithm"]))
+        node.meta["fastconv"] = match.taken
+        return node
+    geometry = (call.stride, call.padding, call.dilation, False, [0, 0], call.groups)
+    node = edit.emit(aten.convolution.default, call.input, call.weight, call.bias, *geometry)
+    node.meta["fastconv"] = match.taken
+    if call.residual is not None:
+        node = edit.emit(aten.add.Tensor, node, call.residual)
+    targets: dict[str, tuple[Any, ...]] = {
+        "relu": (aten.relu.default,),
+        "silu": (aten.silu.default,),
+        "relu6": (aten.hardtanh.default, 0.0, 6.0),
+        "leaky_relu": (aten.leaky_relu.default, call.negative_slope),
+    }
+    if call.activation != "none":
+        target, *arguments = targets[call.activation]
+        node = edit.emit(target, node, *arguments)
+    return node
+
+
+PYTORCH = Rewrite("PyTorch's", (ops.conv2d_op,), _find_pytorchs, _never, _as_pytorchs)
+
+
+def _find_packed(node: fx.Node, asked: Asked) -> Match | None:
+    if not asked.packed:
+        return None
+    match = _find_call(node, asked)
+    call: Call = match.found["call"]
+    # A packing is one algorithm's, which at another size may not fit.
+    static = is_static(call.input) and is_static(call.weight)
+    return match if static and not is_librarys(match.found["algorithm"]) else None
+
+
+def _as_packed(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    call: Call = match.found["call"]
+    algorithm, weight = match.found["algorithm"], value_of(call.weight)
+    packed = edit.emit(ops.pack_weight_op, call.weight, call.groups, algorithm, call.precision)
+    node = edit.emit(
+        ops.conv2d_packed_op, call.input, packed, list(weight.shape), call.bias, call.residual, *call.geometry,
+        ops.format_of(weight) == torch.channels_last, algorithm, call.precision, call.activation, call.negative_slope,
+    )  # fmt: skip
+    node.meta["fastconv"] = match.taken
+    return node
+
+
+PACKED = Rewrite("packed", (ops.conv2d_op,), _find_packed, _never, _as_packed)
+
+
+# Gradients -----------------------------------------------------------------------------------------------------------
+
+
+def _find_gradient(node: fx.Node, asked: Asked) -> Match | None:
+    _, _, weight, _, stride, _, _, _, _, groups, _ = node.args
+    if not node.users or any(user.target is not operator.getitem for user in node.users):
+        return None
+    return Match(node, taken=describe(node, weight, stride, groups, "gradients"))  # type: ignore[arg-type]
+
+
+def _gradient_call(node: fx.Node, asked: Asked) -> Call:
+    _, x, weight, _, stride, padding, dilation, _, _, groups, _ = node.args
+    return _new_call(asked, x, weight, None, stride, padding, dilation, groups)
+
+
+def _gradient_obstacle(match: Match, asked: Asked) -> Obstacle | None:
+    _, x, weight, _, _, _, _, transposed, _, _, mask = match.node.args
+    obstacle = obstacle_of(value_of(x), value_of(weight), bool(transposed))
+    if obstacle is not None:
+        return obstacle
+    call = _gradient_call(match.node, asked)
+    if not is_in_class(call):
+        return None  # in this class PyTorch's would be another function
+    problem = problem_of(call)
+    if problem is None:
+        return None
+    device = ops.device_info(value_of(x).device)
+    own = bool(mask[0]) and _C.choose_input_gradient(call.algorithm, problem, device)["method"] != "torch"  # type: ignore[index]
+    own |= bool(mask[1]) and _C.choose_weight_gradient(call.algorithm, problem, device)["algorithm"] != "torch"  # type: ignore[index]
+    return None if own else ("cost", "PyTorch's gradient is estimated to be the fastest")
+
+
+def _as_gradients(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    node, call = match.node, _gradient_call(match.node, asked)
+    grad = node.args[0]
+    rest = (*call.geometry, call.algorithm, call.precision, call.backend_flags, call.max_error, call.max_workspace)
+
+    def sizes(of: fx.Node) -> list[Any]:
+        shape = value_of(of).shape
+        return [size if isinstance(size, int) else edit.emit(aten.sym_size.int, of, i) for i, size in enumerate(shape)]
+
+    made: dict[int, fx.Node] = {}
+    for user in list(node.users):
+        index = user.args[1]
+        assert isinstance(index, int)
+        if index not in made:
+            if index == 0:
+                made[0] = edit.emit(ops.input_gradient_op, grad, call.weight, sizes(call.input), *rest)
+            elif index == 1:
+                made[1] = edit.emit(ops.weight_gradient_op, call.input, grad, sizes(call.weight), *rest)
+            else:
+                made[2] = edit.emit(aten.sum.dim_IntList, grad, [0, 2, 3])
+        edit.replace(user, made[index])
+        edit.erase(user)
+    last = next(reversed(made.values()))
+    last.meta["fastconv"] = match.taken
+    return last
+
+
+GRADIENTS = Rewrite(
+    "gradients", (aten.convolution_backward.default,), _find_gradient, _gradient_obstacle, _as_gradients
+)
+
+# A node meets those of a list whose targets have its operator; lists are gone through one after the other.
+FUSING = (CONVOLUTION, BATCH_NORM, RESIDUAL, ACTIVATION, GRADIENTS)
+CHOOSING = (PYTORCH, PACKED)

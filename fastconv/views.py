@@ -1,0 +1,290 @@
+"""Convolutions that are views of the two-dimensional one: `conv1d` and `Conv1d` are it with a height of 1,
+`conv_transpose2d` and `ConvTranspose2d` its input gradient (`fastconv.ops.transposed`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.common_types import _size_1_t, _size_2_t
+
+from fastconv import functional, ops, settings
+from fastconv.eager import LayerState, is_eager
+from fastconv.functional import conv2d
+from fastconv.layer import Layer
+from fastconv.nn import Conv2d, check_settings
+from fastconv.ops import transposed
+
+__all__ = ["Conv1d", "ConvTranspose2d", "conv1d", "conv_transpose2d"]
+
+# torch.fx records each as one call, as it does conv2d.
+torch.fx.wrap("conv1d")
+torch.fx.wrap("conv_transpose2d")
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    algorithm: str = "auto",
+    precision: str | None = None,
+    max_error: float | None = None,
+    max_workspace: int | None = None,
+) -> Tensor:
+    """`torch.nn.functional.conv1d` through fastconv: `fastconv.conv2d` with a height of 1.
+
+    Args:
+        input: ``[N, C, L]`` or ``[C, L]``, any strides.
+        weight: ``[K, C/groups, S]``, the input's dtype and device.
+        bias: ``[K]`` or None.
+        stride, padding, dilation, groups: as `torch.nn.functional.conv1d`; integers, or sequences of one.
+        algorithm, precision, max_error, max_workspace: as `fastconv.conv2d`.
+
+    Returns:
+        ``[N, K, Q]`` (``[K, Q]`` for an unbatched input), Q = (L + 2 padding - dilation (S-1) - 1) // stride + 1.
+
+    Raises as `fastconv.conv2d`."""
+    functional._require_tensor("input", input)
+    functional._require_tensor("weight", weight)
+    if input.dim() not in (2, 3):
+        raise RuntimeError(f"input has shape {list(input.shape)}; expected [N, C, L] or [C, L]")
+    if weight.dim() != 3:
+        raise RuntimeError(f"weight has shape {list(weight.shape)}; expected [K, C/groups, S]")
+    strides, dilations = _row("stride", stride, 1), _row("dilation", dilation, 1)
+    if isinstance(padding, str):
+        if padding not in ("same", "valid"):
+            raise RuntimeError(f"padding is {padding!r}; expected 'same', 'valid', an integer or a sequence of one")
+        if padding == "same" and strides != (1, 1):
+            raise RuntimeError(f"stride is {stride}; expected 1 with padding='same'")
+        paddings: Any = padding
+    else:
+        paddings = _row("padding", padding, 0)
+    y = conv2d(
+        input.unsqueeze(-2), weight.unsqueeze(-2), bias, strides, paddings, dilations, groups, algorithm=algorithm,
+        precision=precision, max_error=max_error, max_workspace=max_workspace,
+    )  # fmt: skip
+    return y.squeeze(-2)
+
+
+def _row(name: str, value: Any, height: int) -> tuple[Any, Any]:
+    """The value for a height of 1, and the one that was asked for."""
+    if isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}; expected an integer or a sequence of one")
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    if len(values) != 1:
+        raise RuntimeError(f"{name} is {value!r}; expected an integer or a sequence of one")
+    return height, functional._integer(name, values[0])
+
+
+def conv_transpose2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+    *,
+    algorithm: str = "auto",
+    precision: str | None = None,
+    max_error: float | None = None,
+    max_workspace: int | None = None,
+) -> Tensor:
+    """`torch.nn.functional.conv_transpose2d` through fastconv: the input gradient of a convolution, made of forward
+    convolutions of stride 1 where they are the faster way.
+
+    Args:
+        input: ``[N, C, H, W]`` or ``[C, H, W]``, any strides.
+        weight: ``[C, K/groups, R, S]``, the input's dtype and device.
+        bias: ``[K]`` or None.
+        stride, padding, output_padding, dilation: integers or pairs, as `torch.nn.functional.conv_transpose2d`.
+        groups: a divisor of C.
+        algorithm: ``"auto"``, or the name of the algorithm of those convolutions; ``"torch"``: PyTorch's operator.
+            Gradients are `auto`'s, but for ``"torch"``.
+        precision, max_error, max_workspace: as `fastconv.conv2d`.
+
+    Returns:
+        ``[N, K, P, Q]`` (``[K, P, Q]`` for an unbatched input), P = (H-1) stride - 2 padding + dilation (R-1) +
+        output_padding + 1 and Q likewise; channels_last if the input or the weight is, else contiguous.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        RuntimeError: shapes, dtypes or values that do not fit each other, as `torch.nn.functional.conv_transpose2d`.
+        ValueError: an unknown algorithm or precision; a max_error below 1.
+        fastconv.UnsupportedError: the named algorithm cannot serve one of the convolutions; an `output_padding` of at
+            least the stride, which only PyTorch serves.
+    """
+    functional._require_tensor("input", input)
+    functional._require_tensor("weight", weight)
+    if bias is not None:
+        functional._require_tensor("bias", bias)
+    algorithm = functional._resolved_algorithm(algorithm)
+    limits = settings.resolve_limits(max_error, max_workspace, algorithm)
+    precision = settings.resolve_precision(precision, input.is_cuda)
+    if input.dim() not in (3, 4):
+        raise RuntimeError(f"input has shape {list(input.shape)}; expected [N, C, H, W] or [C, H, W]")
+    if weight.dim() != 4:
+        raise RuntimeError(f"weight has shape {list(weight.shape)}; expected [C, K/groups, R, S]")
+    strides, paddings = functional._pair("stride", stride), functional._pair("padding", padding)
+    extras, dilations = functional._pair("output_padding", output_padding), functional._pair("dilation", dilation)
+    groups = functional._integer("groups", groups)
+
+    refused = functional._refused(input, weight, bias) or transposed.reason_for_torch(strides, extras, dilations)
+    if refused:
+        if algorithm not in ("auto", "torch"):
+            raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
+        y = F.conv_transpose2d(input, weight, bias, strides, paddings, extras, groups, dilations)
+        if not torch.compiler.is_compiling():
+            ops.record_torch(input.dtype, precision)
+        return y
+    functional._require_operators()
+    if settings.log_calls and not torch.compiler.is_compiling():
+        settings.logger.debug(
+            "conv_transpose2d input %s weight %s stride %s padding %s output_padding %s dilation %s groups %d %s %s "
+            "algorithm %s precision %s",
+            list(input.shape), list(weight.shape), strides, paddings, extras, dilations, groups, input.dtype,
+            input.device, algorithm, precision,
+        )  # fmt: skip
+    y = transposed.conv_transpose2d(
+        input if input.dim() == 4 else input.unsqueeze(0), weight, bias, strides, paddings, extras, dilations, groups,
+        algorithm, precision, settings.switches.backend_flags, *limits,
+    )  # fmt: skip
+    return y if input.dim() == 4 else y.squeeze(0)
+
+
+class Conv1d(Layer, nn.Conv1d):
+    """torch.nn.Conv1d on fastconv's algorithms: the same arguments, parameters, buffers and state_dict.
+
+    Input `[N, C, L]` or `[C, L]`, output `[N, K, Q]` or `[K, Q]`. `algorithm`, `precision` and `max_error`, the weights
+    that are kept packed, and what is raised: as for fastconv.Conv2d, of which this is one with a height of 1.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: _size_1_t,
+        stride: _size_1_t = 1,
+        padding: str | _size_1_t = 0,
+        dilation: _size_1_t = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        algorithm: str = "auto",
+        precision: str | None = None,
+        max_error: float | None = None,
+        max_workspace: int | None = None,
+    ) -> None:
+        check_settings(algorithm, precision, max_error, max_workspace)
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype
+        )
+        self._fastconv = LayerState(algorithm, precision, max_error, max_workspace=max_workspace)
+
+    @property
+    def last_input_shape(self) -> tuple[int, ...] | None:
+        """The input's shape in the most recent eager call."""
+        return without_height(self._fastconv.last_input_shape)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolves `input` `[N, C, L]` or `[C, L]`; errors as for torch.nn.Conv1d."""
+        state, x, padding = self._fastconv, input, self.padding
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0,)
+        weight, bias = self.weight, self.bias
+        if not is_eager(x, weight, bias) or x.dim() not in (2, 3) or "_is_replica" in self.__dict__:
+            return conv1d(
+                x, weight, bias, self.stride, padding, self.dilation, self.groups, algorithm=state.algorithm,
+                precision=state.precision, max_error=state.max_error,
+            max_workspace=state.max_workspace,
+            )  # fmt: skip
+        return self._as_conv2d(weight, bias, padding)._convolve(x.unsqueeze(-2)).squeeze(-2)
+
+    def _packed_weight(self) -> Tensor:
+        return self.weight.unsqueeze(-2)
+
+    def _as_conv2d(self, weight: Tensor, bias: Tensor | None, padding: Any) -> Conv2d:
+        """The Conv2d that this layer is in this call: of the same state, which has the packed weights."""
+        layer = Conv2d.__new__(Conv2d)
+        layer.__dict__.update(
+            self.__dict__,
+            _parameters={"weight": weight.unsqueeze(-2), "bias": bias},
+            kernel_size=(1, *self.kernel_size),
+            stride=(1, *self.stride),
+            padding=padding if isinstance(padding, str) else (0, *padding),
+            dilation=(1, *self.dilation),
+            padding_mode="zeros",
+        )
+        return layer
+
+
+def without_height(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """`[..., 1, L]` as `[..., L]`."""
+    return None if shape is None else (*shape[:-2], shape[-1])
+
+
+class ConvTranspose2d(Layer, nn.ConvTranspose2d):
+    """torch.nn.ConvTranspose2d on fastconv's algorithms: the same arguments, parameters, buffers and state_dict.
+
+    Input `[N, C, H, W]` or `[C, H, W]`, output `[N, K, P, Q]` or `[K, P, Q]`. `algorithm`, `precision`, `max_error` and
+    what is raised: as for fastconv.conv_transpose2d. The weight is turned round and packed at every call: nothing is
+    kept.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: _size_2_t,
+        stride: _size_2_t = 1,
+        padding: _size_2_t = 0,
+        output_padding: _size_2_t = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: _size_2_t = 1,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        algorithm: str = "auto",
+        precision: str | None = None,
+        max_error: float | None = None,
+        max_workspace: int | None = None,
+    ) -> None:
+        check_settings(algorithm, precision, max_error, max_workspace)
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, bias, dilation,
+            padding_mode, device, dtype,
+        )  # fmt: skip
+        self._fastconv = LayerState(algorithm, precision, max_error, max_workspace=max_workspace)
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.ConvTranspose2d.
+
+        `output_size`: P and Q (or the whole shape), of the sizes that the stride admits."""
+        if self.padding_mode != "zeros":
+            raise ValueError(f"padding_mode is '{self.padding_mode}'; expected 'zeros' for ConvTranspose2d")
+        given: Any = (self.stride, self.padding, self.kernel_size, 2, self.dilation)
+        output_padding = self._output_padding(input, output_size, *given)
+        state = self._fastconv
+        y = conv_transpose2d(
+            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,  # type: ignore[arg-type]
+            self.dilation, algorithm=state.algorithm, precision=state.precision, max_error=state.max_error,
+            max_workspace=state.max_workspace,
+        )  # fmt: skip
+        if is_eager(input):
+            last = ops.last_call()
+            state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
+        return y

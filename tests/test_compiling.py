@@ -1,0 +1,171 @@
+"""fastconv.compile and fastconv.export with Inductor behind them: few and tiny, for each compiles C++."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fusing import norm, sequence
+from layers import relative_error
+from torch import nn
+
+import fastconv
+
+pytestmark = pytest.mark.usefixtures("full_precision")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def network() -> nn.Module:
+    """The planner's choice is ours for the second convolution on any CPU: PyTorch's takes a pass for each of four."""
+    model = sequence(
+        nn.Conv2d(3, 32, 3, padding=1), norm(32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), norm(32), nn.SiLU()
+    )
+    return model.eval()
+
+
+@pytest.fixture
+def inductor_cache(tmp_path, monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_arguments():
+    for arguments, error in (
+        ({"precision": "fp8"}, ValueError),
+        ({"algorithm": "fastest"}, ValueError),
+        ({"max_error": 0.5}, ValueError),
+        ({"frozen": 1}, TypeError),
+        ({"backend": "inductor"}, TypeError),
+    ):
+        with pytest.raises(error):
+            fastconv.compile(network(), **arguments)
+
+
+def test_the_backend_has_a_name():
+    assert "fastconv" in torch._dynamo.list_backends()
+
+
+def test_compiled_code_follows_its_parameters_and_the_batch(inductor_cache):
+    model = network()
+    compiled = fastconv.compile(model, "fp32", algorithm="winograd_f2", dynamic=True)
+    assert "nothing compiled" in str(compiled.report)
+    with torch.no_grad():
+        for n in (4, 2):
+            x = torch.randn(n, 3, 8, 8)
+            assert relative_error(compiled(x), model(x)) < 1e-5
+            model[0].weight.mul_(1.5)  # in place, behind the compiler's back
+            model[4].running_var.mul_(0.5)
+            assert relative_error(compiled(x), model(x)) < 1e-5
+    report = compiled.report
+    assert (report.total, report.ours, report.fused, len(report.graphs)) == (2, 2, 2, 1)
+    assert [row.fused for row in report.rows] == ["conv+bn+relu", "conv+bn+silu"]
+    assert [row.names for row in report.rows] == [("0",), ("3",)]
+    assert "2 of 2 convolutions, 2 fused" in str(report)
+    document = json.loads(report.to_json())
+    assert document["rows"][0]["algorithm"] == "winograd_f2"
+
+
+def test_frozen(inductor_cache):
+    model = network()
+    compiled = fastconv.compile(model, algorithm="winograd_f2", frozen=True)
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        exact = model.double()(x.double())
+        model.float()
+        y = compiled(x)
+        assert relative_error(y, exact.float()) < 1e-5
+        model[0].weight.mul_(1.5)
+        assert torch.equal(compiled(x), y)  # as promised
+        # Another model of the same class is another one.
+        other = fastconv.compile(model, algorithm="winograd_f2", frozen=True)
+        assert relative_error(other(x), model(x)) < 1e-5
+
+
+WARM = """
+import json, sys, torch, fastconv
+from torch._dynamo.utils import counters
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3), torch.nn.ReLU())
+compiled = fastconv.compile(model.train(), algorithm=sys.argv[1])
+x = torch.randn(3, 4, 9, 9)
+compiled(x).square().mean().backward()
+found = model[0].weight.grad.clone()
+model[0].weight.grad = None
+model(x).square().mean().backward()
+torch.testing.assert_close(found, model[0].weight.grad, rtol=1e-4, atol=1e-6)
+print(json.dumps([counters["aot_autograd"]["autograd_cache_hit"], compiled.report.cached]))
+"""
+
+
+def test_training_and_a_warm_cache(inductor_cache):
+    """Two processes that train a step: the second takes what the first has compiled."""
+
+    def run(algorithm: str) -> list[int]:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        result = subprocess.run(
+            [sys.executable, "-c", WARM, algorithm], capture_output=True, text=True, env=environment, cwd=ROOT
+        )
+        assert result.returncode == 0, result.stderr[-3000:]
+        return list(json.loads(result.stdout.splitlines()[-1]))
+
+    assert run("winograd_f2") == [0, 0]
+    assert run("winograd_f2") == [1, 1]
+
+
+def test_what_was_asked_for_is_in_the_key_of_a_cache(monkeypatch):
+    from fastconv.compiler.inductor import RewritePass
+    from fastconv.rewrites import Asked
+
+    def key(**asked: Any) -> Any:
+        return RewritePass(Asked(**asked)).uuid()
+
+    assert key() == key()
+    keys = [key(), key(algorithm="direct"), key(precision="tf32"), key(packed=True), key(max_error=2.0)]
+    monkeypatch.setattr(fastconv.measured, "choices", lambda: {("device", "problem"): "direct"})
+    assert len({*keys, key()}) == 6
+
+
+def test_an_exported_package_runs_in_cpp_and_in_python(tmp_path):
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("test_an_exported_package_runs_in_cpp_and_in_python: no g++")
+    model = sequence(nn.Conv2d(3, 8, 3, padding=1), norm(8), nn.SiLU()).eval()
+    x = torch.randn(2, 3, 9, 9)
+    report = fastconv.export(model, (x,), tmp_path / "model.pt2", algorithm="winograd_f2")
+    assert [(row.fused, row.algorithm) for row in report.rows] == [("conv+bn+silu", "winograd_f2")]
+    with torch.no_grad():
+        expected = model(x)
+    loaded = torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))
+    assert relative_error(loaded(x), expected) < 1e-5
+
+    torch.save(x, tmp_path / "input.pt")
+    torch_folder = Path(torch.__file__).parent
+    program = tmp_path / "deploy"
+    includes = [f"-I{torch_folder / 'include'}"]
+    libraries = [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-Wl,--no-as-needed"]
+    source = ROOT / "examples/deploy/main.cpp"
+    build = [compiler, "-std=c++20", "-O0", str(source), "-o", str(program), *includes, *libraries]
+    subprocess.run([*build, "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"], check=True)
+    library = Path(fastconv.__file__).parent / "libfastconv.so"
+    arguments = [str(library), *(str(tmp_path / name) for name in ("model.pt2", "input.pt", "output.pt"))]
+    subprocess.run([str(program), *arguments], check=True)
+    assert relative_error(torch.load(tmp_path / "output.pt"), expected) < 1e-5
+    missing = subprocess.run([str(program), "missing.so", *arguments[1:]], capture_output=True, text=True)
+    assert missing.returncode == 1
+    assert "missing.so" in missing.stderr
+
+
+def test_export_refuses(tmp_path):
+    x = torch.randn(1, 3, 9, 9)
+    with pytest.raises(RuntimeError, match="training mode"):
+        fastconv.export(network().train(), (x,), tmp_path / "model.pt2")
+    with pytest.raises(ValueError, match=r"\.pt2"):
+        fastconv.export(network(), (x,), tmp_path / "model.so")
+    with pytest.raises(TypeError):
+        fastconv.export(lambda x: x, (x,), tmp_path / "model.pt2")

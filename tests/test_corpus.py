@@ -1,0 +1,71 @@
+"""The corpus of convolutions: what its file says holds together, and the tracer sees what a network runs."""
+
+import json
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from benchmarks import corpus
+from benchmarks.corpus import networks, trace
+from fastconv import _C
+
+DOCUMENT = json.loads(corpus.PATH.read_text(encoding="utf-8"))
+
+
+def test_the_file_is_small_and_has_enough_networks() -> None:
+    assert corpus.PATH.stat().st_size <= 1.5e6
+    assert len(DOCUMENT["networks"]) >= 60
+    assert set(DOCUMENT["networks"]) == {entry.name for entry in networks.TABLE}
+    named = {name for row in DOCUMENT["problems"] for name in row["networks"]}
+    assert named == set(DOCUMENT["networks"])
+
+
+def test_rows_are_convolutions_each_once() -> None:
+    rows = corpus.read()
+    problems = [tuple(row[name] for name in trace.FIELDS) for row in rows]
+    assert len(set(problems)) == len(rows) > 1000
+    for row in rows:
+        assert row["layers"] >= len(row["networks"]) >= 1
+        problem = _C.ConvProblem(
+            *(row[name] for name in "nchwkrs"), (row["stride_h"], row["stride_w"]), (row["pad_h"], row["pad_w"]),
+            (row["dilation_h"], row["dilation_w"]), row["groups"],
+        )  # fmt: skip  # raises for what is none
+        assert row["n"] in {n * images for n in DOCUMENT["batches"] for images in (1, 2)}  # RAFT reads pairs
+        assert min(problem.p, problem.q) >= 1
+
+
+def test_the_split_is_by_family_and_what_judges_is_new() -> None:
+    entries = DOCUMENT["networks"].values()
+    sides = {name: entry["split"] for name, entry in DOCUMENT["networks"].items()}
+    assert sides == trace.split(networks.TABLE)
+    for family in {entry["family"] for entry in entries}:
+        assert len({entry["split"] for entry in entries if entry["family"] == family}) == 1
+    assert 0.25 <= sum(side == "judge" for side in sides.values()) / len(sides) <= 0.4
+    for row in DOCUMENT["problems"]:
+        assert row["split"] == ("judge" if {sides[name] for name in row["networks"]} == {"judge"} else "fit")
+
+
+@pytest.mark.parametrize("name", ["resnet18"])
+def test_the_tracer_finds_what_a_network_runs(name: str) -> None:
+    """Against hooks on the modules of a network that computes."""
+    entry = next(entry for entry in networks.TABLE if entry.name == name)
+    expected: dict[tuple[int, ...], int] = {}
+
+    def note(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        assert isinstance(module, nn.Conv2d)
+        assert not isinstance(module.padding, str)
+        pairs = (*module.stride, *module.padding, *module.dilation)
+        row = (*args[0].shape, module.weight.shape[0], *module.kernel_size, *pairs, module.groups)
+        expected[row] = expected.get(row, 0) + 1
+
+    model = torchvision.models.get_model(name, weights=None).eval()
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(note)
+    with torch.no_grad():
+        model(torch.zeros(1, *entry.size))
+    assert dict(trace.convolutions(trace.build(entry), (1, *entry.size))) == expected
+    written = [row for row in corpus.read() if name in row["networks"] and row["n"] == 1]
+    assert {tuple(row[field] for field in trace.FIELDS) for row in written} == set(expected)
