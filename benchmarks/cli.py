@@ -461,7 +461,7 @@ def stages(
     layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
     batch: Annotated[int, typer.Option(min=1)] = 64,
     precision: PrecisionOption = Precision.fp32,
-    algorithm: Annotated[str, typer.Option(help="winograd_f2 or winograd_f4.")] = "winograd_f4",
+    algorithm: Annotated[str, typer.Option(help="A staged Winograd algorithm, as winograd_f2.")] = "winograd_f4",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nhwc",
     rounds: Annotated[int, typer.Option(min=1, help="Times each layer runs.")] = 10,
     json_path: JsonOption = None,
@@ -472,8 +472,8 @@ def stages(
     from benchmarks.studies import stages as study
 
     orders = split(layouts, "layouts", ["nchw", "nhwc"])
-    if algorithm not in study.ALGORITHMS:
-        raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(study.ALGORITHMS)}")
+    if algorithm not in study.TILES:
+        raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(study.TILES)}")
     if not torch.cuda.is_available():
         raise fail("no CUDA GPU on this machine: nothing was measured")
     study.run(

@@ -57,6 +57,8 @@ def bound(
     dtype: torch.dtype,
     terms: int,
     correlated: float = 1.0,
+    expected: float = 1.0,
+    uneven: float = 1.0,
 ) -> Bound:
     """The bound for one output.
 
@@ -65,6 +67,8 @@ def bound(
     rounding: what the algorithm's arithmetic must be expected to cost.
     terms: products per output.
     correlated: outputs that share their rounding errors (a Winograd tile, the uses of a filter).
+    expected: the multiple of PyTorch's error that is to be expected, of which `multiple` makes an allowance.
+    uneven: how many times the root of the mean square the outputs that err most err (in a place of a Winograd tile).
     """
     if reference.numel() == 0:
         return Bound(0.0, 0.0, 0.0)
@@ -89,8 +93,11 @@ def bound(
     floor = roundoffs * UNIT_ROUNDOFF[torch.float32] * typical + (1.0 + luck) * subnormal / scale
     # Where PyTorch's own answer is not finite (1e30 through a transform), the floor alone is the bound.
     peer_l2, peer_maximum = (value if math.isfinite(value) else 0.0 for value in (peer.relative_l2, peer.maximum))
-    l2 = max(multiple * peer_l2, floor / ref_rms + output_rounding)
+    floor_l2 = floor / ref_rms
+    l2 = max(multiple * peer_l2, floor_l2 + output_rounding)
+    # Where errors are uneven, the largest is one of the noisiest outputs: of what is expected, not of the allowance.
+    noisiest = max(l2, uneven * expected * peer_l2, uneven * floor_l2 + output_rounding)
     spread = 1.0 / mag_rms  # max(magnitude) / rms(magnitude)
     # The systematic part may be as large as PyTorch's whole error, a `multiple`-th of l2; the rest is chance.
     bias = l2 * (1.0 / multiple + peak / math.sqrt(independent)) * ref_rms / float(ref.abs().mean())
-    return Bound(l2, max(multiple * peer_maximum, peak * spread * l2), bias)
+    return Bound(l2, max(multiple * peer_maximum, peak * spread * noisiest), bias)

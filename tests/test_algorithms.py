@@ -254,7 +254,7 @@ def test_many_images_of_a_narrow_map(algorithm, cls, device):
 
 @devices
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm", ["winograd_f2", "winograd_f4"])
+@pytest.mark.parametrize("algorithm", [name for name in OWN if re.fullmatch(r"winograd_f\d", name)])
 def test_channels_that_a_filter_ignores_cost_no_precision(algorithm, layout, device):
     """A scale belongs to 64 channels of a tile: next to values 10^12 times as large, others keep their precision."""
     if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):

@@ -8,7 +8,19 @@ from functools import cache
 
 import pytest
 import torch
-from harness import ALGORITHMS, CLASSES, DEVICES, OWN, conv2d, make_case, planner_device, problem, refusal, yardstick
+from harness import (
+    ALGORITHMS,
+    CLASSES,
+    DEVICES,
+    OWN,
+    conv2d,
+    data_spread,
+    make_case,
+    planner_device,
+    problem,
+    refusal,
+    yardstick,
+)
 from shapes import Shape
 
 from fastconv import _C, ops, testing
@@ -84,7 +96,7 @@ def test_no_algorithm_errs_by_more_than_is_expected(algorithm, cls, kind, device
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("c", CHANNELS, ids=str)
 def test_auto_stays_within_its_limit(c, cls, device):
-    """Of what the planner admits nothing errs by more; F(4x4) with three channels, which does, is not admitted."""
+    """Of what the planner admits nothing errs by more; a large tile with few channels, which does, is not admitted."""
     shape = WINDOW[CHANNELS.index(c)]
     limit = _C.error_limit(problem(shape, cls), planner_device(device))
     made = make(shape, cls, "rectified", device)
@@ -94,7 +106,8 @@ def test_auto_stays_within_its_limit(c, cls, device):
         ratio = measured_ratio(name, made, cls)
         if row["auto_eligible"]:
             assert ratio <= 1.1 * limit, (name, ratio)
-        if c <= 3 and name == "winograd_f4" and cls in ("ieee", "fp32"):
+        # With few channels PyTorch errs by one roundoff or so, a tile of transforms by its noise gain.
+        if c <= 3 and ALGORITHMS[name]["noise_gain"] > 5.0 and cls in ("ieee", "fp32"):
             assert not row["auto_eligible"]
             assert ratio > limit
 
@@ -103,10 +116,10 @@ def test_auto_stays_within_its_limit(c, cls, device):
 @devices
 def test_one_large_pixel_costs_the_noise_gain_of_its_place(algorithm, device):
     """The data that no average covers: an output beside a pixel that outweighs its tile has the tile's error, up to
-    `DATA_SPREAD` times the noise gain, where PyTorch rounds a single product."""
+    `data_spread` times the noise gain, where PyTorch rounds a single product."""
     if refusal(algorithm, WINDOW[0], "fp32", "nchw", device):
         pytest.skip("no kernel for this device")
-    gain = ALGORITHMS[algorithm]["noise_gain"]
+    gain = data_spread(algorithm) * ALGORITHMS[algorithm]["noise_gain"]
     product = 2.5 if device == "cuda" else 1.5
     for c in (1, 4, 64):
         shape = Shape(1, c, 16, 16, 16, 3, 3, padding=(1, 1))
@@ -115,7 +128,7 @@ def test_one_large_pixel_costs_the_noise_gain_of_its_place(algorithm, device):
             case.input[:, :, row, column] *= 1e8
             whole = yardstick(case, "fp32")
             error = testing.errors(conv2d(case, algorithm, "fp32"), whole.expected).relative_l2 * 2.0**24
-            assert error <= 1.5 * gain * math.hypot(product, 0.41 * math.sqrt(c)), (c, row, column, error)
+            assert error <= gain * math.hypot(product, 0.41 * math.sqrt(c)), (c, row, column, error)
 
 
 def test_weight_gradients_err_as_expected():
@@ -136,4 +149,5 @@ def test_weight_gradients_err_as_expected():
                 dw = ops.weight_gradient_kernel_op(x, grad, *geometry, name, "fp32")
                 error = testing.errors(dw, exact).relative_l2 * 2.0**24
                 assert error <= 1.5 * row["expected_error"] * serial, (name, error)
-    assert held == {"direct_tiled", "implicit_gemm", "winograd_f4"}
+    registered = {row["algorithm"] for row in _C.weight_gradients(problem(dense, "fp32"), planner_device("cpu"))}
+    assert held == registered - {"torch"}

@@ -13,7 +13,10 @@ import fastconv
 from fastconv import _C, ops, testing
 
 NAME = "implicit_gemm"  # the algorithm whose weight gradient serves the most
-NAMES = ("direct_tiled", "winograd_f4", NAME)  # those of the registry that have a weight gradient
+FAMILY = {row["name"]: row["family"] for row in _C.algorithms()}
+# Those of the registry that have a weight gradient, and a kernel of ours for it.
+NAMES = [row["algorithm"] for row in _C.weight_gradients(_C.ConvProblem(1, 8, 8, 8, 8, 3, 3), _C.cpu_device(1))
+         if FAMILY[row["algorithm"]] != "library"]  # fmt: skip
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 # Of sums of many independent products (docs/concepts/numerics.md, "The weight gradient"); half types end with one
 # rounding.
@@ -74,7 +77,7 @@ CASES = [
 
 def serves(name: str, case: Case, cls: str = "fp32") -> bool:
     """Whether the algorithm has a weight gradient for the case."""
-    if name == "direct_tiled":
+    if FAMILY[name] == "direct":  # depthwise
         return case.groups == case.c == case.k and case.r == case.s and case.r in (3, 5, 7)
     plain = (case.r, case.s, case.stride, case.dilation) == (3, 3, 1, 1)
     return case.groups == 1 and (name == NAME or (plain and case.padding <= 2 and cls == "fp32"))

@@ -108,6 +108,23 @@ def test_a_lucky_peer_does_not_make_the_bound_zero():
     assert allowed.violations(testing.errors(torch.full((1, 1, 1, 1), 2.0 + 1e-5), expected))
 
 
+def test_uneven_errors_widen_the_maximum_alone():
+    """And no further than what is expected of PyTorch's error: the allowance above it is not multiplied."""
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.randn(1, 8, 16, 16, generator=generator, dtype=torch.float64)
+
+    def limits(uneven: float, declared: float):
+        return bound(
+            expected, expected.abs(), peer=testing.Errors(1e-6, 1e-6, 0), multiple=4, rounding=Rounding(2, 1),
+            dtype=torch.float32, terms=9, expected=declared, uneven=uneven,
+        )  # fmt: skip
+
+    even, within, beyond = limits(1.0, 3.0), limits(1.3, 3.0), limits(2.0, 3.0)
+    assert within == even
+    assert (beyond.l2, beyond.bias) == (even.l2, even.bias)
+    assert beyond.maximum == pytest.approx(even.maximum * 2.0 * 3.0 / 4.0)
+
+
 def test_an_output_cleared_by_its_activation_must_be_exactly_zero():
     expected = torch.zeros(1, 2, 3, 3, dtype=torch.float64)
     allowed = bound(

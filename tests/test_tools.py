@@ -19,6 +19,8 @@ import sanitize  # noqa: E402
 import toolchain  # noqa: E402
 import winograd_norms  # noqa: E402
 
+from fastconv import _C  # noqa: E402
+
 
 def test_this_tree_keeps_the_rules():
     assert check_includes.check_tree(ROOT) == []
@@ -178,14 +180,30 @@ def test_noise_gain_is_the_noise_of_a_simulation():
     noise = (products * random.normal(size=products.shape)) @ t.at.T
     ratio = noise.var() / (products @ t.at.T).var()
     assert ratio == pytest.approx(winograd_norms.noise_gain(t), rel=0.1)
+    uneven = noise.var(axis=0).max() / noise.var(axis=0).mean()
+    assert uneven == pytest.approx(winograd_norms.noisiest_output(t), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in _C.algorithms() if row["family"] == "winograd"], ids=lambda r: r["name"]
+)
+def test_an_algorithm_records_the_noise_of_its_matrices(row):
+    """Of one dimension the root of what two have."""
+    rows, columns = row["tile"]
+    m, points = next(value for value in winograd_norms.POINTS.values() if value[0] == columns)
+    t = winograd_norms.matrices(m, points)
+    for name in ("noise_gain", "noisiest_output", "noisiest_pixel"):
+        expected = getattr(winograd_norms, name)(t) ** (1.0 if rows > 1 else 0.5)
+        assert row[name] == pytest.approx(expected, rel=0.005), name
 
 
 def test_documented_numbers_are_the_computed_ones():
     text = (ROOT / "docs" / "concepts" / "numerics.md").read_text()
     for m, points in winograd_norms.POINTS.values():
         t = winograd_norms.matrices(m, points)
-        for value in (winograd_norms.gain(t), winograd_norms.worst_case(t) ** 2, winograd_norms.noise_gain(t)):
-            assert f"{value:.3g}" in text, value
+        for number in ("gain", "worst_case", "noise_gain", "noisiest_output", "noisiest_pixel"):
+            value = getattr(winograd_norms, number)(t) ** (2 if number == "worst_case" else 1)
+            assert f"{value:.3g}" in text, (number, value)
 
 
 def test_architectures_become_flags_of_nvcc():

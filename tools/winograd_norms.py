@@ -77,25 +77,47 @@ def worst_case(transforms: Matrices) -> float:
     return float((np.abs(transforms.at) @ rows).max())
 
 
+def output_noise(transforms: Matrices) -> np.ndarray:
+    """What `noise_gain` averages: the same for each of the m outputs, [m]."""
+    var_u, var_v = (transforms.g**2).sum(axis=1), (transforms.bt**2).sum(axis=1)
+    return (transforms.at**2) @ (var_u * var_v) / 3.0
+
+
+def noisiest_output(transforms: Matrices) -> float:
+    """The error of the noisiest output of a tile over that of all of them, in two dimensions."""
+    noise = output_noise(transforms)
+    return float(noise.max() / noise.mean())
+
+
+def noisiest_pixel(transforms: Matrices) -> float:
+    """The same gain for data of which one input, in the place where it costs most, outweighs the tile, over the noise
+    gain: in two dimensions. Input l reaches the outputs l - 2 to l, each with a signal of variance 1."""
+    m, size = transforms.at.shape
+    noise = (transforms.bt**2).T @ ((transforms.at**2).sum(axis=0) * (transforms.g**2).sum(axis=1))
+    reached = np.array([min(place, m - 1) - max(0, place - 2) + 1 for place in range(size)])
+    return float((noise / reached).max() / noise_gain(transforms))
+
+
 def noise_gain(transforms: Matrices) -> float:
     """How much larger the relative error of y is than that of the products, in two dimensions, for white data.
 
     Independent relative errors eps of the products U V: var(y) = eps^2 sum (A^T)^2 var(U) var(V), against a signal of
     variance 3. One-dimensional gains multiply. Mean over the m outputs.
     """
-    var_u, var_v = (transforms.g**2).sum(axis=1), (transforms.bt**2).sum(axis=1)
-    return float(((transforms.at**2) @ (var_u * var_v)).mean() / 3.0)
+    return float(output_noise(transforms).mean())
 
 
 def main() -> None:
-    header = ("points", "identity", "gain B^T", "gain G", "worst 1-D", "worst 2-D", "noise 1-D", "noise 2-D")
+    header = ["points", "identity", "gain B^T", "gain G", "worst 1-D", "worst 2-D", "noise 1-D", "noise 2-D"]
+    header += ["noisiest output", "noisiest pixel"]
     print(" | ".join(header))
     for name, (m, points) in POINTS.items():
         transforms = matrices(m, points)
         worst, noise = worst_case(transforms), noise_gain(transforms)
         print(
             f"{name} | {check_identity(transforms):.0e} | {gain(transforms):.3g} | {filter_gain(transforms):.3g} | "
-            f"{worst:.3g} | {worst**2:.4g} | {math.sqrt(noise):.3g} | {noise:.3g}"
+            f"{worst:.3g} | {worst**2:.4g} | {math.sqrt(noise):.3g} | {noise:.3g} | "
+            f"{noisiest_output(transforms):.3g} | {noisiest_pixel(transforms):.3g}"
         )
 
 

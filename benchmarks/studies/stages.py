@@ -13,11 +13,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import ours, results
 from benchmarks.layers.sets import floor_us
-from fastconv import environment, ops
+from fastconv import _C, environment, ops
 from fastconv.models.layers import Layer, select
 from fastconv.timing import L2Flush
 
-ALGORITHMS = ("winograd_f2", "winograd_f4")
+# Those of the folder whose stages are kernels of their own: its instances are named by their tile, F(m x m).
+TILES = {
+    row["name"]: row["tile"][0]
+    for row in _C.algorithms()
+    if row["name"] == "winograd_f{}".format(*row["tile"]) and row["tile"][0] == row["tile"][1]
+}
 STAGES = {"transpose": "transpose", "input_transform": "input", "output_transform": "output"}  # kernel -> stage
 COPY = "Memcpy DtoD"
 FLUSH = ("elementwise_kernel", "reduce_kernel", "Memset", COPY)  # what L2Flush launches, and what is no stage
@@ -95,7 +100,7 @@ def run(
     bytes. Needs a CUDA device.
     """
     device = torch.device("cuda")
-    m = int(algorithm[-1])
+    m = TILES[algorithm]
     head = environment.describe("winograd_stages", device)
     document = {**head, "rows": []}
     flush = L2Flush(device)

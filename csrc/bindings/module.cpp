@@ -99,7 +99,9 @@ py::dict describe(const Algorithm& algorithm) {
   row["devices"] = devices;
   row["accuracy"] = accuracy;
   row["tile"] = py::make_tuple(algorithm.arithmetic.tile_rows, algorithm.arithmetic.tile_columns);
-  row["noise_gain"] = algorithm.arithmetic.noise_gain;
+  row["noise_gain"] = algorithm.arithmetic.noise.gain;
+  row["noisiest_output"] = algorithm.arithmetic.noise.noisiest_output;
+  row["noisiest_pixel"] = algorithm.arithmetic.noise.noisiest_pixel;
   row["exact"] = algorithm.arithmetic.exact;
   return row;
 }

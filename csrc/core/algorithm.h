@@ -63,10 +63,17 @@ struct PackedWeight {
   std::size_t bytes = 0;
 };
 
+// How independent errors of a Winograd tile's products grow: its matrices say so (core/roundoffs.h has the numbers).
+struct TransformNoise {
+  double gain = 1.0;             // on data whose neighbours are of like size, all outputs of a tile taken together
+  double noisiest_output = 1.0;  // over `gain`: the error of the output of a tile that errs most
+  double noisiest_pixel = 1.0;   // over `gain`, at most: where one pixel outweighs its tile
+};
+
 // How outputs come to be: one by one, as sums of products (the defaults), or in tiles, which share rounding errors.
 struct Arithmetic {
   int tile_rows = 1, tile_columns = 1;  // outputs of a tile; the first begins at output 0, 0
-  double noise_gain = 1.0;              // by how much independent errors of the products grow (core/roundoffs.h)
+  TransformNoise noise = {};            // none: all of them are 1
   bool exact = true;                    // on small integers: no constant is irrational
 };
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/algorithm.h"
 #include "core/device_info.h"
 #include "core/problem.h"
 
@@ -40,8 +41,8 @@ inline double output_rounding(AccuracyClass accuracy) {
   }
 }
 
-// Winograd's noise gain: by how much independent errors of its products grow (tools/winograd_norms.py).
-inline constexpr double f2_noise_gain = 1.67, f4_noise_gain = 5.02, f4_row_noise_gain = 2.24;
+// Of the transforms' matrices (tools/winograd_norms.py).
+inline constexpr TransformNoise f2_noise{1.67, 1.0, 1.2}, f4_noise{5.02, 1.42, 1.29}, f4_row_noise{2.24, 1.19, 1.13};
 
 // FP32 arithmetic: the transforms, and sums over at most `run` channels.
 inline double winograd_in_fp32(double noise_gain, std::int64_t channels, double run) {

@@ -15,9 +15,9 @@ namespace {
 // float16.
 double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
   if (problem.accuracy == AccuracyClass::ieee) return 0.0;
-  if (device.type == DeviceType::cpu) return winograd_in_fp32(f4_row_noise_gain, problem.c, 64.0);
-  if (problem.accuracy == AccuracyClass::fp32) return winograd_in_split_fp16(f4_row_noise_gain, 1.6, problem.c);
-  return winograd_in_fp16(f4_row_noise_gain, problem.accuracy == AccuracyClass::tf32 ? 3.0 : 2.0);
+  if (device.type == DeviceType::cpu) return winograd_in_fp32(f4_row_noise.gain, problem.c, 64.0);
+  if (problem.accuracy == AccuracyClass::fp32) return winograd_in_split_fp16(f4_row_noise.gain, 1.6, problem.c);
+  return winograd_in_fp16(f4_row_noise.gain, problem.accuracy == AccuracyClass::tf32 ? 3.0 : 2.0);
 }
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
@@ -96,6 +96,6 @@ const Algorithm algorithm{"winograd_fused",
                           supports,
                           plan,
                           packed_weight,
-                          {1, 4, f4_row_noise_gain, false}};
+                          {1, 4, f4_row_noise, false}};
 
 }  // namespace fastconv::algos::winograd_fused

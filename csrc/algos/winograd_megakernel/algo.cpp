@@ -165,12 +165,12 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 
 // Half types: V, U and M are float16 in both (docs/concepts/numerics.md).
 double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
-  if (device.type == DeviceType::cpu) return winograd_in_fp32(f4_noise_gain, problem.c, 64.0);
+  if (device.type == DeviceType::cpu) return winograd_in_fp32(f4_noise.gain, problem.c, 64.0);
   if (problem.accuracy == AccuracyClass::ieee) {
-    return winograd_in_fp32(f4_noise_gain, problem.c, static_cast<double>(problem.c));
+    return winograd_in_fp32(f4_noise.gain, problem.c, static_cast<double>(problem.c));
   }
-  if (problem.dtype == DType::f32) return winograd_in_split_fp16(f4_noise_gain, 2.0, problem.c);
-  return winograd_in_fp16(f4_noise_gain, 3.0);
+  if (problem.dtype == DType::f32) return winograd_in_split_fp16(f4_noise.gain, 2.0, problem.c);
+  return winograd_in_fp16(f4_noise.gain, 3.0);
 }
 
 PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
@@ -192,7 +192,7 @@ const Algorithm algorithm{"winograd_megakernel",
                           supports,
                           plan,
                           packed_weight,
-                          {4, 4, f4_noise_gain, false}};
+                          {4, 4, f4_noise, false}};
 
 }  // namespace fastconv::algos::winograd_megakernel
 

@@ -145,7 +145,7 @@ PackedWeight packed_weight(int m, const ConvProblem& problem, const DeviceInfo& 
 template <int m>
 constexpr const char* name = m == 2 ? "winograd_f2" : "winograd_f4";
 template <int m>
-constexpr double noise_gain = m == 2 ? f2_noise_gain : f4_noise_gain;
+constexpr TransformNoise noise = m == 2 ? f2_noise : f4_noise;
 
 template <int m>
 constexpr Algorithm make_algorithm(const char* summary) {
@@ -156,11 +156,11 @@ constexpr Algorithm make_algorithm(const char* summary) {
       1,
       true,
       true,
-      [](const ConvProblem& problem, const DeviceInfo& device) { return roundoffs(noise_gain<m>, problem, device); },
+      [](const ConvProblem& problem, const DeviceInfo& device) { return roundoffs(noise<m>.gain, problem, device); },
       [](const ConvProblem& problem, const DeviceInfo&) { return supports(problem, name<m>); },
       [](const ConvProblem& problem, const DeviceInfo& device) { return plan(m, problem, device); },
       [](const ConvProblem& problem, const DeviceInfo& device) { return packed_weight(m, problem, device); },
-      {m, m, noise_gain<m>, m == 2}};
+      {m, m, noise<m>, m == 2}};
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // What the transform kernels share: the tiles of a chunk, short vectors of channels, power-of-two scales.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "algos/winograd_staged/plan.h"
@@ -156,14 +157,14 @@ __device__ __forceinline__ void transform_input_tile(Value (&tile)[m + 2][m + 2]
 
 // ---- Scales (docs/concepts/numerics.md): operands are brought near the top of float16's range by exact powers of two.
 
-// Exponent to which the largest |d| of a raw tile is brought: |V| <= gain^2 * 2^(target + 1) < 65504.
+// Exponent to which the largest |d| of a raw tile is brought, the largest with |V| <= gain^2 * 2^(target + 1) <= 65504:
+// 12 of F(2x2), 10 of F(4x4).
 template <int m>
-constexpr int input_target_exponent = m == 4 ? 10 : 12;
+constexpr int input_target_exponent =
+    std::bit_width(
+        static_cast<unsigned>(65504.0f / (winograd::Transform<m>::input_gain * winograd::Transform<m>::input_gain))) -
+    2;
 constexpr int filter_target_exponent = 13;
-template <int m>
-constexpr float largest_input =
-    winograd::Transform<m>::input_gain * winograd::Transform<m>::input_gain * (2 << input_target_exponent<m>);
-static_assert(largest_input<2> < 65504.0f && largest_input<4> < 65504.0f);
 
 // Maximum over `lanes` neighbouring threads, a power of two, or of a warp if there are more.
 __device__ __forceinline__ float lanes_max(float value, int lanes) {

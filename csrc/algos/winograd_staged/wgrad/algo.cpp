@@ -17,8 +17,8 @@ namespace {
 double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
   const double pixels = gradient_length(problem);
   if (device.type == DeviceType::cpu)
-    return winograd_in_fp32(f4_noise_gain, problem.n * problem.p() * problem.q() / 16, 64.0);
-  return f4_noise_gain * std::sqrt(3.6 + 5.5e-6 * pixels);
+    return winograd_in_fp32(f4_noise.gain, problem.n * problem.p() * problem.q() / 16, 64.0);
+  return f4_noise.gain * std::sqrt(3.6 + 5.5e-6 * pixels);
 }
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
