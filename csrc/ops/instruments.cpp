@@ -35,8 +35,7 @@ void instrumented_megakernel(Tensor input, Tensor packed, IntList weight_shape, 
                           .delay = static_cast<std::uint32_t>(narrow(delay, 0, "delay")),
                           .series = series};
   const std::string name = "winograd_megakernel", none = "none";
-  const Arguments arguments{std::nullopt, std::nullopt, {1, 1}, padding, {1, 1}, 1,
-                            name,         precision,    none,   0.0,     0,      {}};
+  const Arguments arguments{std::nullopt, std::nullopt, {1, 1}, padding, {1, 1}, 1, name, precision, none, 0.0, 0, {}};
   const ConvProblem problem = make_problem(input, weight_shape, channels_last ? Layout::nhwc : Layout::nchw, arguments);
   FASTCONV_REQUIRE(input.is_cuda(), "input is on the CPU; instruments are the CUDA kernel's");
   const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
