@@ -303,7 +303,7 @@ def test_tune_measures_within_it(monkeypatch, data):
     layer = fastconv.Conv2d(8, 8, 3, padding=1, bias=False)
     try:
         counted = tuning.record(layer, torch.randn(1, 8, 9, 9))
-        report = tuning.measure(tuning.limited(counted, 1.25), rounds=1)
+        report = tuning.measure(tuning.limited(counted, settings.Limits(max_error=1.25)), rounds=1)
         (row,) = report.rows
         assert row.problem.endswith(" max_error 1.25")
         rows = candidates(1.25, ops.device_info(CPU), c=8, k=8, h=9, w=9)
@@ -311,7 +311,7 @@ def test_tune_measures_within_it(monkeypatch, data):
         assert {*row.us, *row.failures} <= admitted
         assert "winograd_f4" not in admitted
         own = fastconv.Conv2d(8, 8, 3, padding=1, bias=False, max_error=2.0)
-        (kept,) = tuning.limited(tuning.record(own, torch.randn(1, 8, 9, 9)), 1.25)
+        (kept,) = tuning.limited(tuning.record(own, torch.randn(1, 8, 9, 9)), settings.Limits(max_error=1.25))
         assert kept.max_error == 2.0
     finally:
         measured._activate(before)

@@ -99,8 +99,11 @@ def test_layers_swap_fuse_and_explain():
     assert report.swapped == 3
     assert {layer.max_workspace for layer in model} == {10**12}
     report.undo()
-    with pytest.warns(UserWarning, match="3 workspace"):
-        assert fastconv.swap_(model, algorithm="im2col_gemm", max_workspace=0).swapped == 0
+    # A transposed 2x2 with stride 2 is four 1x1 convolutions, which unroll nothing.
+    report = fastconv.swap_(model, algorithm="im2col_gemm", max_workspace=0)
+    assert [row.reason_code for row in report.rows if not row.swapped] == ["workspace"] * 2
+    assert [row.kind for row in report.rows if row.swapped] == ["ConvTranspose2d"]
+    report.undo()
     fused = fastconv.fuse(model[:2], max_workspace=12345)
     assert fused.get_submodule("0").max_workspace == 12345
     explanation = fastconv.explain((2, 8, 9, 9), (8, 8, 3, 3), device="cpu", max_workspace=0)

@@ -31,7 +31,8 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    # Again and again: an exception in the middle of a garbage collection, say, is lost.
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 0.25)
     try:
         yield
     except TimeIsUp:
