@@ -104,7 +104,7 @@ def test_layers_swap_fuse_and_explain():
     assert [row.reason_code for row in report.rows if not row.swapped] == ["workspace"] * 2
     assert [row.kind for row in report.rows if row.swapped] == ["ConvTranspose2d"]
     report.undo()
-    fused = fastconv.fuse(model[:2], max_workspace=12345)
+    fused = fastconv.fuse(model[:2].eval(), max_workspace=12345)
     assert fused.get_submodule("0").max_workspace == 12345
     explanation = fastconv.explain((2, 8, 9, 9), (8, 8, 3, 3), device="cpu", max_workspace=0)
     assert "workspace" in {row.code for row in explanation.rows}
