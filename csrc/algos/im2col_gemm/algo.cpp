@@ -19,6 +19,9 @@ Support supports(const ConvProblem& problem, const DeviceInfo&) {
   return Support::yes();
 }
 
+// The library's products on a CPU, of FP32.
+constexpr CpuRates<double> cpu_gemm{0.7, 1.45};
+
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const Cut chunk = cut(problem, device.type);
   ConvPlan plan;
@@ -49,7 +52,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     bytes += slowness * 2.0 * pixels * depth * static_cast<double>(size_of(chunk.gemm_type));
   }
   if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
-  const double share = device.type == DeviceType::cuda ? 0.9 : 0.7;  // of FP32; the CPU's GEMMs are small
+  const double share = device.type == DeviceType::cuda ? 0.9 : cpu_gemm.of(device);  // of FP32
   const double product_us =
       tensor_cores ? tensor_us(problem.direct_flops(), 0.6, device) : fp32_us(problem.direct_flops(), share, device);
 

@@ -33,7 +33,8 @@ Support supports(const ConvProblem&, const DeviceInfo&) { return Support::yes();
 struct OneDnn {
   double launch, nchw, nhwc, nchw_1x1, nhwc_1x1, half_channels, passes;
 };
-constexpr CpuRates<OneDnn> onednn{{10.0, 2.2, 2.2, 2.2, 2.2, 0.0, 0.0}, {10.0, 2.2, 2.2, 2.2, 2.2, 0.0, 0.0}};
+// AVX-512: fitted to 282 rows of VGG-16, ResNet-50, DenseNet-161 and YOLOv3 (docs/log/71-cpu-avx512.md).
+constexpr CpuRates<OneDnn> onednn{{10.0, 2.2, 2.2, 2.2, 2.2, 0.0, 0.0}, {10.0, 1.33, 1.34, 0.6, 1.12, 0.0, 0.0}};
 
 double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const OneDnn& rates = onednn.of(device);

@@ -57,7 +57,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 struct CpuTasks {
   double task, caches, products, half_channels;
 };
-constexpr CpuRates<CpuTasks> cpu_tasks{{0.3, 1.8, 2.2, 16.0}, {0.3, 1.8, 2.2, 16.0}};
+constexpr CpuRates<CpuTasks> cpu_tasks{{0.3, 1.8, 2.2, 16.0}, {0.15, 3.6, 4.4, 16.0}};
 
 double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceInfo& device) {
   const CpuTasks& rates = cpu_tasks.of(device);
