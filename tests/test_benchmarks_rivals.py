@@ -14,6 +14,7 @@ from benchmarks.layers import suite as layer_suite
 from benchmarks.layers.sets import FUSED, GRADIENTS
 from benchmarks.peers import cublas, cudnn, cudnn_graph, cutlass
 from benchmarks.peers.fastest import NoneRuns, fastest
+from fastconv import timing
 from fastconv.models.layers import Layer
 
 SMALL = Layer("small", 6, 14, 14, 16, 5, 5, 1, 0)
@@ -252,7 +253,8 @@ def test_packing_is_timed_at_batch_one_beside_packed_filters(tmp_path):
 
 
 @pytest.mark.parametrize("direction", FUSED)
-def test_a_fused_pass_is_timed_against_the_same_operation(direction, tmp_path):
+def test_a_fused_pass_is_timed_against_the_same_operation(direction, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "HOPELESS", 1e9)  # on a busy machine, or with one thread, `direct` may be
     arguments = {"rounds": 1, "device": "cpu", "layouts": ["nhwc", "nchw"], "out": tmp_path / "l.json"}
     document = layer_suite.run([3], ["fp32"], [SMALL], layer_set="lenet5", direction=direction, **arguments)
     assert document["suite"] == f"layers_lenet5_{direction}_cpu"
