@@ -1,4 +1,5 @@
-// y = act(accumulator + bias + residual): the end of every algorithm, on the CPU and on the GPU.
+// y = act(accumulator + bias + residual), or act(accumulator + bias) + residual: the end of every algorithm, on the CPU
+// and on the GPU.
 #pragma once
 
 #include <cmath>
@@ -50,6 +51,11 @@ struct Epilogue {
   const T* bias;      // [K] or null
   const T* residual;  // like y, or null
   ActivationFunction activate;
+  bool residual_after;  // of the activation
+
+  // When to add the residual, if there is one.
+  FASTCONV_HOST_DEVICE bool adds_before() const { return residual != nullptr && !residual_after; }
+  FASTCONV_HOST_DEVICE bool adds_after() const { return residual != nullptr && residual_after; }
 
   // `index`: of the output element in y (and residual); `k`: its output channel.
   FASTCONV_HOST_DEVICE T operator()(float accumulator, std::int64_t index, std::int64_t k) const {
@@ -59,15 +65,18 @@ struct Epilogue {
   // The two halves, for kernels that read the bias once for many outputs.
   FASTCONV_HOST_DEVICE float bias_of(std::int64_t k) const { return bias != nullptr ? to_float(bias[k]) : 0.0f; }
   FASTCONV_HOST_DEVICE T finish(float accumulator, std::int64_t index) const {
-    if (residual != nullptr) accumulator += to_float(residual[index]);
-    return from_float<T>(activate(accumulator));
+    if (adds_before()) accumulator += to_float(residual[index]);
+    accumulator = activate(accumulator);
+    if (adds_after()) accumulator += to_float(residual[index]);
+    return from_float<T>(accumulator);
   }
 };
 
 template <typename T>
 Epilogue<T> make_epilogue(const ConvArgs& args) {
   return {static_cast<const T*>(args.bias), static_cast<const T*>(args.residual),
-          ActivationFunction(args.problem.activation, args.problem.negative_slope)};
+          ActivationFunction(args.problem.activation, args.problem.negative_slope),
+          args.problem.residual == Residual::after};
 }
 
 }  // namespace fastconv

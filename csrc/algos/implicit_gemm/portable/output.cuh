@@ -57,7 +57,9 @@ __device__ __forceinline__ void finish(const Params<T>& params, const float* sou
 #pragma unroll
   for (int i = 0; i < count; ++i) {
     const float value = sum.e[i] + epilogue.bias_of(one_filter ? k : k + i);
-    result.e[i] = from_float<T>(epilogue.activate(value + to_float(residual.e[i])));
+    const float other = to_float(residual.e[i]);
+    result.e[i] =
+        from_float<T>(epilogue.residual_after ? epilogue.activate(value) + other : epilogue.activate(value + other));
   }
   *reinterpret_cast<Elements*>(params.y + index) = result;
 }

@@ -166,7 +166,7 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
       }
     }
   };
-  if (__builtin_expect(params.epilogue.residual != nullptr, 0)) {
+  const auto add_residual = [&] {
     for_each([&](std::int64_t index, int b, int i) {
       const T* residual = params.epilogue.residual + index;
       if constexpr (output == StoreMode::pixels) {
@@ -178,8 +178,10 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
         value[b][i] += to_float(*residual);
       }
     });
-  }
+  };
+  if (__builtin_expect(params.epilogue.adds_before(), 0)) add_residual();
   activate<T>(params.epilogue.activate, value);
+  if (__builtin_expect(params.epilogue.adds_after(), 0)) add_residual();
   for_each([&](std::int64_t index, int b, int i) {
     if constexpr (output == StoreMode::pixels) {
       *reinterpret_cast<Vector<T, tile_outputs>*>(params.y + index) = pack_vector<T, tile_outputs>(value[b]);

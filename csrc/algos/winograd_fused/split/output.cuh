@@ -62,13 +62,14 @@ __device__ __forceinline__ void for_each_output(const Params& params, const Targ
   }
 }
 
-// Residual, activation and store. SiLU comes later (apply_silu): inlined for every
+// Residual, activation and store. SiLU comes later (apply_silu), and with it a residual behind it: inlined for every
 // output it would make the code larger than the instruction cache.
 template <StoreMode output>
 __device__ __forceinline__ void store(const Params& params, const Target& at, Values& value) {
   float* y = params.y;
-  const float* residual = params.epilogue.residual;
-  if (residual != nullptr) {
+  const ActivationFunction& activate = params.epilogue.activate;
+  const auto add_residual = [&] {
+    const float* residual = params.epilogue.residual;
     for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {
       if constexpr (output == StoreMode::filters) {
         const float2 other = *reinterpret_cast<const float2*>(residual + index);
@@ -80,8 +81,8 @@ __device__ __forceinline__ void store(const Params& params, const Target& at, Va
         value[e][b][i] += residual[index];
       }
     });
-  }
-  const ActivationFunction& activate = params.epilogue.activate;
+  };
+  if (params.epilogue.adds_before()) add_residual();
   if (!activate.is_silu && !activate.is_linear()) {
 #pragma unroll
     for (int j = 0; j < 4 * tile_outputs; ++j) {
@@ -89,6 +90,7 @@ __device__ __forceinline__ void store(const Params& params, const Target& at, Va
       v = activate.piecewise(v);
     }
   }
+  if (__builtin_expect(params.epilogue.adds_after() && !activate.is_silu, 0)) add_residual();
   for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {
     if constexpr (output == StoreMode::filters) {
       *reinterpret_cast<float2*>(y + index) = make_float2(value[e][0][i], value[e][1][i]);
@@ -108,8 +110,9 @@ __device__ __forceinline__ void apply_silu(const Params& params, const Outputs* 
     const Outputs& at = outputs[j / (4 * tile_outputs) * 8 + j / (2 * tile_outputs) % 2];
     const int i = j / 2 % tile_outputs, filter = k + j % 2;
     if (i >= at.count() || filter >= params.k) continue;
-    float* target = params.y + at.index() + i * params.y_column + filter * params.y_channel;
-    *target = params.epilogue.activate(*target);
+    const std::int64_t index = at.index() + i * params.y_column + filter * params.y_channel;
+    const float value = params.epilogue.activate(params.y[index]);
+    params.y[index] = params.epilogue.adds_after() ? value + params.epilogue.residual[index] : value;
   }
 }
 

@@ -86,13 +86,16 @@ struct Finisher {
                        "r"(count), "l"(target), "f"(two.x), "f"(two.y)
                        : "memory");
         } else if (column(which) + most < count) {
-          if (epilogue.residual != nullptr) {
+          const auto add_residual = [&] {
             const std::int64_t element = target - reinterpret_cast<char*>(params.y);
             const float2 more =
                 *reinterpret_cast<const float2*>(reinterpret_cast<const char*>(epilogue.residual) + element);
             two.x += more.x, two.y += more.y;
-          }
-          *reinterpret_cast<float2*>(target) = make_float2(epilogue.activate(two.x), epilogue.activate(two.y));
+          };
+          if (epilogue.adds_before()) add_residual();
+          two = make_float2(epilogue.activate(two.x), epilogue.activate(two.y));
+          if (epilogue.adds_after()) add_residual();
+          *reinterpret_cast<float2*>(target) = two;
         }
       }
     }

@@ -97,7 +97,7 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
       result[j].e[0] = fmaf(result[j].e[0] * scale0.first, scale0.second, bias[0]);
       result[j].e[1] = fmaf(result[j].e[1] * scale1.first, scale1.second, bias[1]);
     }
-    if (!plain && params.epilogue.residual != nullptr) {
+    const auto add_residual = [&] {
       const T* const residual = params.epilogue.residual + index;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -106,8 +106,10 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
           if (second) result[j].e[1] += to_float(residual[j * pixel + filter]);
         }
       }
-    }
+    };
+    if (!plain && params.epilogue.adds_before()) add_residual();
     apply<plain>(activate, identity, result);
+    if (!plain && params.epilogue.adds_after()) add_residual();
     if constexpr (output == StoreMode::pixels) {  // the number of columns is a multiple of 4
       const auto quad = [&result](int e) {
         return Aligned<T, 4>{from_float<T>(result[0].e[e]), from_float<T>(result[1].e[e]),
