@@ -65,10 +65,27 @@ struct Epilogue {
   // The two halves, for kernels that read the bias once for many outputs.
   FASTCONV_HOST_DEVICE float bias_of(std::int64_t k) const { return bias != nullptr ? to_float(bias[k]) : 0.0f; }
   FASTCONV_HOST_DEVICE T finish(float accumulator, std::int64_t index) const {
-    if (adds_before()) accumulator += to_float(residual[index]);
-    accumulator = activate(accumulator);
-    if (adds_after()) accumulator += to_float(residual[index]);
-    return from_float<T>(accumulator);
+    return from_float<T>(finish_value(accumulator, residual != nullptr ? to_float(residual[index]) : -0.0f));
+  }
+  // The same with the residual's value, -0 for none: what is added to -0 stays as it is, were it -0, too.
+  FASTCONV_HOST_DEVICE float finish_value(float accumulator, float other) const {
+    return activate(accumulator + (residual_after ? -0.0f : other)) + (residual_after ? other : -0.0f);
+  }
+
+  // For kernels with many values in registers: add() to all of them, if there is a residual, and apply() the
+  // activation, in their order. A loop, so that the code of each stands there once: twice it costs registers and
+  // instruction cache.
+  template <typename Add, typename Apply>
+  FASTCONV_HOST_DEVICE void in_order(const Add& add, const Apply& apply) const {
+    bool adds = adds_before();
+#pragma unroll 1
+    for (bool applied = false;; applied = true) {
+      if (adds) add();
+      if (applied) return;
+      apply();
+      adds = adds_after();
+      if (!adds) return;
+    }
   }
 };
 

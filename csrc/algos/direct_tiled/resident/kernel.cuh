@@ -305,8 +305,8 @@ __device__ __forceinline__ void finish(const Params<T>& params, const Origin& at
                     }
                   });
   };
-  if (params.epilogue.adds_before()) add_residual();
-  if (params.has_activation) {
+  params.epilogue.in_order(add_residual, [&] {
+    if (!params.has_activation) return;
 #pragma unroll
     for (int pixel = 0; pixel < rows * quad; ++pixel) {
 #pragma unroll
@@ -315,8 +315,7 @@ __device__ __forceinline__ void finish(const Params<T>& params, const Origin& at
         value = params.epilogue.activate(value);
       }
     }
-  }
-  if (params.epilogue.adds_after()) add_residual();
+  });
   T* y = params.y + first;
   asm volatile("" : "+l"(y));  // or the compiler would rather add `first` to each of the offsets
   __builtin_assume(__isGlobal(y));

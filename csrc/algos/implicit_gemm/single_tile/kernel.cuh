@@ -313,15 +313,15 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
 #pragma unroll
           for (int e = 0; e < chunk; ++e) value[e] += to_float(residual.e[e]);
         };
-        if (epilogue.adds_before()) add_residual();
-        if (activate.is_silu) {
+        epilogue.in_order(add_residual, [&] {
+          if (activate.is_silu) {
 #pragma unroll
-          for (int e = 0; e < chunk; ++e) value[e] = ActivationFunction::silu(value[e]);
-        } else {
+            for (int e = 0; e < chunk; ++e) value[e] = ActivationFunction::silu(value[e]);
+          } else {
 #pragma unroll
-          for (int e = 0; e < chunk; ++e) value[e] = activate.piecewise(value[e]);
-        }
-        if (epilogue.adds_after()) add_residual();
+            for (int e = 0; e < chunk; ++e) value[e] = activate.piecewise(value[e]);
+          }
+        });
       }
       Chunk<T> result;
 #pragma unroll

@@ -68,30 +68,19 @@ template <StoreMode output>
 __device__ __forceinline__ void store(const Params& params, const Target& at, Values& value) {
   float* y = params.y;
   const ActivationFunction& activate = params.epilogue.activate;
-  const auto add_residual = [&] {
-    const float* residual = params.epilogue.residual;
-    for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {
-      if constexpr (output == StoreMode::filters) {
-        const float2 other = *reinterpret_cast<const float2*>(residual + index);
-        value[e][0][i] += other.x, value[e][1][i] += other.y;
-      } else if constexpr (output == StoreMode::pixels) {
-        const float4 other = *reinterpret_cast<const float4*>(residual + index);
-        value[e][b][0] += other.x, value[e][b][1] += other.y, value[e][b][2] += other.z, value[e][b][3] += other.w;
-      } else {
-        value[e][b][i] += residual[index];
-      }
-    });
-  };
-  if (params.epilogue.adds_before()) add_residual();
-  if (!activate.is_silu && !activate.is_linear()) {
-#pragma unroll
-    for (int j = 0; j < 4 * tile_outputs; ++j) {
-      float& v = value[j / tile_outputs / 2][j / tile_outputs % 2][j % tile_outputs];
-      v = activate.piecewise(v);
+  const auto add = [&](std::int64_t index, int e, int b, int i) {
+    const float* residual = params.epilogue.residual + index;
+    if constexpr (output == StoreMode::filters) {
+      const float2 other = *reinterpret_cast<const float2*>(residual);
+      value[e][0][i] += other.x, value[e][1][i] += other.y;
+    } else if constexpr (output == StoreMode::pixels) {
+      const float4 other = *reinterpret_cast<const float4*>(residual);
+      value[e][b][0] += other.x, value[e][b][1] += other.y, value[e][b][2] += other.z, value[e][b][3] += other.w;
+    } else {
+      value[e][b][i] += *residual;
     }
-  }
-  if (__builtin_expect(params.epilogue.adds_after() && !activate.is_silu, 0)) add_residual();
-  for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {
+  };
+  const auto write = [&](std::int64_t index, int e, int b, int i) {
     if constexpr (output == StoreMode::filters) {
       *reinterpret_cast<float2*>(y + index) = make_float2(value[e][0][i], value[e][1][i]);
     } else if constexpr (output == StoreMode::pixels) {
@@ -100,7 +89,23 @@ __device__ __forceinline__ void store(const Params& params, const Target& at, Va
     } else {
       y[index] = value[e][b][i];
     }
-  });
+  };
+  if (params.epilogue.adds_before()) for_each_output<output>(params, at, add);
+  if (!activate.is_silu && !activate.is_linear()) {
+#pragma unroll
+    for (int j = 0; j < 4 * tile_outputs; ++j) {
+      float& v = value[j / tile_outputs / 2][j / tile_outputs % 2][j % tile_outputs];
+      v = activate.piecewise(v);
+    }
+  }
+  if (params.epilogue.adds_after() && !activate.is_silu) {  // together: else addresses would wait in registers
+    for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {
+      add(index, e, b, i);
+      write(index, e, b, i);
+    });
+  } else {
+    for_each_output<output>(params, at, write);
+  }
 }
 
 // In place, over what this thread has just stored: of its positions, two by two, 8 apart.

@@ -86,16 +86,13 @@ struct Finisher {
                        "r"(count), "l"(target), "f"(two.x), "f"(two.y)
                        : "memory");
         } else if (column(which) + most < count) {
-          const auto add_residual = [&] {
+          float2 more = make_float2(-0.0f, -0.0f);
+          if (epilogue.residual != nullptr) {
             const std::int64_t element = target - reinterpret_cast<char*>(params.y);
-            const float2 more =
-                *reinterpret_cast<const float2*>(reinterpret_cast<const char*>(epilogue.residual) + element);
-            two.x += more.x, two.y += more.y;
-          };
-          if (epilogue.adds_before()) add_residual();
-          two = make_float2(epilogue.activate(two.x), epilogue.activate(two.y));
-          if (epilogue.adds_after()) add_residual();
-          *reinterpret_cast<float2*>(target) = two;
+            more = *reinterpret_cast<const float2*>(reinterpret_cast<const char*>(epilogue.residual) + element);
+          }
+          *reinterpret_cast<float2*>(target) =
+              make_float2(epilogue.finish_value(two.x, more.x), epilogue.finish_value(two.y, more.y));
         }
       }
     }

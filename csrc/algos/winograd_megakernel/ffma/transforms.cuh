@@ -147,9 +147,12 @@ __device__ __forceinline__ void transform_output(const Params& params, const Wor
       };
 #pragma unroll
       for (int j = 0; j < 4; ++j) result[j].e[0] += bias[0], result[j].e[1] += bias[1];
-      if (!plain && params.epilogue.adds_before()) add_residual();
-      apply<plain>(activate, identity, result);
-      if (!plain && params.epilogue.adds_after()) add_residual();
+      const auto apply_activation = [&] { apply<plain>(activate, identity, result); };
+      if constexpr (plain) {
+        apply_activation();
+      } else {
+        params.epilogue.in_order(add_residual, apply_activation);
+      }
       float* const y = params.y + index;
       if constexpr (access == Access::nchw_quads) {
         __stcs(reinterpret_cast<float4*>(y),
