@@ -91,7 +91,9 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
   for (int i = 0; i < 4; ++i) {
     Values result[4];
     winograd::Transform<4>::output(values[i], result);
-    T* const y = params.y + index;
+    T* y = params.y + index;
+    // The address of an output gives that of its residual, which else would be as many registers again.
+    if constexpr (!plain && output == StoreMode::filters) asm volatile("" : "+l"(y));
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       result[j].e[0] = fmaf(result[j].e[0] * scale0.first, scale0.second, bias[0]);
@@ -99,7 +101,7 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
     }
     const auto add_residual = [&](int j) {
       if (i >= rows || j >= columns) return;
-      const T* const residual = params.epilogue.residual + index + j * pixel;
+      const T* const residual = params.epilogue.residual + (y + j * pixel - params.y);
       if constexpr (output == StoreMode::filters) {
         const auto pair = *reinterpret_cast<const Aligned<T, 2>*>(residual);
         result[j].e[0] += to_float(pair.e[0]), result[j].e[1] += to_float(pair.e[1]);
