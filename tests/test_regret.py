@@ -123,6 +123,14 @@ def test_two_workers_measure_every_problem_once(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["regret.json"]
 
 
+def test_a_command_line_does_not_grow_with_the_problems(tmp_path):
+    lengths = []
+    for count in (1, 5000):
+        plan = suite._Plan([vars(SMALL)] * count, ["fp32"], ["nchw"], 1, None, "cuda", str(tmp_path / "regret.json"))
+        lengths.append(sum(map(len, suite._command(plan, 0, {}))))
+    assert lengths[0] == lengths[1]
+
+
 def test_the_summary_is_of_the_rows():
     rows = [
         {

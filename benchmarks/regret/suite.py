@@ -63,6 +63,11 @@ class _Plan:
     def marker(self) -> Path:
         return Path(self.out).with_suffix(".running")
 
+    @property
+    def file(self) -> Path:
+        """Of the plan itself: thousands of problems are more than a command line holds."""
+        return Path(self.out).with_suffix(".plan")
+
 
 def run(
     problems: Sequence[Problem],
@@ -114,7 +119,11 @@ def run(
 
 
 def _isolated(plan: _Plan, report: Callable[[str], None]) -> results.Document:
-    banned, failed = supervise(lambda index, banned: _command(plan, index, banned), plan.marker, plan.name, report)
+    plan.file.write_text(json.dumps(asdict(plan)))
+    try:
+        banned, failed = supervise(lambda index, banned: _command(plan, index, banned), plan.marker, plan.name, report)
+    finally:
+        plan.file.unlink()
     document: results.Document = json.loads(Path(plan.out).read_text())
     if banned or failed:
         document["banned"], document["failed"] = banned, document.get("failed", []) + failed
@@ -123,13 +132,13 @@ def _isolated(plan: _Plan, report: Callable[[str], None]) -> results.Document:
 
 
 def _command(plan: _Plan, index: int, banned: dict[str, str]) -> list[str]:
-    job = json.dumps({"plan": asdict(plan), "index": index, "banned": banned})
+    job = json.dumps({"plan": str(plan.file), "index": index, "banned": banned})
     return [sys.executable, "-c", _WORKER, json.dumps(sys.path), job]
 
 
 def work(job: dict[str, Any]) -> int:
     """What a worker process does; its exit code."""
-    plan = _Plan(**job["plan"])
+    plan = _Plan(**json.loads(Path(job["plan"]).read_text()))
     marker = Marker(plan.marker)
     try:
         _work(plan, marker, job["index"], job["banned"], lambda text: print(text, flush=True))
