@@ -363,7 +363,7 @@ def test_pytorch_converts_nchw_for_tensor_cores(change, converts):
         problem = _C.ConvProblem(**arguments | change, layout=layout)
         return _C.choose("torch", problem, _C.h200_device())["cost_us"]
 
-    assert (cost("nchw") > cost("nhwc") + 7.0) == converts
+    assert (cost("nchw") > cost("nhwc")) == converts
 
 
 def test_winograd_f2_counts_on_an_early_output_transform_only_where_it_is_admitted():
