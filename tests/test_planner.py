@@ -357,7 +357,7 @@ def test_what_follows_costs_pytorch_a_pass_and_ours_nothing(device):
     ],
 )
 def test_pytorch_converts_nchw_for_tensor_cores(change, converts):
-    arguments = {"n": 8, "c": 64, "h": 56, "w": 56, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float16"}
+    arguments = {"n": 64, "c": 64, "h": 56, "w": 56, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float16"}
 
     def cost(layout):
         problem = _C.ConvProblem(**arguments | change, layout=layout)
