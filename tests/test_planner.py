@@ -47,6 +47,7 @@ def problems(draw):
         "layout": draw(st.sampled_from(["nchw", "nhwc"])),
         "bias": draw(st.booleans()),
         "residual": draw(st.booleans()),
+        "residual_after": draw(st.booleans()),
         "activation": draw(st.sampled_from(["none", "relu", "relu6", "silu", "leaky_relu"])),
         "max_error": draw(st.sampled_from([None, None, 1, 1.5, 4, 100, math.inf])),
     }

@@ -154,13 +154,13 @@ double epilogue_us(const ConvProblem& problem, const DeviceInfo& device) {
                       device.bandwidth_bytes_per_s;
   const bool bias_pass = problem.has_bias && device.type == DeviceType::cuda;
   return (bias_pass ? 2.0 + (problem.dtype == DType::f32 ? 3.0 : 5.5) * y_us : 0.0) +
-         (problem.has_residual ? 2.0 + 3.0 * y_us : 0.0) +
+         (problem.has_residual() ? 2.0 + 3.0 * y_us : 0.0) +
          (problem.activation != Activation::none ? 2.0 + 2.0 * y_us : 0.0);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvProblem bare = problem;
-  bare.has_bias = bare.has_residual = false, bare.activation = Activation::none;
+  bare.has_bias = false, bare.residual = Residual::none, bare.activation = Activation::none;
   ConvPlan plan;
   plan.config = "aten::_convolution";
   plan.cost_us = (device.type == DeviceType::cpu ? cpu_cost_us(bare, device) : cuda_cost_us(bare, device)) +
