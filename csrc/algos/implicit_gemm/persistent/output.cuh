@@ -94,14 +94,14 @@ __device__ __forceinline__ void store_vectors(const Params<T>& params, int split
     }
     for_each([&](float v, int i, int e) { return v + to_float(residual[i].e[e]); });
   };
-  epilogue.in_order(add_residual, [&] {
-    const ActivationFunction& activate = epilogue.activate;
-    if (activate.is_silu) {
-      for_each([](float v, int, int) { return ActivationFunction::silu(v); });
-    } else if (activate.negative_slope != 1.0f || activate.cap != INFINITY) {
-      for_each([&](float v, int, int) { return activate.piecewise(v); });
-    }
-  });
+  if (epilogue.adds_before()) add_residual();
+  const ActivationFunction& activate = epilogue.activate;
+  if (activate.is_silu) {
+    for_each([](float v, int, int) { return ActivationFunction::silu(v); });
+  } else if (activate.negative_slope != 1.0f || activate.cap != INFINITY) {
+    for_each([&](float v, int, int) { return activate.piecewise(v); });
+  }
+  if (epilogue.adds_after()) add_residual();
 #pragma unroll
   for (int i = 0; i < count; ++i) {
     Vector<T, size> result;
