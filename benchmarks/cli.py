@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.papers.command import paper
 from benchmarks.regret.command import regret
 from fastconv.cli.support import (
     BatchOption,
@@ -483,3 +484,4 @@ def stages(
 
 
 app.command("regret")(regret)
+app.command("paper")(paper)

@@ -240,10 +240,10 @@ def test_suite_on_the_cpu_writes_a_file_that_keeps_the_contract(tmp_path, monkey
 def test_suite_records_a_failing_algorithm_and_goes_on(tmp_path, monkeypatch):
     real = ours.contender
 
-    def contender(algorithm, *arguments):
+    def contender(algorithm, *arguments, **options):
         if algorithm == "direct":
             raise RuntimeError("launch failed")
-        return real(algorithm, *arguments)
+        return real(algorithm, *arguments, **options)
 
     monkeypatch.setattr(layer_suite, "select", lambda *_: [Layer("tiny", 3, 8, 8, 4)])
     monkeypatch.setattr(ours, "contender", contender)
