@@ -113,13 +113,13 @@ def aside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def sharing() -> Iterator[None]:
-    """Processes that are started within take turns with each other."""
+    """Processes that are started within take turns with each other, and with those that this one takes turns with."""
+    if are_shared():
+        yield
+        return
     with tempfile.TemporaryDirectory() as folder:
-        before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = str(Path(folder) / "turn")
         try:
             yield
         finally:
             del os.environ[VARIABLE]
-            if before is not None:
-                os.environ[VARIABLE] = before

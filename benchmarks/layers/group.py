@@ -14,6 +14,7 @@ from benchmarks import peers
 from benchmarks.harness import ours, results
 from benchmarks.harness.clocks import ClockMonitor
 from benchmarks.layers.sets import FUSED, GRADIENTS, floor_us
+from benchmarks.peers import cudnn
 from fastconv import testing, timing
 from fastconv.models.layers import Layer
 
@@ -23,10 +24,11 @@ HOPELESS_PEER = 1.3  # times the best peer, by single calls: 3 rounds only
 
 # A survey has very many layers and little time: whoever is this many times slower than the best of its side and class
 # is not timed, or for 3 rounds only; all rounds of a layer together last about as long as this.
-SURVEY_HOPELESS, SURVEY_SLOW = 3.0, 1.5
-SURVEY_S, SAMPLE_US = 0.08, 130.0  # a sample costs its flush and launches beside its own time
+SURVEY_HOPELESS, SURVEY_SLOW, SURVEY_UNSEEN = 3.0, 1.5, 6.0  # the last: after its first call
+SURVEY_S, SAMPLE_US = 0.06, 130.0  # a sample costs its flush and launches beside its own time
 SURVEY_ROUNDS = 3  # at least
 BESIDE_OTHERS = 10  # times longer a call may take while other processes use the GPU
+SHARED_WORKSPACE = 2 << 30  # bytes that a rival may take there
 _SURVEY_LEAVES_OUT = (
     "within", "errors", "peer_errors", "peer_plans", "seconds", "few_rounds", "eager", "bias", "timer_us",
 )  # fmt: skip
@@ -195,9 +197,10 @@ def prepare_data(group: Group, seed: int) -> Reference:
 def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | None) -> dict[tuple[str, str], str]:
     """Peers first, then ours; returns (class, layout) -> auto's choice."""
     data = group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads, group.addends
-    operands = peers.Operands(*data)
+    limit = cudnn.WORKSPACE_LIMIT if group.alone else SHARED_WORKSPACE
+    operands = peers.Operands(*data, search=not group.survey, workspace_limit=limit)
     calls, refused = peers.peers(
-        operands, lambda y: group.refusal(reference.error(y)["l2"]), group.announce, group.banned, not group.survey
+        operands, lambda y: group.refusal(reference.error(y)["l2"]), group.announce, group.banned
     )
     group.notes |= {} if group.survey else refused
     for name, call in calls.items():
@@ -210,7 +213,7 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
             group.notes[name] = group.banned[name]
             continue
         begin = time.perf_counter()
-        _enter(group, name, call, reference, timing.HOPELESS if group.survey else math.inf)
+        _enter(group, name, call, reference, SURVEY_UNSEEN if group.survey else math.inf)
         group.spent(name, begin)
         if isinstance(call, peers.Searched):
             group.plans |= {name: call.description} if call.description else {}
@@ -290,7 +293,8 @@ def _enter_ours(
         group.notes[name] = timing.message_of(failure)
         timing.recover()
         return
-    _enter(group, name, call, reference, math.inf if chosen else timing.HOPELESS)
+    hopeless = SURVEY_UNSEEN if group.survey else timing.HOPELESS
+    _enter(group, name, call, reference, math.inf if chosen else hopeless)
     if chosen and group.n == 1 and algorithm != "torch":
         packing = ours.packing_contender(algorithm, *data, *addends)
         _enter(group, name + _PACKING, packing, reference, math.inf)
@@ -413,9 +417,8 @@ def finish(group: Group, choices: Choices, rounds: int, seed: int) -> list[resul
     chosen |= {f"{'/'.join(key)}/{choice}" for key, choice in group.strict.items()}
     chosen |= {name + _PACKING for name in chosen}
     group.announce("")  # each has run alone: from here on nobody in particular is to blame
-    if not group.alone:  # how long they take is not known yet
-        for entrant in group.entrants.values():
-            entrant.estimate_us = timing.once(entrant.call, group.device)[1]
+    if not group.alone:
+        _estimate(group)
     if group.survey:
         slow, rounds = _drop_hopeless(group, chosen, rounds)
     else:
@@ -431,6 +434,17 @@ def finish(group: Group, choices: Choices, rounds: int, seed: int) -> list[resul
     )
     group.spent("rounds", begin)
     return [row | clocks.found for row in _rows(group, choices, measured)]
+
+
+def _estimate(group: Group) -> None:
+    """How long those take who entered while others used the GPU."""
+    for name, entrant in list(group.entrants.items()):
+        try:
+            entrant.estimate_us = timing.once(entrant.call, group.device)[1]
+        except Exception as failure:
+            del group.entrants[name]
+            group.notes[name] = timing.message_of(failure)
+            timing.recover()
 
 
 def _slow(group: Group, chosen: set[str]) -> list[str]:

@@ -100,7 +100,9 @@ def network(options: Options, epochs: int = EPOCHS) -> results.Document:
     options.report(f"trained in {time.perf_counter() - begin:.0f} s")
     with torch.inference_mode():
         for accuracy in options.classes or (CLASSES if device.type == "cuda" else CPU_CLASSES):
-            for row in _rows(model, images, labels, accuracy, device, options.rounds):
+            with turns.timing():
+                rows = list(_rows(model, images, labels, accuracy, device, options.rounds))
+            for row in rows:
                 results.put(document, row, KEY)
                 right, torchs = row["accuracy"], row["torch_accuracy"]
                 options.report(f"{accuracy} {row['mode']}: {right:.4f} right, PyTorch {torchs:.4f}")
@@ -126,8 +128,7 @@ def _rows(
                 rungs[rung] = swapped, report
         calls = {"torch_eager": functools.partial(theirs, x)}
         calls |= {rung: functools.partial(swapped, x) for rung, (swapped, _) in rungs.items()}
-        with turns.timing():
-            times = timing.measure(calls, device=device, rounds=rounds, flush=False, graph=False).timings
+        times = timing.measure(calls, device=device, rounds=rounds, flush=False, graph=False).timings
         peer = theirs(x)
         found = agreement(peer, exact)
         for rung, (swapped, report) in rungs.items():

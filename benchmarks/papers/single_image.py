@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import fastconv
-from benchmarks.harness import launches, ours, results
+from benchmarks.harness import launches, ours, results, turns
 from benchmarks.harness.runs import deadline_of, free, is_past
 from benchmarks.layers import group as layer_group
 from benchmarks.layers import suite as layer_suite
@@ -85,7 +85,9 @@ def kernels(options: Options) -> results.Document:
     with torch.inference_mode():
         for layer in _layers_of(options):
             for accuracy in options.classes or CLASSES:
-                for row in _kernel_rows(layer, n, accuracy, device, limits):
+                with turns.timing():
+                    rows = _kernel_rows(layer, n, accuracy, device, limits)
+                for row in rows:
                     results.put(document, row, KERNEL_KEY)
             results.write(out, document)
             options.report(f"{layer.layer}: kernels and errors")

@@ -65,6 +65,8 @@ class Operands:
     direction: str = "forward"
     grads: dict[str, torch.Tensor] = field(default_factory=dict)  # of the gradients
     addends: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)  # bias, residual; of the fused passes
+    search: bool = True  # rivals may look for their fastest form
+    workspace_limit: int = cudnn.WORKSPACE_LIMIT  # bytes, of one of cuDNN's algorithms
 
 
 @dataclass
@@ -129,14 +131,13 @@ def peers(
     refuse: Callable[[torch.Tensor], str] = lambda y: "",
     announce: Callable[[str], None] = lambda name: None,
     banned: Mapping[str, str] = {},
-    search: bool = True,
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """name -> call for every rival (not search: for those that do none), name -> why not for those that cannot run.
+    """name -> call for every rival (without operands.search: for those that do none), name -> why not for those that cannot run.
 
     Each rival reads its own layout: nobody's time holds a conversion. refuse: why a result is not of the class, or "";
     asked where a rival is the fastest of several forms. announce, banned: as in cudnn_graph.search.
     """
-    layer, tf32, direction = operands.layer, operands.tf32, operands.direction
+    layer, tf32, direction, search = operands.layer, operands.tf32, operands.direction, operands.search
     calls: dict[str, Call] = {}
     refused: dict[str, str] = {}
     device = next(iter(operands.inputs.values())).device
@@ -157,7 +158,7 @@ def peers(
             problems[layout] = cudnn.Problem(x, weight, layer, layout, tf32, direction, grad)
         except (cudnn.CudnnError, cudnn.CudnnUnavailable) as error:
             refused[f"cudnn_{layout}"] = str(error)
-    direct, unsupported = cudnn.contenders(problems)
+    direct, unsupported = cudnn.contenders(problems, operands.workspace_limit)
     calls |= direct
     refused |= unsupported
     for layout, (x, weight, grad) in data.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import ours, results
+from benchmarks.harness import ours, results, turns
 from benchmarks.layers import group as layer_group
 from benchmarks.layers.sets import floor_us
 from benchmarks.layers.suite import groups_of
@@ -78,7 +78,8 @@ class _Suite:
                 if time.perf_counter() > self.end:
                     reason = "the suite's time was over"
                 if not reason:
-                    yield layer, accuracy
+                    with turns.timing():
+                        yield layer, accuracy
                     torch.cuda.empty_cache()
                     continue
                 self.missing.append(f"{where}: {reason}")
