@@ -132,7 +132,7 @@ def peers(
     announce: Callable[[str], None] = lambda name: None,
     banned: Mapping[str, str] = {},
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """name -> call for every rival (without operands.search: for those that do none), name -> why not for those that cannot run.
+    """name -> call for every rival (without `search`: that does not), name -> why not for those that cannot run.
 
     Each rival reads its own layout: nobody's time holds a conversion. refuse: why a result is not of the class, or "";
     asked where a rival is the fastest of several forms. announce, banned: as in cudnn_graph.search.
