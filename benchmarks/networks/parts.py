@@ -28,12 +28,13 @@ from fastconv.models.layers import Layer
 
 NAME = "cudnn_best_layers"
 GEOMETRY = ("c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
-OWN = "fastconv"  # the group of the convolutions that are fastconv's operators
 CONVOLUTIONS = dict.fromkeys(
-    ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "mkldnn::_convolution"), "convolution"
-) | {"fastconv::": OWN}
+    ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "fastconv::", "mkldnn::_convolution"),
+    "convolution",
+)
 LINEAR = dict.fromkeys(("aten::linear", "aten::addmm", "aten::mm", "mkldnn::_linear"), "linear")
-GROUPS = profile.Groups(CONVOLUTIONS | LINEAR)
+OWN = "fastconv"  # the group of the convolutions that are fastconv's operators
+GROUPS = profile.Groups(CONVOLUTIONS | LINEAR | {"fastconv::": OWN})
 
 
 def kernel_groups(call: Callable[[], object], device: torch.device, passes: int = 3) -> dict[str, float]:
