@@ -275,7 +275,7 @@ def test_a_build_against_itself(tmp_path):
     assert row["old_algorithm"] == row["new_algorithm"] == choice
     assert row["same_bits"]
     assert row["ratio"] == row["old_us"] / row["new_us"] > 0.0
-    assert [found["layer"] for found in results.read(out)["rows"]] == ["dense3"]
+    assert [found["layer"] for found in json.loads(out.read_text())["rows"]] == ["dense3"]
 
 
 def test_suite_by_two_workers_has_every_row_once(tmp_path):
