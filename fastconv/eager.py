@@ -27,7 +27,8 @@ from fastconv.tensors import is_plain
 # Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
 _held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[LayerState]] = weakref.WeakKeyDictionary()
 
-Settings = tuple[Any, ...]  # algorithm, stride, padding, dilation, groups, activation, negative_slope, limits
+# algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after
+Settings = tuple[Any, ...]
 
 
 class LayerState:
@@ -64,11 +65,11 @@ class LayerState:
             ops.layer_free(layer)
 
     def new_layer(self, key: Settings) -> int:
-        algorithm, stride, padding, dilation, groups, activation, slope, limits = key
+        algorithm, stride, padding, dilation, groups, activation, slope, limits, after = key
         with self.lock:
             if key not in self.layers:
                 geometry = (*_pair(stride), *padding, *_pair(dilation), groups)
-                self.layers[key] = ops.layer_new(algorithm, geometry, activation, slope, *limits)
+                self.layers[key] = ops.layer_new(algorithm, geometry, activation, slope, limits, after)
             return self.layers[key]
 
     def pack(self, layer: int, weight: Tensor, groups: int, algorithm: str, precision: str) -> None:
@@ -143,7 +144,8 @@ def is_eager(*tensors: Tensor | None) -> bool:
     )
 
 
-def _needs_gradient(*tensors: Tensor | None) -> bool:
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd will record what is computed of these tensors."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
@@ -165,12 +167,14 @@ def _run_torch(
     """A layer's call by PyTorch's own convolution; None if its global switch asks for another class."""
     if not plain.is_of_class(x, precision):
         return None
-    _, stride, padding, dilation, groups, activation, slope, _ = key
+    _, stride, padding, dilation, groups, activation, slope, _, after = key
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=memory_format)
     # In place: nobody else has y, and there is no gradient to record.
-    if residual is not None:
+    if residual is not None and not after:
         y.add_(residual)
-    return y if activation == "none" else plain.activate(y, activation, slope, inplace=True)
+    if activation != "none":
+        y = plain.activate(y, activation, slope, inplace=True)
+    return y.add_(residual) if residual is not None and after else y
 
 
 class _Convolution(torch.autograd.Function):
@@ -200,7 +204,7 @@ class _Convolution(torch.autograd.Function):
             dx, dw, db = ops.layer_gradients(grad, x, weight, ctx.layer, precision, wanted)
         of_input, of_weight, of_bias = of_input and dx is None, of_weight and dw is None, of_bias and db is None
         if of_input or of_weight or of_bias:
-            algorithm, stride, padding, dilation, groups, _, _, limits = ctx.key
+            algorithm, stride, padding, dilation, groups, _, _, limits, _ = ctx.key
             geometry = Geometry(_pair(stride), padding, _pair(dilation), groups)
             asked = (geometry, algorithm, ctx.precision, limits)
             if of_input:
@@ -241,8 +245,8 @@ def convolve(
     state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings,
     precision: str,
 ) -> Tensor | None:  # fmt: skip
-    """activation(conv(input) + bias + residual) of eager tensors (`is_eager`), batched or not; None if the general
-    operator has to do it."""
+    """activation(conv(input) + bias + residual), or the residual behind the activation, of eager tensors (`is_eager`),
+    batched or not; None if the general operator has to do it."""
     layer = state.layers.get(key) or state.new_layer(key)
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -250,7 +254,7 @@ def convolve(
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
-    if not _needs_gradient(x, weight, bias, residual):
+    if not needs_gradient(x, weight, bias, residual):
         y = _run(state, x, weight, bias, residual, layer, key, precision)
     elif residual is None and key[5] == "none":
         y = _Convolution.apply(x, weight, bias, state, layer, key, precision)

@@ -11,7 +11,7 @@ from layers import DEVICES, relative_error
 from torch import nn
 
 import fastconv
-from fastconv import ops
+from fastconv import ops, settings
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -85,7 +85,7 @@ def test_what_pytorch_would_compute_in_another_class_is_left_or_ours() -> None:
     expected = torch.autograd.grad(F.conv2d(*exact, padding=1), exact, grad.double())
     wanted = ops.WANTS_INPUT | ops.WANTS_WEIGHT | ops.WANTS_BIAS
     for algorithm, is_ours in (("auto", True), ("torch", False)):
-        layer = ops.layer_new(algorithm, (1, 1, 1, 1, 1, 1, 1), "none", 0.0, None)
+        layer = ops.layer_new(algorithm, (1, 1, 1, 1, 1, 1, 1), "none", 0.0, settings.Limits())
         dx, dw, db = ops.layer_gradients(grad, x, w, layer, ops.PRECISIONS["fp32"], wanted)
         ops.layer_free(layer)
         assert (dw is not None) == is_ours
