@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.papers.command import paper
 from benchmarks.regret.command import regret
 from fastconv.cli.support import (
     BatchOption,
@@ -434,16 +435,14 @@ def builds(
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64",
     blocks: Annotated[int, typer.Option(min=1, help="Turns of either build.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Calls in a turn.")] = 8,
+    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no layer after.")] = None,
+    device: DeviceOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
-    """The layer set by this build and by another checkout's, in turns: what a change of the code has cost (GPU)."""
-    import torch
-
+    """The layer set by this build and by another checkout's, in turns: what a change of the code has cost."""
     from benchmarks.studies import builds as study
     from fastconv.models.compare import CLASS_DTYPE
 
-    if not torch.cuda.is_available():
-        raise fail("no CUDA GPU on this machine: nothing was measured")
     study.run(
         old.resolve(),
         split(classes, "classes", list(CLASS_DTYPE)) if classes else list(CLASS_DTYPE),
@@ -452,6 +451,8 @@ def builds(
         out=json_path,
         blocks=blocks,
         rounds=rounds,
+        budget_s=budget,
+        device=device_named(device),
         say=say,
     )
 
@@ -483,3 +484,4 @@ def stages(
 
 
 app.command("regret")(regret)
+app.command("paper")(paper)

@@ -21,6 +21,7 @@ from benchmarks.layers import suite as layer_suite
 from benchmarks.layers.sets import floor_us
 from benchmarks.peers import cudnn
 from benchmarks.soaks import algorithms as soak
+from benchmarks.studies import builds
 from fastconv import timing  # fmt: skip
 from fastconv.models.layers import LAYERS, SETS, Layer, select
 
@@ -240,10 +241,10 @@ def test_suite_on_the_cpu_writes_a_file_that_keeps_the_contract(tmp_path, monkey
 def test_suite_records_a_failing_algorithm_and_goes_on(tmp_path, monkeypatch):
     real = ours.contender
 
-    def contender(algorithm, *arguments):
+    def contender(algorithm, *arguments, **options):
         if algorithm == "direct":
             raise RuntimeError("launch failed")
-        return real(algorithm, *arguments)
+        return real(algorithm, *arguments, **options)
 
     monkeypatch.setattr(layer_suite, "select", lambda *_: [Layer("tiny", 3, 8, 8, 4)])
     monkeypatch.setattr(ours, "contender", contender)
@@ -261,6 +262,20 @@ def test_suite_in_its_own_process_writes_the_same_file(tmp_path):
     assert results.read(path) == document
     assert [(row["layer"], row["layout"]) for row in document["rows"]] == [("dense4", "nchw"), ("dense4", "nhwc")]
     assert [file.name for file in tmp_path.iterdir()] == ["l.json"]
+
+
+def test_a_build_against_itself(tmp_path):
+    """Two processes, each with this checkout: one choice, the same bits."""
+    root = Path(__file__).resolve().parents[1]
+    out = tmp_path / "builds.json"
+    document = builds.run(root, ["fp32"], [1], ["dense3"], out, blocks=2, rounds=1, device="cpu", say=lambda line: None)
+    (row,) = document["rows"]
+    assert (row["layer"], row["n"], row["class"]) == ("dense3", 1, "fp32")
+    choice = ours.auto_choice(select("dense3")[0], 1, "fp32", "nhwc", torch.device("cpu"))
+    assert row["old_algorithm"] == row["new_algorithm"] == choice
+    assert row["same_bits"]
+    assert row["ratio"] == row["old_us"] / row["new_us"] > 0.0
+    assert [found["layer"] for found in json.loads(out.read_text())["rows"]] == ["dense3"]
 
 
 def test_suite_by_two_workers_has_every_row_once(tmp_path):

@@ -404,9 +404,9 @@ def test_kernel_groups():
     x, weight = torch.randn(8, 32, 24, 24), torch.randn(32, 32, 3, 3)
     convolution = functools.partial(torch.nn.functional.conv2d, x, weight)
     mine = functools.partial(fastconv.conv2d, x, weight, algorithm="direct")
-    for call, group in ((convolution, "convolution"), (mine, "convolution"), (x.exp, "other")):
+    for call, group in ((convolution, "convolution"), (mine, parts.OWN), (x.exp, "other")):
         found = parts.kernel_groups(call, torch.device("cpu"))
-        assert found.keys() == {"convolution", "linear", "other"}
+        assert found.keys() == {"convolution", parts.OWN, "linear", "other"}
         assert found[group] > 0.9 * sum(found.values())
     with pytest.raises(RuntimeError, match="no kernel"):
         parts.kernel_groups(lambda: None, torch.device("cpu"))

@@ -61,19 +61,19 @@ def auto_choice(
 
 def contender(
     algorithm: str, x: torch.Tensor, weight: torch.Tensor, layer: Layer, accuracy: str,
-    bias: torch.Tensor | None = None, residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, *, search: bool = True,
 ) -> Callable[[], torch.Tensor]:  # fmt: skip
     """A callable that runs `algorithm`, its weights packed here and now, outside every timed region.
 
     x: [N, C, H, W] in the layout to be measured; weight: [K, C/groups, R, S], contiguous. With a bias [K], and a
-    residual [N, K, P, Q] or none: ReLU(conv + bias + residual).
+    residual [N, K, P, Q] or none: ReLU(conv + bias + residual). search: PyTorch's own with cudnn.benchmark=True.
     """
     stride, padding, dilation = ([value] * 2 for value in (layer.stride, layer.padding, layer.dilation))
     precision, epilogue = _PRECISIONS[accuracy], ("none" if bias is None else "relu", 0.01)
     if algorithm == "torch":
         channels_last = x.is_contiguous(memory_format=torch.channels_last)
         order = torch.channels_last if channels_last else torch.contiguous_format
-        arranged, flags = weight.contiguous(memory_format=order), _BENCHMARK | _CUDNN_ENABLED
+        arranged, flags = weight.contiguous(memory_format=order), (_BENCHMARK if search else 0) | _CUDNN_ENABLED
         arguments = (x, arranged, bias, residual, stride, padding, dilation, layer.groups, algorithm, precision)
         return functools.partial(autograd.conv2d, *arguments, *epilogue, flags)
     packed = ops.pack_weight(weight, layer.groups, algorithm, precision)
@@ -83,6 +83,13 @@ def contender(
     return functools.partial(
         autograd.conv2d_packed, x, packed, shape, bias, residual, *geometry, algorithm, precision, *epilogue
     )
+
+
+def packed_bytes(algorithm: str, weight: torch.Tensor, layer: Layer, accuracy: str) -> int:
+    """Of the packed weight; 0 where PyTorch's own convolution runs."""
+    if algorithm == "torch":
+        return 0
+    return ops.packed_bytes(weight, layer.groups, algorithm, _PRECISIONS[accuracy])
 
 
 def packing_contender(

@@ -2,6 +2,7 @@
 
 A parent calls `sharing()`, and its workers find the lock in the environment. `timing()` is exclusive; `preparing()` is
 for what uses the GPU but is not timed, compilers that try kernels out, say, and goes on beside others that prepare;
+patient, it lets everybody who waits to time go first, so that many short preparations do not keep those waiting.
 `aside()` gives a turn away in the middle of it, for work that the GPU has no part in. Without a parent that shares,
 nothing is locked.
 """
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -23,15 +25,25 @@ _POLL_S, _BEAT_S = 0.002, 5.0
 
 
 class _Turn:
-    def __init__(self, path: str, kind: int, beat: Callable[[], None]) -> None:
-        self._file = open(path, "w")  # noqa: SIM115 (closed by `close`)
+    """Whoever times, or waits for it, holds the queue's lock shared; whoever is patient passes through it alone."""
+
+    def __init__(self, path: str, kind: int, beat: Callable[[], None], patient: bool = False) -> None:
+        self._file, self._queue = open(path, "w"), open(f"{path}.queue", "w")  # noqa: SIM115 (closed by `close`)
         self._kind, self._beat = kind, beat
+        self._passes = fcntl.LOCK_SH if kind == fcntl.LOCK_EX else fcntl.LOCK_EX if patient else None
 
     def take(self) -> None:
+        if self._passes is not None:
+            self._lock(self._queue, self._passes)
+        self._lock(self._file, self._kind)
+        if self._passes == fcntl.LOCK_EX:
+            fcntl.flock(self._queue, fcntl.LOCK_UN)
+
+    def _lock(self, file: IO[str], kind: int) -> None:
         last = time.monotonic()
         while True:
             with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._file, self._kind | fcntl.LOCK_NB)
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
                 return
             time.sleep(_POLL_S)
             if time.monotonic() - last > _BEAT_S:
@@ -41,10 +53,12 @@ class _Turn:
     def give(self) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        for file in (self._file, self._queue):
+            fcntl.flock(file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        self._file.close()
+        for file in (self._file, self._queue):
+            file.close()
 
 
 _held: list[_Turn] = []  # of this process
@@ -56,12 +70,12 @@ def are_shared() -> bool:
 
 
 @contextlib.contextmanager
-def _turn(kind: int, beat: Callable[[], None]) -> Iterator[None]:
+def _turn(kind: int, beat: Callable[[], None], patient: bool = False) -> Iterator[None]:
     path = os.environ.get(VARIABLE)
     if path is None:
         yield
         return
-    mine = _Turn(path, kind, beat)
+    mine = _Turn(path, kind, beat, patient)
     mine.take()
     _held.append(mine)
     try:
@@ -77,9 +91,11 @@ def timing(beat: Callable[[], None] = lambda: None) -> contextlib.AbstractContex
     return _turn(fcntl.LOCK_EX, beat)
 
 
-def preparing(beat: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[None]:
-    """On the GPU beside others that prepare, and never while somebody times."""
-    return _turn(fcntl.LOCK_SH, beat)
+def preparing(
+    beat: Callable[[], None] = lambda: None, patient: bool = False
+) -> contextlib.AbstractContextManager[None]:
+    """On the GPU beside others that prepare, and never while somebody times; patient: nor while somebody waits to."""
+    return _turn(fcntl.LOCK_SH, beat, patient)
 
 
 @contextlib.contextmanager
@@ -97,13 +113,13 @@ def aside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def sharing() -> Iterator[None]:
-    """Processes that are started within take turns with each other."""
+    """Processes that are started within take turns with each other, and with those that this one takes turns with."""
+    if are_shared():
+        yield
+        return
     with tempfile.TemporaryDirectory() as folder:
-        before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = str(Path(folder) / "turn")
         try:
             yield
         finally:
             del os.environ[VARIABLE]
-            if before is not None:
-                os.environ[VARIABLE] = before

@@ -14,12 +14,24 @@ from benchmarks import peers
 from benchmarks.harness import ours, results
 from benchmarks.harness.clocks import ClockMonitor
 from benchmarks.layers.sets import FUSED, GRADIENTS, floor_us
+from benchmarks.peers import cudnn
 from fastconv import testing, timing
 from fastconv.models.layers import Layer
 
 # A relative L2 error beyond this is not that class: a peer above it is refused, with a note, rather than timed.
 CLASS_ERROR = {"ieee": 5e-5, "fp32": 5e-5, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
 HOPELESS_PEER = 1.3  # times the best peer, by single calls: 3 rounds only
+
+# A survey has very many layers and little time: whoever is this many times slower than the best of its side and class
+# is not timed, or for 3 rounds only; all rounds of a layer together last about as long as this.
+SURVEY_HOPELESS, SURVEY_SLOW, SURVEY_UNSEEN = 3.0, 1.5, 6.0  # the last: after its first call
+SURVEY_S, SAMPLE_US = 0.06, 130.0  # a sample costs its flush and launches beside its own time
+SURVEY_ROUNDS = 3  # at least
+BESIDE_OTHERS = 10  # times longer a call may take while other processes use the GPU
+SHARED_WORKSPACE = 2 << 30  # bytes that a rival may take there
+_SURVEY_LEAVES_OUT = (
+    "within", "errors", "peer_errors", "peer_plans", "seconds", "few_rounds", "eager", "bias", "timer_us",
+)  # fmt: skip
 
 _TIMER = "timer"  # a graph without a kernel: what any contender pays for being timed
 _PACKING = "+packing"  # behind the name of ours: its filter is packed in every call
@@ -110,6 +122,11 @@ class Group:
     announce: Callable[[str], None] = lambda name: None  # called with a contender's name before it first runs
     plans: dict[str, str] = field(default_factory=dict)  # rival -> which of its forms, and of how many
     seconds: dict[str, float] = field(default_factory=dict)  # part of the measurement -> what it took
+    survey: bool = False  # one of very many layers: rivals without a search, few rounds, a short row
+    once_us: dict[str, float] = field(default_factory=dict)  # of a survey: contender that is not timed -> a single call
+    keeps_named: bool = False  # algorithms that are asked for by name are timed, however slow
+    alone: bool = True  # nobody else uses the GPU while contenders enter
+    bytes: dict[str, tuple[int, int]] = field(default_factory=dict)  # ours -> workspace, packed weight
 
     def best_us(self, among: Callable[[str], bool] = lambda name: True) -> float:
         estimates = [each.estimate_us for name, each in self.entrants.items() if each.is_rival and among(name)]
@@ -129,6 +146,7 @@ class Group:
 
 def _enter(group: Group, name: str, call: Call, reference: Reference, limit: float) -> None:
     """Runs a contender; keeps it unless it raises or takes more than `limit` times the best so far."""
+    limit *= 1 if group.alone else BESIDE_OTHERS
     group.announce(name)
     try:
         y, first_us = timing.once(call, group.device)
@@ -143,12 +161,13 @@ def _enter(group: Group, name: str, call: Call, reference: Reference, limit: flo
         timing.recover()
         return
     if us > limit * group.best_us():
+        group.once_us[name] = us
         group.notes[name] = f"not timed: one call took {us:.0f} us, over {limit:.0f} times the best"
         return
     group.entrants[name] = _Entrant(call, us, error)
 
 
-def _prepare_data(group: Group, seed: int) -> Reference:
+def prepare_data(group: Group, seed: int) -> Reference:
     """ReLU'd normal input, He weights, in both layouts."""
     layer = group.layer
     generator = torch.Generator(group.device).manual_seed(seed)
@@ -178,11 +197,12 @@ def _prepare_data(group: Group, seed: int) -> Reference:
 def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | None) -> dict[tuple[str, str], str]:
     """Peers first, then ours; returns (class, layout) -> auto's choice."""
     data = group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads, group.addends
-    operands = peers.Operands(*data)
+    limit = cudnn.WORKSPACE_LIMIT if group.alone else SHARED_WORKSPACE
+    operands = peers.Operands(*data, search=not group.survey, workspace_limit=limit)
     calls, refused = peers.peers(
         operands, lambda y: group.refusal(reference.error(y)["l2"]), group.announce, group.banned
     )
-    group.notes |= refused
+    group.notes |= {} if group.survey else refused
     for name, call in calls.items():
         if not group.admits(name):
             continue
@@ -193,7 +213,7 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
             group.notes[name] = group.banned[name]
             continue
         begin = time.perf_counter()
-        _enter(group, name, call, reference, math.inf)
+        _enter(group, name, call, reference, SURVEY_UNSEEN if group.survey else math.inf)
         group.spent(name, begin)
         if isinstance(call, peers.Searched):
             group.plans |= {name: call.description} if call.description else {}
@@ -248,8 +268,11 @@ def _enter_ours(
     name = f"{accuracy}/{layout}/{algorithm}"
     if algorithms is not None and algorithm not in algorithms:
         return
+    chosen = chosen or group.keeps_named
     if algorithm == "torch" and not chosen and group.direction not in FUSED:
         return  # the same call as the peer of this layout
+    if group.survey and not row["ok"]:
+        return  # `explain` says why
     if name in group.banned or not row["ok"]:
         group.notes[name] = group.banned.get(name) or row["reason"]
         return
@@ -263,12 +286,15 @@ def _enter_ours(
     try:
         data = group.inputs[layout], group.weights["nchw"], group.layer, accuracy
         addends = group.addends.get(layout, ())
-        call = ours.contender(algorithm, *data, *addends)
+        call = ours.contender(algorithm, *data, *addends, search=not group.survey)
+        packed = ours.packed_bytes(algorithm, group.weights["nchw"], group.layer, accuracy)
+        group.bytes[name] = row["workspace_bytes"], packed
     except Exception as failure:
         group.notes[name] = timing.message_of(failure)
         timing.recover()
         return
-    _enter(group, name, call, reference, math.inf if chosen else timing.HOPELESS)
+    hopeless = SURVEY_UNSEEN if group.survey else timing.HOPELESS
+    _enter(group, name, call, reference, math.inf if chosen else hopeless)
     if chosen and group.n == 1 and algorithm != "torch":
         packing = ours.packing_contender(algorithm, *data, *addends)
         _enter(group, name + _PACKING, packing, reference, math.inf)
@@ -296,10 +322,12 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
         timed = {name: us for name, us in mine_us.items() if us is not None}
         shown = choice if choice in mine or not timed else min(timed, key=lambda name: timed[name])
         time_of, packed_in = times.get(prefix + shown), times.get(prefix + shown + _PACKING)
+        workspace, packed = group.bytes.get(prefix + shown, (None, None))
         errors = {name: group.entrants[prefix + name].error for name in mine if prefix + name in group.entrants}
         relevant = {name.removeprefix(prefix): text for name, text in notes.items() if name.startswith(prefix)}
         relevant |= {name: notes[name] for name in names if name in notes}
-        relevant |= {name: f"no rival of class {accuracy}: FP32-accurate on tensor cores" for name in barred}
+        if not group.survey:
+            relevant |= {name: f"no rival of class {accuracy}: FP32-accurate on tensor cores" for name in barred}
         row = {
             **group.layer.fields(),
             "n": group.n,
@@ -313,6 +341,8 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
             "us_q25": time_of.q25 if time_of else None,
             "us_q75": time_of.q75 if time_of else None,
             "rounds": time_of.rounds if time_of else None,
+            "workspace_bytes": workspace,
+            "packed_bytes": packed,
             "error": errors[shown]["l2"] if shown in errors else None,
             "max_error": errors[shown]["max"] if shown in errors else None,
             "bias": errors[shown]["bias"] if shown in errors else None,
@@ -340,6 +370,13 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
                 if name in names or name.startswith(prefix)
             },
         }
+        if group.survey:
+            row = {name: value for name, value in row.items() if name not in _SURVEY_LEAVES_OUT}
+            row["once_us"] = {
+                name.removeprefix(prefix): us
+                for name, us in group.once_us.items()
+                if peers.is_peer(name) or name.startswith(prefix)
+            }
         rows.append(row)
     return rows
 
@@ -357,21 +394,35 @@ def _within(group: Group, accuracy: str, layout: str, times: Mapping[str, timing
 
 def measure(group: Group, algorithms: Sequence[str] | None, rounds: int, seed: int) -> list[results.Row]:
     """The rows of a group, one per class and layout of ours. Raises timing.DeviceLost if the GPU fails."""
+    return finish(group, enter(group, algorithms, seed), rounds, seed)
+
+
+Choices = dict[tuple[str, str], str]  # (class, layout) -> what `auto` takes
+
+
+def enter(group: Group, algorithms: Sequence[str] | None, seed: int) -> Choices:
+    """Makes the data, and runs every contender against the reference: what comes before anything is timed."""
     begin = time.perf_counter()
-    reference = _prepare_data(group, seed)
+    reference = prepare_data(group, seed)
     begin = group.spent("data", begin)
     choices = _enter_all(group, reference, algorithms)
-    begin = group.spent("first runs", begin)
-    peer_names, chosen = _peer_names(group), {f"{'/'.join(key)}/{choice}" for key, choice in choices.items()}
+    group.spent("first runs", begin)
+    return choices
+
+
+def finish(group: Group, choices: Choices, rounds: int, seed: int) -> list[results.Row]:
+    """Times what has entered, alone on the GPU."""
+    begin = time.perf_counter()
+    chosen = {f"{'/'.join(key)}/{choice}" for key, choice in choices.items()}
     chosen |= {f"{'/'.join(key)}/{choice}" for key, choice in group.strict.items()}
     chosen |= {name + _PACKING for name in chosen}
-    peers_best = group.best_us(peers.is_peer)
-    slow = []
-    for name, entrant in group.entrants.items():
-        limit = HOPELESS_PEER * peers_best if name in peer_names else timing.SLOW * group.best_us()
-        if entrant.estimate_us > limit and name not in chosen:
-            slow.append(name)
     group.announce("")  # each has run alone: from here on nobody in particular is to blame
+    if not group.alone:
+        _estimate(group)
+    if group.survey:
+        slow, rounds = _drop_hopeless(group, chosen, rounds)
+    else:
+        slow = _slow(group, chosen)
     clocks = ClockMonitor(group.device)
     measured = timing.measure(
         {name: entrant.call for name, entrant in group.entrants.items()} | {_TIMER: lambda: None},
@@ -383,3 +434,44 @@ def measure(group: Group, algorithms: Sequence[str] | None, rounds: int, seed: i
     )
     group.spent("rounds", begin)
     return [row | clocks.found for row in _rows(group, choices, measured)]
+
+
+def _estimate(group: Group) -> None:
+    """How long those take who entered while others used the GPU."""
+    for name, entrant in list(group.entrants.items()):
+        try:
+            entrant.estimate_us = timing.once(entrant.call, group.device)[1]
+        except Exception as failure:
+            del group.entrants[name]
+            group.notes[name] = timing.message_of(failure)
+            timing.recover()
+
+
+def _slow(group: Group, chosen: set[str]) -> list[str]:
+    """Those far behind, for whom 3 rounds are enough."""
+    peer_names, peers_best = _peer_names(group), group.best_us(peers.is_peer)
+    limits = {True: HOPELESS_PEER * peers_best, False: timing.SLOW * group.best_us()}
+    entrants = group.entrants.items()
+    return [name for name, its in entrants if its.estimate_us > limits[name in peer_names] and name not in chosen]
+
+
+def _drop_hopeless(group: Group, chosen: set[str], rounds: int) -> tuple[list[str], int]:
+    """Of a survey: keeps who is near the best of its side, class and layout; returns who runs 3 rounds only, and how
+    many rounds the others run."""
+    sides: dict[str, list[str]] = {}
+    for name in group.entrants:
+        sides.setdefault("" if peers.is_peer(name) else name.rpartition("/")[0], []).append(name)
+    slow: list[str] = []
+    peers_best = group.best_us(peers.is_peer)
+    for names in sides.values():
+        best = max(peers_best, group.best_us(names.__contains__))  # behind others of ours, it may still beat the rivals
+        for name in names:
+            us = group.entrants[name].estimate_us
+            kept = name in chosen or (group.keeps_named and not peers.is_peer(name))
+            if not kept and us > SURVEY_HOPELESS * best:
+                del group.entrants[name]
+                group.once_us[name] = us
+            elif name not in chosen and us > SURVEY_SLOW * best:
+                slow.append(name)
+    total_us = sum(its.estimate_us + SAMPLE_US for name, its in group.entrants.items() if name not in slow)
+    return slow, max(SURVEY_ROUNDS, min(rounds, int(SURVEY_S * 1e6 / max(total_us, 1.0))))

@@ -62,8 +62,9 @@ def grid(
 
 def suite_of(layer_set: str, device: torch.device, direction: str = "forward") -> str:
     """The suite under whose name results of a set, or of a sweep, for a pass (of PASSES) on that device are kept."""
-    name = layer_set if layer_set in ("layers", "sweep") else f"layers_{layer_set}"
-    name = name if direction == "forward" else f"{name}_{direction}"
+    of_paper = layer_set.startswith("paper_")  # which has one pass, and its own name
+    name = layer_set if of_paper or layer_set in ("layers", "sweep") else f"layers_{layer_set}"
+    name = name if of_paper or direction == "forward" else f"{name}_{direction}"
     return name if device.type == "cuda" else f"{name}_cpu"
 
 

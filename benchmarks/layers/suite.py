@@ -32,6 +32,7 @@ from benchmarks.layers import suite
 sys.exit(suite.work(json.loads(sys.argv[2])))
 """
 ROW_KEY = ("layer", "n", "class", "layout", "pass")
+SHARED_BYTES = 256 << 20  # of input and output: what is larger has the GPU's memory for itself
 _LOST = 3  # exit code of a worker whose device is lost
 
 
@@ -63,6 +64,7 @@ class _Plan:
     direction: str = "forward"
     resume: bool = False
     max_error: float = 1.5
+    survey: bool = False
     part: int = 0  # of so many parts: every parts-th item of the work is this one's
     parts: int = 1
 
@@ -98,6 +100,7 @@ def run(
     resume: bool = False,
     max_error: float = 1.5,
     workers: int = 1,
+    survey: bool = False,
 ) -> results.Document:
     """Times a layer set and writes the result file, after every layer; returns its content.
 
@@ -113,6 +116,8 @@ def run(
     fastconv.models.layers.SETS, or "sweep".
     direction: the pass, of sets.PASSES; any but forward is in the suite's name.
     workers: so many processes measure, one at a time on the GPU, while the others build cuDNN's plans.
+    survey: very many layers in little time: rivals without a search, few rounds, nothing printed but the end; all but
+    the rounds of a small layer is done beside other workers. Algorithms that are named are timed, however slow.
     max_error: forward rows tell in `within` what `auto` takes within this limit, beside what it takes by default.
     Raises ValueError for unknown names and, not isolated, timing.DeviceLost if the GPU fails.
     """
@@ -146,6 +151,7 @@ def run(
         direction=direction,
         resume=resume,
         max_error=max_error,
+        survey=survey,
     )
     console = console or _console()
     console.print(f"{head['gpu']}, torch {head['torch']}, cuDNN {head['cudnn'] or '-'}, commit {head['commit'][:12]}")
@@ -161,7 +167,7 @@ def run(
         document = _work(plan, console, Marker(None), 0, {})
     planned = {(layer.layer, n, name) for n, layer, group in plan.work() for name in group[2]}
     fresh = [row for row in document["rows"] if (row["layer"], row["n"], row["class"]) in planned]
-    for table in summary_tables(fresh):
+    for table in [] if survey else summary_tables(fresh):
         console.print(table)
     for state in ("failed", "missing"):
         for text in document.get(state, []):
@@ -221,12 +227,12 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
             started = time.perf_counter()
             marker.set(index, "")
             group = layer_group.Group(layer, n, dtype, tf32, members, plan.layouts, device, banned=banned)
-            group.direction, group.max_error = plan.direction, plan.max_error
+            group.direction, group.max_error, group.survey = plan.direction, plan.max_error, plan.survey
+            group.keeps_named = plan.survey and plan.algorithms is not None
             group.announce = lambda name, index=index: marker.set(index, name)  # type: ignore[misc]
             rows: list[results.Row] = []
             try:
-                with turns.timing(marker.beat):
-                    rows = layer_group.measure(group, plan.algorithms, plan.rounds, seed=index)
+                rows = _measure(group, plan, index, marker)
             except timing.DeviceLost:
                 raise
             except Exception as failure:  # of the layer as a whole: out of memory for its data, say
@@ -235,7 +241,8 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
                 timing.recover()
             for row in rows:
                 results.put(document, row, ROW_KEY)
-                console.print(progress_line(row, time.perf_counter() - started), highlight=False)
+                if not plan.survey:
+                    console.print(progress_line(row, time.perf_counter() - started), highlight=False)
             results.write(path, document)
             del group
             gc.collect()
@@ -245,6 +252,19 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
         document["missing"] = [f"{name}: the suite's time was over" for name in missing]
     results.write(path, document)
     return document
+
+
+def _measure(group: layer_group.Group, plan: _Plan, seed: int, marker: Marker) -> list[results.Row]:
+    """In a survey, workers make small layers ready beside each other, and time them in turns."""
+    moved = group.n * (group.layer.c * group.layer.h * group.layer.w + group.layer.k * group.layer.p * group.layer.q)
+    if not plan.survey or moved * group.dtype.itemsize > SHARED_BYTES:
+        with turns.timing(marker.beat):
+            return layer_group.measure(group, plan.algorithms, plan.rounds, seed)
+    group.alone = plan.parts == 1
+    with turns.preparing(marker.beat, patient=True):
+        choices = layer_group.enter(group, plan.algorithms, seed)
+    with turns.timing(marker.beat):
+        return layer_group.finish(group, choices, plan.rounds, seed)
 
 
 def _holds(document: results.Document, plan: _Plan, layer: Layer, n: int, classes: Sequence[str]) -> bool:

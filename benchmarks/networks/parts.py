@@ -33,11 +33,12 @@ CONVOLUTIONS = dict.fromkeys(
     "convolution",
 )
 LINEAR = dict.fromkeys(("aten::linear", "aten::addmm", "aten::mm", "mkldnn::_linear"), "linear")
-GROUPS = profile.Groups(CONVOLUTIONS | LINEAR)
+OWN = "fastconv"  # the group of the convolutions that are fastconv's operators
+GROUPS = profile.Groups(CONVOLUTIONS | LINEAR | {"fastconv::": OWN})
 
 
 def kernel_groups(call: Callable[[], object], device: torch.device, passes: int = 3) -> dict[str, float]:
-    """Microseconds of kernels by group (convolution, linear, other) in one pass of `call`: see `profile`."""
+    """Microseconds of kernels by group (convolution, OWN, linear, other) in one pass of `call`: see `profile`."""
     return profile.kernel_groups(call, device, GROUPS, passes)
 
 

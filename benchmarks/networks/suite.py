@@ -29,7 +29,7 @@ from fastconv.models.compare import Agreement, agreement, precision_of, pytorch_
 
 PEER_NAMES = {**PEERS, network_parts.NAME: None}
 CPU_MODES, CPU_PEERS = ("eager", "fused"), ("torch_eager", "folded_eager", "compile_default")
-KEY = ("network", "batch", "class", "mode")
+KEY = ("network", "batch", "class", "mode", "algorithm")
 SLOWER_LAYOUT = 1.25  # a layout this many times slower than another of its form runs 3 rounds only
 COMPILE_LIMIT_S = 120.0
 
@@ -41,10 +41,10 @@ def suite_name(device: torch.device) -> str:
     return "networks" if device.type == "cuda" else "networks_cpu"
 
 
-def head_of(device: torch.device | str | None) -> results.Document:
-    """Of the result file; None: the GPU, if there is one."""
+def head_of(device: torch.device | str | None, suite: str | None = None) -> results.Document:
+    """Of the result file of `suite` (None: suite_name); device None: the GPU, if there is one."""
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return environment.describe(suite_name(target), target)
+    return environment.describe(suite or suite_name(target), target)
 
 
 def contenders_of(
@@ -85,6 +85,7 @@ def run(
     layouts: Sequence[str] = tuple(LAYOUTS),
     compiled_layouts: Sequence[str] | None = None,
     algorithm: str = "auto",
+    suite: str | None = None,
     batch: int | None = None,
     image: int | None = None,
     reference_pictures: int = 8,
@@ -100,6 +101,7 @@ def run(
     modes: how ours runs, of MODES, one row each. peers: how PyTorch runs, of PEER_NAMES. None: all on CUDA, the cheap
         ones on the CPU. layouts, compiled_layouts: of eager and of compiled networks; None: compiled_layouts_of.
     batch, image: instead of the network's own. reference_pictures: pictures of the batch that are compared.
+    suite: the file's, default suite_name.
     out: the result file, written after every network and class; rows of the same machine and commit are kept.
         `network_layers.json` beside it has the layers of cudnn_best_layers.
     compile_limit_s: what is not compiled within so many seconds is given up. compile_workers: so many processes first
@@ -119,7 +121,7 @@ def run(
     contenders = {
         cls: contenders_of(modes, peers, layouts, compiled_layouts or compiled_layouts_of(cls)) for cls in classes
     }
-    head = head_of(target)
+    head = head_of(target, suite)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}
     best_layers = None
     if network_parts.NAME in peers:
@@ -130,7 +132,9 @@ def run(
     sizes = {name: (batch or network(name).batch, image or network(name).image) for name in networks}
     held = {tuple(row[each] for each in KEY) for row in document["rows"]} if resume else set()
     work = {
-        name: [cls for cls in classes if any((name, sizes[name][0], cls, mode) not in held for mode in modes)]
+        name: [
+            cls for cls in classes if any((name, sizes[name][0], cls, mode, algorithm) not in held for mode in modes)
+        ]
         for name in networks
     }
     if compile_workers:
@@ -155,7 +159,7 @@ def run(
                 report(f"{name} {cls}: not begun, the time is spent")
                 break
             case = Case(base, cls, algorithm, pictures, target, compile_limit_s)
-            found = _Measured(name, case, contenders[cls], reference, rounds, deadline, report)
+            found = Measured(name, case, contenders[cls], reference, rounds, deadline, report)
             found.release()
             with turns.timing():
                 bound = _cudnn_bound(found, case, best_layers, deadline)
@@ -182,8 +186,8 @@ def _first(output: Tensor | tuple[Tensor, ...], count: int) -> Tensor | tuple[Te
     return output[:count] if isinstance(output, Tensor) else tuple(tensor[:count] for tensor in output)
 
 
-class _Measured:
-    """All contenders of one network and class, measured when made; then a row for each mode."""
+class Measured:
+    """All contenders of one network (or part of one) and class, measured when made; then a row for each mode."""
 
     def __init__(
         self, name: str, case: Case, contenders: Sequence[Contender], reference: Any, rounds: int,
@@ -195,6 +199,7 @@ class _Measured:
         self.failures: dict[str, str] = {}
         self.peak_bytes: dict[str, int] = {}
         self.groups: dict[str, dict[str, float]] = {}
+        self.own_us: dict[str, float] = {}  # of the convolutions, those of fastconv's operators
         self._calls: dict[str, Callable[[], Any]] = {}
         estimates: dict[str, float] = {}
         # Every form of a network compiles the same code object.
@@ -253,9 +258,10 @@ class _Measured:
         for contender in self.contenders:
             if contender.name in timed and not contender.has_graph:
                 try:
-                    self.groups[contender.name] = network_parts.kernel_groups(
-                        self._calls[contender.name], self.case.device
-                    )
+                    groups = network_parts.kernel_groups(self._calls[contender.name], self.case.device)
+                    self.own_us[contender.name] = own = groups.pop(network_parts.OWN)
+                    groups["convolution"] += own
+                    self.groups[contender.name] = groups
                 except RuntimeError as error:
                     self.failures[f"groups of {contender.name}"] = timing.message_of(error)
                     timing.recover()
@@ -327,6 +333,7 @@ class _Measured:
             "peer_top1_agreement": peer and peer.top1,
             **counts,
             "layers_us": groups and groups["convolution"],
+            "own_us": self.own_us.get(key or ""),
             "peak_bytes": self.peak_bytes.get(key or ""),
             "peer_peak_bytes": self.peak_bytes.get(best_key or ""),
             "groups": groups,
@@ -350,7 +357,7 @@ def _slower(contenders: Sequence[Contender], estimates: dict[str, float]) -> lis
 
 @torch.inference_mode()
 def _cudnn_bound(
-    found: _Measured, case: Case, best_layers: network_parts.BestLayers | None, deadline: float | None
+    found: Measured, case: Case, best_layers: network_parts.BestLayers | None, deadline: float | None
 ) -> tuple[float | None, str]:
     """`cudnn_best_layers` in microseconds, or why there is none."""
     if best_layers is None:

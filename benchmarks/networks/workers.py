@@ -40,7 +40,7 @@ def run(
     """As suite.run, by so many processes at a time; arguments: its others, plain values. The file is written after
     every network and class. `failed` of the document names those whose process ended early, `missing` those that were
     not begun within the budget."""
-    head = suite.head_of(arguments.get("device"))
+    head = suite.head_of(arguments.get("device"), arguments.get("suite"))
     layers_out = out.with_name("network_layers.json")
     document = results.merge(out, head, suite.KEY)
     layers = results.merge(layers_out, {**head, "suite": "network_layers"}, ROW_KEY)

@@ -7,6 +7,9 @@ cudnn_graph_<layout>  the fastest of every plan of cuDNN's graph API
 cutlass_3xtf32        CUTLASS's implicit GEMM, FP32-accurate on tensor cores: no rival of `ieee`
 cublas_<layout>       a matrix product for 1x1, unrolling and a matrix product elsewhere
 
+In a survey of very many layers nobody searches: torch_default_<layout> is PyTorch with cudnn.benchmark=False, and
+stands for its other forms, for cuDNN's graphs and for CUTLASS, which are left out.
+
 Of ReLU(conv + bias + residual): torch_<layout> runs them one after the other, torch_<layout>_fused asks PyTorch's
 operators of the fusion, cudnn_graph_<layout> plans the fusion; the others have none.
 """
@@ -62,6 +65,8 @@ class Operands:
     direction: str = "forward"
     grads: dict[str, torch.Tensor] = field(default_factory=dict)  # of the gradients
     addends: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)  # bias, residual; of the fused passes
+    search: bool = True  # rivals may look for their fastest form
+    workspace_limit: int = cudnn.WORKSPACE_LIMIT  # bytes, of one of cuDNN's algorithms
 
 
 @dataclass
@@ -87,16 +92,17 @@ def pair(value: int | Sequence[int]) -> list[int]:
 
 def torch_convolution(
     x: torch.Tensor, weight: torch.Tensor, layer: Any, tf32: bool, direction: str = "forward",
-    grad: torch.Tensor | None = None, limit: int = 10,
+    grad: torch.Tensor | None = None, limit: int = 10, search: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     """PyTorch's convolution, or its gradient of `direction`, with cudnn.benchmark=True over up to `limit` plans (0:
-    all). The global switches are restored. layer: anything with stride, padding, dilation (numbers, or pairs of height
+    all), or without a search: what cuDNN's heuristics propose.
+    The global switches are restored. layer: anything with stride, padding, dilation (numbers, or pairs of height
     and width) and groups."""
     geometry = (*map(pair, (layer.stride, layer.padding, layer.dilation)), False, [0, 0], layer.groups)
     backends = torch.backends.cudnn
-    with backends.flags(enabled=True, benchmark=True, benchmark_limit=limit, deterministic=False, allow_tf32=tf32):
+    with backends.flags(enabled=True, benchmark=search, benchmark_limit=limit, deterministic=False, allow_tf32=tf32):
         if grad is None:
-            switches = True, False, True, tf32  # benchmark, deterministic, enabled
+            switches = search, False, True, tf32  # benchmark, deterministic, enabled
             return torch.ops.aten._convolution.default(x, weight, None, *geometry, *switches)
         mask = [direction == "backward_input", direction == "backward_weight", False]
         gradients = torch.ops.aten.convolution_backward.default(grad, x, weight, None, *geometry, mask)
@@ -126,12 +132,12 @@ def peers(
     announce: Callable[[str], None] = lambda name: None,
     banned: Mapping[str, str] = {},
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """name -> call for every rival, name -> why not for those that cannot run.
+    """name -> call for every rival (without `search`: that does not), name -> why not for those that cannot run.
 
     Each rival reads its own layout: nobody's time holds a conversion. refuse: why a result is not of the class, or "";
     asked where a rival is the fastest of several forms. announce, banned: as in cudnn_graph.search.
     """
-    layer, tf32, direction = operands.layer, operands.tf32, operands.direction
+    layer, tf32, direction, search = operands.layer, operands.tf32, operands.direction, operands.search
     calls: dict[str, Call] = {}
     refused: dict[str, str] = {}
     device = next(iter(operands.inputs.values())).device
@@ -139,9 +145,9 @@ def peers(
         return _fused_peers(operands, refuse, announce, banned), refused
     data = {name: (x, operands.weights[name], operands.grads.get(name)) for name, x in operands.inputs.items()}
     for layout, (x, weight, grad) in data.items():
-        call = functools.partial(torch_convolution, x, weight, layer, tf32, direction, grad)
-        calls[f"torch_{layout}"] = call
-        if device.type == "cuda":
+        call = functools.partial(torch_convolution, x, weight, layer, tf32, direction, grad, search=search)
+        calls[f"torch_{layout}" if search else f"torch_default_{layout}"] = call
+        if search and device.type == "cuda":
             every = functools.partial(call, limit=0)
             calls[f"torch_{layout}_all"] = functools.partial(torch_over_all_plans, every, device)
     if device.type != "cuda":
@@ -152,16 +158,17 @@ def peers(
             problems[layout] = cudnn.Problem(x, weight, layer, layout, tf32, direction, grad)
         except (cudnn.CudnnError, cudnn.CudnnUnavailable) as error:
             refused[f"cudnn_{layout}"] = str(error)
-    direct, unsupported = cudnn.contenders(problems)
+    direct, unsupported = cudnn.contenders(problems, operands.workspace_limit)
     calls |= direct
     refused |= unsupported
     for layout, (x, weight, grad) in data.items():
         arguments = x, weight, layer, layout, direction, grad
-        search = functools.partial(_cudnn_plan, arguments, tf32, refuse, announce, banned)
-        calls[f"cudnn_graph_{layout}"] = Searched(search)
+        if search:
+            plan = functools.partial(_cudnn_plan, arguments, tf32, refuse, announce, banned)
+            calls[f"cudnn_graph_{layout}"] = Searched(plan)
         call = functools.partial(cublas.convolution, x, weight, layer, tf32, direction, grad)
         calls[f"cublas_{layout}"] = call
-    if next(iter(data.values()))[0].dtype == torch.float32 and not tf32:
+    if search and next(iter(data.values()))[0].dtype == torch.float32 and not tf32:
         x, weight, grad = data["nhwc"]
         calls["cutlass_3xtf32"] = Searched(functools.partial(_cutlass_tile, x, weight, layer, direction, grad, refuse))
     return calls, refused

@@ -43,7 +43,7 @@ def measure(
     choices: dict[str, str] = {}
     expected: dict[str, dict[str, float]] = {}  # layout -> contender -> us, as the cost models have it
     calls: dict[str, dict[str, Call]] = {}
-    with turns.preparing(beat):
+    with turns.preparing(beat, patient=True):
         for layout in layouts:
             planned = problem.planned(ours.dtype_of(accuracy), precision, layout)
             choices[layout], costs = _candidates(problem, planned, info)

@@ -16,6 +16,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/training/groups[/<class>]    their kernels by group
     <gpu>/host                         the host's time of a call; or `(not measured)`
     <gpu>/megakernel/...               benchmarks/reports/megakernel.py
+    <gpu>/paper/...                    benchmarks/reports/papers: docs/papers; or `(not measured)`
     <gpu>/soak_megakernel              how many launches, how many of them differ
     <gpu>/machine/<suite>              what the file was measured on
     <gpu>/commits[/short]              of which commits the tables are
@@ -31,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, TRAINING_CLASSES, Document, read
-from benchmarks.reports import common, host, layers, megakernel, networks, overview, sentences, training
+from benchmarks.reports import common, host, layers, megakernel, networks, overview, papers, sentences, training
 
 RESULTS, FIGURES = Path("benchmarks/results"), Path("docs/figures")
 REGION = re.compile(r"(<!-- results:(?P<name>[^ ]+) -->)(?P<old>.*?)(<!-- /results -->)", re.DOTALL)
@@ -57,11 +58,13 @@ def region(name: str, results: Path) -> str:
         # The CPU's suites carry the device in their name.
         return [results / gpu / f"{suite}.json", results / gpu / f"{suite}_{gpu}.json"]
 
+    def found(suite: str) -> Document | None:
+        return next((read(path) for path in paths(suite) if path.exists()), None)
+
     def file(suite: str) -> Document:
-        for path in paths(suite):
-            if path.exists():
-                return read(path)
-        raise ValueError(f"region {name!r}: {paths(suite)[0]} does not exist")
+        if (document := found(suite)) is None:
+            raise ValueError(f"region {name!r}: {paths(suite)[0]} does not exist")
+        return document
 
     match rest.split("/"):
         case ["training" | "host" as suite, *_] | ["machine", "training" | "host" as suite] if not any(
@@ -106,6 +109,9 @@ def region(name: str, results: Path) -> str:
         case ["said", sentence, *arguments]:
             if (text := sentences.said(sentence, arguments, file)) is not None:
                 return text
+        case ["paper", *name_of]:
+            if (text := papers.region(name_of, gpu, found)) is not None:
+                return text
         case ["megakernel", *name_of]:
             if (text := megakernel.region(name_of, gpu, file("megakernel"))) is not None:
                 return text
@@ -135,6 +141,8 @@ def figures(results: Path) -> dict[str, Callable[[Path], None]]:
             found |= networks.figures(document, prefix)
         elif file.stem == "megakernel":
             found |= megakernel.figures(document, prefix)
+        elif file.stem.startswith("paper_"):
+            found |= papers.figures(document, prefix)
         elif file.stem.startswith("layers"):
             found |= layers.figures(document, prefix)
     return found

@@ -12,6 +12,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ NAMES = ("old", "new")
 KEY = ("layer", "n", "class")
 _WORKER = """
 import importlib.util, json, sys
-root, timer = sys.argv[1:]
+root, timer, device = sys.argv[1:]
 sys.path.insert(0, root)
 import torch, fastconv
 spec = importlib.util.spec_from_file_location("timer_of_both", timer)
@@ -40,43 +41,47 @@ for line in sys.stdin:
     if "shape" in job:
         run = y = None
         torch.cuda.empty_cache()
-        generator = torch.Generator("cuda").manual_seed(0)
-        options = dict(device="cuda", dtype=getattr(torch, job["dtype"]))
-        x = torch.randn(job["shape"], generator=generator, device="cuda").to(options["dtype"])
+        generator = torch.Generator(device).manual_seed(0)
+        dtype = getattr(torch, job["dtype"])
+        x = torch.randn(job["shape"], generator=generator, device=device).to(dtype)
         x = x.to(memory_format=torch.channels_last)
-        weight = torch.randn(job["filters"], generator=generator, device="cuda").to(options["dtype"])
+        weight = torch.randn(job["filters"], generator=generator, device=device).to(dtype)
         weight *= weight[0].numel() ** -0.5
         geometry = ([job["stride"]] * 2, [job["padding"]] * 2, [job["dilation"]] * 2, job["groups"])
         said = fastconv.explain(job["shape"], job["filters"], stride=job["stride"], padding=job["padding"],
-            dilation=job["dilation"], groups=job["groups"], dtype=options["dtype"], device="cuda",
+            dilation=job["dilation"], groups=job["groups"], dtype=dtype, device=device,
             precision=job["precision"], layout="nhwc")
-        name = said.choice
+        name, precision, filters = said.choice, job["precision"], job["filters"]
         if name == "torch":
             weight = weight.contiguous(memory_format=torch.channels_last)
-            run = lambda: operators.conv2d_op(x, weight, None, None, *geometry, name, job["precision"], "none", 0.0, 5)
+            run = lambda: operators.conv2d_op(x, weight, None, None, *geometry, name, precision, "none", 0.0, 5)
         else:
-            packed = operators.pack_weight_op(weight, job["groups"], name, job["precision"])
-            run = lambda: operators.conv2d_packed_op(x, packed, job["filters"], None, None, *geometry, True, name,
-                job["precision"], "none", 0.0)
+            packed = operators.pack_weight_op(weight, job["groups"], name, precision)
+            run = lambda: operators.conv2d_packed_op(x, packed, filters, None, None, *geometry, True, name, precision,
+                "none", 0.0)
         y = run()
         checksum = y.view(torch.int16 if y.element_size() == 2 else torch.int32).sum(dtype=torch.int64).item()
         answer = {"algorithm": name, "bits": checksum}
     else:
-        found = timing.measure({"run": run}, rounds=job["rounds"])
+        found = timing.measure({"run": run}, device=device, rounds=job["rounds"])
         answer = {"failures": found.failures} if found.failures else {"us": found.timings["run"].us}
     print(json.dumps(answer), flush=True)
 """
 
 
 class _Build:
-    """A worker with the fastconv of one checkout."""
+    """A worker with the fastconv of one checkout; begins to import it."""
 
-    def __init__(self, root: Path) -> None:
-        command = [sys.executable, "-c", _WORKER, str(root), str(Path(timing.__file__).resolve())]
+    def __init__(self, root: Path, device: torch.device) -> None:
+        command = [sys.executable, "-c", _WORKER, str(root), str(Path(timing.__file__).resolve()), str(device)]
+        self._root = root.resolve()
         self._worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
+
+    def check(self) -> None:
+        """Waits until it has imported it. Raises RuntimeError if that is another checkout's."""
         imported = Path(self._answer()).resolve()
-        if root.resolve() not in imported.parents:
-            raise RuntimeError(f"the worker for {root} imported {imported}")
+        if self._root not in imported.parents:
+            raise RuntimeError(f"the worker for {self._root} imported {imported}")
 
     def _answer(self) -> Any:
         assert self._worker.stdout is not None
@@ -100,12 +105,14 @@ class _Build:
 
 
 @contextlib.contextmanager
-def _builds(roots: Sequence[Path]) -> Iterator[list[_Build]]:
+def _builds(roots: Sequence[Path], device: torch.device) -> Iterator[list[_Build]]:
     with contextlib.ExitStack() as stack:
         builds = []
         for root in roots:
-            builds.append(_Build(root))
+            builds.append(_Build(root, device))
             stack.callback(builds[-1].close)
+        for build in builds:
+            build.check()
         yield builds
 
 
@@ -130,20 +137,26 @@ def run(
     out: Path | None = None,
     blocks: int = 3,
     rounds: int = 8,
+    budget_s: float | None = None,
+    device: torch.device | str = "cuda",
     say: Callable[[str], None] = print,
 ) -> results.Document:
     """Times what `auto` takes of either build, `blocks` times `rounds` calls each, in turns; returns the document.
 
     old: a checkout with its library built in place; the other one is that of this file. A row has the median of the
     blocks of both in us, `ratio` (old over new: above 1 the new one is faster), and whether the first outputs have the
-    same bits (by their sum as integers).
+    same bits (by their sum as integers). budget_s: no layer begins after so many seconds; `missing` names those.
     """
-    device = torch.device("cuda")
-    document: results.Document = {**environment.describe("builds", device), "old": str(old), "rows": []}
+    end = time.monotonic() + (float("inf") if budget_s is None else budget_s)
+    device = torch.device(device)
+    document: results.Document = {**environment.describe("builds", device), "old": str(old), "rows": [], "missing": []}
     path = out or results.default_path(document)
-    with _builds([old, Path(__file__).resolve().parents[2]]) as builds:
+    with _builds([old, Path(__file__).resolve().parents[2]], device) as builds:
         for n in batches:
             for layer in select(list(layers) if layers else None):
+                if time.monotonic() > end:
+                    document["missing"].append(f"{layer.layer} n{n}")
+                    continue
                 for accuracy in classes:
                     job = _job(layer, n, accuracy)
                     first = [build.ask(job) for build in builds]
@@ -162,9 +175,12 @@ def run(
                     bits = "" if row["same_bits"] else "  other bits"
                     times_of_both = f"{us[0]:8.1f} {us[1]:8.1f} {row['ratio']:.3f}"
                     say(f"{layer.layer:8} n{n:<3} {accuracy:4} {times_of_both} {names}{bits}")
-            results.write(path, document)
+                results.write(path, document)
     for text in summary(document):
         say(text)
+    if document["missing"]:
+        results.write(path, document)
+        say(f"no time was left for {', '.join(document['missing'])}")
     return document
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import ours, results
+from benchmarks.harness import ours, results, turns
 from benchmarks.layers import group as layer_group
 from benchmarks.layers.sets import floor_us
 from benchmarks.layers.suite import groups_of
@@ -47,11 +47,17 @@ def _timed(row: results.Row, found: timing.Timing | None) -> None:
 class _Suite:
     """One run: the document, what it could not measure, and how long it may go on."""
 
-    def __init__(self, batch: int, rounds: int, budget_s: float, path: Path, head: results.Document, say) -> None:  # type: ignore[no-untyped-def]
+    def __init__(
+        self, batch: int, rounds: int, budget_s: float, path: Path, head: results.Document, resume: bool,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self.n, self.rounds, self.path, self.say = batch, rounds, path, say
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.end = time.perf_counter() + budget_s
         self.document = results.merge(path, head, KEY)
+        self.held = {
+            tuple(row[name] for name in ("part", "layer", "n", "class")) for row in self.document["rows"] if resume
+        }
         self.missing: list[str] = []
 
     def put(self, row: results.Row) -> None:
@@ -63,6 +69,8 @@ class _Suite:
         """What can be measured and for which there is time; the rest becomes `missing`, and a row without a time."""
         for accuracy in classes:
             for layer in layers:
+                if (part, layer.layer, self.n, accuracy) in self.held:
+                    continue
                 where = f"{part}: {layer.layer}, batch {self.n}, {accuracy}"
                 rows = ours.candidates(layer, self.n, accuracy, "nhwc", self.device)
                 (candidate,) = (row for row in rows if row["algorithm"] == NAME)
@@ -70,7 +78,8 @@ class _Suite:
                 if time.perf_counter() > self.end:
                     reason = "the suite's time was over"
                 if not reason:
-                    yield layer, accuracy
+                    with turns.timing():
+                        yield layer, accuracy
                     torch.cuda.empty_cache()
                     continue
                 self.missing.append(f"{where}: {reason}")
@@ -180,27 +189,30 @@ def run(
     rounds: int = 20,
     budget_s: float = 60.0,
     out: Path | str | None = None,
+    suite: str = "megakernel",
+    resume: bool = False,
     report: Callable[[str], None] = print,
 ) -> results.Document:
-    """Measures the parts and writes a result file, suite `megakernel`; returns its content. Needs a CUDA device.
+    """Measures the parts and writes the result file of `suite`; returns its content. Needs a CUDA device.
 
-    layers: of part `layers`; default those with C, K >= LEAST_CHANNELS. Nothing begins after `budget_s` seconds. What
+    layers: of part `layers`; default those with C, K >= LEAST_CHANNELS. resume: what the file holds of this machine and
+    commit is not measured again. Nothing begins after `budget_s` seconds. What
     is not measured, for want of time or of a kernel, is in the document's `missing`, and has a row without a time. Rows
     of the same machine and commit that the file already holds are kept.
     """
-    head = environment.describe("megakernel", "cuda")
+    head = environment.describe(suite, "cuda")
     path = Path(out) if out is not None else results.default_path(head)
-    suite = _Suite(batch, rounds, budget_s, path, head, report)
+    study = _Suite(batch, rounds, budget_s, path, head, resume, report)
     wide = [layer for layer in select(layers) if layers is not None or min(layer.c, layer.k) >= LEAST_CHANNELS]
     steps: dict[str, Callable[[], None]] = {
-        "layers": lambda: suite.layers(wide, classes),
-        "mapping": lambda: suite.mapping(classes),
-        "rivals": lambda: suite.rivals(classes),
-        "distribution": lambda: suite.distribution(classes),
+        "layers": lambda: study.layers(wide, classes),
+        "mapping": lambda: study.mapping(classes),
+        "rivals": lambda: study.rivals(classes),
+        "distribution": lambda: study.distribution(classes),
     }
     for part in parts:
         steps[part]()
-    suite.document["missing"] = suite.missing
-    results.write(path, suite.document)
+    study.document["missing"] = study.missing
+    results.write(path, study.document)
     report(f"written: {path}")
-    return suite.document
+    return study.document

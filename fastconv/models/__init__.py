@@ -64,6 +64,10 @@ NETWORKS: dict[str, Network] = {
         # What the benchmark of training steps runs beside the first two.
         Network("densenet121", 224, 64, _torchvision("densenet121")),
         Network("unet", 128, 32, UNet),
+        # What the fourth source times at batch 1 beside ResNet-50 and ResNet-18.
+        Network("resnet34", 224, 64, _torchvision("resnet34")),
+        Network("resnet101", 224, 64, _torchvision("resnet101")),
+        Network("resnet152", 224, 64, _torchvision("resnet152")),
         # Small ones, for tests and for a first look.
         Network("resnet18", 224, 64, _torchvision("resnet18")),
         Network("squeezenet1_1", 224, 64, _torchvision("squeezenet1_1")),

@@ -1,0 +1,67 @@
+"""The experiments of the five sources (docs/concepts/algorithms.md), repeated: one module per source.
+
+Each module has `PARTS`, the names of its experiments with the file that each writes, and `run(options)`, which measures
+them by the suites of layers and networks and returns the documents. Files are `results/<gpu>/paper_<name>.json`, with
+the part behind where a source has more than one kind of row; `benchmarks/reports/papers` draws docs/papers from them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NAMES = ("megakernel", "textbook", "cuconv", "single_image", "lenet5")  # in the order of the sources
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is asked for; None: the experiment's own.
+
+    folder: where the files go, None: `benchmarks/results/<gpu>`. workers: processes, of which one at a time has the GPU
+    to time. budget_s: nothing is begun after so many seconds. resume: rows that the files hold of this machine,
+    versions and commit are not measured again. layers: names or their beginnings, with commas between. image: side of
+    the pictures of networks.
+    """
+
+    device: str = "cpu"
+    parts: Sequence[str] | None = None
+    classes: Sequence[str] | None = None
+    batches: Sequence[int] | None = None
+    layers: str | None = None
+    networks: Sequence[str] | None = None
+    rounds: int = 10
+    workers: int = 1
+    budget_s: float | None = None
+    compile_limit_s: float = 60.0
+    image: int | None = None
+    resume: bool = False
+    folder: Path | None = None
+    report: Callable[[str], None] = print
+
+    def suite(self, name: str) -> str:
+        """The name of a file's suite: on the CPU with the device behind, as the other suites'."""
+        return name if self.device.startswith("cuda") else f"{name}_cpu"
+
+    def out(self, name: str) -> Path:
+        """The file of a suite."""
+        from benchmarks.harness import results
+        from fastconv import environment
+
+        if self.folder is not None:
+            return self.folder / f"{self.suite(name)}.json"
+        return results.default_path(environment.describe(self.suite(name), self.device))
+
+
+def run(name: str, options: Options) -> dict[str, dict[str, Any]]:
+    """Runs a source's experiments; part -> its document. Raises ValueError for an unknown name or part."""
+    if name not in NAMES:
+        raise ValueError(f"name is {name!r}; expected one of {', '.join(NAMES)}")
+    module = importlib.import_module(f"benchmarks.papers.{name}")
+    parts = list(options.parts or module.PARTS)
+    for part in parts:
+        if part not in module.PARTS:
+            raise ValueError(f"part is {part!r}; expected one of {', '.join(module.PARTS)}")
+    return {part: module.PARTS[part](options) for part in parts}

@@ -1,0 +1,65 @@
+"""The Winograd megakernel: its series of layers, and its networks in which only the 3x3 layers are exchanged.
+
+layers    all 22 layers, not only the wide ones: against its own tasks in series, which have the same products and the
+          same type of M, against winograd_f4 and cuDNN's non-fused Winograd; --batch for other batches
+networks  VGG-16, ResNet-50, YOLOv3, DenseNet-161 at 224x224, batch 64 (DenseNet 48), class ieee: the 3x3 layers with
+          stride 1 by the megakernel, the rest PyTorch's
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.harness import results
+from benchmarks.networks import suite as network_suite
+from benchmarks.networks import workers as by_workers
+from benchmarks.papers import Options
+from benchmarks.studies import megakernel as study
+from fastconv.models.layers import LAYERS
+
+CLASSES = ("ieee", "fp32")
+NETWORK_CLASSES = ("ieee",)
+NETWORKS = ("vgg16", "resnet50", "yolov3", "densenet161")
+IMAGE, BATCH = 224, 64
+ALGORITHM = study.NAME  # serves 3x3 layers with stride 1, and no others
+
+
+def layers(options: Options) -> results.Document:
+    """The series, for each batch. Raises ValueError where there is no GPU: the tasks in series are launches of one."""
+    if not options.device.startswith("cuda"):
+        raise ValueError(f"device is {options.device!r}; the megakernel's series needs cuda")
+    names = options.layers or ",".join(layer.layer for layer in LAYERS)
+    document: results.Document = {}
+    for batch in options.batches or (BATCH,):
+        document = study.run(
+            ("layers",), layers=names, classes=options.classes or CLASSES, batch=batch, rounds=options.rounds,
+            budget_s=options.budget_s or 600.0, out=options.out("paper_megakernel"), suite="paper_megakernel",
+            resume=options.resume, report=options.report,
+        )  # fmt: skip
+    return document
+
+
+def networks(options: Options) -> results.Document:
+    """A row per network and class."""
+    names, classes = options.networks or NETWORKS, options.classes or NETWORK_CLASSES
+    arguments: dict[str, Any] = {
+        "modes": ("eager",),
+        "peers": ("torch_eager",),
+        "layouts": ("nchw",),
+        "algorithm": ALGORITHM,
+        "rounds": options.rounds,
+        "device": options.device,
+        "suite": options.suite("paper_megakernel_networks"),
+        "batch": options.batches[0] if options.batches else None,
+        "image": options.image or IMAGE,
+        "budget_s": options.budget_s,
+        "resume": options.resume,
+        "report": options.report,
+        "out": options.out("paper_megakernel_networks"),
+    }
+    if options.workers > 1:
+        return by_workers.run(names, classes, options.workers, **arguments)
+    return network_suite.run(names, classes, **arguments)
+
+
+PARTS: dict[str, Any] = {"layers": layers, "networks": networks}

@@ -1,0 +1,111 @@
+"""The megakernel's own experiments: the series of all layers, by batch, and the networks with exchanged 3x3 layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.results import CLASSES, Document, Row
+from benchmarks.reports import common
+from benchmarks.reports import megakernel as study
+from benchmarks.reports.networks import TITLES, speedup_of
+from benchmarks.reports.papers.shared import NOTHING, File, of_class
+
+NAME = "megakernel"
+BATCH = 64
+
+
+def _of_batch(document: Document, n: int) -> Document:
+    return {**document, "rows": [row for row in document["rows"] if row["n"] == n]}
+
+
+def layers(document: Document, gpu: str, accuracy: str) -> str:
+    """All layers at the source's batch; docs/results-megakernel.md has the same of the wide ones."""
+    its = _of_batch(document, BATCH)
+    if not study.rows_of(its, "layers", accuracy):
+        return NOTHING
+    figure = f"{gpu}_paper_megakernel_layers_{accuracy}.svg"
+    return f"![Layers, class {accuracy}](../figures/{figure})\n\n{study.layer_table(its, accuracy)}"
+
+
+def batches(document: Document, gpu: str, accuracy: str) -> str:
+    """A row per batch: geometric means of the three ratios, and how many layers the mapping makes faster."""
+    header = ["batch", "layers", *(f"over {label}" for label, _, _ in study.RATIOS), "faster than in series on"]
+    lines = []
+    for n in sorted({row["n"] for row in of_class(document, accuracy)}):
+        rows = study.rows_of(_of_batch(document, n), "layers", accuracy)
+        means = [common.times(common.mean(map(ratio, rows))) for _, ratio, _ in study.RATIOS]
+        gains = [gain for row in rows if (gain := study.over_series(row))]
+        lines.append([str(n), str(len(rows)), *means, f"{sum(gain > 1 for gain in gains)} of {len(gains)}"])
+    return common.markdown_table(header, lines) if lines else NOTHING
+
+
+def _peer_groups(row: Row) -> dict[str, float]:
+    return next(iter(row.get("peer_groups", {}).values()), {})
+
+
+def exchanged(row: Row) -> tuple[float | None, float | None]:
+    """Microseconds of the exchanged layers: the megakernel's, and PyTorch's, whose other convolutions are the same."""
+    own, all_of_them, theirs = row.get("own_us"), row.get("layers_us"), _peer_groups(row).get("convolution")
+    if own is None or all_of_them is None or theirs is None:
+        return own, None
+    return own, theirs - (all_of_them - own)
+
+
+def networks(document: Document, gpu: str) -> str:
+    """A row per network and class: the whole, and the exchanged layers alone."""
+    header = ["network", "batch", "class", "exchanged", "ours ms", "PyTorch ms", "gain", "3x3 layers: ours ms"]
+    header += ["PyTorch ms", "gain", "error of logits", "PyTorch's"]
+    lines: list[list[str]] = []
+    for accuracy in CLASSES:
+        for row in of_class(document, accuracy):
+            name: str = row["network"]
+            own, theirs = exchanged(row)
+            line = [TITLES.get(name, name), str(row["batch"]), f"`{accuracy}`"]
+            line += [f"{row['swapped']} of {row['total']}", common.ms(row["us"]), common.ms(row["best_peer_us"])]
+            line += [common.times(speedup_of(row["us"], row["best_peer_us"])), common.ms(own), common.ms(theirs)]
+            line += [common.times(speedup_of(own, theirs)), common.scientific(row["logits_error"])]
+            lines.append([*line, common.scientific(row.get("peer_error"))])
+    return common.markdown_table(header, lines)
+
+
+TABLES: dict[str, tuple[str, Callable[..., str]]] = {
+    "layers": ("paper_megakernel", layers),
+    "batches": ("paper_megakernel", batches),
+    "networks": ("paper_megakernel_networks", networks),
+}
+
+
+def said(file: File) -> str:
+    """What holds of the claim: 1.25 over its own kernels in series, 1.13 over the best of cuDNN's Winograd."""
+    document = file("paper_megakernel") or {"rows": []}
+    parts = []
+    for accuracy in ("ieee", "fp32"):
+        rows = study.rows_of(_of_batch(document, BATCH), "layers", accuracy)
+        ratios = [common.mean(map(ratio, rows)) for ratio in (study.over_series, study.over_cudnn)]
+        if ratios[0]:
+            text = f"the mapping is worth {ratios[0]:.2f} times over the same tasks in series on {len(rows)} layers"
+            cudnn = (
+                "" if ratios[1] is None else f", and the megakernel {ratios[1]:.2f} times cuDNN's non-fused Winograd"
+            )
+            parts.append(f"in class `{accuracy}` {text}{cudnn}")
+    gains = [
+        (row["network"], gain)
+        for row in (file("paper_megakernel_networks") or {"rows": []})["rows"]
+        if row["class"] == "ieee" and (gain := speedup_of(*exchanged(row)))
+    ]
+    if gains:
+        shown = ", ".join(f"{TITLES.get(name, name)} {gain:.2f}" for name, gain in gains)
+        parts.append(f"the 3x3 layers of whole networks in class `ieee` run {shown} times as fast as PyTorch's")
+    if not parts:
+        return NOTHING
+    return f"The source: 1.25 over cuDNN's non-fused Winograd. Here {'; '.join(parts)}."
+
+
+def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:
+    """<prefix>_layers_<class>.svg."""
+    its: dict[str, Any] = _of_batch(document, BATCH)
+    drawn = [accuracy for accuracy in CLASSES if study.rows_of(its, "layers", accuracy)]
+    return {f"{prefix}_layers_{accuracy}.svg": partial(study.plot_layers, its, accuracy) for accuracy in drawn}

@@ -1,0 +1,188 @@
+"""What is drawn of the sources' experiments: from rows that are made up, and without any."""
+
+from pathlib import Path
+
+import pytest
+from test_benchmarks import HEAD
+from test_papers import TINY
+
+import fastconv
+from benchmarks import papers
+from benchmarks.harness import results
+from benchmarks.papers import single_image, textbook
+from benchmarks.reports import documents
+from benchmarks.reports.papers import SOURCES, shared
+from fastconv.models.layers import Layer
+
+
+def cuconv_row(layer, n, accuracy, us, peers, layout="nchw", **more):
+    timed = {name: value for name, value in peers.items() if value}
+    best = min(timed, key=lambda name: timed[name])
+    row = {**layer.fields(), "n": n, "class": accuracy, "layout": layout, "pass": "forward", "algorithm": "direct"}
+    row |= {"us": us["direct"], "us_q25": 1.0, "us_q75": 1.0, "error": 1e-7, "max_error": 1e-7, "algorithms": us}
+    row |= {"peers": peers, "best_peer": best, "best_peer_us": timed[best], "peer_error": 1e-7, "floor_us": 1.0}
+    return row | {"rounds": 5, "notes": {}, "once_us": {}} | more
+
+
+@pytest.fixture
+def results_folder(tmp_path):
+    three, one = TINY
+    rivals = {"cudnn_gemm": 20.0, "cudnn_fft_nhwc": 8.0, "cublas_nchw": 30.0}
+    rows = [
+        cuconv_row(three, 1, "ieee", {"direct": 16.0, "two_stage": 10.0}, rivals),
+        cuconv_row(three, 8, "ieee", {"direct": 40.0, "two_stage": 25.0}, rivals),
+        cuconv_row(one, 1, "ieee", {"direct": 5.0, "two_stage": 5.0}, rivals),
+        cuconv_row(one, 8, "ieee", {"direct": 5.0}, rivals, once_us={"two_stage": 80.0}),
+    ]
+    refused = {"cudnn_gemm": 1.0, "cudnn_direct": 20.0}
+    note = {"cudnn_gemm": "not a rival: error 1e-3 is beyond the class (5e-05)"}
+    rows.append(cuconv_row(one, 1, "fp32", {"direct": 10.0}, refused, notes=note, best_peer="cudnn_direct"))
+    write(tmp_path, "paper_cuconv", rows)
+    return tmp_path
+
+
+def write(folder, suite, rows):
+    results.write(folder / f"h200/{suite}.json", {**HEAD, "suite": suite, "rows": rows})
+
+
+def region(folder, name):
+    return documents.region(f"h200/paper/{name}", folder)
+
+
+def test_the_survey_is_summed_up(results_folder):
+    line = next(line for line in region(results_folder, "cuconv/overall").splitlines() if "`two_stage`" in line)
+    # 20/10 and 20/5 are won, 20/25 and the one that was not timed are lost; in both layouts 8/10 is lost, 8/5 won.
+    assert line == ("| `ieee` | NCHW | `two_stage` | 4 | 2 (50.0 %) | 3.00x | 4.00x | 1 (25.0 %) | 1.60x | 1.60x |")
+    assert "| `fp32` | NCHW | `auto` | 1 | 1 (100.0 %) | 2.00x |" in region(results_folder, "cuconv/overall")
+    sizes = region(results_folder, "cuconv/sizes/two_stage/ieee").splitlines()
+    assert sizes[-2:] == ["| 1x1 | 100 %, 4.00x, 4.00x | 0 % |", "| 3x3 | 100 %, 2.00x, 2.00x | 0 % |"]
+    said = region(results_folder, "cuconv/said")
+    assert "on 50.0 % of 4 configurations (the source: 8.31 % of 602), there 3.00 times" in said
+    assert "on 1x1 filters up to batch 16, its home, on 50.0 %; against all rivals in both layouts on 25.0 %" in said
+    variants = {line.split(" | ")[0]: line for line in region(results_folder, "cuconv/variants/ieee").splitlines()}
+    assert variants["| `cudnn_fft_nhwc`"] == "| `cudnn_fft_nhwc` | 4 | 2 | 1.30 | 0 |"
+    assert variants["| `two_stage`"].endswith(" | 4 | 0 | 2.19 | 2 |")
+    assert region(results_folder, "cuconv/machine").startswith("NVIDIA H200, driver 580")
+
+
+def test_the_figures_of_the_survey_are_drawn(results_folder):
+    (results_folder / "out").mkdir()
+    known = documents.figures(results_folder)
+    assert {"h200_paper_cuconv_two_stage_ieee.svg", "h200_paper_cuconv_auto_fp32.svg"} <= set(known)
+    for name, draw in known.items():
+        draw(results_folder / "out" / name)
+        assert (results_folder / "out" / name).read_text().startswith("<?xml")
+
+
+def test_wins_are_counted_without_a_time_as_lost():
+    assert str(shared.wins([])) == "-"
+    assert str(shared.wins([None, 0.9])) == "0 %"
+    found = shared.wins([2.0, 4.0, None, 0.5])
+    assert (found.count, found.won, found.mean, found.most, found.share) == (4, 2, 3.0, 4.0, 0.5)
+
+
+def test_single_image_is_drawn(tmp_path):
+    layer = single_image.LAYERS[0]
+    peers = {"cudnn_graph_nchw": 30.0, "cudnn_graph_nhwc": 24.0, "torch_nchw": 40.0, "torch_nchw_fused": 12.0}
+    note = {"torch_nchw_fused": "not a rival: error 1e-3"}
+    row = cuconv_row(layer, 1, "ieee", {"direct": 16.0}, peers, notes=note, best_peer="cudnn_graph_nhwc")
+    row |= {"best_peer_us": 24.0, "workspace_bytes": 1 << 20, "packed_bytes": 1 << 19, "pass": "bias_relu"}
+    write(tmp_path, "paper_single_image", [row, row | {"layout": "nhwc", "us": 20.0}])
+    line = region(tmp_path, "single_image/layers").splitlines()[-1]
+    assert line == (
+        "| 3x3 128->128 | `ieee` | 95, 59 | 1.61x | 16.0 | `direct` | NCHW | 24.0 | 1.50x | 40.0 | 2.50x | 1.0e-07 "
+        "| 1.00 | 0.50 |"
+    )
+    assert "class `ieee`: 1.50 to 1.50 times as fast" in region(tmp_path, "single_image/said")
+    kernel = {"kernel": "void convolve<float>(Args)", "blocks": 8, "threads": 128, "registers": 64}
+    kernel |= {"shared_bytes": 4096, "us": 3.0, "occupancy": 0.5}
+    row |= {"us": None, "kernels": [kernel], "largest": 2e-5, "beyond": 0.002}
+    write(tmp_path, "paper_single_image_kernels", [row])
+    assert "| `convolve<float>` | 8 | 128 | 64 | 4096 | 50% | 3.0 |" in region(tmp_path, "single_image/kernels")
+    assert region(tmp_path, "single_image/statistic").endswith("| `direct` | `ieee` | 2.0e-05 | 0.200 % | 0 of 1 |")
+    network = {"network": "resnet18", "batch": 1, "class": "ieee", "mode": "eager", "us": 900.0, "swapped": 20}
+    network |= {"total": 20, "logits_error": 1e-6, "top1_agreement": 1.0, "algorithm": "auto"}
+    network |= {"peers": {"torch_eager": 1800.0, "folded_graph": 450.0}, "best_peer": "folded_graph"}
+    network |= {"best_peer_us": 450.0}
+    write(tmp_path, "paper_single_image_networks", [network, network | {"mode": "fused_graph", "us": 300.0}])
+    line = region(tmp_path, "single_image/networks").splitlines()[-1]
+    assert line == "| resnet18 | `ieee` | 900 | 300 | 1800 | 450 | 1.50x | 2.00x |"
+
+
+def test_lenet5_is_drawn(tmp_path):
+    first, second = (Layer(f"lenet{i}", 1, 6, 6, 4) for i in (1, 2))
+    times = {"direct": 30.0, "fused_unroll": 10.0}
+    rows = [cuconv_row(layer, 100, "ieee", times, {"torch_default_nchw": 15.0}) for layer in (first, second)]
+    write(tmp_path, "paper_lenet5", rows)
+    lines = region(tmp_path, "lenet5/layers/ieee").splitlines()
+    assert lines[0].startswith("| batch | layer | `direct` us | `fused_unroll` us | best peer us |")
+    assert lines[-1] == "| 100 | both | 60.0 | 20.0 | 30.0 |  | 1.50x |"
+    assert "the fastest rung first, `fused_unroll` 20.0 us, `direct` 60.0 us." in region(tmp_path, "lenet5/said")
+    row = {"network": "lenet5_digits", "batch": 450, "class": "fp16", "mode": "direct", "us": 5.0, "swapped": 2}
+    row |= {"peers": {"torch_eager": 6.0}, "best_peer": "torch_eager", "best_peer_us": 6.0, "total": 2}
+    row |= {"logits_error": 1e-3, "peer_error": 1e-3, "top1_agreement": 0.99, "accuracy": 0.9, "torch_accuracy": 0.91}
+    write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}])
+    assert "| `fp16` | `direct` | 90.0 % | 91.0 % | 92.0 % | 99.0 % |" in region(tmp_path, "lenet5/network")
+    said = region(tmp_path, "lenet5/said")
+    assert said.startswith("At batch 100 ")
+    assert said.endswith("0 of 1 pairs of rung and class classify exactly as many test images rightly as PyTorch (not "
+                         "`direct` in `fp16`).")  # fmt: skip
+
+
+def test_the_ladder_and_the_megakernels_networks_are_drawn(tmp_path):
+    layer = textbook.LAYERS[0]
+    row = cuconv_row(layer, 64, "ieee", {"direct": 4000.0, "im2col_gemm": 1000.0}, {"torch_default_nchw": 500.0})
+    write(tmp_path, "paper_textbook", [row, row | {"layout": "nhwc", "algorithms": {"direct": 3000.0}}])
+    lines = region(tmp_path, "textbook/ladder/ieee").splitlines()
+    rate = layer.direct_flops(64) / 3000.0 / 1e6
+    assert lines[-2].startswith(f"| {layer.layer} | `direct` | NHWC | 3000 | {rate:.2f} | - |")
+    assert f"| {layer.layer} | `im2col_gemm` | NCHW | 1000 |" in lines[-1]
+    assert " 3.00x | " in lines[-1]
+    assert "`im2col_gemm` is the fastest rung, 3.0 times as fast as `direct`" in region(tmp_path, "textbook/said")
+    for draw in documents.figures(tmp_path).values():
+        draw(tmp_path / "roofline.svg")
+    assert "FLOP per byte" in (tmp_path / "roofline.svg").read_text()
+    network = {
+        "network": "vgg16",
+        "batch": 64,
+        "class": "ieee",
+        "mode": "eager",
+        "us": 80e3,
+        "swapped": 13,
+        "total": 13,
+    }
+    network |= {"peers": {"torch_eager": 90e3}, "best_peer": "torch_eager", "best_peer_us": 90e3, "logits_error": 1e-6}
+    network |= {"top1_agreement": 1.0, "own_us": 50e3, "layers_us": 60e3, "algorithm": "winograd_megakernel"}
+    network |= {"peer_groups": {"torch_eager_nchw": {"convolution": 70e3, "other": 1e3}}}
+    write(tmp_path, "paper_megakernel_networks", [network])
+    # Of PyTorch's 70 ms of convolutions, 10 are in layers that were not exchanged.
+    assert "| 80.00 | 90.00 | 1.12x | 50.00 | 60.00 | 1.20x |" in region(tmp_path, "megakernel/networks")
+    assert "VGG-16 1.20 times as fast" in region(tmp_path, "megakernel/said")
+
+
+def test_the_index_has_a_row_per_source_and_says_what_is_not_measured(results_folder, tmp_path):
+    lines = region(tmp_path / "nothing", "index").splitlines()[2:]
+    assert len(lines) == len(papers.NAMES)
+    assert all(line.endswith("(not measured) | (not measured) |") for line in lines)
+    (line,) = (line for line in region(results_folder, "index").splitlines() if "[cuConv]" in line)
+    assert "fastest in 50.0 % of 4, by 3.00x there | A niche of small batches: 25.0 %" in line
+
+
+@pytest.mark.parametrize("source", papers.NAMES)
+def test_every_region_is_empty_without_rows_and_unknown_ones_are_refused(tmp_path, source):
+    for table, (needed, _) in SOURCES[source].TABLES.items():
+        arguments = {"sizes": "/auto/ieee"}.get(table, "/ieee" if table in ("layers", "ladder", "batches") else "")
+        if needed is not None and (source, table) != ("single_image", "layers"):
+            assert region(tmp_path, f"{source}/{table}{arguments}") == "(not measured)"
+    assert region(tmp_path, f"{source}/said") == "(not measured)"
+    assert region(tmp_path, f"{source}/machine") == "(not measured)"
+    with pytest.raises(ValueError, match="expected one of the names"):
+        region(tmp_path, f"{source}/nothing")
+
+
+def test_every_source_has_a_page_that_shows_all_of_its_tables():
+    root = Path(fastconv.__file__).parent.parent
+    for source in papers.NAMES:
+        page = (root / "docs/papers" / f"{source.replace('_', '-')}.md").read_text()
+        for table in SOURCES[source].TABLES:
+            assert f"/paper/{source}/{table}" in page
