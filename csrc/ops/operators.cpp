@@ -119,6 +119,14 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   return output.finish(choice.algorithm->name);
 }
 
+Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                         const ConvProblem& p) {
+  const Tensor y =
+      call_dispatcher("aten::convolution", "", input, weight, bias, IntList{p.stride_h, p.stride_w},
+                      IntList{p.pad_h, p.pad_w}, IntList{p.dilation_h, p.dilation_w}, false, IntList{0, 0}, p.groups);
+  return in_layout(y, p.layout);
+}
+
 namespace {
 
 // Chooses, records the choice for last_call(), and runs it.
@@ -135,6 +143,8 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
   return run_own(input, weight, packed, choice, problem, arguments.bias, arguments.residual, *make_runtime(device));
 }
 
+}  // namespace
+
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
               IntList stride, IntList padding, IntList dilation, std::int64_t groups, std::string algorithm,
               std::string precision, std::string activation, double negative_slope, std::int64_t backend_flags,
@@ -149,6 +159,8 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> b
   const auto guard = device_guard(input);
   return run(input, &weight, nullptr, problem, arguments);
 }
+
+namespace {
 
 // How one named algorithm packs a weight: depends on the weight's part of a problem alone.
 struct Packing {
