@@ -32,6 +32,17 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                const ConvProblem& problem, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                Runtime& runtime);
 
+// What an operator that is written in Python, without arguments, returns.
+std::int64_t integer_of_python(const char* name);
+
+bool is_alike(const Tensor& a, const Tensor& b);  // in dtype and device
+bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d);
+
+// The problem of a call; no value where the arguments do not fit each other, or nothing is to be computed.
+std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
+                                      const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                                      AccuracyClass accuracy);
+
 // The operator.
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
               std::vector<std::int64_t> stride, std::vector<std::int64_t> padding, std::vector<std::int64_t> dilation,

@@ -26,14 +26,6 @@ enum class CallStatus : std::int64_t {
   general               // not for here: a mistake in the arguments, tensors of several dtypes
 };
 
-bool is_alike(const Tensor& a, const Tensor& b);  // in dtype and device
-bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d);
-
-// The problem of a call; no value where the arguments do not fit each other, or nothing is to be computed.
-std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
-                                      const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
-                                      AccuracyClass accuracy);
-
 // How a layer's call is asked for, beside its tensors: a sum of an AccuracyClass and these.
 struct CallMode {
   static constexpr std::int64_t frozen_bit = 4, torch_bit = 8, trained_bit = 16;

@@ -16,22 +16,11 @@
 
 #include "ops/arguments.h"
 #include "ops/convolution.h"
-#include "ops/kernel_table.h"
+#include "ops/input_gradient.h"
 #include "ops/layer.h"
 
 namespace fastconv::ops {
 namespace {
-
-// [C, K/G, R, S], in the weight's own layout.
-Tensor turned_filter(const Tensor& given, const ConvProblem& problem, Runtime& runtime) {
-  const bool channels_last = !given.is_contiguous() && is_channels_last(given);
-  const Tensor weight = channels_last ? given : in_layout(given, Layout::nchw);
-  const std::int64_t shape[] = {problem.c, problem.k_per_group(), problem.r, problem.s};
-  Tensor turned = torch::stable::empty({shape, 4}, weight.scalar_type(), std::nullopt, weight.device(), std::nullopt,
-                                       channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
-  turn_filter(problem, channels_last, weight.const_data_ptr(), turned.mutable_data_ptr(), runtime);
-  return turned;
-}
 
 // aten::convolution_backward, whose results are undefined tensors where they are not wanted.
 std::array<Tensor, 3> torch_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight,
@@ -83,12 +72,6 @@ struct LayerCall {
 // The code of a call of a layer: its number, and a CallMode.
 IntList layer_call(std::int64_t layer, std::int64_t mode) { return LayerCall(layer, mode).encoded(); }
 
-std::int64_t integer_of_python(const char* name) {
-  std::array<StableIValue, 1> stack{};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<std::int64_t>(stack[0]);
-}
-
 // conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K]. A status of `pack` or `stream` says what Python
 // should do before the next call: autograd has recorded this one, so that it cannot be repeated.
 Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, IntList stride,
@@ -111,26 +94,6 @@ Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::opti
                 limits.max_workspace >= 0 ? std::optional(limits.max_workspace) : std::nullopt);
 }
 
-// The convolution of the gradient with the filter turned round, where the planner says that one of stride 1 makes it.
-// by_torch: whether it says that PyTorch does.
-std::optional<Tensor> input_gradient(const Tensor& grad, const Tensor& weight, const ConvProblem& problem,
-                                     const std::string& algorithm, bool& by_torch) {
-  const DeviceInfo& device = device_of(grad);
-  const auto plan = choose_cached<choose_input_gradient>(algorithm, problem, device);
-  by_torch = plan->method == InputGradientMethod::torch;
-  const ConvProblem& convolution = plan->convolution;
-  const bool is_one = plan->method == InputGradientMethod::phases && plan->convolutions == 1 &&
-                      convolution.p() == problem.h && convolution.q() == problem.w;
-  if (!is_one) return std::nullopt;
-  const auto choice = choose_cached<choose>("auto", convolution, device);
-  by_torch = !is_own(*choice->algorithm);
-  if (by_torch) return std::nullopt;
-  const auto guard = device_guard(grad);
-  const std::unique_ptr<Runtime> runtime = make_runtime(device);
-  const Tensor turned = turned_filter(weight, problem, *runtime);
-  return run_own(grad, &turned, nullptr, *choice, convolution, std::nullopt, std::nullopt, *runtime);
-}
-
 // Whether PyTorch's own convolution, which follows its switch, computes in the class of a call as the switch is now.
 bool admits_torch(const Tensor& grad, AccuracyClass accuracy) {
   if (!grad.is_cuda() || grad.scalar_type() != ScalarType::Float) return true;
@@ -142,7 +105,7 @@ bool admits_torch(const Tensor& grad, AccuracyClass accuracy) {
 using Gradients = std::array<std::optional<Tensor>, 3>;
 using Wanted = std::array<bool, 3>;
 
-// What is wanted and has no value is Python's to compute: PyTorch's in another class than its switch says, a stride.
+// What is wanted and has no value is Python's to compute: PyTorch's in another class than its switch says.
 // All tensors are taken in the layout of the call's output.
 Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& weight, const ConvProblem& settings,
                          const std::string& algorithm, AccuracyClass accuracy, const Wanted& wanted) {
@@ -163,8 +126,14 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
     if (!by_torch[1]) result[1] = run_weight_gradient(input, grad, *choice, *problem);
   }
   if (wanted[0]) {
-    result[0] = input_gradient(grad, weight, *problem, algorithm, by_torch[0]);
-    if (by_torch[0] && admitted) admitted = admits_torch(grad, accuracy);
+    const auto plan = choose_cached<choose_input_gradient>(algorithm, *problem, device_of(grad));
+    by_torch[0] = plan->method == InputGradientMethod::torch;
+    if (by_torch[0]) {
+      admitted = admitted && admits_torch(grad, accuracy);
+    } else {
+      // Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
+      result[0] = input_gradient_by_convolutions(plan->method, "auto", *problem, grad, weight, std::nullopt);
+    }
   }
   if ((by_torch[0] || by_torch[1]) && admitted) {
     const std::array<Tensor, 3> found = torch_gradients(grad, input, weight, settings, by_torch);

@@ -1,5 +1,6 @@
 // The operators: schemas, argument checks, memory, dispatch to an algorithm. With the rest of csrc/ops the only code
 // that knows torch, and it knows it through the stable ABI alone.
+#include <array>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -117,6 +118,12 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   kernels.run(args, runtime);
   workspace.check("workspace", choice.algorithm->name);
   return output.finish(choice.algorithm->name);
+}
+
+std::int64_t integer_of_python(const char* name) {
+  std::array<StableIValue, 1> stack{};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<std::int64_t>(stack[0]);
 }
 
 Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,

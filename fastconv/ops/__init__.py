@@ -172,6 +172,19 @@ def weight_gradient_reason(
     )
 
 
+def input_gradient_by_convolutions(
+    grad: Tensor, weight: Tensor, bias: Tensor | None, input_size: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], groups: int, together: bool, algorithm: str, precision: str,
+    *limits: Any,
+) -> Tensor:  # fmt: skip
+    """The input gradient [N, C, H, W], plus `bias` [C], by forward convolutions of `algorithm`: one for each phase of the
+    stride, or one for all `together`, as the planner says."""
+    return call(
+        torch.ops.fastconv.input_gradient.default, grad, weight, bias, input_size, stride, padding, dilation, groups,
+        together, algorithm, precision, *limits,
+    )  # fmt: skip
+
+
 def instrumented_megakernel(
     input: Tensor, packed: Tensor, weight_shape: Sequence[int], padding: Sequence[int], channels_last: bool,
     precision: str, d_ig: int, d_go: int, m: int, blocks: int, delay: int, series: bool, output: Tensor,
