@@ -177,8 +177,8 @@ def input_gradient_by_convolutions(
     padding: Sequence[int], dilation: Sequence[int], groups: int, together: bool, algorithm: str, precision: str,
     *limits: Any,
 ) -> Tensor:  # fmt: skip
-    """The input gradient [N, C, H, W], plus `bias` [C], by forward convolutions of `algorithm`: one for each phase of the
-    stride, or one for all `together`, as the planner says."""
+    """The input gradient [N, C, H, W], plus `bias` [C], by forward convolutions of `algorithm`: one for each phase of
+    the stride, or one for all `together`, as the planner says."""
     return call(
         torch.ops.fastconv.input_gradient.default, grad, weight, bias, input_size, stride, padding, dilation, groups,
         together, algorithm, precision, *limits,
