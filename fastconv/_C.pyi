@@ -50,6 +50,7 @@ class ConvProblem:
         activation: str = "none",
         max_error: float | None = None,
         max_workspace: int | None = None,
+        residual_after: bool = False,
     ) -> None: ...
     @property
     def n(self) -> int: ...

@@ -26,7 +26,8 @@ from fastconv.tensors import is_plain
 # Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
 _held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[LayerState]] = weakref.WeakKeyDictionary()
 
-Settings = tuple[Any, ...]  # algorithm, stride, padding, dilation, groups, activation, negative_slope, limits
+# algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after
+Settings = tuple[Any, ...]
 
 
 def _geometry(key: Settings) -> tuple[int, ...]:
@@ -70,10 +71,10 @@ class LayerState:
             ops.layer_free(layer)
 
     def new_layer(self, key: Settings) -> int:
-        algorithm, *_, activation, slope, limits = key
+        algorithm, *_, activation, slope, limits, after = key
         with self.lock:
             if key not in self.layers:
-                self.layers[key] = ops.layer_new(algorithm, _geometry(key), activation, slope, *limits)
+                self.layers[key] = ops.layer_new(algorithm, _geometry(key), activation, slope, limits, after)
             return self.layers[key]
 
     def new_call(self, layer: int, key: Settings, mode: int) -> tuple[Any, ...]:
@@ -152,7 +153,8 @@ def is_eager(*tensors: Tensor | None) -> bool:
     )
 
 
-def _needs_gradient(*tensors: Tensor | None) -> bool:
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd will record what is computed of these tensors."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
@@ -175,12 +177,14 @@ def _run_torch(
     if status not in (ops.STATUS_TORCH, ops.STATUS_TORCH_CHANNELS_LAST):
         return None
     memory_format = torch.contiguous_format if status == ops.STATUS_TORCH else torch.channels_last
-    _, stride, padding, dilation, groups, activation, slope, _ = key
+    _, stride, padding, dilation, groups, activation, slope, _, after = key
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=memory_format)
     # In place: nobody else has y, and there is no gradient to record.
-    if residual is not None:
+    if residual is not None and not after:
         y.add_(residual)
-    return y if activation == "none" else plain.activate(y, activation, slope, inplace=True)
+    if activation != "none":
+        y = plain.activate(y, activation, slope, inplace=True)
+    return y.add_(residual) if residual is not None and after else y
 
 
 def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precision: str) -> bool:
@@ -199,8 +203,8 @@ def convolve(
     state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings,
     precision: str,
 ) -> Tensor | None:  # fmt: skip
-    """activation(conv(input) + bias + residual) of eager tensors (`is_eager`), batched or not; None if the general
-    operator has to do it."""
+    """activation(conv(input) + bias + residual), or the residual behind the activation, of eager tensors (`is_eager`),
+    batched or not; None if the general operator has to do it."""
     layer = state.layers.get(key) or state.new_layer(key)
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -215,7 +219,7 @@ def convolve(
     if plain.is_of_class(x, precision):
         mode |= ops.ADMITS_TORCH
     y: Tensor | None
-    if not _needs_gradient(x, weight, bias, residual):
+    if not needs_gradient(x, weight, bias, residual):
         y = ops.layer_forward(x, weight, bias, residual, layer, mode)
         while y is None and _prepared(state, layer, weight, key[4], precision):
             y = ops.layer_forward(x, weight, bias, residual, layer, mode)

@@ -29,17 +29,19 @@ def explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) -> 
 def conv2d_with_epilogue(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int,
     residual: Any, activation: str, slope: float, in_place: bool, algorithm: str, precision: str | None,
-    max_error: float | None = None, max_workspace: int | None = None,
+    max_error: float | None = None, max_workspace: int | None = None, residual_after: bool = False,
 ) -> Tensor:  # fmt: skip
     """conv2d with an epilogue. What the operator does not take as a residual is added by PyTorch."""
     x, padding = explicit_padding(x, weight, padding, dilation)
     asked: dict[str, Any] = {"algorithm": algorithm, "precision": precision, "max_error": max_error}
     asked["max_workspace"] = max_workspace
     if residual is not None and not is_output_like(residual, x, weight, stride, padding, dilation):
-        y = conv2d(x, weight, bias, stride, padding, dilation, groups, **asked)
+        inside = None if activation == "none" or not residual_after else activation
+        y = conv2d(x, weight, bias, stride, padding, dilation, groups, activation=inside, negative_slope=slope, **asked)
         y = y.add_(residual) if in_place else y + residual
-        return y if activation == "none" else activate(y, activation, slope)
+        return y if activation == "none" or residual_after else activate(y, activation, slope)
     asked |= {"residual": residual, "activation": None if activation == "none" else activation}
+    asked["residual_after"] = residual_after
     return conv2d(x, weight, bias, stride, padding, dilation, groups, negative_slope=slope, **asked)
 
 

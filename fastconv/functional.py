@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastconv import _C, ops, settings
-from fastconv.eager import convolve, is_eager, state_of
+from fastconv.eager import convolve, is_eager, needs_gradient, state_of
 from fastconv.ops import autograd, plain
 from fastconv.ops.geometry import Geometry
 from fastconv.tensors import is_foreign
@@ -35,6 +35,7 @@ def conv2d(
     residual: Tensor | None = None,
     activation: str | None = None,
     negative_slope: float = 0.01,
+    residual_after: bool = False,
 ) -> Tensor:
     """``activation(conv2d(input, weight, bias) + residual)``; all but the keywords as `torch.nn.functional.conv2d`.
 
@@ -54,8 +55,10 @@ def conv2d(
             too. `fastconv.explain` tells every algorithm's, docs/concepts/numerics.md derives them.
         max_workspace: bytes of memory that an algorithm may take beside its tensors and the packed weight, a copy of
             the input in another layout included; None: any. PyTorch's own is not asked. Counts for the gradients, too.
-        residual: the output's shape, the input's dtype; added before the activation.
+        residual: the output's shape, the input's dtype; added before the activation, or behind it.
         activation: None, ``"relu"``, ``"relu6"``, ``"silu"`` or ``"leaky_relu"`` (with `negative_slope`).
+        residual_after: ``activation(conv2d(input, weight, bias)) + residual`` instead. Where the convolution's own
+            gradient will be asked for, PyTorch adds the residual: that gradient needs the activation's value.
 
     Returns:
         ``[N, K, P, Q]`` (``[K, P, Q]`` for an unbatched input), P = (H + 2 padding - dilation (R-1) - 1) // stride + 1
@@ -83,6 +86,9 @@ def conv2d(
     limits = settings.resolve_limits(max_error, max_workspace, algorithm)
     precision = settings.resolve_precision(precision, input.is_cuda)
     activation = settings.resolve_activation(activation)
+    if not isinstance(residual_after, bool):
+        raise TypeError(f"residual_after is {residual_after!r}; expected a bool")
+    residual_after = residual_after and residual is not None and activation != "none"
     if not (isinstance(negative_slope, (float, torch.SymFloat)) or hasattr(negative_slope, "__float__")):
         raise TypeError(f"negative_slope is {negative_slope!r}; expected a number")
     batched = _batched_input(input, weight, residual)
@@ -101,24 +107,28 @@ def conv2d(
     if refused is not None:
         if algorithm not in ("auto", "torch"):
             raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
-        y = _through_torch(x, weight, bias, residual, geometry, activation, negative_slope)
+        y = _through_torch(x, weight, bias, residual, geometry, activation, negative_slope, residual_after)
     else:
         _require_operators()
         if settings.log_calls and not torch.compiler.is_compiling():
             _log(x, weight, geometry, algorithm, precision, activation)
+        apart = residual_after and needs_gradient(x, weight, bias)
+        inside, after = (None, False) if apart else (residual, residual_after)
         kept = _by_layer(
-            x, weight, bias, residual, geometry, algorithm, precision, activation, float(negative_slope), limits
+            x, weight, bias, inside, geometry, algorithm, precision, activation, float(negative_slope), limits, after
         )
         y = kept if kept is not None else autograd.conv2d(
-            x, weight, bias, residual, *geometry, algorithm, precision, activation, float(negative_slope),
-            settings.switches.backend_flags, *limits,
+            x, weight, bias, inside, *geometry, algorithm, precision, activation, float(negative_slope),
+            settings.switches.backend_flags, *limits, after,
         )  # fmt: skip
+        if apart:
+            y = _added(y, residual)
     return y.squeeze(0) if input.dim() == 3 else y
 
 
 def _by_layer(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, algorithm: str,
-    precision: str, activation: str, negative_slope: float, limits: settings.Limits,
+    precision: str, activation: str, negative_slope: float, limits: settings.Limits, residual_after: bool,
 ) -> Tensor | None:  # fmt: skip
     """The call by what is kept for its weight; None if the weight is new, or the general operator has to do it."""
     if not is_eager(x, weight, bias, residual):
@@ -128,7 +138,9 @@ def _by_layer(
         return None
     stride, padding, dilation, groups = geometry
     slope = negative_slope if activation == "leaky_relu" else 0.0
-    key = (algorithm, tuple(stride), tuple(padding), tuple(dilation), groups, activation, slope, limits)
+    key = (
+        algorithm, tuple(stride), tuple(padding), tuple(dilation), groups, activation, slope, limits, residual_after
+    )  # fmt: skip
     return convolve(state, x, weight, bias, residual, key, precision)
 
 
@@ -236,14 +248,27 @@ def _named_padding_sizes(
 
 def _through_torch(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, activation: str,
-    negative_slope: float,
+    negative_slope: float, residual_after: bool,
 ) -> Tensor:  # fmt: skip
     y = F.conv2d(input, weight, bias, *geometry)
-    if residual is not None and (residual.shape != y.shape or residual.dtype != y.dtype):
+    if residual is not None:
+        _require_alike(residual, y)
+    return plain.epilogue(y, residual, activation, negative_slope, residual_after)
+
+
+def _added(y: Tensor, residual: Any) -> Tensor:
+    """y + residual, with what the operator would make of the residual's dtype, and refuse."""
+    if torch.is_autocast_enabled(y.device.type) and residual.dtype != torch.float64:
+        residual = residual.to(y.dtype)
+    _require_alike(residual, y)
+    return y + residual
+
+
+def _require_alike(residual: Tensor, y: Tensor) -> None:
+    if residual.shape != y.shape or residual.dtype != y.dtype:
         raise RuntimeError(
             f"residual is {residual.dtype} of shape {list(residual.shape)}; expected {y.dtype} of shape {list(y.shape)}"
         )
-    return plain.epilogue(y, residual, activation, negative_slope)
 
 
 def _log(input: Tensor, weight: Tensor, geometry: Geometry, algorithm: str, precision: str, activation: str) -> None:

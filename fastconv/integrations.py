@@ -141,18 +141,21 @@ def _register_onnx_translation() -> None:
         algorithm: str, precision: str, activation: str, negative_slope: float, backend_flags: int,
         max_error: float | None = None,
         max_workspace: int | None = None,
+        residual_after: bool = False,
     ) -> Any:  # fmt: skip
         tensors = [input, weight] if bias is None else [input, weight, bias]
         y = op.Conv(*tensors, strides=stride, pads=[*padding, *padding], dilations=dilation, group=groups)
-        if residual is not None:
+        if residual is not None and not residual_after:
             y = op.Add(y, residual)
         if activation == "relu":
-            return op.Relu(y)
+            y = op.Relu(y)
         if activation == "relu6":
-            return op.Clip(y, number(0, y), number(6, y))
+            y = op.Clip(y, number(0, y), number(6, y))
         if activation == "silu":
-            return op.Mul(y, op.Sigmoid(y))
-        return op.LeakyRelu(y, alpha=negative_slope) if activation == "leaky_relu" else y
+            y = op.Mul(y, op.Sigmoid(y))
+        if activation == "leaky_relu":
+            y = op.LeakyRelu(y, alpha=negative_slope)
+        return op.Add(y, residual) if residual is not None and residual_after else y
 
     @onnx_impl(ops.conv_transpose2d_op, no_compile=True)
     def _(

@@ -78,9 +78,10 @@ class Conv2d(Layer, nn.Conv2d):
         return self._convolve(input)
 
     def _convolve(
-        self, input: Tensor, residual: Tensor | None = None, activation: str = "none", slope: float = 0.0
-    ) -> Tensor:
-        """activation(conv(input) + bias + residual)"""
+        self, input: Tensor, residual: Tensor | None = None, activation: str = "none", slope: float = 0.0,
+        residual_after: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """activation(conv(input) + bias + residual), or the residual behind the activation"""
         state, parameters = self._fastconv, self._parameters
         # nn.Module's __getattr__ takes longer than all else here; a parametrized weight is no parameter of the layer.
         weight: Any = parameters.get("weight")
@@ -94,20 +95,20 @@ class Conv2d(Layer, nn.Conv2d):
             x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0, 0)
         # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
         if not is_eager(x, weight, bias, residual) or "_is_replica" in self.__dict__:
-            return self._plain(x, weight, bias, padding, residual, activation, slope)
+            return self._plain(x, weight, bias, padding, residual, activation, slope, residual_after)
         if type(padding) is not tuple:
             x, padding = explicit_padding(x, weight, padding, self.dilation)
         algorithm = state.algorithm
         if algorithm == "auto" or settings.disabled:
             algorithm = settings.auto_algorithm
         limits = settings.resolve_limits(state.max_error, state.max_workspace, algorithm)
-        key = (algorithm, self.stride, padding, self.dilation, self.groups, activation, slope, limits)
+        key = (algorithm, self.stride, padding, self.dilation, self.groups, activation, slope, limits, residual_after)
         precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
         if settings.log_calls:
             self._log(x, padding, algorithm, precision, activation)
         y = convolve(state, x, weight, bias, residual, key, precision)
         if y is None:
-            y = self._plain(input, weight, bias, self.padding, residual, activation, slope)
+            y = self._plain(input, weight, bias, self.padding, residual, activation, slope, residual_after)
             last = ops.last_call()
             state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
         return y
@@ -118,7 +119,7 @@ class Conv2d(Layer, nn.Conv2d):
 
     def _plain(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, residual: Tensor | None, activation: str,
-        slope: float,
+        slope: float, residual_after: bool,
     ) -> Tensor:  # fmt: skip
         state = self._fastconv
         arguments = (x, weight, bias, self.stride, padding, self.dilation, self.groups)
@@ -129,7 +130,7 @@ class Conv2d(Layer, nn.Conv2d):
             )  # fmt: skip
         return conv2d_with_epilogue(
             *arguments, residual, activation, slope, self._sums_in_place, state.algorithm, state.precision,
-            state.max_error, state.max_workspace,
+            state.max_error, state.max_workspace, residual_after,
         )  # fmt: skip
 
 
@@ -152,6 +153,7 @@ class FusedConv2d(Conv2d):
 
     Args:
         activation: None, "relu", "relu6", "silu" or "leaky_relu" (with `negative_slope`).
+        residual_after: ``activation(conv(input) + bias) + residual`` instead.
         others: as for fastconv.Conv2d.
 
     Raises:
@@ -160,16 +162,23 @@ class FusedConv2d(Conv2d):
     `fastconv.fuse` makes them out of a convolution and what follows it.
     """
 
-    def __init__(self, *args: Any, activation: str | None = None, negative_slope: float = 0.01, **kwargs: Any) -> None:
+    residual_after = False  # of layers that were pickled before there was a choice
+
+    def __init__(
+        self, *args: Any, activation: str | None = None, negative_slope: float = 0.01, residual_after: bool = False,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(*args, **kwargs)
         settings.resolve_activation(activation)
         self.activation = activation
         self.negative_slope = float(negative_slope)
+        self.residual_after = bool(residual_after)
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """`residual` is what `+` takes: of the output's shape and dtype it is added inside the convolution; of another
         that `+` admits (broadcast or promoted) by PyTorch."""
-        return self._convolve(input, residual, self.activation or "none", self.negative_slope)
+        after = self.residual_after and residual is not None
+        return self._convolve(input, residual, self.activation or "none", self.negative_slope, after)
 
     def extra_repr(self) -> str:
         text = super().extra_repr()
@@ -177,6 +186,8 @@ class FusedConv2d(Conv2d):
             text += f", activation={self.activation}"
         if self.activation == "leaky_relu":
             text += f", negative_slope={self.negative_slope}"
+        if self.residual_after:
+            text += ", residual_after=True"
         return text
 
 

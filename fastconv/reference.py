@@ -23,13 +23,15 @@ def conv2d(
     residual: Tensor | None = None,
     activation: str | None = None,
     negative_slope: float = 0.01,
+    residual_after: bool = False,
 ) -> Tensor:
     """`fastconv.conv2d` in float64 by PyTorch, on the input's device. Differentiable."""
     arguments: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     y = F.conv2d(input.double(), weight.double(), None if bias is None else bias.double(), **arguments)
-    if residual is not None:
+    if residual is not None and not residual_after:
         y = y + residual.double()
-    return activate(y, activation, negative_slope)
+    y = activate(y, activation, negative_slope)
+    return y + residual.double() if residual is not None and residual_after else y
 
 
 def activate(y: Tensor, activation: str | None, negative_slope: float = 0.01) -> Tensor:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy
 import torch
@@ -115,6 +115,24 @@ class L2Flush:
         torch.amax(self._read, dim=0, out=self._sink)
 
 
+def capture(call: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of one call on the current stream, which is not the default one, and the output that it writes.
+
+    PyTorch keeps a cuBLAS workspace for each stream and gives it to whatever is captured there; a compiled model in
+    mode "reduce-overhead" frees them all, and a graph would write into memory that is somebody else's by then. So the
+    graph gets a workspace of its own, in its pool.
+    """
+    graph = torch.cuda.CUDAGraph()
+    torch._C._cuda_clearCublasWorkspaces()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        output = call()
+    finally:
+        graph.capture_end()
+        torch._C._cuda_clearCublasWorkspaces()
+    return graph, output
+
+
 class _CudaClock:
     def __init__(self, device: torch.device, flush: bool, graph: bool) -> None:
         self._flush = L2Flush(device) if flush else None
@@ -137,14 +155,9 @@ class _CudaClock:
             return call
 
     def _capture(self, call: Contender) -> Contender:
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            call()
-        finally:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # the timer's is
-                graph.capture_end()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # the timer's is
+            graph, _ = capture(call, self._pool)
         graph.replay()
         torch.cuda.synchronize()
         return graph.replay

@@ -47,6 +47,7 @@ class Convolution:
     negative_slope: float = 0.01
     max_error: float | None = None
     max_workspace: int | None = None
+    residual_after: bool = False
     backend_flags: int = field(default_factory=lambda: settings.switches.backend_flags)
 
     def problem(self) -> _C.ConvProblem:
@@ -56,7 +57,7 @@ class Convolution:
         return _C.ConvProblem(
             n, c, h, w, k, r, s, self.stride, self.padding, self.dilation, self.groups, ops.dtype_name(self.dtype),
             self.precision, "nhwc" if channels_last else "nchw", self.bias, self.residual, self.activation,
-            self.max_error, self.max_workspace,
+            self.max_error, self.max_workspace, self.residual_after,
         )  # fmt: skip
 
     def contenders(self, algorithms: Iterable[str], failures: dict[str, str]) -> dict[str, Callable[[], Tensor]]:
@@ -75,8 +76,8 @@ class Convolution:
             rest = (*geometry, self.groups)
             tail = (name, self.precision, self.activation, self.negative_slope)
             if name == "torch":
-                arguments = (x, weight, bias, residual, *rest, *tail, self.backend_flags)
-                calls[name] = functools.partial(autograd.conv2d, *arguments)
+                arguments = (x, weight, bias, residual, *rest, *tail, self.backend_flags, *settings.Limits())
+                calls[name] = functools.partial(autograd.conv2d, *arguments, self.residual_after)
                 continue
             try:
                 packed = ops.pack_weight(weight, self.groups, name, self.precision)
@@ -86,8 +87,9 @@ class Convolution:
                 continue
             channels_last = self.weight_format == torch.channels_last
             calls[name] = functools.partial(
-                autograd.conv2d_packed, x, packed, self.weight_shape, bias, residual, *rest, channels_last, *tail
-            )
+                autograd.conv2d_packed, x, packed, self.weight_shape, bias, residual, *rest, channels_last, *tail,
+                self.residual_after,
+            )  # fmt: skip
         return calls
 
     def _random(self, shape: Sequence[int], format: torch.memory_format = torch.contiguous_format) -> Tensor:
@@ -104,13 +106,14 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ops.conv2d_op and args[8] == "auto":
             x, weight, bias, residual, stride, padding, dilation, groups, _, *rest = args
-            precision, activation, slope, flags, *limits = rest  # without those that are the default, None
+            precision, activation, slope, flags, *options = rest  # without those that are the default
+            limits, after = ops.options(*options)
             if ops.dtype_name(x.dtype) != "other" and 0 not in (*x.shape, *weight.shape):
                 self.found[
                     Convolution(
                         x.device, x.dtype, tuple(x.shape), tuple(weight.shape), tuple(stride), tuple(padding),
                         tuple(dilation), groups, precision, ops.format_of(x), ops.format_of(weight), bias is not None,
-                        residual is not None, activation, slope, *settings.Limits(*limits), flags,
+                        residual is not None, activation, slope, *limits, after, flags,
                     )
                 ] += 1  # fmt: skip
         return func(*args, **(kwargs or {}))

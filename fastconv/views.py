@@ -143,6 +143,8 @@ def conv_transpose2d(
         if algorithm not in ("auto", "torch"):
             raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
         y = F.conv_transpose2d(input, weight, bias, strides, paddings, extras, groups, dilations)
+        if y.dim() == 4:  # not every kernel of PyTorch's keeps channels_last
+            y = y.contiguous(memory_format=ops.format_of(input, weight))
         if not torch.compiler.is_compiling():
             ops.record_torch(input.dtype, precision)
         return y

@@ -32,12 +32,13 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What follows the sum: y = activation(sum + bias + residual)."""
+    """What follows the sum: y = activation(sum + bias + residual), or activation(sum + bias) + residual."""
 
     bias: bool = False
     residual: bool = False
     activation: str = "none"
     negative_slope: float = 0.01
+    residual_after: bool = False
 
 
 NO_EPILOGUE = Epilogue()
@@ -116,6 +117,7 @@ def conv2d(case: Case, algorithm: str, cls: str) -> torch.Tensor:
     return autograd.conv2d(
         case.input, case.weight, case.bias, case.residual, list(shape.stride), list(shape.padding),
         list(shape.dilation), shape.groups, algorithm, CLASSES[cls][1], epilogue.activation, epilogue.negative_slope, 4,
+        None, None, epilogue.residual_after,
     )  # fmt: skip
 
 
@@ -134,7 +136,7 @@ def conv2d_packed(case: Case, packed: torch.Tensor, algorithm: str, cls: str, la
     return autograd.conv2d_packed(
         case.input, packed, list(case.weight.shape), case.bias, case.residual, list(shape.stride), list(shape.padding),
         list(shape.dilation), shape.groups, layout == "nhwc", algorithm, CLASSES[cls][1], epilogue.activation,
-        epilogue.negative_slope,
+        epilogue.negative_slope, epilogue.residual_after,
     )  # fmt: skip
 
 
@@ -152,6 +154,7 @@ def problem(shape: Shape, cls: str, layout: str = "nchw", epilogue: Epilogue = N
         shape.n, shape.c, shape.h, shape.w, shape.k, shape.r, shape.s, shape.stride, shape.padding, shape.dilation,
         shape.groups, ops.dtype_name(CLASSES[cls][0]),
         CLASSES[cls][1], layout, epilogue.bias, epilogue.residual, epilogue.activation,
+        residual_after=epilogue.residual_after,
     )  # fmt: skip
 
 
@@ -181,21 +184,21 @@ def supported(
 def finish(
     total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, epilogue: Epilogue
 ) -> torch.Tensor:
-    """activation(total + bias + residual) in the dtype of `total`, by PyTorch's own functions."""
+    """What the epilogue makes of `total`, in its dtype, by PyTorch's own functions."""
     if bias is not None:
         total = total + bias.to(total.dtype)[:, None, None]
-    if residual is not None:
+    if residual is not None and not epilogue.residual_after:
         total = total + residual.to(total.dtype)
     match epilogue.activation:
         case "relu":
-            return F.relu(total)
+            total = F.relu(total)
         case "relu6":
-            return F.relu6(total)
+            total = F.relu6(total)
         case "silu":
-            return F.silu(total)
+            total = F.silu(total)
         case "leaky_relu":
-            return F.leaky_relu(total, epilogue.negative_slope)
-    return total
+            total = F.leaky_relu(total, epilogue.negative_slope)
+    return total + residual.to(total.dtype) if residual is not None and epilogue.residual_after else total
 
 
 def error_multiple(algorithm: str, cls: str, shape: Shape, device: str) -> float:

@@ -42,6 +42,8 @@ EPILOGUES = [
     Epilogue(bias=True, activation="relu6"),
     Epilogue(bias=True, residual=True, activation="silu"),
     Epilogue(residual=True, activation="leaky_relu", negative_slope=0.2),
+    Epilogue(bias=True, residual=True, activation="leaky_relu", negative_slope=0.1, residual_after=True),
+    Epilogue(residual=True, activation="silu", residual_after=True),
 ]
 # What each algorithm must be exercised by, so that a supports() that says no too often cannot pass by skipping.
 LEAST_SHAPES = {"null": 4}

@@ -129,14 +129,22 @@ def _input(channels: int, size: int, **options: object) -> Tensor:
     return torch.randn(1, channels, size, size, device="cuda", **options)
 
 
+def _known(x: Tensor, w: Tensor, algorithm: str) -> Callable[[], object]:
+    """A call whose weight is packed already: that stays."""
+
+    def call(x: Tensor = x) -> object:
+        return fastconv.conv2d(x, w, padding=1, algorithm=algorithm, precision="fp32")
+
+    call(x[:, :, :9, :9])
+    return call
+
+
 def _output() -> tuple[Callable[[], object], int]:
-    x, w = _input(8, 512), torch.randn(256, 8, 3, 3, device="cuda")
-    return lambda: fastconv.conv2d(x, w, padding=1, algorithm="implicit_gemm", precision="fp32"), 32 * MIB
+    return _known(_input(8, 512), torch.randn(256, 8, 3, 3, device="cuda"), "implicit_gemm"), 32 * MIB
 
 
 def _workspace() -> tuple[Callable[[], object], int]:
-    x, w = _input(64, 512), torch.randn(64, 64, 3, 3, device="cuda")
-    return lambda: fastconv.conv2d(x, w, padding=1, algorithm="winograd_f4", precision="fp32"), 72 * MIB
+    return _known(_input(64, 512), torch.randn(64, 64, 3, 3, device="cuda"), "winograd_f4"), 72 * MIB
 
 
 def _packing() -> tuple[Callable[[], object], int]:

@@ -283,7 +283,7 @@ def test_cuda_graph() -> None:
         ("vgg16", 32, {"conv+relu": 13}),
         ("resnet50", 32, {"conv+bn+relu": 33, "conv+bn+residual+relu": 16, "conv+bn": 4}),
         ("densenet161", 32, {"conv+bn+relu": 79, "conv": 81}),
-        ("yolov3", 32, {"conv+bn+leaky_relu": 72, "conv": 3}),
+        ("yolov3", 32, {"conv+bn+leaky_relu": 49, "conv+bn+leaky_relu+residual": 23, "conv": 3}),
     ],
 )
 def test_networks(name: str, image: int, expected: dict[str, int]) -> None:

@@ -43,6 +43,7 @@ def test_a_bias_does_not_count_and_everything_else_does():
         {"n": 3},
         {"residual": True},
         {"activation": "silu"},
+        {"residual": True, "activation": "silu", "residual_after": True},
         {"padding": (1, 1)},
         {"layout": "nhwc"},
         {"precision": "ieee"},

@@ -189,6 +189,8 @@ EPILOGUES = [
     {"activation": "leaky_relu", "negative_slope": 0.2},
     {"activation": "leaky_relu", "negative_slope": -0.3},
     {"activation": "leaky_relu", "negative_slope": 0.0},
+    {"activation": "leaky_relu", "negative_slope": 0.1, "residual_after": True},
+    {"activation": "silu", "residual_after": True},
 ]
 
 

@@ -109,7 +109,7 @@ def run_all(
     row: list[object], configs: dict[str, str], generator: torch.Generator
 ) -> tuple[list[tuple[str, str]], str]:
     """Runs the problem with each algorithm that has a plan, a marker before each; (name, configuration that ran), and
-    the layout: a tensor that is dense in both counts as NCHW."""
+    the layout, which for a tensor that is dense in both is that of its strides."""
     n, c, h, w, k, r, s, stride, padding, dilation, groups, cls, layout, epilogue = row
     dtype, precision = CLASSES[cls]
     p, q = golden_plans.problem_of(row).p, golden_plans.problem_of(row).q
@@ -130,7 +130,7 @@ def run_all(
         ran.append((name, fastconv.last_call()["config"]))
     torch.cuda._sleep(1)
     torch.cuda.synchronize()
-    return ran, "nchw" if x.is_contiguous() and weight.is_contiguous() else "nhwc"
+    return ran, "nhwc" if ops.format_of(x, weight) == torch.channels_last else "nchw"
 
 
 @needs_cuda

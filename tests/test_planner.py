@@ -47,6 +47,7 @@ def problems(draw):
         "layout": draw(st.sampled_from(["nchw", "nhwc"])),
         "bias": draw(st.booleans()),
         "residual": draw(st.booleans()),
+        "residual_after": draw(st.booleans()),
         "activation": draw(st.sampled_from(["none", "relu", "relu6", "silu", "leaky_relu"])),
         "max_error": draw(st.sampled_from([None, None, 1, 1.5, 4, 100, math.inf])),
     }
@@ -357,13 +358,13 @@ def test_what_follows_costs_pytorch_a_pass_and_ours_nothing(device):
     ],
 )
 def test_pytorch_converts_nchw_for_tensor_cores(change, converts):
-    arguments = {"n": 8, "c": 64, "h": 56, "w": 56, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float16"}
+    arguments = {"n": 64, "c": 64, "h": 56, "w": 56, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "dtype": "float16"}
 
     def cost(layout):
         problem = _C.ConvProblem(**arguments | change, layout=layout)
         return _C.choose("torch", problem, _C.h200_device())["cost_us"]
 
-    assert (cost("nchw") > cost("nhwc") + 7.0) == converts
+    assert (cost("nchw") > cost("nhwc")) == converts
 
 
 def test_winograd_f2_counts_on_an_early_output_transform_only_where_it_is_admitted():

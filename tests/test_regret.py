@@ -105,6 +105,32 @@ def test_resuming_measures_only_what_is_not_held(tmp_path, monkeypatch):
     assert document["missing"] == ["2 problems: the time was over"]
 
 
+def test_two_workers_measure_every_problem_once(tmp_path):
+    path, strided = tmp_path / "regret.json", problems.Problem(**{**vars(SMALL), "stride": (2, 1)})
+    others = [problems.Problem(**{**vars(SMALL), "direction": direction}) for direction in problems.PASSES[1:]]
+    quiet = {"rounds": 1, "out": path, "report": lambda text: None}
+    first = suite.run([SMALL, strided, *others], workers=2, **quiet)
+    assert results.read(path) == first
+    assert sorted(map(suite._key_of, first["rows"])) == sorted(
+        suite._key(problem, "fp32", layout) for problem in (SMALL, strided, *others) for layout in ("nchw", "nhwc")
+    )
+    assert all(row["us"] and row["torch_us"] for row in first["rows"])
+    # What the file has stays when it is resumed, whichever worker finds it there.
+    wider = problems.Problem(**{**vars(SMALL), "k": 24})
+    both = suite.run([SMALL, strided, wider], workers=2, resume=True, **quiet)
+    assert both["rows"][: len(first["rows"])] == first["rows"]
+    assert [row["k"] for row in both["rows"][len(first["rows"]) :]] == [24, 24]
+    assert [file.name for file in tmp_path.iterdir()] == ["regret.json"]
+
+
+def test_a_command_line_does_not_grow_with_the_problems(tmp_path):
+    lengths = []
+    for count in (1, 5000):
+        plan = suite._Plan([vars(SMALL)] * count, ["fp32"], ["nchw"], 1, None, "cuda", str(tmp_path / "regret.json"))
+        lengths.append(sum(map(len, suite._command(plan, 0, {}))))
+    assert lengths[0] == lengths[1]
+
+
 def test_the_summary_is_of_the_rows():
     rows = [
         {

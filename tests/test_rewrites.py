@@ -43,7 +43,7 @@ WITH_SIX = {
     "residual": (lambda: Function(lambda m, x: F.relu(m.norm(m.conv(x)) + x)), "conv+bn+residual+relu", ""),
     "residual first": (lambda: Function(lambda m, x: x + m.conv(x)), "conv+residual", ""),
     "residual in place": (lambda: Function(lambda m, x: F.silu(m.conv(x).add_(x))), "conv+residual+silu", ""),
-    "residual after the activation": (lambda: Function(lambda m, x: F.relu(m.conv(x)) + x), "conv+relu", ""),
+    "residual after the activation": (lambda: Function(lambda m, x: F.relu(m.conv(x)) + x), "conv+relu+residual", ""),
     "norm after the residual": (lambda: Function(lambda m, x: m.norm(m.conv(x) + x)), "conv+residual", ""),
     "two residuals": (lambda: Function(lambda m, x: m.conv(x) + x + x.sin()), "conv+residual", ""),
     "scaled residual": (lambda: Function(lambda m, x: torch.add(m.conv(x), x, alpha=2)), "conv", ""),

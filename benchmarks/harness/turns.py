@@ -50,6 +50,11 @@ class _Turn:
 _held: list[_Turn] = []  # of this process
 
 
+def are_shared() -> bool:
+    """Whether this process takes turns with others."""
+    return VARIABLE in os.environ
+
+
 @contextlib.contextmanager
 def _turn(kind: int, beat: Callable[[], None]) -> Iterator[None]:
     path = os.environ.get(VARIABLE)

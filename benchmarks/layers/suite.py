@@ -9,7 +9,6 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import results, turns
+from benchmarks.harness import parts, results, turns
 from benchmarks.harness.supervise import Marker, supervise
 from benchmarks.layers import group as layer_group
 from benchmarks.layers.sets import PASSES, batches_of, suite_of
@@ -152,7 +151,10 @@ def run(
     console.print(f"{head['gpu']}, torch {head['torch']}, cuDNN {head['cudnn'] or '-'}, commit {head['commit'][:12]}")
     begin = time.perf_counter()
     if workers > 1:
-        document = _run_in_parts(plan, workers, head, console)
+        document = parts.run(
+            path, head, ROW_KEY, workers,
+            lambda part, out: _run_isolated(replace(plan, part=part, parts=workers, out=out), console),
+        )  # fmt: skip
     elif on_gpu if isolate is None else isolate:
         document = _run_isolated(plan, console)
     else:
@@ -181,36 +183,6 @@ def _run_isolated(plan: _Plan, console: Console) -> results.Document:
         document["banned"] = banned
         document["failed"] = document.get("failed", []) + failed
         results.write(path, document)
-    return document
-
-
-def _run_in_parts(plan: _Plan, workers: int, head: results.Document, console: Console) -> results.Document:
-    """The same by several workers: each writes a file of its part, beside the one that has all in the end."""
-    path = Path(plan.out)
-    document = results.merge(path, head, ROW_KEY)
-    parts = [
-        replace(plan, part=part, parts=workers, out=str(path.with_suffix(f".{part}.json"))) for part in range(workers)
-    ]
-    for part in parts:
-        results.write(part.out, document)
-    with turns.sharing(), ThreadPoolExecutor(workers) as pool:
-        done = list(pool.map(lambda part: _run_isolated(part, console), parts))
-    for part, found in zip(parts, done, strict=True):
-        mine = {
-            (layer.layer, n, name)
-            for index, (n, layer, group) in enumerate(plan.work())
-            for name in group[2]
-            if part.is_mine(index)
-        }
-        for row in found["rows"]:
-            if (row["layer"], row["n"], row["class"]) in mine:
-                results.put(document, row, ROW_KEY)
-        for state in ("failed", "missing"):
-            if state in found:
-                document[state] = document.get(state, []) + found[state]
-        document.setdefault("banned", {}).update(found.get("banned", {}))
-        Path(part.out).unlink()
-    results.write(path, document)
     return document
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import fastconv
 from benchmarks.harness.runs import LAYOUTS, time_limit
+from fastconv import timing
 from fastconv.models.compare import CLASS_DTYPE, precision_of, pytorch_class
 
 
@@ -172,13 +173,11 @@ class Case:
             raise RuntimeError("CUDA graphs need a CUDA device")
         stream = torch.cuda.Stream(x.device)
         stream.wait_stream(torch.cuda.current_stream(x.device))
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         with torch.cuda.stream(stream):
             model(x)  # lazy loading and cuDNN's search, which a capture does not allow
-        torch.cuda.synchronize(x.device)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, pool=self._pool):
-            output = model(x)
+            torch.cuda.synchronize(x.device)
+            graph, output = timing.capture(lambda: model(x), self._pool)
 
         def replay() -> Any:
             graph.replay()

@@ -34,6 +34,9 @@ def regret(
     image: ImageOption = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Times each contender runs.")] = None,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no problem after.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that take turns on the GPU, and load their kernels together.")
+    ] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the file has of this commit.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
@@ -61,6 +64,7 @@ def regret(
         rounds=rounds,
         budget_s=budget,
         resume=resume,
+        workers=workers,
         device=where,
         out=json_path,
         report=say,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from benchmarks import peers
-from benchmarks.harness import ours, results
+from benchmarks.harness import ours, results, turns
 from benchmarks.layers.sets import floor_us
 from benchmarks.regret.problems import Problem
 from fastconv import _C, ops, timing
@@ -30,35 +31,70 @@ def measure(
     seed: int = 0,
     announce: Callable[[str], None] = lambda name: None,
     banned: Sequence[str] = (),
+    beat: Callable[[], None] = lambda: None,
 ) -> list[results.Row]:
     """A row per layout. Weights are packed before in the forward pass, in gradients within what is timed.
 
-    banned: contenders ("nhwc/winograd_f4") that are not run. Raises timing.DeviceLost if the GPU fails.
+    banned: contenders ("nhwc/winograd_f4") that are not run. beat: called while others have the GPU (harness/turns.py).
+    Raises timing.DeviceLost if the GPU fails.
     """
     info, precision = ops.device_info(device), ours.precision_of(accuracy)
-    calls: dict[str, Call] = {}
-    slow: list[str] = []
-    choices: dict[str, str] = {}
     failures: dict[str, str] = dict.fromkeys(banned, "ended an earlier process")
-    for layout in layouts:
-        planned = problem.planned(ours.dtype_of(accuracy), precision, layout)
-        choices[layout], costs = _candidates(problem, planned, info)
-        convolution = _convolution(problem, accuracy, layout, device)
-        names = [name for name in costs if f"{layout}/{name}" not in banned]
-        its: dict[str, Call] = _contenders(problem, convolution, names, accuracy, failures)
-        rows = [{"algorithm": _PEER, "cost_us": 0.0}]
-        rows += [{"algorithm": name, "cost_us": costs[name]} for name in sorted(costs, key=lambda name: costs[name])]
-        its = {row["algorithm"]: its[row["algorithm"]] for row in rows if row["algorithm"] in its}
-        refused: dict[str, str] = {}
-        kept = {choices[layout], _PEER}
-        few = drop_hopeless(rows, its, device, refused, kept, functools.partial(_announce, announce, layout))
-        slow += [f"{layout}/{name}" for name in few if name not in kept]
-        failures |= {f"{layout}/{name}": why for name, why in refused.items()}
-        calls |= {f"{layout}/{name}": call for name, call in its.items()}
-    announce("")
-    found = timing.measure(calls, device=device, rounds=rounds, few_rounds=slow, seed=seed)
+    choices: dict[str, str] = {}
+    expected: dict[str, dict[str, float]] = {}  # layout -> contender -> us, as the cost models have it
+    calls: dict[str, dict[str, Call]] = {}
+    with turns.preparing(beat):
+        for layout in layouts:
+            planned = problem.planned(ours.dtype_of(accuracy), precision, layout)
+            choices[layout], costs = _candidates(problem, planned, info)
+            convolution = _convolution(problem, accuracy, layout, device)
+            names = [name for name in costs if f"{layout}/{name}" not in banned]
+            calls[layout] = _contenders(problem, convolution, names, accuracy, failures)
+            expected[layout] = {_PEER: 0.0} | {
+                name: costs[name] for name in sorted(costs, key=lambda name: costs[name])
+            }
+            if turns.are_shared():
+                _rehearse(calls[layout], expected[layout], functools.partial(_announce, announce, layout))
+    with turns.timing(beat):
+        slow: list[str] = []
+        for layout in layouts:
+            rows = [{"algorithm": name, "cost_us": us} for name, us in expected[layout].items()]
+            refused: dict[str, str] = {}
+            kept = {choices[layout], _PEER}
+            say = functools.partial(_announce, announce, layout)
+            few = drop_hopeless(rows, calls[layout], device, refused, kept, say)
+            slow += [f"{layout}/{name}" for name in few if name not in kept]
+            failures |= {f"{layout}/{name}": why for name, why in refused.items()}
+        announce("")
+        all_calls = {f"{layout}/{name}": call for layout, its in calls.items() for name, call in its.items()}
+        found = timing.measure(all_calls, device=device, rounds=rounds, few_rounds=slow, seed=seed)
     failures |= found.failures
     return [_row(problem, accuracy, layout, choices[layout], found.timings, failures, device) for layout in layouts]
+
+
+@functools.cache
+def _other_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="rehearsal")
+
+
+def _rehearse(calls: Mapping[str, Call], expected: Mapping[str, float], announce: Callable[[str], None]) -> None:
+    """Calls each contender once, so that its kernels are loaded and compiled before the GPU is this process's alone.
+
+    In a thread of its own: PyTorch keeps for each thread what its search has found, and this one's times are disturbed.
+    """
+
+    def run() -> None:
+        with torch.no_grad():
+            for name, call in calls.items():
+                if expected[name] > timing.SLOW_US:
+                    continue
+                announce(name)
+                try:
+                    call()
+                except Exception:  # its message comes when it runs in its turn
+                    timing.recover()
+
+    _other_thread().submit(run).result()
 
 
 def _announce(announce: Callable[[str], None], layout: str, name: str) -> None:

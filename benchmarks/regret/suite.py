@@ -7,13 +7,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import results
+from benchmarks.harness import parts, results
 from benchmarks.harness.supervise import Marker, supervise
 from benchmarks.regret import contest
 from benchmarks.regret.problems import Problem
@@ -42,6 +42,8 @@ class _Plan:
     deadline: float | None  # time.time() after which nothing more is begun
     device: str
     out: str
+    part: int = 0  # of so many parts: every parts-th item of the work is this one's
+    parts: int = 1
 
     def work(self) -> list[tuple[Problem, str]]:
         found = []
@@ -61,6 +63,11 @@ class _Plan:
     def marker(self) -> Path:
         return Path(self.out).with_suffix(".running")
 
+    @property
+    def file(self) -> Path:
+        """Of the plan itself: thousands of problems are more than a command line holds."""
+        return Path(self.out).with_suffix(".plan")
+
 
 def run(
     problems: Sequence[Problem],
@@ -73,6 +80,7 @@ def run(
     device: torch.device | str = "cpu",
     out: Path | str | None = None,
     isolate: bool | None = None,
+    workers: int = 1,
     report: Callable[[str], None] = print,
 ) -> results.Document:
     """Times every problem in every class and layout; returns the result file's content.
@@ -80,7 +88,8 @@ def run(
     classes: default all, on the CPU fp32. rounds: default 20, on the CPU 7. budget_s: nothing is begun after so many
     seconds; `missing` in the file counts what is left. resume: what the file holds, of this machine, versions and
     commit, is not measured again. out: default `benchmarks/results/<gpu>/regret.json`. isolate: measure in a second
-    process, which is started again without the contender that made it crash or hang; default on CUDA.
+    process, which is started again without the contender that made it crash or hang; default on CUDA. workers: so many
+    processes measure, one at a time; the others load their kernels meanwhile, or once more when nobody measures.
     """
     device = torch.device(device)
     on_gpu = device.type == "cuda"
@@ -93,29 +102,43 @@ def run(
         device=str(device),
         out=str(out or results.default_path(environment.describe("regret", device))),
     )
-    document = results.merge(plan.out, environment.describe("regret", device), ROW_KEY)
+    head = environment.describe("regret", device)
+    document = results.merge(plan.out, head, ROW_KEY)
     wanted = {_key(problem, accuracy, layout) for problem, accuracy in plan.work() for layout in layouts}
     if not resume:
         document["rows"] = [row for row in document["rows"] if _key_of(row) not in wanted]
     results.write(plan.out, document)
+    if workers > 1:
+        return parts.run(
+            plan.out, head, ROW_KEY, workers,
+            lambda part, path: _isolated(replace(plan, part=part, parts=workers, out=path), report),
+        )  # fmt: skip
     if on_gpu if isolate is None else isolate:
-        banned, failed = supervise(lambda index, banned: _command(plan, index, banned), plan.marker, plan.name, report)
-        document = json.loads(Path(plan.out).read_text())
-        if banned or failed:
-            document["banned"], document["failed"] = banned, document.get("failed", []) + failed
-            results.write(plan.out, document)
-        return document
+        return _isolated(plan, report)
     return _work(plan, Marker(None), 0, {}, report)
 
 
+def _isolated(plan: _Plan, report: Callable[[str], None]) -> results.Document:
+    plan.file.write_text(json.dumps(asdict(plan)))
+    try:
+        banned, failed = supervise(lambda index, banned: _command(plan, index, banned), plan.marker, plan.name, report)
+    finally:
+        plan.file.unlink()
+    document: results.Document = json.loads(Path(plan.out).read_text())
+    if banned or failed:
+        document["banned"], document["failed"] = banned, document.get("failed", []) + failed
+        results.write(plan.out, document)
+    return document
+
+
 def _command(plan: _Plan, index: int, banned: dict[str, str]) -> list[str]:
-    job = json.dumps({"plan": asdict(plan), "index": index, "banned": banned})
+    job = json.dumps({"plan": str(plan.file), "index": index, "banned": banned})
     return [sys.executable, "-c", _WORKER, json.dumps(sys.path), job]
 
 
 def work(job: dict[str, Any]) -> int:
     """What a worker process does; its exit code."""
-    plan = _Plan(**job["plan"])
+    plan = _Plan(**json.loads(Path(job["plan"]).read_text()))
     marker = Marker(plan.marker)
     try:
         _work(plan, marker, job["index"], job["banned"], lambda text: print(text, flush=True))
@@ -134,7 +157,9 @@ def _work(
     missing, failed = 0, list[str]()
     with torch.no_grad():
         for index, (problem, accuracy) in enumerate(plan.work()):
-            if index < first or {_key(problem, accuracy, layout) for layout in plan.layouts} <= held:
+            if index < first or index % plan.parts != plan.part:
+                continue
+            if {_key(problem, accuracy, layout) for layout in plan.layouts} <= held:
                 continue
             if plan.deadline is not None and time.time() > plan.deadline:
                 missing += 1
@@ -143,7 +168,7 @@ def _work(
             try:
                 rows = contest.measure(
                     problem, accuracy, plan.layouts, device, plan.rounds, index,
-                    lambda name, index=index: marker.set(index, name), tuple(banned),  # type: ignore[misc]
+                    lambda name, index=index: marker.set(index, name), tuple(banned), marker.beat,  # type: ignore[misc]
                 )  # fmt: skip
             except timing.DeviceLost:
                 raise

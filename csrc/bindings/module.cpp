@@ -25,7 +25,8 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
                          std::pair<std::int64_t, std::int64_t> padding, std::pair<std::int64_t, std::int64_t> dilation,
                          std::int64_t groups, const std::string& dtype, const std::string& precision,
                          const std::string& layout, bool bias, bool residual, const std::string& activation,
-                         std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
+                         std::optional<double> max_error, std::optional<std::int64_t> max_workspace,
+                         bool residual_after) {
   ConvProblem problem;
   problem.n = n, problem.c = c, problem.h = h, problem.w = w, problem.k = k, problem.r = r, problem.s = s;
   problem.stride_h = stride.first, problem.stride_w = stride.second;
@@ -35,8 +36,9 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   problem.dtype = dtype_from_name(dtype);
   problem.accuracy = effective_accuracy(problem.dtype, accuracy_from_name(precision));
   problem.layout = layout_from_name(layout);
-  problem.has_bias = bias, problem.has_residual = residual;
+  problem.has_bias = bias;
   problem.activation = activation_from_name(activation);
+  problem.residual = residual_of(residual, residual_after, problem.activation);
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw InvalidArgument(message);
   };
@@ -299,7 +301,7 @@ PYBIND11_MODULE(_C, module) {
            py::arg("dilation") = std::pair<std::int64_t, std::int64_t>{1, 1}, py::arg("groups") = 1,
            py::arg("dtype") = "float32", py::arg("precision") = "fp32", py::arg("layout") = "nchw",
            py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "none",
-           py::arg("max_error") = py::none(), py::arg("max_workspace") = py::none())
+           py::arg("max_error") = py::none(), py::arg("max_workspace") = py::none(), py::arg("residual_after") = false)
       .def_readonly("n", &ConvProblem::n)
       .def_readonly("c", &ConvProblem::c)
       .def_readonly("h", &ConvProblem::h)

@@ -85,7 +85,7 @@ AccuracyClass effective_accuracy(DType dtype, AccuracyClass precision) {
 
 double ConvProblem::compulsory_bytes() const {
   const double elements = static_cast<double>(n) * c * h * w + static_cast<double>(k) * c_per_group() * r * s +
-                          static_cast<double>(output_numel()) * (has_residual ? 2.0 : 1.0);
+                          static_cast<double>(output_numel()) * (has_residual() ? 2.0 : 1.0);
   return elements * static_cast<double>(size_of(dtype));
 }
 
@@ -101,7 +101,7 @@ std::size_t hash_value(const ConvProblem& problem) {
   }
   mix(static_cast<std::int64_t>(problem.dtype) | static_cast<std::int64_t>(problem.accuracy) << 8 |
       static_cast<std::int64_t>(problem.layout) << 16 | static_cast<std::int64_t>(problem.activation) << 24 |
-      static_cast<std::int64_t>(problem.has_bias) << 32 | static_cast<std::int64_t>(problem.has_residual) << 33);
+      static_cast<std::int64_t>(problem.has_bias) << 32 | static_cast<std::int64_t>(problem.residual) << 33);
   mix(static_cast<std::int64_t>(std::hash<double>{}(problem.limits.max_error)));
   mix(problem.limits.max_workspace);
   return seed;
@@ -120,8 +120,9 @@ std::string to_string(const ConvProblem& problem) {
                 static_cast<long long>(problem.dilation_w), static_cast<long long>(problem.groups),
                 name_of(problem.layout), name_of(problem.dtype), name_of(problem.accuracy));
   std::string whole = text;
-  if (problem.has_residual) whole += " + residual";
+  if (problem.residual == Residual::before) whole += " + residual";
   if (problem.activation != Activation::none) whole += std::string(" + ") + name_of(problem.activation);
+  if (problem.residual == Residual::after) whole += " + residual";
   if (problem.limits.max_error > 0.0) {
     std::snprintf(text, sizeof text, " max_error %.6g", problem.limits.max_error);
     whole += text;

@@ -18,6 +18,9 @@ enum class Layout : std::uint8_t { nchw, nhwc };
 
 enum class Activation : std::uint8_t { none, relu, relu6, silu, leaky_relu };
 
+// Where a residual is added: before the activation or after it.
+enum class Residual : std::uint8_t { none, before, after };
+
 // What a caller admits of the algorithm that computes for him.
 struct Limits {
   // How far `auto` may go: a multiple of PyTorch's own expected error in the class, at least 1. 0: the default limit.
@@ -28,7 +31,7 @@ struct Limits {
 };
 
 // y[n,k,p,q] = act( sum_{c,r,s} x[n, g*C/G + c, p*stride_h + r*dilation_h - pad_h, q*stride_w + ...] * w[k,c,r,s]
-//                   + bias[k] + residual[n,k,p,q] ),   g = k / (K/G)
+//                   + bias[k] + residual[n,k,p,q] ),   g = k / (K/G);   Residual::after: act(... + bias[k]) + residual
 struct ConvProblem {
   std::int64_t n = 0, c = 0, h = 0, w = 0;  // input  [N, C, H, W]
   std::int64_t k = 0, r = 0, s = 0;         // weight [K, C/groups, R, S]
@@ -40,7 +43,7 @@ struct ConvProblem {
   AccuracyClass accuracy = AccuracyClass::fp32;
   Layout layout = Layout::nchw;
   bool has_bias = false;
-  bool has_residual = false;
+  Residual residual = Residual::none;
   Activation activation = Activation::none;
   float negative_slope = 0.01f;
   Limits limits;
@@ -55,13 +58,20 @@ struct ConvProblem {
   double direct_flops() const {
     return 2.0 * static_cast<double>(output_numel()) * static_cast<double>(c_per_group() * r * s);
   }
+  constexpr bool has_residual() const { return residual != Residual::none; }
   // Bias and an activation that is one of comparisons: what kernels with few registers have code of its own for.
-  constexpr bool has_plain_epilogue() const { return !has_residual && activation != Activation::silu; }
+  constexpr bool has_plain_epilogue() const { return !has_residual() && activation != Activation::silu; }
   // Bytes that any algorithm must move: input, weight, residual read once, output written once.
   double compulsory_bytes() const;
 
   bool operator==(const ConvProblem&) const = default;
 };
+
+// Of a residual that is given or not. Without an activation `after` is `before`: one problem, one choice, one key.
+constexpr Residual residual_of(bool given, bool after, Activation activation) {
+  if (!given) return Residual::none;
+  return after && activation != Activation::none ? Residual::after : Residual::before;
+}
 
 // Of a copy of the input in NHWC, in a workspace (ConvPlan::reads_nhwc).
 std::size_t nhwc_input_bytes(const ConvProblem& problem);

@@ -1,4 +1,5 @@
-// y = act(accumulator + bias + residual): the end of every algorithm, on the CPU and on the GPU.
+// y = act(accumulator + bias + residual), or act(accumulator + bias) + residual: the end of every algorithm, on the CPU
+// and on the GPU.
 #pragma once
 
 #include <cmath>
@@ -50,6 +51,11 @@ struct Epilogue {
   const T* bias;      // [K] or null
   const T* residual;  // like y, or null
   ActivationFunction activate;
+  bool residual_after;  // of the activation
+
+  // When to add the residual, if there is one.
+  FASTCONV_HOST_DEVICE bool adds_before() const { return residual != nullptr && !residual_after; }
+  FASTCONV_HOST_DEVICE bool adds_after() const { return residual != nullptr && residual_after; }
 
   // `index`: of the output element in y (and residual); `k`: its output channel.
   FASTCONV_HOST_DEVICE T operator()(float accumulator, std::int64_t index, std::int64_t k) const {
@@ -59,15 +65,35 @@ struct Epilogue {
   // The two halves, for kernels that read the bias once for many outputs.
   FASTCONV_HOST_DEVICE float bias_of(std::int64_t k) const { return bias != nullptr ? to_float(bias[k]) : 0.0f; }
   FASTCONV_HOST_DEVICE T finish(float accumulator, std::int64_t index) const {
-    if (residual != nullptr) accumulator += to_float(residual[index]);
-    return from_float<T>(activate(accumulator));
+    return from_float<T>(finish_value(accumulator, residual != nullptr ? to_float(residual[index]) : -0.0f));
+  }
+  // The same with the residual's value, -0 for none: what is added to -0 stays as it is, were it -0, too.
+  FASTCONV_HOST_DEVICE float finish_value(float accumulator, float other) const {
+    return activate(accumulator + (residual_after ? -0.0f : other)) + (residual_after ? other : -0.0f);
+  }
+
+  // For kernels with many values in registers: add() to all of them, if there is a residual, and apply() the
+  // activation, in their order. A loop, so that the code of each stands there once: twice it costs registers and
+  // instruction cache.
+  template <typename Add, typename Apply>
+  FASTCONV_HOST_DEVICE void in_order(const Add& add, const Apply& apply) const {
+    bool adds = adds_before();
+#pragma unroll 1
+    for (bool applied = false;; applied = true) {
+      if (adds) add();
+      if (applied) return;
+      apply();
+      adds = adds_after();
+      if (!adds) return;
+    }
   }
 };
 
 template <typename T>
 Epilogue<T> make_epilogue(const ConvArgs& args) {
   return {static_cast<const T*>(args.bias), static_cast<const T*>(args.residual),
-          ActivationFunction(args.problem.activation, args.problem.negative_slope)};
+          ActivationFunction(args.problem.activation, args.problem.negative_slope),
+          args.problem.residual == Residual::after};
 }
 
 }  // namespace fastconv

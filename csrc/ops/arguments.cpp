@@ -93,8 +93,8 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
   problem.accuracy = effective_accuracy(problem.dtype, accuracy_from_name(arguments.precision));
   problem.layout = layout;
   problem.has_bias = arguments.bias.has_value();
-  problem.has_residual = arguments.residual.has_value();
   problem.activation = activation_from_name(arguments.activation);
+  problem.residual = residual_of(arguments.residual.has_value(), arguments.residual_after, problem.activation);
   problem.negative_slope = static_cast<float>(arguments.negative_slope);
   problem.limits = arguments.limits;
 

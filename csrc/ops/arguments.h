@@ -52,6 +52,7 @@ struct Arguments {
   double negative_slope;
   std::int64_t backend_flags;
   Limits limits;
+  bool residual_after = false;  // of the activation
 };
 
 // None: the planner's limit, and none. Throws as make_problem.

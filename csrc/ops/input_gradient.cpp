@@ -81,7 +81,7 @@ Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const 
   made.r = rows.taps.count, made.s = columns.taps.count;
   made.stride_h = made.stride_w = 1, made.dilation_h = rows.dilation, made.dilation_w = columns.dilation;
   made.pad_h = rows.padding, made.pad_w = columns.padding;
-  made.has_bias = bias.has_value(), made.has_residual = false, made.activation = Activation::none;
+  made.has_bias = bias.has_value(), made.residual = Residual::none, made.activation = Activation::none;
   const auto choice = choose_cached<choose>(algorithm, made, runtime.device());
   if (is_own(*choice->algorithm)) {
     remember(choice, made.accuracy);
@@ -92,7 +92,7 @@ Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const 
                 made.groups, algorithm, name_of(made.accuracy), "none", 0.0,
                 integer_of_python("fastconv::backend_flags"),
                 limits.max_error > 0.0 ? std::optional(limits.max_error) : std::nullopt,
-                limits.max_workspace >= 0 ? std::optional(limits.max_workspace) : std::nullopt);
+                limits.max_workspace >= 0 ? std::optional(limits.max_workspace) : std::nullopt, false);
 }
 
 // A part of a tensor, in elements. The last dimension is the channel's.

@@ -30,7 +30,8 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
   problem.dtype = dtype_of(input);
   problem.accuracy = effective_accuracy(problem.dtype, accuracy);
   problem.layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
-  problem.has_bias = bias.has_value(), problem.has_residual = residual.has_value();
+  problem.has_bias = bias.has_value();
+  problem.residual = residual_of(residual.has_value(), settings.residual == Residual::after, problem.activation);
   const bool is_geometry = problem.stride_h > 0 && problem.stride_w > 0 && problem.dilation_h > 0 &&
                            problem.dilation_w > 0 && problem.groups > 0 && problem.pad_h >= 0 && problem.pad_w >= 0 &&
                            problem.pad_h < max_extent / 2 && problem.pad_w < max_extent / 2;
@@ -263,7 +264,8 @@ Layer& layer_at(std::int64_t number) { return layers().at(number); }
 namespace {
 
 std::int64_t layer_new(std::string algorithm, IntList geometry, std::string activation, double negative_slope,
-                       std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
+                       std::optional<double> max_error, std::optional<std::int64_t> max_workspace,
+                       bool residual_after) {
   FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) +
                                              "; expected 7 integers: stride, padding, dilation (two each), groups");
   ConvProblem problem;
@@ -273,6 +275,7 @@ std::int64_t layer_new(std::string algorithm, IntList geometry, std::string acti
   problem.groups = geometry[6];
   problem.activation = activation_from_name(activation);
   problem.negative_slope = static_cast<float>(negative_slope);
+  problem.residual = residual_after ? Residual::after : Residual::before;  // of calls that have one
   problem.limits = limits_of(max_error, max_workspace);
   return layers().add(std::make_unique<Layer>(std::move(algorithm), problem));
 }
@@ -319,7 +322,7 @@ std::string layer_last(std::int64_t number) {
 STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
       "layer_new(str algorithm, int[] geometry, str activation, float negative_slope, float? max_error, "
-      "int? max_workspace=None) -> int");
+      "int? max_workspace=None, bool residual_after=False) -> int");
   library.def("layer_free(int layer) -> ()");
   library.def(
       "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int mode) -> "

@@ -39,11 +39,12 @@ struct CallMode {
 
 class Layer {
  public:
-  // problem: stride, padding, dilation, groups and activation of every call.
+  // problem: stride, padding, dilation, groups and activation of every call, and where one that has a residual adds it.
   Layer(std::string algorithm, const ConvProblem& problem) : algorithm_(std::move(algorithm)), settings_(problem) {}
 
-  // activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]); no value if
-  // the status is not `ran`. The weight is compared with what was packed, on the device; one that is frozen, once.
+  // activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the
+  // residual behind the activation; no value if the status is not `ran`. The weight is compared with what was packed,
+  // on the device; one that is frozen, once.
   std::optional<Tensor> forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                 const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status);
 

@@ -62,8 +62,9 @@ Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& p
       call_dispatcher("aten::_convolution", "", input, weight, arguments.bias, arguments.stride, arguments.padding,
                       arguments.dilation, false, IntList{0, 0}, problem.groups, flag(flag_benchmark),
                       flag(flag_deterministic), flag(flag_cudnn_enabled), problem.accuracy == AccuracyClass::tf32);
-  if (arguments.residual) y = add(y, *arguments.residual);
+  if (problem.residual == Residual::before) y = add(y, *arguments.residual);
   y = activate(y, problem.activation, arguments.negative_slope);
+  if (problem.residual == Residual::after) y = add(y, *arguments.residual);
   return torch::stable::contiguous(y, memory_format(problem.layout));
 }
 
@@ -155,10 +156,11 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
               IntList stride, IntList padding, IntList dilation, std::int64_t groups, std::string algorithm,
               std::string precision, std::string activation, double negative_slope, std::int64_t backend_flags,
-              std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
-  const Arguments arguments{bias,       residual,       stride,        padding,
-                            dilation,   groups,         algorithm,     precision,
-                            activation, negative_slope, backend_flags, limits_of(max_error, max_workspace)};
+              std::optional<double> max_error, std::optional<std::int64_t> max_workspace, bool residual_after) {
+  const Arguments arguments{bias,          residual,       stride,        padding,
+                            dilation,      groups,         algorithm,     precision,
+                            activation,    negative_slope, backend_flags, limits_of(max_error, max_workspace),
+                            residual_after};
   const Layout layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, shape_of(weight), layout, arguments);
   FASTCONV_REQUIRE(weight.scalar_type() == input.scalar_type(), "weight and input differ in dtype");
@@ -277,9 +279,9 @@ void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t 
 Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_shape, std::optional<Tensor> bias,
                      std::optional<Tensor> residual, IntList stride, IntList padding, IntList dilation,
                      std::int64_t groups, bool channels_last, std::string algorithm, std::string precision,
-                     std::string activation, double negative_slope) {
-  const Arguments arguments{bias,      residual,  stride,     padding,        dilation, groups,
-                            algorithm, precision, activation, negative_slope, 0,        Limits{}};
+                     std::string activation, double negative_slope, bool residual_after) {
+  const Arguments arguments{bias,      residual,   stride,         padding, dilation, groups,        algorithm,
+                            precision, activation, negative_slope, 0,       Limits{}, residual_after};
   const Layout layout = suggests_channels_last(input) || channels_last ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
   require_packed(packed, input);
@@ -332,12 +334,12 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, "
       "SymInt[] dilation, SymInt groups, str algorithm, str precision, str activation, float negative_slope, "
-      "int backend_flags, float? max_error=None, int? max_workspace=None) -> Tensor");
+      "int backend_flags, float? max_error=None, int? max_workspace=None, bool residual_after=False) -> Tensor");
   library.def("pack_weight(Tensor weight, SymInt groups, str algorithm, str precision) -> Tensor");
   library.def(
       "conv2d_packed(Tensor input, Tensor packed, SymInt[] weight_shape, Tensor? bias, Tensor? residual, "
       "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, "
-      "str precision, str activation, float negative_slope) -> Tensor");
+      "str precision, str activation, float negative_slope, bool residual_after=False) -> Tensor");
   library.def(
       "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
       "str precision) -> ()");

@@ -210,11 +210,17 @@ FASTCONV_CPU_CLONES void gather(const T* x,  // one image from the first channel
 template <typename T, typename Bias>
 FASTCONV_HOST_DEVICE void finish_line(float* __restrict__ line, int count, Bias bias,  // bias(i): of output i, float
                                       const Epilogue<T>& epilogue, std::int64_t index, T* __restrict__ y) {
-  if (epilogue.residual != nullptr) {
-    const T* residual = epilogue.residual + index;
+  const T* const residual = epilogue.residual != nullptr ? epilogue.residual + index : nullptr;
+  const ActivationFunction activate = epilogue.activate;
+  if (epilogue.adds_after()) {
+    for (int i = 0; i < count; ++i) {
+      y[index + i] = from_float<T>(activate(line[i] + bias(i)) + to_float(residual[i]));
+    }
+    return;
+  }
+  if (residual != nullptr) {
     for (int i = 0; i < count; ++i) line[i] += to_float(residual[i]);
   }
-  const ActivationFunction activate = epilogue.activate;
   for (int i = 0; i < count; ++i) y[index + i] = from_float<T>(activate(line[i] + bias(i)));
 }
 

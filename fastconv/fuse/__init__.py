@@ -1,6 +1,6 @@
 """fuse: a copy of a model, for inference, in which what follows a convolution is computed inside it.
 
-    convolution -> [batch norm] -> [+ residual] -> [activation]
+    convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
 
 becomes one `fastconv.FusedConv2d`, wherever each value between them has no other reader: the norm is folded into the
 filters, the sum and the activation are the kernels' epilogue, which costs no pass over memory of its own.
@@ -100,7 +100,8 @@ def fuse(
 
     Each convolution that `swap_` would take is taken; a torch.nn.Conv2d together with those of the following that come
     after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d with running statistics, folded
-    into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU or LeakyReLU, as module or function.
+    into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU or LeakyReLU, as module or function. A sum
+    may also come last, behind the activation.
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
@@ -180,6 +181,7 @@ class _Chain:
     sum: fx.Node | None = None
     activation: str | None = None
     slope: float = 0.01
+    residual_after: bool = False  # the sum is behind the activation
     parts: list[str] = field(default_factory=lambda: ["conv"])
     next: fx.Node | None = None  # the operation behind it, if it is of a kind that could be fused and is not
     obstacle: tuple[str, str] = ("", "")  # why not
@@ -187,7 +189,7 @@ class _Chain:
     @property
     def layer(self) -> tuple[Any, ...]:
         """What tells one fused layer of a convolution from another."""
-        return self.norm, self.sums_in_place, self.activation, self.slope
+        return self.norm, self.sums_in_place, self.activation, self.slope, self.residual_after
 
     @property
     def sums_in_place(self) -> bool:
@@ -212,12 +214,19 @@ class _Fusion:
         """Rewrites the graph, puts the layers into the root and returns a row per convolution and way it is used."""
         self._drop_identities()
         chains: dict[int, list[_Chain]] = defaultdict(list)  # by the convolution's identity
+        followed: list[_Chain] = []
         # From the last one: of two convolutions whose outputs are added, the later one finds the other's there.
         calls = [node for node in self.graph.nodes if isinstance(self._module(node), nn.Conv2d)]
         for node in reversed(calls):
             if type(self._module(node)) is Conv2d:
-                chains[id(self._module(node))].append(self._follow(node))
-        for chain in itertools.chain.from_iterable(chains.values()):
+                followed.append(self._follow(node))
+                chains[id(self._module(node))].append(followed[-1])
+        # Only then sums behind an activation: what another convolution has as one before its activation stays that.
+        for chain in followed:
+            conv = self._module(chain.nodes[0])
+            if isinstance(conv, Conv2d) and chain.activation is not None and chain.sum is None:
+                self._extend(chain, conv)
+        for chain in followed:
             if chain.next in self.claimed:  # by the other convolution of a sum
                 chain.obstacle = "", ""
         rows: list[FuseRow] = []
@@ -268,35 +277,42 @@ class _Fusion:
         if is_altered(conv):
             chain.obstacle = "hooks", "it has hooks, which see the convolution's own output"
             return chain
-        while chain.activation is None:
-            users = list(chain.nodes[-1].users)
-            kinds = [self._recognise(user, chain) for user in users]
-            if not any(kinds):
-                break
-            if len(users) > 1:
-                chain.obstacle = "users", f"{len(users)} operations read what it would be fused with"
-                break
-            user, take = users[0], kinds[0]
-            assert take is not None
-            chain.obstacle = self._written_between(chain.nodes[-1], user) or take(user, chain, conv)
-            if chain.obstacle != ("", ""):
-                chain.next = user
-                break
-            chain.nodes.append(user)
-            self.claimed.add(user)
+        while chain.activation is None and self._extend(chain, conv):
+            pass
         return chain
+
+    def _extend(self, chain: _Chain, conv: Conv2d) -> bool:
+        """Whether the operation behind the chain could be taken into it; if not, the chain says why."""
+        users = list(chain.nodes[-1].users)
+        kinds = [self._recognise(user, chain) for user in users]
+        if not any(kinds):
+            return False
+        if len(users) > 1:
+            chain.obstacle = "users", f"{len(users)} operations read what it would be fused with"
+            return False
+        user, take = users[0], kinds[0]
+        assert take is not None
+        chain.obstacle = self._written_between(chain.nodes[-1], user) or take(user, chain, conv)
+        if chain.obstacle != ("", ""):
+            chain.next = user
+            return False
+        chain.nodes.append(user)
+        self.claimed.add(user)
+        return True
 
     def _recognise(self, user: fx.Node, chain: _Chain) -> Callable[..., tuple[str, str]] | None:
         """How to take the operation into the chain; None if it is none that could follow."""
         if user in self.claimed:
             return None
         last, module = chain.nodes[-1], self._module(user)
-        if user.args[:1] == (last,) and activation_of(user, module) is not None:
+        if chain.activation is None and user.args[:1] == (last,) and activation_of(user, module) is not None:
             return self._take_activation
         if chain.sum is not None:
             return None
         if is_sum(user) and last in user.args and len(set(user.args)) == 2:
             return self._take_sum
+        if chain.activation is not None:
+            return None
         if chain.norm is None and isinstance(module, nn.modules.batchnorm._BatchNorm) and user.args == (last,):
             return self._take_norm
         return None
@@ -315,6 +331,7 @@ class _Fusion:
         if user.target in IN_PLACE_SUMS and user.args[0] is not chain.nodes[-1]:
             return "in_place", "the sum is written over another value"
         chain.sum = user
+        chain.residual_after = chain.activation is not None
         chain.parts.append("residual")
         return "", ""
 
@@ -436,7 +453,7 @@ def _fused_layer(conv: Conv2d, norm: nn.Module | None, chain: _Chain) -> FusedCo
         conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups,
         bias is not None, conv.padding_mode, "meta", conv.weight.dtype, algorithm=conv.algorithm,
         precision=conv.precision, max_error=conv.max_error, max_workspace=conv.max_workspace,
-        activation=chain.activation, negative_slope=chain.slope,
+        activation=chain.activation, negative_slope=chain.slope, residual_after=chain.residual_after,
     )  # fmt: skip
     layer._sums_in_place = chain.sums_in_place
     layer._fastconv.frozen = True

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
-from fastconv import _C, built, failures
+from fastconv import _C, built, failures, settings
 from fastconv.failures import UnsupportedError as UnsupportedError
 from fastconv.ops import plain
 
@@ -67,6 +67,13 @@ def call(operator: Callable[..., Any], *args: Any) -> Any:
     return plain.conv2d(*args)  # the same once more, where its exception can be seen
 
 
+def options(
+    max_error: float | None = None, max_workspace: int | None = None, residual_after: bool = False
+) -> tuple[settings.Limits, bool]:
+    """The last arguments of `conv2d`, which PyTorch leaves out where they are the default."""
+    return settings.Limits(max_error, max_workspace), residual_after
+
+
 def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> dict[str, Any]:
     """The planner's row of what runs where `algorithm` is asked for. Raises UnsupportedError if it does not fit."""
     row: dict[str, Any] = call(_C.choose, algorithm, problem, device)
@@ -116,16 +123,22 @@ empty_operator = torch.ops.fastconv.empty_operator.default
 _layer_forward = torch.ops.fastconv.layer_forward.default
 
 
-def layer_new(algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float, *limits: Any) -> int:
-    """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers."""
-    return int(call(torch.ops.fastconv.layer_new.default, algorithm, geometry, activation, negative_slope, *limits))
+def layer_new(
+    algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float,
+    limits: settings.Limits, residual_after: bool = False,
+) -> int:  # fmt: skip
+    """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers. `residual_after`: a
+    call's residual is added to the activation's value."""
+    arguments = (algorithm, geometry, activation, negative_slope, *limits, residual_after)
+    return int(call(torch.ops.fastconv.layer_new.default, *arguments))
 
 
 def layer_forward(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, layer: int, mode: int
 ) -> Tensor | None:
-    """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), below
-    autograd, after comparing the weight with what was packed. None if that takes Python: `layer_status()` says what."""
+    """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the
+    residual behind the activation, below autograd, after comparing the weight with what was packed. None if that takes
+    Python: `layer_status()` says what."""
     y: Tensor | None = call(_layer_forward, input, weight, bias, residual, layer, mode)
     return y
 

@@ -99,21 +99,32 @@ def _output_tells_gradient(activation: str, slope: float) -> bool:
     return activation in ("relu", "relu6") or (activation == "leaky_relu" and slope > 0)
 
 
+def _epilogue_setup(ctx: Any, residual: int, residual_after: bool) -> None:
+    """`residual`: its place among the inputs. after: it is behind an activation, which its gradient does not go
+    through, and whose value the output does not tell. masks: a gradient goes through the activation. recompute: by the
+    activation's argument, which is computed again."""
+    ctx.after = residual_after and ctx.activation != "none"
+    through = any(needed for i, needed in enumerate(ctx.needs_input_grad) if not (ctx.after and i == residual))
+    ctx.masks = ctx.activation != "none" and through
+    ctx.recompute = ctx.masks and (ctx.after or not _output_tells_gradient(ctx.activation, ctx.slope))
+
+
 # conv2d --------------------------------------------------------------------------------------------------------------
 
 
 def _conv2d_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, bias, residual, *ctx.geometry = inputs[:8]
-    ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, ctx.flags, *ctx.limits = inputs[8:]
-    ctx.recompute = ctx.activation != "none" and not _output_tells_gradient(ctx.activation, ctx.slope)
+    ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, ctx.flags, *options = inputs[8:]
+    ctx.limits, after = ops.options(*options)
+    _epilogue_setup(ctx, 3, after and residual is not None)
     ctx.sizes = input.shape, weight.shape
     needs_input, needs_weight = ctx.needs_input_grad[:2]
     ctx.save_for_backward(
         input if needs_weight or ctx.recompute else None,
         weight if needs_input or ctx.recompute else None,
         bias if ctx.recompute else None,
-        residual if ctx.recompute else None,
-        output if ctx.activation != "none" and not ctx.recompute else None,
+        residual if ctx.recompute and not ctx.after else None,
+        output if ctx.masks and not ctx.recompute else None,
     )
 
 
@@ -125,15 +136,16 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
             input, weight, bias, residual, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags,
             *ctx.limits,
         )  # fmt: skip
-    if ctx.activation != "none":
+    whole = grad
+    if ctx.masks:
         grad = _activation_gradient(grad, output, ctx.activation, ctx.slope, not ctx.recompute)
     needs = ctx.needs_input_grad
     return (
         input_gradient(grad, weight, ctx.sizes[0], *shared) if needs[0] else None,
         weight_gradient(input, grad, ctx.sizes[1], *shared) if needs[1] else None,
         grad.sum((0, 2, 3)) if needs[2] else None,
-        grad if needs[3] else None,
-        *[None] * 11,
+        (whole if ctx.after else grad) if needs[3] else None,
+        *[None] * 12,
     )
 
 
@@ -194,15 +206,15 @@ def _plain_weight_gradient(
 
 def _conv2d_packed_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, packed, ctx.weight_shape, bias, residual, *ctx.geometry = inputs[:9]
-    ctx.channels_last, ctx.algorithm, ctx.precision, ctx.activation, ctx.slope = inputs[9:]
-    ctx.recompute = ctx.activation != "none" and not _output_tells_gradient(ctx.activation, ctx.slope)
+    ctx.channels_last, ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, *after = inputs[9:]
+    _epilogue_setup(ctx, 4, any(after) and residual is not None)
     ctx.input_size = input.shape
     ctx.save_for_backward(
         input if ctx.recompute else None,
         packed,
         bias if ctx.recompute else None,
-        residual if ctx.recompute else None,
-        output if ctx.activation != "none" and not ctx.recompute else None,
+        residual if ctx.recompute and not ctx.after else None,
+        output if ctx.masks and not ctx.recompute else None,
     )
 
 
@@ -229,7 +241,8 @@ def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
             input, packed, ctx.weight_shape, bias, residual, *ctx.geometry, ctx.channels_last, ctx.algorithm,
             ctx.precision, "none", 0.0,
         )  # fmt: skip
-    if ctx.activation != "none":
+    whole = grad
+    if ctx.masks:
         grad = _activation_gradient(grad, output, ctx.activation, ctx.slope, not ctx.recompute)
     needs = ctx.needs_input_grad
     grad_input = None
@@ -246,8 +259,8 @@ def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         None,
         None,
         grad.sum((0, 2, 3)) if needs[3] else None,
-        grad if needs[4] else None,
-        *[None] * 9,
+        (whole if ctx.after else grad) if needs[4] else None,
+        *[None] * 10,
     )
 
 
@@ -299,6 +312,10 @@ def _vmap_conv2d(info, in_dims, *args):  # type: ignore[no-untyped-def]
     input, weight, bias, residual, stride, padding, dilation, groups, algorithm, *rest = args
     x_dim, w_dim, b_dim, r_dim = in_dims[:4]
     size = info.batch_size
+    if b_dim is not None and residual is not None and ops.options(*rest[4:])[1]:
+        bare = (input, weight, bias, None, *args[4:13])
+        y, dim = _vmap_conv2d(info, (x_dim, w_dim, b_dim, None), *bare, *ops.options(*rest[4:])[0])
+        return y.movedim(dim, 0) + _batched(residual, r_dim, size), 0
     if w_dim is None:
         x = _batched(input, x_dim, size)
         shape = [x.shape[1], weight.shape[0], *ops.output_size(x.shape, weight.shape, stride, padding, dilation)]
@@ -348,6 +365,9 @@ def _vmap_conv2d_packed(info, in_dims, *args):  # type: ignore[no-untyped-def]
     if in_dims[1] is not None:
         return _loop(conv2d_packed, info, in_dims, args)
     size = info.batch_size
+    if in_dims[3] is not None and residual is not None and any(rest[6:]):
+        y, _ = _vmap_conv2d_packed(info, (*in_dims[:4], None), *args[:4], None, *args[5:14])
+        return y + _batched(residual, in_dims[4], size), 0
     x = _batched(input, in_dims[0], size)
     shape = [x.shape[1], weight_shape[0], *ops.output_size(x.shape, weight_shape, stride, padding, dilation)]
     bias, residual = _fold_epilogue(size, bias, in_dims[3], residual, in_dims[4], shape)
@@ -360,9 +380,9 @@ def _vmap_pack_weight(info, in_dims, *args):  # type: ignore[no-untyped-def]
     return _loop(ops.pack_weight_op, info, in_dims, args)
 
 
-# activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]): input, weight,
-# bias, residual, stride, padding, dilation, groups, algorithm, precision, activation, slope, flags, max_error=None,
-# max_workspace=None.
+# activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the residual
+# behind the activation: input, weight, bias, residual, stride, padding, dilation, groups, algorithm, precision,
+# activation, slope, flags, max_error=None, max_workspace=None, residual_after=False.
 conv2d = _differentiable(ops.conv2d_op, _conv2d_setup, _conv2d_backward, _vmap_conv2d, plain.conv2d)
 input_gradient = _differentiable(
     ops.input_gradient_op, _gradient_setup, _input_gradient_backward, _vmap_input_gradient, _plain_input_gradient
@@ -372,7 +392,7 @@ weight_gradient = _differentiable(
 )
 # `conv2d` with a weight from `ops.pack_weight` for the same algorithm, precision and dtype: input, packed,
 # weight_shape, bias, residual, stride, padding, dilation, groups, channels_last, algorithm, precision, activation,
-# slope. channels_last: whether the plain weight was, which counts for the output's memory format.
+# slope, residual_after=False. channels_last: whether the plain weight was, which counts for the output's memory format.
 conv2d_packed = _differentiable(
     ops.conv2d_packed_op, _conv2d_packed_setup, _conv2d_packed_backward, _vmap_conv2d_packed, _plain_conv2d_packed
 )

@@ -25,21 +25,23 @@ def is_of_class(tensor: Tensor, precision: str) -> bool:
 def conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, activation: str,
-    slope: float, flags: int, *limits: Any,
+    slope: float, flags: int, max_error: Any = None, max_workspace: Any = None, residual_after: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The operator `conv2d`. `algorithm` and `limits` are its, and say nothing here."""
+    """The operator `conv2d`. `algorithm` and limits are its, and say nothing here."""
     y = aten._convolution(
         input, weight, bias, stride, padding, dilation, False, [0, 0], groups, *settings.unpack_flags(flags),
         precision == "tf32",
     )  # fmt: skip
-    return epilogue(y, residual, activation, slope)
+    return epilogue(y, residual, activation, slope, residual_after)
 
 
-def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float) -> Tensor:
-    """activation(y + residual), by PyTorch."""
-    if residual is not None:
+def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float, residual_after: bool = False) -> Tensor:
+    """activation(y + residual), or activation(y) + residual, by PyTorch."""
+    if residual is not None and not residual_after:
         y = y + residual.to(y.dtype)
-    return y if activation == "none" else activate(y, activation, slope)
+    if activation != "none":
+        y = activate(y, activation, slope)
+    return y + residual.to(y.dtype) if residual is not None and residual_after else y
 
 
 def activate(y: Tensor, activation: str, slope: float, inplace: bool = False) -> Tensor:

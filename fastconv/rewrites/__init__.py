@@ -1,6 +1,6 @@
 """Rewrites of ATen graphs: convolutions become fastconv's operators, and take in what follows them.
 
-    convolution -> [batch norm] -> [+ residual] -> [activation]
+    convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
 
 The graph is a functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each. `table`
 says which operators have to be in it undecomposed; `rewrite` changes it in place, decomposes what is left of those,

@@ -60,6 +60,7 @@ class Call(NamedTuple):
     backend_flags: int
     max_error: float | None = None
     max_workspace: int | None = None
+    residual_after: bool = False
 
     @property
     def geometry(self) -> Geometry:
@@ -131,7 +132,7 @@ def problem_of(call: Call) -> _C.ConvProblem | None:
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(call.stride), padding=tuple(call.padding),
         dilation=tuple(call.dilation), groups=call.groups, dtype=ops.dtype_name(x.dtype), precision=call.precision,
         layout="nhwc" if channels_last else "nchw", bias=call.bias is not None, residual=call.residual is not None,
-        activation=call.activation,
+        activation=call.activation, residual_after=call.residual_after,
         **settings.Limits(call.max_error, call.max_workspace)._asdict(),
     )  # fmt: skip
 

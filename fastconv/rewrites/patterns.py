@@ -171,12 +171,13 @@ BATCH_NORM = Rewrite(
 def _find_sum(node: fx.Node, asked: Asked) -> Match | None:
     if len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1 or node.args[0] is node.args[1]:
         return None
-    found = [arg for arg in node.args if (call := _open_call(arg)) is not None and call.residual is None]
-    # Of two convolutions that are added, one that nobody else reads; of two such, the later one.
+    found = [arg for arg in node.args if (call := call_of(arg)) is not None and call.residual is None]
+    # Of two convolutions that are added, one that nobody else reads; of two such, one that can still take an activation
+    # in; of two such, the later one.
     alone = [arg for arg in found if len(arg.users) == 1] or found  # type: ignore[union-attr]
     if not alone:
         return None
-    conv = max(alone)  # type: ignore[type-var]
+    conv = max(alone, key=lambda arg: (_open_call(arg) is not None, arg))  # type: ignore[type-var]
     assert isinstance(conv, fx.Node)
     other = node.args[1] if node.args[0] is conv else node.args[0]
     return Match(node, conv, {"other": other}) if isinstance(other, fx.Node) else None
@@ -194,7 +195,8 @@ def _sum_obstacle(match: Match, asked: Asked) -> Obstacle | None:
 
 
 def _add(match: Match, asked: Asked, edit: Editor) -> fx.Node:
-    return _grown(match, edit, "residual", residual=match.found["other"])
+    after = _open_call(match.conv) is None
+    return _grown(match, edit, "residual", residual=match.found["other"], residual_after=after)
 
 
 RESIDUAL = Rewrite("residual", (aten.add.Tensor,), _find_sum, _sum_obstacle, _add)
@@ -255,7 +257,7 @@ def _as_pytorchs(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     geometry = (call.stride, call.padding, call.dilation, False, [0, 0], call.groups)
     node = edit.emit(aten.convolution.default, call.input, call.weight, call.bias, *geometry)
     node.meta["fastconv"] = match.taken
-    if call.residual is not None:
+    if call.residual is not None and not call.residual_after:
         node = edit.emit(aten.add.Tensor, node, call.residual)
     targets: dict[str, tuple[Any, ...]] = {
         "relu": (aten.relu.default,),
@@ -266,6 +268,8 @@ def _as_pytorchs(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     if call.activation != "none":
         target, *arguments = targets[call.activation]
         node = edit.emit(target, node, *arguments)
+    if call.residual is not None and call.residual_after:
+        node = edit.emit(aten.add.Tensor, node, call.residual)
     return node
 
 
@@ -289,6 +293,7 @@ def _as_packed(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     node = edit.emit(
         ops.conv2d_packed_op, call.input, packed, list(weight.shape), call.bias, call.residual, *call.geometry,
         ops.format_of(weight) == torch.channels_last, algorithm, call.precision, call.activation, call.negative_slope,
+        call.residual_after,
     )  # fmt: skip
     node.meta["fastconv"] = match.taken
     return node

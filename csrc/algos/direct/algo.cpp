@@ -14,7 +14,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   // A thread walks the whole reduction, which small problems wait for (measured on an H200).
   const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   const double latency_us = device.type == DeviceType::cuda ? 0.13 * terms : 0.0;
-  plan.cost_us = 5.0 + latency_us + fp32_us(problem.direct_flops(), 0.03, device);
+  plan.cost_us = 8.0 + latency_us + fp32_us(problem.direct_flops(), problem.c_per_group() == 1 ? 0.01 : 0.03, device);
   return plan;
 }
 

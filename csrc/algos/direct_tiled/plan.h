@@ -122,8 +122,10 @@ inline std::optional<Config> configure(const ConvProblem& problem, const DeviceI
   // Padded multiply-adds; fewer blocks than multiprocessors leave some idle.
   const double flops = 2.0 * static_cast<double>(std::max<std::int64_t>(config.blocks, device.processors)) * tile.p *
                        tile.q * tile.filters() * static_cast<double>(problem.c_per_group() * problem.r * problem.s);
+  // A patch is used by few products where kernels have one tap, and is wider than its outputs with a stride.
+  const double slowness = problem.r * problem.s == 1 ? 3.4 : problem.stride_h * problem.stride_w > 1 ? 1.6 : 1.0;
   config.cost_us =
-      5.0 + std::max(fp32_us(flops, tile.rate, device), memory_us(problem.compulsory_bytes(), 1.0, device));
+      7.0 + slowness * std::max(fp32_us(flops, tile.rate, device), memory_us(problem.compulsory_bytes(), 1.0, device));
   return config;
 }
 

@@ -39,7 +39,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double tile_flops = 2.0 * tile.k * tile.pixels * depth;
   const double blocks = in_whole_waves(static_cast<double>(grid.count()), device.processors);
   plan.cost_us =
-      5.0 + std::max(fp32_us(blocks * tile_flops, share, device), memory_us(problem.compulsory_bytes(), 1.0, device));
+      8.0 + std::max(fp32_us(blocks * tile_flops, share, device), memory_us(problem.compulsory_bytes(), 1.0, device));
   return plan;
 }
 

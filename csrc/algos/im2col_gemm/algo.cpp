@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "algos/im2col_gemm/plan.h"
@@ -22,6 +23,34 @@ Support supports(const ConvProblem& problem, const DeviceInfo&) {
 // The library's products on a CPU, of FP32.
 constexpr CpuRates<double> cpu_gemm{0.7, 1.45};
 
+// cuBLAS alone, where the tensors are its matrices as they are: a launch and a block's walk over the reduction, the
+// products of whole tiles, the bytes. Fitted to an H200's times like PyTorch's own convolution (algos/torch), which is
+// the same product in half types. Unaligned: rows that are no whole 16 bytes, for which its kernels are others.
+double in_place_us(const ConvProblem& problem, const DeviceInfo& device) {
+  struct Times {
+    double launch, term, products, input, output;
+  };
+  constexpr Times plain{9.7, 5.2, 1.05, 0.3, 1.1}, few_rows{9.7, 100.0, 1.05, 0.3, 1.1},
+      half{6.9, 1.0, 0.5, 0.45, 1.22};
+  constexpr Times unaligned{6.4, 7.5, 4.5, 0.0, 2.9}, unaligned_images{6.4, 6.6, 5.1, 0.0, 6.5};
+  const bool tensor_cores = problem.dtype != DType::f32, nhwc = problem.layout == Layout::nhwc;
+  const std::int64_t pixels = problem.h * problem.w;
+  const bool aligned = problem.c % 8 == 0 && (nhwc || pixels % 8 == 0);
+  const std::int64_t rows = problem.n * pixels;  // for 2 to 32 of them it finds no good FP32 kernel
+  const Times& times = !tensor_cores ? (rows > 1 && rows <= 32 ? few_rows : plain)
+                       : aligned     ? half
+                       : nhwc        ? unaligned
+                                     : unaligned_images;
+  const double filters = static_cast<double>(problem.k);
+  const double flops = problem.direct_flops() * std::ceil(filters / 64.0) * 64.0 / filters;
+  const double size = static_cast<double>(size_of(problem.dtype));
+  return times.launch + 1e-3 * times.term * static_cast<double>(problem.c) +
+         times.products * (tensor_cores ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device)) +
+         memory_us(size * static_cast<double>(problem.n * pixels) *
+                       (times.input * static_cast<double>(problem.c) + times.output * filters),
+                   1.0, device);
+}
+
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const Cut chunk = cut(problem, device.type);
   ConvPlan plan;
@@ -34,11 +63,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 
   const bool tensor_cores = device.type == DeviceType::cuda && problem.dtype != DType::f32;
   const double depth = static_cast<double>(problem.c * problem.r * problem.s);
-  if (tensor_cores && !chunk.unrolls && !chunk.finishes) {
-    // The library's GEMM alone: cuDNN's time for 1x1 convolutions (torch_conv), without what its search misses (H200).
-    plan.cost_us =
-        7.5 + 0.0014 * depth +
-        std::max(tensor_us(problem.direct_flops(), 1.2, device), memory_us(problem.compulsory_bytes(), 1.0, device));
+  if (device.type == DeviceType::cuda && !chunk.unrolls && !chunk.finishes && problem.groups == 1) {
+    plan.cost_us = in_place_us(problem, device);
     return plan;
   }
 

@@ -37,7 +37,7 @@ struct Cut {
 
 inline Cut cut(const ConvProblem& problem, DeviceType device) {
   const bool cpu = device == DeviceType::cpu, wide = problem.dtype == DType::f32;
-  const bool epilogue = problem.has_bias || problem.has_residual || problem.activation != Activation::none;
+  const bool epilogue = problem.has_bias || problem.has_residual() || problem.activation != Activation::none;
   Cut result{};
   result.gemm_type = cpu ? DType::f32 : problem.dtype;  // the CPU library's GEMM is FP32
   result.converts_weight = result.gemm_type != problem.dtype;

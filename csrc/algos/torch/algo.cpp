@@ -47,96 +47,104 @@ double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
          std::max(fp32_us(problem.direct_flops(), share * filling, device), memory_us(bytes, 1.0, device));
 }
 
-// The tensor cores' kernels are NHWC inside: NCHW input and weight are converted before, output after, in three
-// launches; microseconds per million elements. Not so 1x1 kernels whose images are whole pieces of 16 bytes.
-double conversions_us(const ConvProblem& problem) {
-  const bool product = problem.r * problem.s == 1 && problem.stride_h == 1 && problem.stride_w == 1 &&
-                       problem.pad_h + problem.pad_w == 0 &&
-                       problem.h * problem.w * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
-  if (problem.layout == Layout::nhwc || product) return 0.0;
-  const double input_and_output =
-      static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
-  const double weight = static_cast<double>(problem.k * problem.c_per_group() * problem.r * problem.s);
-  return 7.5 + 1e-6 * ((problem.dtype == DType::f32 ? 2.1 : 1.75) * input_and_output + 4.5 * weight);
+// cuDNN with benchmark=True: a launch and what a block waits for, its walk over the reduction; the products, filters
+// filled up to a tile's; input and output read and written, conversions to NHWC among them.
+struct Cudnn {
+  double launch;         // us
+  double term;           // us for each 1000 terms of the reduction
+  double products;       // times their time at the device's sustained rate
+  double input, output;  // times their bytes' time at the memory's
+};
+
+// Fitted to an H200's times of the layer sets and of two thirds of a corpus of networks (docs/log/79-regret-h200.md).
+namespace cudnn {
+// FP32 arithmetic, which class `fp32` gets as well.
+constexpr Cudnn plain_1x1[] = {{10.5, 32.0, 1.19, 1.4, 4.0}, {10.5, 24.0, 1.13, 0.2, 1.0}};  // NHWC, NCHW
+constexpr Cudnn plain_3x3[] = {{10.5, 25.4, 0.58, 0.0, 19.6},
+                               {8.0, 28.0, 0.46, 0.0, 18.5}};  // stride 1: Winograd's too
+constexpr Cudnn plain[] = {{12.8, 25.7, 1.06, 5.2, 0.0}, {12.8, 21.6, 0.93, 3.2, 0.0}};
+constexpr Cudnn plain_first[] = {{9.6, 54.0, 1.96, 0.5, 2.1}, {10.0, 0.0, 1.96, 1.5, 0.8}};
+// Tensor cores. Unaligned: channels that are no whole 16 bytes, which are padded before, or computed otherwise.
+constexpr Cudnn tf32_1x1[] = {{8.3, 2.5, 1.39, 0.33, 1.12}, {10.6, 5.0, 2.46, 0.0, 1.0}};
+constexpr Cudnn tf32[] = {{10.5, 2.4, 1.50, 0.21, 0.58}, {14.5, 5.0, 1.49, 2.35, 2.95}};
+constexpr Cudnn tf32_first[] = {{14.6, 0.0, 8.6, 0.0, 0.82}, {18.0, 0.0, 8.6, 2.0, 2.8}};
+constexpr Cudnn half_1x1[] = {{7.8, 0.6, 0.57, 0.26, 1.26}, {6.7, 0.0, 1.05, 0.29, 0.91}};
+constexpr Cudnn half[] = {{10.1, 1.15, 0.81, 0.0, 0.58}, {14.0, 3.9, 0.78, 3.05, 4.85}};
+constexpr Cudnn half_first[] = {{12.7, 0.0, 0.0, 0.0, 4.4}, {9.8, 0.0, 0.0, 0.0, 8.2}};
+constexpr Cudnn unaligned_1x1[] = {{6.4, 9.6, 8.2, 5.1, 1.1}, {7.2, 6.6, 0.91, 2.0, 7.0}};
+constexpr Cudnn unaligned[] = {{17.0, 1.15, 0.81, 0.6, 10.0}, {17.0, 3.9, 0.81, 3.0, 10.0}};
+// Groups of 4, 8, 16 or 32 channels and filters have kernels; others take their time one after the other.
+constexpr Cudnn few_grouped[] = {{8.5, 3.4, 0.95, 0.0, 0.0}, {16.0, 3.4, 1.95, 0.0, 0.0}};
+constexpr Cudnn half_grouped[] = {{10.0, 1.0, 5.6, 0.0, 0.0}, {14.0, 1.0, 5.6, 1.0, 1.0}};
+constexpr Cudnn tf32_grouped[] = {{10.0, 1.0, 9.0, 0.0, 0.0}, {14.0, 1.0, 9.0, 1.0, 1.0}};
+constexpr Cudnn plain_grouped[] = {{10.0, 1.0, 2.0, 0.0, 0.0}, {10.0, 1.0, 1.3, 0.0, 0.0}};
+constexpr double group_us = 2.0;
+// Depthwise, in FP32 arithmetic whatever the class.
+constexpr Cudnn depthwise_3x3[] = {{5.4, 55.0, 6.1, 0.34, 0.0}, {8.0, 100.0, 14.3, 1.1, 1.1}};
+constexpr Cudnn depthwise[] = {{5.4, 55.0, 9.0, 0.34, 0.0}, {8.0, 100.0, 14.3, 1.1, 1.1}};
+constexpr Cudnn half_depthwise[] = {{8.2, 137.0, 2.9, 0.89, 0.0}, {6.7, 37.0, 14.5, 2.15, 0.0}};
+}  // namespace cudnn
+
+bool has_grouped_kernel(const ConvProblem& problem) {
+  const std::int64_t channels = problem.c_per_group();
+  const bool tensor_cores = problem.dtype != DType::f32 || problem.accuracy == AccuracyClass::tf32;
+  return tensor_cores && channels == problem.k_per_group() &&
+         (channels == 4 || channels == 8 || channels == 16 || channels == 32);
 }
 
-// cuDNN's tensor-core kernels of more than one tap, at any batch that fills the device: whole waves of tiles of 128
-// outputs x 128 filters, or of a half or a quarter of one where that leaves fewer processors idle, each a bit slower.
-// What of the shorter one of products and memory is not hidden comes on top.
-double products_us(const ConvProblem& problem, const DeviceInfo& device) {
-  const bool tf32 = problem.accuracy == AccuracyClass::tf32;
-  const double filters = static_cast<double>(problem.k), channels = static_cast<double>(problem.c);
-  const double pixels = static_cast<double>(problem.n * problem.p() * problem.q());
-  const double tiles = std::ceil(pixels / 128.0) * std::max(1.0, filters / 128.0) / device.processors;
-  double waves = std::ceil(tiles);
-  waves = std::min(waves, 1.15 * std::ceil(2.0 * tiles) / 2.0);
-  waves = std::min(waves, 1.30 * std::ceil(4.0 * tiles) / 4.0);
-  const double peak = (tf32 ? 0.675 : 1.255) * device.fp16_tensor_flops_per_s;
-  const double filling = std::min(1.0, (filters + 16.0) / 128.0);
-  const double depth = tf32 ? 1.0 : channels / (channels + 9.5);  // a short reduction of one tap, in half types
-  const double products = problem.direct_flops() * (waves / tiles) / (peak * filling * depth);
-  const double memory = problem.compulsory_bytes() / device.bandwidth_bytes_per_s;
-  return 1e6 * (std::max(products, memory) + (tf32 ? 0.45 : 0.11) * std::min(products, memory));
+const Cudnn* cudnn_times(const ConvProblem& problem) {
+  const bool half = problem.dtype != DType::f32, tf32 = problem.accuracy == AccuracyClass::tf32;
+  const bool product = problem.r * problem.s == 1, first = problem.c <= 4;
+  if (problem.groups > 1 && problem.c_per_group() == 1) {
+    return half ? cudnn::half_depthwise : problem.r * problem.s <= 9 ? cudnn::depthwise_3x3 : cudnn::depthwise;
+  }
+  if (!half && !tf32) {
+    if (problem.groups > 1) return cudnn::plain_grouped;
+    if (first) return cudnn::plain_first;
+    if (product) return cudnn::plain_1x1;
+    const bool winograd = problem.r == 3 && problem.s == 3 && problem.stride_h == 1 && problem.stride_w == 1;
+    return winograd ? cudnn::plain_3x3 : cudnn::plain;
+  }
+  if (problem.groups > 1) {
+    return has_grouped_kernel(problem) ? cudnn::few_grouped : half ? cudnn::half_grouped : cudnn::tf32_grouped;
+  }
+  if (first) return half ? cudnn::half_first : cudnn::tf32_first;
+  const auto in_pieces = [&](std::int64_t count) {  // of 16 bytes
+    return count * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
+  };
+  const bool padded = !in_pieces(problem.c) || (!product && !in_pieces(problem.k));
+  // A product of images as they are, if their rows are whole pieces of 16 bytes.
+  const bool converts = problem.layout == Layout::nchw && product &&
+                        (problem.stride_h != 1 || problem.stride_w != 1 || problem.pad_h + problem.pad_w != 0 ||
+                         !in_pieces(problem.h * problem.w));
+  if (padded || converts) return product ? cudnn::unaligned_1x1 : cudnn::unaligned;
+  if (half) return product ? cudnn::half_1x1 : cudnn::half;
+  return product ? cudnn::tf32_1x1 : cudnn::tf32;
 }
 
-// cuDNN with benchmark=True, fitted to the layer set on an H200 (benchmarks/results). A block walks the whole
-// reduction, which small problems wait for: microseconds per term.
 double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool half = problem.dtype != DType::f32, tf32 = problem.accuracy == AccuracyClass::tf32;
+  const bool first = problem.groups == 1 && problem.c <= 4;
   const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
-  const double bandwidth = device.bandwidth_bytes_per_s;
-  const bool few_channels = problem.groups == 1 && problem.c <= 4, nhwc = problem.layout == Layout::nhwc;
-  if (problem.groups > 1 && problem.c_per_group() == 1) {  // depthwise, in FP32 arithmetic whatever the class
-    const bool half = problem.dtype != DType::f32;
-    const double rate = (!nhwc ? 0.17 : half ? 0.24 : 0.145) * device.fp32_flops_per_s;
-    const double share = !nhwc ? 0.19 : half ? 0.85 : 0.97;
-    return 5.0 + 1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / (share * bandwidth));
+  if (half && first && problem.r * problem.s > 9) {  // large kernels; for 64 filters of 7x7 in FP16 cuDNN has one
+    const bool fits = problem.accuracy == AccuracyClass::fp16 && problem.k <= 64 && problem.r * problem.s <= 49;
+    const double share = problem.accuracy == AccuracyClass::bf16 ? 0.045 : fits ? 0.137 : 0.056;
+    const double conversions = problem.layout == Layout::nhwc ? 0.0 : 7.5;
+    return 8.5 + 0.09 * terms + tensor_us(problem.direct_flops(), share, device) + conversions;
   }
-  if (problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32) {
-    if (problem.groups > 1) {  // from one layer
-      const double rate = (nhwc ? 0.11 : 0.21) * device.fp32_flops_per_s;
-      return 5.0 + 1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / bandwidth);
-    }
-    // 28 to 50 TFLOP/s; where its search finds Winograd, for 3x3 kernels on small maps, 65 to 115.
-    const bool winograd = problem.r == 3 && problem.s == 3 && problem.stride_h == 1 && problem.h <= 28;
-    // First layers of networks: 12 to 22 TFLOP/s.
-    const double filling = few_channels ? std::min(1.0, 0.3 + static_cast<double>(problem.k) / 400.0) : 1.0;
-    const double rate = (winograd && !few_channels ? 1.8 : 0.85 * filling) * device.fp32_flops_per_s;
-    return 4.0 + (few_channels ? 0.04 : 0.022) * terms +
-           1e6 * std::max(problem.direct_flops() / rate, problem.compulsory_bytes() / bandwidth);
-  }
-  // Tensor cores: tiles of 128 filters. TF32 kernels need long reductions.
-  const bool tf32 = problem.accuracy == AccuracyClass::tf32;
-  const double peak = (tf32 ? 0.66 : 1.15) * device.fp16_tensor_flops_per_s;
-  const double filling = std::min(1.0, (static_cast<double>(problem.k_per_group()) + 16.0) / 128.0);
-  const double channels = static_cast<double>(problem.c_per_group());
-  const double depth = tf32 ? terms / (terms + 140.0) : channels / (channels + 6.0);
-  const double conversions = conversions_us(problem);
-  const double terms_us = (tf32 ? 0.00226 : 0.00131) * terms;
-  if (problem.n == 1 && problem.groups == 1 && problem.direct_flops() < 8e9) {  // caches are cold: launch and latency
-    const double outputs =
-        1e-6 * static_cast<double>(problem.output_numel()) * static_cast<double>(size_of(problem.dtype));
-    const double gflop = 1e-9 * problem.direct_flops();
-    if (few_channels) return (problem.accuracy == AccuracyClass::bf16 ? 15.0 : 8.5) + 0.9 * outputs + conversions;
-    return (tf32 ? 10.2 + 1.18 * gflop + 0.92 * outputs : 9.2 + 0.53 * gflop + 1.2 * outputs) + terms_us + conversions;
-  }
-  if (few_channels && problem.r * problem.s > 9) {  // large kernels of first layers
-    // For 64 filters of 7x7 in FP16 cuDNN has a kernel.
-    const bool half = problem.accuracy == AccuracyClass::fp16,
-               fits = half && problem.k <= 64 && problem.r * problem.s <= 49;
-    const double rate = (problem.accuracy == AccuracyClass::bf16 ? 0.045
-                         : fits                                  ? 0.137
-                                                                 : 0.056) *
-                        device.fp16_tensor_flops_per_s;
-    return 8.5 + 1e6 * problem.direct_flops() / rate + conversions;
-  }
-  if (!few_channels && problem.groups == 1 && problem.r * problem.s > 1) {
-    return (tf32 ? 13.3 : 11.5) + products_us(problem, device) + conversions;
-  }
-  // First layers: the number of outputs decides, one in the time of 8.6 bytes.
-  const double bytes =
-      std::max(problem.compulsory_bytes(), few_channels ? 8.6 * static_cast<double>(problem.output_numel()) : 0.0);
-  return (tf32 ? 11.0 + 0.002 * terms : 8.5 + 0.0014 * terms) + conversions +
-         1e6 * std::max(problem.direct_flops() / (peak * filling * depth), bytes / bandwidth);
+  const Cudnn& times = cudnn_times(problem)[problem.layout == Layout::nhwc ? 0 : 1];
+  const bool tensor_cores = half || tf32, depthwise = problem.groups > 1 && problem.c_per_group() == 1;
+  const double filters = static_cast<double>(problem.k_per_group());
+  const double tile = depthwise ? 1.0 : tensor_cores ? 128.0 : 32.0;
+  const double flops = problem.direct_flops() * std::ceil(filters / tile) * tile / filters;
+  const double size = static_cast<double>(size_of(problem.dtype));
+  const double input = size * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
+  const double output = size * static_cast<double>(problem.output_numel());
+  const bool in_turn = problem.groups > 1 && !depthwise && !has_grouped_kernel(problem);
+  return times.launch + 1e-3 * times.term * terms +
+         (in_turn ? cudnn::group_us * static_cast<double>(problem.groups) : 0.0) +
+         times.products * (tensor_cores && !depthwise ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device)) +
+         memory_us(times.input * input + times.output * output, 1.0, device);
 }
 
 // What follows the convolution takes passes over the output: the bias (on CUDA, where cuDNN is not asked to add it, by
@@ -146,13 +154,13 @@ double epilogue_us(const ConvProblem& problem, const DeviceInfo& device) {
                       device.bandwidth_bytes_per_s;
   const bool bias_pass = problem.has_bias && device.type == DeviceType::cuda;
   return (bias_pass ? 2.0 + (problem.dtype == DType::f32 ? 3.0 : 5.5) * y_us : 0.0) +
-         (problem.has_residual ? 2.0 + 3.0 * y_us : 0.0) +
+         (problem.has_residual() ? 2.0 + 3.0 * y_us : 0.0) +
          (problem.activation != Activation::none ? 2.0 + 2.0 * y_us : 0.0);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvProblem bare = problem;
-  bare.has_bias = bare.has_residual = false, bare.activation = Activation::none;
+  bare.has_bias = false, bare.residual = Residual::none, bare.activation = Activation::none;
   ConvPlan plan;
   plan.config = "aten::_convolution";
   plan.cost_us = (device.type == DeviceType::cpu ? cpu_cost_us(bare, device) : cuda_cost_us(bare, device)) +

@@ -83,8 +83,9 @@ inline Config configure(const ConvProblem& problem, const DeviceInfo& device, in
                                                    : 2.0 * static_cast<double>(problem.n) *
                                                          static_cast<double>(planes_bytes_per_image(problem));
   config.cost_us =
-      (single_stage(problem) ? 5.0 : 17.0) +
-      std::max(fp32_us(flops, tile.rate, device), memory_us(problem.compulsory_bytes() + plane_bytes, 1.0, device));
+      (single_stage(problem) ? 8.0 : 17.0) +
+      (single_stage(problem) ? 1.6 : 1.25) *
+          std::max(fp32_us(flops, tile.rate, device), memory_us(problem.compulsory_bytes() + plane_bytes, 1.0, device));
   return config;
 }
 

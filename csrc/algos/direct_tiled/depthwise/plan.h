@@ -85,8 +85,10 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   const double filled =
       static_cast<double>(config.blocks) / static_cast<double>(ceil_div(config.blocks, slots) * slots);
   const double share = problem.r == 3 ? std::min(1.0, 4.0 * filled) : filled;
+  const double walk = 0.14 * static_cast<double>(problem.r * problem.s);  // a thread's, over the taps
   config.cost_us =
-      5.0 + std::max(fp32_us(problem.direct_flops(), share_of_rate * share, device), memory_us(bytes, 0.8, device));
+      6.4 + walk +
+      std::max(fp32_us(problem.direct_flops(), share_of_rate * share, device), memory_us(bytes, 0.8, device));
   return config;
 }
 

@@ -287,7 +287,7 @@ __device__ __forceinline__ void finish(const Params<T>& params, const Origin& at
   const std::int64_t first = at.n * params.image_out +
                              ((at.p + lane.p) * params.out_p + (at.q + lane.q) * params.out_q) +
                              static_cast<std::int64_t>(k) * params.out_k;
-  if (params.epilogue.residual != nullptr) {
+  const auto add_residual = [&] {
     const T* residual = params.epilogue.residual + first;
     for_each_quad(params, rows_left, columns_left, filters_left, sum,
                   [&](int offset, int count, float& a, float& b, float& c, float& d) {
@@ -304,8 +304,9 @@ __device__ __forceinline__ void finish(const Params<T>& params, const Origin& at
                       if (count > 3) d += to_float(from[3]);
                     }
                   });
-  }
-  if (params.has_activation) {
+  };
+  params.epilogue.in_order(add_residual, [&] {
+    if (!params.has_activation) return;
 #pragma unroll
     for (int pixel = 0; pixel < rows * quad; ++pixel) {
 #pragma unroll
@@ -314,7 +315,7 @@ __device__ __forceinline__ void finish(const Params<T>& params, const Origin& at
         value = params.epilogue.activate(value);
       }
     }
-  }
+  });
   T* y = params.y + first;
   asm volatile("" : "+l"(y));  // or the compiler would rather add `first` to each of the offsets
   __builtin_assume(__isGlobal(y));

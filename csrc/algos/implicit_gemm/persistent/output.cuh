@@ -86,20 +86,22 @@ __device__ __forceinline__ void store_vectors(const Params<T>& params, int split
   };
   const Epilogue<T>& epilogue = params.epilogue;
   for_each([&](float v, int i, int e) { return v + bias[i][e]; });
-  if (epilogue.residual != nullptr) {
+  const auto add_residual = [&] {
     Vector<T, size> residual[count];
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       residual[i] = *reinterpret_cast<const Vector<T, size>*>(epilogue.residual + (index[i] >= 0 ? index[i] : 0));
     }
     for_each([&](float v, int i, int e) { return v + to_float(residual[i].e[e]); });
-  }
-  const ActivationFunction& activate = epilogue.activate;
-  if (activate.is_silu) {
-    for_each([](float v, int, int) { return ActivationFunction::silu(v); });
-  } else if (activate.negative_slope != 1.0f || activate.cap != INFINITY) {
-    for_each([&](float v, int, int) { return activate.piecewise(v); });
-  }
+  };
+  epilogue.in_order(add_residual, [&] {
+    const ActivationFunction& activate = epilogue.activate;
+    if (activate.is_silu) {
+      for_each([](float v, int, int) { return ActivationFunction::silu(v); });
+    } else if (activate.negative_slope != 1.0f || activate.cap != INFINITY) {
+      for_each([&](float v, int, int) { return activate.piecewise(v); });
+    }
+  });
 #pragma unroll
   for (int i = 0; i < count; ++i) {
     Vector<T, size> result;

@@ -52,12 +52,12 @@ __device__ __forceinline__ void finish(const Params<T>& params, const float* sou
   };
   const Floats sum = *reinterpret_cast<const Floats*>(source);
   const Epilogue<T>& epilogue = params.epilogue;
-  Elements residual{}, result;  // x + 0 is x
+  Elements residual{}, result;  // x + 0 is x, but for -0
   if (epilogue.residual != nullptr) residual = *reinterpret_cast<const Elements*>(epilogue.residual + index);
 #pragma unroll
   for (int i = 0; i < count; ++i) {
     const float value = sum.e[i] + epilogue.bias_of(one_filter ? k : k + i);
-    result.e[i] = from_float<T>(epilogue.activate(value + to_float(residual.e[i])));
+    result.e[i] = from_float<T>(epilogue.finish_value(value, to_float(residual.e[i])));
   }
   *reinterpret_cast<Elements*>(params.y + index) = result;
 }

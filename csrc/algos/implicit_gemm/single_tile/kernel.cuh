@@ -298,9 +298,7 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
         int at = index[i] + (k + column) * image;
 #pragma unroll
         for (int e = 0; e < chunk; ++e, at += image) {
-          if (epilogue.residual != nullptr) value[e] += to_float(epilogue.residual[at]);
-          params.y[at] =
-              from_float<T>(activate.is_silu ? ActivationFunction::silu(value[e]) : activate.piecewise(value[e]));
+          params.y[at] = epilogue.finish(value[e], at);
         }
         continue;
       }
@@ -310,18 +308,20 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
         for (int e = 0; e < chunk; ++e) value[e] = clamp(value[e], activate.cap);
       }
       if constexpr (finish == Finish::general) {
-        if (epilogue.residual != nullptr) {
+        const auto add_residual = [&] {
           const auto residual = *reinterpret_cast<const Chunk<T>*>(epilogue.residual + at);
 #pragma unroll
           for (int e = 0; e < chunk; ++e) value[e] += to_float(residual.e[e]);
-        }
-        if (activate.is_silu) {
+        };
+        epilogue.in_order(add_residual, [&] {
+          if (activate.is_silu) {
 #pragma unroll
-          for (int e = 0; e < chunk; ++e) value[e] = ActivationFunction::silu(value[e]);
-        } else {
+            for (int e = 0; e < chunk; ++e) value[e] = ActivationFunction::silu(value[e]);
+          } else {
 #pragma unroll
-          for (int e = 0; e < chunk; ++e) value[e] = activate.piecewise(value[e]);
-        }
+            for (int e = 0; e < chunk; ++e) value[e] = activate.piecewise(value[e]);
+          }
+        });
       }
       Chunk<T> result;
 #pragma unroll

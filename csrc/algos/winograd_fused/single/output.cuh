@@ -150,12 +150,12 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
   const int y_column = static_cast<int>(params.y_column), y_filter = static_cast<int>(params.y_channel);
   const std::int64_t base = mine.base + (row * static_cast<int>(params.y_row) + column * y_column);
   constexpr int next_filter = has_lines<T> ? 1 : 2;  // of two rows of sums
-  // visit(offset, filter, output) for what exists.
-  const auto for_each = [&](const auto& visit) {
+  // visit(offset, filter, output) for what exists, from `first` on.
+  const auto for_each = [&](std::int64_t first, const auto& visit) {
 #pragma unroll
     for (int b = 0; b < thread_filters; ++b) {
       if (b * next_filter >= mine.filters) continue;
-      const std::int64_t start = base + b * next_filter * y_filter;
+      const std::int64_t start = first + b * next_filter * y_filter;
       if constexpr (output == StoreMode::pixels) {
         visit(start, b, 0);
       } else {
@@ -166,27 +166,41 @@ __device__ __forceinline__ void store_position(const Params<T>& params, const Fi
       }
     }
   };
-  if (__builtin_expect(params.epilogue.residual != nullptr, 0)) {
-    for_each([&](std::int64_t index, int b, int i) {
-      const T* residual = params.epilogue.residual + index;
-      if constexpr (output == StoreMode::pixels) {
-        T others[tile_outputs];
-        memcpy(others, __builtin_assume_aligned(residual, sizeof others), sizeof others);
+  const auto add = [&](std::int64_t index, int b, int i) {
+    const T* residual = params.epilogue.residual + index;
+    if constexpr (output == StoreMode::pixels) {
+      T others[tile_outputs];
+      memcpy(others, __builtin_assume_aligned(residual, sizeof others), sizeof others);
 #pragma unroll
-        for (int j = 0; j < tile_outputs; ++j) value[b][j] += to_float(others[j]);
-      } else {
-        value[b][i] += to_float(*residual);
-      }
-    });
-  }
-  activate<T>(params.epilogue.activate, value);
-  for_each([&](std::int64_t index, int b, int i) {
+      for (int j = 0; j < tile_outputs; ++j) value[b][j] += to_float(others[j]);
+    } else {
+      value[b][i] += to_float(*residual);
+    }
+  };
+  const auto write = [&](std::int64_t index, int b, int i) {
     if constexpr (output == StoreMode::pixels) {
       *reinterpret_cast<Vector<T, tile_outputs>*>(params.y + index) = pack_vector<T, tile_outputs>(value[b]);
     } else {
       params.y[index] = from_float<T>(value[b][i]);
     }
-  });
+  };
+  if (__builtin_expect(params.epilogue.adds_before(), 0)) for_each(base, add);
+  activate<T>(params.epilogue.activate, value);
+  // An output's residual and its store stand together, so that addresses do not wait in registers.
+  const bool adds_after = __builtin_expect(params.epilogue.adds_after(), 0);
+  if (output == StoreMode::pixels && adds_after) {
+    std::int64_t first = base;
+    asm volatile("" : "+l"(first));  // nor are computed for both ways at once
+    for_each(first, [&](std::int64_t index, int b, int i) {
+      add(index, b, i);
+      write(index, b, i);
+    });
+  } else {
+    for_each(base, [&](std::int64_t index, int b, int i) {
+      if (output == StoreMode::elements && adds_after) add(index, b, i);
+      write(index, b, i);
+    });
+  }
 }
 
 // U of a point into registers of sums that have been handed over, and from there.

@@ -246,9 +246,13 @@ __device__ __forceinline__ float finish_groups(const Params<T>& params, const Fr
       const int b = filters.index(i % 4);
       v = fmaf(v * filters.second_scale[b], filters.scale[b], filters.bias[i % 4 / 2]);
     }
-    if (params.epilogue.residual != nullptr) add_residual(params, mine, j, value);
+    params.epilogue.in_order([&] { add_residual(params, mine, j, value); },
+                             [&] {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) value[i / 4][i % 4] = params.epilogue.activate(value[i / 4][i % 4]);
+                               for (int i = 0; i < 8; ++i) {
+                                 value[i / 4][i % 4] = params.epilogue.activate(value[i / 4][i % 4]);
+                               }
+                             });
     store(value, j);
   }
   return bad;

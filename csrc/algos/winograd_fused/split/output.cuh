@@ -62,34 +62,25 @@ __device__ __forceinline__ void for_each_output(const Params& params, const Targ
   }
 }
 
-// Residual, activation and store. SiLU comes later (apply_silu): inlined for every
+// Residual, activation and store. SiLU comes later (apply_silu), and with it a residual behind it: inlined for every
 // output it would make the code larger than the instruction cache.
 template <StoreMode output>
 __device__ __forceinline__ void store(const Params& params, const Target& at, Values& value) {
   float* y = params.y;
-  const float* residual = params.epilogue.residual;
-  if (residual != nullptr) {
-    for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {
-      if constexpr (output == StoreMode::filters) {
-        const float2 other = *reinterpret_cast<const float2*>(residual + index);
-        value[e][0][i] += other.x, value[e][1][i] += other.y;
-      } else if constexpr (output == StoreMode::pixels) {
-        const float4 other = *reinterpret_cast<const float4*>(residual + index);
-        value[e][b][0] += other.x, value[e][b][1] += other.y, value[e][b][2] += other.z, value[e][b][3] += other.w;
-      } else {
-        value[e][b][i] += residual[index];
-      }
-    });
-  }
   const ActivationFunction& activate = params.epilogue.activate;
-  if (!activate.is_silu && !activate.is_linear()) {
-#pragma unroll
-    for (int j = 0; j < 4 * tile_outputs; ++j) {
-      float& v = value[j / tile_outputs / 2][j / tile_outputs % 2][j % tile_outputs];
-      v = activate.piecewise(v);
+  const auto add = [&](std::int64_t index, int e, int b, int i) {
+    const float* residual = params.epilogue.residual + index;
+    if constexpr (output == StoreMode::filters) {
+      const float2 other = *reinterpret_cast<const float2*>(residual);
+      value[e][0][i] += other.x, value[e][1][i] += other.y;
+    } else if constexpr (output == StoreMode::pixels) {
+      const float4 other = *reinterpret_cast<const float4*>(residual);
+      value[e][b][0] += other.x, value[e][b][1] += other.y, value[e][b][2] += other.z, value[e][b][3] += other.w;
+    } else {
+      value[e][b][i] += *residual;
     }
-  }
-  for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {
+  };
+  const auto write = [&](std::int64_t index, int e, int b, int i) {
     if constexpr (output == StoreMode::filters) {
       *reinterpret_cast<float2*>(y + index) = make_float2(value[e][0][i], value[e][1][i]);
     } else if constexpr (output == StoreMode::pixels) {
@@ -98,7 +89,23 @@ __device__ __forceinline__ void store(const Params& params, const Target& at, Va
     } else {
       y[index] = value[e][b][i];
     }
-  });
+  };
+  if (params.epilogue.adds_before()) for_each_output<output>(params, at, add);
+  if (!activate.is_silu && !activate.is_linear()) {
+#pragma unroll
+    for (int j = 0; j < 4 * tile_outputs; ++j) {
+      float& v = value[j / tile_outputs / 2][j / tile_outputs % 2][j % tile_outputs];
+      v = activate.piecewise(v);
+    }
+  }
+  if (params.epilogue.adds_after() && !activate.is_silu) {  // together: else addresses would wait in registers
+    for_each_output<output>(params, at, [&](std::int64_t index, int e, int b, int i) {
+      add(index, e, b, i);
+      write(index, e, b, i);
+    });
+  } else {
+    for_each_output<output>(params, at, write);
+  }
 }
 
 // In place, over what this thread has just stored: of its positions, two by two, 8 apart.
@@ -108,8 +115,9 @@ __device__ __forceinline__ void apply_silu(const Params& params, const Outputs* 
     const Outputs& at = outputs[j / (4 * tile_outputs) * 8 + j / (2 * tile_outputs) % 2];
     const int i = j / 2 % tile_outputs, filter = k + j % 2;
     if (i >= at.count() || filter >= params.k) continue;
-    float* target = params.y + at.index() + i * params.y_column + filter * params.y_channel;
-    *target = params.epilogue.activate(*target);
+    const std::int64_t index = at.index() + i * params.y_column + filter * params.y_channel;
+    const float value = params.epilogue.activate(params.y[index]);
+    params.y[index] = params.epilogue.adds_after() ? value + params.epilogue.residual[index] : value;
   }
 }
 

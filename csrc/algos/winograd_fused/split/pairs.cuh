@@ -86,13 +86,13 @@ struct Finisher {
                        "r"(count), "l"(target), "f"(two.x), "f"(two.y)
                        : "memory");
         } else if (column(which) + most < count) {
+          float2 more = make_float2(-0.0f, -0.0f);
           if (epilogue.residual != nullptr) {
             const std::int64_t element = target - reinterpret_cast<char*>(params.y);
-            const float2 more =
-                *reinterpret_cast<const float2*>(reinterpret_cast<const char*>(epilogue.residual) + element);
-            two.x += more.x, two.y += more.y;
+            more = *reinterpret_cast<const float2*>(reinterpret_cast<const char*>(epilogue.residual) + element);
           }
-          *reinterpret_cast<float2*>(target) = make_float2(epilogue.activate(two.x), epilogue.activate(two.y));
+          *reinterpret_cast<float2*>(target) =
+              make_float2(epilogue.finish_value(two.x, more.x), epilogue.finish_value(two.y, more.y));
         }
       }
     }

@@ -135,16 +135,24 @@ __device__ __forceinline__ void transform_output(const Params& params, const Wor
       Values result[4];
       winograd::Transform<4>::output(d[i], result);
       const auto offset = [&](int j) { return is_nhwc(access) ? j * params.k : j; };
+      const auto add_residual = [&] {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        result[j].e[0] += bias[0], result[j].e[1] += bias[1];
-        if (!plain && params.epilogue.residual != nullptr && j < width) {
-          const float* const residual = params.epilogue.residual + index + offset(j);
-          result[j].e[0] += residual[0];
-          if (second) result[j].e[1] += residual[params.y_filter];
+        for (int j = 0; j < 4; ++j) {
+          if (j < width) {
+            const float* const residual = params.epilogue.residual + index + offset(j);
+            result[j].e[0] += residual[0];
+            if (second) result[j].e[1] += residual[params.y_filter];
+          }
         }
+      };
+#pragma unroll
+      for (int j = 0; j < 4; ++j) result[j].e[0] += bias[0], result[j].e[1] += bias[1];
+      const auto apply_activation = [&] { apply<plain>(activate, identity, result); };
+      if constexpr (plain) {
+        apply_activation();
+      } else {
+        params.epilogue.in_order(add_residual, apply_activation);
       }
-      apply<plain>(activate, identity, result);
       float* const y = params.y + index;
       if constexpr (access == Access::nchw_quads) {
         __stcs(reinterpret_cast<float4*>(y),

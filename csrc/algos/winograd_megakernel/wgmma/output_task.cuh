@@ -97,17 +97,26 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
       result[j].e[0] = fmaf(result[j].e[0] * scale0.first, scale0.second, bias[0]);
       result[j].e[1] = fmaf(result[j].e[1] * scale1.first, scale1.second, bias[1]);
     }
-    if (!plain && params.epilogue.residual != nullptr) {
-      const T* const residual = params.epilogue.residual + index;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (i < rows && j < columns) {
-          result[j].e[0] += to_float(residual[j * pixel]);
-          if (second) result[j].e[1] += to_float(residual[j * pixel + filter]);
-        }
+    const auto add_residual = [&](int j) {
+      if (i >= rows || j >= columns) return;
+      const T* const residual = params.epilogue.residual + index + j * pixel;
+      if constexpr (output == StoreMode::filters) {
+        const auto pair = *reinterpret_cast<const Aligned<T, 2>*>(residual);
+        result[j].e[0] += to_float(pair.e[0]), result[j].e[1] += to_float(pair.e[1]);
+      } else {
+        result[j].e[0] += to_float(residual[0]);
+        if (second) result[j].e[1] += to_float(residual[filter]);
       }
+    };
+    if (!plain && params.epilogue.adds_before()) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) add_residual(j);
     }
     apply<plain>(activate, identity, result);
+    if (output == StoreMode::pixels && !plain && params.epilogue.adds_after()) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) add_residual(j);
+    }
     if constexpr (output == StoreMode::pixels) {  // the number of columns is a multiple of 4
       const auto quad = [&result](int e) {
         return Aligned<T, 4>{from_float<T>(result[0].e[e]), from_float<T>(result[1].e[e]),
@@ -123,6 +132,7 @@ __device__ __forceinline__ void finish_output(const Params<T>& params, const Str
       const int width = i < rows ? columns : 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
+        if (!plain && params.epilogue.adds_after()) add_residual(j);  // beside the store, whose address it has
         if constexpr (output == StoreMode::filters) {
           store_pair_past(j, width, y + j * pixel, result[j]);  // the L2 cache has V and M to keep
         } else if (j < width) {
