@@ -20,8 +20,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules.utils import _pair
 
 from fastconv import ops
-from fastconv.ops import autograd, plain
-from fastconv.ops.geometry import Geometry
+from fastconv.ops import plain
 from fastconv.tensors import is_plain
 
 # Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
@@ -29,6 +28,12 @@ _held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[LayerState]] = weakre
 
 # algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after
 Settings = tuple[Any, ...]
+
+
+def _geometry(key: Settings) -> tuple[int, ...]:
+    """Stride, padding and dilation, each of height and width, and groups."""
+    _, stride, padding, dilation, groups, *_ = key
+    return (*_pair(stride), *padding, *_pair(dilation), groups)
 
 
 class LayerState:
@@ -39,7 +44,7 @@ class LayerState:
     """
 
     __slots__ = (
-        "__weakref__", "algorithm", "elsewhere", "frozen", "latest", "layers", "lock", "max_error",
+        "__weakref__", "algorithm", "calls", "elsewhere", "frozen", "latest", "layers", "lock", "max_error",
         "max_workspace", "precision",
     )  # fmt: skip
 
@@ -53,6 +58,7 @@ class LayerState:
         self.max_workspace = max_workspace
         self.frozen = frozen
         self.layers: dict[Settings, int] = {}
+        self.calls: dict[tuple[int, int], tuple[Any, ...]] = {}  # by layer and mode: what autograd's record takes
         self.latest = 0  # the layer of the most recent call
         self.elsewhere: tuple[str, tuple[int, ...]] | None = None  # that call's algorithm and shape, if conv2d ran it
         self.lock = threading.Lock()
@@ -65,12 +71,15 @@ class LayerState:
             ops.layer_free(layer)
 
     def new_layer(self, key: Settings) -> int:
-        algorithm, stride, padding, dilation, groups, activation, slope, limits, after = key
+        algorithm, *_, activation, slope, limits, after = key
         with self.lock:
             if key not in self.layers:
-                geometry = (*_pair(stride), *padding, *_pair(dilation), groups)
-                self.layers[key] = ops.layer_new(algorithm, geometry, activation, slope, limits, after)
+                self.layers[key] = ops.layer_new(algorithm, _geometry(key), activation, slope, limits, after)
             return self.layers[key]
+
+    def new_call(self, layer: int, key: Settings, mode: int) -> tuple[Any, ...]:
+        call = self.calls[layer, mode] = ops.layer_call(layer, _geometry(key), mode)
+        return call
 
     def pack(self, layer: int, weight: Tensor, groups: int, algorithm: str, precision: str) -> None:
         """Packs a weight for the layer's next call."""
@@ -161,12 +170,13 @@ def _autocast(tensor: Any, dtype: torch.dtype) -> Any:
 
 
 def _run_torch(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings, precision: str,
-    memory_format: torch.memory_format,
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings
 ) -> Tensor | None:  # fmt: skip
-    """A layer's call by PyTorch's own convolution; None if its global switch asks for another class."""
-    if not plain.is_of_class(x, precision):
+    """A call of a layer with an epilogue by PyTorch's own convolution, if that is what the operators left to Python."""
+    status = ops.layer_status()
+    if status not in (ops.STATUS_TORCH, ops.STATUS_TORCH_CHANNELS_LAST):
         return None
+    memory_format = torch.contiguous_format if status == ops.STATUS_TORCH else torch.channels_last
     _, stride, padding, dilation, groups, activation, slope, _, after = key
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=memory_format)
     # In place: nobody else has y, and there is no gradient to record.
@@ -177,68 +187,16 @@ def _run_torch(
     return y.add_(residual) if residual is not None and after else y
 
 
-class _Convolution(torch.autograd.Function):
-    """A layer's call with gradients: what `autograd.conv2d` registers, with less between autograd and the kernels."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, state: LayerState, layer: int, key: Settings,
-        precision: str,
-    ) -> Tensor | None:  # fmt: skip
-        y = _run(state, x, weight, bias, None, layer, key, precision)
-        ctx.save_for_backward(x, weight)
-        ctx.key, ctx.precision, ctx.layer = key, precision, layer
-        ctx.state = state  # which owns the layer
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        x, weight = ctx.saved_tensors
-        of_input, of_weight, of_bias, *_ = ctx.needs_input_grad
-        dx = dw = db = None
-        if not torch.is_grad_enabled():
-            wanted = of_input * ops.WANTS_INPUT | of_weight * ops.WANTS_WEIGHT | of_bias * ops.WANTS_BIAS
-            if plain.is_of_class(grad, ctx.precision):
-                wanted |= ops.ADMITS_TORCH
-            precision = ops.PRECISIONS[ctx.precision]
-            dx, dw, db = ops.layer_gradients(grad, x, weight, ctx.layer, precision, wanted)
-        of_input, of_weight, of_bias = of_input and dx is None, of_weight and dw is None, of_bias and db is None
-        if of_input or of_weight or of_bias:
-            algorithm, stride, padding, dilation, groups, _, _, limits, _ = ctx.key
-            geometry = Geometry(_pair(stride), padding, _pair(dilation), groups)
-            asked = (geometry, algorithm, ctx.precision, limits)
-            if of_input:
-                dx = autograd.input_gradient_of(grad, weight, x.shape, *asked)
-            if of_weight:
-                dw = autograd.weight_gradient_of(x, grad, weight.shape, *asked)
-            if of_bias:
-                db = grad.sum((0, 2, 3))
-        return dx, dw, db, None, None, None, None
-
-
-def _run(
-    state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, layer: int,
-    key: Settings, precision: str,
-) -> Tensor | None:  # fmt: skip
-    """One call of the operators' layer on a batched input, without gradients; None if it is not for them."""
-    state.latest, state.elsewhere = layer, None
-    mode = ops.PRECISIONS[precision]
-    if state.frozen and not weight.requires_grad:
-        mode |= ops.FROZEN
-    y = ops.layer_forward(x, weight, bias, residual, layer, mode)
-    while y is None:
-        status = ops.layer_status()
-        if status in (ops.STATUS_TORCH, ops.STATUS_TORCH_CHANNELS_LAST):
-            format = torch.contiguous_format if status == ops.STATUS_TORCH else torch.channels_last
-            return _run_torch(x, weight, bias, residual, key, precision, format)
-        if status == ops.STATUS_STREAM:
-            state.admit_stream(layer)
-        elif status == ops.STATUS_PACK:
-            state.pack(layer, weight, key[4], state.last_algorithm or "", precision)
-        else:
-            return None
-        y = ops.layer_forward(x, weight, bias, residual, layer, mode)
-    return y
+def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precision: str) -> bool:
+    """Does what the operators left to Python at a layer's call, for the next one; whether there was something."""
+    status = ops.layer_status()
+    if status == ops.STATUS_STREAM:
+        state.admit_stream(layer)
+    elif status == ops.STATUS_PACK:
+        state.pack(layer, weight, groups, state.last_algorithm or "", precision)
+    else:
+        return False
+    return True
 
 
 def convolve(
@@ -254,10 +212,26 @@ def convolve(
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
+    state.latest, state.elsewhere = layer, None
+    mode = ops.PRECISIONS[precision]
+    if state.frozen and not weight.requires_grad:
+        mode |= ops.FROZEN
+    if plain.is_of_class(x, precision):
+        mode |= ops.ADMITS_TORCH
+    y: Tensor | None
     if not needs_gradient(x, weight, bias, residual):
-        y = _run(state, x, weight, bias, residual, layer, key, precision)
+        y = ops.layer_forward(x, weight, bias, residual, layer, mode)
+        while y is None and _prepared(state, layer, weight, key[4], precision):
+            y = ops.layer_forward(x, weight, bias, residual, layer, mode)
+        if y is None and mode & ops.ADMITS_TORCH:
+            y = _run_torch(x, weight, bias, residual, key)
     elif residual is None and key[5] == "none":
-        y = _Convolution.apply(x, weight, bias, state, layer, key, precision)
+        if weight.requires_grad:
+            mode |= ops.TRAINED
+        call = state.calls.get((layer, mode)) or state.new_call(layer, key, mode)
+        y = ops.recorded_convolution(x, weight, bias, call)
+        if not mode & ops.TRAINED:
+            _prepared(state, layer, weight, key[4], precision)
     else:
         return None
     return y if is_batched or y is None else y.squeeze(0)

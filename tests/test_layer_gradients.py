@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from layers import DEVICES, relative_error
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fastconv
-from fastconv import ops, settings
+from fastconv.ops import autograd
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -73,25 +75,105 @@ def test_one_call_of_pytorch_at_most() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         y.sum().backward()
     calls = {event.key: event.count for event in profile.key_averages()}
-    assert calls["fastconv::layer_gradients"] == 1
+    assert calls["aten::convolution_backward_overrideable"] == 1
+    assert not any(name.startswith("fastconv::") for name in calls)
     assert calls["aten::convolution_backward"] == 1
 
 
-def test_what_pytorch_would_compute_in_another_class_is_left_or_ours() -> None:
-    """On a CPU PyTorch has but one class; the operator is told otherwise."""
-    x, w = torch.randn(2, 8, 7, 7), torch.randn(16, 8, 3, 3)
-    grad = torch.randn(2, 16, 7, 7)
-    exact = [t.double().requires_grad_() for t in (x, w)]
-    expected = torch.autograd.grad(F.conv2d(*exact, padding=1), exact, grad.double())
-    wanted = ops.WANTS_INPUT | ops.WANTS_WEIGHT | ops.WANTS_BIAS
-    for algorithm, is_ours in (("auto", True), ("torch", False)):
-        layer = ops.layer_new(algorithm, (1, 1, 1, 1, 1, 1, 1), "none", 0.0, settings.Limits())
-        dx, dw, db = ops.layer_gradients(grad, x, w, layer, ops.PRECISIONS["fp32"], wanted)
-        ops.layer_free(layer)
-        assert (dw is not None) == is_ours
-        if dw is not None:
-            assert relative_error(dw.double(), expected[1]) < 2e-6
-        assert db is not None
-        assert relative_error(db.double(), grad.double().sum((0, 2, 3))) < 2e-6
-        assert dx is None or relative_error(dx.double(), expected[0]) < 2e-6
-        assert is_ours or dx is None
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_layer_may_be_gone(device: str) -> None:
+    layer = fastconv.Conv2d(8, 16, 3, 2, 1, algorithm="implicit_gemm", precision="fp32", device=device)
+    x = torch.randn(2, 8, 7, 7, device=device, requires_grad=True)
+    y, weight = layer(x), layer.weight
+    del layer
+    found = torch.autograd.grad(y, (x, weight), torch.ones_like(y))
+    exact = [t.detach().double().requires_grad_() for t in (x, weight)]
+    expected = torch.autograd.grad(F.conv2d(*exact, None, 2, 1).sum(), exact)
+    for a, b in zip(found, expected, strict=True):
+        assert relative_error(a.double(), b) < 2e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm", "torch"])
+def test_gradients_have_the_format_of_pytorchs(algorithm: str, stride: int, device: str) -> None:
+    for x_format, w_format, grad_format in itertools.product(FORMATS.values(), repeat=3):
+        plain = nn.Conv2d(16, 32, 3, stride, 1, device=device).to(memory_format=w_format)
+        ours = copy.deepcopy(plain)
+        fastconv.swap_(ours, algorithm=algorithm, precision="fp32")
+        x = torch.randn(2, 16, 9, 11, device=device).to(memory_format=x_format).requires_grad_()
+        strides = []
+        for layer in (plain, ours):
+            y = layer(x)
+            grad = torch.ones_like(y).contiguous(memory_format=grad_format)
+            strides.append([y.stride()] + [g.stride() for g in torch.autograd.grad(y, (x, layer.weight), grad)])
+        assert strides[0] == strides[1], (x_format, w_format, grad_format)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_training_step_keeps_nothing_packed(device: str) -> None:
+    layer = fastconv.Conv2d(8, 16, 3, padding=1, algorithm="implicit_gemm", device=device)
+    layer(torch.randn(2, 8, 7, 7, device=device, requires_grad=True)).sum().backward()
+    assert not layer._fastconv.packed
+    layer.requires_grad_(False)  # a part that is not trained
+    layer(torch.randn(2, 8, 7, 7, device=device, requires_grad=True)).sum().backward()
+    assert len(layer._fastconv.packed) == 1
+
+
+def test_checkpoints_save_as_much_at_the_first_call() -> None:
+    layer = fastconv.Conv2d(8, 16, 3, padding=1, algorithm="implicit_gemm").requires_grad_(False)
+    x = torch.randn(2, 8, 7, 7, requires_grad=True)
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    expected = F.conv2d(y := x.detach().double().requires_grad_(), layer.weight.double(), padding=1)
+    assert relative_error(x.grad.double(), torch.autograd.grad(expected.sum(), y)[0]) < 2e-6
+
+
+@pytest.mark.parametrize(
+    "failure", [torch.OutOfMemoryError("no room"), ValueError("a mistake")], ids=lambda e: type(e).__name__
+)
+def test_what_fails_in_a_backward_pass_is_raised_as_what_it_is(failure: Exception, monkeypatch) -> None:
+    def fail(*args: object) -> None:
+        raise failure
+
+    layer = fastconv.Conv2d(8, 16, 3, 2, 1, algorithm="implicit_gemm")
+    x = torch.randn(2, 8, 7, 7, requires_grad=True)
+    y = layer(x)
+    monkeypatch.setattr(autograd, "input_gradient", fail)
+    with pytest.raises(type(failure), match=str(failure)):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    y.sum().backward()  # the next pass is none the worse
+
+
+def test_a_message_of_the_operators_is_raised_as_what_it_stands_for() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):  # type: ignore[no-untyped-def]
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):  # type: ignore[no-untyped-def]
+            torch.ops.fastconv.backward_failed("fastconv.DeviceError: kernel: out of memory", grad)
+
+    with pytest.raises(torch.OutOfMemoryError, match="kernel"):
+        Fails.apply(torch.ones(2, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm", "torch"])
+def test_gradients_are_differentiated_again(algorithm: str, stride: int, device: str) -> None:
+    layer = fastconv.Conv2d(8, 16, 3, stride, 1, algorithm=algorithm, precision="fp32", device=device)
+    x = torch.randn(2, 8, 7, 7, device=device, requires_grad=True)
+    exact = [t.detach().double().requires_grad_() for t in (x, layer.weight, layer.bias)]
+    found = []
+    for tensors, y in (((x, *layer.parameters()), layer(x)), (exact, F.conv2d(*exact, stride, 1))):
+        first = torch.autograd.grad(y.square().sum(), tensors, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), tensors))
+    for a, b in zip(*found, strict=True):
+        assert relative_error(a.double(), b) < 1e-5
+
+
+def test_a_call_by_others_is_refused() -> None:
+    x, w = torch.randn(1, 8, 4, 4), torch.randn(8, 8, 3, 3)
+    with pytest.raises(RuntimeError, match="output_padding"):
+        torch.ops.aten.convolution_overrideable(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)

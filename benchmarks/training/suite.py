@@ -48,7 +48,9 @@ TF32 = "tf32_"  # before the name of a peer in class fp32
 _CONVERSIONS = r"convert|transpose_(fours|any)|guess_image_scales|nchwToNhwc|nhwcToNchw"
 GROUPS = Groups(
     CONVOLUTIONS
-    | dict.fromkeys(("ConvolutionBackward", "_ConvolutionBackward", "aten::convolution_backward"), "convolution")
+    | dict.fromkeys(
+        ("ConvolutionBackward", "ConvolutionOverrideableBackward", "aten::convolution_backward"), "convolution"
+    )
     | dict.fromkeys(("aten::to", "aten::_to_copy", "ToCopyBackward"), "conversion")
     | dict.fromkeys(("aten::batch_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm"), "norm")
     | dict.fromkeys(("NativeBatchNormBackward", "CudnnBatchNormBackward", "BatchNormBackward"), "norm")

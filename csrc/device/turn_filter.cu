@@ -13,15 +13,17 @@ template <typename T>
 __global__ void __launch_bounds__(turn_threads)
     turn(TurnedFilter filter, std::int64_t size, const T* __restrict__ weight, T* __restrict__ turned) {
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * turn_threads + threadIdx.x;
-  if (index < size) turned[index] = weight[filter.source(index)];
+  if (index >= size) return;
+  const std::int64_t source = filter.source(index);
+  turned[index] = source < 0 ? T(0.0f) : weight[source];
 }
 
 }  // namespace
 
-// weight: [K, C/G, R, S], turned: [C, K/G, R, S], both dense, in memory as TurnedFilter says.
-void turn_filter(const ConvProblem& problem, bool channels_last, const void* weight, void* turned, Runtime& runtime) {
-  const TurnedFilter filter(problem, channels_last);
-  const std::int64_t size = problem.k * filter.channels * filter.taps;
+// weight: [K, C/G, R, S], turned: [residues * C, K/G, rows, columns], both dense, in memory as TurnedFilter says.
+void turn_filter(const ConvProblem& problem, const TurnedFilter& filter, const void* weight, void* turned,
+                 Runtime& runtime) {
+  const std::int64_t size = filter.size();
   dispatch_dtype(problem.dtype, [&](auto zero) {
     using T = decltype(zero);
     const auto blocks = static_cast<unsigned>((size + turn_threads - 1) / turn_threads);

@@ -8,23 +8,43 @@
 
 namespace fastconv {
 
-struct TurnedFilter {
-  std::int64_t channels, filters, taps;  // C/G, K/G, R * S
-  bool channels_last;                    // whether taps come before channels in memory, in both
+// Which taps of the weight are those of the turned filter, along one dimension: tap i of residue a is base + a - step i
+// of the weight, or zero where there is no such tap. A filter of its own for each residue.
+struct TurnedTaps {
+  std::int64_t count, residues, base, step;
+};
 
-  TurnedFilter(const ConvProblem& problem, bool channels_last)
+struct TurnedFilter {
+  std::int64_t channels, filters;  // C/G, K/G
+  std::int64_t c, r, s;            // of the weight
+  TurnedTaps rows, columns;
+  bool channels_last;  // whether taps come before channels in memory, in both
+
+  TurnedFilter(const ConvProblem& problem, const TurnedTaps& rows, const TurnedTaps& columns, bool channels_last)
       : channels(problem.c_per_group()),
         filters(problem.k_per_group()),
-        taps(problem.r * problem.s),
+        c(problem.c),
+        r(problem.r),
+        s(problem.s),
+        rows(rows),
+        columns(columns),
         channels_last(channels_last) {}
 
-  // Where in the weight [K, C/G, R, S] the element at `index` of the turned [C, K/G, R, S] lies; offsets in memory.
+  std::int64_t size() const { return rows.residues * columns.residues * c * filters * rows.count * columns.count; }
+
+  // Where in the weight [K, C/G, R, S] the element at `index` of the turned [residues * C, K/G, rows, columns] lies, or
+  // -1 if it is zero; offsets in memory.
   FASTCONV_HOST_DEVICE std::int64_t source(std::int64_t index) const {
-    const std::int64_t row = index / (filters * taps), rest = index % (filters * taps);  // row: group * C/G + channel
+    const std::int64_t taps = rows.count * columns.count;
+    const std::int64_t line = index / (filters * taps), rest = index % (filters * taps);  // line: residue * C + channel
     const std::int64_t k = channels_last ? rest % filters : rest / taps;
-    const std::int64_t tap = taps - 1 - (channels_last ? rest / filters : rest % taps);
-    const std::int64_t filter = row / channels * filters + k, channel = row % channels;
-    return filter * channels * taps + (channels_last ? tap * channels + channel : channel * taps + tap);
+    const std::int64_t tap = channels_last ? rest / filters : rest % taps;
+    const std::int64_t residue = line / c, row = line % c;  // row: group * C/G + channel
+    const std::int64_t y = rows.base + residue / columns.residues - rows.step * (tap / columns.count);
+    const std::int64_t x = columns.base + residue % columns.residues - columns.step * (tap % columns.count);
+    if (y < 0 || y >= r || x < 0 || x >= s) return -1;
+    const std::int64_t filter = row / channels * filters + k, channel = row % channels, area = r * s;
+    return filter * channels * area + (channels_last ? (y * s + x) * channels + channel : channel * area + y * s + x);
   }
 };
 

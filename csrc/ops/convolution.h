@@ -1,8 +1,11 @@
 // The steps of a convolution that operators and layers share.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "ops/runtime.h"
 #include "ops/stable.h"
@@ -28,6 +31,28 @@ void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& 
 Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, const Candidate& choice,
                const ConvProblem& problem, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                Runtime& runtime);
+
+// What an operator that is written in Python, without arguments, returns.
+std::int64_t integer_of_python(const char* name);
+
+bool is_alike(const Tensor& a, const Tensor& b);  // in dtype and device
+bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d);
+
+// The problem of a call; no value where the arguments do not fit each other, or nothing is to be computed.
+std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
+                                      const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                                      AccuracyClass accuracy);
+
+// The operator.
+Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
+              std::vector<std::int64_t> stride, std::vector<std::int64_t> padding, std::vector<std::int64_t> dilation,
+              std::int64_t groups, std::string algorithm, std::string precision, std::string activation,
+              double negative_slope, std::int64_t backend_flags, std::optional<double> max_error,
+              std::optional<std::int64_t> max_workspace, bool residual_after);
+
+// PyTorch's own convolution, as its switches have it, in the problem's layout.
+Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                         const ConvProblem& problem);
 
 // dw [K, C/groups, R, S] from input [N, C, H, W] and grad [N, K, P, Q], all in the problem's layout in the end.
 Tensor run_weight_gradient(const Tensor& input, const Tensor& grad, const WeightGradientChoice& choice,

@@ -9,8 +9,8 @@ namespace fastconv {
 
 using LayoutFunction = void (*)(const ConvProblem&, const void* x, void* target, Runtime&);
 void nhwc_from_nchw(const ConvProblem& problem, const void* x, void* target, Runtime& runtime);  // csrc/device
-using TurnFunction = void (*)(const ConvProblem&, bool, const void* weight, void* turned, Runtime&);
-void turn_filter(const ConvProblem&, bool channels_last, const void* weight, void* turned, Runtime&);  // csrc/device
+using TurnFunction = void (*)(const ConvProblem&, const TurnedFilter&, const void* weight, void* turned, Runtime&);
+void turn_filter(const ConvProblem&, const TurnedFilter&, const void* weight, void* turned, Runtime&);  // csrc/device
 
 #define FASTCONV_PLAIN(NAME)                \
   namespace algos::NAME {                   \
@@ -81,21 +81,21 @@ PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem,
   return {target, Layout::nhwc};
 }
 
-void turn_filter(const ConvProblem& problem, bool channels_last, const void* weight, void* turned, Runtime& runtime) {
+void turn_filter(const ConvProblem& problem, const TurnedFilter& filter, const void* weight, void* turned,
+                 Runtime& runtime) {
   if (runtime.device().type == DeviceType::cuda) {
     const TurnFunction turn = FASTCONV_CUDA_FUNCTION(fastconv::turn_filter);
     if (turn == nullptr) throw DeviceError("no kernel turns a filter");
-    return turn(problem, channels_last, weight, turned, runtime);
+    return turn(problem, filter, weight, turned, runtime);
   }
-  const TurnedFilter filter(problem, channels_last);
   dispatch_dtype(problem.dtype, [&](auto zero) {
     using T = decltype(zero);
-    runtime.parallel_for(0, problem.k * filter.channels * filter.taps, 1 << 14,
-                         [&](std::int64_t begin, std::int64_t end) {
-                           for (std::int64_t i = begin; i < end; ++i) {
-                             static_cast<T*>(turned)[i] = static_cast<const T*>(weight)[filter.source(i)];
-                           }
-                         });
+    runtime.parallel_for(0, filter.size(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t source = filter.source(i);
+        static_cast<T*>(turned)[i] = source < 0 ? T(0.0f) : static_cast<const T*>(weight)[source];
+      }
+    });
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include "core/algorithm.h"
 #include "core/kernels.h"
+#include "device/turned_filter.h"
 
 namespace fastconv::ops {
 
@@ -22,8 +23,9 @@ struct PlannedInput {
 PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, void* workspace,
                                Runtime& runtime);
 
-// The weight [K, C/G, R, S] of the problem as the filter [C, K/G, R, S] of its input gradient (TurnedFilter).
-void turn_filter(const ConvProblem& problem, bool channels_last, const void* weight, void* turned, Runtime& runtime);
+// The weight [K, C/G, R, S] of the problem as the filters of its input gradient.
+void turn_filter(const ConvProblem& problem, const TurnedFilter& filter, const void* weight, void* turned,
+                 Runtime& runtime);
 
 Kernels find_kernels(const Algorithm& algorithm, DeviceType device);
 

@@ -49,6 +49,12 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
   return problem;
 }
 
+CallMode::CallMode(std::int64_t mode)
+    : frozen((mode & frozen_bit) != 0), trained((mode & trained_bit) != 0), admits_torch((mode & torch_bit) != 0) {
+  constexpr std::array classes{AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32};
+  accuracy = classes.at(static_cast<std::size_t>(mode & 3));
+}
+
 bool Layer::Packed::fits(const Tensor& weight) const {
   return is_alike(weight, snapshot) &&
          has_shape(weight, snapshot.size(0), snapshot.size(1), snapshot.size(2), snapshot.size(3));
@@ -71,10 +77,9 @@ std::shared_ptr<Layer::Packed> Layer::find(const Algorithm& algorithm, AccuracyC
 }
 
 std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                                     const std::optional<Tensor>& residual, AccuracyClass accuracy, bool frozen,
-                                     CallStatus& status) {
+                                     const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status) {
   status = CallStatus::general;
-  const std::optional<ConvProblem> problem = problem_of(settings_, input, weight, bias, residual, accuracy);
+  const std::optional<ConvProblem> problem = problem_of(settings_, input, weight, bias, residual, mode.accuracy);
   if (!problem) return std::nullopt;
   const DeviceInfo& device = device_of(input);
   const auto choice = choose_cached<choose>(algorithm_, *problem, device);
@@ -84,31 +89,38 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   last_shape_ = {problem->n, problem->c, problem->h, problem->w};
   if (!is_own(algorithm)) {
     status = problem->layout == Layout::nhwc ? CallStatus::torch_channels_last : CallStatus::torch;
-    return std::nullopt;
+    if (!mode.admits_torch || residual || problem->activation != Activation::none) return std::nullopt;
+    status = CallStatus::ran;
+    return torch_convolution(input, weight, bias, *problem);
   }
   const auto guard = device_guard(input);
   const std::unique_ptr<Runtime> runtime = make_runtime(device);
   std::shared_ptr<Packed> entry;
-  if (find_kernels(algorithm, device.type).pack != nullptr) {
+  if (mode.trained) {
+    forget_verified();
+  } else if (find_kernels(algorithm, device.type).pack != nullptr) {
     entry = find(algorithm, problem->accuracy, weight);
     const bool capturing = runtime->is_capturing();
-    if (entry == nullptr) {
-      // Packed during a capture it would hold nothing until the first replay, and belong to the graph's memory.
-      status = capturing ? CallStatus::general : CallStatus::pack;
+    // Packed during a capture it would hold nothing until the first replay, and belong to the graph's memory: then the
+    // call packs for itself.
+    if (entry == nullptr && !capturing) {
+      status = CallStatus::pack;
       return std::nullopt;
     }
-    const std::lock_guard lock(entry->refreshing);
-    if (std::ranges::find(entry->streams, runtime->stream()) == entry->streams.end()) {
-      status = CallStatus::stream;
-      return std::nullopt;
-    }
-    entry->in_graph |= capturing;
-    if (!(frozen && entry->is_verified(weight))) {
-      pack(algorithm, *problem, in_layout(weight, layout_of(entry->snapshot)), entry->packed.mutable_data_ptr(),
-           entry->snapshot.mutable_data_ptr(), *runtime);
-      entry->verified.reset();
-      // Not the tensor itself, which `weight.data = ...` would change. What a capture records has not happened yet.
-      if (frozen && !capturing) entry->verified = call_dispatcher("aten::detach", "", weight);
+    if (entry != nullptr) {
+      const std::lock_guard lock(entry->refreshing);
+      if (std::ranges::find(entry->streams, runtime->stream()) == entry->streams.end()) {
+        status = CallStatus::stream;
+        return std::nullopt;
+      }
+      entry->in_graph |= capturing;
+      if (!(mode.frozen && entry->is_verified(weight))) {
+        pack(algorithm, *problem, in_layout(weight, layout_of(entry->snapshot)), entry->packed.mutable_data_ptr(),
+             entry->snapshot.mutable_data_ptr(), *runtime);
+        entry->verified.reset();
+        // Not the tensor itself, which `weight.data = ...` would change. What a capture records has not happened yet.
+        if (mode.frozen && !capturing) entry->verified = call_dispatcher("aten::detach", "", weight);
+      }
     }
   }
   status = CallStatus::ran;
@@ -154,6 +166,14 @@ bool Layer::forget() {
   }
   packed_.clear();
   return !held_by_graphs_.empty();
+}
+
+void Layer::forget_verified() {
+  const std::lock_guard lock(mutex_);
+  for (const std::shared_ptr<Packed>& entry : packed_) {
+    const std::lock_guard refreshing(entry->refreshing);
+    entry->verified.reset();
+  }
 }
 
 std::size_t Layer::packed_count() {
@@ -235,7 +255,13 @@ LayerTable& layers() {
   return *table;
 }
 
+}  // namespace
+
 thread_local CallStatus last_status = CallStatus::ran;
+
+Layer& layer_at(std::int64_t number) { return layers().at(number); }
+
+namespace {
 
 std::int64_t layer_new(std::string algorithm, IntList geometry, std::string activation, double negative_slope,
                        std::optional<double> max_error, std::optional<std::int64_t> max_workspace,
@@ -256,50 +282,34 @@ std::int64_t layer_new(std::string algorithm, IntList geometry, std::string acti
 
 void layer_free(std::int64_t layer) { layers().remove(layer); }
 
-AccuracyClass accuracy_of(std::int64_t precision) {
-  constexpr std::array classes{AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32};
-  return classes.at(static_cast<std::size_t>(precision));
-}
-
-constexpr std::int64_t frozen_bit = 4;  // of layer_forward's precision: the weight will not change
-
 std::optional<Tensor> layer_forward(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
-                                    std::optional<Tensor> residual, std::int64_t layer, std::int64_t precision) {
-  const bool frozen = (precision & frozen_bit) != 0;
-  return layers().at(layer).forward(input, weight, bias, residual, accuracy_of(precision & ~frozen_bit), frozen,
-                                    last_status);
-}
-
-// wanted: a sum of 1 (input), 2 (weight), 4 (bias) and 8 (GradientRequest::admits_torch).
-Gradients layer_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight, std::int64_t layer,
-                          std::int64_t precision, std::int64_t wanted) {
-  const GradientRequest request{(wanted & 1) != 0, (wanted & 2) != 0, (wanted & 4) != 0, (wanted & 8) != 0};
-  return layers().at(layer).gradients(grad, input, weight, accuracy_of(precision), request);
+                                    std::optional<Tensor> residual, std::int64_t layer, std::int64_t mode) {
+  return layer_at(layer).forward(input, weight, bias, residual, CallMode(mode), last_status);
 }
 
 std::int64_t layer_status() { return static_cast<std::int64_t>(last_status); }
 
 void layer_adopt(Tensor packed, Tensor snapshot, std::int64_t layer, std::string algorithm, std::int64_t precision) {
-  layers().at(layer).adopt(packed, snapshot, algorithm, accuracy_of(precision));
+  layer_at(layer).adopt(packed, snapshot, algorithm, CallMode(precision).accuracy);
 }
 
-void layer_refresh(const Tensor& weight, std::int64_t layer) { layers().at(layer).refresh(weight); }
+void layer_refresh(const Tensor& weight, std::int64_t layer) { layer_at(layer).refresh(weight); }
 
-bool layer_forget(std::int64_t layer) { return layers().at(layer).forget(); }
+bool layer_forget(std::int64_t layer) { return layer_at(layer).forget(); }
 
 std::int64_t layer_packed_count(std::int64_t layer) {
-  return static_cast<std::int64_t>(layers().at(layer).packed_count());
+  return static_cast<std::int64_t>(layer_at(layer).packed_count());
 }
 
 Tensor layer_packed(std::int64_t layer, std::int64_t index, bool snapshot) {
-  return layers().at(layer).packed(static_cast<std::size_t>(index), snapshot);
+  return layer_at(layer).packed(static_cast<std::size_t>(index), snapshot);
 }
 
-void layer_see_stream(std::int64_t layer) { layers().at(layer).see_stream(); }
+void layer_see_stream(std::int64_t layer) { layer_at(layer).see_stream(); }
 
 // "winograd_f4 2 64 14 14", or empty before the first call.
 std::string layer_last(std::int64_t number) {
-  const Layer& layer = layers().at(number);
+  const Layer& layer = layer_at(number);
   if (layer.last_algorithm() == nullptr) return "";
   std::string text = layer.last_algorithm()->name;
   for (const std::int64_t size : layer.last_shape()) text.append(" ").append(std::to_string(size));
@@ -315,11 +325,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
       "int? max_workspace=None, bool residual_after=False) -> int");
   library.def("layer_free(int layer) -> ()");
   library.def(
-      "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int precision) -> "
+      "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int mode) -> "
       "Tensor?");
-  library.def(
-      "layer_gradients(Tensor grad, Tensor input, Tensor weight, int layer, int precision, int wanted) -> "
-      "(Tensor?, Tensor?, Tensor?)");
   library.def("layer_status() -> int");
   library.def("layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision) -> ()");
   library.def("layer_refresh(Tensor weight, int layer) -> ()");
@@ -330,12 +337,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def("layer_last(int layer) -> str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                               \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                         \
-    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));     \
-    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));         \
-    library.impl("layer_refresh", TORCH_BOX(&fastconv::ops::layer_refresh));     \
-    library.impl("layer_gradients", TORCH_BOX(&fastconv::ops::layer_gradients)); \
+#define FASTCONV_IMPLEMENT(DEVICE)                                           \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                     \
+    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward)); \
+    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));     \
+    library.impl("layer_refresh", TORCH_BOX(&fastconv::ops::layer_refresh)); \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)

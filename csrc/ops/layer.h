@@ -8,7 +8,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "core/algorithm.h"
@@ -20,26 +19,22 @@ namespace fastconv::ops {
 // What became of a call. All but `ran` leave the call to Python, which can do what only it can.
 enum class CallStatus : std::int64_t {
   ran,
-  torch,                // PyTorch's own convolution is the choice, and its output contiguous
+  torch,                // PyTorch's own convolution is the choice, its output contiguous, and there is more than it
   pack,                 // nothing is packed yet: adopt() it, and call again
   stream,               // the packed weight is new to this stream: tell the allocator, see_stream(), and call again
   torch_channels_last,  // the same, with an output in channels_last
-  general  // not for here: a mistake in the arguments, tensors of several dtypes, a capture with nothing packed
+  general               // not for here: a mistake in the arguments, tensors of several dtypes
 };
 
-bool is_alike(const Tensor& a, const Tensor& b);  // in dtype and device
-bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d);
+// How a layer's call is asked for, beside its tensors: a sum of an AccuracyClass and these.
+struct CallMode {
+  static constexpr std::int64_t frozen_bit = 4, torch_bit = 8, trained_bit = 16;
+  AccuracyClass accuracy;
+  bool frozen;        // the weight will not change
+  bool trained;       // it will before it is used again, so that it is packed for this call alone
+  bool admits_torch;  // PyTorch's own convolution computes in that class
 
-// The problem of a call; no value where the arguments do not fit each other, or nothing is to be computed.
-std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
-                                      const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
-                                      AccuracyClass accuracy);
-
-// Of input, weight and bias.
-using Gradients = std::tuple<std::optional<Tensor>, std::optional<Tensor>, std::optional<Tensor>>;
-struct GradientRequest {
-  bool input, weight, bias;
-  bool admits_torch;  // whether PyTorch's own kernels compute in the class asked for
+  explicit CallMode(std::int64_t mode);
 };
 
 class Layer {
@@ -49,15 +44,12 @@ class Layer {
 
   // activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the
   // residual behind the activation; no value if the status is not `ran`. The weight is compared with what was packed,
-  // on the device; one that is `frozen`, once.
+  // on the device; one that is frozen, once.
   std::optional<Tensor> forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                                const std::optional<Tensor>& residual, AccuracyClass accuracy, bool frozen,
-                                CallStatus& status);
+                                const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status);
 
-  // The gradients of a call without activation, from the gradient of its output [N, K, P, Q]. What is asked for and has
-  // no value is Python's to compute: PyTorch's in another class than its switch says, a stride, a mistake.
-  Gradients gradients(const Tensor& grad, const Tensor& input, const Tensor& weight, AccuracyClass accuracy,
-                      const GradientRequest& request);
+  const std::string& algorithm() const { return algorithm_; }  // as asked for
+  const ConvProblem& settings() const { return settings_; }
 
   // Keeps a packed weight, in place of all for weights of another shape, dtype or device.
   void adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy);
@@ -90,8 +82,7 @@ class Layer {
     bool is_verified(const Tensor& weight) const;
   };
 
-  std::optional<Tensor> input_gradient(const Tensor& grad, const Tensor& weight, const ConvProblem& problem,
-                                       bool& by_torch) const;
+  void forget_verified();  // frozen weights are compared again
   std::shared_ptr<Packed> find(const Algorithm& algorithm, AccuracyClass accuracy, const Tensor& weight);
 
   const std::string algorithm_;
@@ -101,5 +92,10 @@ class Layer {
   const Algorithm* last_algorithm_ = nullptr;
   std::array<std::int64_t, 4> last_shape_{};
 };
+
+// Throws for what layer_new has not returned, or layer_free has got.
+Layer& layer_at(std::int64_t number);
+
+extern thread_local CallStatus last_status;  // of the latest call on this thread
 
 }  // namespace fastconv::ops

@@ -1,5 +1,6 @@
 // The operators: schemas, argument checks, memory, dispatch to an algorithm. With the rest of csrc/ops the only code
 // that knows torch, and it knows it through the stable ABI alone.
+#include <array>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -120,6 +121,20 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   return output.finish(choice.algorithm->name);
 }
 
+std::int64_t integer_of_python(const char* name) {
+  std::array<StableIValue, 1> stack{};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<std::int64_t>(stack[0]);
+}
+
+Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                         const ConvProblem& p) {
+  const Tensor y =
+      call_dispatcher("aten::convolution", "", input, weight, bias, IntList{p.stride_h, p.stride_w},
+                      IntList{p.pad_h, p.pad_w}, IntList{p.dilation_h, p.dilation_w}, false, IntList{0, 0}, p.groups);
+  return in_layout(y, p.layout);
+}
+
 namespace {
 
 // Chooses, records the choice for last_call(), and runs it.
@@ -136,6 +151,8 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
   return run_own(input, weight, packed, choice, problem, arguments.bias, arguments.residual, *make_runtime(device));
 }
 
+}  // namespace
+
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
               IntList stride, IntList padding, IntList dilation, std::int64_t groups, std::string algorithm,
               std::string precision, std::string activation, double negative_slope, std::int64_t backend_flags,
@@ -151,6 +168,8 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> b
   const auto guard = device_guard(input);
   return run(input, &weight, nullptr, problem, arguments);
 }
+
+namespace {
 
 // How one named algorithm packs a weight: depends on the weight's part of a problem alone.
 struct Packing {

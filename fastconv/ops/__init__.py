@@ -94,9 +94,22 @@ def refresh_packed(
     call(refresh_packed_op, packed, snapshot, weight.detach(), groups, algorithm, precision)
 
 
-# A layer keeps its packed weight and its choices in the operators, under a number; a call passes tensors and that.
+# What the operators leave to Python of a layer's gradients, why a backward pass has failed, and PyTorch's switches:
+# for csrc/ops/layer_gradients.cpp alone.
+library.define(
+    "gradients_in_python(Tensor grad, Tensor input, Tensor weight, int[] geometry, str algorithm, str precision, "
+    "float max_error, int max_workspace, int wanted) -> (Tensor?, Tensor?, Tensor?)"
+)
+library.define("backward_failed(str message, Tensor grad) -> ()")
+library.define("allows_tf32() -> int")
+library.define("backend_flags() -> int")
+
+# A layer keeps its packed weight and its choices in the operators, under a number; a call passes tensors, that and a
+# mode: a precision, plus
 PRECISIONS = {"ieee": 0, "fp32": 1, "tf32": 2}
-FROZEN = 4  # added to layer_forward's precision: the weight will not change, and is compared with its packing once
+FROZEN = 4  # the weight will not change, and is compared with its packing once
+ADMITS_TORCH = 8  # PyTorch's own convolution computes in the class asked for
+TRAINED = 16  # the weight will change before it is used again, and is packed for this call alone
 # Why layer_forward returned None (csrc/ops/layer.h).
 STATUS_TORCH, STATUS_PACK, STATUS_STREAM, STATUS_TORCH_CHANNELS_LAST = 1, 2, 3, 4
 layer_status = torch.ops.fastconv.layer_status.default
@@ -121,29 +134,29 @@ def layer_new(
 
 
 def layer_forward(
-    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, layer: int, precision: int
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, layer: int, mode: int
 ) -> Tensor | None:
     """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the
     residual behind the activation, below autograd, after comparing the weight with what was packed. None if that takes
     Python: `layer_status()` says what."""
-    y: Tensor | None = call(_layer_forward, input, weight, bias, residual, layer, precision)
+    y: Tensor | None = call(_layer_forward, input, weight, bias, residual, layer, mode)
     return y
 
 
-WANTS_INPUT, WANTS_WEIGHT, WANTS_BIAS, ADMITS_TORCH = 1, 2, 4, 8
-_layer_gradients = torch.ops.fastconv.layer_gradients.default
+def layer_call(layer: int, geometry: Sequence[int], mode: int) -> tuple[Any, ...]:
+    """What `recorded_convolution` takes beside tensors; `geometry` as of `layer_new`."""
+    stride, padding, dilation, groups = geometry[0:2], geometry[2:4], geometry[4:6], geometry[6]
+    return stride, padding, dilation, False, torch.ops.fastconv.layer_call.default(layer, mode), groups
 
 
-def layer_gradients(
-    grad: Tensor, input: Tensor, weight: Tensor, layer: int, precision: int, wanted: int
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of input, weight and bias, from grad [N, K, P, Q], below autograd. `wanted`: a sum of the constants above;
-    ADMITS_TORCH says that PyTorch's operator computes in the class asked for. What is wanted and comes back as None is
-    for `gradients` to compute."""
-    result: tuple[Tensor | None, Tensor | None, Tensor | None] = call(
-        _layer_gradients, grad, input, weight, layer, precision, wanted
-    )
-    return result
+_recorded_convolution = torch.ops.aten.convolution_overrideable.default
+
+
+def recorded_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, layer_call: tuple[Any, ...]) -> Tensor:
+    """`layer_forward` without a residual, of a layer without an activation, recorded by autograd. What takes Python is
+    for the next call: `layer_status()` says what."""
+    y: Tensor = call(_recorded_convolution, input, weight, bias, *layer_call)
+    return y
 
 
 def layer_packed(layer: int) -> list[Tensor]:
@@ -170,6 +183,19 @@ def weight_gradient_reason(
             input, grad, weight_size, stride, padding, dilation, groups, channels_last, algorithm, precision, *limits
         )
     )
+
+
+def input_gradient_by_convolutions(
+    grad: Tensor, weight: Tensor, bias: Tensor | None, input_size: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], groups: int, together: bool, algorithm: str, precision: str,
+    *limits: Any,
+) -> Tensor:  # fmt: skip
+    """The input gradient [N, C, H, W], plus `bias` [C], by forward convolutions of `algorithm`: one for each phase of
+    the stride, or one for all `together`, as the planner says."""
+    return call(
+        torch.ops.fastconv.input_gradient.default, grad, weight, bias, input_size, stride, padding, dilation, groups,
+        together, algorithm, precision, *limits,
+    )  # fmt: skip
 
 
 def instrumented_megakernel(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fastconv import ops, settings
+from fastconv import failures, ops, settings
 from fastconv.ops import autocast, fake, gradients, plain  # noqa: F401  (autocast and fake register themselves)
 from fastconv.ops.geometry import Geometry, from_operator
 from fastconv.tensors import is_plain
@@ -398,23 +398,61 @@ conv2d_packed = _differentiable(
 )
 
 
-def input_gradient_of(
-    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
-    limits: settings.Limits,
-) -> Tensor:  # fmt: skip
-    """`input_gradient`, past the dispatcher where no gradient of it is asked for."""
-    rest = (algorithm, precision, settings.switches.backend_flags, *limits)
-    if torch.is_grad_enabled():
-        return input_gradient(grad, weight, input_size, *geometry, *rest)
-    return gradients.input_gradient(grad, weight, input_size, geometry, *rest)
+# Of a layer's call: what csrc/ops/layer_gradients.cpp leaves ----------------------------------------------------------
 
 
-def weight_gradient_of(
-    input: Tensor, grad: Tensor, weight_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
-    limits: settings.Limits,
-) -> Tensor:  # fmt: skip
-    """`weight_gradient`, past the dispatcher where no gradient of it is asked for."""
-    rest = (algorithm, precision, settings.switches.backend_flags, *limits)
-    if torch.is_grad_enabled():
-        return weight_gradient(input, grad, weight_size, *geometry, *rest)
-    return gradients.weight_gradient(input, grad, weight_size, geometry, *rest)
+def _gradients_in_python(
+    grad: Tensor, input: Tensor, weight: Tensor, geometry: Sequence[int], algorithm: str, precision: str,
+    max_error: float, max_workspace: int, wanted: int,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """The gradients of input (wanted & 1), weight (2) and bias (4); differentiable where gradients are recorded.
+    max_error, max_workspace: 0 and -1 are none."""
+    try:
+        split = Geometry(geometry[0:2], geometry[2:4], geometry[4:6], geometry[6])
+        rest = (
+            algorithm,
+            precision,
+            settings.switches.backend_flags,
+            max_error or None,
+            None if max_workspace < 0 else max_workspace,
+        )
+        memory_format = ops.format_of(input, weight)
+        seen = grad.contiguous(memory_format=memory_format)  # so that its gradients are what nn.Conv2d's are
+        dx = dw = db = None
+        if torch.is_grad_enabled():
+            if wanted & 1:
+                dx = input_gradient(seen, weight, input.shape, *split, *rest)
+            if wanted & 2:
+                dw = weight_gradient(input, seen, weight.shape, *split, *rest)
+        else:  # past the dispatcher
+            if wanted & 1:
+                dx = gradients.input_gradient(seen, weight, input.shape, split, *rest)
+            if wanted & 2:
+                dw = gradients.weight_gradient(input, seen, weight.shape, split, *rest)
+        if wanted & 4:
+            db = grad.sum((0, 2, 3))
+        if dx is not None:
+            dx = dx.contiguous(memory_format=memory_format)
+    except Exception as error:
+        _raise_at_the_end(error)
+        return None, None, None
+    return dx, dw, db
+
+
+def _backward_failed(message: str, grad: Tensor) -> None:
+    _raise_at_the_end(failures.translated(RuntimeError(message), (grad,)))
+
+
+def _raise_at_the_end(error: Exception) -> None:
+    """Raises `error` where the backward pass was called. From inside of it, only its text would come through."""
+
+    def fail() -> None:
+        raise error
+
+    torch.autograd.Variable._execution_engine.queue_callback(fail)
+
+
+ops.library.impl("gradients_in_python", _gradients_in_python, "CompositeImplicitAutograd")
+ops.library.impl("backward_failed", _backward_failed, "CompositeExplicitAutograd")
+ops.library.impl("allows_tf32", lambda: int(settings.cuda_precision() == "tf32"), "CompositeExplicitAutograd")
+ops.library.impl("backend_flags", lambda: settings.switches.backend_flags, "CompositeExplicitAutograd")

@@ -13,7 +13,6 @@ from torch import Tensor
 from fastconv import _C, ops, settings
 from fastconv.ops import plain
 from fastconv.ops.geometry import Geometry, from_operator
-from fastconv.ops.input_gradient import at_once, by_phases
 
 
 def input_gradient(
@@ -28,7 +27,9 @@ def input_gradient(
     method = planned_input_gradient(grad, weight, input_size, geometry, algorithm)["method"]
     if method != "torch":
         # Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
-        return by_convolutions(method, grad, weight, None, input_size, geometry, "auto", precision, flags, *limits)
+        return ops.input_gradient_by_convolutions(
+            grad, weight, None, input_size, *geometry, method == "together", "auto", precision, *limits
+        )
     if plain.is_of_class(grad, precision):
         like = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(
@@ -37,26 +38,6 @@ def input_gradient(
     else:
         result = plain.input_gradient_as_convolution(grad, weight, input_size, geometry, precision, flags)
     return result.contiguous(memory_format=memory_format)
-
-
-def by_convolutions(
-    method: str, grad: Tensor, weight: Tensor, bias: Tensor | None, input_size: Sequence[int], geometry: Geometry,
-    algorithm: str, precision: str, flags: int, *limits: Any,
-) -> Tensor:  # fmt: skip
-    """The input gradient, plus `bias` [C], by forward convolutions of `algorithm`, as the planner's method makes it."""
-    memory_format = ops.format_of(grad, weight)
-
-    def convolve(
-        input: Tensor, filters: Tensor, bias: Tensor | None, padding: Sequence[int], dilation: Sequence[int]
-    ) -> Tensor:
-        return ops.call(
-            ops.conv2d_op, input, filters, bias, None, [1, 1], padding, dilation, geometry.groups, algorithm, precision,
-            "none", 0.0, flags, *limits,
-        )  # fmt: skip
-
-    grad = grad.contiguous(memory_format=memory_format)
-    form = at_once if method == "together" else by_phases
-    return form(convolve, grad, weight, input_size, geometry, memory_format, bias)
 
 
 def planned_input_gradient(

@@ -17,7 +17,6 @@ from torch import Tensor
 from fastconv import _C, ops
 from fastconv.ops import autograd, gradients, plain
 from fastconv.ops.geometry import Geometry
-from fastconv.ops.input_gradient import phase
 
 
 def output_size(
@@ -37,6 +36,23 @@ def reason_for_torch(stride: Sequence[int], output_padding: Sequence[int], dilat
     if all(extra < step for extra, step, _ in triples) or any(extra >= max(rest) for extra, *rest in triples):
         return ""
     return f"output_padding is {list(output_padding)}; expected less than the stride {list(stride)}"
+
+
+def _phase(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int, first: int) -> Any:
+    """Along one dimension: rows first, first + stride, ... of the input gradient see the taps r with
+    first + padding - r * dilation divisible by the stride. They are a convolution of the gradient, of stride 1, with
+    these taps turned round. Returns (taps, dilation, padding on both sides, rows of its output to skip, rows), or None
+    without taps: what csrc/ops/input_gradient.cpp runs."""
+    rows = (size - first + stride - 1) // stride
+    taps = [r for r in range(kernel) if (first + padding - r * dilation) % stride == 0]
+    if not taps or rows <= 0:
+        return None
+    step = (taps[1] - taps[0]) * dilation // stride if len(taps) > 1 else 1
+    reach = step * (len(taps) - 1)
+    before = reach - (first + padding - taps[0] * dilation) // stride  # negative: rows of the gradient to skip
+    after = rows + reach - before - outputs
+    pad = max(before, after, 0)
+    return taps, step, pad, pad - before, rows
 
 
 def convolutions(
@@ -59,7 +75,7 @@ def convolutions(
     made: dict[tuple[int, ...], _C.ConvProblem] = {}
     for first in ((y, x) for y in range(stride[0]) for x in range(stride[1])):
         phases = [
-            phase([height, width][i], input_size[i], kernel[i], stride[i], padding[i], dilation[i], first[i])
+            _phase([height, width][i], input_size[i], kernel[i], stride[i], padding[i], dilation[i], first[i])
             for i in range(2)
         ]
         if None in phases:
@@ -131,8 +147,8 @@ def _kernel(
     if not reason:
         row = gradients.planned_input_gradient(input, weight, shape, geometry, algorithm)
         if row["method"] != "torch":
-            return gradients.by_convolutions(
-                row["method"], input, weight, bias, shape, geometry, algorithm, precision, flags, *limits
+            return ops.input_gradient_by_convolutions(
+                input, weight, bias, shape, *geometry, row["method"] == "together", algorithm, precision, *limits
             )
         reason = row["reason"]
     if algorithm not in ("auto", "torch") and 0 not in (*shape, *weight.shape):
