@@ -29,6 +29,7 @@ OPERATORS, VERSIONS = "libfastconv.so", "build.json"  # beside the planner
 PLANNER = [
     path for part in ("core/*", "plan/*", "winograd/*", "algos/**/algo") for path in ROOT.glob(f"csrc/{part}.cpp")
 ]
+BINDINGS = sorted(ROOT.glob("csrc/bindings/*.cpp"))
 CXX = os.environ.get("CXX", "g++")
 CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unknown-pragmas"
 NVCC_FLAGS = "-std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden --expt-relaxed-constexpr --threads=1 -lineinfo"
@@ -82,13 +83,13 @@ def ninja_file(module: str, operators: str) -> str:
         link_torch += f" -L{cudart_static(nvcc)} -lcudart_static -lrt -lpthread"
     lines = [RULES.format(cxx=CXX, nvcc=nvcc or "nvcc")]
     objects = {}
-    for source in [*sources, ROOT / "csrc/bindings/module.cpp"]:
+    for source in [*sources, *BINDINGS]:
         name = source.relative_to(ROOT / "csrc").with_suffix(source.suffix + ".o")
         objects[source] = f"obj/{name}"
         rule = "nvcc" if source.suffix == ".cu" else "cxx"
         flags = nvcc_flags if rule == "nvcc" else flags_of_layer.get(name.parts[0], f"{CXX_FLAGS} -I{CSRC}")
         lines.append(f"build obj/{name}: {rule} {CSRC}/{source.relative_to(ROOT / 'csrc')}\n  flags = {flags}")
-    planner = " ".join(objects[source] for source in [*PLANNER, ROOT / "csrc/bindings/module.cpp"])
+    planner = " ".join(objects[source] for source in [*PLANNER, *BINDINGS])
     lines.append(f"build {module}: link {planner}")
     lines.append(f"build {operators}: link {' '.join(objects[s] for s in sources)}\n  flags = {link_torch}")
     return "\n".join(lines) + f"\ndefault {module} {operators}\n"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.papers.command import paper
-from benchmarks.regret.command import regret
+from benchmarks.regret.command import fit, regret
 from fastconv.cli.support import (
     BatchOption,
     Commands,
@@ -485,3 +485,4 @@ def stages(
 
 app.command("regret")(regret)
 app.command("paper")(paper)
+app.command("fit")(fit)

@@ -1,12 +1,13 @@
 """The CPU as the planner sees it: its instruction set, and the rates that go with it."""
 
-import json
 import statistics
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.harness import results
+from benchmarks.regret import fit, problems
 from fastconv import _C, ops
 
 
@@ -33,17 +34,19 @@ def test_rates_are_those_of_the_instruction_set_and_grow_with_the_threads():
 MEASURED = Path(__file__).parent.parent / "benchmarks" / "results" / "cpu"
 
 
-def test_the_choice_with_avx512_is_near_the_best_of_what_was_measured():
-    """Of every layer of four networks in both layouts, two threads: docs/log/71-cpu-avx512.md."""
-    device = _C.cpu_device(2, _C.InstructionSet.avx512)
-    ratios = []
-    for row in json.loads((MEASURED / "regret_avx512.json").read_text())["rows"]:
-        geometry = {name: (row[name],) * 2 for name in ("stride", "padding", "dilation")}
-        sizes = {name: row[name] for name in ("n", "c", "h", "w", "k", "r", "s", "groups", "layout")}
-        choice = _C.choose("auto", _C.ConvProblem(**sizes, **geometry), device)["algorithm"]
-        took = {name: us for name, us in row["algorithms"].items() if us} | {"torch": row["torch_us"]}
-        ratios.append(took[choice] / min(took.values()))
+# The worst, and 5 % beyond it: AVX2 (docs/log/73-cpu-avx2.md) a 1x1 layer of 255 filters, AVX-512 (71) a first layer.
+@pytest.mark.parametrize(("instruction_set", "worst"), [("avx2", 1.42), ("avx512", 1.5)])
+def test_the_choice_is_near_the_best_of_what_was_measured(instruction_set, worst):
+    """Of every layer of four networks in both layouts, two threads."""
+    document = results.read(MEASURED / f"regret_{instruction_set}.json")
+    assert fit.kind_of(document) == instruction_set
+    device, ratios = fit.device_of(document), []
+    for row in document["rows"]:
+        problem = problems.from_row(row).planned(torch.float32, "fp32", row["layout"])
+        took = fit.times_of(row)
+        ratios.append(took[_C.choose("auto", problem, device)["algorithm"]] / min(took.values()))
     assert len(ratios) == 282
-    assert statistics.geometric_mean(ratios) < 1.02
-    assert statistics.quantiles(ratios, n=20)[-1] < 1.1
-    assert max(ratios) < 1.5
+    assert statistics.geometric_mean(ratios) < 1.01
+    assert statistics.quantiles(ratios, n=20)[-1] < 1.06
+    assert sum(ratio > 1.1 for ratio in ratios) <= 6
+    assert max(ratios) < worst

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from fastconv.cli.support import (
     fail,
     say,
     split,
+    write_json,
 )
 
 
@@ -77,3 +79,42 @@ def regret(
         raise fail("nothing was measured")
     if document.get("failed"):
         raise fail("; ".join(document["failed"]))
+
+
+def fit(
+    files: Annotated[list[Path], typer.Argument(help="Result files of `regret`, of one kind of device.")],
+    algorithms: Annotated[str, typer.Option(help="Whose constants may move; default all.")] = "",
+    folds: Annotated[int, typer.Option(min=0, help="Parts of the problems, each judged by a fit to the others.")] = 5,
+    write: Annotated[bool, typer.Option("--write", help="Put the constants into csrc/core/fitted.def.")] = False,
+    json_path: JsonOption = None,
+) -> None:
+    """Fit the cost models' constants to measured times, so that auto takes what is the fastest."""
+    from benchmarks.harness import results
+    from benchmarks.regret import fit as fitting
+    from benchmarks.regret import summary
+    from fastconv import _C
+
+    known = list(dict.fromkeys(row["algorithm"] for row in _C.fitted()))
+    documents = [results.read(path) for path in files]
+    wanted = split(algorithms, "algorithms", known) if algorithms else []
+    with fitting.restored():
+        outcome = fitting.fit(documents, wanted, folds, say)
+    for title, rows in (
+        ("before", outcome.before), ("after, in sample but for split judge", outcome.after),
+        ("by constants fitted without the problem", outcome.held_out),
+    ):  # fmt: skip
+        if rows:
+            console.print(summary.table(rows, title))
+    if outcome.left_out:
+        console.print(f"{outcome.left_out} rows were left out: input gradients, or no time")
+    for (algorithm, name), (before, after) in outcome.constants.items():
+        console.print(f"{algorithm}.{name}: {before:g} -> {after:g}", highlight=False)
+    for algorithm, name in outcome.idle:
+        console.print(f"{algorithm}.{name}: matters in none of these rows", highlight=False)
+    write_json(
+        json_path, asdict(outcome) | {"constants": {".".join(name): pair for name, pair in outcome.constants.items()}}
+    )
+    if write:
+        kind, values = fitting.kind_of(documents[0]), {name: pair[1] for name, pair in outcome.constants.items()}
+        fitting.write(fitting.DEFINITION, kind, values)
+        console.print(f"written: {fitting.DEFINITION}; build again", highlight=False)

@@ -42,9 +42,10 @@ def summary(rows: Sequence[results.Row]) -> Summary | None:
     )
 
 
-def table(rows: Sequence[results.Row]) -> Table:
-    """A line per class, pass, layout and split, and one of all."""
-    found = Table(*PARTS, title="time of auto over the best of ours and PyTorch's")
+def table(rows: Sequence[results.Row], title: str = "") -> Table:
+    """A line per class, pass, layout and split, and one of all. title: what comes before the table's own."""
+    own = "time of auto over the best of ours and PyTorch's"
+    found = Table(*PARTS, title=f"{title}: {own}" if title else own)
     for column in ("problems", "mean", "95 %", "worst", "> 3 % slower than PyTorch"):
         found.add_column(column, justify="right")
     parts = sorted({tuple(row[name] for name in PARTS) for row in rows})

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings/fit.h"
 #include "core/error.h"
 #include "core/kernel_extent.h"
 #include "plan/gradients.h"
@@ -410,6 +411,7 @@ PYBIND11_MODULE(_C, module) {
              "Replaces the measured choices: lines \"device\\tproblem\\talgorithm\".");
   module.def("measured_device", &measured_device, py::arg("device"), "The device as the measured choices name it.");
   bind_task_map(module);
+  bind_fit(module);
 #ifdef FASTCONV_WITH_CUDA
   module.attr("built_with_cuda") = true;
 #else

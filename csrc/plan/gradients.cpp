@@ -18,29 +18,37 @@ namespace fastconv {
 FASTCONV_WEIGHT_GRADIENT(torch)  // its cost; it runs in Python, as everything else that PyTorch computes
 #undef FASTCONV_WEIGHT_GRADIENT
 
-std::vector<WeightGradientChoice> weight_gradients(const ConvProblem& problem, const DeviceInfo& device) {
+const std::vector<const WeightGradient*>& weight_gradient_algorithms() {
 #define FASTCONV_WEIGHT_GRADIENT(NAME) &algos::NAME::weight_gradient,
-  static const WeightGradient* const list[] = {
+  static const std::vector<const WeightGradient*> list{
 #include "plan/weight_gradients.def"
-  };
+      FASTCONV_WEIGHT_GRADIENT(torch)};
 #undef FASTCONV_WEIGHT_GRADIENT
+  return list;
+}
+
+WeightGradientChoice evaluate(const WeightGradient& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
   const WeightGradient& torch = algos::torch::weight_gradient;
-  const double torch_roundoffs = torch.roundoffs(problem, device);
-  std::vector<WeightGradientChoice> found;
-  for (const WeightGradient* algorithm : list) {
-    WeightGradientChoice choice{algorithm, supports_common(find_algorithm(algorithm->name), problem, device), {}};
-    if (choice.support.ok) choice.support = algorithm->supports(problem, device);
-    if (choice.support.ok) {
-      choice.plan = algorithm->plan(problem, device);
-      choice.support = within_workspace(algorithm->name, choice.plan, problem);
-    }
-    if (choice.support.ok) {
-      choice.expected_error = relative_error(algorithm->roundoffs(problem, device), torch_roundoffs, problem.accuracy);
-      choice.auto_eligible = choice.expected_error <= error_limit(problem, device);
-    }
-    found.push_back(std::move(choice));
+  if (&algorithm == &torch) return {&torch, Support::yes(), torch.plan(problem, device), 1.0, true};
+  WeightGradientChoice choice{&algorithm, supports_common(find_algorithm(algorithm.name), problem, device), {}};
+  if (choice.support.ok) choice.support = algorithm.supports(problem, device);
+  if (choice.support.ok) {
+    choice.plan = algorithm.plan(problem, device);
+    choice.support = within_workspace(algorithm.name, choice.plan, problem);
   }
-  found.push_back({&torch, Support::yes(), torch.plan(problem, device), 1.0, true});
+  if (choice.support.ok) {
+    const double roundoffs = algorithm.roundoffs(problem, device);
+    choice.expected_error = relative_error(roundoffs, torch.roundoffs(problem, device), problem.accuracy);
+    choice.auto_eligible = choice.expected_error <= error_limit(problem, device);
+  }
+  return choice;
+}
+
+std::vector<WeightGradientChoice> weight_gradients(const ConvProblem& problem, const DeviceInfo& device) {
+  std::vector<WeightGradientChoice> found;
+  for (const WeightGradient* algorithm : weight_gradient_algorithms()) {
+    found.push_back(evaluate(*algorithm, problem, device));
+  }
   return found;
 }
 

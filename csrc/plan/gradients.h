@@ -20,6 +20,8 @@ struct WeightGradientChoice {
 };
 
 // Of every algorithm that has one, PyTorch's last.
+const std::vector<const WeightGradient*>& weight_gradient_algorithms();
+WeightGradientChoice evaluate(const WeightGradient& algorithm, const ConvProblem& problem, const DeviceInfo& device);
 std::vector<WeightGradientChoice> weight_gradients(const ConvProblem& problem, const DeviceInfo& device);
 
 // `name` is what the forward convolution was asked for: "torch" asks for PyTorch's gradient, an algorithm that has one

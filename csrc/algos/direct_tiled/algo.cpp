@@ -2,6 +2,7 @@
 
 #include "algos/direct_tiled/resident/plan.h"
 #include "core/algorithm.h"
+#include "core/fitted.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::direct_tiled {
@@ -40,7 +41,7 @@ ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
   plan.workspace_bytes = static_cast<std::size_t>(device.processors * config.scratch_bytes());
   const double flops = 2.0 * static_cast<double>(config.tasks * config.sum_floats) *
                        static_cast<double>(problem.c_per_group() * problem.r * problem.s);
-  plan.cost_us = 15.0 + 1e6 * std::max(flops / (0.4 * device.fp32_flops_per_s),
+  plan.cost_us = 15.0 + 1e6 * std::max(flops / (fitted::direct_tiled::product.of(device) * device.fp32_flops_per_s),
                                        problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
   return plan;
 }

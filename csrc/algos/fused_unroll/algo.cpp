@@ -4,6 +4,7 @@
 #include "algos/fused_unroll/plan.h"
 #include "core/algorithm.h"
 #include "core/cost.h"
+#include "core/fitted.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::fused_unroll {
@@ -34,7 +35,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 
   // Whole tiles in whole waves of blocks; no more than this share of the FFMA rate, because the shared memory's
   // bandwidth bounds 4x4 outputs per thread, and a tile is loaded before it is multiplied.
-  const double share = device.type == DeviceType::cuda ? 0.16 : 0.3;
+  const double share = device.type == DeviceType::cuda ? 0.16 : fitted::fused_unroll::product.of(device);
   const double depth = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   const double tile_flops = 2.0 * tile.k * tile.pixels * depth;
   const double blocks = in_whole_waves(static_cast<double>(grid.count()), device.processors);

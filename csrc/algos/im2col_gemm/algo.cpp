@@ -5,10 +5,13 @@
 #include "algos/im2col_gemm/plan.h"
 #include "core/algorithm.h"
 #include "core/cost.h"
+#include "core/fitted.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::im2col_gemm {
 namespace {
+
+namespace own = fitted::im2col_gemm;
 
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   const std::int64_t elements = elements_per_row(problem);
@@ -20,8 +23,23 @@ Support supports(const ConvProblem& problem, const DeviceInfo&) {
   return Support::yes();
 }
 
-// The library's products on a CPU, of FP32.
-constexpr CpuRates<double> cpu_gemm{0.7, 1.45};
+// The library's products on a CPU, of FP32: a share of the vectors' rate, half of it with so many pixels of an image;
+// what is unrolled is written and read, which together takes so many passes.
+double cpu_cost_us(const ConvProblem& problem, const Cut& chunk, std::int64_t launches, const DeviceInfo& device) {
+  const double pixels = static_cast<double>(problem.p() * problem.q());
+  double bytes = problem.compulsory_bytes();
+  if (chunk.unrolls) {
+    const double columns = static_cast<double>(problem.n * problem.c * problem.r * problem.s) * pixels;
+    bytes += own::unrolling.of(device) * columns * sizeof(float);
+  }
+  if (chunk.finishes) {
+    bytes +=
+        2.0 * static_cast<double>(problem.output_numel()) * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
+  }
+  const double share = (chunk.unrolls ? own::unrolled_product : own::product).of(device);
+  return 8.0 * static_cast<double>(launches) + memory_us(bytes, 1.0, device) +
+         fp32_us(problem.direct_flops(), share * pixels / (pixels + own::half_pixels.of(device)), device);
+}
 
 // cuBLAS alone, where the tensors are its matrices as they are: a launch and a block's walk over the reduction, the
 // products of whole tiles, the bytes. Fitted to an H200's times like PyTorch's own convolution (algos/torch), which is
@@ -61,9 +79,18 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                     : "unroll " + std::to_string(chunk.rows) + " rows";
   plan.workspace_bytes = chunk.workspace_bytes();
 
-  const bool tensor_cores = device.type == DeviceType::cuda && problem.dtype != DType::f32;
+  // Launches: per chunk, an unrolling, an epilogue, and a GEMM for every group or every sample, whichever are fewer.
+  const std::int64_t chunks = ceil_div(problem.n, chunk.samples) * ceil_div(problem.p(), chunk.rows);
+  const std::int64_t gemms = problem.layout == Layout::nhwc ? 1 : std::min(problem.groups, chunk.samples);
+  const std::int64_t launches = chunks * (gemms + chunk.unrolls + chunk.finishes);
+  if (device.type == DeviceType::cpu) {
+    plan.cost_us = cpu_cost_us(problem, chunk, launches, device);
+    return plan;
+  }
+
+  const bool tensor_cores = problem.dtype != DType::f32;
   const double depth = static_cast<double>(problem.c * problem.r * problem.s);
-  if (device.type == DeviceType::cuda && !chunk.unrolls && !chunk.finishes && problem.groups == 1) {
+  if (!chunk.unrolls && !chunk.finishes && problem.groups == 1) {
     plan.cost_us = in_place_us(problem, device);
     return plan;
   }
@@ -73,22 +100,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double pixels = static_cast<double>(problem.n * problem.p() * problem.q());
   const double outputs = static_cast<double>(problem.output_numel());
   double bytes = problem.compulsory_bytes();
-  if (chunk.unrolls) {  // on an H200 at a quarter of the memory's rate, or less where channels are few
-    const double slowness = device.type == DeviceType::cuda ? (problem.c <= 4 ? 6.5 : 4.0) : 1.0;
+  if (chunk.unrolls) {  // at a quarter of the memory's rate, or less where channels are few
+    const double slowness = problem.c <= 4 ? own::unroll_few_channels : own::unroll;
     bytes += slowness * 2.0 * pixels * depth * static_cast<double>(size_of(chunk.gemm_type));
   }
   if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
-  const double share = device.type == DeviceType::cuda ? 0.9 : cpu_gemm.of(device);  // of FP32
-  const double product_us =
-      tensor_cores ? tensor_us(problem.direct_flops(), 0.6, device) : fp32_us(problem.direct_flops(), share, device);
-
-  // Launches: per chunk, an unrolling, an epilogue, and a GEMM for every group or every sample, whichever are fewer.
-  const std::int64_t chunks = ceil_div(problem.n, chunk.samples) * ceil_div(problem.p(), chunk.rows);
-  const std::int64_t gemms = problem.layout == Layout::nhwc ? 1 : std::min(problem.groups, chunk.samples);
-  const double launch_us = device.type == DeviceType::cuda ? 4.0 : 8.0;
+  const double product_us = tensor_cores ? tensor_us(problem.direct_flops(), own::tensor, device)
+                                         : fp32_us(problem.direct_flops(), own::ffma, device);
   // A block of the GEMM walks the whole reduction: what small problems wait for (measured on an H200).
-  const double latency_us = device.type == DeviceType::cuda ? 4.0 + 0.0025 * depth : 0.0;
-  plan.cost_us = latency_us + launch_us * static_cast<double>(chunks * (gemms + chunk.unrolls + chunk.finishes)) +
+  plan.cost_us = own::start + own::term * depth + own::kernel * static_cast<double>(launches) +
                  memory_us(bytes, 1.0, device) + product_us;
   return plan;
 }

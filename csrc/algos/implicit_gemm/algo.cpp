@@ -7,10 +7,13 @@
 #include "algos/implicit_gemm/kernels.h"
 #include "core/algorithm.h"
 #include "core/cost.h"
+#include "core/fitted.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::implicit_gemm {
 namespace {
+
+namespace own = fitted::implicit_gemm;
 
 // Products of halves are not IEEE float32 arithmetic. Split ones err by 1.6 roundoffs, their sums are promoted.
 double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
@@ -99,21 +102,22 @@ std::string describe_tile(const single_tile::Plan& plan, AccuracyClass accuracy)
 // What the larger `wgmma` kernel takes of the time that is planned for it, by kind of problem: fitted to runs on an
 // H200 (docs/log/12-implicit-gemm-wgmma-2.md).
 double wgmma_factor(const persistent::Plan& plan, const ConvProblem& problem) {
-  if (size_of(problem.dtype) == 2) return 0.95;
-  if (plan.source == persistent::Source::converted) return 0.99;
-  if (plan.weights.filter_tile == 48) return problem.n < 8 ? 1.0 : 1.1;
-  if (plan.weights.mode == Mode::single) return 1.06;
-  return plan.filter_tile == 64 && plan.split_k == 1 ? 1.04 : 1.0;
+  if (size_of(problem.dtype) == 2) return own::half;
+  if (plan.source == persistent::Source::converted) return own::converted;
+  if (plan.weights.filter_tile == 48) return problem.n < 8 ? own::few_filters_small_batch : own::few_filters;
+  if (plan.weights.mode == Mode::single) return own::tf32;
+  return plan.filter_tile == 64 && plan.split_k == 1 ? own::fp32_narrow : own::fp32;
 }
 
 // Its time, without a transposition. The rates of NCHW were fitted like the factors.
 double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   const double kernel_us = std::max(clocks_us(persistent::plan_clocks(plan, device.processors), device),
-                                    memory_us(problem.compulsory_bytes(), 0.75, device));
-  const double nchw_us = problem.layout == Layout::nhwc ? 0.0
-                                                        : (problem.p() * problem.q() < 2048 ? 6e-6 : 1.5e-6) *
-                                                              static_cast<double>(problem.output_numel());
-  const double launch_us = plan.weights.mode == Mode::single ? 4.5 : 6.0;
+                                    memory_us(problem.compulsory_bytes(), own::memory, device));
+  const double nchw_us = problem.layout == Layout::nhwc
+                             ? 0.0
+                             : (problem.p() * problem.q() < 2048 ? own::nchw_small : own::nchw) * 1e-6 *
+                                   static_cast<double>(problem.output_numel());
+  const double launch_us = plan.weights.mode == Mode::single ? own::single_launch : own::launch;
   return wgmma_factor(plan, problem) * (launch_us + kernel_us) + nchw_us;
 }
 

@@ -1,5 +1,6 @@
 #include "algos/two_stage/plan.h"
 #include "core/algorithm.h"
+#include "core/fitted.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::two_stage {
@@ -34,7 +35,7 @@ ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
   const double plane_bytes = single_stage(problem) ? 0.0
                                                    : 2.0 * static_cast<double>(problem.n) *
                                                          static_cast<double>(planes_bytes_per_image(problem));
-  plan.cost_us = 15.0 + 1e6 * (flops / (0.4 * device.fp32_flops_per_s) +
+  plan.cost_us = 15.0 + 1e6 * (flops / (fitted::two_stage::product.of(device) * device.fp32_flops_per_s) +
                                (problem.compulsory_bytes() + plane_bytes) / device.bandwidth_bytes_per_s);
   return plan;
 }

@@ -9,11 +9,14 @@
 #include "algos/winograd_megakernel/wgmma/plan.h"
 #include "core/cost.h"
 #include "core/error.h"
+#include "core/fitted.h"
 #include "core/roundoffs.h"
 #include "winograd/limits.h"
 
 namespace fastconv::algos::winograd_megakernel {
 namespace {
+
+namespace own = fitted::winograd_megakernel;
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (Support support = supports_winograd(problem, "winograd_megakernel"); !support.ok) return support;
@@ -54,13 +57,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 // The form of winograd_f4's model (winograd_staged/algo.cpp), with a time for each task.
-struct CpuTasks {
-  double task, caches, products, half_channels;
-};
-constexpr CpuRates<CpuTasks> cpu_tasks{{0.3, 1.8, 2.2, 16.0}, {0.15, 3.6, 4.4, 16.0}};
-
 double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceInfo& device) {
-  const CpuTasks& rates = cpu_tasks.of(device);
   const double elements = static_cast<double>(cpu::points) * static_cast<double>(map.tiles);
   const double c = static_cast<double>(cpu::padded_channels(problem)),
                k = static_cast<double>(cpu::padded_filters(problem));
@@ -68,11 +65,11 @@ double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceI
   constexpr double cached = 8e6;
   const double u = static_cast<double>(cpu::u_bytes(problem));
   const double again = 4.0 * std::max(0.0, u - cached) * static_cast<double>(map.batches() - 1);
-  return 20.0 + rates.task * static_cast<double>(map.size()) / device.processors +
-         memory_us(problem.compulsory_bytes() + elements * (c + k) * sizeof(float), rates.caches * device.processors,
-                   device) +
+  return 20.0 + own::task.of(device) * static_cast<double>(map.size()) / device.processors +
+         memory_us(problem.compulsory_bytes() + elements * (c + k) * sizeof(float),
+                   own::caches.of(device) * device.processors, device) +
          memory_us(u + again, 1.15, device) +
-         fp32_us(2.0 * elements * c * k, rates.products * c / (c + rates.half_channels), device);
+         fp32_us(2.0 * elements * c * k, own::products.of(device) * c / (c + own::half_channels.of(device)), device);
 }
 
 // Times seen on an H200 (docs/log/40-megakernel-fp32.md), in us: the map's beginning and end, where nothing overlaps;
@@ -81,12 +78,16 @@ double cpu_cost_us(const ConvProblem& problem, const TaskMap& map, const DeviceI
 struct Rates {
   double launch, chunk, product, transform, not_hidden;
 };
-constexpr Rates split_rates{21.6, 1.07, 0.96, 0.60, 0.565}, half_rates{17.9, 0.462, 1.22, 0.313, 0.42};
+
+Rates rates_of(bool fp16) {
+  if (fp16) return {own::half_launch, own::half_chunk, own::half_product, own::half_transform, own::half_not_hidden};
+  return {own::split_launch, own::split_chunk, own::split_product, own::split_transform, own::split_not_hidden};
+}
 
 double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, const DeviceInfo& device) {
   const TaskMap& map = cuda.map;
   const bool fp16 = cuda.weights.form.limbs == 1;
-  const Rates& rates = fp16 ? half_rates : split_rates;
+  const Rates rates = rates_of(fp16);
   const double gemms = static_cast<double>(map.gemms()) / device.processors + 1.1;  // the first and the last one wait
   const double products = gemms * (rates.chunk * static_cast<double>(cuda.weights.chunks) + rates.product);
   const double work_tiles = static_cast<double>(map.inputs() + map.outputs()) * map.shapes.input_tiles;

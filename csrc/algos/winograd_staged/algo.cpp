@@ -5,6 +5,7 @@
 
 #include "algos/winograd_staged/plan.h"
 #include "core/cost.h"
+#include "core/fitted.h"
 #include "core/roundoffs.h"
 #include "winograd/limits.h"
 
@@ -90,20 +91,15 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
 
 // V and M stay in the caches, which give so many times the memory's bandwidth to each thread; U comes from memory once
 // per chunk; the library's products reach a share of the vectors' rate, half of it with so many channels.
-struct CpuStages {
-  double chunk, caches, products, half_channels;
-};
-// AVX-512: fitted to the 3x3 layers of VGG, ResNet, YOLO and DenseNet at batch 1, two cores.
-constexpr CpuRates<CpuStages> cpu_stages{{15.0, 1.5, 1.7, 4.0}, {15.0, 1.5, 1.7, 4.0}};
-
 double cpu_cost_us(const ConvProblem& problem, const Config& config, std::int64_t chunks, const DeviceInfo& device) {
+  namespace own = fitted::winograd_staged;
   const Volume w = volume_of(problem, config);
-  const CpuStages& rates = cpu_stages.of(device);
   const double depth = static_cast<double>(config.depth);
-  return rates.chunk * static_cast<double>(chunks) +
-         memory_us(problem.compulsory_bytes() + w.v_bytes + w.m_bytes, rates.caches * device.processors, device) +
+  return 15.0 * static_cast<double>(chunks) +
+         memory_us(problem.compulsory_bytes() + w.v_bytes + w.m_bytes, own::caches.of(device) * device.processors,
+                   device) +
          memory_us(w.u_bytes * static_cast<double>(chunks), 1.0, device) +
-         fp32_us(w.flops, rates.products * depth / (depth + rates.half_channels), device);
+         fp32_us(w.flops, own::products.of(device) * depth / (depth + own::half_channels.of(device)), device);
 }
 
 ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {

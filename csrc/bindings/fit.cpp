@@ -1,0 +1,94 @@
+#include "bindings/fit.h"
+
+#include <pybind11/stl.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/fitted.h"
+#include "plan/gradients.h"
+#include "plan/registry.h"
+
+namespace py = pybind11;
+using namespace fastconv;
+
+namespace {
+
+// A constant of a cost model on one kind of device, "avx2", "avx512" or "cuda", and what it may be at least and at
+// most.
+struct Constant {
+  const char *algorithm, *name, *kind;
+  double least, most;
+  double& value;
+};
+const Constant constants[] = {
+#define FASTCONV_CPU(ALGORITHM, NAME, LEAST, MOST, AVX2, AVX512)          \
+  {#ALGORITHM, #NAME, "avx2", LEAST, MOST, fitted::ALGORITHM::NAME.avx2}, \
+      {#ALGORITHM, #NAME, "avx512", LEAST, MOST, fitted::ALGORITHM::NAME.avx512},
+#define FASTCONV_CUDA(ALGORITHM, NAME, LEAST, MOST, VALUE) \
+  {#ALGORITHM, #NAME, "cuda", LEAST, MOST, fitted::ALGORITHM::NAME},
+#include "core/fitted.def"
+#undef FASTCONV_CPU
+#undef FASTCONV_CUDA
+};
+
+double cost_us(const std::string& name, const ConvProblem& problem, const DeviceInfo& device, bool forward) {
+  constexpr double never = std::numeric_limits<double>::infinity();
+  if (forward) {
+    const Candidate candidate = evaluate(find_algorithm(name), problem, device);
+    return candidate.auto_eligible ? candidate.plan.cost_us : never;
+  }
+  for (const WeightGradient* algorithm : weight_gradient_algorithms()) {
+    if (name != algorithm->name) continue;
+    const WeightGradientChoice candidate = evaluate(*algorithm, problem, device);
+    return candidate.auto_eligible ? candidate.plan.cost_us : never;
+  }
+  return never;
+}
+
+}  // namespace
+
+void bind_fit(py::module_& module) {
+  module.def(
+      "fitted",
+      [] {
+        py::list rows;
+        for (const Constant& constant : constants) {
+          py::dict row;
+          row["algorithm"] = constant.algorithm, row["name"] = constant.name, row["kind"] = constant.kind;
+          row["least"] = constant.least, row["most"] = constant.most, row["value"] = constant.value;
+          rows.append(row);
+        }
+        return rows;
+      },
+      "The constants of cost models that are fitted (csrc/core/fitted.def).");
+  module.def(
+      "set_fitted",
+      [](const std::string& algorithm, const std::string& name, const std::string& kind, double value) {
+        for (const Constant& constant : constants) {
+          if (algorithm != constant.algorithm || name != constant.name || kind != constant.kind) continue;
+          constant.value = value;
+          return;
+        }
+        throw InvalidArgument("no model has a constant " + algorithm + "." + name + " of " + kind);
+      },
+      py::arg("algorithm"), py::arg("name"), py::arg("kind"), py::arg("value"),
+      "Changes a constant for this planner alone, not for the operators'.");
+  module.def(
+      "costs_us",
+      [](const std::string& algorithm, const std::vector<const ConvProblem*>& problems, const DeviceInfo& device,
+         const std::string& pass) {
+        if (pass != "forward" && pass != "backward_weight") {
+          throw InvalidArgument("pass is '" + pass + "'; expected forward or backward_weight");
+        }
+        std::vector<double> found;
+        for (const ConvProblem* problem : problems) {
+          found.push_back(cost_us(algorithm, *problem, device, pass == "forward"));
+        }
+        return found;
+      },
+      py::arg("algorithm"), py::arg("problems"), py::arg("device"), py::arg("pass_") = "forward",
+      "What `auto` compares, a number for each problem; infinite where the algorithm is no candidate.");
+}
