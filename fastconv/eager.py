@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules.utils import _pair
 
-from fastconv import ops
+from fastconv import failures, ops
 from fastconv.ops import plain
 from fastconv.tensors import is_plain
 
@@ -205,6 +205,16 @@ def convolve(
 ) -> Tensor | None:  # fmt: skip
     """activation(conv(input) + bias + residual), or the residual behind the activation, of eager tensors (`is_eager`),
     batched or not; None if the general operator has to do it."""
+    try:
+        return _convolve(state, x, weight, bias, residual, key, precision)
+    except failures.UnseenError:
+        return None
+
+
+def _convolve(
+    state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings,
+    precision: str,
+) -> Tensor | None:  # fmt: skip
     layer = state.layers.get(key) or state.new_layer(key)
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)

@@ -19,6 +19,11 @@ class UnsupportedError(RuntimeError):
     """A named algorithm cannot serve the problem; the message says why not."""
 
 
+class UnseenError(RuntimeError):
+    """PyTorch's own convolution failed within a layer's call, and its message did not come back: `ops.conv2d_op`
+    repeats it where it can be seen."""
+
+
 _UNSUPPORTED = "fastconv.UnsupportedError: "  # csrc/core/error.h
 _DEVICE = "fastconv.DeviceError: "
 _CALL_FAILED = " API call failed at "  # torch/headeronly/util/shim_utils.h

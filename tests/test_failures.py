@@ -135,7 +135,8 @@ def _known(x: Tensor, w: Tensor, algorithm: str) -> Callable[[], object]:
     def call(x: Tensor = x) -> object:
         return fastconv.conv2d(x, w, padding=1, algorithm=algorithm, precision="fp32")
 
-    call(x[:, :, :9, :9])
+    for _ in range(2):  # kept from the second on
+        call(x[:, :, :9, :9])
     return call
 
 

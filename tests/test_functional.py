@@ -200,7 +200,7 @@ def strided_variants(shape):
 
 @pytest.mark.parametrize("shape", [(3, 4, 5, 6), (1, 4, 5, 6), (3, 1, 5, 6), (3, 4, 1, 6), (2, 4, 1, 1), (0, 4, 5, 6)])
 @pytest.mark.parametrize("kernel", [(5, 3), (1, 1)])
-def test_layout_is_that_of_torch(shape, kernel, device):
+def test_layout_is_that_of_torch(shape, kernel, device, full_precision):
     weights = [("contiguous", torch.randn(5, shape[1], *kernel))]
     weights.append(("channels_last", weights[0][1].contiguous(memory_format=torch.channels_last)))
     for (x_name, x), (w_name, w) in itertools.product(strided_variants(shape), weights):
