@@ -23,8 +23,9 @@ help:
 demo: build
 	$(BIN)/fastconv demo $(ARGS)
 
+# A process for each core, up to four: a GPU is shared by them. ARGS='-n 0' for one.
 test: build
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
 
 bench: build
 	$(BIN)/fastconv bench layers $(ARGS)

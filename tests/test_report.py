@@ -180,6 +180,18 @@ def test_sets_table(project):
     assert table.endswith("**Of several commits: 0123456789ab: layers_stems; dddddddddddd: layers_backward_weight.**")
 
 
+def test_regret_has_a_row_for_each_part(project):
+    part = {"class": "fp16", "pass": "forward", "layout": "nhwc", "split": "judge"}
+    rows = [part | {"us": us, "best_us": 10.0, "torch_us": torch_us} for us, torch_us in ((10.0, 10.0), (40.0, 20.0))]
+    rows.append(part | {"class": "fp32", "us": 10.0, "best_us": 10.0, "torch_us": 80.0})
+    results.write(project / "benchmarks/results/h200/regret.json", {**HEAD, "suite": "regret", "rows": rows})
+    table = documents.region("h200/regret", project / "benchmarks/results").splitlines()
+    assert table[2:] == [
+        "| `fp32` | forward | nhwc | judge | 1 | 1.000 | 1.00 | 1.00 | 0.0 % |",
+        "| `fp16` | forward | nhwc | judge | 2 | 2.000 | 3.85 | 4.00 | 50.0 % |",
+    ]
+
+
 def test_overview_has_a_row_for_each_set_and_network(project):
     table = documents.region("h200/overview", project / "benchmarks/results").splitlines()
     assert table[0] == "|  | `fp32` | `tf32` | `fp16` | `bf16` |"

@@ -15,6 +15,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/training[/<class>]           training steps, a row per network, class and mode; or `(not measured)`
     <gpu>/training/groups[/<class>]    their kernels by group
     <gpu>/host                         the host's time of a call; or `(not measured)`
+    <gpu>/regret                       the choice of `auto` on the convolutions of networks
     <gpu>/megakernel/...               benchmarks/reports/megakernel.py
     <gpu>/paper/...                    benchmarks/reports/papers: docs/papers; or `(not measured)`
     <gpu>/soak_megakernel              how many launches, how many of them differ
@@ -32,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, TRAINING_CLASSES, Document, read
-from benchmarks.reports import common, host, layers, megakernel, networks, overview, papers, sentences, training
+from benchmarks.reports import common, host, layers, megakernel, networks, overview, papers, regret, sentences, training
 
 RESULTS, FIGURES = Path("benchmarks/results"), Path("docs/figures")
 REGION = re.compile(r"(<!-- results:(?P<name>[^ ]+) -->)(?P<old>.*?)(<!-- /results -->)", re.DOTALL)
@@ -81,6 +82,8 @@ def region(name: str, results: Path) -> str:
             return training.table(file("training"), accuracy)
         case ["host"]:
             return host.table(file("host"))
+        case ["regret"]:
+            return regret.table(file("regret"))
         case [suite, "summary"] if suite.startswith("layers"):
             return layers.layer_summary(file(suite))
         case ["layers", "algorithms", accuracy, n] if accuracy in CLASSES and n.isdigit():
