@@ -15,9 +15,7 @@ def table(document: Document) -> str:
     for part in sorted(parts, key=lambda part: (CLASSES.index(part[0]), *part[1:])):
         rows = [row for row in document["rows"] if tuple(row[name] for name in summary.PARTS) == part]
         if (its := summary.summary(rows)) is not None:
-            numbers = [
-                f"{value:.{digits}f}" for value, digits in ((its.mean, 3), (its.percentile_95, 2), (its.worst, 2))
-            ]
+            numbers = [f"{its.mean:.3f}", f"{its.percentile_95:.2f}", f"{its.worst:.2f}"]
             lines.append([f"`{part[0]}`", *part[1:], str(its.count), *numbers, f"{100 * its.slower:.1f} %"])
     header = [*summary.PARTS, "problems", "mean", "95 %", "worst", "slower than PyTorch"]
     return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, document["rows"])])
