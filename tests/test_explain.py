@@ -1,12 +1,14 @@
 """explain: every algorithm's answer for one convolution, as readable text and as data."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from test_functional import NAMES
 
 import fastconv
-from fastconv import _C, ops, settings
+from fastconv import _C, settings
 
 
 def test_explain_is_readable():
@@ -99,28 +101,25 @@ def test_why_pytorch_computes_an_input_gradient(c, dtype, device, stride, expect
 @pytest.mark.parametrize("kernel", [1, 2, 3, 5, (3, 7)])
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize(("c", "groups"), [(8, 1), (96, 1), (16, 2)])
-def test_the_convolution_of_an_input_gradient_is_the_planned_one(monkeypatch, stride, kernel, dilation, c, groups):
-    """Of those that run the one with the most taps, but for its padding: rows that no output needs may be added."""
-    seen = []
-    original = ops.call
-
-    def call(operator, *args):
-        if operator is ops.conv2d_op and args[1].shape[0] % c == 0 and args[0].shape[1] == 24:
-            seen.append(args)
-        return original(operator, *args)
-
-    (r, s), pair = (kernel, kernel) if isinstance(kernel, int) else kernel, (dilation, dilation)
-    x, w = torch.randn(2, c, 19, 17, requires_grad=True), torch.randn(24, c // groups, r, s)
-    y = fastconv.conv2d(x, w, None, stride, 0, dilation, groups, algorithm="direct")
-    strides = (stride, stride) if isinstance(stride, int) else stride
-    problem = _C.ConvProblem(2, c, 19, 17, 24, r, s, stride=strides, dilation=pair, groups=groups)
-    planned = _C.choose_input_gradient("direct", problem, _C.cpu_device(1))
-    monkeypatch.setattr(ops, "call", call)
-    torch.autograd.grad(y.sum(), x)
-    made = planned["convolution"]
-    assert seen
-    assert len(seen) <= planned["convolutions"]
-    most = max(seen, key=lambda args: args[1].shape[2] * args[1].shape[3])
-    assert tuple(most[1].shape) == (made.k, made.c // groups, made.r, made.s)
-    for taps, used, plan in zip((made.r, made.s), most[6], made.dilation, strict=True):
-        assert taps == 1 or used == plan
+def test_the_convolution_of_an_input_gradient_is_the_planned_one(stride, kernel, dilation, c, groups):
+    """By definition: row y of the gradient sees the filter's row r where y + padding - r * dilation is a multiple of
+    the stride. Rows of one residue see the same taps, and are one convolution; or all residues are together."""
+    (r, s), strides = (2 * (x,) if isinstance(x, int) else x for x in (kernel, stride))
+    for padding in ((0, 0), (1, 2)):
+        problem = _C.ConvProblem(
+            2, c, 19, 17, 24, r, s, stride=strides, padding=padding, dilation=(dilation, dilation), groups=groups
+        )
+        planned = _C.choose_input_gradient("direct", problem, _C.cpu_device(1))
+        made, phases = planned["convolution"], strides[0] * strides[1]
+        together = planned["method"] == "together"
+        assert planned["convolutions"] == (1 if together else phases)
+        assert (made.c, made.k) == (24, phases * c if together else c)
+        for size, step, pad, taps, used in zip((r, s), strides, padding, (made.r, made.s), made.dilation, strict=True):
+            seen = [
+                [(y + pad - tap * dilation) // step for tap in range(size) if (y + pad - tap * dilation) % step == 0]
+                for y in range(step)
+            ]
+            offsets = {offset for row in seen for offset in row} if together else max(seen, key=len)
+            gaps = {a - b for a, b in itertools.pairwise(sorted(offsets, reverse=True))}
+            assert taps == (max(offsets) - min(offsets) + 1 if together else len(offsets))
+            assert together or gaps <= {used}
