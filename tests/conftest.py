@@ -11,6 +11,8 @@ from pathlib import Path
 # Before fastconv reads it: the tests, and the processes that they start, know nothing of what the user has measured.
 os.environ["FASTCONV_CACHE_DIR"] = tempfile.mkdtemp(prefix="fastconv-tests-")
 atexit.register(shutil.rmtree, os.environ["FASTCONV_CACHE_DIR"], ignore_errors=True)
+# Before torch is loaded: processes that share the cores must not take them from each other while their threads wait.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Last: an installed fastconv comes before the tree's own, whose benchmarks are tested with it.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
