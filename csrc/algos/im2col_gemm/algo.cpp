@@ -49,16 +49,16 @@ double in_place_us(const ConvProblem& problem, const DeviceInfo& device) {
     double launch, term, products, input, output;
   };
   constexpr Times plain{9.7, 5.2, 1.05, 0.3, 1.1}, few_rows{9.7, 100.0, 1.05, 0.3, 1.1},
-      half{6.9, 1.0, 0.5, 0.45, 1.22};
+      one_row{6.6, 0.75, 1.05, 0.3, 1.1}, half{6.9, 1.0, 0.5, 0.45, 1.22};
   constexpr Times unaligned{6.4, 7.5, 4.5, 0.0, 2.9}, unaligned_images{6.4, 6.6, 5.1, 0.0, 6.5};
   const bool tensor_cores = problem.dtype != DType::f32, nhwc = problem.layout == Layout::nhwc;
   const std::int64_t pixels = problem.h * problem.w;
   const bool aligned = problem.c % 8 == 0 && (nhwc || pixels % 8 == 0);
-  const std::int64_t rows = problem.n * pixels;  // for 2 to 32 of them it finds no good FP32 kernel
-  const Times& times = !tensor_cores ? (rows > 1 && rows <= 32 ? few_rows : plain)
-                       : aligned     ? half
-                       : nhwc        ? unaligned
-                                     : unaligned_images;
+  // One is a matrix-vector kernel's; for 2 to 32 it may find no good FP32 kernel, where ours with such channels are.
+  const std::int64_t rows = problem.n * pixels;
+  const bool is_risk = rows <= 32 && problem.c % 8 == 0;
+  const Times& plain_times = rows == 1 ? one_row : is_risk ? few_rows : plain;
+  const Times& times = !tensor_cores ? plain_times : aligned ? half : nhwc ? unaligned : unaligned_images;
   const double filters = static_cast<double>(problem.k);
   const double flops = problem.direct_flops() * std::ceil(filters / 64.0) * 64.0 / filters;
   const double size = static_cast<double>(size_of(problem.dtype));

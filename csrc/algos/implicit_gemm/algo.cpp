@@ -66,8 +66,9 @@ double cuda_cost_us(const ConvProblem& problem, const portable::Plan& config, co
   const double gathered = blocks * portable::pixel_tile * steps * portable::depth_tile;
   const bool half = config.mode != Mode::split && problem.groups == 1;
   const double gather_rate = config.mode == Mode::split ? 0.0045 : half ? 0.0097 : 0.007;
-  const double gather_us = loads_vectors(problem) ? 0.0 : fp32_us(gathered, gather_rate, device);
-  return (half ? 6.4 : 8.0) + std::max({tensor_us, latency_us, gather_us}) +
+  const bool gathers = !loads_vectors(problem);
+  const double gather_us = gathers ? fp32_us(gathered, gather_rate, device) : 0.0;
+  return (half ? 6.4 : 8.0) + (gathers ? 5.5 : 0.0) + std::max({tensor_us, latency_us, gather_us}) +
          memory_us(problem.compulsory_bytes(), 0.6, device);
 }
 
