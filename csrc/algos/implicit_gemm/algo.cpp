@@ -114,9 +114,10 @@ double wgmma_factor(const persistent::Plan& plan, const ConvProblem& problem) {
 double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   const double kernel_us = std::max(clocks_us(persistent::plan_clocks(plan, device.processors), device),
                                     memory_us(problem.compulsory_bytes(), own::memory, device));
+  const double large_nchw = size_of(problem.dtype) == 2 ? own::nchw_half : own::nchw;
   const double nchw_us = problem.layout == Layout::nhwc
                              ? 0.0
-                             : (problem.p() * problem.q() < 2048 ? own::nchw_small : own::nchw) * 1e-6 *
+                             : (problem.p() * problem.q() < 2048 ? own::nchw_small : large_nchw) * 1e-6 *
                                    static_cast<double>(problem.output_numel());
   const double launch_us = plan.weights.mode == Mode::single ? own::single_launch : own::launch;
   return wgmma_factor(plan, problem) * (launch_us + kernel_us) + nchw_us;
