@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.harness import results
-from benchmarks.networks import suite as network_suite
-from benchmarks.networks import workers as by_workers
 from benchmarks.papers import Options
+from benchmarks.papers import networks as paper_networks
 from benchmarks.studies import megakernel as study
 from fastconv.models.layers import LAYERS
 
@@ -41,25 +40,11 @@ def layers(options: Options) -> results.Document:
 
 def networks(options: Options) -> results.Document:
     """A row per network and class."""
-    names, classes = options.networks or NETWORKS, options.classes or NETWORK_CLASSES
-    arguments: dict[str, Any] = {
-        "modes": ("eager",),
-        "peers": ("torch_eager",),
-        "layouts": ("nchw",),
-        "algorithm": ALGORITHM,
-        "rounds": options.rounds,
-        "device": options.device,
-        "suite": options.suite("paper_megakernel_networks"),
-        "batch": options.batches[0] if options.batches else None,
-        "image": options.image or IMAGE,
-        "budget_s": options.budget_s,
-        "resume": options.resume,
-        "report": options.report,
-        "out": options.out("paper_megakernel_networks"),
-    }
-    if options.workers > 1:
-        return by_workers.run(names, classes, options.workers, **arguments)
-    return network_suite.run(names, classes, **arguments)
+    return paper_networks.run(
+        options, "paper_megakernel_networks", options.networks or NETWORKS, options.classes or NETWORK_CLASSES,
+        modes=("eager",), peers=("torch_eager",), layouts=("nchw",), algorithm=ALGORITHM,
+        batch=options.batches[0] if options.batches else None, image=options.image or IMAGE,
+    )  # fmt: skip
 
 
 PARTS: dict[str, Any] = {"layers": layers, "networks": networks}

@@ -10,7 +10,6 @@ networks  ResNet-18, 34, 50, 101, 152 in the same forms
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,9 +20,9 @@ from benchmarks.harness.runs import deadline_of, free, is_past
 from benchmarks.layers import group as layer_group
 from benchmarks.layers import suite as layer_suite
 from benchmarks.networks import suite as network_suite
-from benchmarks.networks import workers as by_workers
 from benchmarks.networks.forms import Case
 from benchmarks.papers import Options
+from benchmarks.papers import networks as paper_networks
 from benchmarks.papers.common import DIRECTION, empty_row
 from fastconv import timing
 from fastconv.models.compare import pytorch_class
@@ -174,24 +173,11 @@ def blocks(options: Options) -> results.Document:
 def networks(options: Options) -> results.Document:
     """The ResNets at batch 1."""
     modes, peers = _forms(options)
-    names, classes = options.networks or RESNETS, options.classes or CLASSES
-    arguments: dict[str, Any] = {
-        "modes": modes,
-        "peers": peers,
-        "rounds": options.rounds,
-        "device": options.device,
-        "suite": options.suite("paper_single_image_networks"),
-        "batch": (options.batches or (1,))[0],
-        "image": options.image,
-        "compile_limit_s": options.compile_limit_s,
-        "budget_s": options.budget_s,
-        "resume": options.resume,
-        "report": options.report,
-        "out": options.out("paper_single_image_networks"),
-    }
-    if options.workers > 1:
-        return by_workers.run(names, classes, options.workers, **arguments)
-    return network_suite.run(names, classes, **arguments)
+    return paper_networks.run(
+        options, "paper_single_image_networks", options.networks or RESNETS, options.classes or CLASSES,
+        modes=modes, peers=peers, batch=(options.batches or (1,))[0], image=options.image,
+        compile_limit_s=options.compile_limit_s,
+    )  # fmt: skip
 
 
 PARTS = {"layers": layers, "kernels": kernels, "blocks": blocks, "networks": networks}

@@ -34,8 +34,8 @@ def ms(us: float | None) -> str:
     return "-" if us is None else f"{us / 1e3:.2f}"
 
 
-def mib(value: float | None) -> str:
-    return "-" if value is None else f"{value / 2**20:.0f}"
+def mib(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value / 2**20:.{digits}f}"
 
 
 def times(value: float | None) -> str:

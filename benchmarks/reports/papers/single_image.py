@@ -59,13 +59,9 @@ def layers(document: Document, gpu: str) -> str:
         line += [row["layout"].upper(), common.us(cudnn_us(row)), common.times(speedup_of(row["us"], cudnn_us(row)))]
         line += [common.us(eager_us(row)), common.times(speedup_of(row["us"], eager_us(row)))]
         line += [common.scientific(row["error"])]
-        line += [_mib(row.get(f"{name}_bytes")) for name in ("workspace", "packed")]
+        line += [common.mib(row.get(f"{name}_bytes"), 2) for name in ("workspace", "packed")]
         lines.append(line)
     return common.markdown_table(header, lines)
-
-
-def _mib(value: float | None) -> str:
-    return "-" if value is None else f"{value / 2**20:.2f}"
 
 
 def kernels(document: Document, gpu: str) -> str:
