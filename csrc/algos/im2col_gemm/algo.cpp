@@ -6,6 +6,7 @@
 #include "core/algorithm.h"
 #include "core/cost.h"
 #include "core/fitted.h"
+#include "core/library_times.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::im2col_gemm {
@@ -41,32 +42,28 @@ double cpu_cost_us(const ConvProblem& problem, const Cut& chunk, std::int64_t la
          fp32_us(problem.direct_flops(), share * pixels / (pixels + own::half_pixels.of(device)), device);
 }
 
-// cuBLAS alone, where the tensors are its matrices as they are: a launch and a block's walk over the reduction, the
-// products of whole tiles, the bytes. Fitted to an H200's times like PyTorch's own convolution (algos/torch), which is
-// the same product in half types. Unaligned: rows that are no whole 16 bytes, for which its kernels are others.
+// cuBLAS alone, where the tensors are its matrices as they are. Fitted to an H200's times like PyTorch's own
+// convolution (algos/torch), which is the same product in half types. Unaligned: rows that are no whole 16 bytes, for
+// which its kernels are others.
 double in_place_us(const ConvProblem& problem, const DeviceInfo& device) {
-  struct Times {
-    double launch, term, products, input, output;
-  };
-  constexpr Times plain{9.7, 5.2, 1.05, 0.3, 1.1}, few_rows{9.7, 100.0, 1.05, 0.3, 1.1},
+  constexpr LibraryTimes plain{9.7, 5.2, 1.05, 0.3, 1.1}, few_rows{9.7, 100.0, 1.05, 0.3, 1.1},
       one_row{6.6, 0.75, 1.05, 0.3, 1.1}, half{6.9, 1.0, 0.5, 0.45, 1.22};
-  constexpr Times unaligned{6.4, 7.5, 4.5, 0.0, 2.9}, unaligned_images{6.4, 6.6, 5.1, 0.0, 6.5};
+  constexpr LibraryTimes unaligned{6.4, 7.5, 4.5, 0.0, 2.9}, unaligned_images{6.4, 6.6, 5.1, 0.0, 6.5};
   const bool tensor_cores = problem.dtype != DType::f32, nhwc = problem.layout == Layout::nhwc;
   const std::int64_t pixels = problem.h * problem.w;
   const bool aligned = problem.c % 8 == 0 && (nhwc || pixels % 8 == 0);
   // One is a matrix-vector kernel's; for 2 to 32 it may find no good FP32 kernel, where ours with such channels are.
   const std::int64_t rows = problem.n * pixels;
   const bool is_risk = rows <= 32 && problem.c % 8 == 0;
-  const Times& plain_times = rows == 1 ? one_row : is_risk ? few_rows : plain;
-  const Times& times = !tensor_cores ? plain_times : aligned ? half : nhwc ? unaligned : unaligned_images;
+  const LibraryTimes& plain_times = rows == 1 ? one_row : is_risk ? few_rows : plain;
+  const LibraryTimes& times = !tensor_cores ? plain_times : aligned ? half : nhwc ? unaligned : unaligned_images;
   const double filters = static_cast<double>(problem.k);
   const double flops = problem.direct_flops() * std::ceil(filters / 64.0) * 64.0 / filters;
   const double size = static_cast<double>(size_of(problem.dtype));
-  return times.launch + 1e-3 * times.term * static_cast<double>(problem.c) +
-         times.products * (tensor_cores ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device)) +
-         memory_us(size * static_cast<double>(problem.n * pixels) *
-                       (times.input * static_cast<double>(problem.c) + times.output * filters),
-                   1.0, device);
+  const double products = tensor_cores ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device);
+  const double row = size * static_cast<double>(rows);  // bytes of a channel
+  return times.us(static_cast<double>(problem.c), products, row * static_cast<double>(problem.c), row * filters,
+                  device);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {

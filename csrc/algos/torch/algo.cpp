@@ -6,6 +6,7 @@
 #include "core/algorithm.h"
 #include "core/cost.h"
 #include "core/fitted.h"
+#include "core/library_times.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::torch {
@@ -46,21 +47,13 @@ double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
          std::max(fp32_us(problem.direct_flops(), share.of(device) * filling, device), memory_us(bytes, 1.0, device));
 }
 
-// cuDNN with benchmark=True: a launch and what a block waits for, its walk over the reduction; the products, filters
-// filled up to a tile's; input and output read and written, conversions to NHWC among them.
-struct Cudnn {
-  double launch;         // us
-  double term;           // us for each 1000 terms of the reduction
-  double products;       // times their time at the device's sustained rate
-  double input, output;  // times their bytes' time at the memory's
-};
-
-// Fitted to an H200's times of the layer sets and of two thirds of a corpus of networks (docs/log/79-regret-h200.md).
-#define FASTCONV_CUDNN(KIND)                                                                                       \
-  (nhwc ? Cudnn{own::KIND##_nhwc_launch, own::KIND##_nhwc_term, own::KIND##_nhwc_products, own::KIND##_nhwc_input, \
-                own::KIND##_nhwc_output}                                                                           \
-        : Cudnn{own::KIND##_nchw_launch, own::KIND##_nchw_term, own::KIND##_nchw_products, own::KIND##_nchw_input, \
-                own::KIND##_nchw_output})
+// cuDNN's with benchmark=True. Fitted to an H200's times of the layer sets and of two thirds of a corpus of networks
+// (docs/log/79-regret-h200.md).
+#define FASTCONV_CUDNN(KIND)                                                                      \
+  (nhwc ? LibraryTimes{own::KIND##_nhwc_launch, own::KIND##_nhwc_term, own::KIND##_nhwc_products, \
+                       own::KIND##_nhwc_input, own::KIND##_nhwc_output}                           \
+        : LibraryTimes{own::KIND##_nchw_launch, own::KIND##_nchw_term, own::KIND##_nchw_products, \
+                       own::KIND##_nchw_input, own::KIND##_nchw_output})
 
 constexpr double group_us = 2.0;
 
@@ -73,7 +66,7 @@ bool has_grouped_kernel(const ConvProblem& problem) {
 
 // Its times of a kind of problem. Unaligned: channels that are no whole 16 bytes, which are padded before, or computed
 // otherwise. Groups of 4, 8, 16 or 32 channels and filters have kernels; others take their time one after the other.
-Cudnn cudnn_times(const ConvProblem& problem) {
+LibraryTimes cudnn_times(const ConvProblem& problem) {
   const bool half = problem.dtype != DType::f32, tf32 = problem.accuracy == AccuracyClass::tf32;
   const bool product = problem.r * problem.s == 1, first = problem.c <= 4, nhwc = problem.layout == Layout::nhwc;
   if (problem.groups > 1 && problem.c_per_group() == 1) {  // in FP32 arithmetic whatever the class
@@ -116,7 +109,7 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
     const double conversions = problem.layout == Layout::nhwc ? 0.0 : 7.5;
     return 8.5 + 0.09 * terms + tensor_us(problem.direct_flops(), share, device) + conversions;
   }
-  const Cudnn times = cudnn_times(problem);
+  const LibraryTimes times = cudnn_times(problem);
   const bool tensor_cores = half || tf32, depthwise = problem.groups > 1 && problem.c_per_group() == 1;
   const double filters = static_cast<double>(problem.k_per_group());
   const double tile = depthwise ? 1.0 : tensor_cores ? 128.0 : 32.0;
@@ -125,9 +118,9 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double input = size * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double output = size * static_cast<double>(problem.output_numel());
   const bool in_turn = problem.groups > 1 && !depthwise && !has_grouped_kernel(problem);
-  return times.launch + 1e-3 * times.term * terms + (in_turn ? group_us * static_cast<double>(problem.groups) : 0.0) +
-         times.products * (tensor_cores && !depthwise ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device)) +
-         memory_us(times.input * input + times.output * output, 1.0, device);
+  const double products = tensor_cores && !depthwise ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device);
+  return times.us(terms, products, input, output, device) +
+         (in_turn ? group_us * static_cast<double>(problem.groups) : 0.0);
 }
 
 // What follows the convolution takes passes over the output: the bias (on CUDA, where cuDNN is not asked to add it, by

@@ -1,0 +1,22 @@
+// What a library's matrix product or convolution takes on a GPU: PyTorch's (algos/torch) and cuBLAS's (im2col_gemm).
+#pragma once
+
+#include "core/cost.h"
+
+namespace fastconv {
+
+// A launch and what a block waits for, its walk over the reduction; the products of whole tiles; input and output read
+// and written, conversions among them.
+struct LibraryTimes {
+  double launch;         // us
+  double term;           // us for each 1000 terms of the reduction
+  double products;       // times their time at the device's sustained rate
+  double input, output;  // times their bytes' time at the memory's
+
+  double us(double terms, double products_us, double input_bytes, double output_bytes, const DeviceInfo& device) const {
+    return launch + 1e-3 * term * terms + products * products_us +
+           memory_us(input * input_bytes + output * output_bytes, 1.0, device);
+  }
+};
+
+}  // namespace fastconv
