@@ -7,6 +7,7 @@
 
 #include "core/integers.h"
 #include "ops/arguments.h"
+#include "ops/aten.h"
 #include "ops/convolution.h"
 #include "ops/kernel_table.h"
 
@@ -56,19 +57,14 @@ Part together(const Dimension& d) {
   return {{last - first + 1, d.stride, d.padding - first * d.stride, d.stride}, 1, padding, padding + first, rows};
 }
 
-Tensor empty_like(const Tensor& like, const std::array<std::int64_t, 4>& shape, Layout layout) {
-  return torch::stable::empty({shape.data(), 4}, like.scalar_type(), std::nullopt, like.device(), std::nullopt,
-                              memory_format(layout));
-}
-
 // [residues * C, K/G, taps, taps], in the weight's own layout.
 Tensor turned_filter(const Tensor& given, const ConvProblem& problem, const TurnedTaps& rows, const TurnedTaps& columns,
                      Runtime& runtime) {
   const bool channels_last = !given.is_contiguous() && is_channels_last(given);
   const Tensor weight = channels_last ? given : in_layout(given, Layout::nchw);
-  const Tensor turned = empty_like(
-      weight, {rows.residues * columns.residues * problem.c, problem.k_per_group(), rows.count, columns.count},
-      channels_last ? Layout::nhwc : Layout::nchw);
+  const Tensor turned =
+      empty({rows.residues * columns.residues * problem.c, problem.k_per_group(), rows.count, columns.count},
+            channels_last ? Layout::nhwc : Layout::nchw, weight);
   turn_filter(problem, {problem, rows, columns, channels_last}, weight.const_data_ptr(), turned.mutable_data_ptr(),
               runtime);
   return turned;
@@ -87,12 +83,7 @@ Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const 
     remember(choice, made.accuracy);
     return run_own(grad, &filter, nullptr, *choice, made, bias, std::nullopt, runtime);
   }
-  const Limits& limits = problem.limits;
-  return conv2d(grad, filter, bias, std::nullopt, {1, 1}, {made.pad_h, made.pad_w}, {made.dilation_h, made.dilation_w},
-                made.groups, algorithm, name_of(made.accuracy), "none", 0.0,
-                integer_of_python("fastconv::backend_flags"),
-                limits.max_error > 0.0 ? std::optional(limits.max_error) : std::nullopt,
-                limits.max_workspace >= 0 ? std::optional(limits.max_workspace) : std::nullopt, false);
+  return general_convolution(grad, filter, bias, made, algorithm);
 }
 
 // A part of a tensor, in elements. The last dimension is the channel's.
@@ -155,7 +146,7 @@ Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Dimen
                  const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias, Runtime& runtime) {
   std::optional<Tensor> result;
   const auto begin = [&](bool has_gaps) {
-    result = empty_like(grad, {p.n, p.c, p.h, p.w}, p.layout);
+    result = empty({p.n, p.c, p.h, p.w}, p.layout, grad);
     if (has_gaps) fill(*result, bias);
   };
   const bool may_have_gaps =
@@ -183,7 +174,7 @@ Tensor at_once(const std::string& algorithm, const ConvProblem& p, const Dimensi
   std::optional<Tensor> biases;
   if (bias) biases = call_dispatcher("aten::repeat", "", *bias, IntList{p.stride_h * p.stride_w});
   const Tensor y = convolve(algorithm, p, rows, columns, grad, filter, biases, runtime);
-  const Tensor whole = empty_like(grad, {p.n, p.c, rows.rows * p.stride_h, columns.rows * p.stride_w}, p.layout);
+  const Tensor whole = empty({p.n, p.c, rows.rows * p.stride_h, columns.rows * p.stride_w}, p.layout, grad);
   const auto& [s0, s1, s2, s3] = std::array{whole.stride(0), whole.stride(1), whole.stride(2), whole.stride(3)};
   const std::int64_t channel = y.stride(1);
   copy({whole, 0, {s0, p.stride_h * s2, p.stride_w * s3, s2, s3, s1}},
@@ -192,7 +183,7 @@ Tensor at_once(const std::string& algorithm, const ConvProblem& p, const Dimensi
         {y.stride(0), y.stride(2), y.stride(3), p.stride_w * p.c * channel, p.c * channel, channel}},
        {p.n, rows.rows, columns.rows, p.stride_h, p.stride_w, p.c});
   if (has_shape(whole, p.n, p.c, p.h, p.w)) return whole;
-  const Tensor result = empty_like(grad, {p.n, p.c, p.h, p.w}, p.layout);
+  const Tensor result = empty({p.n, p.c, p.h, p.w}, p.layout, grad);
   weave(result, {0, 0}, {1, 1}, whole, {{}, 1, 0, 0, p.h}, {{}, 1, 0, 0, p.w});
   return result;
 }

@@ -3,7 +3,8 @@
 //
 // The call is aten::convolution_overrideable, an operator without kernels for CPU and CUDA that PyTorch has for
 // backends that bring their own convolution. Autograd's record of it is C++, which no operator of the stable ABI can
-// have otherwise. Its output_padding says nothing of a convolution that is not transposed: it carries a LayerCall.
+// have otherwise. Its output_padding says nothing of a convolution that is not transposed: it carries a LayerCall, the
+// geometry included, and the other lists are empty.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "ops/arguments.h"
+#include "ops/aten.h"
 #include "ops/convolution.h"
 #include "ops/input_gradient.h"
 #include "ops/layer.h"
@@ -22,63 +24,57 @@
 namespace fastconv::ops {
 namespace {
 
-// aten::convolution_backward, whose results are undefined tensors where they are not wanted.
-std::array<Tensor, 3> torch_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                      const ConvProblem& p, const std::array<bool, 3>& wanted) {
-  using torch::stable::detail::from;
-  const IntList stride{p.stride_h, p.stride_w}, padding{p.pad_h, p.pad_w}, dilation{p.dilation_h, p.dilation_w};
-  std::array<StableIValue, 11> stack{from(grad),
-                                     from(input),
-                                     from(weight),
-                                     from(std::optional(IntList{weight.size(0)})),
-                                     from(stride),
-                                     from(padding),
-                                     from(dilation),
-                                     from(false),
-                                     from(IntList{0, 0}),
-                                     from(p.groups),
-                                     from(torch::headeronly::HeaderOnlyArrayRef<bool>(wanted.data(), wanted.size()))};
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::convolution_backward", "", stack.data(), TORCH_ABI_VERSION));
-  using torch::stable::detail::to;
-  return {to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2])};
-}
-
 struct LayerCall {
-  std::int64_t layer, mode;
+  std::int64_t layer;
+  CallMode mode;
   // What the gradients need of the layer, which may be gone by then.
   std::string algorithm;
-  Limits limits;
+  ConvProblem settings;
 
-  IntList encoded() const {
-    const auto& known = algorithms();
-    const auto found = std::ranges::find_if(known, [&](const Algorithm* entry) { return algorithm == entry->name; });
-    const std::int64_t index = found == known.end() ? -1 : found - known.begin();  // -1: auto
-    return {layer, mode, index, std::bit_cast<std::int64_t>(limits.max_error), limits.max_workspace};
-  }
-
-  explicit LayerCall(const IntList& code) {
-    FASTCONV_REQUIRE(code.size() == 5, "convolution_overrideable is called with output_padding " + to_text(code) +
-                                           "; expected what layer_call returned");
-    layer = code[0], mode = code[1];
+  explicit LayerCall(const IntList& code) : mode(code.size() == length ? code[1] : 0) {
+    FASTCONV_REQUIRE(code.size() == length, "convolution_overrideable is called with output_padding " + to_text(code) +
+                                                "; expected what layer_call returned");
+    layer = code[0];
     algorithm = code[2] < 0 ? "auto" : algorithms().at(static_cast<std::size_t>(code[2]))->name;
-    limits = {std::bit_cast<double>(code[3]), code[4]};
+    settings.stride_h = code[3], settings.stride_w = code[4], settings.pad_h = code[5], settings.pad_w = code[6];
+    settings.dilation_h = code[7], settings.dilation_w = code[8], settings.groups = code[9];
+    settings.limits = {std::bit_cast<double>(code[10]), code[11]};
   }
 
-  LayerCall(std::int64_t layer, std::int64_t mode)
-      : layer(layer), mode(mode), algorithm(layer_at(layer).algorithm()), limits(layer_at(layer).settings().limits) {}
+  // One list: each of an operator's costs as much as two integers.
+  static IntList encoded(std::int64_t number, std::int64_t mode) {
+    const Layer& layer = layer_at(number);
+    const ConvProblem& p = layer.settings();
+    const auto& known = algorithms();
+    const auto found =
+        std::ranges::find_if(known, [&](const Algorithm* entry) { return layer.algorithm() == entry->name; });
+    const std::int64_t index = found == known.end() ? -1 : found - known.begin();  // -1: auto
+    return {number,
+            mode,
+            index,
+            p.stride_h,
+            p.stride_w,
+            p.pad_h,
+            p.pad_w,
+            p.dilation_h,
+            p.dilation_w,
+            p.groups,
+            std::bit_cast<std::int64_t>(p.limits.max_error),
+            p.limits.max_workspace};
+  }
+  static constexpr std::size_t length = 12;
 };
 
 // The code of a call of a layer: its number, and a CallMode.
-IntList layer_call(std::int64_t layer, std::int64_t mode) { return LayerCall(layer, mode).encoded(); }
+IntList layer_call(std::int64_t layer, std::int64_t mode) { return LayerCall::encoded(layer, mode); }
 
 // conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K]. A status of `pack` or `stream` says what Python
 // should do before the next call: autograd has recorded this one, so that it cannot be repeated.
-Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, IntList stride,
-                            IntList padding, IntList dilation, bool, IntList code, std::int64_t groups) {
+Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, IntList, IntList,
+                            IntList, bool, IntList code, std::int64_t) {
   const LayerCall call(code);
   Layer& layer = layer_at(call.layer);
-  CallMode mode(call.mode);
+  CallMode mode = call.mode;
   std::optional<Tensor> y = layer.forward(input, weight, bias, std::nullopt, mode, last_status);
   if (y) return *y;
   if (last_status == CallStatus::pack || last_status == CallStatus::stream) {
@@ -87,11 +83,10 @@ Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::opti
     y = layer.forward(input, weight, bias, std::nullopt, mode, status);
     if (y) return *y;
   }
-  const Limits& limits = call.limits;
-  return conv2d(input, weight, bias, std::nullopt, stride, padding, dilation, groups, call.algorithm,
-                name_of(mode.accuracy), "none", 0.0, integer_of_python("fastconv::backend_flags"),
-                limits.max_error > 0.0 ? std::optional(limits.max_error) : std::nullopt,
-                limits.max_workspace >= 0 ? std::optional(limits.max_workspace) : std::nullopt, false);
+  ConvProblem problem = call.settings;
+  problem.accuracy = mode.accuracy;
+  return general_convolution(input, mode.casts ? cast_as(weight, input) : weight,
+                             mode.casts ? cast_as(bias, input) : bias, problem, call.algorithm);
 }
 
 // Whether PyTorch's own convolution, which follows its switch, computes in the class of a call as the switch is now.
@@ -136,7 +131,7 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
     }
   }
   if ((by_torch[0] || by_torch[1]) && admitted) {
-    const std::array<Tensor, 3> found = torch_gradients(grad, input, weight, settings, by_torch);
+    const std::array<Tensor, 3> found = aten_convolution_backward(grad, input, weight, settings, by_torch);
     for (std::size_t i = 0; i < 3; ++i) {
       if (by_torch[i]) result[i] = found[i];
     }
@@ -147,18 +142,20 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
   return result;
 }
 
-Gradients gradients_in_python(const Tensor& grad, const Tensor& input, const Tensor& weight, const IntList& geometry,
-                              const LayerCall& call, AccuracyClass accuracy, const Wanted& wanted) {
+Gradients gradients_in_python(const Tensor& grad, const Tensor& input, const Tensor& weight, const LayerCall& call,
+                              const Wanted& wanted) {
   using torch::stable::detail::from;
   const std::int64_t bits = wanted[0] + 2 * wanted[1] + 4 * wanted[2];
+  const ConvProblem& p = call.settings;
+  const IntList geometry{p.stride_h, p.stride_w, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w, p.groups};
   std::array<StableIValue, 9> stack{from(grad),
                                     from(input),
                                     from(weight),
                                     from(geometry),
                                     from(call.algorithm),
-                                    from(std::string(name_of(accuracy))),
-                                    from(call.limits.max_error),
-                                    from(call.limits.max_workspace),
+                                    from(std::string(name_of(call.mode.accuracy))),
+                                    from(p.limits.max_error),
+                                    from(p.limits.max_workspace),
                                     from(bits)};
   STABLE_TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("fastconv::gradients_in_python", "", stack.data(), TORCH_ABI_VERSION));
@@ -178,27 +175,23 @@ void report_failure(const std::string& message, const Tensor& grad) {
 
 // dx, dw and db; undefined tensors where they are not wanted.
 std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                                      IntList stride, IntList padding, IntList dilation, bool,
-                                                      IntList code, std::int64_t groups, std::vector<bool> mask) {
+                                                      IntList, IntList, IntList, bool, IntList code, std::int64_t,
+                                                      std::vector<bool> mask) {
   const LayerCall call(code);
-  const AccuracyClass accuracy = CallMode(call.mode).accuracy;
   Wanted wanted{mask.at(0), mask.at(1), mask.at(2)};
   Gradients result;
   try {
     // Gradients that are differentiated again are made of operators that autograd knows.
     if (!aoti_torch_grad_mode_is_enabled()) {
-      ConvProblem settings;
-      settings.stride_h = stride[0], settings.stride_w = stride[1];
-      settings.pad_h = padding[0], settings.pad_w = padding[1];
-      settings.dilation_h = dilation[0], settings.dilation_w = dilation[1];
-      settings.groups = groups;
-      settings.limits = call.limits;
-      result = gradients_here(grad, input, weight, settings, call.algorithm, accuracy, wanted);
-      for (std::size_t i = 0; i < 3; ++i) wanted[i] = wanted[i] && !result[i];
+      const Tensor multiplied = call.mode.casts ? cast_as(weight, input) : weight;
+      result = gradients_here(grad, input, multiplied, call.settings, call.algorithm, call.mode.accuracy, wanted);
+      for (std::size_t i = 0; i < 3; ++i) {
+        wanted[i] = wanted[i] && !result[i];
+        if (i > 0 && call.mode.casts && result[i]) result[i] = cast(*result[i], weight.scalar_type());
+      }
     }
     if (wanted[0] || wanted[1] || wanted[2]) {
-      const IntList geometry{stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1], groups};
-      const Gradients rest = gradients_in_python(grad, input, weight, geometry, call, accuracy, wanted);
+      const Gradients rest = gradients_in_python(grad, input, weight, call, wanted);
       for (std::size_t i = 0; i < 3; ++i) {
         if (wanted[i]) result[i] = rest[i];
       }

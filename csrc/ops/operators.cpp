@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/integers.h"
 #include "ops/arguments.h"
+#include "ops/aten.h"
 #include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
@@ -127,14 +128,6 @@ std::int64_t integer_of_python(const char* name) {
   return torch::stable::detail::to<std::int64_t>(stack[0]);
 }
 
-Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                         const ConvProblem& p) {
-  const Tensor y =
-      call_dispatcher("aten::convolution", "", input, weight, bias, IntList{p.stride_h, p.stride_w},
-                      IntList{p.pad_h, p.pad_w}, IntList{p.dilation_h, p.dilation_w}, false, IntList{0, 0}, p.groups);
-  return in_layout(y, p.layout);
-}
-
 namespace {
 
 // Chooses, records the choice for last_call(), and runs it.
@@ -151,8 +144,6 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
   return run_own(input, weight, packed, choice, problem, arguments.bias, arguments.residual, *make_runtime(device));
 }
 
-}  // namespace
-
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
               IntList stride, IntList padding, IntList dilation, std::int64_t groups, std::string algorithm,
               std::string precision, std::string activation, double negative_slope, std::int64_t backend_flags,
@@ -167,6 +158,17 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> b
   require_same_device(input, weight, "weight");
   const auto guard = device_guard(input);
   return run(input, &weight, nullptr, problem, arguments);
+}
+
+}  // namespace
+
+Tensor general_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                           const ConvProblem& p, const std::string& algorithm) {
+  return conv2d(input, weight, bias, std::nullopt, {p.stride_h, p.stride_w}, {p.pad_h, p.pad_w},
+                {p.dilation_h, p.dilation_w}, p.groups, algorithm, name_of(p.accuracy), "none", 0.0,
+                integer_of_python("fastconv::backend_flags"),
+                p.limits.max_error > 0.0 ? std::optional(p.limits.max_error) : std::nullopt,
+                p.limits.max_workspace >= 0 ? std::optional(p.limits.max_workspace) : std::nullopt, false);
 }
 
 namespace {

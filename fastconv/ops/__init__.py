@@ -58,16 +58,21 @@ def call(operator: Callable[..., Any], *args: Any) -> Any:
     try:
         return operator(*args)
     except RuntimeError as error:
-        failure = failures.translated(error, args)
-        if failure is error:
-            raise
-        repeats = operator in (conv2d_op, _layer_forward, _recorded_convolution)
-        is_torch = repeats and (last_call() or {}).get("algorithm") == "torch"
-        if not (is_torch and failures.is_silent(error)):
-            raise failure from None
-        if operator is not conv2d_op:
-            raise failures.UnseenError(str(failure)) from None
+        _raise_translated(operator, error, args)
     return plain.conv2d(*args)  # the same once more, where its exception can be seen
+
+
+def _raise_translated(operator: Callable[..., Any], error: RuntimeError, args: tuple[Any, ...]) -> None:
+    """Raises what `call` does; not where the same call of PyTorch's convolution would tell more."""
+    failure = failures.translated(error, args)
+    if failure is error:
+        raise error
+    repeats = operator in (conv2d_op, _layer_forward, _recorded_convolution)
+    is_torch = repeats and (last_call() or {}).get("algorithm") == "torch"
+    if not (is_torch and failures.is_silent(error)):
+        raise failure from None
+    if operator is not conv2d_op:
+        raise failures.UnseenError(str(failure)) from None
 
 
 def options(
@@ -113,6 +118,7 @@ PRECISIONS = {"ieee": 0, "fp32": 1, "tf32": 2}
 FROZEN = 4  # the weight will not change, and is compared with its packing once
 ADMITS_TORCH = 8  # PyTorch's own convolution computes in the class asked for
 TRAINED = 16  # the weight will change before it is used again, and is packed for this call alone
+CASTS = 32  # weight and bias are cast to the input's dtype, as autocast does
 # Why layer_forward returned None (csrc/ops/layer.h).
 STATUS_TORCH, STATUS_PACK, STATUS_STREAM, STATUS_TORCH_CHANNELS_LAST = 1, 2, 3, 4
 layer_status = torch.ops.fastconv.layer_status.default
@@ -142,23 +148,29 @@ def layer_forward(
     """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the
     residual behind the activation, below autograd, after comparing the weight with what was packed. None if that takes
     Python: `layer_status()` says what."""
-    y: Tensor | None = call(_layer_forward, input, weight, bias, residual, layer, mode)
+    try:
+        y: Tensor | None = _layer_forward(input, weight, bias, residual, layer, mode)
+    except RuntimeError as error:
+        _raise_translated(_layer_forward, error, (input, weight, bias, residual))
     return y
 
 
-def layer_call(layer: int, geometry: Sequence[int], mode: int) -> tuple[Any, ...]:
-    """What `recorded_convolution` takes beside tensors; `geometry` as of `layer_new`."""
-    stride, padding, dilation, groups = geometry[0:2], geometry[2:4], geometry[4:6], geometry[6]
-    return stride, padding, dilation, False, torch.ops.fastconv.layer_call.default(layer, mode), groups
+def layer_call(layer: int, mode: int) -> list[int]:
+    """What `recorded_convolution` takes beside tensors."""
+    code: list[int] = torch.ops.fastconv.layer_call.default(layer, mode)
+    return code
 
 
 _recorded_convolution = torch.ops.aten.convolution_overrideable.default
 
 
-def recorded_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, layer_call: tuple[Any, ...]) -> Tensor:
+def recorded_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, layer_call: list[int]) -> Tensor:
     """`layer_forward` without a residual, of a layer without an activation, recorded by autograd. What takes Python is
     for the next call: `layer_status()` says what."""
-    y: Tensor = call(_recorded_convolution, input, weight, bias, *layer_call)
+    try:
+        y: Tensor = _recorded_convolution(input, weight, bias, (), (), (), False, layer_call, 1)
+    except RuntimeError as error:
+        _raise_translated(_recorded_convolution, error, (input, weight, bias))
     return y
 
 
