@@ -32,6 +32,9 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                const ConvProblem& problem, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                Runtime& runtime);
 
+// Whether PyTorch's own convolution, which follows its switch, computes in a class as the switch is now.
+bool admits_torch(const Tensor& tensor, AccuracyClass accuracy);
+
 // What an operator that is written in Python, without arguments, returns.
 std::int64_t integer_of_python(const char* name);
 

@@ -79,10 +79,9 @@ Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const 
   made.pad_h = rows.padding, made.pad_w = columns.padding;
   made.has_bias = bias.has_value(), made.residual = Residual::none, made.activation = Activation::none;
   const auto choice = choose_cached<choose>(algorithm, made, runtime.device());
-  if (is_own(*choice->algorithm)) {
-    remember(choice, made.accuracy);
-    return run_own(grad, &filter, nullptr, *choice, made, bias, std::nullopt, runtime);
-  }
+  remember(choice, made.accuracy);
+  if (is_own(*choice->algorithm)) return run_own(grad, &filter, nullptr, *choice, made, bias, std::nullopt, runtime);
+  if (admits_torch(grad, made.accuracy)) return in_layout(aten_convolution(grad, filter, bias, made), made.layout);
   return general_convolution(grad, filter, bias, made, algorithm);
 }
 

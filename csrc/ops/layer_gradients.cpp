@@ -3,14 +3,14 @@
 //
 // The call is aten::convolution_overrideable, an operator without kernels for CPU and CUDA that PyTorch has for
 // backends that bring their own convolution. Autograd's record of it is C++, which no operator of the stable ABI can
-// have otherwise. Its output_padding says nothing of a convolution that is not transposed: it carries a LayerCall, the
-// geometry included, and the other lists are empty.
+// have otherwise. Its output_padding says nothing of a convolution that is not transposed: it carries the numbers
+// of the layer and of a LayerCall, and the other lists are empty: every list costs a call half a microsecond or more.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include <algorithm>
 #include <array>
-#include <bit>
+#include <atomic>
 #include <exception>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -24,56 +24,65 @@
 namespace fastconv::ops {
 namespace {
 
+// How a layer is called, without the layer, which may be gone when the gradients are computed.
 struct LayerCall {
-  std::int64_t layer;
   CallMode mode;
-  // What the gradients need of the layer, which may be gone by then.
+  std::int64_t mode_bits;
   std::string algorithm;
   ConvProblem settings;
-
-  explicit LayerCall(const IntList& code) : mode(code.size() == length ? code[1] : 0) {
-    FASTCONV_REQUIRE(code.size() == length, "convolution_overrideable is called with output_padding " + to_text(code) +
-                                                "; expected what layer_call returned");
-    layer = code[0];
-    algorithm = code[2] < 0 ? "auto" : algorithms().at(static_cast<std::size_t>(code[2]))->name;
-    settings.stride_h = code[3], settings.stride_w = code[4], settings.pad_h = code[5], settings.pad_w = code[6];
-    settings.dilation_h = code[7], settings.dilation_w = code[8], settings.groups = code[9];
-    settings.limits = {std::bit_cast<double>(code[10]), code[11]};
-  }
-
-  // One list: each of an operator's costs as much as two integers.
-  static IntList encoded(std::int64_t number, std::int64_t mode) {
-    const Layer& layer = layer_at(number);
-    const ConvProblem& p = layer.settings();
-    const auto& known = algorithms();
-    const auto found =
-        std::ranges::find_if(known, [&](const Algorithm* entry) { return layer.algorithm() == entry->name; });
-    const std::int64_t index = found == known.end() ? -1 : found - known.begin();  // -1: auto
-    return {number,
-            mode,
-            index,
-            p.stride_h,
-            p.stride_w,
-            p.pad_h,
-            p.pad_w,
-            p.dilation_h,
-            p.dilation_w,
-            p.groups,
-            std::bit_cast<std::int64_t>(p.limits.max_error),
-            p.limits.max_workspace};
-  }
-  static constexpr std::size_t length = 12;
 };
 
-// The code of a call of a layer: its number, and a CallMode.
-IntList layer_call(std::int64_t layer, std::int64_t mode) { return LayerCall::encoded(layer, mode); }
+// The calls that there have been, by number: few, since layers that are called alike share one. They are never removed,
+// and read without a lock.
+class LayerCalls {
+ public:
+  std::int64_t number_of(const LayerCall& call) {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < count_; ++i) {
+      const LayerCall& known = *calls_[i].load(std::memory_order_relaxed);
+      if (known.mode_bits == call.mode_bits && known.algorithm == call.algorithm && known.settings == call.settings) {
+        return static_cast<std::int64_t>(i);
+      }
+    }
+    FASTCONV_REQUIRE(count_ < calls_.size(), "layers are called in more than " + std::to_string(count_) + " ways");
+    calls_[count_].store(new LayerCall(call), std::memory_order_release);
+    return static_cast<std::int64_t>(count_++);
+  }
+
+  // code: what layer_call returned.
+  const LayerCall& at(const IntList& code) const {
+    const LayerCall* found = nullptr;
+    if (code.size() == 2 && code[1] >= 0 && code[1] < static_cast<std::int64_t>(calls_.size())) {
+      found = calls_[static_cast<std::size_t>(code[1])].load(std::memory_order_acquire);
+    }
+    FASTCONV_REQUIRE(found != nullptr, "convolution_overrideable is called with output_padding " + to_text(code) +
+                                           "; expected what layer_call returned");
+    return *found;
+  }
+
+ private:
+  std::array<std::atomic<const LayerCall*>, 1 << 14> calls_{};
+  std::mutex mutex_;
+  std::size_t count_ = 0;
+};
+
+LayerCalls& layer_calls() {
+  static LayerCalls* const calls = new LayerCalls;  // never destroyed: threads may outlive static objects
+  return *calls;
+}
+
+// The code of a call of a layer: its number, and that of how it is called. mode: a CallMode.
+IntList layer_call(std::int64_t layer, std::int64_t mode) {
+  const Layer& its = layer_at(layer);
+  return {layer, layer_calls().number_of({CallMode(mode), mode, its.algorithm(), its.settings()})};
+}
 
 // conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K]. A status of `pack` or `stream` says what Python
 // should do before the next call: autograd has recorded this one, so that it cannot be repeated.
 Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, IntList, IntList,
                             IntList, bool, IntList code, std::int64_t) {
-  const LayerCall call(code);
-  Layer& layer = layer_at(call.layer);
+  const LayerCall& call = layer_calls().at(code);
+  Layer& layer = layer_at(code[0]);
   CallMode mode = call.mode;
   std::optional<Tensor> y = layer.forward(input, weight, bias, std::nullopt, mode, last_status);
   if (y) return *y;
@@ -87,13 +96,6 @@ Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::opti
   problem.accuracy = mode.accuracy;
   return general_convolution(input, mode.casts ? cast_as(weight, input) : weight,
                              mode.casts ? cast_as(bias, input) : bias, problem, call.algorithm);
-}
-
-// Whether PyTorch's own convolution, which follows its switch, computes in the class of a call as the switch is now.
-bool admits_torch(const Tensor& grad, AccuracyClass accuracy) {
-  if (!grad.is_cuda() || grad.scalar_type() != ScalarType::Float) return true;
-  const bool is_tf32 = integer_of_python("fastconv::allows_tf32") != 0;
-  return is_tf32 == (accuracy == AccuracyClass::tf32);
 }
 
 // Of input, weight and bias.
@@ -177,7 +179,7 @@ void report_failure(const std::string& message, const Tensor& grad) {
 std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight,
                                                       IntList, IntList, IntList, bool, IntList code, std::int64_t,
                                                       std::vector<bool> mask) {
-  const LayerCall call(code);
+  const LayerCall& call = layer_calls().at(code);
   Wanted wanted{mask.at(0), mask.at(1), mask.at(2)};
   Gradients result;
   try {

@@ -122,6 +122,12 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   return output.finish(choice.algorithm->name);
 }
 
+bool admits_torch(const Tensor& tensor, AccuracyClass accuracy) {
+  if (!tensor.is_cuda() || tensor.scalar_type() != ScalarType::Float) return true;
+  const bool is_tf32 = integer_of_python("fastconv::allows_tf32") != 0;
+  return is_tf32 == (accuracy == AccuracyClass::tf32);
+}
+
 std::int64_t integer_of_python(const char* name) {
   std::array<StableIValue, 1> stack{};
   STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
