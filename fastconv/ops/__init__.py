@@ -43,6 +43,9 @@ library.define(
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
 pack_weight_op: OpOverload = torch.ops.fastconv.pack_weight.default
 conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
+# In their place in Inductor's code: without gradients, and with one list of all sizes.
+conv2d_compiled_op: OpOverload = torch.ops.fastconv.conv2d_compiled.default
+conv2d_packed_compiled_op: OpOverload = torch.ops.fastconv.conv2d_packed_compiled.default
 refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
 input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
