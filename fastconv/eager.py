@@ -187,14 +187,13 @@ def _run_torch(
     return y.add_(residual) if residual is not None and after else y
 
 
-def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precision: str, dtype: torch.dtype) -> bool:
-    """Does what the operators left to Python at a layer's call, for the next one; whether there was something. dtype:
-    in which the weight is packed."""
+def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precision: str) -> bool:
+    """Does what the operators left to Python at a layer's call, for the next one; whether there was something."""
     status = ops.layer_status()
     if status == ops.STATUS_STREAM:
         state.admit_stream(layer)
     elif status == ops.STATUS_PACK:
-        state.pack(layer, weight.detach().to(dtype), groups, state.last_algorithm or "", precision)
+        state.pack(layer, weight, groups, state.last_algorithm or "", precision)
     else:
         return False
     return True
@@ -220,8 +219,8 @@ def _convolve(
     mode = ops.PRECISIONS[precision]
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := x.device.type):
         dtype = torch.get_autocast_dtype(device)
-        x, residual = _autocast(x, dtype), _autocast(residual, dtype)
-        mode |= ops.CASTS  # weight and bias, by the operators: autograd records no casts, and saves no copies
+        x, weight, bias = _autocast(x, dtype), _autocast(weight, dtype), _autocast(bias, dtype)
+        residual = _autocast(residual, dtype)
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
@@ -233,7 +232,7 @@ def _convolve(
     y: Tensor | None
     if not needs_gradient(x, weight, bias, residual):
         y = ops.layer_forward(x, weight, bias, residual, layer, mode)
-        while y is None and _prepared(state, layer, weight, key[4], precision, x.dtype):
+        while y is None and _prepared(state, layer, weight, key[4], precision):
             y = ops.layer_forward(x, weight, bias, residual, layer, mode)
         if y is None and mode & ops.ADMITS_TORCH:
             y = _run_torch(x, weight, bias, residual, key)
@@ -243,7 +242,7 @@ def _convolve(
         call = state.calls.get((layer, mode)) or state.new_call(layer, mode)
         y = ops.recorded_convolution(x, weight, bias, call)
         if not mode & ops.TRAINED:
-            _prepared(state, layer, weight, key[4], precision, x.dtype)
+            _prepared(state, layer, weight, key[4], precision)
     else:
         return None
     return y if is_batched or y is None else y.squeeze(0)

@@ -24,10 +24,6 @@ void check(AOTITorchError status, const char* name) {
   }
 }
 
-std::int32_t code_of(ScalarType dtype) {
-  return torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(dtype));
-}
-
 Tensor empty_strided(std::int64_t dimensions, const std::int64_t* shape, const std::int64_t* strides,
                      std::int32_t dtype, const Tensor& like) {
   std::int32_t type = 0;
@@ -65,22 +61,6 @@ Tensor empty_bytes(std::size_t bytes, const Tensor& like) {
   const auto size = static_cast<std::int64_t>(bytes);
   const std::int64_t stride = 1;
   return empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), like);
-}
-
-Tensor cast(const Tensor& tensor, ScalarType dtype) {
-  if (tensor.scalar_type() == dtype) return tensor;
-  std::array<std::int64_t, 4> shape{1, 1, 1, 1}, strides{};
-  const auto first = shape.size() - static_cast<std::size_t>(tensor.dim());
-  std::int64_t reach = 1;
-  for (std::size_t d = first; d < shape.size(); ++d) {
-    shape.at(d) = tensor.size(static_cast<std::int64_t>(d - first));
-    strides.at(d) = tensor.stride(static_cast<std::int64_t>(d - first));
-    reach += (shape[d] - 1) * strides[d];
-  }
-  if (reach != tensor.numel()) strides = contiguous_strides(shape);  // gaps, or elements that are several
-  Tensor made = empty_strided(tensor.dim(), &shape[first], &strides[first], code_of(dtype), tensor);
-  check(aoti_torch_copy_(made.get(), tensor.get(), 0), "aten::copy_");
-  return made;
 }
 
 Tensor aten_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,

@@ -17,9 +17,6 @@ namespace fastconv::ops {
 Tensor empty(const std::array<std::int64_t, 4>& shape, Layout layout, const Tensor& like);
 Tensor empty_bytes(std::size_t bytes, const Tensor& like);
 
-// The tensor itself if it is of that dtype; of four dimensions at most, without gaps in memory if the tensor has none.
-Tensor cast(const Tensor& tensor, ScalarType dtype);
-
 // aten::convolution, as PyTorch's switches have it; the problem's epilogue and layout say nothing.
 Tensor aten_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                         const ConvProblem& problem);

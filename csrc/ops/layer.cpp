@@ -51,10 +51,7 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
 }
 
 CallMode::CallMode(std::int64_t mode)
-    : frozen((mode & frozen_bit) != 0),
-      trained((mode & trained_bit) != 0),
-      admits_torch((mode & torch_bit) != 0),
-      casts((mode & cast_bit) != 0) {
+    : frozen((mode & frozen_bit) != 0), trained((mode & trained_bit) != 0), admits_torch((mode & torch_bit) != 0) {
   constexpr std::array classes{AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32};
   accuracy = classes.at(static_cast<std::size_t>(mode & 3));
 }
@@ -80,21 +77,9 @@ std::shared_ptr<Layer::Packed> Layer::find(const Algorithm& algorithm, AccuracyC
   return nullptr;
 }
 
-Tensor cast_as(const Tensor& tensor, const Tensor& input) {
-  const bool is_ours = dtype_of(tensor) != DType::other && dtype_of(input) != DType::other && tensor.dim() <= 4;
-  return is_ours ? cast(tensor, input.scalar_type()) : tensor;
-}
-
-std::optional<Tensor> cast_as(const std::optional<Tensor>& tensor, const Tensor& input) {
-  return tensor ? std::optional(cast_as(*tensor, input)) : std::nullopt;
-}
-
-std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& given_weight,
-                                     const std::optional<Tensor>& given_bias, const std::optional<Tensor>& residual,
-                                     const CallMode& mode, CallStatus& status) {
+std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                                     const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status) {
   status = CallStatus::general;
-  const Tensor weight = mode.casts ? cast_as(given_weight, input) : given_weight;
-  const std::optional<Tensor> bias = mode.casts ? cast_as(given_bias, input) : given_bias;
   const std::optional<ConvProblem> problem = problem_of(settings_, input, weight, bias, residual, mode.accuracy);
   if (!problem) return std::nullopt;
   const DeviceInfo& device = device_of(input);

@@ -28,12 +28,11 @@ enum class CallStatus : std::int64_t {
 
 // How a layer's call is asked for, beside its tensors: a sum of an AccuracyClass and these.
 struct CallMode {
-  static constexpr std::int64_t frozen_bit = 4, torch_bit = 8, trained_bit = 16, cast_bit = 32;
+  static constexpr std::int64_t frozen_bit = 4, torch_bit = 8, trained_bit = 16;
   AccuracyClass accuracy;
   bool frozen;        // the weight will not change
   bool trained;       // it will before it is used again, so that it is packed for this call alone
   bool admits_torch;  // PyTorch's own convolution computes in that class
-  bool casts;         // weight and bias to the input's dtype, as autocast does
 
   explicit CallMode(std::int64_t mode);
 };
@@ -93,10 +92,6 @@ class Layer {
   const Algorithm* last_algorithm_ = nullptr;
   std::array<std::int64_t, 4> last_shape_{};
 };
-
-// What autocast makes of a weight or bias: in the dtype of the input, unless one of the two is none of ours.
-Tensor cast_as(const Tensor& tensor, const Tensor& input);
-std::optional<Tensor> cast_as(const std::optional<Tensor>& tensor, const Tensor& input);
 
 // Throws for what layer_new has not returned, or layer_free has got.
 Layer& layer_at(std::int64_t number);

@@ -94,8 +94,7 @@ Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::opti
   }
   ConvProblem problem = call.settings;
   problem.accuracy = mode.accuracy;
-  return general_convolution(input, mode.casts ? cast_as(weight, input) : weight,
-                             mode.casts ? cast_as(bias, input) : bias, problem, call.algorithm);
+  return general_convolution(input, weight, bias, problem, call.algorithm);
 }
 
 // Of input, weight and bias.
@@ -185,12 +184,8 @@ std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& grad, const 
   try {
     // Gradients that are differentiated again are made of operators that autograd knows.
     if (!aoti_torch_grad_mode_is_enabled()) {
-      const Tensor multiplied = call.mode.casts ? cast_as(weight, input) : weight;
-      result = gradients_here(grad, input, multiplied, call.settings, call.algorithm, call.mode.accuracy, wanted);
-      for (std::size_t i = 0; i < 3; ++i) {
-        wanted[i] = wanted[i] && !result[i];
-        if (i > 0 && call.mode.casts && result[i]) result[i] = cast(*result[i], weight.scalar_type());
-      }
+      result = gradients_here(grad, input, weight, call.settings, call.algorithm, call.mode.accuracy, wanted);
+      for (std::size_t i = 0; i < 3; ++i) wanted[i] = wanted[i] && !result[i];
     }
     if (wanted[0] || wanted[1] || wanted[2]) {
       const Gradients rest = gradients_in_python(grad, input, weight, call, wanted);

@@ -416,7 +416,6 @@ def _gradients_in_python(
             max_error or None,
             None if max_workspace < 0 else max_workspace,
         )
-        of, weight = weight.dtype, weight.to(input.dtype)  # of a call within autocast
         memory_format = ops.format_of(input, weight)
         seen = grad.contiguous(memory_format=memory_format)  # so that its gradients are what nn.Conv2d's are
         dx = dw = db = None
@@ -434,7 +433,6 @@ def _gradients_in_python(
             db = grad.sum((0, 2, 3))
         if dx is not None:
             dx = dx.contiguous(memory_format=memory_format)
-        dw, db = (None if d is None else d.to(of) for d in (dw, db))
     except Exception as error:
         _raise_at_the_end(error)
         return None, None, None
