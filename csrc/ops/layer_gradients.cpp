@@ -52,8 +52,8 @@ class LayerCalls {
   // code: what layer_call returned.
   const LayerCall& at(const IntList& code) const {
     const LayerCall* found = nullptr;
-    if (code.size() == 2 && code[1] >= 0 && code[1] < static_cast<std::int64_t>(calls_.size())) {
-      found = calls_[static_cast<std::size_t>(code[1])].load(std::memory_order_acquire);
+    if (code.size() == 2 && code[1] < 0 && code[1] >= -static_cast<std::int64_t>(calls_.size())) {
+      found = calls_[static_cast<std::size_t>(-1 - code[1])].load(std::memory_order_acquire);
     }
     FASTCONV_REQUIRE(found != nullptr, "convolution_overrideable is called with output_padding " + to_text(code) +
                                            "; expected what layer_call returned");
@@ -71,10 +71,11 @@ LayerCalls& layer_calls() {
   return *calls;
 }
 
-// The code of a call of a layer: its number, and that of how it is called. mode: a CallMode.
+// The code of a call of a layer: its number, and that of how it is called, below zero, as no output_padding is. mode: a
+// CallMode.
 IntList layer_call(std::int64_t layer, std::int64_t mode) {
   const Layer& its = layer_at(layer);
-  return {layer, layer_calls().number_of({CallMode(mode), mode, its.algorithm(), its.settings()})};
+  return {layer, -1 - layer_calls().number_of({CallMode(mode), mode, its.algorithm(), its.settings()})};
 }
 
 // conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K]. A status of `pack` or `stream` says what Python
