@@ -67,6 +67,7 @@ def test_compiled_code_follows_its_parameters_and_the_batch(inductor_cache):
     assert [row.fused for row in report.rows] == ["conv+bn+relu", "conv+bn+silu"]
     assert [row.names for row in report.rows] == [("0",), ("3",)]
     assert "2 of 2 convolutions, 2 fused" in str(report)
+    assert "frozen=True" in str(report)  # what it would save
     document = json.loads(report.to_json())
     assert document["rows"][0]["algorithm"] == "winograd_f2"
 
@@ -82,9 +83,25 @@ def test_frozen(inductor_cache):
         assert relative_error(y, exact.float()) < 1e-5
         model[0].weight.mul_(1.5)
         assert torch.equal(compiled(x), y)  # as promised
+        assert "frozen=True" not in str(compiled.report)
         # Another model of the same class is another one.
         other = fastconv.compile(model, algorithm="winograd_f2", frozen=True)
         assert relative_error(other(x), model(x)) < 1e-5
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_code_calls_operators_without_a_formula_for_gradients(frozen):
+    """Which for both of them is Python's, and would run in every call."""
+    model = network()
+    compiled = fastconv.compile(model, algorithm="winograd_f2", frozen=frozen)
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad(), torch.compiler.config.patch(force_disable_caches=True):
+        y = compiled(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            assert torch.equal(compiled(x), y)
+    assert relative_error(y, model(x)) < 1e-5
+    names = {event.key for event in profile.key_averages() if event.key.startswith("fastconv::conv2d")}
+    assert names == {"fastconv::conv2d_packed_compiled" if frozen else "fastconv::conv2d_compiled"}
 
 
 WARM = """

@@ -74,6 +74,7 @@ def compile_graph(
     compiled: Any = compile_fx(graph, inputs, config_patches=patches, decompositions=decompositions())
     if report is not None:
         report.graphs.append(mine.found)
+        report.following += not freezes and not torch.is_grad_enabled()
     return compiled  # type: ignore[no-any-return]
 
 

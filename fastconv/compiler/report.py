@@ -39,6 +39,7 @@ class CompileReport:
 
     def __init__(self) -> None:
         self.graphs: list[list[Taken] | None] = []  # None: its code came from Inductor's cache, and nothing was asked
+        self.following = 0  # graphs of inference that fold and pack their weights in every call
 
     @property
     def rows(self) -> list[CompileRow]:
@@ -89,6 +90,8 @@ class CompileReport:
         title += f", in {len(self.graphs)} graph{'s' if len(self.graphs) > 1 else ''}"
         if self.cached:
             title += f"; {self.cached} of them from Inductor's cache, without rows"
+        if self.following and self.ours:
+            title += "; weights that may change are folded and packed in every call: frozen=True does it once"
         cells = []
         for row in self.rows:
             name = row.names[0] + (f" and {row.count - 1} more" if row.count > 1 else "")
