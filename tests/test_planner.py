@@ -273,18 +273,6 @@ def test_first_layers_of_networks_keep_their_filters(n, k, hw, r, stride, layout
     assert "filters that stay" in choice["config"]
 
 
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_the_last_layers_of_decoders_have_a_kernel_for_few_filters(layout):
-    arguments = {"n": 1, "c": 64, "h": 512, "w": 512, "k": 3, "r": 3, "s": 3, "padding": (1, 1), "layout": layout}
-    choice = _C.choose("auto", _C.ConvProblem(**arguments, precision="fp32"), _C.h200_device())
-    assert choice["algorithm"] == "direct_tiled"
-    assert choice["config"].startswith("few filters")
-    others = ({"k": 9}, {"c": 8}, {"stride": (2, 2)}, {"dilation": (2, 2)}, {"s": 5}, {"groups": 3, "c": 66})
-    for changes in others:
-        row = planned("direct_tiled", _C.ConvProblem(**arguments | changes), _C.h200_device())
-        assert "few filters" not in row["config"]
-
-
 def implicit_gemm(device, **arguments):
     geometry = {"n": 64, "c": 64, "h": 56, "w": 56, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "layout": "nhwc"}
     problem = _C.ConvProblem(**geometry | arguments)

@@ -119,7 +119,8 @@ struct Dimension {
   static std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 };
 
-// Whether direct_tiled has a kernel for so few filters, and PyTorch's gradient takes longer than that: in FP32 on a GPU.
+// Whether direct_tiled has a kernel for so few filters, and PyTorch's gradient takes longer than that: in FP32 on a
+// GPU.
 bool has_kernel_for_few(const ConvProblem& problem, const DeviceInfo& device) {
   return device.type == DeviceType::cuda && problem.dtype == DType::f32 && problem.groups == 1 && problem.r == 3 &&
          problem.s == 3 && problem.stride_h == 1 && problem.stride_w == 1 && problem.dilation_h == 1 &&
