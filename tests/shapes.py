@@ -135,7 +135,7 @@ LARGER = [
     Shape(5, 1, 1025, 5, 33, 3, 3, padding=(1, 1)),  # more tiles of outputs than a GPU has room for blocks
 ]
 
-# Few filters of many channels: what lanes without a channel, and outputs and filters beyond the last, are left of tiles.
+# Few filters of many channels: lanes without a channel, and outputs and filters beyond the last.
 FEW_FILTERS = [
     _square(2, 33, 13, 3, 3, padding=1),
     Shape(1, 64, 5, 19, 1, 3, 3, padding=(1, 0)),
