@@ -1,8 +1,9 @@
 """The textbook's ladder: direct, tiled, unrolled for a matrix product, unrolled inside of it; what each moves.
 
-`ladder` times the rungs on three layers. What it says beside the times is arithmetic: floating-point operations, bytes
-that each rung asks of memory in the textbook's model, their quotient, which resource bounds it, how many times larger
-the unrolled input is than the input, and how many bytes it takes.
+ladder   times of the rungs on three layers. What is said beside them is arithmetic: floating-point operations, bytes
+         that each rung asks of memory in the textbook's model, their quotient, which resource bounds it, how many times
+         larger the unrolled input is than the input, and how many bytes it takes
+kernels  what each rung launches in NCHW: blocks, threads, registers, shared memory, occupancy; needs cuda
 """
 
 from __future__ import annotations
@@ -20,9 +21,17 @@ BATCHES = (64,)
 CLASSES = ("ieee", "fp32")
 ELEMENT = 4  # bytes
 TILE = 16  # outputs in height and width of a block, the textbook's
+OWN_BLOCK, OWN_DIRECT, OWN_CONSTANT, OWN_UNROLL = (
+    ladder_study.PREFIX + name
+    for name in ("direct", "direct_restrict_size", "direct_constant_memory", "unroll_restrict")
+)
 RUNGS = {
-    "direct": "one thread per output",
+    OWN_BLOCK: "one thread per output, blocks of 16x16",
+    "direct": "one thread per output, any layout and size",
+    OWN_DIRECT: "blocks of 16x16, the filter's size a constant",
+    OWN_CONSTANT: "the same, filters in constant memory, 64 KiB at a time",
     "direct_tiled": "input patch and filters in shared memory",
+    OWN_UNROLL: "unrolled to memory, then a product in tiles of 16x16",
     "im2col_gemm": "unrolled to memory, then the library's product",
     "fused_unroll": "unrolled inside the product, FP32 arithmetic",
     "implicit_gemm": "unrolled inside the product, tensor cores",
@@ -62,14 +71,21 @@ class Roofline:
 
 
 def roofline(layer: Layer, n: int, rung: str) -> Roofline:
-    """In the textbook's model, without caches: a direct thread reads both operands of every product; a tile reads its
+    """In the textbook's model, without caches: a direct thread reads both operands of every product, or one of them
+    where constant memory has the other; a tile reads its
     patch of the input once for all its filters, and the filters once; unrolling writes the unrolled input and reads it
     back; a product that unrolls inside reads every operand once."""
     filters = layer.k * layer.c * layer.r * layer.s
     x, y = n * layer.c * layer.h * layer.w, n * layer.k * layer.p * layer.q
     flops = layer.direct_flops(n)
-    if rung == "direct":
+    if rung in ("direct", OWN_BLOCK, OWN_DIRECT):
         elements = flops + y  # two operands for two operations
+    elif rung == OWN_CONSTANT:  # whose cache answers for the filters
+        elements = flops / 2 + filters + y
+    elif rung == OWN_UNROLL:  # a tile reads its rows of both operands once
+        tiles = n * -(-layer.p * layer.q // TILE)
+        unrolled = unrolled_bytes(layer, n) / ELEMENT
+        elements = x + unrolled + -(-layer.k // TILE) * unrolled + tiles * filters + y
     elif rung == "direct_tiled":
         tiles = n * -(-layer.p // TILE) * -(-layer.q // TILE)
         rows = (min(TILE, extent) - 1 for extent in (layer.p, layer.q))
