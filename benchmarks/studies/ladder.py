@@ -145,7 +145,7 @@ class Convolution(nn.Module):
 
 def swap_(model: nn.Sequential, name: str) -> int:
     """Replaces the convolutions of a sequence by a rung; how many."""
-    layers = [index for index, module in enumerate(model) if isinstance(module, nn.Conv2d)]
-    for index in layers:
-        model[index] = Convolution(model[index], name)
+    layers = {index: module for index, module in enumerate(model) if isinstance(module, nn.Conv2d)}
+    for index, module in layers.items():
+        model[index] = Convolution(module, name)
     return len(layers)

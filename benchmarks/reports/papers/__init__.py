@@ -5,9 +5,9 @@ cuconv/overall                      share of configurations won, mean and larges
 cuconv/sizes/<algorithm>/<class>    the same by filter size and batch
 cuconv/variants/<class>             every variant of cuDNN and of ours over the best of all
 single_image/layers|kernels|statistic|blocks|networks
-lenet5/layers/<class>, lenet5/network
+lenet5/layers/<class>, lenet5/ladder/<class>, lenet5/steps, lenet5/network
 textbook/model                      arithmetic alone: needs no rows
-textbook/ladder/<class>
+textbook/ladder/<class>, textbook/kernels
 megakernel/layers/<class>, megakernel/batches/<class>, megakernel/networks
 <source>/machine[/<part>]           what the file was measured on
 <source>/said                       one sentence: what holds of the source's claim

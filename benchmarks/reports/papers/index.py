@@ -8,6 +8,7 @@ from benchmarks.reports import megakernel as study
 from benchmarks.reports.networks import speedup_of
 from benchmarks.reports.papers import cuconv, lenet5, megakernel, single_image, textbook
 from benchmarks.reports.papers.shared import NOTHING, File, of_class, wins
+from benchmarks.studies.ladder import HALF, PREFIX
 
 
 def _megakernel(file: File) -> tuple[str, str]:
@@ -64,18 +65,20 @@ def _single_image(file: File) -> tuple[str, str]:
 
 
 def _lenet5(file: File) -> tuple[str, str]:
-    rows = of_class(file("paper_lenet5") or {"rows": []}, "ieee")
+    document = file("paper_lenet5") or {"rows": []}
     network = (file("paper_lenet5_network") or {"rows": []})["rows"]
-    gains = []
-    for n in {row["n"] for row in rows}:
-        its = [row for row in rows if row["n"] == n]
-        totals = [lenet5._total([row["algorithms"].get(rung) for row in its]) for rung in lenet5.RUNGS]
-        known = [us for us in totals if us]
-        if totals[0] and known:
-            gains.append(totals[0] / min(known))
-    same = sum(row["accuracy"] == row["torch_accuracy"] for row in network)
-    here = f"{min(gains):.1f} to {max(gains):.1f}x over `direct`" if gains else NOTHING
-    return here, f"Accuracy unchanged for {same} of {len(network)} rungs and classes" if network else NOTHING
+    first = lenet5.totals(document, f"{PREFIX}direct")
+    gains = [n_us / best[1] for n, n_us in first.items() if (best := lenet5.fastest_rung(document, n))]
+    here = f"{min(gains):.1f} to {max(gains):.1f}x over its first rung" if gains else NOTHING
+    exact = [row for row in network if not row["mode"].startswith(HALF)]
+    same = sum(row["accuracy"] == row["torch_accuracy"] for row in exact)
+    verdict = f"Accuracy unchanged for {same} of {len(exact)} rungs and classes" if exact else NOTHING
+    n = max(first, default=0)
+    worth = {step: its[n] for step, its in lenet5.step_gains(document).items() if n in its}
+    if worth and exact:
+        most = max(worth, key=lambda step: worth[step])
+        verdict += f"; the step worth most is {most}, {worth[most]:.2f}x at batch {n}"
+    return here, verdict
 
 
 ROWS = (  # title, page, idea, claim, what the files say
