@@ -59,6 +59,7 @@ def layers(
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that take turns on the GPU while others build cuDNN's plans.")
     ] = 1,
+    triton: Annotated[bool, typer.Option("--triton", help="An implicit GEMM in Triton is a rival, too.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the file has of this commit.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
@@ -86,6 +87,7 @@ def layers(
         console=console,
         max_error=max_error,
         workers=workers,
+        triton=triton,
     )
     check_measured(document)
 

@@ -202,6 +202,22 @@ def test_the_ladder_and_the_megakernels_networks_are_drawn(tmp_path):
     assert "VGG-16 1.20 times as fast" in region(tmp_path, "megakernel/said")
 
 
+def test_everybody_on_resnets_layer_is_drawn(tmp_path):
+    layer = Layer("res1", 64, 56, 56, 64)
+    peers = {"triton_ieee": 400.0, "cutlass_3xtf32": 50.0, "cudnn_direct": None}
+    errors = {"direct": {"l2": 1e-7}, "winograd_megakernel": {"l2": 2e-7}}
+    row = cuconv_row(layer, 64, "ieee", {"direct": 900.0, "winograd_megakernel": 210.0}, peers, errors=errors)
+    row |= {"peer_errors": {"triton_ieee": 3e-7}, "notes": {"cutlass_3xtf32": "no rival of class ieee: tensor cores"}}
+    faster = row | {"layout": "nhwc", "algorithms": {"direct": 950.0, "winograd_megakernel": 200.0}}
+    write(tmp_path, "paper_megakernel_resnet2", [row, faster])
+    assert region(tmp_path, "megakernel/resnet2/ieee").splitlines()[2:] == [
+        "| ours: `winograd_megakernel` | 200 | 1.00x | 2.0e-07 |",
+        "| `triton_ieee` | 400 | 2.00x | 3.0e-07 |",
+        "| ours: `direct` | 900 | 4.50x | 1.0e-07 |",
+    ]
+    assert region(tmp_path, "megakernel/resnet2/fp32") == "(not measured)"
+
+
 def test_the_index_has_a_row_per_source_and_says_what_is_not_measured(results_folder, tmp_path):
     lines = region(tmp_path / "nothing", "index").splitlines()[2:]
     assert len(lines) == len(papers.NAMES)
@@ -213,7 +229,9 @@ def test_the_index_has_a_row_per_source_and_says_what_is_not_measured(results_fo
 @pytest.mark.parametrize("source", papers.NAMES)
 def test_every_region_is_empty_without_rows_and_unknown_ones_are_refused(tmp_path, source):
     for table, (needed, _) in SOURCES[source].TABLES.items():
-        arguments = {"sizes": "/auto/ieee"}.get(table, "/ieee" if table in ("layers", "ladder", "batches") else "")
+        arguments = {"sizes": "/auto/ieee"}.get(
+            table, "/ieee" if table in ("layers", "ladder", "batches", "resnet2") else ""
+        )
         if needed is not None and (source, table) != ("single_image", "layers"):
             assert region(tmp_path, f"{source}/{table}{arguments}") == "(not measured)"
     assert region(tmp_path, f"{source}/said") == "(not measured)"

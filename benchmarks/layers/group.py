@@ -125,6 +125,7 @@ class Group:
     seconds: dict[str, float] = field(default_factory=dict)  # part of the measurement -> what it took
     survey: bool = False  # one of very many layers: rivals without a search, few rounds, a short row
     once_us: dict[str, float] = field(default_factory=dict)  # of a survey: contender that is not timed -> a single call
+    triton: bool = False  # is among the rivals
     keeps_named: bool = False  # algorithms that are asked for by name are timed, however slow
     alone: bool = True  # nobody else uses the GPU while contenders enter
     bytes: dict[str, tuple[int, int]] = field(default_factory=dict)  # ours -> workspace, packed weight
@@ -199,7 +200,7 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
     """Peers first, then ours; returns (class, layout) -> auto's choice."""
     data = group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads, group.addends
     limit = cudnn.WORKSPACE_LIMIT if group.alone else SHARED_WORKSPACE
-    operands = peers.Operands(*data, search=not group.survey, workspace_limit=limit)
+    operands = peers.Operands(*data, search=not group.survey, triton=group.triton, workspace_limit=limit)
     calls, refused = peers.peers(
         operands, lambda y: group.refusal(reference.error(y)["l2"]), group.announce, group.banned
     )
@@ -334,7 +335,8 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
         relevant = {name.removeprefix(prefix): text for name, text in notes.items() if name.startswith(prefix)}
         relevant |= {name: notes[name] for name in names if name in notes}
         if not group.survey:
-            relevant |= {name: f"no rival of class {accuracy}: FP32-accurate on tensor cores" for name in barred}
+            why = f"no rival of class {accuracy}: FP32-accurate on tensor cores"
+            relevant |= {name: why for name in barred if name in names}
         row = {
             **group.layer.fields(),
             "n": group.n,
