@@ -191,6 +191,10 @@ def networks(
     ] = 1,
     compile_workers: Annotated[int, typer.Option(min=0, help="Processes that first compile everything.")] = 0,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Compile and begin nothing after.")] = None,
+    energy: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.1, help="So long for the energy of an image; a file of its own."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Pass over what the file already holds.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
@@ -204,7 +208,8 @@ def networks(
     from fastconv.models.compare import CLASS_DTYPE
 
     where = device_named(device)
-    out = json_path or results.default_path(environment.describe(suite.suite_name(where), where))
+    name = suite.suite_name(where, energy)
+    out = json_path or results.default_path(environment.describe(name, where))
     names = list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS))
     wanted = split(classes, "classes", list(CLASS_DTYPE))
     arguments: dict[str, Any] = {
@@ -212,6 +217,8 @@ def networks(
         "rounds": rounds,
         "device": str(where),
         "out": out,
+        "suite": name,
+        "energy_s": energy,
         "peers": split(peers, "peers", list(suite.PEER_NAMES)) if peers else None,
         "layouts": split(layouts, "layouts", list(suite.LAYOUTS)),
         "compiled_layouts": split(compiled_layouts, "layouts", list(suite.LAYOUTS)) if compiled_layouts else None,

@@ -226,6 +226,21 @@ def test_the_index_has_a_row_per_source_and_says_what_is_not_measured(results_fo
     assert "fastest in 50.0 % of 4, by 3.00x there | A niche of small batches: 25.0 %" in line
 
 
+def test_every_idea_has_its_worth_or_none(results_folder, tmp_path):
+    empty = region(tmp_path / "nothing", "worth").splitlines()[2:]
+    assert len(empty) > 15
+    assert all(line.endswith("| (not measured) |  |  | 0 |") for line in empty)
+    layer = textbook.LAYERS[0]
+    times = {"direct": 4000.0, "direct_tiled": 1000.0, "im2col_gemm": 500.0, "ladder_unroll_restrict": 2000.0}
+    write(results_folder, "paper_textbook", [cuconv_row(layer, 64, "ieee", times, {"cudnn_gemm": 400.0})])
+    found = {line.split(" | ")[0]: line for line in region(results_folder, "worth").splitlines()}
+    assert found["| Tiles in shared memory"].endswith("| 4.00x | 4.00x | 4.00x | 1 |")
+    assert found["| The library's product"].endswith("| 4.00x | 4.00x | 4.00x | 1 |")
+    assert found["| Unrolling inside the product"].endswith("| (not measured) |  |  | 0 |")
+    # 20/10, 20/25 and 20/5; the one that was not timed is in none.
+    assert found["| Two stages, no transformation"].endswith("| 1.86x | **0.80x** | 4.00x | 3 |")
+
+
 @pytest.mark.parametrize("source", papers.NAMES)
 def test_every_region_is_empty_without_rows_and_unknown_ones_are_refused(tmp_path, source):
     for table, (needed, _) in SOURCES[source].TABLES.items():
