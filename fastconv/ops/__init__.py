@@ -211,6 +211,22 @@ def instrumented_megakernel(
     call(torch.ops.fastconv.instrumented_megakernel.default, *arguments, output, records)
 
 
+def ladder(
+    input: Tensor, weight: Tensor, stride: int, padding: int, form: str, restricted: bool, constant_size: bool,
+    constant_filters: bool, rows: int, columns: int, output: Tensor, workspace: Tensor | None,
+) -> None:  # fmt: skip
+    """A convolution by one of the kernels of two sources' optimisation ladders, into `output`; for measurements alone
+    (benchmarks/papers/ladder.py). CUDA, contiguous, float32, or float16 with products and sums in half.
+
+    form: "direct", "unroll", whose `workspace` (uint8) holds the unrolled input of one image or more, or "fused".
+    restricted: pointers are `__restrict__`. constant_size: the filter's size is a template constant. constant_filters:
+    the filters lie in constant memory, which all streams share: one such call at a time. rows, columns: of a product's
+    tile. Raises UnsupportedError for what has no kernel.
+    """
+    flags = (form, restricted, constant_size, constant_filters, rows, columns)
+    call(torch.ops.fastconv.ladder.default, input, weight, stride, padding, *flags, output, workspace)
+
+
 measured_generation = 0  # grows with every table: what was chosen at a smaller one may be chosen otherwise now
 
 
