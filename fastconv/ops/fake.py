@@ -53,14 +53,35 @@ def _fake_conv2d(
     return torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=memory_format)
 
 
+@torch.library.register_fake(ops.conv2d_compiled_op, lib=ops.library)
+def _(input, weight, bias, residual, geometry, *_):  # type: ignore[no-untyped-def]
+    return _fake_of_weight(input, weight, bias, residual, _split(geometry))
+
+
+@torch.library.register_fake(ops.conv2d_packed_compiled_op, lib=ops.library)
+def _(input, packed, bias, residual, geometry, channels_last, *_):  # type: ignore[no-untyped-def]
+    memory_format = torch.channels_last if channels_last else ops.format_of(input)
+    return _fake_conv2d(input, geometry[:4], bias, residual, _split(geometry[4:]), memory_format)
+
+
+def _split(values: Sequence[Any]) -> Geometry:
+    return Geometry(values[0:2], values[2:4], values[4:6], values[6])
+
+
 @torch.library.register_fake(ops.conv2d_op, lib=ops.library)
 def _(input, weight, bias, residual, *rest):  # type: ignore[no-untyped-def]
+    return _fake_of_weight(input, weight, bias, residual, Geometry(*rest[:4]))
+
+
+def _fake_of_weight(
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry
+) -> Tensor:
     torch._check(weight.dtype == input.dtype, lambda: "fastconv: weight and input differ in dtype")
     torch._check(  # a forgotten weight on the meta device brings a call here whose input has values
         weight.device == input.device,
         lambda: f"fastconv: weight is on {weight.device}; expected input's {input.device}",
     )
-    return _fake_conv2d(input, weight.shape, bias, residual, Geometry(*rest[:4]), ops.format_of(input, weight))
+    return _fake_conv2d(input, weight.shape, bias, residual, geometry, ops.format_of(input, weight))
 
 
 @torch.library.register_fake(ops.conv2d_packed_op, lib=ops.library)
