@@ -48,7 +48,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> b
               std::vector<std::int64_t> stride, std::vector<std::int64_t> padding, std::vector<std::int64_t> dilation,
               std::int64_t groups, std::string algorithm, std::string precision, std::string activation,
               double negative_slope, std::int64_t backend_flags, std::optional<double> max_error,
-              std::optional<std::int64_t> max_workspace, bool residual_after);
+              std::optional<std::int64_t> max_workspace, bool residual_after, bool max_pool);
 
 // PyTorch's own convolution, as its switches have it, in the problem's layout.
 Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,

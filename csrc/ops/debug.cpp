@@ -48,12 +48,12 @@ void GuardedBytes::check(const char* what, const char* algorithm) const {
 }
 
 GuardedOutput::GuardedOutput(const Tensor& like, const ConvProblem& problem) {
-  const std::int64_t shape[] = {problem.n, problem.k, problem.p(), problem.q()};
+  const std::int64_t shape[] = {problem.n, problem.k, problem.y_p(), problem.y_q()};
   tensor_ =
       torch::stable::empty({shape, 4}, like.scalar_type(), std::nullopt, like.device(), std::nullopt,
                            problem.layout == Layout::nhwc ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
   if (debug_enabled()) {
-    poisoned_.emplace(static_cast<std::size_t>(problem.output_numel()) * size_of(problem.dtype), like);
+    poisoned_.emplace(static_cast<std::size_t>(problem.y_numel()) * size_of(problem.dtype), like);
   }
 }
 

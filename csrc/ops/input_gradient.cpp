@@ -92,7 +92,7 @@ Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const 
                 made.groups, algorithm, name_of(made.accuracy), "none", 0.0,
                 integer_of_python("fastconv::backend_flags"),
                 limits.max_error > 0.0 ? std::optional(limits.max_error) : std::nullopt,
-                limits.max_workspace >= 0 ? std::optional(limits.max_workspace) : std::nullopt, false);
+                limits.max_workspace >= 0 ? std::optional(limits.max_workspace) : std::nullopt, false, false);
 }
 
 // A part of a tensor, in elements. The last dimension is the channel's.

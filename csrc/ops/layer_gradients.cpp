@@ -91,7 +91,7 @@ Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::opti
   return conv2d(input, weight, bias, std::nullopt, stride, padding, dilation, groups, call.algorithm,
                 name_of(mode.accuracy), "none", 0.0, integer_of_python("fastconv::backend_flags"),
                 limits.max_error > 0.0 ? std::optional(limits.max_error) : std::nullopt,
-                limits.max_workspace >= 0 ? std::optional(limits.max_workspace) : std::nullopt, false);
+                limits.max_workspace >= 0 ? std::optional(limits.max_workspace) : std::nullopt, false, false);
 }
 
 // Whether PyTorch's own convolution, which follows its switch, computes in the class of a call as the switch is now.

@@ -151,7 +151,7 @@ InputGradientChoice choose_input_gradient(const std::string& name, const ConvPro
   const Dimension h{problem.h, problem.p(), problem.r, problem.stride_h, problem.pad_h, problem.dilation_h};
   const Dimension w{problem.w, problem.q(), problem.s, problem.stride_w, problem.pad_w, problem.dilation_w};
   ConvProblem& made = choice.convolution;
-  made.has_bias = false, made.residual = Residual::none, made.activation = Activation::none;
+  made.has_bias = false, made.residual = Residual::none, made.activation = Activation::none, made.max_pool = false;
   made.c = problem.k, made.k = problem.c, made.h = problem.p(), made.w = problem.q();
   made.stride_h = made.stride_w = 1;
   const bool unit = problem.stride_h == 1 && problem.stride_w == 1;
