@@ -163,7 +163,9 @@ def _register_onnx_translation() -> None:
             y = op.LeakyRelu(y, alpha=negative_slope)
         if residual is not None and residual_after:
             y = op.Add(y, residual)
-        return op.MaxPool(y, kernel_shape=[2, 2], strides=[2, 2]) if max_pool else y
+        if max_pool:
+            y, _ = op.MaxPool(y, kernel_shape=[2, 2], strides=[2, 2])
+        return y
 
     @onnx_impl(ops.conv_transpose2d_op, no_compile=True)
     def _(
