@@ -79,10 +79,16 @@ def _raise_translated(operator: Callable[..., Any], error: RuntimeError, args: t
 
 
 def options(
-    max_error: float | None = None, max_workspace: int | None = None, residual_after: bool = False
-) -> tuple[settings.Limits, bool]:
+    max_error: float | None = None, max_workspace: int | None = None, residual_after: bool = False,
+    max_pool: bool = False,
+) -> tuple[settings.Limits, bool, bool]:  # fmt: skip
     """The last arguments of `conv2d`, which PyTorch leaves out where they are the default."""
-    return settings.Limits(max_error, max_workspace), residual_after
+    return settings.Limits(max_error, max_workspace), residual_after, max_pool
+
+
+def packed_options(residual_after: bool = False, max_pool: bool = False) -> tuple[bool, bool]:
+    """The last arguments of `conv2d_packed`, likewise."""
+    return residual_after, max_pool
 
 
 def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> dict[str, Any]:
@@ -136,11 +142,11 @@ _layer_forward = torch.ops.fastconv.layer_forward.default
 
 def layer_new(
     algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float,
-    limits: settings.Limits, residual_after: bool = False,
+    limits: settings.Limits, residual_after: bool = False, max_pool: bool = False,
 ) -> int:  # fmt: skip
     """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers. `residual_after`: a
-    call's residual is added to the activation's value."""
-    arguments = (algorithm, geometry, activation, negative_slope, *limits, residual_after)
+    call's residual is added to the activation's value. `max_pool`: of that value each 2 x 2 give their largest."""
+    arguments = (algorithm, geometry, activation, negative_slope, *limits, residual_after, max_pool)
     return int(call(torch.ops.fastconv.layer_new.default, *arguments))
 
 
