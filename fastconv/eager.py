@@ -26,7 +26,7 @@ from fastconv.tensors import is_plain
 # Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
 _held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[LayerState]] = weakref.WeakKeyDictionary()
 
-# algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after
+# algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after, max_pool
 Settings = tuple[Any, ...]
 
 
@@ -71,10 +71,11 @@ class LayerState:
             ops.layer_free(layer)
 
     def new_layer(self, key: Settings) -> int:
-        algorithm, *_, activation, slope, limits, after = key
+        algorithm, *_, activation, slope, limits, after, max_pool = key
         with self.lock:
             if key not in self.layers:
-                self.layers[key] = ops.layer_new(algorithm, _geometry(key), activation, slope, limits, after)
+                arguments = (algorithm, _geometry(key), activation, slope, limits, after, max_pool)
+                self.layers[key] = ops.layer_new(*arguments)
             return self.layers[key]
 
     def new_call(self, layer: int, mode: int) -> list[int]:
@@ -177,14 +178,16 @@ def _run_torch(
     if status not in (ops.STATUS_TORCH, ops.STATUS_TORCH_CHANNELS_LAST):
         return None
     memory_format = torch.contiguous_format if status == ops.STATUS_TORCH else torch.channels_last
-    _, stride, padding, dilation, groups, activation, slope, _, after = key
+    _, stride, padding, dilation, groups, activation, slope, _, after, max_pool = key
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=memory_format)
     # In place: nobody else has y, and there is no gradient to record.
     if residual is not None and not after:
         y.add_(residual)
     if activation != "none":
         y = plain.activate(y, activation, slope, inplace=True)
-    return y.add_(residual) if residual is not None and after else y
+    if residual is not None and after:
+        y.add_(residual)
+    return plain.pooled(y) if max_pool else y
 
 
 def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precision: str) -> bool:
@@ -203,8 +206,8 @@ def convolve(
     state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings,
     precision: str,
 ) -> Tensor | None:  # fmt: skip
-    """activation(conv(input) + bias + residual), or the residual behind the activation, of eager tensors (`is_eager`),
-    batched or not; None if the general operator has to do it."""
+    """activation(conv(input) + bias + residual), or the residual or a max-pool behind the activation, of eager tensors
+    (`is_eager`), batched or not; None if the general operator has to do it."""
     try:
         return _convolve(state, x, weight, bias, residual, key, precision)
     except failures.UnseenError:
@@ -236,7 +239,7 @@ def _convolve(
             y = ops.layer_forward(x, weight, bias, residual, layer, mode)
         if y is None and mode & ops.ADMITS_TORCH:
             y = _run_torch(x, weight, bias, residual, key)
-    elif residual is None and key[5] == "none":
+    elif residual is None and key[5] == "none" and not key[9]:
         if weight.requires_grad:
             mode |= ops.TRAINED
         call = state.calls.get((layer, mode)) or state.new_call(layer, mode)

@@ -45,9 +45,9 @@ void GuardedBytes::check(const char* what, const char* algorithm) const {
 }
 
 GuardedOutput::GuardedOutput(const Tensor& like, const ConvProblem& problem)
-    : tensor_(empty({problem.n, problem.k, problem.p(), problem.q()}, problem.layout, like)) {
+    : tensor_(empty({problem.n, problem.k, problem.y_p(), problem.y_q()}, problem.layout, like)) {
   if (debug_enabled()) {
-    poisoned_.emplace(static_cast<std::size_t>(problem.output_numel()) * size_of(problem.dtype), like);
+    poisoned_.emplace(static_cast<std::size_t>(problem.y_numel()) * size_of(problem.dtype), like);
   }
 }
 

@@ -40,7 +40,7 @@ ConvProblem gradient_convolution(const ConvProblem& problem, const GradientPart&
   made.r = rows.taps.count, made.s = columns.taps.count;
   made.stride_h = made.stride_w = 1, made.dilation_h = rows.dilation, made.dilation_w = columns.dilation;
   made.pad_h = rows.padding, made.pad_w = columns.padding;
-  made.has_bias = false, made.residual = Residual::none, made.activation = Activation::none;
+  made.has_bias = false, made.residual = Residual::none, made.activation = Activation::none, made.max_pool = false;
   return made;
 }
 

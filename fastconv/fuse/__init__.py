@@ -1,6 +1,7 @@
 """fuse: a copy of a model, for inference, in which what follows a convolution is computed inside it.
 
     convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
+                                                                    or     ... -> [activation] -> max-pool
 
 becomes one `fastconv.FusedConv2d`, wherever each value between them has no other reader: the norm is folded into the
 filters, the sum and the activation are the kernels' epilogue, which costs no pass over memory of its own.
@@ -20,7 +21,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from fastconv import ops, swap
-from fastconv.fuse.graph import IDENTITIES, IN_PLACE_SUMS, activation_of, is_altered, is_sum, may_write, traced
+from fastconv.fuse.graph import (
+    IDENTITIES,
+    IN_PLACE_SUMS,
+    activation_of,
+    is_altered,
+    is_max_pool,
+    is_sum,
+    may_write,
+    traced,
+)
 from fastconv.fuse.report import FuseReport, FuseRow
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, FusedConv2d, check_settings
@@ -101,7 +111,7 @@ def fuse(
     Each convolution that `swap_` would take is taken; a torch.nn.Conv2d together with those of the following that come
     after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d with running statistics, folded
     into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU or LeakyReLU, as module or function. A sum
-    may also come last, behind the activation.
+    may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place of a sum.
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
@@ -182,6 +192,7 @@ class _Chain:
     activation: str | None = None
     slope: float = 0.01
     residual_after: bool = False  # the sum is behind the activation
+    max_pool: bool = False
     parts: list[str] = field(default_factory=lambda: ["conv"])
     next: fx.Node | None = None  # the operation behind it, if it is of a kind that could be fused and is not
     obstacle: tuple[str, str] = ("", "")  # why not
@@ -189,7 +200,7 @@ class _Chain:
     @property
     def layer(self) -> tuple[Any, ...]:
         """What tells one fused layer of a convolution from another."""
-        return self.norm, self.sums_in_place, self.activation, self.slope, self.residual_after
+        return self.norm, self.sums_in_place, self.activation, self.slope, self.residual_after, self.max_pool
 
     @property
     def sums_in_place(self) -> bool:
@@ -221,7 +232,7 @@ class _Fusion:
             if type(self._module(node)) is Conv2d:
                 followed.append(self._follow(node))
                 chains[id(self._module(node))].append(followed[-1])
-        # Only then sums behind an activation: what another convolution has as one before its activation stays that.
+        # Only then sums and pools behind an activation: what another has as a sum before its activation stays that.
         for chain in followed:
             conv = self._module(chain.nodes[0])
             if isinstance(conv, Conv2d) and chain.activation is not None and chain.sum is None:
@@ -305,10 +316,14 @@ class _Fusion:
         if user in self.claimed:
             return None
         last, module = chain.nodes[-1], self._module(user)
+        if chain.max_pool:
+            return None
         if chain.activation is None and user.args[:1] == (last,) and activation_of(user, module) is not None:
             return self._take_activation
         if chain.sum is not None:
             return None
+        if len(last.users) == 1 and is_max_pool(user, module):  # else it is read again, as in a U-Net: no obstacle
+            return self._take_max_pool
         if is_sum(user) and last in user.args and len(set(user.args)) == 2:
             return self._take_sum
         if chain.activation is not None:
@@ -333,6 +348,11 @@ class _Fusion:
         chain.sum = user
         chain.residual_after = chain.activation is not None
         chain.parts.append("residual")
+        return "", ""
+
+    def _take_max_pool(self, user: fx.Node, chain: _Chain, conv: Conv2d) -> tuple[str, str]:
+        chain.max_pool = True
+        chain.parts.append("max_pool")
         return "", ""
 
     def _take_norm(self, user: fx.Node, chain: _Chain, conv: Conv2d) -> tuple[str, str]:
@@ -454,6 +474,7 @@ def _fused_layer(conv: Conv2d, norm: nn.Module | None, chain: _Chain) -> FusedCo
         bias is not None, conv.padding_mode, "meta", conv.weight.dtype, algorithm=conv.algorithm,
         precision=conv.precision, max_error=conv.max_error, max_workspace=conv.max_workspace,
         activation=chain.activation, negative_slope=chain.slope, residual_after=chain.residual_after,
+        max_pool=chain.max_pool,
     )  # fmt: skip
     layer._sums_in_place = chain.sums_in_place
     layer._fastconv.frozen = True

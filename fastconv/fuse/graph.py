@@ -128,6 +128,24 @@ def activation_of(node: fx.Node, module: nn.Module | None) -> tuple[str, float] 
     return (name, float(slope)) if isinstance(slope, (int, float)) else None
 
 
+_MAX_POOLS = (F.max_pool2d, torch.max_pool2d)
+_POOL_ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+
+
+def is_max_pool(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether it is the max-pool that the kernels' epilogue has: 2x2, stride 2, nothing else."""
+    asked: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+    if type(module) is nn.MaxPool2d and not is_altered(module) and len(node.args) == 1:
+        asked |= {name: getattr(module, name) for name in _POOL_ARGUMENTS}
+    elif module is None and node.op == "call_function" and node.target in _MAX_POOLS and node.args:
+        asked |= dict(zip(_POOL_ARGUMENTS, node.args[1:], strict=False)) | node.kwargs
+    else:
+        return False
+    kernel, stride, *others = (asked.get(name) for name in _POOL_ARGUMENTS)
+    sizes = (kernel, stride or kernel, *others)
+    return all(size in (n, (n, n), [n, n]) for size, n in zip(sizes, (2, 2, 0, 1, False, False), strict=True))
+
+
 def may_write(node: fx.Node, module: nn.Module | None) -> bool:
     """Whether the operation may write over a value that it did not make."""
     if module is not None:

@@ -79,10 +79,16 @@ def _raise_translated(operator: Callable[..., Any], error: RuntimeError, args: t
 
 
 def options(
-    max_error: float | None = None, max_workspace: int | None = None, residual_after: bool = False
-) -> tuple[settings.Limits, bool]:
+    max_error: float | None = None, max_workspace: int | None = None, residual_after: bool = False,
+    max_pool: bool = False,
+) -> tuple[settings.Limits, bool, bool]:  # fmt: skip
     """The last arguments of `conv2d`, which PyTorch leaves out where they are the default."""
-    return settings.Limits(max_error, max_workspace), residual_after
+    return settings.Limits(max_error, max_workspace), residual_after, max_pool
+
+
+def packed_options(residual_after: bool = False, max_pool: bool = False) -> tuple[bool, bool]:
+    """The last arguments of `conv2d_packed`, likewise."""
+    return residual_after, max_pool
 
 
 def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> dict[str, Any]:
@@ -136,11 +142,11 @@ _layer_forward = torch.ops.fastconv.layer_forward.default
 
 def layer_new(
     algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float,
-    limits: settings.Limits, residual_after: bool = False,
+    limits: settings.Limits, residual_after: bool = False, max_pool: bool = False,
 ) -> int:  # fmt: skip
     """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers. `residual_after`: a
-    call's residual is added to the activation's value."""
-    arguments = (algorithm, geometry, activation, negative_slope, *limits, residual_after)
+    call's residual is added to the activation's value. `max_pool`: of that value each 2 x 2 give their largest."""
+    arguments = (algorithm, geometry, activation, negative_slope, *limits, residual_after, max_pool)
     return int(call(torch.ops.fastconv.layer_new.default, *arguments))
 
 
@@ -223,6 +229,22 @@ def instrumented_megakernel(
     """winograd_megakernel as measurements want it, into `output`: see `fastconv.instrumented`, which calls it."""
     arguments = (input, packed, weight_shape, padding, channels_last, precision, d_ig, d_go, m, blocks, delay, series)
     call(torch.ops.fastconv.instrumented_megakernel.default, *arguments, output, records)
+
+
+def ladder(
+    input: Tensor, weight: Tensor, stride: int, padding: int, form: str, restricted: bool, constant_size: bool,
+    constant_filters: bool, rows: int, columns: int, output: Tensor, workspace: Tensor | None,
+) -> None:  # fmt: skip
+    """A convolution by one of the kernels of two sources' optimisation ladders, into `output`; for measurements alone
+    (benchmarks/papers/ladder.py). CUDA, contiguous, float32, or float16 with products and sums in half.
+
+    form: "direct", "unroll", whose `workspace` (uint8) holds the unrolled input of one image or more, or "fused".
+    restricted: pointers are `__restrict__`. constant_size: the filter's size is a template constant. constant_filters:
+    the filters lie in constant memory, which all streams share: one such call at a time. rows, columns: of a product's
+    tile. Raises UnsupportedError for what has no kernel.
+    """
+    flags = (form, restricted, constant_size, constant_filters, rows, columns)
+    call(torch.ops.fastconv.ladder.default, input, weight, stride, padding, *flags, output, workspace)
 
 
 measured_generation = 0  # grows with every table: what was chosen at a smaller one may be chosen otherwise now

@@ -61,6 +61,7 @@ class Call(NamedTuple):
     max_error: float | None = None
     max_workspace: int | None = None
     residual_after: bool = False
+    max_pool: bool = False
 
     @property
     def geometry(self) -> Geometry:
@@ -132,7 +133,7 @@ def problem_of(call: Call) -> _C.ConvProblem | None:
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(call.stride), padding=tuple(call.padding),
         dilation=tuple(call.dilation), groups=call.groups, dtype=ops.dtype_name(x.dtype), precision=call.precision,
         layout="nhwc" if channels_last else "nchw", bias=call.bias is not None, residual=call.residual is not None,
-        activation=call.activation, residual_after=call.residual_after,
+        activation=call.activation, residual_after=call.residual_after, max_pool=call.max_pool,
         **settings.Limits(call.max_error, call.max_workspace)._asdict(),
     )  # fmt: skip
 
@@ -152,6 +153,15 @@ def planned(call: Call) -> tuple[str, Obstacle]:
         text = f"{call.algorithm} is expected to err {row['expected_error']:.3g} times as much as PyTorch"
         return "torch", ("accuracy", text)
     return call.algorithm, ("", "")
+
+
+def pools_inside(call: Call) -> bool:
+    """Whether what the planner takes for the call does its max-pool in its kernels."""
+    problem, (algorithm, _) = problem_of(call), planned(call)
+    if problem is None:
+        return False
+    rows = _C.candidates(problem, ops.device_info(value_of(call.input).device))
+    return any(row["algorithm"] == algorithm and row["ok"] and not row["pools_apart"] for row in rows)
 
 
 def is_librarys(algorithm: str) -> bool:

@@ -24,6 +24,7 @@ from fastconv.rewrites.convolution import (
     is_static,
     obstacle_of,
     planned,
+    pools_inside,
     problem_of,
 )
 from fastconv.rewrites.editor import Editor, same, value_of
@@ -104,7 +105,7 @@ CONVOLUTION = Rewrite("convolution", (aten.convolution.default,), _find_convolut
 def _open_call(node: Any) -> Call | None:
     """The call, if its epilogue can still take something in."""
     call = call_of(node)
-    return call if call is not None and call.activation == "none" else None
+    return call if call is not None and call.activation == "none" and not call.max_pool else None
 
 
 def _several_readers(match: Match, asked: Asked) -> Obstacle | None:
@@ -171,7 +172,8 @@ BATCH_NORM = Rewrite(
 def _find_sum(node: fx.Node, asked: Asked) -> Match | None:
     if len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1 or node.args[0] is node.args[1]:
         return None
-    found = [arg for arg in node.args if (call := call_of(arg)) is not None and call.residual is None]
+    calls = {arg: call for arg in node.args if (call := call_of(arg)) is not None}
+    found = [arg for arg, call in calls.items() if call.residual is None and not call.max_pool]
     # Of two convolutions that are added, one that nobody else reads; of two such, one that can still take an activation
     # in; of two such, the later one.
     alone = [arg for arg in found if len(arg.users) == 1] or found  # type: ignore[union-attr]
@@ -224,6 +226,38 @@ def _activate(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 ACTIVATION = Rewrite("activation", tuple(_ACTIVATIONS), _find_activation, _several_readers, _activate)
 
 
+def is_our_pool(
+    x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: Any = False
+) -> bool:
+    """Whether a max-pool with these arguments is the one that a convolution can end in."""
+    return [set(kernel), set(stride or kernel), set(padding), set(dilation), ceil] == [{2}, {2}, {0}, {1}, False]
+
+
+def _find_max_pool(node: fx.Node, asked: Asked) -> Match | None:
+    conv, call = node.args[0], call_of(node.args[0])
+    outputs = [user for user in node.users if user.target is operator.getitem]
+    if not is_our_pool(*node.args, **node.kwargs) or [user.args[1] for user in outputs] != [0]:
+        return None
+    if call is None or call.residual is not None or call.max_pool:
+        return None
+    return Match(outputs[0], conv)  # type: ignore[arg-type]
+
+
+def _max_pool_obstacle(match: Match, asked: Asked) -> Obstacle | None:
+    call = call_of(match.conv)
+    assert call is not None
+    if pools_inside(call._replace(max_pool=True)):
+        return _several_readers(match, asked)
+    return "max_pool", "its kernels have no max-pool"
+
+
+def _max_pool(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    return _grown(match, edit, "max_pool", max_pool=True)
+
+
+MAX_POOL = Rewrite("max-pool", (aten.max_pool2d_with_indices.default,), _find_max_pool, _max_pool_obstacle, _max_pool)
+
+
 # Which convolution runs: after all else ------------------------------------------------------------------------------
 
 
@@ -270,6 +304,8 @@ def _as_pytorchs(match: Match, asked: Asked, edit: Editor) -> fx.Node:
         node = edit.emit(target, node, *arguments)
     if call.residual is not None and call.residual_after:
         node = edit.emit(aten.add.Tensor, node, call.residual)
+    if call.max_pool:
+        node = edit.emit(operator.getitem, edit.emit(aten.max_pool2d_with_indices.default, node, [2, 2], [2, 2]), 0)
     return node
 
 
@@ -293,7 +329,7 @@ def _as_packed(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     node = edit.emit(
         ops.conv2d_packed_op, call.input, packed, list(weight.shape), call.bias, call.residual, *call.geometry,
         ops.format_of(weight) == torch.channels_last, algorithm, call.precision, call.activation, call.negative_slope,
-        call.residual_after,
+        call.residual_after, call.max_pool,
     )  # fmt: skip
     node.meta["fastconv"] = match.taken
     return node
@@ -366,5 +402,5 @@ GRADIENTS = Rewrite(
 )
 
 # A node meets those of a list whose targets have its operator; lists are gone through one after the other.
-FUSING = (CONVOLUTION, BATCH_NORM, RESIDUAL, ACTIVATION, GRADIENTS)
+FUSING = (CONVOLUTION, BATCH_NORM, RESIDUAL, ACTIVATION, MAX_POOL, GRADIENTS)
 CHOOSING = (PYTORCH, PACKED)
