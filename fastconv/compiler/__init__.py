@@ -110,7 +110,11 @@ def _freezing(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         from torch._inductor import config
 
-        with config.patch(freezing=True):
+        before = config.freezing
+        config.freezing = True  # as config.patch, which takes four times as long, in every call
+        try:
             return function(*args, **kwargs)
+        finally:
+            config.freezing = before
 
     return call
