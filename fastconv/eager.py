@@ -58,7 +58,7 @@ class LayerState:
         self.max_workspace = max_workspace
         self.frozen = frozen
         self.layers: dict[Settings, int] = {}
-        self.calls: dict[tuple[int, int], tuple[Any, ...]] = {}  # by layer and mode: what autograd's record takes
+        self.calls: dict[tuple[int, int], list[int]] = {}  # by layer and mode: what autograd's record takes
         self.latest = 0  # the layer of the most recent call
         self.elsewhere: tuple[str, tuple[int, ...]] | None = None  # that call's algorithm and shape, if conv2d ran it
         self.lock = threading.Lock()
@@ -78,8 +78,8 @@ class LayerState:
                 self.layers[key] = ops.layer_new(*arguments)
             return self.layers[key]
 
-    def new_call(self, layer: int, key: Settings, mode: int) -> tuple[Any, ...]:
-        call = self.calls[layer, mode] = ops.layer_call(layer, _geometry(key), mode)
+    def new_call(self, layer: int, mode: int) -> list[int]:
+        call = self.calls[layer, mode] = ops.layer_call(layer, mode)
         return call
 
     def pack(self, layer: int, weight: Tensor, groups: int, algorithm: str, precision: str) -> None:
@@ -165,7 +165,7 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 
 def _autocast(tensor: Any, dtype: torch.dtype) -> Any:
     """What autocast makes of an argument of a convolution."""
-    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+    if tensor is None or tensor.dtype is dtype or not tensor.is_floating_point() or tensor.dtype is torch.float64:
         return tensor
     return tensor.to(dtype)
 
@@ -219,14 +219,15 @@ def _convolve(
     precision: str,
 ) -> Tensor | None:  # fmt: skip
     layer = state.layers.get(key) or state.new_layer(key)
-    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias, residual = (_autocast(tensor, dtype) for tensor in (x, weight, bias, residual))
+    mode = ops.PRECISIONS[precision]
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := x.device.type):
+        dtype = torch.get_autocast_dtype(device)
+        x, weight, bias = _autocast(x, dtype), _autocast(weight, dtype), _autocast(bias, dtype)
+        residual = _autocast(residual, dtype)
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
     state.latest, state.elsewhere = layer, None
-    mode = ops.PRECISIONS[precision]
     if state.frozen and not weight.requires_grad:
         mode |= ops.FROZEN
     if plain.is_of_class(x, precision):
@@ -241,7 +242,7 @@ def _convolve(
     elif residual is None and key[5] == "none" and not key[9]:
         if weight.requires_grad:
             mode |= ops.TRAINED
-        call = state.calls.get((layer, mode)) or state.new_call(layer, key, mode)
+        call = state.calls.get((layer, mode)) or state.new_call(layer, mode)
         y = ops.recorded_convolution(x, weight, bias, call)
         if not mode & ops.TRAINED:
             _prepared(state, layer, weight, key[4], precision)

@@ -191,7 +191,33 @@ def _register_backend() -> None:
         registry.register_backend(backend, name="fastconv")
 
 
+def _register_lowerings() -> None:
+    """Inductor's code runs below autograd: in place of the operators, whose gradients are Python's and cost every call
+    that way, it calls the ones without."""
+    from torch._inductor import lowering
+    from torch._library.utils import get_layout_constraint_tag
+
+    def register(operator: Any, compiled: Any, packed: bool) -> None:
+        fallback = lowering.fallback_handler(compiled)
+
+        def lowered(input: Any, weight: Any, *rest: Any, **named: Any) -> Any:
+            shape, rest = (list(rest[0]), rest[1:]) if packed else ([], rest)
+            bias, residual, stride, padding, dilation, groups, *others = rest
+            geometry = [*shape, *stride, *padding, *dilation, groups]
+            return fallback(input, weight, bias, residual, geometry, *others, **named)
+
+        lowering.add_needs_realized_inputs(operator)
+        constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(operator, with_default=True))
+        if constraint is not None:
+            lowering.add_layout_constraint(operator, constraint)
+        lowering.register_lowering(operator, type_promotion_kind=None)(lowered)
+
+    register(ops.conv2d_op, ops.conv2d_compiled_op, packed=False)
+    register(ops.conv2d_packed_op, ops.conv2d_packed_compiled_op, packed=True)
+
+
 _WAITING = {
+    "torch._inductor.lowering": _register_lowerings,
     "torch._dynamo.backends.registry": _register_backend,
     "torch.distributed.tensor": _register_sharding,
     "torch.onnx._internal.exporter._torchlib.ops": _register_onnx_translation,

@@ -6,6 +6,7 @@
 
 #include "core/kernel_extent.h"
 #include "ops/arguments.h"
+#include "ops/aten.h"
 #include "ops/convolution.h"
 #include "ops/kernel_table.h"
 
@@ -94,7 +95,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
     const bool is_bare = !residual && problem->activation == Activation::none && !problem->max_pool;
     if (!mode.admits_torch || !is_bare) return std::nullopt;
     status = CallStatus::ran;
-    return torch_convolution(input, weight, bias, *problem);
+    return in_layout(aten_convolution(input, weight, bias, *problem), problem->layout);
   }
   const auto guard = device_guard(input);
   const std::unique_ptr<Runtime> runtime = make_runtime(device);

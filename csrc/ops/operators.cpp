@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/integers.h"
 #include "ops/arguments.h"
+#include "ops/aten.h"
 #include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
@@ -137,18 +138,16 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   return choice.plan.pools_apart ? pooled(y, asked) : y;
 }
 
+bool admits_torch(const Tensor& tensor, AccuracyClass accuracy) {
+  if (!tensor.is_cuda() || tensor.scalar_type() != ScalarType::Float) return true;
+  const bool is_tf32 = integer_of_python("fastconv::allows_tf32") != 0;
+  return is_tf32 == (accuracy == AccuracyClass::tf32);
+}
+
 std::int64_t integer_of_python(const char* name) {
   std::array<StableIValue, 1> stack{};
   STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<std::int64_t>(stack[0]);
-}
-
-Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                         const ConvProblem& p) {
-  const Tensor y =
-      call_dispatcher("aten::convolution", "", input, weight, bias, IntList{p.stride_h, p.stride_w},
-                      IntList{p.pad_h, p.pad_w}, IntList{p.dilation_h, p.dilation_w}, false, IntList{0, 0}, p.groups);
-  return in_layout(y, p.layout);
 }
 
 namespace {
@@ -167,8 +166,6 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
   return run_own(input, weight, packed, choice, problem, arguments.bias, arguments.residual, *make_runtime(device));
 }
 
-}  // namespace
-
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
               IntList stride, IntList padding, IntList dilation, std::int64_t groups, std::string algorithm,
               std::string precision, std::string activation, double negative_slope, std::int64_t backend_flags,
@@ -184,6 +181,17 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> b
   require_same_device(input, weight, "weight");
   const auto guard = device_guard(input);
   return run(input, &weight, nullptr, problem, arguments);
+}
+
+}  // namespace
+
+Tensor general_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                           const ConvProblem& p, const std::string& algorithm) {
+  return conv2d(input, weight, bias, std::nullopt, {p.stride_h, p.stride_w}, {p.pad_h, p.pad_w},
+                {p.dilation_h, p.dilation_w}, p.groups, algorithm, name_of(p.accuracy), "none", 0.0,
+                integer_of_python("fastconv::backend_flags"),
+                p.limits.max_error > 0.0 ? std::optional(p.limits.max_error) : std::nullopt,
+                p.limits.max_workspace >= 0 ? std::optional(p.limits.max_workspace) : std::nullopt, false, false);
 }
 
 namespace {
@@ -312,6 +320,31 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
   return run(input, nullptr, &packed, problem, arguments);
 }
 
+// What Inductor's code calls in place of the two operators: below autograd, whose formula is Python's, and with one
+// list. geometry: stride, padding and dilation, each for height and width, and groups; of conv2d_packed behind the
+// weight's shape.
+Tensor conv2d_compiled(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
+                       std::optional<Tensor> residual, IntList geometry, std::string algorithm, std::string precision,
+                       std::string activation, double negative_slope, std::int64_t backend_flags,
+                       std::optional<double> max_error, std::optional<std::int64_t> max_workspace, bool residual_after,
+                       bool max_pool) {
+  FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) + "; expected 7 integers");
+  const auto g = geometry.begin();
+  return conv2d(input, weight, bias, residual, {g, g + 2}, {g + 2, g + 4}, {g + 4, g + 6}, g[6], algorithm, precision,
+                activation, negative_slope, backend_flags, max_error, max_workspace, residual_after, max_pool);
+}
+
+Tensor conv2d_packed_compiled(const Tensor& input, const Tensor& packed, std::optional<Tensor> bias,
+                              std::optional<Tensor> residual, IntList geometry, bool channels_last,
+                              std::string algorithm, std::string precision, std::string activation,
+                              double negative_slope, bool residual_after, bool max_pool) {
+  FASTCONV_REQUIRE(geometry.size() == 11, "geometry is " + to_text(geometry) + "; expected 11 integers");
+  const auto g = geometry.begin();
+  return conv2d_packed(input, packed, {g, g + 4}, bias, residual, {g + 4, g + 6}, {g + 6, g + 8}, {g + 8, g + 10},
+                       g[10], channels_last, algorithm, precision, activation, negative_slope, residual_after,
+                       max_pool);
+}
+
 // JSON by hand: four fields, none of which needs escaping. Empty before the first call.
 std::string last_call() {
   if (last.choice == nullptr) return "{}";
@@ -359,6 +392,14 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
       "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, "
       "str precision, str activation, float negative_slope, bool residual_after=False, bool max_pool=False) -> Tensor");
   library.def(
+      "conv2d_compiled(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] geometry, "
+      "str algorithm, str precision, str activation, float negative_slope, int backend_flags, float? max_error=None, "
+      "int? max_workspace=None, bool residual_after=False, bool max_pool=False) -> Tensor");
+  library.def(
+      "conv2d_packed_compiled(Tensor input, Tensor packed, Tensor? bias, Tensor? residual, SymInt[] geometry, "
+      "bool channels_last, str algorithm, str precision, str activation, float negative_slope, "
+      "bool residual_after=False, bool max_pool=False) -> Tensor");
+  library.def(
       "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
       "str precision) -> ()");
   library.def("last_call() -> str");
@@ -368,12 +409,14 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def("set_measured(str lines) -> ()");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                             \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                       \
-    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                 \
-    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));       \
-    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));   \
-    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed)); \
+#define FASTCONV_IMPLEMENT(DEVICE)                                                             \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                       \
+    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                                 \
+    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));                       \
+    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));                   \
+    library.impl("conv2d_compiled", TORCH_BOX(&fastconv::ops::conv2d_compiled));               \
+    library.impl("conv2d_packed_compiled", TORCH_BOX(&fastconv::ops::conv2d_packed_compiled)); \
+    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed));                 \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)
