@@ -16,7 +16,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 
 from fastconv import built, measured, rewrites
-from fastconv.compiler.report import CompileReport
+from fastconv.rewrites.report import RewriteReport
 from fastconv.rewrites import Asked
 
 
@@ -60,7 +60,7 @@ class RewritePass(CustomGraphPass):
 
 def compile_graph(
     graph: fx.GraphModule, inputs: Sequence[Any], asked: Asked, frozen: bool, mode: str | None,
-    options: dict[str, Any], report: CompileReport | None,
+    options: dict[str, Any], report: RewriteReport | None,
 ) -> Callable[..., Any]:  # fmt: skip
     """What `torch.compile` asks of a backend."""
     patches = dict(list_mode_options(mode)) if mode else {}

@@ -2,9 +2,10 @@
 
     convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
 
-The graph is a functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each. `table`
-says which operators have to be in it undecomposed; `rewrite` changes it in place, decomposes what is left of those,
-and returns what became of each convolution. A rewrite is a declaration in `patterns`.
+A rewrite is a declaration in `patterns`; `apply` goes through a graph with a list of them. The graph of `rewrite` is a
+functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each: `table` says which operators
+have to be in it undecomposed; `rewrite` changes it in place, decomposes what is left of those, and returns what became of
+each convolution. The graph of `fastconv.fuse` is one of modules, whose nodes say in ``meta["spelled"]`` what they mean.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fastconv.rewrites import patterns
 from fastconv.rewrites.convolution import Asked as Asked
 from fastconv.rewrites.convolution import Taken as Taken
 from fastconv.rewrites.convolution import call_of, describe
-from fastconv.rewrites.editor import Decompositions, Editor
+from fastconv.rewrites.editor import Decompositions, Editor, read
 from fastconv.rewrites.patterns import Rewrite
 
 aten = torch.ops.aten
@@ -65,11 +66,11 @@ def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edit
         for target in rewrite.targets:
             by_target[target].append(rewrite)
     for node in list(graph.nodes):
-        for rewrite in by_target.get(node.target, ()) if node.op == "call_function" else ():
+        for rewrite in by_target.get(read(node)[0], ()):
             match = rewrite.match(node, asked)
             if match is None:
                 continue
-            obstacle = rewrite.obstacle(match, asked)
+            obstacle = patterns.between_obstacle(match) or rewrite.obstacle(match, asked)
             if obstacle is not None:
                 _note(match, obstacle)
                 continue
