@@ -13,13 +13,13 @@ from fastconv.functional import conv2d
 from fastconv.fuse import FusedModule, fuse
 from fastconv.nn import Conv2d, FusedConv2d, refresh
 from fastconv.ops import UnsupportedError, last_call
-from fastconv.rewrites.report import RewriteReport
+from fastconv.rewrites.report import RewriteReport as CompileReport
+from fastconv.rewrites.report import RewriteReport as FuseReport
 from fastconv.swap import SwapReport, swap_
 from fastconv.tuning import TuneReport, tune
 from fastconv.views import Conv1d, ConvTranspose2d, conv1d, conv_transpose2d
 
 __version__ = built.version()
-CompileReport = FuseReport = RewriteReport
 
 __all__ = [
     "AlgorithmInfo",

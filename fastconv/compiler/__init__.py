@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fastconv.rewrites.report import RewriteReport
 from fastconv.nn import check_settings
+from fastconv.rewrites.report import RewriteReport
 
 __all__ = ["RewriteReport", "backend", "compile"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import fx, nn
 
 from fastconv import rewrites
-from fastconv.rewrites.report import RewriteReport
 from fastconv.nn import check_settings
+from fastconv.rewrites.report import RewriteReport
 
 __all__ = ["export"]
 

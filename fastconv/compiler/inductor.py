@@ -16,8 +16,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 
 from fastconv import built, measured, rewrites
-from fastconv.rewrites.report import RewriteReport
 from fastconv.rewrites import Asked
+from fastconv.rewrites.report import RewriteReport
 
 
 class Decompositions(dict[Any, Callable[..., Any]]):

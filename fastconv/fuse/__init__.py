@@ -3,8 +3,8 @@
     convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
 
 becomes one `fastconv.FusedConv2d`, wherever each value between them has no other reader: the norm is folded into the
-filters, the sum and the activation are the kernels' epilogue, which costs no pass over memory of its own. What goes into
-a convolution, `fastconv.rewrites` says; here is the way in and out, from modules to modules.
+filters, the sum and the activation are the kernels' epilogue, which costs no pass over memory of its own. What goes
+into a convolution, `fastconv.rewrites` says; here is the way in and out, from modules to modules.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 class _Layers(Editor):
-    """Of a graph of modules: what is computed of weights is computed at once, and a convolution is a call of its layer."""
+    """Of a graph of modules: what depends on weights is computed at once, and a convolution is a call of its layer."""
 
     @torch.no_grad()
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -174,9 +174,7 @@ class _Layers(Editor):
             new.args = (call.input, call.residual)
             is_sum = conv.args == (call.input,)
             new.meta["sums_in_place"] = spelled(by).writes if is_sum else conv.meta["sums_in_place"]
-        new.meta["spelled"] = Spelled(
-            ops.conv2d_op, lambda x, residual=None: call._replace(input=x, residual=residual)
-        )
+        new.meta["spelled"] = Spelled(ops.conv2d_op, lambda x, residual=None: call._replace(input=x, residual=residual))
         return new
 
 
@@ -228,8 +226,8 @@ class _Model:
         for node in nodes:
             call = call_of(node)
             assert call is not None
-            epilogue = node.meta.get("sums_in_place"), call.activation, call.negative_slope, call.residual_after
-            ways[id(call.weight), *epilogue].append(node)
+            residual = node.meta.get("sums_in_place"), call.residual_after
+            ways[id(call.weight), call.activation, call.negative_slope, residual].append(node)
         for way in ways.values():
             taken = next((n.meta["fastconv"] for n in way if n.meta["fastconv"].obstacle[0]), way[0].meta["fastconv"])
             taken.name = name

@@ -1,4 +1,4 @@
-"""The graph of a model for `fuse`: how it is traced, and what its modules, functions and methods mean to the rewrites."""
+"""The graph of a model for `fuse`: how it is traced, and what its modules, functions and methods mean to rewrites."""
 
 from __future__ import annotations
 

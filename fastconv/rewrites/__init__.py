@@ -3,9 +3,10 @@
     convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
 
 A rewrite is a declaration in `patterns`; `apply` goes through a graph with a list of them. The graph of `rewrite` is a
-functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each: `table` says which operators
-have to be in it undecomposed; `rewrite` changes it in place, decomposes what is left of those, and returns what became of
-each convolution. The graph of `fastconv.fuse` is one of modules, whose nodes say in ``meta["spelled"]`` what they mean.
+functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each: `table` says which
+operators have to be in it undecomposed; `rewrite` changes it in place, decomposes what is left of those, and returns
+what became of each convolution. The graph of `fastconv.fuse` is one of modules: its nodes say in ``meta["spelled"]``
+what they mean.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def _open_call(node: Any) -> Call | None:
 
 
 def between_obstacle(match: Match) -> Obstacle | None:
-    """What keeps anything from going into a convolution that stands before it: the convolution then runs where that was,
-    nobody finds the value between, and what it reads must not have been written over."""
+    """What keeps anything from going into a convolution that stands before it: the convolution then runs where that
+    was, nobody finds the value between, and what it reads must not have been written over."""
     conv, node = match.conv, match.node
     if conv is None or conv is node:
         return None
@@ -185,8 +185,8 @@ def _at_once(target: Any, *args: Any) -> Any:
 def _folded(
     emit: Callable[..., Any], weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: Any, epsilon: float
 ) -> tuple[Any, Any]:
-    """Filters and biases of norm(conv(x)), w * s and (b - mean) * s + beta with s = gamma / sqrt(variance + epsilon), in
-    float64."""
+    """Filters and biases of norm(conv(x)) in float64: w * s and (b - mean) * s + beta with
+    s = gamma / sqrt(variance + epsilon)."""
 
     def double(value: Any) -> Any:
         return emit(prims.convert_element_type.default, value, torch.float64)

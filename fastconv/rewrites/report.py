@@ -46,8 +46,8 @@ class RewriteRow:
 
 
 class RewriteReport:
-    """What became of each convolution, by the graphs that were rewritten so far: `compile`'s grows with each one; that of
-    `fuse`, whose model is one graph, has what ran until it was asked for."""
+    """What became of each convolution, by the graphs that were rewritten so far: `compile`'s grows with each one; that
+    of `fuse`, whose model is one graph, has what ran until it was asked for."""
 
     def __init__(self, graphs: Iterable[list[Taken] | None] = ()) -> None:
         self.graphs = list(graphs)  # None: its code came from Inductor's cache, and nothing was asked
@@ -87,8 +87,8 @@ class RewriteReport:
 
     @property
     def expected_us(self) -> dict[str, float]:
-        """The planner's estimate by part, for the input shapes of the rows: `convolutions` of fastconv's, the `epilogues`
-        in them, `pytorch` (its convolutions, with what follows them where that is in the rows). What stands between
+        """The planner's estimate by part, for the input shapes of the rows: `convolutions` of fastconv's, the
+        `epilogues` in them, `pytorch` (its convolutions, with what a row has fused with them). What stands between
         convolutions, and gradients, are in none."""
         parts = {"convolutions": 0.0, "epilogues": 0.0, "pytorch": 0.0}
         for row in self.rows:
@@ -123,10 +123,8 @@ class RewriteReport:
             lines[0] += f"; {self.cached} from Inductor's cache, without rows"
         if any(row.us for row in self.rows):
             us = self.expected_us
-            lines.append(
-                f"expected: {us['convolutions']:.0f} us in fastconv's convolutions, {us['epilogues']:.0f} us in what is "
-                f"fused with them, {us['pytorch']:.0f} us in PyTorch's"
-            )
+            ours = f"{us['convolutions']:.0f} us in fastconv's convolutions, {us['epilogues']:.0f} us in what is fused"
+            lines.append(f"expected: {ours} with them, {us['pytorch']:.0f} us in PyTorch's")
         cells = []
         for row in self.rows:
             name = (row.name or "(model)") + (f" and {row.count - 1} more" if row.count > 1 else "")
