@@ -417,15 +417,15 @@ def _fits(
             asked = name == algorithm or (algorithm == "auto" and name not in library)
             if not asked or name in fitting:
                 continue
-            misfit = next((row for row in rows if not row["ok"]), None)
-            if misfit is not None:
-                reasons.setdefault(name, (misfit["code"], misfit["reason"]))
-            elif all(row["auto_eligible"] for row in rows) or (algorithm != "auto" and max_error is None):
+            limited = algorithm == "auto" or max_error is not None
+            each = zip(rows, problems, strict=False)
+            obstacle = next(
+                filter(None, (ops.obstacle_of(row, problem, device, limited) for row, problem in each)), None
+            )
+            if obstacle is None:
                 fitting.append(name)
-            else:
-                limit, expected = _C.error_limit(problems[0], device), max(row["expected_error"] for row in rows)
-                text = f"{name} is expected to err {expected:.3g} times as much as PyTorch"
-                reasons[name] = ("accuracy", f"{text}; the limit is {limit:.3g} (max_error)")
+            elif obstacle[0] == "accuracy" or name not in reasons:
+                reasons[name] = obstacle
     if fitting:
         return tuple(fitting), "", ""
     codes = {code for code, _ in reasons.values()}

@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from fusing import Function, check, codes, hooked, norm, parts, sequence
 from layers import NO_GPU, relative_error
+from rewriting import compiled
 from torch import Tensor, nn
 
 import fastconv
 from fastconv import FusedConv2d, FusedModule
 from fastconv.models import build, flatten_output, photographs
 from fastconv.models.compare import bound
+from fastconv.rewrites import Asked
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 
@@ -194,6 +196,51 @@ def test_report() -> None:
     assert (ran["schema"], ran["fused"], ran["total"]) == (1, 2, 2)
     assert [row["last_input_shape"] for row in ran["rows"]] == [[2, 3, 9, 7], [2, 8, 9, 7]]
     assert all(row["algorithm"] in [entry.name for entry in fastconv.algorithms()] for row in ran["rows"])
+
+
+@pytest.mark.parametrize("front", ["fuse", "compile"])
+def test_a_report_groups_what_is_alike_and_expects_the_planner_s_time(front: str) -> None:
+    """Three blocks of one kind are one row, whose time is what `explain` says of that problem."""
+    block = [nn.Conv2d(32, 32, 3, padding=1), norm(32), nn.ReLU()]
+    model = sequence(*copy.deepcopy(block), *copy.deepcopy(block), *copy.deepcopy(block), nn.Conv2d(32, 4, 1)).eval()
+    x = torch.randn(2, 32, 12, 12)
+    algorithm = "winograd_f2"
+    model[9] = fastconv.Conv2d(32, 4, 1, algorithm="implicit_gemm").eval()
+    if front == "fuse":
+        fused = fastconv.fuse(model, algorithm=algorithm, precision="fp32")
+        assert fused.report.expected_us == {"convolutions": 0, "epilogues": 0, "pytorch": 0}
+        with torch.no_grad():
+            fused(x)
+        report = fused.report
+    else:
+        function, backend = compiled(model, Asked(algorithm, "fp32"))
+        with torch.no_grad():
+            function(x)
+        report = fastconv.CompileReport([backend.found])
+    assert [(row.fused, row.names, row.algorithm) for row in report.rows] == [
+        ("conv+bn+relu", ("0", "3", "6"), algorithm),
+        ("conv", ("9",), "implicit_gemm"),
+    ]
+    assert (report.total, report.ours, report.fused) == (4, 4, 3)
+
+    def cost(algorithm: str, k: int, r: int, activation: str | None) -> float:
+        found = fastconv.explain(
+            x.shape, (k, 32, r, r), padding=r // 2, device="cpu", precision="fp32", bias=True, activation=activation
+        )
+        return next(row.cost_us for row in found.rows if row.algorithm == algorithm)
+
+    first, last = report.rows
+    assert first.us == cost(algorithm, 32, 3, "relu")
+    assert last.us == cost("implicit_gemm", 4, 1, None)
+    plain = cost(algorithm, 32, 3, None)
+    expected = report.expected_us
+    assert expected["convolutions"] == pytest.approx(3 * plain + last.us)
+    assert expected["epilogues"] == pytest.approx(3 * (first.us - plain))
+    assert expected["pytorch"] == 0
+    text = str(report)
+    assert "0 and 2 more" in text
+    assert f"expected: {expected['convolutions']:.0f} us" in text
+    assert json.loads(report.to_json())["rows"][0]["names"] == ["0", "3", "6"]
 
 
 def test_copies_pickles_and_state() -> None:

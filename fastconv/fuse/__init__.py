@@ -207,14 +207,14 @@ class _Model:
         if entry.reason_code not in ("", "already_swapped"):
             apart.obstacle = entry.reason_code, entry.reason
             yield apart
-        elif not nodes:
-            apart.parts = ["conv"] * bool(self._called_around(name))
-            apart.obstacle = "not_called", "no call of it is in the traced forward"
-            yield apart
         elif isinstance(module, Conv2d) and type(module) is not Conv2d:
             apart.parts = ["conv"]
             code = "already_fused" if isinstance(module, FusedConv2d) else "subclass"
             apart.obstacle = code, f"it is a {type(module).__name__}"
+            yield apart
+        elif not nodes:
+            apart.parts = ["conv"] * bool(self._called_around(name))
+            apart.obstacle = "not_called", "no call of it is in the traced forward"
             yield apart
         else:
             assert isinstance(module, Layer)

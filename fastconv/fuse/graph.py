@@ -133,12 +133,12 @@ def spell(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
 def _module_of(node: fx.Node, module: nn.Module) -> Spelled | None:
     hooks = ("hooks", f"{node.target} has hooks or a forward of its own") if is_altered(module) else None
     if isinstance(module, Layer):
+        if isinstance(module, Conv2d) and type(module) is not Conv2d:
+            return None
         if list(node.kwargs) == ["input"]:
             node.args, node.kwargs = (node.kwargs["input"],), {}
         call = layer_call(module, None)  # type: ignore[arg-type]
         node.meta["fastconv"] = describe(node, call.weight, call.stride, call.groups, "conv")
-        if type(module) is not Conv2d and isinstance(module, Conv2d):
-            return None
         kind = None if type(module) is Conv2d else ("kind", f"what follows a {type(module).__name__} stays apart")
         return Spelled(ops.conv2d_op, lambda x: call._replace(input=x), obstacle=kind or hooks)
     if len(node.args) != 1 or node.kwargs:

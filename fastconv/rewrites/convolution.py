@@ -185,12 +185,8 @@ def planned(call: Call) -> tuple[str, Obstacle]:
     if call.algorithm == "auto":
         return str(ops.choose("auto", problem, device)["algorithm"]), ("", "")
     row = next(row for row in _C.candidates(problem, device) if row["algorithm"] == call.algorithm)
-    if not row["ok"]:
-        return "torch", (row["code"], row["reason"])
-    if call.max_error is not None and row["expected_error"] > call.max_error:
-        text = f"{call.algorithm} is expected to err {row['expected_error']:.3g} times as much as PyTorch"
-        return "torch", ("accuracy", text)
-    return call.algorithm, ("", "")
+    obstacle = ops.obstacle_of(row, problem, device, limited=call.max_error is not None)
+    return ("torch", obstacle) if obstacle is not None else (call.algorithm, ("", ""))
 
 
 def is_librarys(algorithm: str) -> bool:
