@@ -65,9 +65,14 @@ struct Epilogue {
   // The two halves, for kernels that read the bias once for many outputs.
   FASTCONV_HOST_DEVICE float bias_of(std::int64_t k) const { return bias != nullptr ? to_float(bias[k]) : 0.0f; }
   FASTCONV_HOST_DEVICE T finish(float accumulator, std::int64_t index) const {
-    return from_float<T>(finish_value(accumulator, residual != nullptr ? to_float(residual[index]) : -0.0f));
+    float after = -0.0f;  // what is added to -0 stays as it is, were it -0, too
+    if (residual != nullptr) {
+      const float other = to_float(residual[index]);
+      residual_after ? after = other : accumulator += other;
+    }
+    return from_float<T>(activate(accumulator) + after);
   }
-  // The same with the residual's value, -0 for none: what is added to -0 stays as it is, were it -0, too.
+  // The same where the residual has been read for many outputs: its value, -0 for none.
   FASTCONV_HOST_DEVICE float finish_value(float accumulator, float other) const {
     return activate(accumulator + (residual_after ? -0.0f : other)) + (residual_after ? other : -0.0f);
   }

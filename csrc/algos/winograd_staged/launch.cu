@@ -99,13 +99,17 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
     const dim3 grid =
         rows ? dim3(ceil_div(chunk.tiles, static_cast<int>(block.y)), ceil_div(lanes, static_cast<int>(block.x)))
              : dim3(static_cast<unsigned>(segment_blocks(chunk.tiles, chunk.k, Layout::nhwc)));
-    auto kernel =
-        even ? output_transform_nhwc<T, m, 2, rows, false, false> : output_transform_nhwc<T, m, 1, rows, false, false>;
-    if constexpr (!rows) {
-      if (even && cached) kernel = output_transform_nhwc<T, m, 2, rows, true, false>;
-      if (m == 2 && even && cached && overlapped) kernel = output_transform_nhwc<T, m, 2, rows, true, m == 2>;
-    }
-    launch(kernel, grid, block);
+    const auto launch_nhwc = [&](auto plain) {
+      auto kernel = even ? output_transform_nhwc<T, m, 2, rows, plain(), false, false>
+                         : output_transform_nhwc<T, m, 1, rows, plain(), false, false>;
+      if constexpr (!rows) {
+        if (even && cached) kernel = output_transform_nhwc<T, m, 2, rows, plain(), true, false>;
+        if (m == 2 && even && cached && overlapped)
+          kernel = output_transform_nhwc<T, m, 2, rows, plain(), true, m == 2>;
+      }
+      launch(kernel, grid, block);
+    };
+    args.problem.has_plain_epilogue() ? launch_nhwc(std::true_type{}) : launch_nhwc(std::false_type{});
   } else {
     const dim3 grid(ceil_div(chunk.tiles, output_block_tiles), ceil_div(chunk.k, output_block_filters));
     launch(output_transform_nchw<T, m, rows>, grid, output_block_threads);

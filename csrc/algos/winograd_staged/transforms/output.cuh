@@ -71,8 +71,9 @@ struct ProductReader {
 // warp those of `vec` tiles; filters turn fastest, so that whole pixels of y are written at about the same time.
 // warms_code: a block that begins before the product has ended does everything twice, first with whatever the filters'
 // exponents are as values of M, storing nothing: its instructions come from memory meanwhile.
+// plain: ConvProblem::has_plain_epilogue(); code for more beside it would come from memory in vain.
 constexpr int segment_threads = 128;
-template <typename T, int m, int vec, bool rows, bool read_once, bool warms_code>
+template <typename T, int m, int vec, bool rows, bool plain, bool read_once, bool warms_code>
 __global__ void __launch_bounds__(128, 4)
     output_transform_nhwc(const Chunk chunk, const float* products,  // M
                           const int* tile_exponents,                 // [T], or null: nothing was scaled
@@ -126,14 +127,14 @@ __global__ void __launch_bounds__(128, 4)
       });
     };
     const ActivationFunction& activate = epilogue.activate;
-    if (epilogue.residual == nullptr && activate.is_linear()) {
-      write([](float value, std::int64_t, bool) { return from_float<T>(value); });
-    } else if (epilogue.residual == nullptr && !activate.is_silu) {
-      write([&](float value, std::int64_t, bool) { return from_float<T>(activate.piecewise(value)); });
-    } else {
+    if constexpr (!plain) {
       write([&](float value, std::int64_t index, bool exists) {
         return exists ? epilogue.finish(value, index) : from_float<T>(0.0f);
       });
+    } else if (activate.is_linear()) {
+      write([](float value, std::int64_t, bool) { return from_float<T>(value); });
+    } else {
+      write([&](float value, std::int64_t, bool) { return from_float<T>(activate.piecewise(value)); });
     }
     if (real) return;
     is_warm = true;
