@@ -350,6 +350,19 @@ def test_operations_in_place_keep_their_order(forward: Any) -> None:
     assert layers(fused) <= 1
 
 
+def test_an_operation_in_place_that_went_into_a_convolution_writes_nothing() -> None:
+    """Two branches side by side: the first one's ReLU does not stand in the way of the second's."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        a, b = self.conv(x), self.norm(self.conv(x * 2))
+        a, b = F.relu_(a), F.silu(b, inplace=True)
+        return a * b
+
+    fused = check(Function(forward), torch.randn(2, 6, 5, 8))
+    assert sorted(parts(fused)) == ["conv+bn+silu", "conv+relu"]
+    assert codes(fused) == ["", ""]
+
+
 def test_a_sum_in_place_with_another_name() -> None:
     fused = check(Function(written_under_another_name), torch.randn(2, 6, 5, 8))
     assert codes(fused) == ["users"]

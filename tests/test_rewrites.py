@@ -83,6 +83,25 @@ def test_fuse_finds_the_same(name):
     assert [*parts(fused), *codes(fused)] == list(FUSED_OTHERWISE.get(name, found))
 
 
+def test_what_is_left_apart_and_why():
+    """A dense layer's norm stands before its convolution; a value with two readers; a second activation."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.conv(F.relu(m.norm(x)))
+        z = F.relu(y)
+        return z * F.silu(F.relu6(m.conv(z))) + y
+
+    wanted = {"alone": {"batch norm": 1, "activation": 2}, "users": {"activation": 1, "sum": 1}}
+    x = torch.randn(2, 6, 7, 5)
+    report = check_fused(Function(forward), x).report
+    assert report.left == wanted
+    assert "left apart [users]: 1 activation, 1 sum" in str(report)
+    backend = check(Function(forward), x)
+    assert sorted(backend.left) == sorted(
+        (what, code) for code, counts in wanted.items() for what, count in counts.items() for _ in range(count)
+    )
+
+
 def test_what_is_computed_of_the_same_is_computed_once():
     """A convolution that is called twice with its norm is folded once; with another norm, once more."""
 

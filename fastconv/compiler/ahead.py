@@ -69,7 +69,7 @@ def export(
 
 def rewritten(
     model: nn.Module, inputs: tuple[Any, ...], asked: rewrites.Asked, dynamic_shapes: Any = None
-) -> tuple[fx.GraphModule, list[rewrites.Taken]]:
+) -> tuple[fx.GraphModule, list[rewrites.Record]]:
     """The model as a graph of ATen's operators with fastconv's among them, its parameters constants."""
     program = torch.export.export(model, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     decompositions: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())

@@ -47,7 +47,7 @@ class RewritePass(CustomGraphPass):
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
-        self.found: list[rewrites.Taken] | None = None
+        self.found: list[rewrites.Record] | None = None
 
     def __call__(self, graph: fx.Graph) -> None:
         found = rewrites.rewrite(graph, self.asked, select_decomp_table())

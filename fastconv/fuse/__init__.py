@@ -24,7 +24,7 @@ from fastconv import ops, rewrites, swap
 from fastconv.fuse import graph as graphs
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, FusedConv2d, check_settings
-from fastconv.rewrites.convolution import Call, Taken, by, call_of, layer_call
+from fastconv.rewrites.convolution import Call, Record, Taken, by, call_of, layer_call
 from fastconv.rewrites.editor import Editor, Spelled, spelled
 from fastconv.rewrites.patterns import EPILOGUE
 from fastconv.rewrites.report import RewriteReport
@@ -35,13 +35,13 @@ __all__ = ["FusedModule", "fuse"]
 class FusedModule(fx.GraphModule):
     """What `fuse` returns: a torch.fx.GraphModule for inference. Its `report` tells what was fused, and why not."""
 
-    _found: tuple[Taken, ...] = ()
+    _found: tuple[Record, ...] = ()
 
     @property
     def report(self) -> RewriteReport:
         """What became of the convolutions, with what ran so far: print it, or write it with `to_json`."""
         modules = dict(self.named_modules(remove_duplicate=False))
-        return RewriteReport([[_as_it_ran(taken, modules.get(taken.name)) for taken in self._found]])
+        return RewriteReport([[_as_it_ran(record, modules.get(record.name)) for record in self._found]])
 
     def train(self, mode: bool = True) -> FusedModule:
         """Raises RuntimeError unless `mode` is False."""
@@ -64,12 +64,12 @@ class FusedModule(fx.GraphModule):
         return _restored, (restore, arguments, self._found)
 
 
-def _restored(restore: Callable[..., fx.GraphModule], arguments: tuple[Any, ...], found: tuple[Taken, ...]) -> Any:
+def _restored(restore: Callable[..., fx.GraphModule], arguments: tuple[Any, ...], found: tuple[Record, ...]) -> Any:
     plain = restore(*arguments)
     return _fused_module(plain, plain.graph, found)
 
 
-def _fused_module(root: nn.Module, graph: fx.Graph, found: tuple[Taken, ...]) -> FusedModule:
+def _fused_module(root: nn.Module, graph: fx.Graph, found: tuple[Record, ...]) -> FusedModule:
     modes = {name: inner.training for name, inner in root.named_modules(remove_duplicate=False)}
     module = FusedModule(root, graph, "FusedModule")
     module._found = found
@@ -133,7 +133,8 @@ def fuse(
             root, filter_fn, algorithm, precision, max_error=max_error, frozen=True, max_workspace=max_workspace
         )
     graph = graphs.traced(root)
-    found = _Model(root, graph).put_layers(swapped)
+    fused = _Model(root, graph)
+    found = fused.put_layers(swapped)
     refused = [taken for taken in found if taken.obstacle[0] not in ("", "filtered", "already_fused")]
     if strict and refused:
         lines = [f"  {t.name or '(model)'}: {'+'.join(t.parts)}: {t.obstacle[1]} [{t.obstacle[0]}]" for t in refused]
@@ -142,7 +143,7 @@ def fuse(
         )
     if not any(taken.parts for taken in found):
         warnings.warn("fastconv.fuse found no convolution that fastconv serves", stacklevel=2)
-    return _fused_module(root, graph, tuple(found)).requires_grad_(False)
+    return _fused_module(root, graph, (*found, *fused.left)).requires_grad_(False)
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -186,7 +187,7 @@ class _Model:
         self.modules = dict(root.named_modules(remove_duplicate=False))
         graphs.drop_identities(graph, self.modules)
         graphs.spell(graph, self.modules)
-        rewrites.apply(graph, EPILOGUE, rewrites.Asked(), _Layers(graph))
+        self.left = rewrites.apply(graph, EPILOGUE, rewrites.Asked(), _Layers(graph))
 
     def put_layers(self, swapped: swap.SwapReport) -> list[Taken]:
         """Makes layers of what the convolutions compute now. Returns a record per convolution and way it is used."""
@@ -277,11 +278,11 @@ def _fused_layer(conv: Any, node: fx.Node) -> FusedConv2d:
     return layer.eval()
 
 
-def _as_it_ran(taken: Taken, layer: nn.Module | None) -> Taken:
-    """The record with the layer's most recent call in it."""
-    if not isinstance(layer, Layer):
-        return taken
-    ran = replace(taken, algorithm=layer.last_algorithm or layer.algorithm, input_shape=layer.last_input_shape)
+def _as_it_ran(record: Record, layer: nn.Module | None) -> Record:
+    """The record of a layer with its most recent call in it."""
+    if not isinstance(record, Taken) or not isinstance(layer, Layer):
+        return record
+    ran = replace(record, algorithm=layer.last_algorithm or layer.algorithm, input_shape=layer.last_input_shape)
     if ran.input_shape is not None and len(ran.input_shape) == 4 and isinstance(layer, Conv2d):
         x = torch.empty(ran.input_shape, dtype=layer.weight.dtype, device="meta")
         ran.expect(layer_call(layer, x, x if "residual" in ran.parts else None))

@@ -21,9 +21,11 @@ from torch import fx
 
 from fastconv.rewrites import patterns
 from fastconv.rewrites.convolution import Asked as Asked
+from fastconv.rewrites.convolution import Left as Left
+from fastconv.rewrites.convolution import Record as Record
 from fastconv.rewrites.convolution import Taken as Taken
 from fastconv.rewrites.convolution import call_of, describe
-from fastconv.rewrites.editor import Decompositions, Editor, read
+from fastconv.rewrites.editor import Decompositions, Editor, Obstacle, read, value_of
 from fastconv.rewrites.patterns import Rewrite
 
 aten = torch.ops.aten
@@ -59,21 +61,20 @@ def _batch_norm(
     return (*normed, *found[3:])
 
 
-def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Editor | None = None) -> None:
-    """Goes once through the graph and rewrites, in place, what the rewrites find."""
-    edit = edit or Editor(graph)
+def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Editor) -> list[Left]:
+    """Goes once through the graph and rewrites, in place, what the rewrites find. Returns what those of
+    `patterns.EPILOGUE` left where it was."""
+    left: list[Left] = []
     by_target: dict[Any, list[Rewrite]] = defaultdict(list)
     for rewrite in rewrites:
         for target in rewrite.targets:
             by_target[target].append(rewrite)
     for node in list(graph.nodes):
+        obstacle: Obstacle | None = None
         for rewrite in by_target.get(read(node)[0], ()):
             match = rewrite.match(node, asked)
-            if match is None:
-                continue
-            obstacle = patterns.between_obstacle(match) or rewrite.obstacle(match, asked)
-            if obstacle is not None:
-                _note(match, obstacle)
+            obstacle = _obstacle(rewrite, match, asked)
+            if match is None or obstacle is not None:
                 continue
             with graph.inserting_before(node):
                 new = rewrite.replacement(match, asked, edit)
@@ -81,19 +82,34 @@ def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edit
                 edit.replace(match.node, new)
             edit.erase(*dict.fromkeys(n for n in (match.node, node, match.conv) if n is not None))
             break
+        if obstacle is not None and rewrite in patterns.EPILOGUE and _is_image(read(node)[1][0]):
+            left.append(Left(rewrite.name, node.name, obstacle[0]))
     edit.refresh()
+    return left
 
 
-def _note(match: patterns.Match, obstacle: tuple[str, str]) -> None:
-    """Leaves word of what was not rewritten, for the report."""
-    if match.taken is not None:
-        match.taken.obstacle = obstacle
-    if match.conv is None:
-        match.node.meta["fastconv"] = match.taken
+def _is_image(argument: Any) -> bool:
+    """Whether it is an input such as convolutions have; in a graph without values it may be."""
+    value = value_of(argument)
+    return value is None or (isinstance(value, torch.Tensor) and value.dim() == 4)
 
 
-def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> list[Taken]:
-    """Rewrites the graph in place. Returns a record of each convolution in it, and of each one's gradients.
+def _obstacle(rewrite: Rewrite, match: patterns.Match | None, asked: Asked) -> Obstacle | None:
+    """Why not; the convolution's record learns of it."""
+    if match is None:
+        return "alone", "there is no convolution that could take it in"
+    obstacle = patterns.between_obstacle(match) or rewrite.obstacle(match, asked)
+    if obstacle is not None:
+        if match.taken is not None:
+            match.taken.obstacle = obstacle
+        if match.conv is None:
+            match.node.meta["fastconv"] = match.taken
+    return obstacle
+
+
+def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> list[Record]:
+    """Rewrites the graph in place. Returns a record of each convolution in it, of each one's gradients, and of what
+    could have gone into one and is left.
 
     Args:
         graph: traced with `table(decompositions)`.
@@ -106,7 +122,7 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
             taken = describe(node, call.weight, call.stride, call.groups, "conv")
             taken.is_models_own = True
             node.meta["fastconv"] = taken
-    apply(graph, patterns.FUSING, asked, edit)
+    left = apply(graph, patterns.FUSING, asked, edit)
     apply(graph, patterns.CHOOSING, asked, edit)
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _KEPT and node.target in decompositions:
@@ -115,4 +131,4 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
     graph.eliminate_dead_code()
     graph.lint()
     found = [node.meta["fastconv"] for node in graph.nodes if isinstance(node.meta.get("fastconv"), Taken)]
-    return list({id(taken): taken for taken in found}.values())
+    return [*{id(taken): taken for taken in found}.values(), *left]

@@ -124,6 +124,18 @@ class Taken:
             self.epilogue_us = max(0.0, self.us - alone)  # type: ignore[operator]
 
 
+@dataclass
+class Left:
+    """An operator that could have gone into a convolution and has not."""
+
+    what: str  # the rewrite's name
+    name: str  # of its node
+    code: str  # why: "alone" where no convolution of ours with room for it stands before it; else as a `Taken` has it
+
+
+Record = Taken | Left
+
+
 def describe(node: fx.Node, weight: fx.Node, stride: Any, groups: int, part: str) -> Taken:
     w = value_of(weight)
     dtype, device = str(w.dtype).removeprefix("torch."), w.device.type

@@ -251,7 +251,7 @@ def _add(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     return _grown(match, edit, "residual", residual=match.found["other"], residual_after=after)
 
 
-RESIDUAL = Rewrite("residual", (aten.add.Tensor,), _find_sum, _sum_obstacle, _add)
+RESIDUAL = Rewrite("sum", (aten.add.Tensor,), _find_sum, _sum_obstacle, _add)
 
 # The kernels' activations: the operator, and its arguments behind the tensor; those of leaky ReLU are its slope.
 ACTIVATIONS: dict[str, tuple[Any, ...]] = {

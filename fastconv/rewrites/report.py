@@ -6,11 +6,14 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
-from fastconv.rewrites.convolution import Taken, by
+from fastconv.rewrites.convolution import Left, Record, Taken, by
 from fastconv.swap import plain_table
 
 __all__ = ["RewriteReport", "RewriteRow"]
+
+_Kind = TypeVar("_Kind", Taken, Left)
 
 
 @dataclass(frozen=True)
@@ -49,15 +52,18 @@ class RewriteReport:
     """What became of each convolution, by the graphs that were rewritten so far: `compile`'s grows with each one; that
     of `fuse`, whose model is one graph, has what ran until it was asked for."""
 
-    def __init__(self, graphs: Iterable[list[Taken] | None] = ()) -> None:
+    def __init__(self, graphs: Iterable[list[Record] | None] = ()) -> None:
         self.graphs = list(graphs)  # None: its code came from Inductor's cache, and nothing was asked
+
+    def _records(self, kind: type[_Kind]) -> list[_Kind]:
+        return [record for graph in self.graphs for record in graph or () if isinstance(record, kind)]
 
     @property
     def rows(self) -> list[RewriteRow]:
         """Convolutions of one kind are one row; one that was compiled for two sizes, or is used in two ways, counts
         twice."""
         groups: dict[RewriteRow, list[str]] = {}
-        for taken in (taken for graph in self.graphs for taken in graph or ()):
+        for taken in self._records(Taken):
             kind = RewriteRow(
                 (), taken.shape, taken.stride, taken.groups, taken.dtype, taken.device, "+".join(taken.parts),
                 taken.algorithm, *taken.obstacle, taken.input_shape, taken.us, taken.epilogue_us,
@@ -79,6 +85,17 @@ class RewriteReport:
     def fused(self) -> int:
         """How many of them compute more than themselves."""
         return sum(row.count for row in self.rows if "+" in row.fused)
+
+    @property
+    def left(self) -> dict[str, dict[str, int]]:
+        """How many of each kind of operator that convolutions take in, "batch norm", "sum" and "activation", were left
+        apart, by the reason's code: those of the rows, and "alone" where no convolution of fastconv's stands before it
+        that still has room for it. (A backward pass has sums, too.)"""
+        counts: dict[str, dict[str, int]] = {}
+        for left in self._records(Left):
+            of_code = counts.setdefault(left.code, {})
+            of_code[left.what] = of_code.get(left.what, 0) + 1
+        return counts
 
     @property
     def cached(self) -> int:
@@ -104,7 +121,7 @@ class RewriteReport:
         """The report as JSON text, also written to `path` if one is given."""
         document = {
             "schema": 1, "graphs": len(self.graphs), "cached": self.cached, "total": self.total, "ours": self.ours,
-            "fused": self.fused, "expected_us": self.expected_us,
+            "fused": self.fused, "expected_us": self.expected_us, "left": self.left,
             "rows": [asdict(row) | {"count": row.count} for row in self.rows],
         }  # fmt: skip
         text = json.dumps(document, indent=1)
@@ -125,6 +142,8 @@ class RewriteReport:
             us = self.expected_us
             ours = f"{us['convolutions']:.0f} us in fastconv's convolutions, {us['epilogues']:.0f} us in what is fused"
             lines.append(f"expected: {ours} with them, {us['pytorch']:.0f} us in PyTorch's")
+        for code, kinds in self.left.items():
+            lines.append(f"left apart [{code}]: {', '.join(f'{count} {what}' for what, count in kinds.items())}")
         cells = []
         for row in self.rows:
             name = (row.name or "(model)") + (f" and {row.count - 1} more" if row.count > 1 else "")
