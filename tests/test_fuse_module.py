@@ -308,6 +308,17 @@ def test_autocast_and_gradients_of_the_input() -> None:
     assert relative_error(torch.func.vmap(fused)(x[:, None])[:, 0], fused(x)) < 1e-5
 
 
+def test_a_layer_takes_residuals_of_any_shape_in_turn() -> None:
+    """The choice that a layer remembers belongs to the residual's shape, too."""
+    layer = FusedConv2d(8, 8, 3, padding=1, activation="relu", algorithm="implicit_gemm")
+    x = torch.randn(2, 8, 9, 9)
+    with torch.no_grad():
+        y = nn.Conv2d.forward(layer, x)
+        for shape in ((2, 8, 9, 9), (8, 1, 1), (2, 8, 9, 9), (1, 1, 1, 9), ()):
+            residual = torch.randn(shape)
+            assert relative_error(layer(x, residual), F.relu(y + residual)) < 1e-5
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=f"test_cuda_graph: {NO_GPU}")
 def test_cuda_graph() -> None:
     model = Small().eval().cuda().to(memory_format=torch.channels_last)

@@ -109,7 +109,7 @@ def fuse(
     Returns:
         A torch.fx.GraphModule with the parameters and buffers of `model` **as they are now**; a later change of `model`
         does not reach it. They require no gradient; state_dict has the convolutions' names, without the norms'. Its
-        `report` has a row per convolution: what was fused, or the reason why not. It cannot be trained.
+        `report` tells what was fused into each convolution, or the reason why not. It cannot be trained.
 
     Raises:
         TypeError, ValueError: an argument that is not one of these.
@@ -207,19 +207,18 @@ class _Model:
         apart = Taken(name, entry.shape, by(entry.stride), entry.groups, entry.dtype, entry.device, [])
         if entry.reason_code not in ("", "already_swapped"):
             apart.obstacle = entry.reason_code, entry.reason
-            yield apart
         elif isinstance(module, Conv2d) and type(module) is not Conv2d:
             apart.parts = ["conv"]
             code = "already_fused" if isinstance(module, FusedConv2d) else "subclass"
             apart.obstacle = code, f"it is a {type(module).__name__}"
-            yield apart
         elif not nodes:
             apart.parts = ["conv"] * bool(self._called_around(name))
             apart.obstacle = "not_called", "no call of it is in the traced forward"
-            yield apart
         else:
             assert isinstance(module, Layer)
             yield from self._ways(name, module, nodes)
+            return
+        yield apart
 
     def _ways(self, name: str, layer: Layer, nodes: list[fx.Node]) -> Iterator[Taken]:
         """Puts a fused layer in the place of a convolution for each way in which it is used."""
