@@ -135,6 +135,17 @@ LARGER = [
     Shape(5, 1, 1025, 5, 33, 3, 3, padding=(1, 1)),  # more tiles of outputs than a GPU has room for blocks
 ]
 
+# Few filters of many channels: lanes without a channel, and outputs and filters beyond the last.
+FEW_FILTERS = [
+    _square(2, 33, 13, 3, 3, padding=1),
+    Shape(1, 64, 5, 19, 1, 3, 3, padding=(1, 0)),
+    Shape(3, 50, 7, 9, 7, 3, 3, padding=(2, 1)),
+    _square(1, 16, 9, 4, 5, padding=2),
+    Shape(1, 40, 17, 6, 2, 7, 7, padding=(3, 6)),
+    _square(1, 130, 6, 8, 5, padding=4),
+    _square(3, 20, 90, 3, 3, padding=1),  # a map on which the kernel for them is the cheapest in NCHW, too
+]
+
 # Narrow maps, more of them than a GPU has multiprocessors.
 NARROW = [
     Shape(133, 8, 3, 14, 8, 3, 3, padding=(1, 1)),
@@ -156,8 +167,8 @@ CROWDED = [
 ]
 
 SMALL = [*UNIT_3X3, *POINTWISE, *DEPTHWISE, *GENERAL]
-SHAPES = [*SMALL, *LARGER]
+SHAPES = [*SMALL, *FEW_FILTERS, *LARGER]
 
 # A few small ones that touch every tail: what compute-sanitizer can afford.
 SANITIZE = [UNIT_3X3[1], UNIT_3X3[4], UNIT_3X3[9], POINTWISE[1], POINTWISE[4], DEPTHWISE[0], DEPTHWISE[4], GENERAL[4],
-            GENERAL[9], GENERAL[12], GENERAL[17]]  # fmt: skip
+            GENERAL[9], GENERAL[12], GENERAL[17], FEW_FILTERS[2]]  # fmt: skip

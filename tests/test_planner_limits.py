@@ -271,3 +271,15 @@ def test_megakernel_in_fp32_arithmetic_runs_where_a_block_has_the_shared_memory(
     row = planned("winograd_megakernel", problem, device)
     assert (row["ok"], row["code"]) == ((True, "") if device.shared_memory_bytes > 148224 else (False, "device"))
     assert row["ok"] or "148224" in row["reason"]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_the_last_layers_of_decoders_have_a_kernel_for_few_filters(layout):
+    arguments = {"n": 1, "c": 64, "h": 512, "w": 512, "k": 3, "r": 3, "s": 3, "padding": (1, 1), "layout": layout}
+    choice = _C.choose("auto", _C.ConvProblem(**arguments, precision="fp32"), _C.h200_device())
+    assert choice["algorithm"] == "direct_tiled"
+    assert choice["config"].startswith("few filters")
+    others = ({"k": 9}, {"c": 8}, {"stride": (2, 2)}, {"dilation": (2, 2)}, {"s": 5}, {"groups": 3, "c": 66})
+    for changes in others:
+        row = planned("direct_tiled", _C.ConvProblem(**arguments | changes), _C.h200_device())
+        assert "few filters" not in row["config"]

@@ -97,7 +97,7 @@ const char* name_of(InputGradientMethod method) {
 
 namespace {
 
-constexpr std::int64_t min_filters = 8;     // fewer leave our convolutions' tiles empty
+constexpr std::int64_t min_filters = 8;     // fewer leave the tiles of most of our convolutions empty
 constexpr std::int64_t many_channels = 64;  // with which a phase has enough filters to be fast alone
 
 // One dimension of a convolution, and of the phase of its input gradient with the most taps: that of row 0 modulo the
@@ -119,6 +119,14 @@ struct Dimension {
   static std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 };
 
+// Whether direct_tiled has a kernel for so few filters, and PyTorch's gradient takes longer than that: in FP32 on a
+// GPU.
+bool has_kernel_for_few(const ConvProblem& problem, const DeviceInfo& device) {
+  return device.type == DeviceType::cuda && problem.dtype == DType::f32 && problem.groups == 1 && problem.r == 3 &&
+         problem.s == 3 && problem.stride_h == 1 && problem.stride_w == 1 && problem.dilation_h == 1 &&
+         problem.dilation_w == 1 && problem.k >= 16;
+}
+
 Support input_gradient_support(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
   if (name == "torch") return Support::no("algorithm", "PyTorch's own convolution was asked for");
   if (problem.output_numel() == 0 || problem.k * problem.c_per_group() * problem.r * problem.s == 0) {
@@ -126,7 +134,7 @@ Support input_gradient_support(const std::string& name, const ConvProblem& probl
   }
   if (problem.dtype == DType::other) return Support::no("dtype", "the dtype is not float32, float16 or bfloat16");
   if (name != "auto") return Support::yes();
-  if (problem.c_per_group() < min_filters) {
+  if (problem.c_per_group() < min_filters && !has_kernel_for_few(problem, device)) {
     return Support::no("filters", "C/groups is " + std::to_string(problem.c_per_group()) + "; below " +
                                       std::to_string(min_filters) + " filters PyTorch's gradient is faster");
   }

@@ -22,8 +22,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
                                           (cpu ? "scratch" : "shared memory"));
   }
   const Choice choice = cpu ? Choice{} : choose(problem, device);
-  const bool fits =
-      cpu ? choose_cpu_config(problem).scratch_bytes() <= most : choice.tiled || choice.resident || choice.depthwise;
+  const bool fits = cpu ? choose_cpu_config(problem).scratch_bytes() <= most
+                        : choice.tiled || choice.resident || choice.depthwise || choice.few_filters;
   if (fits) return Support::yes();
   const std::int64_t needed =
       cpu ? choose_cpu_config(problem).scratch_bytes() : channel_bytes(problem, tiles[tile_count - 1], 1);
@@ -55,6 +55,14 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     const depthwise::Config& config = *choice.depthwise;
     plan.config = "depthwise, strips of " + std::to_string(config.strip) + " rows, " +
                   std::to_string(problem.layout == Layout::nhwc ? depthwise::columns : 1) + " columns a thread";
+    plan.cost_us = config.cost_us;
+    return plan;
+  }
+  if (choice.few_filters) {
+    const few_filters::Config& config = *choice.few_filters;
+    plan.config = "few filters, tile " + std::to_string(few_filters::tile_p(problem.layout, config.k_tile)) + "x" +
+                  std::to_string(few_filters::tile_q(problem.layout)) + " outputs, " + std::to_string(config.k_tile) +
+                  " filters, " + std::to_string(config.blocks) + " blocks";
     plan.cost_us = config.cost_us;
     return plan;
   }

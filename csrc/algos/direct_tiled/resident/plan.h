@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "algos/direct_tiled/depthwise/plan.h"
+#include "algos/direct_tiled/few_filters/plan.h"
 #include "algos/direct_tiled/plan.h"
 
 namespace fastconv {
@@ -192,24 +193,25 @@ void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config);
 
 namespace fastconv::algos::direct_tiled {
 
-// What serves a problem on CUDA: one of the three, or none where not even a channel fits shared memory.
+// What serves a problem on CUDA: one of the four, or none where not even a channel fits shared memory.
 struct Choice {
   std::optional<Config> tiled;
   std::optional<resident::Config> resident;
   std::optional<depthwise::Config> depthwise;
+  std::optional<few_filters::Config> few_filters;
 };
 
 inline Choice choose(const ConvProblem& problem, const DeviceInfo& device) {
-  if (const auto config = depthwise::choose(problem, device)) return {{}, {}, config};
-  Choice choice{choose_config(problem, device), resident::choose(problem, device), {}};
-  if (!choice.tiled || !choice.resident) return choice;
+  if (const auto config = depthwise::choose(problem, device)) return {.depthwise = config};
+  const auto tiled = choose_config(problem, device);
+  const auto resident = resident::choose(problem, device);
+  const auto few_filters = few_filters::choose(problem, device);
+  // In NHWC it has lost none.
+  const bool few = few_filters && (problem.layout == Layout::nhwc || !tiled || few_filters->cost_us <= tiled->cost_us);
+  if (few) return {.few_filters = few_filters};
   // With few channels the tiles' cost leaves out what their chunks cannot hide: they have lost every comparison there.
-  if (problem.c <= 4 || choice.resident->cost_us <= choice.tiled->cost_us) {
-    choice.tiled.reset();
-  } else {
-    choice.resident.reset();
-  }
-  return choice;
+  if (resident && (!tiled || problem.c <= 4 || resident->cost_us <= tiled->cost_us)) return {.resident = resident};
+  return {.tiled = tiled};
 }
 
 }  // namespace fastconv::algos::direct_tiled

@@ -1,0 +1,66 @@
+#include "algos/direct_tiled/few_filters/kernel.cuh"
+#include "core/kernels.h"
+#include "device/cuda_check.h"
+#include "device/indexing.h"
+#include "device/launch.h"
+
+namespace fastconv::algos::direct_tiled::few_filters {
+namespace {
+
+template <typename T>
+Params<T> make_params(const ConvArgs& args, const Config& config) {
+  const ConvProblem& problem = args.problem;
+  Params<T> params{};
+  params.x = static_cast<const T*>(args.x);
+  params.weight = static_cast<const T*>(args.weight);
+  params.y = static_cast<T*>(args.y);
+  params.epilogue = make_epilogue<T>(args);
+  params.x_image = problem.c * problem.h * problem.w;
+  params.y_image = problem.k * problem.p() * problem.q();
+  set_sizes(params, problem);
+  params.c_pad = config.c_pad;
+  params.tasks = static_cast<unsigned>(config.tasks);
+  params.by_q_tiles = config.q_tiles, params.by_p_tiles = config.p_tiles;
+  return params;
+}
+
+template <typename T, int r, int k_tile>
+void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  auto kernel = convolve_nhwc<T, r, k_tile>;
+  if constexpr (r == 3) {
+    if (args.problem.layout == Layout::nchw) kernel = convolve_nchw<T, r, k_tile>;
+  }
+  if (config.shared_bytes > preferred_shared_bytes) {
+    // Always the same value: another thread may launch the same kernel with another size between these two calls.
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(std::min(most_filter_bytes, max_bytes(runtime.device())))),
+               "direct_tiled: shared memory");
+  }
+  kernel<<<static_cast<unsigned>(config.blocks), block_threads, static_cast<std::size_t>(config.shared_bytes),
+           stream_of(runtime)>>>(make_params<T>(args, config));
+  check_launch("direct_tiled: few filters");
+}
+
+template <typename T, int r>
+void launch_tile(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  switch (config.k_tile) {
+    case 3: return launch<T, r, 3>(args, runtime, config);
+    case 4: return launch<T, r, 4>(args, runtime, config);
+    default: return launch<T, r, 8>(args, runtime, config);
+  }
+}
+
+}  // namespace
+
+void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  dispatch_dtype(args.problem.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    switch (args.problem.r) {
+      case 3: return launch_tile<T, 3>(args, runtime, config);
+      case 5: return launch_tile<T, 5>(args, runtime, config);
+      default: return launch_tile<T, 7>(args, runtime, config);
+    }
+  });
+}
+
+}  // namespace fastconv::algos::direct_tiled::few_filters
