@@ -24,7 +24,8 @@ from fastconv import ops, rewrites, swap
 from fastconv.fuse import graph as graphs
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, FusedConv2d, check_settings
-from fastconv.rewrites.convolution import Call, Record, Taken, by, call_of, layer_call
+from fastconv.reports import by
+from fastconv.rewrites.convolution import Call, Record, Taken, call_of, layer_call
 from fastconv.rewrites.editor import Editor, Spelled, spelled
 from fastconv.rewrites.patterns import EPILOGUE
 from fastconv.rewrites.report import RewriteReport

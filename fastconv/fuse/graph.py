@@ -21,13 +21,8 @@ from fastconv.rewrites.patterns import ACTIVATIONS
 aten = torch.ops.aten
 
 _SUMS = ("add", "add_", operator.add, operator.iadd, torch.add)
-_IN_PLACE_OPERATORS = [
-    getattr(operator, name)
-    for name in (
-        "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift",
-        "irshift", "setitem",
-    )
-]  # fmt: skip
+_IN_PLACE = "iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift setitem"
+_IN_PLACE_OPERATORS = [getattr(operator, name) for name in _IN_PLACE.split()]
 _ACTIVATION_MODULES = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.LeakyReLU: "leaky_relu"}
 _ACTIVATION_FUNCTIONS: dict[Any, str] = {
     torch.relu: "relu", torch.relu_: "relu", F.relu: "relu", F.relu_: "relu", "relu": "relu", "relu_": "relu",

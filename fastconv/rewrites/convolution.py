@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from fastconv import _C, ops, settings
 from fastconv.ops import plain
 from fastconv.ops.geometry import Geometry
+from fastconv.reports import by
 from fastconv.rewrites.editor import Obstacle, hint_of, read, value_of
 
 aten = torch.ops.aten
@@ -140,10 +141,6 @@ def describe(node: fx.Node, weight: fx.Node, stride: Any, groups: int, part: str
     w = value_of(weight)
     dtype, device = str(w.dtype).removeprefix("torch."), w.device.type
     return Taken(_name_of(node), by(w.shape), by(stride), groups, dtype, device, [part])
-
-
-def by(sizes: Any) -> str:
-    return "x".join(map(str, sizes))
 
 
 def _name_of(node: fx.Node) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from fastconv.rewrites.convolution import Left, Record, Taken, by
-from fastconv.swap import plain_table
+from fastconv.reports import by, json_text, plain_table
+from fastconv.rewrites.convolution import Left, Record, Taken
 
 __all__ = ["RewriteReport", "RewriteRow"]
 
@@ -120,15 +119,11 @@ class RewriteReport:
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as JSON text, also written to `path` if one is given."""
         document = {
-            "schema": 1, "graphs": len(self.graphs), "cached": self.cached, "total": self.total, "ours": self.ours,
+            "graphs": len(self.graphs), "cached": self.cached, "total": self.total, "ours": self.ours,
             "fused": self.fused, "expected_us": self.expected_us, "left": self.left,
             "rows": [asdict(row) | {"count": row.count} for row in self.rows],
         }  # fmt: skip
-        text = json.dumps(document, indent=1)
-        if path is not None:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-        return text
+        return json_text(document, path)
 
     def __str__(self) -> str:
         if not self.graphs:
