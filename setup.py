@@ -29,6 +29,7 @@ OPERATORS, VERSIONS = "libfastconv.so", "build.json"  # beside the planner
 PLANNER = [
     path for part in ("core/*", "plan/*", "winograd/*", "algos/**/algo") for path in ROOT.glob(f"csrc/{part}.cpp")
 ]
+CUDA_LAYERS = ("algos", "device", "studies")
 BINDINGS = sorted(ROOT.glob("csrc/bindings/*.cpp"))
 CXX = os.environ.get("CXX", "g++")
 CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unknown-pragmas"
@@ -64,7 +65,7 @@ def ninja_file(module: str, operators: str) -> str:
     architectures = os.environ.get("FASTCONV_CUDA_ARCHS", DEFAULT_ARCHITECTURES) if nvcc else ""
     sources = sorted({*PLANNER, *ROOT.glob("csrc/algos/**/*.cpp"), *ROOT.glob("csrc/ops/*.cpp")})
     if nvcc:
-        sources += sorted([*ROOT.glob("csrc/device/*.cu"), *ROOT.glob("csrc/algos/**/*.cu")])
+        sources += sorted(path for part in CUDA_LAYERS for path in ROOT.glob(f"csrc/{part}/**/*.cu"))
     else:
         sources = [path for path in sources if not path.stem.endswith("_cuda")]
     common = f"{CXX_FLAGS} -I{CSRC}"

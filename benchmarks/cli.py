@@ -59,6 +59,7 @@ def layers(
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that take turns on the GPU while others build cuDNN's plans.")
     ] = 1,
+    triton: Annotated[bool, typer.Option("--triton", help="An implicit GEMM in Triton is a rival, too.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the file has of this commit.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
@@ -86,6 +87,7 @@ def layers(
         console=console,
         max_error=max_error,
         workers=workers,
+        triton=triton,
     )
     check_measured(document)
 
@@ -189,6 +191,10 @@ def networks(
     ] = 1,
     compile_workers: Annotated[int, typer.Option(min=0, help="Processes that first compile everything.")] = 0,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Compile and begin nothing after.")] = None,
+    energy: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.1, help="So long for the energy of an image; a file of its own."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Pass over what the file already holds.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
@@ -202,7 +208,8 @@ def networks(
     from fastconv.models.compare import CLASS_DTYPE
 
     where = device_named(device)
-    out = json_path or results.default_path(environment.describe(suite.suite_name(where), where))
+    name = suite.suite_name(where, energy)
+    out = json_path or results.default_path(environment.describe(name, where))
     names = list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS))
     wanted = split(classes, "classes", list(CLASS_DTYPE))
     arguments: dict[str, Any] = {
@@ -210,6 +217,8 @@ def networks(
         "rounds": rounds,
         "device": str(where),
         "out": out,
+        "suite": name,
+        "energy_s": energy,
         "peers": split(peers, "peers", list(suite.PEER_NAMES)) if peers else None,
         "layouts": split(layouts, "layouts", list(suite.LAYOUTS)),
         "compiled_layouts": split(compiled_layouts, "layouts", list(suite.LAYOUTS)) if compiled_layouts else None,

@@ -26,7 +26,7 @@ from fastconv.tensors import is_plain
 # Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
 _held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[LayerState]] = weakref.WeakKeyDictionary()
 
-# algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after
+# algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after, max_pool
 Settings = tuple[Any, ...]
 
 
@@ -58,7 +58,7 @@ class LayerState:
         self.max_workspace = max_workspace
         self.frozen = frozen
         self.layers: dict[Settings, int] = {}
-        self.calls: dict[tuple[int, int], tuple[Any, ...]] = {}  # by layer and mode: what autograd's record takes
+        self.calls: dict[tuple[int, int], list[int]] = {}  # by layer and mode: what autograd's record takes
         self.latest = 0  # the layer of the most recent call
         self.elsewhere: tuple[str, tuple[int, ...]] | None = None  # that call's algorithm and shape, if conv2d ran it
         self.lock = threading.Lock()
@@ -71,14 +71,15 @@ class LayerState:
             ops.layer_free(layer)
 
     def new_layer(self, key: Settings) -> int:
-        algorithm, *_, activation, slope, limits, after = key
+        algorithm, *_, activation, slope, limits, after, max_pool = key
         with self.lock:
             if key not in self.layers:
-                self.layers[key] = ops.layer_new(algorithm, _geometry(key), activation, slope, limits, after)
+                arguments = (algorithm, _geometry(key), activation, slope, limits, after, max_pool)
+                self.layers[key] = ops.layer_new(*arguments)
             return self.layers[key]
 
-    def new_call(self, layer: int, key: Settings, mode: int) -> tuple[Any, ...]:
-        call = self.calls[layer, mode] = ops.layer_call(layer, _geometry(key), mode)
+    def new_call(self, layer: int, mode: int) -> list[int]:
+        call = self.calls[layer, mode] = ops.layer_call(layer, mode)
         return call
 
     def pack(self, layer: int, weight: Tensor, groups: int, algorithm: str, precision: str) -> None:
@@ -164,7 +165,7 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 
 def _autocast(tensor: Any, dtype: torch.dtype) -> Any:
     """What autocast makes of an argument of a convolution."""
-    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+    if tensor is None or tensor.dtype is dtype or not tensor.is_floating_point() or tensor.dtype is torch.float64:
         return tensor
     return tensor.to(dtype)
 
@@ -177,14 +178,16 @@ def _run_torch(
     if status not in (ops.STATUS_TORCH, ops.STATUS_TORCH_CHANNELS_LAST):
         return None
     memory_format = torch.contiguous_format if status == ops.STATUS_TORCH else torch.channels_last
-    _, stride, padding, dilation, groups, activation, slope, _, after = key
+    _, stride, padding, dilation, groups, activation, slope, _, after, max_pool = key
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=memory_format)
     # In place: nobody else has y, and there is no gradient to record.
     if residual is not None and not after:
         y.add_(residual)
     if activation != "none":
         y = plain.activate(y, activation, slope, inplace=True)
-    return y.add_(residual) if residual is not None and after else y
+    if residual is not None and after:
+        y.add_(residual)
+    return plain.pooled(y) if max_pool else y
 
 
 def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precision: str) -> bool:
@@ -203,8 +206,8 @@ def convolve(
     state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings,
     precision: str,
 ) -> Tensor | None:  # fmt: skip
-    """activation(conv(input) + bias + residual), or the residual behind the activation, of eager tensors (`is_eager`),
-    batched or not; None if the general operator has to do it."""
+    """activation(conv(input) + bias + residual), or the residual or a max-pool behind the activation, of eager tensors
+    (`is_eager`), batched or not; None if the general operator has to do it."""
     try:
         return _convolve(state, x, weight, bias, residual, key, precision)
     except failures.UnseenError:
@@ -216,14 +219,15 @@ def _convolve(
     precision: str,
 ) -> Tensor | None:  # fmt: skip
     layer = state.layers.get(key) or state.new_layer(key)
-    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias, residual = (_autocast(tensor, dtype) for tensor in (x, weight, bias, residual))
+    mode = ops.PRECISIONS[precision]
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := x.device.type):
+        dtype = torch.get_autocast_dtype(device)
+        x, weight, bias = _autocast(x, dtype), _autocast(weight, dtype), _autocast(bias, dtype)
+        residual = _autocast(residual, dtype)
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
     state.latest, state.elsewhere = layer, None
-    mode = ops.PRECISIONS[precision]
     if state.frozen and not weight.requires_grad:
         mode |= ops.FROZEN
     if plain.is_of_class(x, precision):
@@ -235,10 +239,10 @@ def _convolve(
             y = ops.layer_forward(x, weight, bias, residual, layer, mode)
         if y is None and mode & ops.ADMITS_TORCH:
             y = _run_torch(x, weight, bias, residual, key)
-    elif residual is None and key[5] == "none":
+    elif residual is None and key[5] == "none" and not key[9]:
         if weight.requires_grad:
             mode |= ops.TRAINED
-        call = state.calls.get((layer, mode)) or state.new_call(layer, key, mode)
+        call = state.calls.get((layer, mode)) or state.new_call(layer, mode)
         y = ops.recorded_convolution(x, weight, bias, call)
         if not mode & ops.TRAINED:
             _prepared(state, layer, weight, key[4], precision)

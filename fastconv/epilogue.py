@@ -1,4 +1,4 @@
-"""Convolution, residual and activation where one operator does not serve them all."""
+"""Convolution, residual, activation and max-pool where one operator does not serve them all."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ def conv2d_with_epilogue(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int,
     residual: Any, activation: str, slope: float, in_place: bool, algorithm: str, precision: str | None,
     max_error: float | None = None, max_workspace: int | None = None, residual_after: bool = False,
+    max_pool: bool = False,
 ) -> Tensor:  # fmt: skip
     """conv2d with an epilogue. What the operator does not take as a residual is added by PyTorch."""
     x, padding = explicit_padding(x, weight, padding, dilation)
     asked: dict[str, Any] = {"algorithm": algorithm, "precision": precision, "max_error": max_error}
     asked["max_workspace"] = max_workspace
-    if residual is not None and not is_output_like(residual, x, weight, stride, padding, dilation):
+    if residual is not None and not max_pool and not is_output_like(residual, x, weight, stride, padding, dilation):
         inside = None if activation == "none" or not residual_after else activation
         y = conv2d(x, weight, bias, stride, padding, dilation, groups, activation=inside, negative_slope=slope, **asked)
         y = y.add_(residual) if in_place else y + residual
         return y if activation == "none" or residual_after else activate(y, activation, slope)
     asked |= {"residual": residual, "activation": None if activation == "none" else activation}
-    asked["residual_after"] = residual_after
+    asked |= {"residual_after": residual_after, "max_pool": max_pool}
     return conv2d(x, weight, bias, stride, padding, dilation, groups, negative_slope=slope, **asked)
 
 

@@ -120,6 +120,7 @@ def explain(
     residual: bool = False,
     activation: str | None = None,
     residual_after: bool = False,
+    max_pool: bool = False,
 ) -> Explanation:
     """Every algorithm for one convolution: whether it fits or why not, its expected error, its estimated cost, and the
     choice of `auto`.
@@ -137,8 +138,9 @@ def explain(
             taps.
         max_error: as in `fastconv.conv2d`; rows that it refuses have "accuracy" where others have "yes".
         max_workspace: as in `fastconv.conv2d`; what needs more does not fit, for the reason "workspace".
-        bias, residual, activation, residual_after: what is computed with the convolution. Ours do it in their epilogue;
-            PyTorch's takes a pass over the output for each.
+        bias, residual, activation, residual_after, max_pool: what is computed with the convolution. Ours do it in their
+            epilogue; PyTorch's takes a pass over the output for each. So does the max-pool of an algorithm whose
+            configuration ends in "then max-pool".
 
     Raises TypeError, ValueError or RuntimeError for shapes and values that no convolution has, UnsupportedError if
     FASTCONV_ALGORITHM names an algorithm that does not fit."""
@@ -163,7 +165,7 @@ def explain(
         groups=groups, dtype=ops.dtype_name(dtype),
         precision=settings.resolve_precision(precision, device.type == "cuda"), layout=layout, bias=bias,
         residual=residual, activation=settings.resolve_activation(activation), residual_after=residual_after,
-        **settings.resolve_limits(max_error, max_workspace, settings.auto_algorithm)._asdict(),
+        max_pool=max_pool, **settings.resolve_limits(max_error, max_workspace, settings.auto_algorithm)._asdict(),
     )  # fmt: skip
     info = ops.device_info(device)
     missing = device.type == "cuda" and not torch.cuda.is_available()

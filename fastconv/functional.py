@@ -1,4 +1,4 @@
-"""`conv2d`: `torch.nn.functional.conv2d` with a residual and an activation, through fastconv's operators."""
+"""`conv2d`: `torch.nn.functional.conv2d` with residual, activation and max-pool, through fastconv's operators."""
 
 import operator
 from collections.abc import Sequence
@@ -36,6 +36,7 @@ def conv2d(
     activation: str | None = None,
     negative_slope: float = 0.01,
     residual_after: bool = False,
+    max_pool: bool = False,
 ) -> Tensor:
     """``activation(conv2d(input, weight, bias) + residual)``; all but the keywords as `torch.nn.functional.conv2d`.
 
@@ -59,6 +60,8 @@ def conv2d(
         activation: None, ``"relu"``, ``"relu6"``, ``"silu"`` or ``"leaky_relu"`` (with `negative_slope`).
         residual_after: ``activation(conv2d(input, weight, bias)) + residual`` instead. Where the convolution's own
             gradient will be asked for, PyTorch adds the residual: that gradient needs the activation's value.
+        max_pool: ``max_pool2d(activation(conv2d(input, weight, bias)), 2)`` instead, without a residual: P and Q of the
+            output are half as large, rounded down. Where a gradient will be asked for, PyTorch pools.
 
     Returns:
         ``[N, K, P, Q]`` (``[K, P, Q]`` for an unbatched input), P = (H + 2 padding - dilation (R-1) - 1) // stride + 1
@@ -89,6 +92,10 @@ def conv2d(
     if not isinstance(residual_after, bool):
         raise TypeError(f"residual_after is {residual_after!r}; expected a bool")
     residual_after = residual_after and residual is not None and activation != "none"
+    if not isinstance(max_pool, bool):
+        raise TypeError(f"max_pool is {max_pool!r}; expected a bool")
+    if max_pool and residual is not None:
+        raise RuntimeError("max_pool is True; expected no residual beside it")
     if not (isinstance(negative_slope, (float, torch.SymFloat)) or hasattr(negative_slope, "__float__")):
         raise TypeError(f"negative_slope is {negative_slope!r}; expected a number")
     batched = _batched_input(input, weight, residual)
@@ -107,28 +114,30 @@ def conv2d(
     if refused is not None:
         if algorithm not in ("auto", "torch"):
             raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
-        y = _through_torch(x, weight, bias, residual, geometry, activation, negative_slope, residual_after)
+        y = _through_torch(x, weight, bias, residual, geometry, activation, negative_slope, residual_after, max_pool)
     else:
         _require_operators()
         if settings.log_calls and not torch.compiler.is_compiling():
             _log(x, weight, geometry, algorithm, precision, activation)
-        apart = residual_after and needs_gradient(x, weight, bias)
-        inside, after = (None, False) if apart else (residual, residual_after)
+        apart = (residual_after or max_pool) and needs_gradient(x, weight, bias)
+        inside, after, pools = (None, False, False) if apart else (residual, residual_after, max_pool)
         kept = _by_layer(
-            x, weight, bias, inside, geometry, algorithm, precision, activation, float(negative_slope), limits, after
-        )
+            x, weight, bias, inside, geometry, algorithm, precision, activation, float(negative_slope), limits, after,
+            pools,
+        )  # fmt: skip
         y = kept if kept is not None else autograd.conv2d(
             x, weight, bias, inside, *geometry, algorithm, precision, activation, float(negative_slope),
-            settings.switches.backend_flags, *limits, after,
+            settings.switches.backend_flags, *limits, after, pools,
         )  # fmt: skip
         if apart:
-            y = _added(y, residual)
+            y = plain.pooled(y) if max_pool else _added(y, residual)
     return y.squeeze(0) if input.dim() == 3 else y
 
 
 def _by_layer(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, algorithm: str,
     precision: str, activation: str, negative_slope: float, limits: settings.Limits, residual_after: bool,
+    max_pool: bool,
 ) -> Tensor | None:  # fmt: skip
     """The call by what is kept for its weight; None if the weight is new, or the general operator has to do it."""
     if not is_eager(x, weight, bias, residual):
@@ -139,7 +148,8 @@ def _by_layer(
     stride, padding, dilation, groups = geometry
     slope = negative_slope if activation == "leaky_relu" else 0.0
     key = (
-        algorithm, tuple(stride), tuple(padding), tuple(dilation), groups, activation, slope, limits, residual_after
+        algorithm, tuple(stride), tuple(padding), tuple(dilation), groups, activation, slope, limits, residual_after,
+        max_pool,
     )  # fmt: skip
     return convolve(state, x, weight, bias, residual, key, precision)
 
@@ -248,12 +258,13 @@ def _named_padding_sizes(
 
 def _through_torch(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, activation: str,
-    negative_slope: float, residual_after: bool,
+    negative_slope: float, residual_after: bool, max_pool: bool,
 ) -> Tensor:  # fmt: skip
     y = F.conv2d(input, weight, bias, *geometry)
     if residual is not None:
         _require_alike(residual, y)
-    return plain.epilogue(y, residual, activation, negative_slope, residual_after)
+    y = plain.epilogue(y, residual, activation, negative_slope, residual_after)
+    return plain.pooled(y) if max_pool else y
 
 
 def _added(y: Tensor, residual: Any) -> Tensor:

@@ -34,13 +34,17 @@ def _register_flop_formulas() -> None:
     def register(*operators: Any) -> Callable[..., Any]:
         return register_flop_formula([operator.overloadpacket for operator in operators])
 
+    def convolution(input: Any, weight: Any, where: tuple[Any, ...], out_shape: Any) -> int:
+        unpooled = [*out_shape[:2], *ops.output_size(input, weight, *where[:3])]
+        return forward(input, weight, *geometry, out_val=unpooled)
+
     @register(ops.conv2d_op)
-    def _(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-        return forward(input, weight, *geometry, out_val=out_shape)
+    def _(input: Any, weight: Any, bias: Any, residual: Any, *where: Any, out_shape: Any, **_: Any) -> int:
+        return convolution(input, weight, where, out_shape)
 
     @register(ops.conv2d_packed_op)
-    def _(input: Any, packed: Any, weight_shape: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-        return forward(input, weight_shape, *geometry, out_val=out_shape)
+    def _(input: Any, packed: Any, weight: Any, bias: Any, residual: Any, *where: Any, out_shape: Any, **_: Any) -> int:
+        return convolution(input, weight, where, out_shape)
 
     @register(ops.conv_transpose2d_op)
     def _(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
@@ -84,10 +88,11 @@ def _register_sharding() -> None:
 
     def forward(x: Any, w: Any, bias: Any, residual: Any, *arguments: Any) -> list[Any]:
         groups, activation = arguments[3], arguments[6]
+        is_sum = bias is None and residual is None and activation == "none" and not any(arguments[12:])
         rules: list[Any] = [(whole, whole, whole, whole, whole), (first, first, whole, whole, first)]
         if groups == 1 and _is_divisible(w, 0):
             rules.append((second, whole, first, first, second))
-        if groups == 1 and _is_divisible(w, 1) and bias is None and residual is None and activation == "none":
+        if groups == 1 and _is_divisible(w, 1) and is_sum:
             rules.append((part, second, second, whole, whole))
         return rules
 
@@ -142,6 +147,7 @@ def _register_onnx_translation() -> None:
         max_error: float | None = None,
         max_workspace: int | None = None,
         residual_after: bool = False,
+        max_pool: bool = False,
     ) -> Any:  # fmt: skip
         tensors = [input, weight] if bias is None else [input, weight, bias]
         y = op.Conv(*tensors, strides=stride, pads=[*padding, *padding], dilations=dilation, group=groups)
@@ -155,7 +161,11 @@ def _register_onnx_translation() -> None:
             y = op.Mul(y, op.Sigmoid(y))
         if activation == "leaky_relu":
             y = op.LeakyRelu(y, alpha=negative_slope)
-        return op.Add(y, residual) if residual is not None and residual_after else y
+        if residual is not None and residual_after:
+            y = op.Add(y, residual)
+        if max_pool:
+            y, _ = op.MaxPool(y, kernel_shape=[2, 2], strides=[2, 2])
+        return y
 
     @onnx_impl(ops.conv_transpose2d_op, no_compile=True)
     def _(
@@ -181,7 +191,33 @@ def _register_backend() -> None:
         registry.register_backend(backend, name="fastconv")
 
 
+def _register_lowerings() -> None:
+    """Inductor's code runs below autograd: in place of the operators, whose gradients are Python's and cost every call
+    that way, it calls the ones without."""
+    from torch._inductor import lowering
+    from torch._library.utils import get_layout_constraint_tag
+
+    def register(operator: Any, compiled: Any, packed: bool) -> None:
+        fallback = lowering.fallback_handler(compiled)
+
+        def lowered(input: Any, weight: Any, *rest: Any, **named: Any) -> Any:
+            shape, rest = (list(rest[0]), rest[1:]) if packed else ([], rest)
+            bias, residual, stride, padding, dilation, groups, *others = rest
+            geometry = [*shape, *stride, *padding, *dilation, groups]
+            return fallback(input, weight, bias, residual, geometry, *others, **named)
+
+        lowering.add_needs_realized_inputs(operator)
+        constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(operator, with_default=True))
+        if constraint is not None:
+            lowering.add_layout_constraint(operator, constraint)
+        lowering.register_lowering(operator, type_promotion_kind=None)(lowered)
+
+    register(ops.conv2d_op, ops.conv2d_compiled_op, packed=False)
+    register(ops.conv2d_packed_op, ops.conv2d_packed_compiled_op, packed=True)
+
+
 _WAITING = {
+    "torch._inductor.lowering": _register_lowerings,
     "torch._dynamo.backends.registry": _register_backend,
     "torch.distributed.tensor": _register_sharding,
     "torch.onnx._internal.exporter._torchlib.ops": _register_onnx_translation,

@@ -79,9 +79,9 @@ class Conv2d(Layer, nn.Conv2d):
 
     def _convolve(
         self, input: Tensor, residual: Tensor | None = None, activation: str = "none", slope: float = 0.0,
-        residual_after: bool = False,
+        residual_after: bool = False, max_pool: bool = False,
     ) -> Tensor:  # fmt: skip
-        """activation(conv(input) + bias + residual), or the residual behind the activation"""
+        """activation(conv(input) + bias + residual), or the residual or a 2x2 max-pool behind the activation"""
         state, parameters = self._fastconv, self._parameters
         # nn.Module's __getattr__ takes longer than all else here; a parametrized weight is no parameter of the layer.
         weight: Any = parameters.get("weight")
@@ -95,20 +95,21 @@ class Conv2d(Layer, nn.Conv2d):
             x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0, 0)
         # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
         if not is_eager(x, weight, bias, residual) or "_is_replica" in self.__dict__:
-            return self._plain(x, weight, bias, padding, residual, activation, slope, residual_after)
+            return self._plain(x, weight, bias, padding, residual, activation, slope, residual_after, max_pool)
         if type(padding) is not tuple:
             x, padding = explicit_padding(x, weight, padding, self.dilation)
         algorithm = state.algorithm
         if algorithm == "auto" or settings.disabled:
             algorithm = settings.auto_algorithm
         limits = settings.resolve_limits(state.max_error, state.max_workspace, algorithm)
-        key = (algorithm, self.stride, padding, self.dilation, self.groups, activation, slope, limits, residual_after)
+        geometry = (self.stride, padding, self.dilation, self.groups)
+        key = (algorithm, *geometry, activation, slope, limits, residual_after, max_pool)
         precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
         if settings.log_calls:
             self._log(x, padding, algorithm, precision, activation)
         y = convolve(state, x, weight, bias, residual, key, precision)
         if y is None:
-            y = self._plain(input, weight, bias, self.padding, residual, activation, slope, residual_after)
+            y = self._plain(input, weight, bias, self.padding, residual, activation, slope, residual_after, max_pool)
             last = ops.last_call()
             state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
         return y
@@ -119,18 +120,18 @@ class Conv2d(Layer, nn.Conv2d):
 
     def _plain(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any, residual: Tensor | None, activation: str,
-        slope: float, residual_after: bool,
+        slope: float, residual_after: bool, max_pool: bool,
     ) -> Tensor:  # fmt: skip
         state = self._fastconv
         arguments = (x, weight, bias, self.stride, padding, self.dilation, self.groups)
-        if residual is None and activation == "none":
+        if residual is None and activation == "none" and not max_pool:
             return conv2d(
                 *arguments, algorithm=state.algorithm, precision=state.precision, max_error=state.max_error,
                 max_workspace=state.max_workspace,
             )  # fmt: skip
         return conv2d_with_epilogue(
             *arguments, residual, activation, slope, self._sums_in_place, state.algorithm, state.precision,
-            state.max_error, state.max_workspace, residual_after,
+            state.max_error, state.max_workspace, residual_after, max_pool,
         )  # fmt: skip
 
 
@@ -154,6 +155,7 @@ class FusedConv2d(Conv2d):
     Args:
         activation: None, "relu", "relu6", "silu" or "leaky_relu" (with `negative_slope`).
         residual_after: ``activation(conv(input) + bias) + residual`` instead.
+        max_pool: ``max_pool2d(activation(conv(input) + bias), 2)`` instead, which takes no residual.
         others: as for fastconv.Conv2d.
 
     Raises:
@@ -162,23 +164,24 @@ class FusedConv2d(Conv2d):
     `fastconv.fuse` makes them out of a convolution and what follows it.
     """
 
-    residual_after = False  # of layers that were pickled before there was a choice
+    residual_after = max_pool = False  # of layers that were pickled before there was a choice
 
     def __init__(
         self, *args: Any, activation: str | None = None, negative_slope: float = 0.01, residual_after: bool = False,
-        **kwargs: Any,
+        max_pool: bool = False, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(*args, **kwargs)
         settings.resolve_activation(activation)
         self.activation = activation
         self.negative_slope = float(negative_slope)
         self.residual_after = bool(residual_after)
+        self.max_pool = bool(max_pool)
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """`residual` is what `+` takes: of the output's shape and dtype it is added inside the convolution; of another
         that `+` admits (broadcast or promoted) by PyTorch."""
         after = self.residual_after and residual is not None
-        return self._convolve(input, residual, self.activation or "none", self.negative_slope, after)
+        return self._convolve(input, residual, self.activation or "none", self.negative_slope, after, self.max_pool)
 
     def extra_repr(self) -> str:
         text = super().extra_repr()
@@ -188,6 +191,8 @@ class FusedConv2d(Conv2d):
             text += f", negative_slope={self.negative_slope}"
         if self.residual_after:
             text += ", residual_after=True"
+        if self.max_pool:
+            text += ", max_pool=True"
         return text
 
 

@@ -24,6 +24,7 @@ def conv2d(
     activation: str | None = None,
     negative_slope: float = 0.01,
     residual_after: bool = False,
+    max_pool: bool = False,
 ) -> Tensor:
     """`fastconv.conv2d` in float64 by PyTorch, on the input's device. Differentiable."""
     arguments: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
@@ -31,7 +32,9 @@ def conv2d(
     if residual is not None and not residual_after:
         y = y + residual.double()
     y = activate(y, activation, negative_slope)
-    return y + residual.double() if residual is not None and residual_after else y
+    if residual is not None and residual_after:
+        y = y + residual.double()
+    return F.max_pool2d(y, 2) if max_pool else y
 
 
 def activate(y: Tensor, activation: str | None, negative_slope: float = 0.01) -> Tensor:

@@ -47,6 +47,7 @@ class Convolution:
     max_error: float | None = None
     max_workspace: int | None = None
     residual_after: bool = False
+    max_pool: bool = False
     backend_flags: int = field(default_factory=lambda: settings.switches.backend_flags)
 
     def problem(self) -> _C.ConvProblem:
@@ -56,7 +57,7 @@ class Convolution:
         return _C.ConvProblem(
             n, c, h, w, k, r, s, self.stride, self.padding, self.dilation, self.groups, ops.dtype_name(self.dtype),
             self.precision, "nhwc" if channels_last else "nchw", self.bias, self.residual, self.activation,
-            self.max_error, self.max_workspace, self.residual_after,
+            self.max_error, self.max_workspace, self.residual_after, self.max_pool,
         )  # fmt: skip
 
     def contenders(self, algorithms: Iterable[str], failures: dict[str, str]) -> dict[str, Callable[[], Tensor]]:
@@ -76,7 +77,7 @@ class Convolution:
             tail = (name, self.precision, self.activation, self.negative_slope)
             if name == "torch":
                 arguments = (x, weight, bias, residual, *rest, *tail, self.backend_flags, *settings.Limits())
-                calls[name] = functools.partial(autograd.conv2d, *arguments, self.residual_after)
+                calls[name] = functools.partial(autograd.conv2d, *arguments, self.residual_after, self.max_pool)
                 continue
             try:
                 packed = ops.pack_weight(weight, self.groups, name, self.precision)
@@ -87,7 +88,7 @@ class Convolution:
             channels_last = self.weight_format == torch.channels_last
             calls[name] = functools.partial(
                 autograd.conv2d_packed, x, packed, self.weight_shape, bias, residual, *rest, channels_last, *tail,
-                self.residual_after,
+                self.residual_after, self.max_pool,
             )  # fmt: skip
         return calls
 
@@ -106,13 +107,14 @@ class _Recorder(TorchDispatchMode):
         if func is ops.conv2d_op and args[8] == "auto":
             x, weight, bias, residual, stride, padding, dilation, groups, _, *rest = args
             precision, activation, slope, flags, *options = rest  # without those that are the default
-            limits, after = ops.options(*options)
+            limits, after, max_pool = ops.options(*options)
             if ops.dtype_name(x.dtype) != "other" and 0 not in (*x.shape, *weight.shape):
                 self.found[
                     Convolution(
                         x.device, x.dtype, tuple(x.shape), tuple(weight.shape), tuple(stride), tuple(padding),
                         tuple(dilation), groups, precision, ops.format_of(x), ops.format_of(weight), bias is not None,
-                        residual is not None, activation, slope, *limits, after, flags,
+                        residual is not None, activation, slope, *limits, after, max_pool,
+                        flags,
                     )
                 ] += 1  # fmt: skip
         return func(*args, **(kwargs or {}))

@@ -32,13 +32,15 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What follows the sum: y = activation(sum + bias + residual), or activation(sum + bias) + residual."""
+    """What follows the sum: y = activation(sum + bias + residual), or activation(sum + bias) + residual, or of each 2 x
+    2 of the activation's values the largest."""
 
     bias: bool = False
     residual: bool = False
     activation: str = "none"
     negative_slope: float = 0.01
     residual_after: bool = False
+    max_pool: bool = False
 
 
 NO_EPILOGUE = Epilogue()
@@ -117,7 +119,7 @@ def conv2d(case: Case, algorithm: str, cls: str) -> torch.Tensor:
     return autograd.conv2d(
         case.input, case.weight, case.bias, case.residual, list(shape.stride), list(shape.padding),
         list(shape.dilation), shape.groups, algorithm, CLASSES[cls][1], epilogue.activation, epilogue.negative_slope, 4,
-        None, None, epilogue.residual_after,
+        None, None, epilogue.residual_after, epilogue.max_pool,
     )  # fmt: skip
 
 
@@ -136,7 +138,7 @@ def conv2d_packed(case: Case, packed: torch.Tensor, algorithm: str, cls: str, la
     return autograd.conv2d_packed(
         case.input, packed, list(case.weight.shape), case.bias, case.residual, list(shape.stride), list(shape.padding),
         list(shape.dilation), shape.groups, layout == "nhwc", algorithm, CLASSES[cls][1], epilogue.activation,
-        epilogue.negative_slope, epilogue.residual_after,
+        epilogue.negative_slope, epilogue.residual_after, epilogue.max_pool,
     )  # fmt: skip
 
 
@@ -154,7 +156,7 @@ def problem(shape: Shape, cls: str, layout: str = "nchw", epilogue: Epilogue = N
         shape.n, shape.c, shape.h, shape.w, shape.k, shape.r, shape.s, shape.stride, shape.padding, shape.dilation,
         shape.groups, ops.dtype_name(CLASSES[cls][0]),
         CLASSES[cls][1], layout, epilogue.bias, epilogue.residual, epilogue.activation,
-        residual_after=epilogue.residual_after,
+        residual_after=epilogue.residual_after, max_pool=epilogue.max_pool,
     )  # fmt: skip
 
 
@@ -198,7 +200,9 @@ def finish(
             total = F.silu(total)
         case "leaky_relu":
             total = F.leaky_relu(total, epilogue.negative_slope)
-    return total + residual.to(total.dtype) if residual is not None and epilogue.residual_after else total
+    if residual is not None and epilogue.residual_after:
+        total = total + residual.to(total.dtype)
+    return F.max_pool2d(total, 2) if epilogue.max_pool else total
 
 
 def error_multiple(algorithm: str, cls: str, shape: Shape, device: str) -> float:
@@ -340,7 +344,7 @@ def magnitude(case: Case) -> torch.Tensor:
     """Sum of |x||w|, plus |bias| and |residual|, in float64: the scale on which rounding errors happen."""
     total = _convolve(case.input.double().abs(), case.weight.double().abs(), case.shape)
     absolute = [None if extra is None else extra.abs() for extra in (case.bias, case.residual)]
-    return finish(total, *absolute, Epilogue())
+    return finish(total, *absolute, Epilogue(max_pool=case.epilogue.max_pool))
 
 
 def peer(case: Case, cls: str) -> torch.Tensor:

@@ -1,6 +1,9 @@
 """The rivals of the layer suites, as far as they can be had without a GPU, and with one."""
 
 import ctypes
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -12,7 +15,7 @@ from benchmarks.harness.clocks import ClockMonitor
 from benchmarks.layers import group as layer_group
 from benchmarks.layers import suite as layer_suite
 from benchmarks.layers.sets import FUSED, GRADIENTS
-from benchmarks.peers import cublas, cudnn, cudnn_graph, cutlass
+from benchmarks.peers import cublas, cudnn, cudnn_graph, cutlass, triton_gemm
 from benchmarks.peers.fastest import NoneRuns, fastest
 from fastconv import timing
 from fastconv.models.layers import Layer
@@ -280,6 +283,93 @@ def test_cutlass_is_no_rival_of_ieee(monkeypatch, tmp_path):
     rows = layer_suite.run([2], ["ieee", "fp32"], layers=[SMALL], layer_set="lenet5", **arguments)["rows"]
     assert {row["class"]: row["best_peer"] for row in rows} == {"ieee": "torch_nchw", "fp32": "cutlass_3xtf32"}
     assert "no rival of class ieee" in rows[0]["notes"]["cutlass_3xtf32"]
+
+
+TRITON = """
+import sys
+import torch
+from benchmarks.peers import triton_gemm
+from fastconv.models.layers import Layer
+
+for layer in (Layer("padded", 20, 9, 8, 33), Layer("dilated", 5, 12, 11, 70, 5, 3, 2, 2, 2)):
+    for dtype, products, limit in ((torch.float32, "ieee", 1e-6), (torch.float16, "ieee", 1e-3)):
+        generator = torch.Generator().manual_seed(0)
+        shapes = (2, layer.c, layer.h, layer.w), (layer.k, layer.c, layer.r, layer.s)
+        x, weight = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+        geometry = layer.stride, layer.padding, layer.dilation
+        exact = torch.nn.functional.conv2d(x.double(), weight.double(), None, *geometry)
+        arranged = (each.contiguous(memory_format=torch.channels_last) for each in (x, weight))
+        forms = triton_gemm.forms(*arranged, layer, products)
+        assert len(forms) > 2
+        for name, call in list(forms.items())[:1]:
+            y = call()
+            error = ((y.double() - exact).norm() / exact.norm()).item()
+            assert y.dtype == dtype and y.is_contiguous(memory_format=torch.channels_last)
+            assert error < limit, (layer, dtype, name, error)
+print("right")
+"""
+
+
+@pytest.mark.skipif(bool(triton_gemm.MISSING), reason=f"needs Triton: {triton_gemm.MISSING}")
+def test_the_triton_kernel_is_right_in_tritons_interpreter():
+    """In a process of its own: Triton reads the switch when it is imported."""
+    command = [sys.executable, "-c", TRITON]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.endswith("right\n"), done.stderr
+
+
+def test_triton_says_why_it_cannot_be_had(monkeypatch):
+    x, weight, _ = operands_of(LAYERS[2], "nhwc", "forward")
+    if not triton_gemm.MISSING:
+        with pytest.raises(triton_gemm.TritonUnavailable, match="serves one group"):
+            triton_gemm.forms(x, weight, LAYERS[2], "ieee")
+    monkeypatch.setattr(triton_gemm, "MISSING", "No module named 'triton'")
+    with pytest.raises(triton_gemm.TritonUnavailable, match="No module named 'triton'; Triton comes with PyTorch's"):
+        triton_gemm.forms(x, weight, LAYERS[1], "ieee")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tf32", "names"),
+    [
+        (torch.float32, False, {"triton_ieee", "triton_tf32x3"}),
+        (torch.float32, True, {"triton_tf32"}),
+        (torch.float16, False, {"triton_half"}),
+    ],
+)
+def test_triton_is_a_rival_where_it_is_asked_for(monkeypatch, dtype, tf32, names):
+    monkeypatch.setattr(cudnn, "contenders", lambda *arguments: ({}, {}))
+    monkeypatch.setattr(cudnn, "Problem", lambda *arguments: None)
+
+    def of(**more):
+        data = {layout: operands_of(LAYERS[1], layout, "forward", dtype=dtype)[:2] for layout in ORDERS}
+        inputs, weights = ({layout: pair[i] for layout, pair in data.items()} for i in (0, 1))
+        operands = peers.Operands({name: _OnCuda(x) for name, x in inputs.items()}, weights, LAYERS[1], tf32, **more)
+        return {name for name in peers.peers(operands)[0] if name.startswith("triton")}
+
+    assert of() == set()
+    assert of(triton=True) == names
+
+
+class _OnCuda:
+    """A tensor that says that it is on a GPU: who is asked is decided before anything runs."""
+
+    def __init__(self, x):
+        self.dtype, self.device = x.dtype, torch.device("cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: Triton's implicit GEMM")
+@pytest.mark.parametrize(
+    ("accuracy", "peer"), [("fp32", "triton_tf32x3"), ("ieee", "triton_ieee"), ("tf32", "triton_tf32")]
+)
+def test_triton_is_checked_and_timed_on_the_gpu(tmp_path, accuracy, peer):
+    layer, out = Layer("small", 32, 14, 14, 48), tmp_path / "l.json"
+    (row,) = layer_suite.run([2], [accuracy], [layer], rounds=2, out=out, triton=True, isolate=False)["rows"]
+    assert row["peers"][peer] > 0
+    assert row["peer_errors"][peer] < layer_group.CLASS_ERROR[accuracy]
+    assert "of 3 that ran" in row["peer_plans"][peer] or "of 4 that ran" in row["peer_plans"][peer]
 
 
 class FakePlan:

@@ -34,9 +34,9 @@ def test_rates_are_those_of_the_instruction_set_and_grow_with_the_threads():
 MEASURED = Path(__file__).parent.parent / "benchmarks" / "results" / "cpu"
 
 
-# The worst, and 5 % beyond it: AVX2 (docs/log/73-cpu-avx2.md) a 1x1 layer of 255 filters, AVX-512 (71) a first layer.
-@pytest.mark.parametrize(("instruction_set", "worst"), [("avx2", 1.42), ("avx512", 1.5)])
-def test_the_choice_is_near_the_best_of_what_was_measured(instruction_set, worst):
+# AVX2 (docs/log/86-cpu-bar.md): the bar itself. AVX-512 (71): the worst, a first layer, and 5 % beyond it.
+@pytest.mark.parametrize(("instruction_set", "worst", "beyond"), [("avx2", 1.1, 0), ("avx512", 1.5, 6)])
+def test_the_choice_is_near_the_best_of_what_was_measured(instruction_set, worst, beyond):
     """Of every layer of four networks in both layouts, two threads."""
     document = results.read(MEASURED / f"regret_{instruction_set}.json")
     assert fit.kind_of(document) == instruction_set
@@ -48,5 +48,18 @@ def test_the_choice_is_near_the_best_of_what_was_measured(instruction_set, worst
     assert len(ratios) == 282
     assert statistics.geometric_mean(ratios) < 1.01
     assert statistics.quantiles(ratios, n=20)[-1] < 1.06
-    assert sum(ratio > 1.1 for ratio in ratios) <= 6
+    assert sum(ratio > 1.1 for ratio in ratios) <= beyond
     assert max(ratios) < worst
+
+
+@pytest.mark.parametrize(
+    ("filters", "layout", "ragged"), [(255, "nhwc", True), (256, "nhwc", False), (255, "nchw", False)]
+)
+def test_filters_that_are_no_whole_vectors_cost_the_library_more(filters, layout, ragged):
+    """Each pixel's filters are a row of the product in NHWC."""
+    device = _C.cpu_device(2, _C.InstructionSet.avx2)
+    us, wider = (
+        _C.costs_us("im2col_gemm", [_C.ConvProblem(2, 256, 52, 52, k, 1, 1, layout=layout)], device, "forward")[0]
+        for k in (filters, 256)
+    )
+    assert (us > 1.2 * wider) == ragged

@@ -170,7 +170,7 @@ def test_onnx_by_dynamo(how: str) -> None:
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "relu6", "silu", "leaky_relu"])
-@pytest.mark.parametrize("residual", ["none", "before", "after"])
+@pytest.mark.parametrize("residual", ["none", "before", "after", "pooled"])
 @pytest.mark.filterwarnings("ignore")
 def test_onnx_has_the_epilogue(activation: str | None, residual: str) -> None:
     pytest.importorskip("onnxscript", reason="the ONNX exporter needs onnx and onnxscript")
@@ -178,8 +178,8 @@ def test_onnx_has_the_epilogue(activation: str | None, residual: str) -> None:
     class Convolution(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return fastconv.conv2d(
-                x, w, b, (1, 2), (2, 0), residual=None if residual == "none" else r, activation=activation,
-                negative_slope=0.3, residual_after=residual == "after",
+                x, w, b, (1, 2), (2, 0), residual=r if residual in ("before", "after") else None, activation=activation,
+                negative_slope=0.3, residual_after=residual == "after", max_pool=residual == "pooled",
             )  # fmt: skip
 
     x, w, b = 4 * torch.randn(2, 3, 8, 9), torch.randn(4, 3, 3, 3), torch.randn(4)

@@ -77,7 +77,8 @@ def test_one_call_of_pytorch_at_most() -> None:
     calls = {event.key: event.count for event in profile.key_averages()}
     assert calls["aten::convolution_backward_overrideable"] == 1
     assert not any(name.startswith("fastconv::") for name in calls)
-    assert calls["aten::convolution_backward"] == 1
+    theirs = [n for name, n in calls.items() if name.startswith("aten::") and "conv" in name and "backward" in name]
+    assert len(theirs) > 1 and set(theirs) == {1}
 
 
 @pytest.mark.parametrize("device", DEVICES)

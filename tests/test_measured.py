@@ -44,6 +44,7 @@ def test_a_bias_does_not_count_and_everything_else_does():
         {"residual": True},
         {"activation": "silu"},
         {"residual": True, "activation": "silu", "residual_after": True},
+        {"max_pool": True},
         {"padding": (1, 1)},
         {"layout": "nhwc"},
         {"precision": "ieee"},

@@ -152,8 +152,13 @@ def test_what_each_rung_moves():
     assert textbook.roofline(layer, 1, "fused_unroll").bytes == 4 * (x + filters + y)
     assert textbook.roofline(layer, 1, "direct").bound == "memory"
     assert textbook.roofline(textbook.LAYERS[1], 64, "fused_unroll").bound == "arithmetic"
-    moved = [textbook.roofline(layer, 64, rung).bytes for rung in textbook.RUNGS]
-    assert moved[0] > moved[2] > moved[3] == moved[4]
+    # Of the own product of 16 x 16: 25 tiles of pixels and one of filters read 16 lines of both operands.
+    assert textbook.roofline(layer, 1, textbook.OWN_UNROLL).bytes == 4 * (x + 2 * 2 * 9 * 400 + 25 * filters + y)
+    assert textbook.roofline(layer, 1, textbook.OWN_CONSTANT).bytes == 4 * (macs + filters + y)
+    moved = {rung: textbook.roofline(layer, 64, rung).bytes for rung in textbook.RUNGS}
+    assert moved["direct"] == moved[textbook.OWN_BLOCK] == moved[textbook.OWN_DIRECT] > moved[textbook.OWN_CONSTANT]
+    assert moved[textbook.OWN_CONSTANT] > moved[textbook.OWN_UNROLL] > moved["im2col_gemm"] > moved["fused_unroll"]
+    assert moved["fused_unroll"] == moved["implicit_gemm"]
 
 
 def event(name, start, threads, registers, shared):
@@ -166,6 +171,14 @@ def test_launches_are_read_from_a_trace():
     first, second = launches.parse(trace)
     assert (first.kernel, first.blocks, first.threads, first.registers, first.shared_bytes) == ("a", 8, 128, 32, 99)
     assert (second.kernel, second.us) == ("b", 3.5)
+
+
+def test_distinct_launches_are_counted():
+    found = [launches.Launch("copy", 1, 32, 8, 0, 1.0)]
+    found += [launches.Launch("product", blocks, 256, 40, 2048, us) for blocks, us in ((9, 5.0), (4, 2.5))]
+    product, copy = launches.distinct(found, launches.Multiprocessor())
+    assert (product["kernel"], product["launches"], product["us"], product["blocks"]) == ("product", 2, 7.5, 9)
+    assert (copy["launches"], copy["us"], copy["occupancy"]) == (1, 1.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -259,9 +272,14 @@ def test_lenet5_and_the_ladder_time_every_rung(options):
         assert {name for name, us in row["algorithms"].items() if us} >= set(lenet5.RUNGS) - {"implicit_gemm"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(textbook, "LAYERS", TINY)
-        document = papers.run("textbook", replace(options, batches=[1], classes=["fp32"]))["ladder"]
-    for row in document["rows"]:
+        found = papers.run("textbook", replace(options, batches=[1], classes=["fp32"]))
+    for row in found["ladder"]["rows"]:
         assert {name for name, us in row["algorithms"].items() if us} >= {"direct", "direct_tiled", "im2col_gemm"}
+        assert all(row["errors"][name]["l2"] < 1e-5 for name, us in row["algorithms"].items() if us)
+    assert {row["algorithm"] for row in found["kernels"]["rows"]} >= {"direct", "direct_tiled", "fused_unroll"}
+    for row in found["kernels"]["rows"]:
+        assert row["error"] < 1e-5
+        assert row["kernels"] == []  # no GPU, no launches
 
 
 def test_the_megakernel_is_exchanged_for_3x3_layers_alone(options):

@@ -123,10 +123,52 @@ def test_lenet5_is_drawn(tmp_path):
     row |= {"logits_error": 1e-3, "peer_error": 1e-3, "top1_agreement": 0.99, "accuracy": 0.9, "torch_accuracy": 0.91}
     write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}])
     assert "| `fp16` | `direct` | 90.0 % | 91.0 % | 92.0 % | 99.0 % |" in region(tmp_path, "lenet5/network")
+    half = row | {"mode": "ladder_half_fused", "accuracy": 0.9, "torch_accuracy": 0.95, "float64_accuracy": 0.92}
+    write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}, half])
+    said = region(tmp_path, "lenet5/said")
+    assert said.endswith("FP16 arithmetic costs 5.0 % to 5.0 % of the images (the source gains 0.02 %).")
+    write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}])
     said = region(tmp_path, "lenet5/said")
     assert said.startswith("At batch 100 ")
     assert said.endswith("0 of 1 pairs of rung and class classify exactly as many test images rightly as PyTorch (not "
                          "`direct` in `fp16`).")  # fmt: skip
+
+
+def test_the_steps_of_the_ladder_are_drawn(tmp_path):
+    first, second = (Layer(f"lenet{i}", 1, 6, 6, 4) for i in (1, 2))
+    times = {"direct": 30.0, "ladder_direct": 40.0, "ladder_direct_restrict": 50.0, "ladder_fused_restrict_size": 20.0}
+    errors = {name: {"l2": 1e-7, "max": 1e-7, "bias": 0.0} for name in times}
+    half = {"direct": 30.0, "ladder_half_fused_restrict_size": 5.0}
+    rows = [
+        cuconv_row(layer, 100, accuracy, its, {"torch_default_nchw": 15.0}, errors=errors)
+        for layer in (first, second)
+        for accuracy, its in (("ieee", times), ("fp16", half))
+    ]
+    write(tmp_path, "paper_lenet5", rows)
+    lines = region(tmp_path, "lenet5/ladder/ieee").splitlines()
+    assert len(lines) == 5
+    assert lines[2] == "| `direct` | no | no | global | 16x16 pixels | 40.0 + 40.0 | 1.00x | 1.0e-07 |"
+    assert lines[4] == "| `fused_restrict_size` | yes | yes | global | 16x16 | 20.0 + 20.0 | 2.00x | 1.0e-07 |"
+    assert "| `half_fused_restrict_size` |" in region(tmp_path, "lenet5/ladder/fp16").splitlines()[2]
+    steps = region(tmp_path, "lenet5/steps").splitlines()
+    assert "| `direct`: `__restrict__` | **0.80x** |" in steps
+    assert "| `fused`: both, then FP16 arithmetic | 4.00x |" in steps
+    assert steps[-1] == "| the fastest rung over `direct` | 8.00x `half_fused_restrict_size` |"
+    said = "of the source's 2 steps the one worth most there is `fused`: both, then FP16 arithmetic, 4.00 times; 1 cost"
+    assert said in region(tmp_path, "lenet5/said")
+    (line,) = (line for line in region(tmp_path, "index").splitlines() if "[LeNet-5 ladder]" in line)
+    assert "8.0 to 8.0x over its first rung" in line
+
+
+def test_what_the_textbooks_rungs_launch_is_drawn(tmp_path):
+    kernel = {"kernel": "void fastconv::studies::multiply<float>(Sizes)", "blocks": 8, "threads": 256, "registers": 40}
+    kernel |= {"shared_bytes": 2048, "us": 3.0, "occupancy": 0.75, "launches": 2}
+    other = kernel | {"kernel": "copy", "us": 1.0}
+    row = cuconv_row(textbook.LAYERS[0], 64, "ieee", {"direct": 1.0}, {"cudnn_gemm": 1.0})
+    row |= {"algorithm": "ladder_unroll_restrict", "kernels": [kernel, other]}
+    write(tmp_path, "paper_textbook_kernels", [row, row | {"kernels": []}])
+    (line,) = region(tmp_path, "textbook/kernels").splitlines()[2:]
+    assert line.endswith("| `ladder_unroll_restrict` | `multiply` | 2 | 8 | 256 | 40 | 2048 | 75% | 3.0 | 1.0e-07 |")
 
 
 def test_the_ladder_and_the_megakernels_networks_are_drawn(tmp_path):
@@ -160,6 +202,22 @@ def test_the_ladder_and_the_megakernels_networks_are_drawn(tmp_path):
     assert "VGG-16 1.20 times as fast" in region(tmp_path, "megakernel/said")
 
 
+def test_everybody_on_resnets_layer_is_drawn(tmp_path):
+    layer = Layer("res1", 64, 56, 56, 64)
+    peers = {"triton_ieee": 400.0, "cutlass_3xtf32": 50.0, "cudnn_direct": None}
+    errors = {"direct": {"l2": 1e-7}, "winograd_megakernel": {"l2": 2e-7}}
+    row = cuconv_row(layer, 64, "ieee", {"direct": 900.0, "winograd_megakernel": 210.0}, peers, errors=errors)
+    row |= {"peer_errors": {"triton_ieee": 3e-7}, "notes": {"cutlass_3xtf32": "no rival of class ieee: tensor cores"}}
+    faster = row | {"layout": "nhwc", "algorithms": {"direct": 950.0, "winograd_megakernel": 200.0}}
+    write(tmp_path, "paper_megakernel_resnet2", [row, faster])
+    assert region(tmp_path, "megakernel/resnet2/ieee").splitlines()[2:] == [
+        "| ours: `winograd_megakernel` | 200 | 1.00x | 2.0e-07 |",
+        "| `triton_ieee` | 400 | 2.00x | 3.0e-07 |",
+        "| ours: `direct` | 900 | 4.50x | 1.0e-07 |",
+    ]
+    assert region(tmp_path, "megakernel/resnet2/fp32") == "(not measured)"
+
+
 def test_the_index_has_a_row_per_source_and_says_what_is_not_measured(results_folder, tmp_path):
     lines = region(tmp_path / "nothing", "index").splitlines()[2:]
     assert len(lines) == len(papers.NAMES)
@@ -168,10 +226,27 @@ def test_the_index_has_a_row_per_source_and_says_what_is_not_measured(results_fo
     assert "fastest in 50.0 % of 4, by 3.00x there | A niche of small batches: 25.0 %" in line
 
 
+def test_every_idea_has_its_worth_or_none(results_folder, tmp_path):
+    empty = region(tmp_path / "nothing", "worth").splitlines()[2:]
+    assert len(empty) > 15
+    assert all(line.endswith("| (not measured) |  |  | 0 |") for line in empty)
+    layer = textbook.LAYERS[0]
+    times = {"direct": 4000.0, "direct_tiled": 1000.0, "im2col_gemm": 500.0, "ladder_unroll_restrict": 2000.0}
+    write(results_folder, "paper_textbook", [cuconv_row(layer, 64, "ieee", times, {"cudnn_gemm": 400.0})])
+    found = {line.split(" | ")[0]: line for line in region(results_folder, "worth").splitlines()}
+    assert found["| Tiles in shared memory"].endswith("| 4.00x | 4.00x | 4.00x | 1 |")
+    assert found["| The library's product"].endswith("| 4.00x | 4.00x | 4.00x | 1 |")
+    assert found["| Unrolling inside the product"].endswith("| (not measured) |  |  | 0 |")
+    # 20/10, 20/25 and 20/5; the one that was not timed is in none.
+    assert found["| Two stages, no transformation"].endswith("| 1.86x | **0.80x** | 4.00x | 3 |")
+
+
 @pytest.mark.parametrize("source", papers.NAMES)
 def test_every_region_is_empty_without_rows_and_unknown_ones_are_refused(tmp_path, source):
     for table, (needed, _) in SOURCES[source].TABLES.items():
-        arguments = {"sizes": "/auto/ieee"}.get(table, "/ieee" if table in ("layers", "ladder", "batches") else "")
+        arguments = {"sizes": "/auto/ieee"}.get(
+            table, "/ieee" if table in ("layers", "ladder", "batches", "resnet2") else ""
+        )
         if needed is not None and (source, table) != ("single_image", "layers"):
             assert region(tmp_path, f"{source}/{table}{arguments}") == "(not measured)"
     assert region(tmp_path, f"{source}/said") == "(not measured)"

@@ -1,4 +1,4 @@
-"""Clock and power of a GPU while something is measured."""
+"""Clock, power and energy of a GPU while something is measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-class _Nvml:
+class Nvml:
     """One GPU through the driver's management library, found by its UUID: indices are not those of CUDA where
     CUDA_VISIBLE_DEVICES or another machine's cards are between. Raises OSError where it cannot be read."""
 
@@ -36,6 +36,12 @@ class _Nvml:
         self._call("nvmlDeviceGetPowerUsage", self._device, ctypes.byref(power))
         return float(clock.value), power.value / 1e3
 
+    def joules(self) -> float:
+        """Of the board since the driver was loaded."""
+        energy = ctypes.c_ulonglong()
+        self._call("nvmlDeviceGetTotalEnergyConsumption", self._device, ctypes.byref(energy))
+        return energy.value / 1e3
+
 
 class ClockMonitor:
     """SM clock (MHz) and board power (W) of the device while something is measured, where the driver gives them.
@@ -57,7 +63,7 @@ class ClockMonitor:
         if device.type != "cuda":
             return None
         try:
-            return _Nvml(device).sample
+            return Nvml(device).sample
         except (OSError, AttributeError) as error:
             self.found = {"clock_error": str(error)}
             return None

@@ -62,6 +62,20 @@ class Launch:
         return asdict(self) | {"occupancy": self.occupancy(limits)}
 
 
+def distinct(launched: list[Launch], limits: Multiprocessor) -> list[dict[str, Any]]:
+    """Result fields of each kernel that was launched, the largest of its launches, `launches`: how many, and `us` of
+    all of them; the longest kernel first."""
+    found: dict[tuple[str, int], list[Launch]] = {}
+    for launch in launched:
+        found.setdefault((launch.kernel, launch.threads), []).append(launch)
+    rows = [
+        max(its, key=lambda launch: launch.blocks).fields(limits)
+        | {"launches": len(its), "us": sum(launch.us for launch in its)}
+        for its in found.values()
+    ]
+    return sorted(rows, key=lambda row: -row["us"])
+
+
 def parse(trace: Mapping[str, Any]) -> list[Launch]:
     """The kernels of a trace in Chrome's format as torch.profiler writes it, in the order of their starts."""
     events = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]

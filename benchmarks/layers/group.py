@@ -15,6 +15,7 @@ from benchmarks.harness import ours, results
 from benchmarks.harness.clocks import ClockMonitor
 from benchmarks.layers.sets import FUSED, GRADIENTS, floor_us
 from benchmarks.peers import cudnn
+from benchmarks.studies import ladder
 from fastconv import testing, timing
 from fastconv.models.layers import Layer
 
@@ -124,6 +125,7 @@ class Group:
     seconds: dict[str, float] = field(default_factory=dict)  # part of the measurement -> what it took
     survey: bool = False  # one of very many layers: rivals without a search, few rounds, a short row
     once_us: dict[str, float] = field(default_factory=dict)  # of a survey: contender that is not timed -> a single call
+    triton: bool = False  # is among the rivals
     keeps_named: bool = False  # algorithms that are asked for by name are timed, however slow
     alone: bool = True  # nobody else uses the GPU while contenders enter
     bytes: dict[str, tuple[int, int]] = field(default_factory=dict)  # ours -> workspace, packed weight
@@ -198,7 +200,7 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
     """Peers first, then ours; returns (class, layout) -> auto's choice."""
     data = group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads, group.addends
     limit = cudnn.WORKSPACE_LIMIT if group.alone else SHARED_WORKSPACE
-    operands = peers.Operands(*data, search=not group.survey, workspace_limit=limit)
+    operands = peers.Operands(*data, search=not group.survey, triton=group.triton, workspace_limit=limit)
     calls, refused = peers.peers(
         operands, lambda y: group.refusal(reference.error(y)["l2"]), group.announce, group.banned
     )
@@ -238,6 +240,12 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
             for row in sorted(rows, key=lambda row: (row["algorithm"] != choice, row["cost_us"])):
                 chosen = row["algorithm"] == choice or row["algorithm"] == strict != "torch"
                 _enter_ours(group, row, chosen, accuracy, layout, reference, algorithms)
+            for rung in ladder.serving(algorithms or (), group.layer, accuracy, layout, group.device):
+                if (name := f"{accuracy}/{layout}/{rung}") in group.banned:
+                    group.notes[name] = group.banned[name]
+                    continue
+                call = ladder.contender(rung, group.inputs[layout], group.weights["nchw"], group.layer)
+                _enter(group, name, call, reference, math.inf)
     return choices
 
 
@@ -319,7 +327,7 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
         mine = {name.removeprefix(prefix) for name in (*group.entrants, *notes) if name.startswith(prefix)}
         mine = {name for name in mine if not name.endswith(_PACKING)}
         mine_us = {name: times[prefix + name].us if prefix + name in times else None for name in sorted(mine)}
-        timed = {name: us for name, us in mine_us.items() if us is not None}
+        timed = {name: us for name, us in mine_us.items() if us is not None and not ladder.is_rung(name)}
         shown = choice if choice in mine or not timed else min(timed, key=lambda name: timed[name])
         time_of, packed_in = times.get(prefix + shown), times.get(prefix + shown + _PACKING)
         workspace, packed = group.bytes.get(prefix + shown, (None, None))
@@ -327,7 +335,8 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
         relevant = {name.removeprefix(prefix): text for name, text in notes.items() if name.startswith(prefix)}
         relevant |= {name: notes[name] for name in names if name in notes}
         if not group.survey:
-            relevant |= {name: f"no rival of class {accuracy}: FP32-accurate on tensor cores" for name in barred}
+            why = f"no rival of class {accuracy}: FP32-accurate on tensor cores"
+            relevant |= {name: why for name in barred if name in names}
         row = {
             **group.layer.fields(),
             "n": group.n,
@@ -371,7 +380,8 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
             },
         }
         if group.survey:
-            row = {name: value for name, value in row.items() if name not in _SURVEY_LEAVES_OUT}
+            kept = ("errors",) if group.keeps_named else ()
+            row = {name: value for name, value in row.items() if name in kept or name not in _SURVEY_LEAVES_OUT}
             row["once_us"] = {
                 name.removeprefix(prefix): us
                 for name, us in group.once_us.items()
@@ -471,7 +481,7 @@ def _drop_hopeless(group: Group, chosen: set[str], rounds: int) -> tuple[list[st
             if not kept and us > SURVEY_HOPELESS * best:
                 del group.entrants[name]
                 group.once_us[name] = us
-            elif name not in chosen and us > SURVEY_SLOW * best:
+            elif not kept and us > SURVEY_SLOW * best:
                 slow.append(name)
     total_us = sum(its.estimate_us + SAMPLE_US for name, its in group.entrants.items() if name not in slow)
     return slow, max(SURVEY_ROUNDS, min(rounds, int(SURVEY_S * 1e6 / max(total_us, 1.0))))

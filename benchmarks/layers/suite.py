@@ -65,6 +65,7 @@ class _Plan:
     resume: bool = False
     max_error: float = 1.5
     survey: bool = False
+    triton: bool = False
     part: int = 0  # of so many parts: every parts-th item of the work is this one's
     parts: int = 1
 
@@ -101,6 +102,7 @@ def run(
     max_error: float = 1.5,
     workers: int = 1,
     survey: bool = False,
+    triton: bool = False,
 ) -> results.Document:
     """Times a layer set and writes the result file, after every layer; returns its content.
 
@@ -118,6 +120,7 @@ def run(
     workers: so many processes measure, one at a time on the GPU, while the others build cuDNN's plans.
     survey: very many layers in little time: rivals without a search, few rounds, nothing printed but the end; all but
     the rounds of a small layer is done beside other workers. Algorithms that are named are timed, however slow.
+    triton: an implicit GEMM in Triton is one more rival of the forward pass; its tiles compile for some seconds.
     max_error: forward rows tell in `within` what `auto` takes within this limit, beside what it takes by default.
     Raises ValueError for unknown names and, not isolated, timing.DeviceLost if the GPU fails.
     """
@@ -152,6 +155,7 @@ def run(
         resume=resume,
         max_error=max_error,
         survey=survey,
+        triton=triton,
     )
     console = console or _console()
     console.print(f"{head['gpu']}, torch {head['torch']}, cuDNN {head['cudnn'] or '-'}, commit {head['commit'][:12]}")
@@ -228,6 +232,7 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
             marker.set(index, "")
             group = layer_group.Group(layer, n, dtype, tf32, members, plan.layouts, device, banned=banned)
             group.direction, group.max_error, group.survey = plan.direction, plan.max_error, plan.survey
+            group.triton = plan.triton
             group.keeps_named = plan.survey and plan.algorithms is not None
             group.announce = lambda name, index=index: marker.set(index, name)  # type: ignore[misc]
             rows: list[results.Row] = []

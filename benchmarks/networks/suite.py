@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import results, turns
+from benchmarks.harness import energy, results, turns
 from benchmarks.harness.clocks import ClockMonitor
 from benchmarks.harness.runs import LAYOUTS, check_names, deadline_of, fastest_of, free, is_past, synchronised
 from benchmarks.networks import parts as network_parts
@@ -36,9 +36,9 @@ COMPILE_LIMIT_S = 120.0
 Report = Callable[[str], None]
 
 
-def suite_name(device: torch.device) -> str:
-    """Of the result file."""
-    return "networks" if device.type == "cuda" else "networks_cpu"
+def suite_name(device: torch.device, energy_s: float | None = None) -> str:
+    """Of the result file; with energy, whose runs are few and short, of another one."""
+    return f"networks{'_energy' if energy_s else ''}{'' if device.type == 'cuda' else '_cpu'}"
 
 
 def head_of(device: torch.device | str | None, suite: str | None = None) -> results.Document:
@@ -93,6 +93,7 @@ def run(
     compile_workers: int = 0,
     budget_s: float | None = None,
     resume: bool = False,
+    energy_s: float | None = None,
     report: Report = lambda line: None,
 ) -> results.Document:
     """Times networks and compares their outputs with float64; returns the result file's content.
@@ -108,6 +109,8 @@ def run(
         compile everything there is to compile, for the caches on disk, in half of `budget_s` at most.
     budget_s: after so many seconds nothing more is compiled, and no further network or class is begun.
     resume: networks and classes of which `out` holds every mode are passed over.
+    energy_s: the fastest layout of each mode, and the fastest form of PyTorch, run so many seconds more in turns, for
+        the energy of an image.
     Raises ValueError for an unknown name. A contender that fails is null in its row, the reason under `failures`.
     """
     for name in networks:
@@ -159,7 +162,7 @@ def run(
                 report(f"{name} {cls}: not begun, the time is spent")
                 break
             case = Case(base, cls, algorithm, pictures, target, compile_limit_s)
-            found = Measured(name, case, contenders[cls], reference, rounds, deadline, report)
+            found = Measured(name, case, contenders[cls], reference, rounds, deadline, report, energy_s)
             found.release()
             with turns.timing():
                 bound = _cudnn_bound(found, case, best_layers, deadline)
@@ -191,7 +194,7 @@ class Measured:
 
     def __init__(
         self, name: str, case: Case, contenders: Sequence[Contender], reference: Any, rounds: int,
-        deadline: float | None, report: Report,
+        deadline: float | None, report: Report, energy_s: float | None = None,
     ) -> None:  # fmt: skip
         self.name, self.case, self.contenders = name, case, contenders
         self.batch = len(case.pictures)
@@ -228,8 +231,9 @@ class Measured:
                     graph=False, monitor=self.clocks,
                 )  # fmt: skip
                 self._profile(measured.timings)
-            self.failures |= measured.failures
-            self.times = measured.timings
+                self.failures |= measured.failures
+                self.times = measured.timings
+                self.energy = self._energy(energy_s) if energy_s else {}
             self.counts = {
                 kind: case.counts(kind, layout)
                 for kind, layout in [*case.models, *(("rewritten", layout) for layout in case.compiles)]
@@ -265,6 +269,22 @@ class Measured:
                 except RuntimeError as error:
                     self.failures[f"groups of {contender.name}"] = timing.message_of(error)
                     timing.recover()
+
+    def _energy(self, seconds: float) -> dict[str, energy.Energy]:
+        """Of the fastest layout of each form of ours and of the fastest contender of PyTorch's."""
+        fastest: dict[str, str] = {}  # form of ours, or "" for PyTorch's -> contender
+        for contender in self.contenders:
+            kind, name = contender.form_name if contender.ours else "", contender.name
+            if name in self.times and self.times[name].us <= self.times[fastest.setdefault(kind, name)].us:
+                fastest[kind] = name
+        try:
+            read = energy.meter(self.case.device)
+            calls = {name: self._calls[name] for name in fastest.values()}
+            return energy.measure(calls, self.case.device, seconds, read)
+        except (OSError, RuntimeError) as error:
+            self.failures["energy"] = timing.message_of(error)
+            timing.recover()
+            return {}
 
     def release(self) -> None:
         """Gives up what was timed: the memory is needed."""
@@ -336,6 +356,11 @@ class Measured:
             "own_us": self.own_us.get(key or ""),
             "peak_bytes": self.peak_bytes.get(key or ""),
             "peer_peak_bytes": self.peak_bytes.get(best_key or ""),
+            **{
+                name: self.energy[of].fields(self.batch)
+                for name, of in (("energy", key), ("peer_energy", best_key))
+                if of in self.energy
+            },
             "groups": groups,
             "peer_groups": {name: its for name, its in self.groups.items() if not name.startswith("fastconv_")},
             "failures": failures,

@@ -8,6 +8,7 @@ from benchmarks.harness import results
 from benchmarks.layers.sets import floor_us
 from fastconv.models.layers import Layer
 
+KERNEL_KEY = ("layer", "n", "class", "layout", "algorithm")  # of rows that say what an algorithm launches
 DIRECTION = "bias_relu"  # batch norm folded into filter and bias, then ReLU
 
 

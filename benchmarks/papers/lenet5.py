@@ -1,7 +1,8 @@
 """The LeNet-5 ladder: its two layers, 7x7 filters on 86x86 and 40x40, rung by rung; and the network, trained and
 classified by each rung.
 
-layers   both layers at batch 100 to 10 000 by every algorithm of ours; on the CPU the source's first rung
+layers   both layers at batch 100 to 10 000 by every algorithm of ours, on the GPU by the source's rungs, too
+         (benchmarks/studies/ladder.py); on the CPU the source's first rung
 network  LeNet-5 trained by PyTorch on scikit-learn's digits, enlarged to 86x86; then each rung computes its
          convolutions: how many of the test images are classified rightly, beside PyTorch's. The network of the
          source is of Fashion-MNIST, which no package ships
@@ -23,6 +24,7 @@ import fastconv
 from benchmarks.harness import ours, results, turns
 from benchmarks.layers import suite as layer_suite
 from benchmarks.papers import Options
+from benchmarks.studies import ladder
 from fastconv import timing
 from fastconv.models.compare import agreement, precision_of, pytorch_class
 from fastconv.models.layers import select
@@ -32,6 +34,7 @@ CLASSES, CPU_CLASSES = ("ieee", "fp32", "fp16"), ("ieee",)
 RUNGS = ("direct", "direct_tiled", "im2col_gemm", "fused_unroll", "two_stage", "implicit_gemm")
 SIZE = 86
 TEST_IMAGES = 450  # of the 1797
+CONVOLUTIONS = 2
 EPOCHS, BATCH, RATE = 3, 32, 1e-3
 KEY = ("network", "batch", "class", "mode")
 
@@ -41,7 +44,7 @@ def layers(options: Options) -> results.Document:
     on_gpu = options.device.startswith("cuda")
     return layer_suite.run(
         options.batches or BATCHES, options.classes or (CLASSES if on_gpu else CPU_CLASSES),
-        select(options.layers, "lenet5"), RUNGS, rounds=options.rounds, budget_s=options.budget_s,
+        select(options.layers, "lenet5"), [*RUNGS, *ladder.RUNGS], rounds=options.rounds, budget_s=options.budget_s,
         out=options.out("paper_lenet5"), device=options.device, layouts=("nchw",), layer_set="paper_lenet5",
         resume=options.resume, workers=options.workers, survey=True,
     )  # fmt: skip
@@ -73,7 +76,7 @@ def digits(size: int = SIZE) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @functools.cache
-def trained(size: int = SIZE, epochs: int = EPOCHS) -> nn.Module:
+def trained(size: int = SIZE, epochs: int = EPOCHS) -> nn.Sequential:
     """LeNet-5 in eval mode, trained by PyTorch on the CPU on all but the last TEST_IMAGES digits."""
     images, labels = (each[:-TEST_IMAGES] for each in digits(size))
     with torch.random.fork_rng(devices=[]):
@@ -111,27 +114,20 @@ def network(options: Options, epochs: int = EPOCHS) -> results.Document:
 
 
 def _rows(
-    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, accuracy: str, device: torch.device, rounds: int
+    model: nn.Sequential, images: torch.Tensor, labels: torch.Tensor, accuracy: str, device: torch.device, rounds: int
 ) -> Iterator[results.Row]:
     dtype = ours.dtype_of(accuracy)
     x, expected = images.to(device, dtype), labels.to(device)
     exact = _copy(model, device, torch.float64)(images.to(device, torch.float64))
     with pytorch_class(accuracy):
         theirs = _copy(model, device, dtype)
-        rungs: dict[str, tuple[nn.Module, fastconv.SwapReport]] = {}
-        for rung in RUNGS:
-            swapped = _copy(model, device, dtype)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a rung that does not offer the class
-                report = fastconv.swap_(swapped, algorithm=rung, precision=precision_of(accuracy), frozen=True)
-            if report.swapped == report.total:
-                rungs[rung] = swapped, report
+        rungs = dict(_swapped(model, accuracy, device))
         calls = {"torch_eager": functools.partial(theirs, x)}
-        calls |= {rung: functools.partial(swapped, x) for rung, (swapped, _) in rungs.items()}
+        calls |= {rung: functools.partial(swapped, x) for rung, swapped in rungs.items()}
         times = timing.measure(calls, device=device, rounds=rounds, flush=False, graph=False).timings
         peer = theirs(x)
         found = agreement(peer, exact)
-        for rung, (swapped, report) in rungs.items():
+        for rung, swapped in rungs.items():
             y = swapped(x)
             agrees, timed = agreement(y, exact), times.get(rung)
             peer_us = times["torch_eager"].us if "torch_eager" in times else None
@@ -150,12 +146,28 @@ def _rows(
                 "accuracy": _right(y, expected),
                 "torch_accuracy": _right(peer, expected),
                 "float64_accuracy": _right(exact, expected),
-                "swapped": report.swapped,
-                "total": report.total,
+                "swapped": CONVOLUTIONS,
+                "total": CONVOLUTIONS,
             }
 
 
-def _copy(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def _swapped(model: nn.Sequential, accuracy: str, device: torch.device) -> Iterator[tuple[str, nn.Module]]:
+    """Each rung that serves all convolutions in the class, and the network that computes them by it."""
+    dtype = ours.dtype_of(accuracy)
+    for rung in RUNGS:
+        swapped = _copy(model, device, dtype)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a rung that does not offer the class
+            report = fastconv.swap_(swapped, algorithm=rung, precision=precision_of(accuracy), frozen=True)
+        if report.swapped == report.total:
+            yield rung, swapped
+    for rung in ladder.of_class(accuracy) if device.type == "cuda" else ():
+        network = _copy(model, device, dtype)
+        ladder.swap_(network, rung)
+        yield rung, network
+
+
+def _copy(model: nn.Sequential, device: torch.device, dtype: torch.dtype) -> nn.Sequential:
     return copy.deepcopy(model).to(device, dtype)
 
 

@@ -2,6 +2,8 @@
 
 layers    all 22 layers, not only the wide ones: against its own tasks in series, which have the same products and the
           same type of M, against winograd_f4 and cuDNN's non-fused Winograd; --batch for other batches
+resnet2   ResNet's 3x3 layer with 64 channels against every algorithm of ours and every rival, Triton's implicit GEMM
+          among them
 networks  VGG-16, ResNet-50, YOLOv3, DenseNet-161 at 224x224, batch 64 (DenseNet 48), class ieee: the 3x3 layers with
           stride 1 by the megakernel, the rest PyTorch's
 """
@@ -11,13 +13,15 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.harness import results
+from benchmarks.layers import suite as layer_suite
 from benchmarks.papers import Options
 from benchmarks.papers import networks as paper_networks
 from benchmarks.studies import megakernel as study
-from fastconv.models.layers import LAYERS
+from fastconv.models.layers import LAYERS, select
 
 CLASSES = ("ieee", "fp32")
-NETWORK_CLASSES = ("ieee",)
+NETWORK_CLASSES, RESNET2_CLASSES = ("ieee",), ("ieee", "fp32", "tf32")
+RESNET2 = "res1"
 NETWORKS = ("vgg16", "resnet50", "yolov3", "densenet161")
 IMAGE, BATCH = 224, 64
 ALGORITHM = study.NAME  # serves 3x3 layers with stride 1, and no others
@@ -38,6 +42,15 @@ def layers(options: Options) -> results.Document:
     return document
 
 
+def resnet2(options: Options) -> results.Document:
+    """A row per class and layout of ours."""
+    return layer_suite.run(
+        options.batches or (BATCH,), options.classes or RESNET2_CLASSES, select(RESNET2), rounds=options.rounds,
+        budget_s=options.budget_s, out=options.out("paper_megakernel_resnet2"), device=options.device,
+        layouts=("nchw", "nhwc"), layer_set="paper_megakernel_resnet2", resume=options.resume, triton=True,
+    )  # fmt: skip
+
+
 def networks(options: Options) -> results.Document:
     """A row per network and class."""
     return paper_networks.run(
@@ -47,4 +60,4 @@ def networks(options: Options) -> results.Document:
     )  # fmt: skip
 
 
-PARTS: dict[str, Any] = {"layers": layers, "networks": networks}
+PARTS: dict[str, Any] = {"layers": layers, "resnet2": resnet2, "networks": networks}

@@ -23,7 +23,7 @@ from benchmarks.networks import suite as network_suite
 from benchmarks.networks.forms import Case
 from benchmarks.papers import Options
 from benchmarks.papers import networks as paper_networks
-from benchmarks.papers.common import DIRECTION, empty_row
+from benchmarks.papers.common import DIRECTION, KERNEL_KEY, empty_row
 from fastconv import timing
 from fastconv.models.compare import pytorch_class
 from fastconv.models.layers import Layer
@@ -51,7 +51,6 @@ MODES = ("eager", "fused", "fused_graph", "compile")
 PEERS = ("torch_eager", "folded_graph", "compile_reduce_overhead")
 CPU_MODES, CPU_PEERS = ("eager", "fused"), ("torch_eager", "folded_eager")
 BEYOND = 1e-5  # the source's: an element may be off by so much
-KERNEL_KEY = ("layer", "n", "class", "layout", "algorithm")
 
 
 def _layers_of(options: Options) -> list[Layer]:

@@ -1,8 +1,9 @@
 """The textbook's ladder: direct, tiled, unrolled for a matrix product, unrolled inside of it; what each moves.
 
-`ladder` times the rungs on three layers. What it says beside the times is arithmetic: floating-point operations, bytes
-that each rung asks of memory in the textbook's model, their quotient, which resource bounds it, how many times larger
-the unrolled input is than the input, and how many bytes it takes.
+ladder   times of the rungs on three layers. What is said beside them is arithmetic: floating-point operations, bytes
+         that each rung asks of memory in the textbook's model, their quotient, which resource bounds it, how many times
+         larger the unrolled input is than the input, and how many bytes it takes
+kernels  what each rung launches in NCHW: blocks, threads, registers, shared memory, occupancy
 """
 
 from __future__ import annotations
@@ -10,19 +11,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness import results
+import torch
+
+import fastconv
+from benchmarks.harness import launches, ours, results, turns
+from benchmarks.layers import group as layer_group
 from benchmarks.layers import suite as layer_suite
 from benchmarks.layers.sets import BANDWIDTH, FFMA_FLOPS
 from benchmarks.papers import Options
+from benchmarks.papers.common import KERNEL_KEY, empty_row
+from benchmarks.studies import ladder as study
+from fastconv import timing
 from fastconv.models.layers import SETS, Layer, select
 
 BATCHES = (64,)
 CLASSES = ("ieee", "fp32")
 ELEMENT = 4  # bytes
 TILE = 16  # outputs in height and width of a block, the textbook's
+OWN_BLOCK, OWN_DIRECT, OWN_CONSTANT, OWN_UNROLL = (
+    study.PREFIX + name for name in ("direct", "direct_restrict_size", "direct_constant_memory", "unroll_restrict")
+)
 RUNGS = {
-    "direct": "one thread per output",
+    OWN_BLOCK: "one thread per output, blocks of 16x16",
+    "direct": "one thread per output, any layout and size",
+    OWN_DIRECT: "blocks of 16x16, the filter's size a constant",
+    OWN_CONSTANT: "the same, filters in constant memory, 64 KiB at a time",
     "direct_tiled": "input patch and filters in shared memory",
+    OWN_UNROLL: "unrolled to memory, then a product in tiles of 16x16",
     "im2col_gemm": "unrolled to memory, then the library's product",
     "fused_unroll": "unrolled inside the product, FP32 arithmetic",
     "implicit_gemm": "unrolled inside the product, tensor cores",
@@ -62,14 +77,21 @@ class Roofline:
 
 
 def roofline(layer: Layer, n: int, rung: str) -> Roofline:
-    """In the textbook's model, without caches: a direct thread reads both operands of every product; a tile reads its
+    """In the textbook's model, without caches: a direct thread reads both operands of every product, or one of them
+    where constant memory has the other; a tile reads its
     patch of the input once for all its filters, and the filters once; unrolling writes the unrolled input and reads it
     back; a product that unrolls inside reads every operand once."""
     filters = layer.k * layer.c * layer.r * layer.s
     x, y = n * layer.c * layer.h * layer.w, n * layer.k * layer.p * layer.q
     flops = layer.direct_flops(n)
-    if rung == "direct":
+    if rung in ("direct", OWN_BLOCK, OWN_DIRECT):
         elements = flops + y  # two operands for two operations
+    elif rung == OWN_CONSTANT:  # whose cache answers for the filters
+        elements = flops / 2 + filters + y
+    elif rung == OWN_UNROLL:  # a tile reads its rows of both operands once
+        tiles = n * -(-layer.p * layer.q // TILE)
+        unrolled = unrolled_bytes(layer, n) / ELEMENT
+        elements = x + unrolled + -(-layer.k // TILE) * unrolled + tiles * filters + y
     elif rung == "direct_tiled":
         tiles = n * -(-layer.p // TILE) * -(-layer.q // TILE)
         rows = (min(TILE, extent) - 1 for extent in (layer.p, layer.q))
@@ -82,16 +104,63 @@ def roofline(layer: Layer, n: int, rung: str) -> Roofline:
     return Roofline(flops, elements * ELEMENT)
 
 
+def _layers_of(options: Options) -> list[Layer]:
+    names = options.layers.split(",") if options.layers else [""]
+    return [layer for layer in LAYERS if any(layer.layer.startswith(name) for name in names)]
+
+
 def ladder(options: Options) -> results.Document:
     """The rungs on the three layers."""
-    names = options.layers.split(",") if options.layers else [""]
     return layer_suite.run(
-        options.batches or BATCHES, options.classes or CLASSES,
-        [layer for layer in LAYERS if any(layer.layer.startswith(name) for name in names)],
-        [*RUNGS], rounds=options.rounds, budget_s=options.budget_s, out=options.out("paper_textbook"),
-        device=options.device, layouts=("nchw", "nhwc"), layer_set="paper_textbook", resume=options.resume,
-        workers=options.workers, survey=True,
+        options.batches or BATCHES, options.classes or CLASSES, _layers_of(options), [*RUNGS], rounds=options.rounds,
+        budget_s=options.budget_s, out=options.out("paper_textbook"), device=options.device, layouts=("nchw", "nhwc"),
+        layer_set="paper_textbook", resume=options.resume, workers=options.workers, survey=True,
     )  # fmt: skip
 
 
-PARTS: dict[str, Any] = {"ladder": ladder}
+def kernels(options: Options) -> results.Document:
+    """A row per layer and rung, class `ieee`, NCHW."""
+    device, out = torch.device(options.device), options.out("paper_textbook_kernels")
+    head = fastconv.environment.describe(options.suite("paper_textbook_kernels"), device)
+    document = results.merge(out, head, KERNEL_KEY)
+    held = {(row["layer"], row["n"]) for row in document["rows"]} if options.resume else set()
+    n = (options.batches or BATCHES)[0]
+    with torch.inference_mode():
+        for layer in _layers_of(options):
+            if (layer.layer, n) in held:
+                continue
+            with turns.timing():
+                rows = _kernel_rows(layer, n, device)
+            for row in rows:
+                results.put(document, row, KERNEL_KEY)
+            results.write(out, document)
+    return document
+
+
+def _kernel_rows(layer: Layer, n: int, device: torch.device) -> list[results.Row]:
+    accuracy, layout = "ieee", "nchw"
+    group = layer_group.Group(layer, n, torch.float32, False, [accuracy], (layout,), device)
+    reference = layer_group.prepare_data(group, seed=0)
+    x, weight, rows = group.inputs[layout], group.weights[layout], []
+    serving = study.serving(RUNGS, layer, accuracy, layout, device)
+    serving += [row["algorithm"] for row in ours.candidates(layer, n, accuracy, layout, device) if row["ok"]]
+    for rung in RUNGS:
+        if rung not in serving:
+            continue
+        row = empty_row(layer, n, accuracy, layout) | {"algorithm": rung, "kernels": []}
+        try:
+            if study.is_rung(rung):
+                call = study.contender(rung, x, weight, layer)
+            else:
+                call = ours.contender(rung, x, weight, layer, accuracy)
+            row["error"] = reference.error(call())["l2"]
+            if device.type == "cuda":
+                row["kernels"] = launches.distinct(launches.of_call(call), launches.Multiprocessor.of(device))
+        except RuntimeError as error:
+            row["notes"][rung] = timing.message_of(error)
+            timing.recover()
+        rows.append(row)
+    return rows
+
+
+PARTS: dict[str, Any] = {"ladder": ladder, "kernels": kernels}

@@ -6,6 +6,8 @@ cudnn_<algorithm>...  every legacy algorithm of cuDNN (NCHW; _nhwc behind in NHW
 cudnn_graph_<layout>  the fastest of every plan of cuDNN's graph API
 cutlass_3xtf32        CUTLASS's implicit GEMM, FP32-accurate on tensor cores: no rival of `ieee`
 cublas_<layout>       a matrix product for 1x1, unrolling and a matrix product elsewhere
+triton_<products>     an implicit GEMM in Triton, if asked for: ieee (FP32 arithmetic), tf32x3 (no rival of `ieee`),
+                      tf32, or half
 
 In a survey of very many layers nobody searches: torch_default_<layout> is PyTorch with cudnn.benchmark=False, and
 stands for its other forms, for cuDNN's graphs and for CUTLASS, which are left out.
@@ -24,13 +26,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers import cublas, cudnn, cudnn_graph, cutlass
+from benchmarks.peers import cublas, cudnn, cudnn_graph, cutlass, triton_gemm
 from benchmarks.peers.fastest import fastest
 from fastconv.models.layers import Layer
 
 Call = Callable[[], torch.Tensor]
 
-NOT_IEEE = ("cutlass_3xtf32",)  # FP32-accurate, but not by FP32 arithmetic
+NOT_IEEE = ("cutlass_3xtf32", "triton_tf32x3")  # FP32-accurate, but not by FP32 arithmetic
 
 
 def is_peer(name: str) -> bool:
@@ -66,6 +68,7 @@ class Operands:
     grads: dict[str, torch.Tensor] = field(default_factory=dict)  # of the gradients
     addends: dict[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)  # bias, residual; of the fused passes
     search: bool = True  # rivals may look for their fastest form
+    triton: bool = False  # Triton's kernel is a rival of the forward pass; its tiles are compiled
     workspace_limit: int = cudnn.WORKSPACE_LIMIT  # bytes, of one of cuDNN's algorithms
 
 
@@ -171,6 +174,11 @@ def peers(
     if search and next(iter(data.values()))[0].dtype == torch.float32 and not tf32:
         x, weight, grad = data["nhwc"]
         calls["cutlass_3xtf32"] = Searched(functools.partial(_cutlass_tile, x, weight, layer, direction, grad, refuse))
+    if operands.triton and direction == "forward":
+        x, weight, _ = data["nhwc"]
+        for products in ("half",) if x.dtype.itemsize == 2 else ("tf32",) if tf32 else ("ieee", "tf32x3"):
+            tile = functools.partial(_triton_tile, x, weight, layer, products, refuse)
+            calls[f"triton_{products}"] = Searched(tile)
     return calls, refused
 
 
@@ -226,5 +234,13 @@ def _cutlass_tile(
     refuse: Callable[[torch.Tensor], str],
 ) -> tuple[Call, str, list[str]]:  # fmt: skip
     forms = cutlass.forms(x, weight, layer, direction, grad)
+    found = fastest(forms, x.device, refuse)
+    return forms[found.name], f"{found.name}; of {len(found.times)} that ran", found.failures
+
+
+def _triton_tile(
+    x: torch.Tensor, weight: torch.Tensor, layer: Layer, products: str, refuse: Callable[[torch.Tensor], str]
+) -> tuple[Call, str, list[str]]:
+    forms = triton_gemm.forms(x, weight, layer, "ieee" if products == "half" else products)
     found = fastest(forms, x.device, refuse)
     return forms[found.name], f"{found.name}; of {len(found.times)} that ran", found.failures

@@ -12,6 +12,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/networks/<class>             whole networks, a row per mode
     <gpu>/networks/summary[/<class>]   a row per network: ours, PyTorch today, what cuDNN could do
     <gpu>/networks/peers/<class>       every form of PyTorch
+    <gpu>/energy                       of an image, whole networks; or `(not measured)`
     <gpu>/training[/<class>]           training steps, a row per network, class and mode; or `(not measured)`
     <gpu>/training/groups[/<class>]    their kernels by group
     <gpu>/host                         the host's time of a call; or `(not measured)`
@@ -82,6 +83,9 @@ def region(name: str, results: Path) -> str:
             return training.table(file("training"), accuracy)
         case ["host"]:
             return host.table(file("host"))
+        case ["energy"]:
+            document = found("networks_energy")
+            return sentences.NOTHING if document is None else networks.energy_table(document)
         case ["regret"]:
             return regret.table(file("regret"))
         case [suite, "summary"] if suite.startswith("layers"):

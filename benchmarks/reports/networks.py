@@ -64,6 +64,24 @@ def by_network(document: Document, accuracy: str | None) -> dict[tuple[str, str,
     return found
 
 
+def energy_table(document: Document) -> str:
+    """A row per network and class: energy of an image, the mode of ours that takes least of it against the fastest form
+    of PyTorch; millijoules of the whole board and watts."""
+    lines = []
+    for (name, cls, batch), modes in by_network(document, None).items():
+        known = {mode: row for mode, row in modes.items() if "energy" in row and "peer_energy" in row}
+        if not known:
+            continue
+        mode = min(known, key=lambda mode: known[mode]["energy"]["image_j"])
+        row = known[mode]
+        ours, peer = row["energy"], row["peer_energy"]
+        line = [TITLES.get(name, name), str(batch), f"`{cls}`", mode, f"{ours['image_j'] * 1e3:.1f}"]
+        line += [f"{ours['watts']:.0f}", f"`{row['best_peer']}`", f"{peer['image_j'] * 1e3:.1f}"]
+        lines.append([*line, f"{peer['watts']:.0f}", common.times(peer["image_j"] / ours["image_j"])])
+    header = ["network", "batch", "class", "ours", "mJ per image", "W", "PyTorch", "mJ per image", "W", "less by"]
+    return common.markdown_table(header, lines)
+
+
 def summary(document: Document, accuracy: str | None = None) -> str:
     """A row per network (and class, without `accuracy`): PyTorch eager and its fastest form, the bound of the best
     cuDNN algorithm of each layer, ours in its modes, and the fastest of ours against the two."""

@@ -27,7 +27,7 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
                          std::int64_t groups, const std::string& dtype, const std::string& precision,
                          const std::string& layout, bool bias, bool residual, const std::string& activation,
                          std::optional<double> max_error, std::optional<std::int64_t> max_workspace,
-                         bool residual_after) {
+                         bool residual_after, bool max_pool) {
   ConvProblem problem;
   problem.n = n, problem.c = c, problem.h = h, problem.w = w, problem.k = k, problem.r = r, problem.s = s;
   problem.stride_h = stride.first, problem.stride_w = stride.second;
@@ -40,6 +40,7 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   problem.has_bias = bias;
   problem.activation = activation_from_name(activation);
   problem.residual = residual_of(residual, residual_after, problem.activation);
+  problem.max_pool = max_pool;
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw InvalidArgument(message);
   };
@@ -70,6 +71,9 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   require(h + 2 * problem.pad_h >= extent_h && w + 2 * problem.pad_w >= extent_w,
           "the padded input is " + pair(h + 2 * problem.pad_h, w + 2 * problem.pad_w) +
               ", smaller than the kernel's extent " + pair(extent_h, extent_w));
+  require(!max_pool || !residual, "max_pool is True; expected no residual beside it");
+  require(!max_pool || (problem.p() >= 2 && problem.q() >= 2),
+          "max_pool is True of an output of " + pair(problem.p(), problem.q()) + "; expected at least (2, 2)");
   return problem;
 }
 
@@ -121,6 +125,7 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   row["config"] = candidate.plan.config;
   row["workspace_bytes"] = candidate.plan.workspace_bytes;
   row["reads_nhwc"] = candidate.plan.reads_nhwc;
+  row["pools_apart"] = candidate.plan.pools_apart;
   row["cost_us"] = candidate.plan.cost_us;
   // 0: it reads the plain weight.
   row["packed_bytes"] = candidate.support.ok ? candidate.algorithm->packed_weight(problem, device).bytes : 0;
@@ -302,7 +307,8 @@ PYBIND11_MODULE(_C, module) {
            py::arg("dilation") = std::pair<std::int64_t, std::int64_t>{1, 1}, py::arg("groups") = 1,
            py::arg("dtype") = "float32", py::arg("precision") = "fp32", py::arg("layout") = "nchw",
            py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "none",
-           py::arg("max_error") = py::none(), py::arg("max_workspace") = py::none(), py::arg("residual_after") = false)
+           py::arg("max_error") = py::none(), py::arg("max_workspace") = py::none(), py::arg("residual_after") = false,
+           py::arg("max_pool") = false)
       .def_readonly("n", &ConvProblem::n)
       .def_readonly("c", &ConvProblem::c)
       .def_readonly("h", &ConvProblem::h)
@@ -319,6 +325,7 @@ PYBIND11_MODULE(_C, module) {
           "dilation", [](const ConvProblem& problem) { return std::pair(problem.dilation_h, problem.dilation_w); })
       .def_property_readonly("p", &ConvProblem::p)
       .def_property_readonly("q", &ConvProblem::q)
+      .def_readonly("max_pool", &ConvProblem::max_pool)
       .def_property_readonly("direct_flops", &ConvProblem::direct_flops)
       .def_property_readonly("compulsory_bytes", &ConvProblem::compulsory_bytes)
       .def_property_readonly("accuracy", [](const ConvProblem& problem) { return name_of(problem.accuracy); })

@@ -54,6 +54,8 @@ struct ConvPlan {
   // NCHW input is brought into NHWC before the kernels run, by whoever calls them: evaluate() adds the memory and the
   // time of that to what plan() answers.
   bool reads_nhwc = false;
+  // The plan is of the convolution without its max-pool, which whoever runs it has follow: evaluate() adds its time.
+  bool pools_apart = false;
 };
 
 // How the weight is laid out for an algorithm. bytes == 0: it reads the plain contiguous [K, C/groups, R, S] weight.
@@ -91,6 +93,7 @@ struct Algorithm {
   ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);     // requires supports().ok
   PackedWeight (*packed_weight)(const ConvProblem& problem, const DeviceInfo& device);
   Arithmetic arithmetic = {};  // tests take their bounds from it
+  bool pools = false;          // its kernels do a problem's max-pool; if not, supports() and plan() never see one
 };
 
 // An algorithm's weight gradient. `problem` is that of the forward convolution, without epilogue.

@@ -37,6 +37,12 @@ inline double transposition_us(double bytes, const DeviceInfo& device) {
   return launch_us + memory_us(2.0 * bytes, 0.9, device);
 }
 
+// A 2x2 max-pool of what lies in memory: a launch, reading all and writing a quarter.
+inline double max_pool_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const double elements = static_cast<double>(problem.output_numel() + problem.y_numel());
+  return launch_us + memory_us(elements * static_cast<double>(size_of(problem.dtype)), 0.9, device);
+}
+
 // A CPU function's shares with each instruction set. `generic` takes AVX2's: nobody has measured it.
 template <typename Rates>
 struct CpuRates {

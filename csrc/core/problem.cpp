@@ -59,6 +59,12 @@ AccuracyClass accuracy_from_name(const std::string& name) { return find_value(ac
 Layout layout_from_name(const std::string& name) { return find_value(layout_names, "layout", name); }
 Activation activation_from_name(const std::string& name) { return find_value(activation_names, "activation", name); }
 
+ConvProblem without_pool(const ConvProblem& problem) {
+  ConvProblem bare = problem;
+  bare.max_pool = false;
+  return bare;
+}
+
 std::size_t nhwc_input_bytes(const ConvProblem& problem) {
   return align_bytes(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype));
 }
@@ -85,7 +91,7 @@ AccuracyClass effective_accuracy(DType dtype, AccuracyClass precision) {
 
 double ConvProblem::compulsory_bytes() const {
   const double elements = static_cast<double>(n) * c * h * w + static_cast<double>(k) * c_per_group() * r * s +
-                          static_cast<double>(output_numel()) * (has_residual() ? 2.0 : 1.0);
+                          static_cast<double>(y_numel()) * (has_residual() ? 2.0 : 1.0);
   return elements * static_cast<double>(size_of(dtype));
 }
 
@@ -101,7 +107,8 @@ std::size_t hash_value(const ConvProblem& problem) {
   }
   mix(static_cast<std::int64_t>(problem.dtype) | static_cast<std::int64_t>(problem.accuracy) << 8 |
       static_cast<std::int64_t>(problem.layout) << 16 | static_cast<std::int64_t>(problem.activation) << 24 |
-      static_cast<std::int64_t>(problem.has_bias) << 32 | static_cast<std::int64_t>(problem.residual) << 33);
+      static_cast<std::int64_t>(problem.has_bias) << 32 | static_cast<std::int64_t>(problem.residual) << 33 |
+      static_cast<std::int64_t>(problem.max_pool) << 35);
   mix(static_cast<std::int64_t>(std::hash<double>{}(problem.limits.max_error)));
   mix(problem.limits.max_workspace);
   return seed;
@@ -123,6 +130,7 @@ std::string to_string(const ConvProblem& problem) {
   if (problem.residual == Residual::before) whole += " + residual";
   if (problem.activation != Activation::none) whole += std::string(" + ") + name_of(problem.activation);
   if (problem.residual == Residual::after) whole += " + residual";
+  if (problem.max_pool) whole += " + max_pool";
   if (problem.limits.max_error > 0.0) {
     std::snprintf(text, sizeof text, " max_error %.6g", problem.limits.max_error);
     whole += text;

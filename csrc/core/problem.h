@@ -32,6 +32,8 @@ struct Limits {
 
 // y[n,k,p,q] = act( sum_{c,r,s} x[n, g*C/G + c, p*stride_h + r*dilation_h - pad_h, q*stride_w + ...] * w[k,c,r,s]
 //                   + bias[k] + residual[n,k,p,q] ),   g = k / (K/G);   Residual::after: act(... + bias[k]) + residual
+// max_pool: then the largest of each 2 x 2 of that, [N, K, P/2, Q/2], as PyTorch's max_pool2d with stride 2: an odd
+// last row or column is left out, NaN is larger than all else. There is no residual then.
 struct ConvProblem {
   std::int64_t n = 0, c = 0, h = 0, w = 0;  // input  [N, C, H, W]
   std::int64_t k = 0, r = 0, s = 0;         // weight [K, C/groups, R, S]
@@ -46,14 +48,19 @@ struct ConvProblem {
   Residual residual = Residual::none;
   Activation activation = Activation::none;
   float negative_slope = 0.01f;
+  bool max_pool = false;
   Limits limits;
 
-  // Output height and width (the P and Q of the field), floor rounding as in PyTorch.
+  // The convolution's output height and width (the P and Q of the field), floor rounding as in PyTorch.
   constexpr std::int64_t p() const { return (h + 2 * pad_h - dilation_h * (r - 1) - 1) / stride_h + 1; }
   constexpr std::int64_t q() const { return (w + 2 * pad_w - dilation_w * (s - 1) - 1) / stride_w + 1; }
+  // Those of the tensor that is written: behind the pool, if there is one.
+  constexpr std::int64_t y_p() const { return max_pool ? p() / 2 : p(); }
+  constexpr std::int64_t y_q() const { return max_pool ? q() / 2 : q(); }
   constexpr std::int64_t c_per_group() const { return c / groups; }
   constexpr std::int64_t k_per_group() const { return k / groups; }
-  constexpr std::int64_t output_numel() const { return n * k * p() * q(); }
+  constexpr std::int64_t output_numel() const { return n * k * p() * q(); }  // the convolution's
+  constexpr std::int64_t y_numel() const { return n * k * y_p() * y_q(); }
   // Multiply-adds times two of the direct algorithm: the unit of "direct-equivalent" FLOP/s.
   double direct_flops() const {
     return 2.0 * static_cast<double>(output_numel()) * static_cast<double>(c_per_group() * r * s);
@@ -72,6 +79,9 @@ constexpr Residual residual_of(bool given, bool after, Activation activation) {
   if (!given) return Residual::none;
   return after && activation != Activation::none ? Residual::after : Residual::before;
 }
+
+// The convolution that a pool follows.
+ConvProblem without_pool(const ConvProblem& problem);
 
 // Of a copy of the input in NHWC, in a workspace (ConvPlan::reads_nhwc).
 std::size_t nhwc_input_bytes(const ConvProblem& problem);

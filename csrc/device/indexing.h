@@ -28,7 +28,7 @@ inline Strides4 input_strides(const ConvProblem& problem) {
   return dense_strides(problem.layout, problem.c, problem.h, problem.w);
 }
 inline Strides4 output_strides(const ConvProblem& problem) {
-  return dense_strides(problem.layout, problem.k, problem.p(), problem.q());
+  return dense_strides(problem.layout, problem.k, problem.y_p(), problem.y_q());
 }
 
 // For kernels that count in 32 bits: the planner has seen to it that the value fits.

@@ -4,15 +4,10 @@
 #include <cstdint>
 
 #include "core/problem.h"
+#include "core/turned_taps.h"
 #include "device/numeric.h"
 
 namespace fastconv {
-
-// Which taps of the weight are those of the turned filter, along one dimension: tap i of residue a is base + a - step i
-// of the weight, or zero where there is no such tap. A filter of its own for each residue.
-struct TurnedTaps {
-  std::int64_t count, residues, base, step;
-};
 
 struct TurnedFilter {
   std::int64_t channels, filters;  // C/G, K/G

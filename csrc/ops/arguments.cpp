@@ -96,6 +96,7 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
   problem.activation = activation_from_name(arguments.activation);
   problem.residual = residual_of(arguments.residual.has_value(), arguments.residual_after, problem.activation);
   problem.negative_slope = static_cast<float>(arguments.negative_slope);
+  problem.max_pool = arguments.max_pool;
   problem.limits = arguments.limits;
 
   // As PyTorch: an empty batch and no input channels are problems, other empty inputs are mistakes.
@@ -134,6 +135,10 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
     FASTCONV_REQUIRE(arguments.residual->scalar_type() == input.scalar_type(), "residual and input differ in dtype");
     require_same_device(input, *arguments.residual, "residual");
   }
+  FASTCONV_REQUIRE(!problem.max_pool || !arguments.residual, "max_pool is True; expected no residual beside it");
+  FASTCONV_REQUIRE(
+      !problem.max_pool || (problem.p() >= 2 && problem.q() >= 2),
+      "max_pool is True of an output of " + to_text({problem.p(), problem.q()}) + "; expected at least [2, 2]");
   return problem;
 }
 

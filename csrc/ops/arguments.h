@@ -53,6 +53,7 @@ struct Arguments {
   std::int64_t backend_flags;
   Limits limits;
   bool residual_after = false;  // of the activation
+  bool max_pool = false;
 };
 
 // None: the planner's limit, and none. Throws as make_problem.

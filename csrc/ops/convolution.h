@@ -32,6 +32,9 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                const ConvProblem& problem, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                Runtime& runtime);
 
+// Whether PyTorch's own convolution, which follows its switch, computes in a class as the switch is now.
+bool admits_torch(const Tensor& tensor, AccuracyClass accuracy);
+
 // What an operator that is written in Python, without arguments, returns.
 std::int64_t integer_of_python(const char* name);
 
@@ -43,16 +46,10 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
                                       const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                                       AccuracyClass accuracy);
 
-// The operator.
-Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
-              std::vector<std::int64_t> stride, std::vector<std::int64_t> padding, std::vector<std::int64_t> dilation,
-              std::int64_t groups, std::string algorithm, std::string precision, std::string activation,
-              double negative_slope, std::int64_t backend_flags, std::optional<double> max_error,
-              std::optional<std::int64_t> max_workspace, bool residual_after);
-
-// PyTorch's own convolution, as its switches have it, in the problem's layout.
-Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                         const ConvProblem& problem);
+// The operator conv2d, which says what is wrong with its arguments, by a problem's geometry, limits and class and
+// PyTorch's switches as they are.
+Tensor general_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                           const ConvProblem& problem, const std::string& algorithm);
 
 // dw [K, C/groups, R, S] from input [N, C, H, W] and grad [N, K, P, Q], all in the problem's layout in the end.
 Tensor run_weight_gradient(const Tensor& input, const Tensor& grad, const WeightGradientChoice& choice,

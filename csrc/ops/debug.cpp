@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "ops/aten.h"
+
 namespace fastconv::ops {
 namespace {
 
@@ -15,11 +17,6 @@ std::atomic<bool> enabled{false};
 constexpr std::size_t guard_bytes = 4096;
 constexpr int poison = 0xff;  // NaN as float32, float16 and bfloat16
 constexpr int sentinel = 0xa5;
-
-Tensor empty_bytes(std::size_t bytes, const Tensor& like) {
-  const std::int64_t size = static_cast<std::int64_t>(bytes);
-  return torch::stable::new_empty(like, {&size, 1}, ScalarType::Byte);
-}
 
 }  // namespace
 
@@ -47,13 +44,10 @@ void GuardedBytes::check(const char* what, const char* algorithm) const {
   }
 }
 
-GuardedOutput::GuardedOutput(const Tensor& like, const ConvProblem& problem) {
-  const std::int64_t shape[] = {problem.n, problem.k, problem.p(), problem.q()};
-  tensor_ =
-      torch::stable::empty({shape, 4}, like.scalar_type(), std::nullopt, like.device(), std::nullopt,
-                           problem.layout == Layout::nhwc ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+GuardedOutput::GuardedOutput(const Tensor& like, const ConvProblem& problem)
+    : tensor_(empty({problem.n, problem.k, problem.y_p(), problem.y_q()}, problem.layout, like)) {
   if (debug_enabled()) {
-    poisoned_.emplace(static_cast<std::size_t>(problem.output_numel()) * size_of(problem.dtype), like);
+    poisoned_.emplace(static_cast<std::size_t>(problem.y_numel()) * size_of(problem.dtype), like);
   }
 }
 

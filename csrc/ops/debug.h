@@ -27,7 +27,7 @@ class GuardedBytes {
   std::optional<Tensor> storage_;
 };
 
-// The output tensor [N, K, P, Q] in the problem's layout.
+// The output tensor [N, K, P, Q], or the pooled one, in the problem's layout.
 class GuardedOutput {
  public:
   GuardedOutput(const Tensor& like, const ConvProblem& problem);

@@ -5,94 +5,38 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/integers.h"
 #include "ops/arguments.h"
+#include "ops/aten.h"
 #include "ops/convolution.h"
 #include "ops/kernel_table.h"
+#include "plan/gradient_parts.h"
 
 namespace fastconv::ops {
 namespace {
-
-// One dimension of a convolution.
-struct Dimension {
-  std::int64_t size, outputs, kernel, stride, padding, dilation;
-};
-
-// One dimension of what makes rows of the gradient: a convolution with these taps, of whose output the first `skip`
-// rows are left out.
-struct Part {
-  TurnedTaps taps;
-  std::int64_t dilation, padding, skip, rows;
-};
-
-// Rows first, first + stride, ... see the taps r with first + padding - r * dilation divisible by the stride. No value
-// if there are none.
-std::optional<Part> phase(const Dimension& d, std::int64_t first) {
-  std::int64_t count = 0, lowest = 0, step = 1;
-  for (std::int64_t r = 0; r < d.kernel; ++r) {
-    if ((first + d.padding - r * d.dilation) % d.stride != 0) continue;
-    if (count == 0) lowest = r;
-    if (count == 1) step = r - lowest;
-    ++count;
-  }
-  const std::int64_t rows = first < d.size ? ceil_div(d.size - first, d.stride) : 0;
-  if (count == 0 || rows == 0) return std::nullopt;
-  const std::int64_t dilation = count > 1 ? step * d.dilation / d.stride : 1;
-  const std::int64_t reach = dilation * (count - 1);
-  const std::int64_t before = reach - (first + d.padding - lowest * d.dilation) / d.stride;  // negative: rows to skip
-  const std::int64_t after = rows + reach - before - d.outputs;
-  const std::int64_t padding = std::max<std::int64_t>({before, after, 0});
-  return Part{{count, 1, lowest + step * (count - 1), step}, dilation, padding, padding - before, rows};
-}
-
-// All phases together, as filters of one convolution: rows first, first + stride, ... see rows `offset` further of the
-// gradient by the tap first + padding - offset * stride, with offsets of a range that holds those of every `first`.
-Part together(const Dimension& d) {
-  const std::int64_t reach = d.kernel - 1 - d.padding;
-  const std::int64_t first = reach >= 0 ? -(reach / d.stride) : ceil_div(-reach, d.stride);
-  const std::int64_t last = (d.padding + d.stride - 1) / d.stride;
-  const std::int64_t rows = ceil_div(d.size, d.stride);
-  const std::int64_t padding = std::max<std::int64_t>({-first, rows - 1 + last - (d.outputs - 1), 0});
-  return {{last - first + 1, d.stride, d.padding - first * d.stride, d.stride}, 1, padding, padding + first, rows};
-}
-
-Tensor empty_like(const Tensor& like, const std::array<std::int64_t, 4>& shape, Layout layout) {
-  return torch::stable::empty({shape.data(), 4}, like.scalar_type(), std::nullopt, like.device(), std::nullopt,
-                              memory_format(layout));
-}
 
 // [residues * C, K/G, taps, taps], in the weight's own layout.
 Tensor turned_filter(const Tensor& given, const ConvProblem& problem, const TurnedTaps& rows, const TurnedTaps& columns,
                      Runtime& runtime) {
   const bool channels_last = !given.is_contiguous() && is_channels_last(given);
   const Tensor weight = channels_last ? given : in_layout(given, Layout::nchw);
-  const Tensor turned = empty_like(
-      weight, {rows.residues * columns.residues * problem.c, problem.k_per_group(), rows.count, columns.count},
-      channels_last ? Layout::nhwc : Layout::nchw);
+  const Tensor turned =
+      empty({rows.residues * columns.residues * problem.c, problem.k_per_group(), rows.count, columns.count},
+            channels_last ? Layout::nhwc : Layout::nchw, weight);
   turn_filter(problem, {problem, rows, columns, channels_last}, weight.const_data_ptr(), turned.mutable_data_ptr(),
               runtime);
   return turned;
 }
 
-Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const Part& rows, const Part& columns,
-                const Tensor& grad, const Tensor& filter, const std::optional<Tensor>& bias, Runtime& runtime) {
-  ConvProblem made = problem;
-  made.c = problem.k, made.k = filter.size(0), made.h = problem.p(), made.w = problem.q();
-  made.r = rows.taps.count, made.s = columns.taps.count;
-  made.stride_h = made.stride_w = 1, made.dilation_h = rows.dilation, made.dilation_w = columns.dilation;
-  made.pad_h = rows.padding, made.pad_w = columns.padding;
-  made.has_bias = bias.has_value(), made.residual = Residual::none, made.activation = Activation::none;
+Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const GradientPart& rows,
+                const GradientPart& columns, const Tensor& grad, const Tensor& filter,
+                const std::optional<Tensor>& bias, Runtime& runtime) {
+  ConvProblem made = gradient_convolution(problem, rows, columns);
+  made.has_bias = bias.has_value();
   const auto choice = choose_cached<choose>(algorithm, made, runtime.device());
-  if (is_own(*choice->algorithm)) {
-    remember(choice, made.accuracy);
-    return run_own(grad, &filter, nullptr, *choice, made, bias, std::nullopt, runtime);
-  }
-  const Limits& limits = problem.limits;
-  return conv2d(grad, filter, bias, std::nullopt, {1, 1}, {made.pad_h, made.pad_w}, {made.dilation_h, made.dilation_w},
-                made.groups, algorithm, name_of(made.accuracy), "none", 0.0,
-                integer_of_python("fastconv::backend_flags"),
-                limits.max_error > 0.0 ? std::optional(limits.max_error) : std::nullopt,
-                limits.max_workspace >= 0 ? std::optional(limits.max_workspace) : std::nullopt, false);
+  remember(choice, made.accuracy);
+  if (is_own(*choice->algorithm)) return run_own(grad, &filter, nullptr, *choice, made, bias, std::nullopt, runtime);
+  if (admits_torch(grad, made.accuracy)) return in_layout(aten_convolution(grad, filter, bias, made), made.layout);
+  return general_convolution(grad, filter, bias, made, algorithm);
 }
 
 // A part of a tensor, in elements. The last dimension is the channel's.
@@ -141,7 +85,7 @@ void fill(Tensor& result, const std::optional<Tensor>& bias) {
 
 // Rows and columns begin, begin + step, ... of the target become those of the source that is not skipped.
 void weave(const Tensor& target, std::array<std::int64_t, 2> begin, std::array<std::int64_t, 2> step,
-           const Tensor& source, const Part& rows, const Part& columns) {
+           const Tensor& source, const GradientPart& rows, const GradientPart& columns) {
   const auto& [s0, s1, s2, s3] = std::array{target.stride(0), target.stride(1), target.stride(2), target.stride(3)};
   copy({target, begin[0] * s2 + begin[1] * s3, {s0, step[0] * s2, step[1] * s3, s1}},
        {source,
@@ -151,24 +95,25 @@ void weave(const Tensor& target, std::array<std::int64_t, 2> begin, std::array<s
 }
 
 // Nothing is multiplied with the zeros that the stride would put between rows.
-Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Dimension& h, const Dimension& w,
-                 const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias, Runtime& runtime) {
+Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const GradientDimension& h,
+                 const GradientDimension& w, const Tensor& grad, const Tensor& weight,
+                 const std::optional<Tensor>& bias, Runtime& runtime) {
   std::optional<Tensor> result;
   const auto begin = [&](bool has_gaps) {
-    result = empty_like(grad, {p.n, p.c, p.h, p.w}, p.layout);
+    result = empty({p.n, p.c, p.h, p.w}, p.layout, grad);
     if (has_gaps) fill(*result, bias);
   };
   const bool may_have_gaps =
       std::min(p.r, p.s) < std::max(p.stride_h, p.stride_w) || p.dilation_h > 1 || p.dilation_w > 1;
   for (std::int64_t y = 0; y < p.stride_h; ++y) {
     for (std::int64_t x = 0; x < p.stride_w; ++x) {
-      const std::optional<Part> rows = phase(h, y), columns = phase(w, x);
-      if (!rows || !columns) continue;
-      const Tensor filter = turned_filter(weight, p, rows->taps, columns->taps, runtime);
-      const Tensor part = convolve(algorithm, p, *rows, *columns, grad, filter, bias, runtime);
-      if (has_shape(part, p.n, p.c, p.h, p.w) && rows->rows == p.h && columns->rows == p.w) return part;
+      const GradientPart rows = h.phase(y), columns = w.phase(x);
+      if (rows.rows == 0 || columns.rows == 0) continue;
+      const Tensor filter = turned_filter(weight, p, rows.taps, columns.taps, runtime);
+      const Tensor part = convolve(algorithm, p, rows, columns, grad, filter, bias, runtime);
+      if (has_shape(part, p.n, p.c, p.h, p.w) && rows.rows == p.h && columns.rows == p.w) return part;
       if (!result) begin(may_have_gaps);
-      weave(*result, {y, x}, {p.stride_h, p.stride_w}, part, *rows, *columns);
+      weave(*result, {y, x}, {p.stride_h, p.stride_w}, part, rows, columns);
     }
   }
   if (!result) begin(true);  // the convolution reads padding alone
@@ -176,14 +121,15 @@ Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Dimen
 }
 
 // Residues with fewer taps than others multiply zeros, but the gradient is read once.
-Tensor at_once(const std::string& algorithm, const ConvProblem& p, const Dimension& h, const Dimension& w,
-               const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias, Runtime& runtime) {
-  const Part rows = together(h), columns = together(w);
+Tensor at_once(const std::string& algorithm, const ConvProblem& p, const GradientDimension& h,
+               const GradientDimension& w, const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias,
+               Runtime& runtime) {
+  const GradientPart rows = h.together(), columns = w.together();
   const Tensor filter = turned_filter(weight, p, rows.taps, columns.taps, runtime);
   std::optional<Tensor> biases;
   if (bias) biases = call_dispatcher("aten::repeat", "", *bias, IntList{p.stride_h * p.stride_w});
   const Tensor y = convolve(algorithm, p, rows, columns, grad, filter, biases, runtime);
-  const Tensor whole = empty_like(grad, {p.n, p.c, rows.rows * p.stride_h, columns.rows * p.stride_w}, p.layout);
+  const Tensor whole = empty({p.n, p.c, rows.rows * p.stride_h, columns.rows * p.stride_w}, p.layout, grad);
   const auto& [s0, s1, s2, s3] = std::array{whole.stride(0), whole.stride(1), whole.stride(2), whole.stride(3)};
   const std::int64_t channel = y.stride(1);
   copy({whole, 0, {s0, p.stride_h * s2, p.stride_w * s3, s2, s3, s1}},
@@ -192,7 +138,7 @@ Tensor at_once(const std::string& algorithm, const ConvProblem& p, const Dimensi
         {y.stride(0), y.stride(2), y.stride(3), p.stride_w * p.c * channel, p.c * channel, channel}},
        {p.n, rows.rows, columns.rows, p.stride_h, p.stride_w, p.c});
   if (has_shape(whole, p.n, p.c, p.h, p.w)) return whole;
-  const Tensor result = empty_like(grad, {p.n, p.c, p.h, p.w}, p.layout);
+  const Tensor result = empty({p.n, p.c, p.h, p.w}, p.layout, grad);
   weave(result, {0, 0}, {1, 1}, whole, {{}, 1, 0, 0, p.h}, {{}, 1, 0, 0, p.w});
   return result;
 }
@@ -203,8 +149,7 @@ Tensor input_gradient_by_convolutions(InputGradientMethod method, const std::str
                                       const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias) {
   const auto guard = device_guard(grad);
   const std::unique_ptr<Runtime> runtime = make_runtime(device_of(grad));
-  const Dimension h{p.h, p.p(), p.r, p.stride_h, p.pad_h, p.dilation_h};
-  const Dimension w{p.w, p.q(), p.s, p.stride_w, p.pad_w, p.dilation_w};
+  const auto h = GradientDimension::height(p), w = GradientDimension::width(p);
   const auto form = method == InputGradientMethod::together ? at_once : by_phases;
   return form(algorithm, p, h, w, in_layout(grad, p.layout), weight, bias, *runtime);
 }

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "device/max_pool.h"
 #include "device/turned_filter.h"
 
 namespace fastconv {
@@ -79,6 +80,18 @@ PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem,
   char* target = static_cast<char*>(workspace) + plan.workspace_bytes - nhwc_input_bytes(problem);
   turn(problem, x, target, runtime);
   return {target, Layout::nhwc};
+}
+
+using PoolFunction = void (*)(const ConvProblem&, const void* y, void* pooled, Runtime&);
+constexpr PoolFunction pool_on_cuda = FASTCONV_CUDA_FUNCTION(fastconv::max_pool);
+
+bool has_max_pool(const ConvProblem& problem, const DeviceInfo& device) {
+  return pool_on_cuda != nullptr && device.type == DeviceType::cuda && device.has_kernels &&
+         problem.dtype != DType::other && problem.q() * problem.k < std::int64_t{1} << 30;
+}
+
+void max_pool(const ConvProblem& problem, const void* y, void* pooled, Runtime& runtime) {
+  pool_on_cuda(problem, y, pooled, runtime);
 }
 
 void turn_filter(const ConvProblem& problem, const TurnedFilter& filter, const void* weight, void* turned,

@@ -23,6 +23,10 @@ struct PlannedInput {
 PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, void* workspace,
                                Runtime& runtime);
 
+// Whether a kernel of ours pools what the problem's convolution has written there: max_pool() of device/max_pool.h.
+bool has_max_pool(const ConvProblem& problem, const DeviceInfo& device);
+void max_pool(const ConvProblem& problem, const void* y, void* pooled, Runtime& runtime);
+
 // The weight [K, C/G, R, S] of the problem as the filters of its input gradient.
 void turn_filter(const ConvProblem& problem, const TurnedFilter& filter, const void* weight, void* turned,
                  Runtime& runtime);

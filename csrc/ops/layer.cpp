@@ -6,6 +6,7 @@
 
 #include "core/kernel_extent.h"
 #include "ops/arguments.h"
+#include "ops/aten.h"
 #include "ops/convolution.h"
 #include "ops/kernel_table.h"
 
@@ -32,6 +33,7 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
   problem.layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
   problem.has_bias = bias.has_value();
   problem.residual = residual_of(residual.has_value(), settings.residual == Residual::after, problem.activation);
+  if (problem.max_pool && residual) return std::nullopt;
   const bool is_geometry = problem.stride_h > 0 && problem.stride_w > 0 && problem.dilation_h > 0 &&
                            problem.dilation_w > 0 && problem.groups > 0 && problem.pad_h >= 0 && problem.pad_w >= 0 &&
                            problem.pad_h < max_extent / 2 && problem.pad_w < max_extent / 2;
@@ -39,7 +41,8 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
                     problem.r > 0 && problem.s > 0 && problem.k % problem.groups == 0 &&
                     problem.c == weight.size(1) * problem.groups &&
                     problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
-                    problem.w + 2 * problem.pad_w >= kernel_extent(problem.s, problem.dilation_w);
+                    problem.w + 2 * problem.pad_w >= kernel_extent(problem.s, problem.dilation_w) &&
+                    (!problem.max_pool || (problem.p() >= 2 && problem.q() >= 2));
   if (!fits) return std::nullopt;
   if (bias && !(bias->dim() == 1 && bias->size(0) == problem.k && is_alike(input, *bias))) return std::nullopt;
   if (residual &&
@@ -89,9 +92,10 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   last_shape_ = {problem->n, problem->c, problem->h, problem->w};
   if (!is_own(algorithm)) {
     status = problem->layout == Layout::nhwc ? CallStatus::torch_channels_last : CallStatus::torch;
-    if (!mode.admits_torch || residual || problem->activation != Activation::none) return std::nullopt;
+    const bool is_bare = !residual && problem->activation == Activation::none && !problem->max_pool;
+    if (!mode.admits_torch || !is_bare) return std::nullopt;
     status = CallStatus::ran;
-    return torch_convolution(input, weight, bias, *problem);
+    return in_layout(aten_convolution(input, weight, bias, *problem), problem->layout);
   }
   const auto guard = device_guard(input);
   const std::unique_ptr<Runtime> runtime = make_runtime(device);
@@ -264,8 +268,8 @@ Layer& layer_at(std::int64_t number) { return layers().at(number); }
 namespace {
 
 std::int64_t layer_new(std::string algorithm, IntList geometry, std::string activation, double negative_slope,
-                       std::optional<double> max_error, std::optional<std::int64_t> max_workspace,
-                       bool residual_after) {
+                       std::optional<double> max_error, std::optional<std::int64_t> max_workspace, bool residual_after,
+                       bool max_pool) {
   FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) +
                                              "; expected 7 integers: stride, padding, dilation (two each), groups");
   ConvProblem problem;
@@ -276,6 +280,7 @@ std::int64_t layer_new(std::string algorithm, IntList geometry, std::string acti
   problem.activation = activation_from_name(activation);
   problem.negative_slope = static_cast<float>(negative_slope);
   problem.residual = residual_after ? Residual::after : Residual::before;  // of calls that have one
+  problem.max_pool = max_pool;
   problem.limits = limits_of(max_error, max_workspace);
   return layers().add(std::make_unique<Layer>(std::move(algorithm), problem));
 }
@@ -322,7 +327,7 @@ std::string layer_last(std::int64_t number) {
 STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
       "layer_new(str algorithm, int[] geometry, str activation, float negative_slope, float? max_error, "
-      "int? max_workspace=None, bool residual_after=False) -> int");
+      "int? max_workspace=None, bool residual_after=False, bool max_pool=False) -> int");
   library.def("layer_free(int layer) -> ()");
   library.def(
       "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int mode) -> "

@@ -39,7 +39,8 @@ struct CallMode {
 
 class Layer {
  public:
-  // problem: stride, padding, dilation, groups and activation of every call, and where one that has a residual adds it.
+  // problem: stride, padding, dilation, groups, activation and max-pool of every call, and where one that has a
+  // residual adds it.
   Layer(std::string algorithm, const ConvProblem& problem) : algorithm_(std::move(algorithm)), settings_(problem) {}
 
   // activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the

@@ -3,18 +3,20 @@
 //
 // The call is aten::convolution_overrideable, an operator without kernels for CPU and CUDA that PyTorch has for
 // backends that bring their own convolution. Autograd's record of it is C++, which no operator of the stable ABI can
-// have otherwise. Its output_padding says nothing of a convolution that is not transposed: it carries a LayerCall.
+// have otherwise. Its output_padding says nothing of a convolution that is not transposed: it carries the numbers
+// of the layer and of a LayerCall, and the other lists are empty: every list costs a call half a microsecond or more.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include <algorithm>
 #include <array>
-#include <bit>
+#include <atomic>
 #include <exception>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
 
 #include "ops/arguments.h"
+#include "ops/aten.h"
 #include "ops/convolution.h"
 #include "ops/input_gradient.h"
 #include "ops/layer.h"
@@ -22,63 +24,66 @@
 namespace fastconv::ops {
 namespace {
 
-// aten::convolution_backward, whose results are undefined tensors where they are not wanted.
-std::array<Tensor, 3> torch_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                      const ConvProblem& p, const std::array<bool, 3>& wanted) {
-  using torch::stable::detail::from;
-  const IntList stride{p.stride_h, p.stride_w}, padding{p.pad_h, p.pad_w}, dilation{p.dilation_h, p.dilation_w};
-  std::array<StableIValue, 11> stack{from(grad),
-                                     from(input),
-                                     from(weight),
-                                     from(std::optional(IntList{weight.size(0)})),
-                                     from(stride),
-                                     from(padding),
-                                     from(dilation),
-                                     from(false),
-                                     from(IntList{0, 0}),
-                                     from(p.groups),
-                                     from(torch::headeronly::HeaderOnlyArrayRef<bool>(wanted.data(), wanted.size()))};
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::convolution_backward", "", stack.data(), TORCH_ABI_VERSION));
-  using torch::stable::detail::to;
-  return {to<Tensor>(stack[0]), to<Tensor>(stack[1]), to<Tensor>(stack[2])};
-}
-
+// How a layer is called, without the layer, which may be gone when the gradients are computed.
 struct LayerCall {
-  std::int64_t layer, mode;
-  // What the gradients need of the layer, which may be gone by then.
+  CallMode mode;
+  std::int64_t mode_bits;
   std::string algorithm;
-  Limits limits;
-
-  IntList encoded() const {
-    const auto& known = algorithms();
-    const auto found = std::ranges::find_if(known, [&](const Algorithm* entry) { return algorithm == entry->name; });
-    const std::int64_t index = found == known.end() ? -1 : found - known.begin();  // -1: auto
-    return {layer, mode, index, std::bit_cast<std::int64_t>(limits.max_error), limits.max_workspace};
-  }
-
-  explicit LayerCall(const IntList& code) {
-    FASTCONV_REQUIRE(code.size() == 5, "convolution_overrideable is called with output_padding " + to_text(code) +
-                                           "; expected what layer_call returned");
-    layer = code[0], mode = code[1];
-    algorithm = code[2] < 0 ? "auto" : algorithms().at(static_cast<std::size_t>(code[2]))->name;
-    limits = {std::bit_cast<double>(code[3]), code[4]};
-  }
-
-  LayerCall(std::int64_t layer, std::int64_t mode)
-      : layer(layer), mode(mode), algorithm(layer_at(layer).algorithm()), limits(layer_at(layer).settings().limits) {}
+  ConvProblem settings;
 };
 
-// The code of a call of a layer: its number, and a CallMode.
-IntList layer_call(std::int64_t layer, std::int64_t mode) { return LayerCall(layer, mode).encoded(); }
+// The calls that there have been, by number: few, since layers that are called alike share one. They are never removed,
+// and read without a lock.
+class LayerCalls {
+ public:
+  std::int64_t number_of(const LayerCall& call) {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t i = 0; i < count_; ++i) {
+      const LayerCall& known = *calls_[i].load(std::memory_order_relaxed);
+      if (known.mode_bits == call.mode_bits && known.algorithm == call.algorithm && known.settings == call.settings) {
+        return static_cast<std::int64_t>(i);
+      }
+    }
+    FASTCONV_REQUIRE(count_ < calls_.size(), "layers are called in more than " + std::to_string(count_) + " ways");
+    calls_[count_].store(new LayerCall(call), std::memory_order_release);
+    return static_cast<std::int64_t>(count_++);
+  }
+
+  // code: what layer_call returned.
+  const LayerCall& at(const IntList& code) const {
+    const LayerCall* found = nullptr;
+    if (code.size() == 2 && code[1] >= 0 && code[1] < static_cast<std::int64_t>(calls_.size())) {
+      found = calls_[static_cast<std::size_t>(code[1])].load(std::memory_order_acquire);
+    }
+    FASTCONV_REQUIRE(found != nullptr, "convolution_overrideable is called with output_padding " + to_text(code) +
+                                           "; expected what layer_call returned");
+    return *found;
+  }
+
+ private:
+  std::array<std::atomic<const LayerCall*>, 1 << 14> calls_{};
+  std::mutex mutex_;
+  std::size_t count_ = 0;
+};
+
+LayerCalls& layer_calls() {
+  static LayerCalls* const calls = new LayerCalls;  // never destroyed: threads may outlive static objects
+  return *calls;
+}
+
+// The code of a call of a layer: its number, and that of how it is called. mode: a CallMode.
+IntList layer_call(std::int64_t layer, std::int64_t mode) {
+  const Layer& its = layer_at(layer);
+  return {layer, layer_calls().number_of({CallMode(mode), mode, its.algorithm(), its.settings()})};
+}
 
 // conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K]. A status of `pack` or `stream` says what Python
 // should do before the next call: autograd has recorded this one, so that it cannot be repeated.
-Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, IntList stride,
-                            IntList padding, IntList dilation, bool, IntList code, std::int64_t groups) {
-  const LayerCall call(code);
-  Layer& layer = layer_at(call.layer);
-  CallMode mode(call.mode);
+Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, IntList, IntList,
+                            IntList, bool, IntList code, std::int64_t) {
+  const LayerCall& call = layer_calls().at(code);
+  Layer& layer = layer_at(code[0]);
+  CallMode mode = call.mode;
   std::optional<Tensor> y = layer.forward(input, weight, bias, std::nullopt, mode, last_status);
   if (y) return *y;
   if (last_status == CallStatus::pack || last_status == CallStatus::stream) {
@@ -87,18 +92,9 @@ Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::opti
     y = layer.forward(input, weight, bias, std::nullopt, mode, status);
     if (y) return *y;
   }
-  const Limits& limits = call.limits;
-  return conv2d(input, weight, bias, std::nullopt, stride, padding, dilation, groups, call.algorithm,
-                name_of(mode.accuracy), "none", 0.0, integer_of_python("fastconv::backend_flags"),
-                limits.max_error > 0.0 ? std::optional(limits.max_error) : std::nullopt,
-                limits.max_workspace >= 0 ? std::optional(limits.max_workspace) : std::nullopt, false);
-}
-
-// Whether PyTorch's own convolution, which follows its switch, computes in the class of a call as the switch is now.
-bool admits_torch(const Tensor& grad, AccuracyClass accuracy) {
-  if (!grad.is_cuda() || grad.scalar_type() != ScalarType::Float) return true;
-  const bool is_tf32 = integer_of_python("fastconv::allows_tf32") != 0;
-  return is_tf32 == (accuracy == AccuracyClass::tf32);
+  ConvProblem problem = call.settings;
+  problem.accuracy = mode.accuracy;
+  return general_convolution(input, weight, bias, problem, call.algorithm);
 }
 
 // Of input, weight and bias.
@@ -136,7 +132,7 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
     }
   }
   if ((by_torch[0] || by_torch[1]) && admitted) {
-    const std::array<Tensor, 3> found = torch_gradients(grad, input, weight, settings, by_torch);
+    const std::array<Tensor, 3> found = aten_convolution_backward(grad, input, weight, settings, by_torch);
     for (std::size_t i = 0; i < 3; ++i) {
       if (by_torch[i]) result[i] = found[i];
     }
@@ -147,18 +143,20 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
   return result;
 }
 
-Gradients gradients_in_python(const Tensor& grad, const Tensor& input, const Tensor& weight, const IntList& geometry,
-                              const LayerCall& call, AccuracyClass accuracy, const Wanted& wanted) {
+Gradients gradients_in_python(const Tensor& grad, const Tensor& input, const Tensor& weight, const LayerCall& call,
+                              const Wanted& wanted) {
   using torch::stable::detail::from;
   const std::int64_t bits = wanted[0] + 2 * wanted[1] + 4 * wanted[2];
+  const ConvProblem& p = call.settings;
+  const IntList geometry{p.stride_h, p.stride_w, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w, p.groups};
   std::array<StableIValue, 9> stack{from(grad),
                                     from(input),
                                     from(weight),
                                     from(geometry),
                                     from(call.algorithm),
-                                    from(std::string(name_of(accuracy))),
-                                    from(call.limits.max_error),
-                                    from(call.limits.max_workspace),
+                                    from(std::string(name_of(call.mode.accuracy))),
+                                    from(p.limits.max_error),
+                                    from(p.limits.max_workspace),
                                     from(bits)};
   STABLE_TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("fastconv::gradients_in_python", "", stack.data(), TORCH_ABI_VERSION));
@@ -178,27 +176,19 @@ void report_failure(const std::string& message, const Tensor& grad) {
 
 // dx, dw and db; undefined tensors where they are not wanted.
 std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                                      IntList stride, IntList padding, IntList dilation, bool,
-                                                      IntList code, std::int64_t groups, std::vector<bool> mask) {
-  const LayerCall call(code);
-  const AccuracyClass accuracy = CallMode(call.mode).accuracy;
+                                                      IntList, IntList, IntList, bool, IntList code, std::int64_t,
+                                                      std::vector<bool> mask) {
+  const LayerCall& call = layer_calls().at(code);
   Wanted wanted{mask.at(0), mask.at(1), mask.at(2)};
   Gradients result;
   try {
     // Gradients that are differentiated again are made of operators that autograd knows.
     if (!aoti_torch_grad_mode_is_enabled()) {
-      ConvProblem settings;
-      settings.stride_h = stride[0], settings.stride_w = stride[1];
-      settings.pad_h = padding[0], settings.pad_w = padding[1];
-      settings.dilation_h = dilation[0], settings.dilation_w = dilation[1];
-      settings.groups = groups;
-      settings.limits = call.limits;
-      result = gradients_here(grad, input, weight, settings, call.algorithm, accuracy, wanted);
+      result = gradients_here(grad, input, weight, call.settings, call.algorithm, call.mode.accuracy, wanted);
       for (std::size_t i = 0; i < 3; ++i) wanted[i] = wanted[i] && !result[i];
     }
     if (wanted[0] || wanted[1] || wanted[2]) {
-      const IntList geometry{stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1], groups};
-      const Gradients rest = gradients_in_python(grad, input, weight, geometry, call, accuracy, wanted);
+      const Gradients rest = gradients_in_python(grad, input, weight, call, wanted);
       for (std::size_t i = 0; i < 3; ++i) {
         if (wanted[i]) result[i] = rest[i];
       }

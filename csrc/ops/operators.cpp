@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/integers.h"
 #include "ops/arguments.h"
+#include "ops/aten.h"
 #include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
@@ -56,6 +57,19 @@ Tensor activate(const Tensor& y, Activation activation, double negative_slope) {
   return y;
 }
 
+// The problem's max-pool of its convolution's y [N, K, P, Q], dense in its layout.
+Tensor pooled(const Tensor& y, const ConvProblem& problem) {
+  const DeviceInfo& device = device_of(y);
+  if (y.numel() > 0 && has_max_pool(problem, device)) {
+    GuardedOutput output(y, problem);
+    max_pool(problem, y.const_data_ptr(), output.data(), *make_runtime(device));
+    return output.finish("max-pool");
+  }
+  const IntList two{2, 2};
+  return in_layout(call_dispatcher("aten::max_pool2d", "", y, two, two, IntList{0, 0}, IntList{1, 1}, false),
+                   problem.layout);
+}
+
 Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& problem, const Arguments& arguments) {
   const auto flag = [&](std::int64_t bit) { return (arguments.backend_flags & bit) != 0; };
   Tensor y =
@@ -65,7 +79,8 @@ Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& p
   if (problem.residual == Residual::before) y = add(y, *arguments.residual);
   y = activate(y, problem.activation, arguments.negative_slope);
   if (problem.residual == Residual::after) y = add(y, *arguments.residual);
-  return torch::stable::contiguous(y, memory_format(problem.layout));
+  y = torch::stable::contiguous(y, memory_format(problem.layout));
+  return problem.max_pool ? pooled(y, problem) : y;
 }
 
 Tensor dense(const Tensor& weight) { return is_channels_last(weight) ? weight : in_layout(weight, Layout::nchw); }
@@ -85,8 +100,9 @@ void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& 
 }
 
 Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, const Candidate& choice,
-               const ConvProblem& problem, const std::optional<Tensor>& given_bias,
+               const ConvProblem& asked, const std::optional<Tensor>& given_bias,
                const std::optional<Tensor>& given_residual, Runtime& runtime) {
+  const ConvProblem problem = choice.plan.pools_apart ? without_pool(asked) : asked;
   const DeviceInfo& device = runtime.device();
   const Kernels kernels = find_kernels(*choice.algorithm, device.type);
   const Tensor x = aligned(in_layout(input, problem.layout));
@@ -118,21 +134,20 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                       planned.layout};
   kernels.run(args, runtime);
   workspace.check("workspace", choice.algorithm->name);
-  return output.finish(choice.algorithm->name);
+  const Tensor y = output.finish(choice.algorithm->name);
+  return choice.plan.pools_apart ? pooled(y, asked) : y;
+}
+
+bool admits_torch(const Tensor& tensor, AccuracyClass accuracy) {
+  if (!tensor.is_cuda() || tensor.scalar_type() != ScalarType::Float) return true;
+  const bool is_tf32 = integer_of_python("fastconv::allows_tf32") != 0;
+  return is_tf32 == (accuracy == AccuracyClass::tf32);
 }
 
 std::int64_t integer_of_python(const char* name) {
   std::array<StableIValue, 1> stack{};
   STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<std::int64_t>(stack[0]);
-}
-
-Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                         const ConvProblem& p) {
-  const Tensor y =
-      call_dispatcher("aten::convolution", "", input, weight, bias, IntList{p.stride_h, p.stride_w},
-                      IntList{p.pad_h, p.pad_w}, IntList{p.dilation_h, p.dilation_w}, false, IntList{0, 0}, p.groups);
-  return in_layout(y, p.layout);
 }
 
 namespace {
@@ -151,22 +166,32 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, cons
   return run_own(input, weight, packed, choice, problem, arguments.bias, arguments.residual, *make_runtime(device));
 }
 
-}  // namespace
-
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
               IntList stride, IntList padding, IntList dilation, std::int64_t groups, std::string algorithm,
               std::string precision, std::string activation, double negative_slope, std::int64_t backend_flags,
-              std::optional<double> max_error, std::optional<std::int64_t> max_workspace, bool residual_after) {
-  const Arguments arguments{bias,          residual,       stride,        padding,
-                            dilation,      groups,         algorithm,     precision,
-                            activation,    negative_slope, backend_flags, limits_of(max_error, max_workspace),
-                            residual_after};
+              std::optional<double> max_error, std::optional<std::int64_t> max_workspace, bool residual_after,
+              bool max_pool) {
+  const Arguments arguments{bias,           residual,       stride,        padding,
+                            dilation,       groups,         algorithm,     precision,
+                            activation,     negative_slope, backend_flags, limits_of(max_error, max_workspace),
+                            residual_after, max_pool};
   const Layout layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, shape_of(weight), layout, arguments);
   FASTCONV_REQUIRE(weight.scalar_type() == input.scalar_type(), "weight and input differ in dtype");
   require_same_device(input, weight, "weight");
   const auto guard = device_guard(input);
   return run(input, &weight, nullptr, problem, arguments);
+}
+
+}  // namespace
+
+Tensor general_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                           const ConvProblem& p, const std::string& algorithm) {
+  return conv2d(input, weight, bias, std::nullopt, {p.stride_h, p.stride_w}, {p.pad_h, p.pad_w},
+                {p.dilation_h, p.dilation_w}, p.groups, algorithm, name_of(p.accuracy), "none", 0.0,
+                integer_of_python("fastconv::backend_flags"),
+                p.limits.max_error > 0.0 ? std::optional(p.limits.max_error) : std::nullopt,
+                p.limits.max_workspace >= 0 ? std::optional(p.limits.max_workspace) : std::nullopt, false, false);
 }
 
 namespace {
@@ -279,9 +304,9 @@ void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t 
 Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_shape, std::optional<Tensor> bias,
                      std::optional<Tensor> residual, IntList stride, IntList padding, IntList dilation,
                      std::int64_t groups, bool channels_last, std::string algorithm, std::string precision,
-                     std::string activation, double negative_slope, bool residual_after) {
-  const Arguments arguments{bias,      residual,   stride,         padding, dilation, groups,        algorithm,
-                            precision, activation, negative_slope, 0,       Limits{}, residual_after};
+                     std::string activation, double negative_slope, bool residual_after, bool max_pool) {
+  const Arguments arguments{bias,      residual,   stride,         padding, dilation, groups,         algorithm,
+                            precision, activation, negative_slope, 0,       Limits{}, residual_after, max_pool};
   const Layout layout = suggests_channels_last(input) || channels_last ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
   require_packed(packed, input);
@@ -293,6 +318,31 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
                        std::to_string(target.packing->bytes) + " from pack_weight(..., '" + algorithm + "', '" +
                        precision + "')");
   return run(input, nullptr, &packed, problem, arguments);
+}
+
+// What Inductor's code calls in place of the two operators: below autograd, whose formula is Python's, and with one
+// list. geometry: stride, padding and dilation, each for height and width, and groups; of conv2d_packed behind the
+// weight's shape.
+Tensor conv2d_compiled(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
+                       std::optional<Tensor> residual, IntList geometry, std::string algorithm, std::string precision,
+                       std::string activation, double negative_slope, std::int64_t backend_flags,
+                       std::optional<double> max_error, std::optional<std::int64_t> max_workspace, bool residual_after,
+                       bool max_pool) {
+  FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) + "; expected 7 integers");
+  const auto g = geometry.begin();
+  return conv2d(input, weight, bias, residual, {g, g + 2}, {g + 2, g + 4}, {g + 4, g + 6}, g[6], algorithm, precision,
+                activation, negative_slope, backend_flags, max_error, max_workspace, residual_after, max_pool);
+}
+
+Tensor conv2d_packed_compiled(const Tensor& input, const Tensor& packed, std::optional<Tensor> bias,
+                              std::optional<Tensor> residual, IntList geometry, bool channels_last,
+                              std::string algorithm, std::string precision, std::string activation,
+                              double negative_slope, bool residual_after, bool max_pool) {
+  FASTCONV_REQUIRE(geometry.size() == 11, "geometry is " + to_text(geometry) + "; expected 11 integers");
+  const auto g = geometry.begin();
+  return conv2d_packed(input, packed, {g, g + 4}, bias, residual, {g + 4, g + 6}, {g + 6, g + 8}, {g + 8, g + 10},
+                       g[10], channels_last, algorithm, precision, activation, negative_slope, residual_after,
+                       max_pool);
 }
 
 // JSON by hand: four fields, none of which needs escaping. Empty before the first call.
@@ -334,12 +384,21 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, "
       "SymInt[] dilation, SymInt groups, str algorithm, str precision, str activation, float negative_slope, "
-      "int backend_flags, float? max_error=None, int? max_workspace=None, bool residual_after=False) -> Tensor");
+      "int backend_flags, float? max_error=None, int? max_workspace=None, bool residual_after=False, "
+      "bool max_pool=False) -> Tensor");
   library.def("pack_weight(Tensor weight, SymInt groups, str algorithm, str precision) -> Tensor");
   library.def(
       "conv2d_packed(Tensor input, Tensor packed, SymInt[] weight_shape, Tensor? bias, Tensor? residual, "
       "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, "
-      "str precision, str activation, float negative_slope, bool residual_after=False) -> Tensor");
+      "str precision, str activation, float negative_slope, bool residual_after=False, bool max_pool=False) -> Tensor");
+  library.def(
+      "conv2d_compiled(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] geometry, "
+      "str algorithm, str precision, str activation, float negative_slope, int backend_flags, float? max_error=None, "
+      "int? max_workspace=None, bool residual_after=False, bool max_pool=False) -> Tensor");
+  library.def(
+      "conv2d_packed_compiled(Tensor input, Tensor packed, Tensor? bias, Tensor? residual, SymInt[] geometry, "
+      "bool channels_last, str algorithm, str precision, str activation, float negative_slope, "
+      "bool residual_after=False, bool max_pool=False) -> Tensor");
   library.def(
       "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
       "str precision) -> ()");
@@ -350,12 +409,14 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def("set_measured(str lines) -> ()");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                             \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                       \
-    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                 \
-    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));       \
-    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));   \
-    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed)); \
+#define FASTCONV_IMPLEMENT(DEVICE)                                                             \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                       \
+    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                                 \
+    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));                       \
+    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));                   \
+    library.impl("conv2d_compiled", TORCH_BOX(&fastconv::ops::conv2d_compiled));               \
+    library.impl("conv2d_packed_compiled", TORCH_BOX(&fastconv::ops::conv2d_packed_compiled)); \
+    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed));                 \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)

@@ -4,8 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "core/integers.h"
 #include "core/roundoffs.h"
+#include "plan/gradient_parts.h"
 #include "plan/rules.h"
 
 namespace fastconv {
@@ -100,23 +100,19 @@ namespace {
 constexpr std::int64_t min_filters = 8;     // fewer leave the tiles of most of our convolutions empty
 constexpr std::int64_t many_channels = 64;  // with which a phase has enough filters to be fast alone
 
-// One dimension of a convolution, and of the phase of its input gradient with the most taps: that of row 0 modulo the
-// stride, shifted by the padding.
-struct Dimension {
-  std::int64_t size, outputs, kernel, stride, padding, dilation;
+// Of a dimension's phases the one with the most taps, and how many there are.
+struct Phases {
+  GradientPart largest;
+  int count = 0;
 
-  std::int64_t taps() const { return ceil_div(kernel, stride / common(stride, dilation)); }
-  std::int64_t step() const { return dilation / common(stride, dilation); }
-  std::int64_t rows() const { return ceil_div(size, stride); }
-  std::int64_t phase_padding() const {
-    return std::max<std::int64_t>(0, (rows() + step() * (taps() - 1) - outputs + 1) / 2);
+  explicit Phases(const GradientDimension& dimension) {
+    for (std::int64_t first = 0; first < std::min(dimension.stride, dimension.size); ++first) {
+      const GradientPart part = dimension.phase(first);
+      if (part.rows == 0) continue;
+      ++count;
+      if (part.taps.count > largest.taps.count) largest = part;
+    }
   }
-  // Rows of the gradient that all phases together see.
-  std::int64_t window() const { return (padding + stride - 1) / stride + floor_div(kernel - 1 - padding, stride) + 1; }
-
- private:
-  static std::int64_t common(std::int64_t a, std::int64_t b) { return b == 0 ? a : common(b, a % b); }
-  static std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 };
 
 // Whether direct_tiled has a kernel for so few filters, and PyTorch's gradient takes longer than that: in FP32 on a
@@ -156,28 +152,26 @@ InputGradientChoice choose_input_gradient(const std::string& name, const ConvPro
                                           const DeviceInfo& device) {
   InputGradientChoice choice{InputGradientMethod::torch, input_gradient_support(name, problem, device), problem, 1};
   if (!choice.support.ok) return choice;
-  const Dimension h{problem.h, problem.p(), problem.r, problem.stride_h, problem.pad_h, problem.dilation_h};
-  const Dimension w{problem.w, problem.q(), problem.s, problem.stride_w, problem.pad_w, problem.dilation_w};
-  ConvProblem& made = choice.convolution;
-  made.has_bias = false, made.residual = Residual::none, made.activation = Activation::none;
-  made.c = problem.k, made.k = problem.c, made.h = problem.p(), made.w = problem.q();
-  made.stride_h = made.stride_w = 1;
+  const auto h = GradientDimension::height(problem), w = GradientDimension::width(problem);
   const bool unit = problem.stride_h == 1 && problem.stride_w == 1;
-  const std::int64_t phases = problem.stride_h * problem.stride_w;
-  // Together they have at most twice the taps of the convolution itself, and one for each would have too few filters.
   if (!unit && problem.dilation_h == 1 && problem.dilation_w == 1 && problem.groups == 1 &&
-      problem.c <= many_channels && h.window() * w.window() * phases <= 2 * problem.r * problem.s) {
-    choice.method = InputGradientMethod::together;
-    made.k = phases * problem.c, made.r = h.window(), made.s = w.window();
-    made.pad_h = h.window() / 2, made.pad_w = w.window() / 2, made.dilation_h = made.dilation_w = 1;
+      problem.c <= many_channels) {
+    const ConvProblem made = gradient_convolution(problem, h.together(), w.together());
+    // At most twice the taps of the convolution itself, and one for each phase would have too few filters.
+    if (made.r * made.s * problem.stride_h * problem.stride_w <= 2 * problem.r * problem.s) {
+      choice.method = InputGradientMethod::together;
+      choice.convolution = made;
+      return choice;
+    }
+  }
+  const Phases rows(h), columns(w);
+  choice.convolutions = rows.count * columns.count;
+  if (choice.convolutions == 0) {
+    choice.support = Support::no("empty", "the filter reaches padding alone");
     return choice;
   }
   choice.method = InputGradientMethod::phases;
-  choice.convolutions = static_cast<int>(phases);
-  made.r = h.taps(), made.s = w.taps(), made.dilation_h = h.step(), made.dilation_w = w.step();
-  made.pad_h = unit ? problem.dilation_h * (problem.r - 1) - problem.pad_h : h.phase_padding();
-  made.pad_w = unit ? problem.dilation_w * (problem.s - 1) - problem.pad_w : w.phase_padding();
-  made.pad_h = std::max<std::int64_t>(0, made.pad_h), made.pad_w = std::max<std::int64_t>(0, made.pad_w);
+  choice.convolution = gradient_convolution(problem, rows.largest, columns.largest);
   return choice;
 }
 

@@ -46,7 +46,8 @@ const char* name_of(InputGradientMethod method);
 struct InputGradientChoice {
   InputGradientMethod method = InputGradientMethod::torch;
   Support support;
-  // The convolution; of phases the one with the most taps. Its input is the gradient, its layout the problem's.
+  // The convolution as it runs; of phases the one with the most taps. Its input is the gradient, its layout the
+  // problem's.
   ConvProblem convolution;
   int convolutions = 1;
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <string>
+#include <utility>
 
 #include "core/cost.h"
 #include "core/error.h"
@@ -130,8 +131,17 @@ ConvPlan with_layout(ConvPlan plan, const ConvProblem& problem, const DeviceInfo
   return plan;
 }
 
-Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
+ConvPlan with_pool(ConvPlan plan, const ConvProblem& problem, const DeviceInfo& device) {
+  plan.pools_apart = true;
+  plan.config += ", then max-pool";
+  plan.cost_us += max_pool_us(problem, device);
+  return plan;
+}
+
+Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const DeviceInfo& device) {
   Candidate candidate{&algorithm, Support::yes(), {}};
+  const bool pools_apart = asked.max_pool && !algorithm.pools;
+  const ConvProblem problem = pools_apart ? without_pool(asked) : asked;
   const bool empty = problem.output_numel() == 0;  // nothing to plan: no algorithm has to divide by a size of zero
   if (!is_library(algorithm)) {
     candidate.support = supports_common(algorithm, problem, device);
@@ -139,6 +149,7 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const
   }
   if (candidate.support.ok) {
     if (!empty) candidate.plan = with_layout(algorithm.plan(problem, device), problem, device);
+    if (pools_apart) candidate.plan = with_pool(std::move(candidate.plan), asked, device);
     if (!is_library(algorithm)) candidate.support = within_workspace(algorithm.name, candidate.plan, problem);
   }
   if (candidate.support.ok) {

@@ -34,6 +34,9 @@ double error_limit(const ConvProblem& problem, const DeviceInfo& device);
 // A plan with the memory and the time of bringing NCHW input into the layout that it asks for.
 ConvPlan with_layout(ConvPlan plan, const ConvProblem& problem, const DeviceInfo& device);
 
+// A plan of an algorithm whose kernels have no max-pool, with the time of one behind them.
+ConvPlan with_pool(ConvPlan plan, const ConvProblem& problem, const DeviceInfo& device);
+
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device);
 std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& device);
 

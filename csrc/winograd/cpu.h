@@ -11,6 +11,7 @@
 #include "core/kernels.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"
+#include "device/max_pool.h"
 #include "winograd/matrices.h"
 
 // Compiles a function once per instruction set; the loader takes the best that the machine has. What it calls must be
@@ -222,6 +223,28 @@ FASTCONV_HOST_DEVICE void finish_line(float* __restrict__ line, int count, Bias 
     for (int i = 0; i < count; ++i) line[i] += to_float(residual[i]);
   }
   for (int i = 0; i < count; ++i) y[index + i] = from_float<T>(activate(line[i] + bias(i)));
+}
+
+// act(patch + bias), and of that the largest of each 2 x 2.
+template <typename T>
+FASTCONV_CPU_CLONES void pool_patch(const float* patch,  // [2 rows][2 columns][padded_channels]
+                                    int rows, int columns, int channels, int padded_channels, std::int64_t k,
+                                    const Epilogue<T>& epilogue, float* pooled) {  // [rows][columns][padded_channels]
+  const ActivationFunction activate = epilogue.activate;
+  alignas(64) float bias[block_channels] = {};
+  for (int c = 0; c < channels; ++c) bias[c] = epilogue.bias_of(k + c);
+  const std::int64_t pitch = 2 * static_cast<std::int64_t>(columns) * padded_channels;
+  for (int row = 0; row < rows; ++row) {
+    for (int column = 0; column < columns; ++column, pooled += padded_channels) {
+      const float* above = patch + 2 * row * pitch + 2 * static_cast<std::int64_t>(column) * padded_channels;
+      const float* below = above + pitch;
+      for (int c = 0; c < channels; ++c) {
+        const auto value = [&](float sum) { return activate(sum + bias[c]); };
+        pooled[c] = larger_of(larger_of(value(above[c]), value(above[c + padded_channels])),
+                              larger_of(value(below[c]), value(below[c + padded_channels])));
+      }
+    }
+  }
 }
 
 // Writes the part of a window of the output that lies inside the image.

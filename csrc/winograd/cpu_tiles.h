@@ -99,12 +99,18 @@ void transform_outputs(const ConvArgs& args, const Runs& runs, std::int64_t begi
   const std::int64_t k_pad = runs.padded_channels(), point_stride = runs.chunk() * k_pad;
   runs.visit(begin, end, [&](const Runs::Run& run) {
     const int channels = static_cast<int>(std::min<std::int64_t>(run.padded_channels, problem.k - run.channel));
-    const Window window{run.tile_p * m, run.tile_q * m, m, run.tiles * m};
     alignas(64) float patch[m * block_elements];
     transform_output<m>(products + run.tile * k_pad + run.channel, point_stride, k_pad, run.tiles, run.padded_channels,
                         patch);
-    scatter(patch, window, channels, run.padded_channels, run.channel, out(run.n, run.channel, 0, 0), problem.p(),
-            problem.q(), out, epilogue, static_cast<T*>(args.y));
+    const auto write = [&](float* values, Window window, const Epilogue<T>& finish) {
+      scatter(values, window, channels, run.padded_channels, run.channel, out(run.n, run.channel, 0, 0), problem.y_p(),
+              problem.y_q(), out, finish, static_cast<T*>(args.y));
+    };
+    if (!problem.max_pool) return write(patch, {run.tile_p * m, run.tile_q * m, m, run.tiles * m}, epilogue);
+    constexpr int step = m / 2;
+    alignas(64) float pooled[step * block_elements / 2];
+    pool_patch(patch, step, run.tiles * step, channels, run.padded_channels, run.channel, epilogue, pooled);
+    write(pooled, {run.tile_p * step, run.tile_q * step, step, run.tiles * step}, Epilogue<T>{});
   });
 }
 

@@ -1,6 +1,7 @@
 """fuse: a copy of a model, for inference, in which what follows a convolution is computed inside it.
 
     convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
+                                                                    or     ... -> [activation] -> max-pool
 
 becomes one `fastconv.FusedConv2d`, wherever each value between them has no other reader: the norm is folded into the
 filters, the sum and the activation are the kernels' epilogue, which costs no pass over memory of its own. What goes
@@ -95,7 +96,7 @@ def fuse(
     Each convolution that `swap_` would take is taken; a torch.nn.Conv2d together with those of the following that come
     after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d with running statistics, folded
     into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU or LeakyReLU, as module or function. A sum
-    may also come last, behind the activation.
+    may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place of a sum.
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
@@ -227,8 +228,8 @@ class _Model:
         for node in nodes:
             call = call_of(node)
             assert call is not None
-            residual = node.meta.get("sums_in_place"), call.residual_after
-            ways[id(call.weight), call.activation, call.negative_slope, residual].append(node)
+            others = node.meta.get("sums_in_place"), call.residual_after, call.max_pool
+            ways[id(call.weight), call.activation, call.negative_slope, others].append(node)
         for way in ways.values():
             taken = next((n.meta["fastconv"] for n in way if n.meta["fastconv"].obstacle[0]), way[0].meta["fastconv"])
             taken.name = name
@@ -267,7 +268,7 @@ def _fused_layer(conv: Any, node: fx.Node) -> FusedConv2d:
         call.bias is not None, conv.padding_mode, "meta", conv.weight.dtype, algorithm=conv.algorithm,
         precision=conv.precision, max_error=conv.max_error, max_workspace=conv.max_workspace,
         activation=None if call.activation == "none" else call.activation, negative_slope=call.negative_slope,
-        residual_after=call.residual_after,
+        residual_after=call.residual_after, max_pool=call.max_pool,
     )  # fmt: skip
     layer._sums_in_place = node.meta.get("sums_in_place", False)
     layer._fastconv.frozen = True

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.nn.modules.utils import _pair
 
 from fastconv import ops
 from fastconv.layer import Layer
@@ -28,6 +29,8 @@ _ACTIVATION_FUNCTIONS: dict[Any, str] = {
     torch.relu: "relu", torch.relu_: "relu", F.relu: "relu", F.relu_: "relu", "relu": "relu", "relu_": "relu",
     F.relu6: "relu6", F.silu: "silu", F.leaky_relu: "leaky_relu", F.leaky_relu_: "leaky_relu",
 }  # fmt: skip
+_MAX_POOLS = (F.max_pool2d, torch.max_pool2d)
+_POOL_ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 _IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -145,6 +148,8 @@ def _module_of(node: fx.Node, module: nn.Module) -> Spelled | None:
             lambda x: (x, gamma, beta, mean, variance, module.momentum, module.eps),
             obstacle=_norm_obstacle(module) or hooks,
         )
+    if type(module) is nn.MaxPool2d:
+        return _max_pool(node, module, hooks)
     name = _ACTIVATION_MODULES.get(type(module))
     return None if name is None else _activation(name, getattr(module, "negative_slope", 0.01), hooks)
 
@@ -166,8 +171,12 @@ def _function_of(node: fx.Node) -> Spelled | None:
     if node.target in _SUMS:
         of_two = len(node.args) == 2 and all(isinstance(arg, fx.Node) for arg in node.args)
         return Spelled(aten.add.Tensor) if of_two and node.kwargs in ({}, {"alpha": 1}) else None
+    if not isinstance(next(iter(node.args), None), fx.Node):
+        return None
+    if node.target in _MAX_POOLS:
+        return _max_pool(node, None)
     name = _ACTIVATION_FUNCTIONS.get(node.target)
-    if name is None or not isinstance(next(iter(node.args), None), fx.Node):
+    if name is None:
         return None
     slope = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)
     return _activation(name, slope)
@@ -180,6 +189,19 @@ def _activation(name: str, slope: Any, obstacle: Obstacle | None = None) -> Spel
             return None
         rest = [slope]
     return Spelled(target, lambda x: (x, *rest), obstacle=obstacle)
+
+
+def _max_pool(node: fx.Node, module: nn.Module | None, obstacle: Obstacle | None = None) -> Spelled | None:
+    asked: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+    if module is None:
+        asked |= dict(zip(_POOL_ARGUMENTS, node.args[1:], strict=False)) | node.kwargs
+    else:
+        asked |= {name: getattr(module, name) for name in _POOL_ARGUMENTS}
+    kernel, stride, padding, dilation, ceil, indices = (asked.get(name) for name in _POOL_ARGUMENTS)
+    if indices is not False:
+        return None
+    rest = (*map(_pair, (kernel, kernel if stride is None else stride, padding, dilation)), ceil)
+    return Spelled(aten.max_pool2d_with_indices.default, lambda x: (x, *rest), obstacle=obstacle)
 
 
 def may_write(node: fx.Node, module: nn.Module | None) -> bool:

@@ -43,6 +43,9 @@ library.define(
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
 pack_weight_op: OpOverload = torch.ops.fastconv.pack_weight.default
 conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
+# In their place in Inductor's code: without gradients, and with one list of all sizes.
+conv2d_compiled_op: OpOverload = torch.ops.fastconv.conv2d_compiled.default
+conv2d_packed_compiled_op: OpOverload = torch.ops.fastconv.conv2d_packed_compiled.default
 refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
 input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
@@ -58,23 +61,34 @@ def call(operator: Callable[..., Any], *args: Any) -> Any:
     try:
         return operator(*args)
     except RuntimeError as error:
-        failure = failures.translated(error, args)
-        if failure is error:
-            raise
-        repeats = operator in (conv2d_op, _layer_forward, _recorded_convolution)
-        is_torch = repeats and (last_call() or {}).get("algorithm") == "torch"
-        if not (is_torch and failures.is_silent(error)):
-            raise failure from None
-        if operator is not conv2d_op:
-            raise failures.UnseenError(str(failure)) from None
+        _raise_translated(operator, error, args)
     return plain.conv2d(*args)  # the same once more, where its exception can be seen
 
 
+def _raise_translated(operator: Callable[..., Any], error: RuntimeError, args: tuple[Any, ...]) -> None:
+    """Raises what `call` does; not where the same call of PyTorch's convolution would tell more."""
+    failure = failures.translated(error, args)
+    if failure is error:
+        raise error
+    repeats = operator in (conv2d_op, _layer_forward, _recorded_convolution)
+    is_torch = repeats and (last_call() or {}).get("algorithm") == "torch"
+    if not (is_torch and failures.is_silent(error)):
+        raise failure from None
+    if operator is not conv2d_op:
+        raise failures.UnseenError(str(failure)) from None
+
+
 def options(
-    max_error: float | None = None, max_workspace: int | None = None, residual_after: bool = False
-) -> tuple[settings.Limits, bool]:
+    max_error: float | None = None, max_workspace: int | None = None, residual_after: bool = False,
+    max_pool: bool = False,
+) -> tuple[settings.Limits, bool, bool]:  # fmt: skip
     """The last arguments of `conv2d`, which PyTorch leaves out where they are the default."""
-    return settings.Limits(max_error, max_workspace), residual_after
+    return settings.Limits(max_error, max_workspace), residual_after, max_pool
+
+
+def packed_options(residual_after: bool = False, max_pool: bool = False) -> tuple[bool, bool]:
+    """The last arguments of `conv2d_packed`, likewise."""
+    return residual_after, max_pool
 
 
 def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> dict[str, Any]:
@@ -141,11 +155,11 @@ _layer_forward = torch.ops.fastconv.layer_forward.default
 
 def layer_new(
     algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float,
-    limits: settings.Limits, residual_after: bool = False,
+    limits: settings.Limits, residual_after: bool = False, max_pool: bool = False,
 ) -> int:  # fmt: skip
     """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers. `residual_after`: a
-    call's residual is added to the activation's value."""
-    arguments = (algorithm, geometry, activation, negative_slope, *limits, residual_after)
+    call's residual is added to the activation's value. `max_pool`: of that value each 2 x 2 give their largest."""
+    arguments = (algorithm, geometry, activation, negative_slope, *limits, residual_after, max_pool)
     return int(call(torch.ops.fastconv.layer_new.default, *arguments))
 
 
@@ -155,23 +169,29 @@ def layer_forward(
     """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the
     residual behind the activation, below autograd, after comparing the weight with what was packed. None if that takes
     Python: `layer_status()` says what."""
-    y: Tensor | None = call(_layer_forward, input, weight, bias, residual, layer, mode)
+    try:
+        y: Tensor | None = _layer_forward(input, weight, bias, residual, layer, mode)
+    except RuntimeError as error:
+        _raise_translated(_layer_forward, error, (input, weight, bias, residual))
     return y
 
 
-def layer_call(layer: int, geometry: Sequence[int], mode: int) -> tuple[Any, ...]:
-    """What `recorded_convolution` takes beside tensors; `geometry` as of `layer_new`."""
-    stride, padding, dilation, groups = geometry[0:2], geometry[2:4], geometry[4:6], geometry[6]
-    return stride, padding, dilation, False, torch.ops.fastconv.layer_call.default(layer, mode), groups
+def layer_call(layer: int, mode: int) -> list[int]:
+    """What `recorded_convolution` takes beside tensors."""
+    code: list[int] = torch.ops.fastconv.layer_call.default(layer, mode)
+    return code
 
 
 _recorded_convolution = torch.ops.aten.convolution_overrideable.default
 
 
-def recorded_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, layer_call: tuple[Any, ...]) -> Tensor:
+def recorded_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, layer_call: list[int]) -> Tensor:
     """`layer_forward` without a residual, of a layer without an activation, recorded by autograd. What takes Python is
     for the next call: `layer_status()` says what."""
-    y: Tensor = call(_recorded_convolution, input, weight, bias, *layer_call)
+    try:
+        y: Tensor = _recorded_convolution(input, weight, bias, (), (), (), False, layer_call, 1)
+    except RuntimeError as error:
+        _raise_translated(_recorded_convolution, error, (input, weight, bias))
     return y
 
 
@@ -222,6 +242,22 @@ def instrumented_megakernel(
     """winograd_megakernel as measurements want it, into `output`: see `fastconv.instrumented`, which calls it."""
     arguments = (input, packed, weight_shape, padding, channels_last, precision, d_ig, d_go, m, blocks, delay, series)
     call(torch.ops.fastconv.instrumented_megakernel.default, *arguments, output, records)
+
+
+def ladder(
+    input: Tensor, weight: Tensor, stride: int, padding: int, form: str, restricted: bool, constant_size: bool,
+    constant_filters: bool, rows: int, columns: int, output: Tensor, workspace: Tensor | None,
+) -> None:  # fmt: skip
+    """A convolution by one of the kernels of two sources' optimisation ladders, into `output`; for measurements alone
+    (benchmarks/papers/ladder.py). CUDA, contiguous, float32, or float16 with products and sums in half.
+
+    form: "direct", "unroll", whose `workspace` (uint8) holds the unrolled input of one image or more, or "fused".
+    restricted: pointers are `__restrict__`. constant_size: the filter's size is a template constant. constant_filters:
+    the filters lie in constant memory, which all streams share: one such call at a time. rows, columns: of a product's
+    tile. Raises UnsupportedError for what has no kernel.
+    """
+    flags = (form, restricted, constant_size, constant_filters, rows, columns)
+    call(torch.ops.fastconv.ladder.default, input, weight, stride, padding, *flags, output, workspace)
 
 
 measured_generation = 0  # grows with every table: what was chosen at a smaller one may be chosen otherwise now

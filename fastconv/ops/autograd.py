@@ -102,11 +102,21 @@ def _output_tells_gradient(activation: str, slope: float) -> bool:
 def _epilogue_setup(ctx: Any, residual: int, residual_after: bool) -> None:
     """`residual`: its place among the inputs. after: it is behind an activation, which its gradient does not go
     through, and whose value the output does not tell. masks: a gradient goes through the activation. recompute: by the
-    activation's argument, which is computed again."""
+    activation's argument, which is computed again, as it is for a max-pool, ctx.max_pool."""
     ctx.after = residual_after and ctx.activation != "none"
     through = any(needed for i, needed in enumerate(ctx.needs_input_grad) if not (ctx.after and i == residual))
     ctx.masks = ctx.activation != "none" and through
-    ctx.recompute = ctx.masks and (ctx.after or not _output_tells_gradient(ctx.activation, ctx.slope))
+    unknown = ctx.masks and (ctx.after or not _output_tells_gradient(ctx.activation, ctx.slope))
+    ctx.recompute = unknown or (ctx.max_pool and through)
+
+
+def _epilogue_gradient(ctx: Any, grad: Tensor, saved: Tensor) -> Tensor:
+    """The gradient of the activation's argument. saved: that, if it was computed again, or the output."""
+    if ctx.max_pool:
+        y = saved if ctx.activation == "none" else plain.activate(saved, ctx.activation, ctx.slope)
+        _, indices = torch.nn.functional.max_pool2d(y, 2, return_indices=True)
+        grad = aten.max_pool2d_with_indices_backward(grad, y, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+    return _activation_gradient(grad, saved, ctx.activation, ctx.slope, not ctx.recompute) if ctx.masks else grad
 
 
 # conv2d --------------------------------------------------------------------------------------------------------------
@@ -115,7 +125,7 @@ def _epilogue_setup(ctx: Any, residual: int, residual_after: bool) -> None:
 def _conv2d_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, bias, residual, *ctx.geometry = inputs[:8]
     ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, ctx.flags, *options = inputs[8:]
-    ctx.limits, after = ops.options(*options)
+    ctx.limits, after, ctx.max_pool = ops.options(*options)
     _epilogue_setup(ctx, 3, after and residual is not None)
     ctx.sizes = input.shape, weight.shape
     needs_input, needs_weight = ctx.needs_input_grad[:2]
@@ -136,16 +146,14 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
             input, weight, bias, residual, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags,
             *ctx.limits,
         )  # fmt: skip
-    whole = grad
-    if ctx.masks:
-        grad = _activation_gradient(grad, output, ctx.activation, ctx.slope, not ctx.recompute)
+    whole, grad = grad, _epilogue_gradient(ctx, grad, output)
     needs = ctx.needs_input_grad
     return (
         input_gradient(grad, weight, ctx.sizes[0], *shared) if needs[0] else None,
         weight_gradient(input, grad, ctx.sizes[1], *shared) if needs[1] else None,
         grad.sum((0, 2, 3)) if needs[2] else None,
         (whole if ctx.after else grad) if needs[3] else None,
-        *[None] * 12,
+        *[None] * 13,
     )
 
 
@@ -206,8 +214,9 @@ def _plain_weight_gradient(
 
 def _conv2d_packed_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, packed, ctx.weight_shape, bias, residual, *ctx.geometry = inputs[:9]
-    ctx.channels_last, ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, *after = inputs[9:]
-    _epilogue_setup(ctx, 4, any(after) and residual is not None)
+    ctx.channels_last, ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, *options = inputs[9:]
+    after, ctx.max_pool = ops.packed_options(*options)
+    _epilogue_setup(ctx, 4, after and residual is not None)
     ctx.input_size = input.shape
     ctx.save_for_backward(
         input if ctx.recompute else None,
@@ -241,9 +250,7 @@ def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
             input, packed, ctx.weight_shape, bias, residual, *ctx.geometry, ctx.channels_last, ctx.algorithm,
             ctx.precision, "none", 0.0,
         )  # fmt: skip
-    whole = grad
-    if ctx.masks:
-        grad = _activation_gradient(grad, output, ctx.activation, ctx.slope, not ctx.recompute)
+    whole, grad = grad, _epilogue_gradient(ctx, grad, output)
     needs = ctx.needs_input_grad
     grad_input = None
     if needs[0]:
@@ -260,7 +267,7 @@ def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         None,
         grad.sum((0, 2, 3)) if needs[3] else None,
         (whole if ctx.after else grad) if needs[4] else None,
-        *[None] * 10,
+        *[None] * 11,
     )
 
 
@@ -308,13 +315,25 @@ def _fold_epilogue(
     return bias, None if residual is None else residual.flatten(0, 1)
 
 
+def _vmap_pool(
+    vmap: Callable[..., tuple[Tensor, int]], info: Any, in_dims: Sequence[Any], args: Any
+) -> tuple[Any, int]:
+    """The pool behind a call without it."""
+    y, dim = vmap(info, in_dims, *args)
+    y = y.movedim(dim, 0)
+    return plain.pooled(y.flatten(0, 1)).unflatten(0, y.shape[:2]), 0
+
+
 def _vmap_conv2d(info, in_dims, *args):  # type: ignore[no-untyped-def]
     input, weight, bias, residual, stride, padding, dilation, groups, algorithm, *rest = args
     x_dim, w_dim, b_dim, r_dim = in_dims[:4]
     size = info.batch_size
-    if b_dim is not None and residual is not None and ops.options(*rest[4:])[1]:
+    limits, after, max_pool = ops.options(*rest[4:])
+    if max_pool:
+        return _vmap_pool(_vmap_conv2d, info, in_dims, (*args[:13], *limits, after))
+    if b_dim is not None and residual is not None and after:
         bare = (input, weight, bias, None, *args[4:13])
-        y, dim = _vmap_conv2d(info, (x_dim, w_dim, b_dim, None), *bare, *ops.options(*rest[4:])[0])
+        y, dim = _vmap_conv2d(info, (x_dim, w_dim, b_dim, None), *bare, *limits)
         return y.movedim(dim, 0) + _batched(residual, r_dim, size), 0
     if w_dim is None:
         x = _batched(input, x_dim, size)
@@ -365,7 +384,10 @@ def _vmap_conv2d_packed(info, in_dims, *args):  # type: ignore[no-untyped-def]
     if in_dims[1] is not None:
         return _loop(conv2d_packed, info, in_dims, args)
     size = info.batch_size
-    if in_dims[3] is not None and residual is not None and any(rest[6:]):
+    after, max_pool = ops.packed_options(*rest[6:])
+    if max_pool:
+        return _vmap_pool(_vmap_conv2d_packed, info, in_dims, (*args[:14], after))
+    if in_dims[3] is not None and residual is not None and after:
         y, _ = _vmap_conv2d_packed(info, (*in_dims[:4], None), *args[:4], None, *args[5:14])
         return y + _batched(residual, in_dims[4], size), 0
     x = _batched(input, in_dims[0], size)
@@ -381,8 +403,9 @@ def _vmap_pack_weight(info, in_dims, *args):  # type: ignore[no-untyped-def]
 
 
 # activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the residual
-# behind the activation: input, weight, bias, residual, stride, padding, dilation, groups, algorithm, precision,
-# activation, slope, flags, max_error=None, max_workspace=None, residual_after=False.
+# behind the activation, or of each 2 x 2 the largest: input, weight, bias, residual, stride, padding, dilation, groups,
+# algorithm, precision, activation, slope, flags, max_error=None, max_workspace=None, residual_after=False,
+# max_pool=False.
 conv2d = _differentiable(ops.conv2d_op, _conv2d_setup, _conv2d_backward, _vmap_conv2d, plain.conv2d)
 input_gradient = _differentiable(
     ops.input_gradient_op, _gradient_setup, _input_gradient_backward, _vmap_input_gradient, _plain_input_gradient
@@ -392,7 +415,8 @@ weight_gradient = _differentiable(
 )
 # `conv2d` with a weight from `ops.pack_weight` for the same algorithm, precision and dtype: input, packed,
 # weight_shape, bias, residual, stride, padding, dilation, groups, channels_last, algorithm, precision, activation,
-# slope, residual_after=False. channels_last: whether the plain weight was, which counts for the output's memory format.
+# slope, residual_after=False, max_pool=False. channels_last: whether the plain weight was, which counts for the
+# output's memory format.
 conv2d_packed = _differentiable(
     ops.conv2d_packed_op, _conv2d_packed_setup, _conv2d_packed_backward, _vmap_conv2d_packed, _plain_conv2d_packed
 )

@@ -15,7 +15,7 @@ from fastconv.ops.geometry import Geometry
 
 def _fake_conv2d(
     input: Tensor, weight_shape: Sequence[int], bias: Tensor | None, residual: Tensor | None, geometry: Geometry,
-    memory_format: torch.memory_format,
+    max_pool: bool, memory_format: torch.memory_format,
 ) -> Tensor:  # fmt: skip
     stride, padding, dilation, groups = geometry
 
@@ -50,23 +50,54 @@ def _fake_conv2d(
         for size, wanted in zip(tensor.shape, expected, strict=True):
             check(size == wanted, f"{name} has shape {list(tensor.shape)}; expected {expected}")
         check(tensor.dtype == input.dtype, f"{name} and input differ in dtype")
+    if max_pool:
+        check(residual is None, "max_pool is True; expected no residual beside it")
+        for size in (p, q):
+            check(size >= 2, f"max_pool is True of an output of {[p, q]}; expected at least [2, 2]")
+        shape[2:] = p // 2, q // 2
     return torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=memory_format)
+
+
+@torch.library.register_fake(ops.conv2d_compiled_op, lib=ops.library)
+def _(input, weight, bias, residual, geometry, *rest):  # type: ignore[no-untyped-def]
+    _, _, max_pool = ops.options(*rest[5:])
+    return _fake_of_weight(input, weight, bias, residual, _split(geometry), max_pool)
+
+
+@torch.library.register_fake(ops.conv2d_packed_compiled_op, lib=ops.library)
+def _(input, packed, bias, residual, geometry, channels_last, *rest):  # type: ignore[no-untyped-def]
+    memory_format = torch.channels_last if channels_last else ops.format_of(input)
+    _, max_pool = ops.packed_options(*rest[4:])
+    return _fake_conv2d(input, geometry[:4], bias, residual, _split(geometry[4:]), max_pool, memory_format)
+
+
+def _split(values: Sequence[Any]) -> Geometry:
+    return Geometry(values[0:2], values[2:4], values[4:6], values[6])
 
 
 @torch.library.register_fake(ops.conv2d_op, lib=ops.library)
 def _(input, weight, bias, residual, *rest):  # type: ignore[no-untyped-def]
+    _, _, max_pool = ops.options(*rest[9:])
+    return _fake_of_weight(input, weight, bias, residual, Geometry(*rest[:4]), max_pool)
+
+
+def _fake_of_weight(
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, max_pool: bool
+) -> Tensor:
     torch._check(weight.dtype == input.dtype, lambda: "fastconv: weight and input differ in dtype")
     torch._check(  # a forgotten weight on the meta device brings a call here whose input has values
         weight.device == input.device,
         lambda: f"fastconv: weight is on {weight.device}; expected input's {input.device}",
     )
-    return _fake_conv2d(input, weight.shape, bias, residual, Geometry(*rest[:4]), ops.format_of(input, weight))
+    return _fake_conv2d(input, weight.shape, bias, residual, geometry, max_pool, ops.format_of(input, weight))
 
 
 @torch.library.register_fake(ops.conv2d_packed_op, lib=ops.library)
-def _(input, packed, weight_shape, bias, residual, stride, padding, dilation, groups, channels_last, *_):  # type: ignore[no-untyped-def]
+def _(input, packed, weight_shape, bias, residual, stride, padding, dilation, groups, channels_last, *rest):  # type: ignore[no-untyped-def]
     memory_format = torch.channels_last if channels_last else ops.format_of(input)
-    return _fake_conv2d(input, weight_shape, bias, residual, Geometry(stride, padding, dilation, groups), memory_format)
+    geometry = Geometry(stride, padding, dilation, groups)
+    _, max_pool = ops.packed_options(*rest[4:])
+    return _fake_conv2d(input, weight_shape, bias, residual, geometry, max_pool, memory_format)
 
 
 @torch.library.register_fake(ops.pack_weight_op, lib=ops.library)

@@ -26,13 +26,15 @@ def conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, activation: str,
     slope: float, flags: int, max_error: Any = None, max_workspace: Any = None, residual_after: bool = False,
+    max_pool: bool = False,
 ) -> Tensor:  # fmt: skip
     """The operator `conv2d`. `algorithm` and limits are its, and say nothing here."""
     y = aten._convolution(
         input, weight, bias, stride, padding, dilation, False, [0, 0], groups, *settings.unpack_flags(flags),
         precision == "tf32",
     )  # fmt: skip
-    return epilogue(y, residual, activation, slope, residual_after)
+    y = epilogue(y, residual, activation, slope, residual_after)
+    return pooled(y) if max_pool else y
 
 
 def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float, residual_after: bool = False) -> Tensor:
@@ -42,6 +44,11 @@ def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float, 
     if activation != "none":
         y = activate(y, activation, slope)
     return y + residual.to(y.dtype) if residual is not None and residual_after else y
+
+
+def pooled(y: Tensor) -> Tensor:
+    """The largest of each 2 x 2: [N, K, P, Q] -> [N, K, P // 2, Q // 2], by PyTorch."""
+    return F.max_pool2d(y, 2)
 
 
 def activate(y: Tensor, activation: str, slope: float, inplace: bool = False) -> Tensor:

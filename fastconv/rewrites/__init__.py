@@ -1,6 +1,7 @@
 """Rewrites of ATen graphs: convolutions become fastconv's operators, and take in what follows them.
 
     convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
+                                                                    or     ... -> [activation] -> max-pool
 
 A rewrite is a declaration in `patterns`; `apply` goes through a graph with a list of them. The graph of `rewrite` is a
 functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each: `table` says which
@@ -37,6 +38,7 @@ _KEPT = (
     aten.hardtanh.default,
     aten.leaky_relu.default,
 )
+_MAX_POOL = aten.max_pool2d_with_indices.default  # kept if it is one that a convolution can end in
 
 
 def table(decompositions: Decompositions) -> Decompositions:
@@ -46,7 +48,14 @@ def table(decompositions: Decompositions) -> Decompositions:
     for operator in (aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default):
         if operator in result:
             result[operator] = functools.partial(_batch_norm, result[operator])
+    if _MAX_POOL in result:
+        result[_MAX_POOL] = functools.partial(_max_pool, result[_MAX_POOL])
     return result
+
+
+def _max_pool(otherwise: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The decomposition of a max-pool, which leaves those alone that a convolution can end in."""
+    return NotImplemented if patterns.is_our_pool(*args, **kwargs) else otherwise(*args, **kwargs)
 
 
 def _batch_norm(
@@ -125,7 +134,8 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
     left = apply(graph, patterns.FUSING, asked, edit)
     apply(graph, patterns.CHOOSING, asked, edit)
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in _KEPT and node.target in decompositions:
+        is_kept = node.target in _KEPT or (node.target is _MAX_POOL and patterns.is_our_pool(*node.args, **node.kwargs))
+        if node.op == "call_function" and is_kept and node.target in decompositions:
             edit.inline(node, decompositions[node.target], decompositions)
     edit.refresh()
     graph.eliminate_dead_code()

@@ -60,6 +60,7 @@ class Call(NamedTuple):
     max_error: float | None = None
     max_workspace: int | None = None
     residual_after: bool = False
+    max_pool: bool = False
 
     @property
     def geometry(self) -> Geometry:
@@ -87,7 +88,7 @@ def layer_call(layer: Any, input: Any, residual: Any = None) -> Call:
         getattr(layer, "activation", None) or "none", getattr(layer, "negative_slope", 0.0),
         settings.switches.backend_flags,
         *settings.resolve_limits(layer.max_error, layer.max_workspace, algorithm),
-        getattr(layer, "residual_after", False),
+        getattr(layer, "residual_after", False), getattr(layer, "max_pool", False),
     )  # fmt: skip
 
 
@@ -117,7 +118,7 @@ class Taken:
         self.input_shape = tuple(sizes[:4])
         device = ops.device_info(value_of(call.weight).device)
         rows = []
-        for form in (call, call._replace(residual=None, activation="none")):
+        for form in (call, call._replace(residual=None, activation="none", max_pool=False)):
             found = _C.candidates(problem_of(form), device)  # type: ignore[arg-type]
             rows += [row for row in found if row["algorithm"] == self.algorithm and row["ok"]]
         if len(rows) == 2:
@@ -180,7 +181,7 @@ def problem_of(call: Call) -> _C.ConvProblem | None:
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(call.stride), padding=tuple(call.padding),
         dilation=tuple(call.dilation), groups=call.groups, dtype=ops.dtype_name(x.dtype), precision=call.precision,
         layout="nhwc" if channels_last else "nchw", bias=call.bias is not None, residual=call.residual is not None,
-        activation=call.activation, residual_after=call.residual_after,
+        activation=call.activation, residual_after=call.residual_after, max_pool=call.max_pool,
         **settings.Limits(call.max_error, call.max_workspace)._asdict(),
     )  # fmt: skip
 
@@ -196,6 +197,15 @@ def planned(call: Call) -> tuple[str, Obstacle]:
     row = next(row for row in _C.candidates(problem, device) if row["algorithm"] == call.algorithm)
     obstacle = ops.obstacle_of(row, problem, device, limited=call.max_error is not None)
     return ("torch", obstacle) if obstacle is not None else (call.algorithm, ("", ""))
+
+
+def pools_inside(call: Call) -> bool:
+    """Whether what the planner takes for the call does its max-pool in its kernels."""
+    problem, (algorithm, _) = problem_of(call), planned(call)
+    if problem is None:
+        return False
+    rows = _C.candidates(problem, ops.device_info(value_of(call.weight).device))
+    return any(row["algorithm"] == algorithm and row["ok"] and not row["pools_apart"] for row in rows)
 
 
 def is_librarys(algorithm: str) -> bool:

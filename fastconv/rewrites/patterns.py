@@ -24,6 +24,7 @@ from fastconv.rewrites.convolution import (
     is_static,
     obstacle_of,
     planned,
+    pools_inside,
     problem_of,
 )
 from fastconv.rewrites.editor import Editor, read, same, spelled, value_of
@@ -104,7 +105,7 @@ CONVOLUTION = Rewrite("convolution", (aten.convolution.default,), _find_convolut
 def _open_call(node: Any) -> Call | None:
     """The call, if its epilogue can still take something in."""
     call = call_of(node)
-    return call if call is not None and call.activation == "none" else None
+    return call if call is not None and call.activation == "none" and not call.max_pool else None
 
 
 def between_obstacle(match: Match) -> Obstacle | None:
@@ -140,18 +141,21 @@ def _grown(match: Match, edit: Editor, part: str, **arguments: Any) -> fx.Node:
     return node
 
 
+def _first_output(node: fx.Node) -> fx.Node | None:
+    """The first output of an operator that has several; None if others are read, too."""
+    if "spelled" in node.meta:
+        return node  # a module's only one
+    outputs = [user for user in node.users if user.target is operator.getitem]
+    return outputs[0] if [user.args[1] for user in outputs] == [0] else None
+
+
 def _find_norm(node: fx.Node, asked: Asked) -> Match | None:
     x, *numbers = read(node)[1]
-    call = _open_call(x)
-    if call is None or call.residual is not None:
+    call, output = _open_call(x), _first_output(node)
+    if call is None or call.residual is not None or output is None:
         return None
-    if "spelled" not in node.meta:  # the operator has other outputs beside the first one
-        outputs = [user for user in node.users if user.target is operator.getitem]
-        if [user.args[1] for user in outputs] != [0]:
-            return None
-        node = outputs[0]
     gamma, beta, mean, variance, _, epsilon = numbers
-    return Match(node, x, {"folded": (call.weight, call.bias, gamma, beta, mean, variance, epsilon)})
+    return Match(output, x, {"folded": (call.weight, call.bias, gamma, beta, mean, variance, epsilon)})
 
 
 # The relative L2 error of the filters that rounding them to their dtype makes is at most half a spacing, unless the
@@ -221,7 +225,8 @@ def _find_sum(node: fx.Node, asked: Asked) -> Match | None:
     _, args, kwargs = read(node)
     if len(args) != 2 or kwargs.get("alpha", 1) != 1 or args[0] is args[1]:
         return None
-    found = [arg for arg in args if (call := call_of(arg)) is not None and call.residual is None]
+    calls = {arg: call for arg in args if (call := call_of(arg)) is not None}
+    found = [arg for arg, call in calls.items() if call.residual is None and not call.max_pool]
     # Of two convolutions that are added, one that nobody else reads; of two such, the one that the sum is written over,
     # or one that can still take an activation in; of two such, the later one.
     alone = [arg for arg in found if len(arg.users) == 1] or found
@@ -283,6 +288,38 @@ ACTIVATION = Rewrite(
 )
 
 
+def is_our_pool(
+    x: Any, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: Any = False
+) -> bool:
+    """Whether a max-pool with these arguments is the one that a convolution can end in."""
+    return [set(kernel), set(stride or kernel), set(padding), set(dilation), ceil] == [{2}, {2}, {0}, {1}, False]
+
+
+def _find_max_pool(node: fx.Node, asked: Asked) -> Match | None:
+    _, args, kwargs = read(node)
+    call, output = call_of(args[0]), _first_output(node)
+    if output is None or not is_our_pool(*args, **kwargs):
+        return None
+    if call is None or call.residual is not None or call.max_pool or len(args[0].users) > 1:
+        return None  # what is read again, as in a U-Net, nobody expects in there
+    return Match(output, args[0])
+
+
+def _max_pool_obstacle(match: Match, asked: Asked) -> Obstacle | None:
+    call = call_of(match.conv)
+    assert call is not None
+    if value_of(match.conv) is None or pools_inside(call._replace(max_pool=True)):
+        return None  # a graph without shapes: the layer pools behind kernels that have none
+    return "max_pool", "its kernels have no max-pool"
+
+
+def _max_pool(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    return _grown(match, edit, "max_pool", max_pool=True)
+
+
+MAX_POOL = Rewrite("max-pool", (aten.max_pool2d_with_indices.default,), _find_max_pool, _max_pool_obstacle, _max_pool)
+
+
 # Which convolution runs: after all else ------------------------------------------------------------------------------
 
 
@@ -325,6 +362,8 @@ def _as_pytorchs(match: Match, asked: Asked, edit: Editor) -> fx.Node:
         node = edit.emit(target, node, *arguments, *slope)
     if call.residual is not None and call.residual_after:
         node = edit.emit(aten.add.Tensor, node, call.residual)
+    if call.max_pool:
+        node = edit.emit(operator.getitem, edit.emit(aten.max_pool2d_with_indices.default, node, [2, 2], [2, 2]), 0)
     return node
 
 
@@ -348,7 +387,7 @@ def _as_packed(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     node = edit.emit(
         ops.conv2d_packed_op, call.input, packed, list(weight.shape), call.bias, call.residual, *call.geometry,
         ops.format_of(weight) == torch.channels_last, algorithm, call.precision, call.activation, call.negative_slope,
-        call.residual_after,
+        call.residual_after, call.max_pool,
     )  # fmt: skip
     node.meta["fastconv"] = match.taken
     return node
@@ -421,6 +460,6 @@ GRADIENTS = Rewrite(
 )
 
 # A node meets those of a list whose targets have its operator; lists are gone through one after the other.
-EPILOGUE = (BATCH_NORM, RESIDUAL, ACTIVATION)
+EPILOGUE = (BATCH_NORM, RESIDUAL, ACTIVATION, MAX_POOL)
 FUSING = (CONVOLUTION, *EPILOGUE, GRADIENTS)
 CHOOSING = (PYTORCH, PACKED)

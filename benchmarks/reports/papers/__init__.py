@@ -1,14 +1,15 @@
 """Tables and sentences of docs/papers from the files of benchmarks/papers: `<gpu>/paper/<source>/<table>[/...]`.
 
-index                               which idea is worth what
+index                               which source's idea is worth what
+worth                               the same, idea by idea
 cuconv/overall                      share of configurations won, mean and largest speedup there
 cuconv/sizes/<algorithm>/<class>    the same by filter size and batch
 cuconv/variants/<class>             every variant of cuDNN and of ours over the best of all
 single_image/layers|kernels|statistic|blocks|networks
-lenet5/layers/<class>, lenet5/network
+lenet5/layers/<class>, lenet5/ladder/<class>, lenet5/steps, lenet5/network
 textbook/model                      arithmetic alone: needs no rows
-textbook/ladder/<class>
-megakernel/layers/<class>, megakernel/batches/<class>, megakernel/networks
+textbook/ladder/<class>, textbook/kernels
+megakernel/layers/<class>, megakernel/batches/<class>, megakernel/resnet2/<class>, megakernel/networks
 <source>/machine[/<part>]           what the file was measured on
 <source>/said                       one sentence: what holds of the source's claim
 
@@ -37,6 +38,8 @@ def region(rest: Sequence[str], gpu: str, file: File) -> str | None:
     match rest:
         case ["index"]:
             return index.table(file)
+        case ["worth"]:
+            return index.worth(file)
         case [source, "machine", *part] if source in SOURCES and len(part) < 2:
             document = file("_".join(["paper", source, *part]))
             return NOTHING if document is None else common.machine_line(document)

@@ -1,13 +1,16 @@
-"""Which of the five ideas is worth what: a row per source, filled from the rows of its experiments."""
+"""Which of the five ideas is worth what: a row per source, and one per idea of theirs, filled from the experiments'
+rows."""
 
 from __future__ import annotations
 
 from benchmarks.layers.suite import ratio
+from benchmarks.papers.textbook import LAYERS, OWN_CONSTANT, OWN_DIRECT, OWN_UNROLL
 from benchmarks.reports import common
 from benchmarks.reports import megakernel as study
 from benchmarks.reports.networks import speedup_of
 from benchmarks.reports.papers import cuconv, lenet5, megakernel, single_image, textbook
 from benchmarks.reports.papers.shared import NOTHING, File, of_class, wins
+from benchmarks.studies.ladder import HALF, PREFIX
 
 
 def _megakernel(file: File) -> tuple[str, str]:
@@ -64,18 +67,20 @@ def _single_image(file: File) -> tuple[str, str]:
 
 
 def _lenet5(file: File) -> tuple[str, str]:
-    rows = of_class(file("paper_lenet5") or {"rows": []}, "ieee")
+    document = file("paper_lenet5") or {"rows": []}
     network = (file("paper_lenet5_network") or {"rows": []})["rows"]
-    gains = []
-    for n in {row["n"] for row in rows}:
-        its = [row for row in rows if row["n"] == n]
-        totals = [lenet5._total([row["algorithms"].get(rung) for row in its]) for rung in lenet5.RUNGS]
-        known = [us for us in totals if us]
-        if totals[0] and known:
-            gains.append(totals[0] / min(known))
-    same = sum(row["accuracy"] == row["torch_accuracy"] for row in network)
-    here = f"{min(gains):.1f} to {max(gains):.1f}x over `direct`" if gains else NOTHING
-    return here, f"Accuracy unchanged for {same} of {len(network)} rungs and classes" if network else NOTHING
+    first = lenet5.totals(document, f"{PREFIX}direct")
+    gains = [n_us / best[1] for n, n_us in first.items() if (best := lenet5.fastest_rung(document, n))]
+    here = f"{min(gains):.1f} to {max(gains):.1f}x over its first rung" if gains else NOTHING
+    exact = [row for row in network if not row["mode"].startswith(HALF)]
+    same = sum(row["accuracy"] == row["torch_accuracy"] for row in exact)
+    verdict = f"Accuracy unchanged for {same} of {len(exact)} rungs and classes" if exact else NOTHING
+    n = max(first, default=0)
+    worth = {step: its[n] for step, its in lenet5.step_gains(document).items() if n in its}
+    if worth and exact:
+        most = max(worth, key=lambda step: worth[step])
+        verdict += f"; the step worth most is {most}, {worth[most]:.2f}x at batch {n}"
+    return here, verdict
 
 
 ROWS = (  # title, page, idea, claim, what the files say
@@ -114,3 +119,63 @@ def table(file: File) -> str:
     return common.markdown_table(
         ["source", "idea", "its claim", "here, class `ieee` unless it says another", "verdict"], lines
     )
+
+
+def _rung_gains(file: File, accuracy: str, before: str, after: str) -> list[float]:
+    """Of the textbook's layers: how many times as fast one rung is as another, each in its faster layout."""
+    found = textbook._fastest(file("paper_textbook") or {"rows": []}, accuracy)
+    times = [(found.get((layer.layer, before)), found.get((layer.layer, after))) for layer in LAYERS]
+    return [first[1] / second[1] for first, second in times if first and second]
+
+
+def _step_gains(file: File, step: str) -> list[float]:
+    return list(lenet5.step_gains(file("paper_lenet5") or {"rows": []}).get(step, {}).values())
+
+
+def _series_gains(file: File, accuracy: str) -> list[float]:
+    document = megakernel._of_batch(file("paper_megakernel") or {"rows": []}, megakernel.BATCH)
+    return [gain for row in study.rows_of(document, "layers", accuracy) if (gain := study.over_series(row))]
+
+
+def _two_stage_gains(file: File) -> list[float]:
+    rows = of_class(file("paper_cuconv") or {"rows": []}, "ieee", "nchw")
+    return [gain for row in rows if (gain := cuconv.over_source(row, "two_stage"))]
+
+
+def _fused_gains(file: File, accuracy: str) -> list[float]:
+    rows = single_image.best_rows(file("paper_single_image") or {"rows": []})
+    found = (speedup_of(row["us"], single_image.cudnn_us(row)) for row in rows if row["class"] == accuracy)
+    return [gain for gain in found if gain]
+
+
+def worth(file: File) -> str:
+    """A row per idea: what is compared with what, and how many times as fast it is, in the geometric mean, at least and
+    at most over the layers (or batches) of its experiment."""
+    ideas = [
+        ("Filters in constant memory", "`direct` in blocks, the textbook's layers",
+         _rung_gains(file, "ieee", OWN_DIRECT, OWN_CONSTANT)),
+        ("Tiles in shared memory", "`direct_tiled` over `direct`", _rung_gains(file, "ieee", "direct", "direct_tiled")),
+        ("A product of the unrolled input", "`im2col_gemm` over `direct_tiled`",
+         _rung_gains(file, "ieee", "direct_tiled", "im2col_gemm")),
+        ("The library's product", "`im2col_gemm` over the textbook's own product",
+         _rung_gains(file, "ieee", OWN_UNROLL, "im2col_gemm")),
+        ("Unrolling inside the product", "`fused_unroll` over `im2col_gemm`",
+         _rung_gains(file, "ieee", "im2col_gemm", "fused_unroll")),
+        ("The same on tensor cores", "`implicit_gemm` over `fused_unroll`, `fp32`",
+         _rung_gains(file, "fp32", "fused_unroll", "implicit_gemm")),
+        *((f"LeNet-5, {step}", "both layers, with over without", _step_gains(file, step)) for step, *_ in lenet5.STEPS),
+        ("Tasks of all stages in one kernel", "the megakernel over its tasks in series, `ieee`",
+         _series_gains(file, "ieee")),
+        ("The same on tensor cores", "the megakernel over its tasks in series, `fp32`", _series_gains(file, "fp32")),
+        ("Two stages, no transformation", "`two_stage` over cuDNN's best in NCHW, where it was timed",
+         _two_stage_gains(file)),
+        ("Norm and ReLU inside, batch 1", "over cuDNN's fused convolution, `ieee`", _fused_gains(file, "ieee")),
+        ("The same on tensor cores", "over cuDNN's fused convolution, `fp32`", _fused_gains(file, "fp32")),
+    ]  # fmt: skip
+    lines = []
+    for idea, compared, gains in ideas:
+        numbers = (
+            [common.times(value) for value in (common.mean(gains), min(gains), max(gains))] if gains else [NOTHING]
+        )
+        lines.append([idea, compared, *numbers, *[""] * (3 - len(numbers)), str(len(gains))])
+    return common.markdown_table(["idea", "what over what", "mean", "least", "most", "of"], lines)

@@ -8,29 +8,39 @@ from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.layers.sets import BANDWIDTH, FFMA_FLOPS
-from benchmarks.papers.textbook import BATCHES, LAYERS, RUNGS, expansion, roofline, unrolled_bytes
+from benchmarks.papers.textbook import (
+    BATCHES,
+    LAYERS,
+    OWN_BLOCK,
+    OWN_DIRECT,
+    RUNGS,
+    expansion,
+    roofline,
+    unrolled_bytes,
+)
 from benchmarks.reports import common
 from benchmarks.reports.papers.shared import NOTHING, File, of_class
 from fastconv.figures import new_figure, save_figure
 from fastconv.models.layers import Layer
 
 NAME = "textbook"
+ALIKE = (OWN_BLOCK, OWN_DIRECT, "implicit_gemm")  # rungs that move what another one does
 
 
 def model(document: Document, gpu: str) -> str:
     """Arithmetic alone, at the experiment's batch: the same whatever was measured."""
     (n,) = BATCHES
     header = ["layer", "C->K @HxW, filter", "GFLOP", "unrolled / input", "unrolled, one image MiB", f"batch {n} MiB"]
-    header += [f"`{rung}`: GB, FLOP per byte, bound" for rung in RUNGS if rung != "implicit_gemm"]
+    shown = [rung for rung in RUNGS if rung not in ALIKE]
+    header += [f"`{rung}`: GB, FLOP per byte, bound" for rung in shown]
     lines = []
     for layer in LAYERS:
         shape = f"{layer.c}->{layer.k} @{layer.h}x{layer.w}, {layer.r}x{layer.s}"
         line = [layer.layer, shape, f"{layer.direct_flops(n) / 1e9:.1f}", f"{expansion(layer):.2f}"]
         line += [f"{unrolled_bytes(layer, images) / 2**20:.1f}" for images in (1, n)]
-        for rung in RUNGS:
-            if rung != "implicit_gemm":  # as fused_unroll
-                its = roofline(layer, n, rung)
-                line.append(f"{its.bytes / 1e9:.2f}, {its.intensity:.2f}, {its.bound}")
+        for rung in shown:
+            its = roofline(layer, n, rung)
+            line.append(f"{its.bytes / 1e9:.2f}, {its.intensity:.2f}, {its.bound}")
         lines.append(line)
     return common.markdown_table(header, lines)
 
@@ -70,9 +80,25 @@ def ladder(document: Document, gpu: str, accuracy: str) -> str:
     return "\n\n".join([image, common.markdown_table(header, lines)])
 
 
+def kernels(document: Document, gpu: str) -> str:
+    """A row per layer and rung: the longest of the kernels that it launches, and what of a multiprocessor it fills."""
+    lines = []
+    for row in document["rows"]:
+        for kernel in row["kernels"][:1]:
+            name = kernel["kernel"].partition("(")[0].partition("<")[0].removeprefix("void ").split("::")[-1]
+            line = [row["layer"], f"`{row['algorithm']}`", f"`{name}`", str(kernel["launches"])]
+            line += [str(kernel[each]) for each in ("blocks", "threads", "registers", "shared_bytes")]
+            lines.append(
+                [*line, f"{kernel['occupancy']:.0%}", common.us(kernel["us"]), common.scientific(row["error"])]
+            )
+    header = ["layer", "rung", "longest kernel", "launches", "blocks", "threads", "registers", "shared bytes"]
+    return common.markdown_table([*header, "occupancy", "us", "error"], lines) if lines else NOTHING
+
+
 TABLES: dict[str, tuple[str | None, Callable[..., str]]] = {
     "model": (None, model),
     "ladder": ("paper_textbook", ladder),
+    "kernels": ("paper_textbook_kernels", kernels),
 }
 
 

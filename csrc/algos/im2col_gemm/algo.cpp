@@ -14,6 +14,8 @@ namespace {
 
 namespace own = fitted::im2col_gemm;
 
+constexpr std::int64_t floats_per_vector = 8;  // of AVX2
+
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   const std::int64_t elements = elements_per_row(problem);
   if (elements > chunk_elements) {
@@ -25,13 +27,17 @@ Support supports(const ConvProblem& problem, const DeviceInfo&) {
 }
 
 // The library's products on a CPU, of FP32: a share of the vectors' rate, half of it with so many pixels of an image;
-// what is unrolled is written and read, which together takes so many passes.
+// what is unrolled is written and read, which together takes so many passes. In NHWC rows are a pixel's filters: where
+// they are no whole vectors (255) each begins and ends in the middle of one, which takes passes over the output.
 double cpu_cost_us(const ConvProblem& problem, const Cut& chunk, std::int64_t launches, const DeviceInfo& device) {
   const double pixels = static_cast<double>(problem.p() * problem.q());
   double bytes = problem.compulsory_bytes();
   if (chunk.unrolls) {
     const double columns = static_cast<double>(problem.n * problem.c * problem.r * problem.s) * pixels;
     bytes += own::unrolling.of(device) * columns * sizeof(float);
+  }
+  if (problem.layout == Layout::nhwc && problem.k_per_group() % floats_per_vector != 0) {
+    bytes += own::ragged.of(device) * static_cast<double>(problem.output_numel()) * sizeof(float);
   }
   if (chunk.finishes) {
     bytes +=

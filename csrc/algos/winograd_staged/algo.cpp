@@ -71,7 +71,7 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const Volume w = volume_of(problem, config);
   const double element = static_cast<double>(size_of(problem.dtype));
   const double x_bytes = element * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
-  const double y_bytes = element * static_cast<double>(problem.output_numel()) * (problem.has_residual() ? 2.0 : 1.0);
+  const double y_bytes = element * static_cast<double>(problem.y_numel()) * (problem.has_residual() ? 2.0 : 1.0);
   const bool nchw = problem.layout == Layout::nchw, plain = config.mode == Mode::fp32;
   const double rate = config.wgmma_gemm ? w.rate(0.95) : plain ? 0.6 : 0.86;  // of the transforms
   const double input = memory_us(x_bytes + w.v_bytes, rate, device);
@@ -157,7 +157,8 @@ constexpr Algorithm make_algorithm(const char* summary) {
       [](const ConvProblem& problem, const DeviceInfo&) { return supports(problem, name<m>); },
       [](const ConvProblem& problem, const DeviceInfo& device) { return plan(m, problem, device); },
       [](const ConvProblem& problem, const DeviceInfo& device) { return packed_weight(m, problem, device); },
-      {m, m, noise<m>, m == 2}};
+      {m, m, noise<m>, m == 2},
+      true};
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ dim3 row_block(int lanes, int threads) { return dim3(lanes, std::max(1, threads 
 Chunk make_chunk(const ConvProblem& problem, const Config& config) {
   Chunk chunk{};
   set_sizes(chunk, problem);
+  chunk.p = as_int(problem.y_p()), chunk.q = as_int(problem.y_q());
   chunk.tiles_p = as_int(config.tiles_p), chunk.tiles_q = as_int(config.tiles_q);
   chunk.by_tiles_p = config.tiles_p;
   chunk.by_tiles_q = config.tiles_q;
@@ -84,7 +85,7 @@ void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* ex
 
 // early: this kernel may be launched before the product has ended; overlapped: it is. cached: much of M is in the L2
 // cache.
-template <typename T, int m, bool rows>
+template <typename T, int m, bool rows, bool pools>
 void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents, const int* filter_exponents,
                       const ConvArgs& args, bool early, bool overlapped, bool cached, cudaStream_t stream) {
   const auto launch = [&](auto kernel, dim3 grid, dim3 block) {
@@ -100,19 +101,19 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
         rows ? dim3(ceil_div(chunk.tiles, static_cast<int>(block.y)), ceil_div(lanes, static_cast<int>(block.x)))
              : dim3(static_cast<unsigned>(segment_blocks(chunk.tiles, chunk.k, Layout::nhwc)));
     const auto launch_nhwc = [&](auto plain) {
-      auto kernel = even ? output_transform_nhwc<T, m, 2, rows, plain(), false, false>
-                         : output_transform_nhwc<T, m, 1, rows, plain(), false, false>;
+      auto kernel = even ? output_transform_nhwc<T, m, 2, rows, plain(), pools, false, false>
+                         : output_transform_nhwc<T, m, 1, rows, plain(), pools, false, false>;
       if constexpr (!rows) {
-        if (even && cached) kernel = output_transform_nhwc<T, m, 2, rows, plain(), true, false>;
+        if (even && cached) kernel = output_transform_nhwc<T, m, 2, rows, plain(), pools, true, false>;
         if (m == 2 && even && cached && overlapped)
-          kernel = output_transform_nhwc<T, m, 2, rows, plain(), true, m == 2>;
+          kernel = output_transform_nhwc<T, m, 2, rows, plain(), pools, true, m == 2>;
       }
       launch(kernel, grid, block);
     };
     args.problem.has_plain_epilogue() ? launch_nhwc(std::true_type{}) : launch_nhwc(std::false_type{});
   } else {
     const dim3 grid(ceil_div(chunk.tiles, output_block_tiles), ceil_div(chunk.k, output_block_filters));
-    launch(output_transform_nchw<T, m, rows>, grid, output_block_threads);
+    launch(output_transform_nchw<T, m, rows, pools>, grid, output_block_threads);
   }
 }
 
@@ -179,8 +180,10 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, overlaps_output, runtime);
     const bool cached = config.m_bytes() <= 2 * runtime.device().l2_bytes;
     const auto transform = [&](auto rows) {
-      transform_output<T, m, rows()>(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, early,
-                                     overlaps_output, cached, stream);
+      const auto kernel =
+          problem.max_pool ? transform_output<T, m, rows(), true> : transform_output<T, m, rows(), false>;
+      kernel(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, early, overlaps_output, cached,
+             stream);
     };
     if (config.wgmma_gemm) {
       if constexpr (mode == Mode::split) transform(std::false_type{});

@@ -181,8 +181,9 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   config.m = m;
   config.alpha = m + 2;
   config.mode = select_mode(problem.accuracy, device);
-  config.tiles_p = ceil_div(problem.p(), m);
-  config.tiles_q = ceil_div(problem.q(), m);
+  const int step = problem.max_pool ? m / 2 : m;  // outputs of y per tile and dimension
+  config.tiles_p = ceil_div(problem.y_p(), step);
+  config.tiles_q = ceil_div(problem.y_q(), step);
   config.tiles = problem.n * config.tiles_p * config.tiles_q;
   config.wgmma_gemm = multiplies_itself(config.mode, device);
   config.k_pad = round_up(problem.k, config.wgmma_gemm ? segment_filters : channel_multiple);

@@ -1,9 +1,12 @@
 // Y = A^T M A for a chunk of tiles, the scales undone, then the epilogue.
 #pragma once
 
+#include <algorithm>
+
 #include "algos/winograd_staged/transforms/tile_math.cuh"
 #include "device/dependent_launch.cuh"
 #include "device/epilogue.h"
+#include "device/max_pool.h"
 
 namespace fastconv::algos::winograd_staged {
 
@@ -72,15 +75,17 @@ struct ProductReader {
 // warms_code: a block that begins before the product has ended does everything twice, first with whatever the filters'
 // exponents are as values of M, storing nothing: its instructions come from memory meanwhile.
 // plain: ConvProblem::has_plain_epilogue(); code for more beside it would come from memory in vain.
+// pools: of each 2 x 2 outputs of a tile the largest is written; chunk.p, chunk.q and y are the pool's.
 constexpr int segment_threads = 128;
-template <typename T, int m, int vec, bool rows, bool plain, bool read_once, bool warms_code>
-__global__ void __launch_bounds__(128, 4)
+template <typename T, int m, int vec, bool rows, bool plain, bool pools, bool read_once, bool warms_code>
+__global__ void __launch_bounds__(segment_threads, pools ? 5 : 4)
     output_transform_nhwc(const Chunk chunk, const float* products,  // M
                           const int* tile_exponents,                 // [T], or null: nothing was scaled
                           const int* __restrict__ filter_exponents,  // [K]
                           T* __restrict__ y,                         // [N, P, Q, K]
                           Epilogue<T> epilogue) {
   constexpr int lanes = segment_filters / vec;  // of a tile of a segment
+  constexpr int step = pools ? m / 2 : m;       // elements of y of a tile and dimension
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   unsigned block = blockIdx.x;
   const int k_block = rows ? blockIdx.y : static_cast<int>(chunk.by_filter_blocks.divmod(block));
@@ -108,8 +113,8 @@ __global__ void __launch_bounds__(128, 4)
     if (!real) reader = {reinterpret_cast<const float*>(filter_exponents), 0};
     Pack<vec> half[m][m + 2];
     transform_output_columns<m>([&](int point) { return reader.template load<vec>(point); }, half);
-    const int left_p = real ? chunk.p - position.tp * m : 0, left_q = chunk.q - position.tq * m;
-    const std::int64_t corner = chunk.out(position.n, k, position.tp * m, position.tq * m);
+    const int left_p = real ? chunk.p - position.tp * step : 0, left_q = chunk.q - position.tq * step;
+    const std::int64_t corner = chunk.out(position.n, k, position.tp * step, position.tq * step);
     // Asked once for all values: asked for each, most of the code is skipped, and has come from memory in vain.
     const auto write = [&](const auto& finish) {
       transform_output_rows<m>(half, [&](int i, const Pack<vec>(&row)[m]) {
@@ -126,8 +131,34 @@ __global__ void __launch_bounds__(128, 4)
         }
       });
     };
+    // The same of a pool, whose values stay float: there is no residual.
+    const auto write_pooled = [&](const auto& activated) {
+      Pack<vec> above[step];
+      transform_output_rows<m>(half, [&](int i, const Pack<vec>(&row)[m]) {
+#pragma unroll
+        for (int j = 0; j < step; ++j) {
+          const std::int64_t index = corner + i / 2 * chunk.out.h + j * chunk.out.w;
+          Aligned<T, vec> result;
+#pragma unroll
+          for (int e = 0; e < vec; ++e) {
+            const auto value = [&](int column) { return activated(row[column].e[e] * first[e] * second[e] + bias[e]); };
+            const float larger = larger_of(value(2 * j), value(2 * j + 1));
+            if (i % 2 == 0) {
+              above[j].e[e] = larger;
+            } else {
+              result.e[e] = from_float<T>(larger_of(above[j].e[e], larger));
+            }
+          }
+          if (i % 2 == 1 && i / 2 < left_p && j < left_q) *reinterpret_cast<Aligned<T, vec>*>(y + index) = result;
+        }
+      });
+    };
     const ActivationFunction& activate = epilogue.activate;
-    if constexpr (!plain) {
+    if constexpr (pools && plain) {
+      write_pooled([&](float value) { return activate.piecewise(value); });
+    } else if constexpr (pools) {
+      write_pooled([](float value) { return ActivationFunction::silu(value); });
+    } else if constexpr (!plain) {
       write([&](float value, std::int64_t index, bool exists) {
         return exists ? epilogue.finish(value, index) : from_float<T>(0.0f);
       });
@@ -182,14 +213,15 @@ __device__ __forceinline__ void write_transposed(TransposedTiles<m>& transposed,
   }
 }
 
-template <typename T, int m, bool rows>
+template <typename T, int m, bool rows, bool pools>
 __global__ void __launch_bounds__(output_block_threads)
     output_transform_nchw(const Chunk chunk, const float* products,  // M
                           const int* tile_exponents,                 // [T] or null
                           const int* __restrict__ filter_exponents,  // [K]
                           T* __restrict__ y,                         // [N, K, P, Q]
                           Epilogue<T> epilogue) {
-  __shared__ TransposedTiles<m> transposed;
+  constexpr int step = pools ? m / 2 : m;  // elements of y of a tile and dimension
+  __shared__ TransposedTiles<step> transposed;
   const int tile0 = blockIdx.x * output_block_tiles, k0 = blockIdx.y * output_block_filters;
   wait_for_predecessor();
   if (const int slot = threadIdx.x / 32, lane = threadIdx.x % 32; tile0 + slot < chunk.tiles && k0 + lane < chunk.k) {
@@ -201,18 +233,31 @@ __global__ void __launch_bounds__(output_block_threads)
     const auto load = [&](int point) { return reader.template load<1>(point); };
     Pack<1> half[m][m + 2];
     transform_output_columns<m>(load, half);
+    Aligned<float, step> above;
     transform_output_rows<m>(half, [&](int i, const Pack<1>(&row)[m]) {
-      Aligned<float, m> result;
+      const auto value = [&](int j) { return unscale(row[j].e[0]) + bias; };
+      Aligned<float, step> result;
+      if constexpr (pools) {
 #pragma unroll
-      for (int j = 0; j < m; ++j) result.e[j] = unscale(row[j].e[0]) + bias;
-      transposed.at(lane, i, slot) = result;
+        for (int j = 0; j < step; ++j) {
+          result.e[j] = larger_of(epilogue.activate(value(2 * j)), epilogue.activate(value(2 * j + 1)));
+          if (i % 2 == 1) result.e[j] = larger_of(above.e[j], result.e[j]);
+        }
+        if (i % 2 == 1) transposed.at(lane, i / 2, slot) = result;
+        above = result;
+      } else {
+#pragma unroll
+        for (int j = 0; j < m; ++j) result.e[j] = value(j);
+        transposed.at(lane, i, slot) = result;
+      }
     });
   }
   __syncthreads();
-  if (chunk.q % m == 0) {
-    write_transposed<m>(transposed, chunk, tile0, k0, y, epilogue);
+  if constexpr (pools) epilogue = {};  // is behind it
+  if (chunk.q % step == 0) {
+    write_transposed<step>(transposed, chunk, tile0, k0, y, epilogue);
   } else if (chunk.q % 2 == 0) {
-    write_transposed<2>(transposed, chunk, tile0, k0, y, epilogue);
+    write_transposed<std::min(step, 2)>(transposed, chunk, tile0, k0, y, epilogue);
   } else {
     write_transposed<1>(transposed, chunk, tile0, k0, y, epilogue);
   }

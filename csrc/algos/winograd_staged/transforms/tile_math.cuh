@@ -15,7 +15,8 @@ namespace fastconv::algos::winograd_staged {
 
 // A chunk of tiles of one problem. Tile numbers fit 31 bits (supports() sees to it), element offsets need 64.
 struct Chunk {
-  int c, h, w, k, p, q;
+  int c, h, w, k;
+  int p, q;  // of y: behind the pool, if there is one
   int pad_h, pad_w;
   int tiles_p, tiles_q;
   FastDivide by_tiles_p, by_tiles_q, by_groups, by_filter_blocks;

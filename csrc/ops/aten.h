@@ -1,0 +1,28 @@
+// PyTorch's operators that a call of ours needs as it runs, by the C functions that its compiled code uses: one takes
+// about a microsecond, where a call through the dispatcher by an operator's name, which boxes every argument and copies
+// every list twice, takes five to fifteen.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "core/problem.h"
+#include "ops/stable.h"
+
+namespace fastconv::ops {
+
+// Uninitialised, of the dtype and on the device of `like`.
+Tensor empty(const std::array<std::int64_t, 4>& shape, Layout layout, const Tensor& like);
+Tensor empty_bytes(std::size_t bytes, const Tensor& like);
+
+// aten::convolution, as PyTorch's switches have it; the problem's epilogue and layout say nothing.
+Tensor aten_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                        const ConvProblem& problem);
+
+// aten::convolution_backward of input, weight and bias; undefined tensors where they are not wanted.
+std::array<Tensor, 3> aten_convolution_backward(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                                                const ConvProblem& problem, const std::array<bool, 3>& wanted);
+
+}  // namespace fastconv::ops

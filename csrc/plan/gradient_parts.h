@@ -1,0 +1,38 @@
+// What an input gradient is made of: convolutions of stride 1 over the output's gradient, with taps of the filter
+// turned round. The planner asks here what is to be computed, and csrc/ops what to run.
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.h"
+#include "core/turned_taps.h"
+
+namespace fastconv {
+
+// One dimension of what makes rows of the gradient: a convolution with these taps, of whose output the first `skip`
+// rows are left out. Of no rows if no tap reaches them, or there are none.
+struct GradientPart {
+  TurnedTaps taps{};
+  std::int64_t dilation = 1, padding = 0, skip = 0, rows = 0;
+};
+
+// One dimension of the forward convolution.
+struct GradientDimension {
+  std::int64_t size, outputs, kernel, stride, padding, dilation;
+
+  static GradientDimension height(const ConvProblem& p) { return {p.h, p.p(), p.r, p.stride_h, p.pad_h, p.dilation_h}; }
+  static GradientDimension width(const ConvProblem& p) { return {p.w, p.q(), p.s, p.stride_w, p.pad_w, p.dilation_w}; }
+
+  // Rows first, first + stride, ..., which see the taps r with first + padding - r * dilation divisible by the stride.
+  GradientPart phase(std::int64_t first) const;
+
+  // All phases, as filters of one convolution; with dilation 1. Rows first, first + stride, ... see rows `offset`
+  // further of the output's gradient by the tap first + padding - offset * stride, with offsets of a range that holds
+  // those of every `first`.
+  GradientPart together() const;
+};
+
+// The convolution of two parts. problem: the forward one, whose class, layout and limits it has.
+ConvProblem gradient_convolution(const ConvProblem& problem, const GradientPart& rows, const GradientPart& columns);
+
+}  // namespace fastconv
