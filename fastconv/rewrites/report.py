@@ -87,9 +87,9 @@ class RewriteReport:
 
     @property
     def left(self) -> dict[str, dict[str, int]]:
-        """How many of each kind of operator that convolutions take in ("batch norm", "sum", ...) were left apart, by the
-        reason's code: those of the rows, and "alone" where no convolution of fastconv's stands before it that still has
-        room for it. (A backward pass has sums, too.)"""
+        """How many of each kind of operator that convolutions take in ("batch norm", "sum", ...) were left apart, by
+        the reason's code: those of the rows, and "alone" where no convolution of fastconv's stands before it that still
+        has room for it. (A backward pass has sums, too.)"""
         counts: dict[str, dict[str, int]] = {}
         for left in self._records(Left):
             of_code = counts.setdefault(left.code, {})
