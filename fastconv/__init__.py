@@ -6,14 +6,15 @@ convolutions; `explain` says which algorithm runs, and why not the others; `tune
 """
 
 from fastconv import built, integrations, measured  # noqa: F401  (built first: it says what is wrong with a build)
-from fastconv.compiler import CompileReport, compile
+from fastconv.compiler import compile
 from fastconv.compiler.ahead import export
 from fastconv.explain import AlgorithmInfo, Explanation, algorithms, explain
 from fastconv.functional import conv2d
 from fastconv.fuse import FusedModule, fuse
-from fastconv.fuse.report import FuseReport
 from fastconv.nn import Conv2d, FusedConv2d, refresh
 from fastconv.ops import UnsupportedError, last_call
+from fastconv.rewrites.report import RewriteReport as CompileReport
+from fastconv.rewrites.report import RewriteReport as FuseReport
 from fastconv.swap import SwapReport, swap_
 from fastconv.tuning import TuneReport, tune
 from fastconv.views import Conv1d, ConvTranspose2d, conv1d, conv_transpose2d

@@ -6,21 +6,15 @@ everything else that hangs on it survive by construction; undo() takes both back
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from io import StringIO
 from typing import Any
 
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
@@ -31,6 +25,7 @@ from fastconv.layer import Layer
 from fastconv.nn import Conv2d, check_settings
 from fastconv.ops import transposed
 from fastconv.ops.geometry import Geometry
+from fastconv.reports import by, json_text, plain_table
 from fastconv.tensors import is_distributed
 from fastconv.views import Conv1d, ConvTranspose2d, without_height
 
@@ -146,14 +141,8 @@ class SwapReport:
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as JSON text, also written to `path` if one is given."""
-        head = {
-            "schema": 1, "swapped": self.swapped, "total": self.total, "dry_run": self.dry_run, "undone": self.undone,
-        }  # fmt: skip
-        text = json.dumps(head | {"rows": [row.to_dict() for row in self.rows]}, indent=1)
-        if path is not None:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-        return text
+        head = {"swapped": self.swapped, "total": self.total, "dry_run": self.dry_run, "undone": self.undone}
+        return json_text(head | {"rows": [row.to_dict() for row in self.rows]}, path)
 
     def __str__(self) -> str:
         verb = "would be swapped" if self.dry_run else "swapped, then undone" if self.undone else "swapped"
@@ -163,12 +152,12 @@ class SwapReport:
             title += f", {before} already swapped"
         rows = []
         for row in self.rows:
-            padding = row.padding if isinstance(row.padding, str) else _by(row.padding)
+            padding = row.padding if isinstance(row.padding, str) else by(row.padding)
             if row.padding_mode != "zeros":
                 padding += f" {row.padding_mode}"
             cells = [
-                ", ".join(name or "(model)" for name in row.names), row.kind, row.shape, _by(row.stride), padding,
-                _by(row.dilation), str(row.groups), row.dtype, row.device, _outcome(row),
+                ", ".join(name or "(model)" for name in row.names), row.kind, row.shape, by(row.stride), padding,
+                by(row.dilation), str(row.groups), row.dtype, row.device, _outcome(row),
             ]  # fmt: skip
             rows.append(cells)
         headers = ["layer", "kind", "weight", "stride", "padding", "dilation", "groups", "dtype", "device", "algorithm"]
@@ -176,22 +165,6 @@ class SwapReport:
 
     def __repr__(self) -> str:
         return f"SwapReport(swapped={self.swapped}, total={self.total}, dry_run={self.dry_run}, undone={self.undone})"
-
-
-def plain_table(headers: list[str], rows: list[list[str]]) -> list[str]:
-    """Lines of a table as wide as it must be; none without rows."""
-    if not rows:
-        return []
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in headers:
-        table.add_column(header, no_wrap=True)
-    for cells in rows:
-        table.add_row(*map(Text, cells))
-    out = StringIO()
-    console = Console(file=out, width=100_000, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(table)
-    lines = (line.rstrip() for line in out.getvalue().splitlines())
-    return [line for line in lines if line]
 
 
 def swap_(
@@ -323,7 +296,7 @@ def _describe(module: nn.Module, names: tuple[str, ...], algorithm: str) -> Swap
     padding = get("padding", ())
     return SwapRow(
         names=names,
-        shape=_by(weight.shape) if plain else "?",
+        shape=by(weight.shape) if plain else "?",
         in_channels=get("in_channels", 0),
         out_channels=get("out_channels", 0),
         kernel=tuple(get("kernel_size", ())),
@@ -417,15 +390,15 @@ def _fits(
             asked = name == algorithm or (algorithm == "auto" and name not in library)
             if not asked or name in fitting:
                 continue
-            misfit = next((row for row in rows if not row["ok"]), None)
-            if misfit is not None:
-                reasons.setdefault(name, (misfit["code"], misfit["reason"]))
-            elif all(row["auto_eligible"] for row in rows) or (algorithm != "auto" and max_error is None):
+            limited = algorithm == "auto" or max_error is not None
+            each = zip(rows, problems, strict=False)
+            obstacle = next(
+                filter(None, (ops.obstacle_of(row, problem, device, limited) for row, problem in each)), None
+            )
+            if obstacle is None:
                 fitting.append(name)
-            else:
-                limit, expected = _C.error_limit(problems[0], device), max(row["expected_error"] for row in rows)
-                text = f"{name} is expected to err {expected:.3g} times as much as PyTorch"
-                reasons[name] = ("accuracy", f"{text}; the limit is {limit:.3g} (max_error)")
+            elif obstacle[0] == "accuracy" or name not in reasons:
+                reasons[name] = obstacle
     if fitting:
         return tuple(fitting), "", ""
     codes = {code for code, _ in reasons.values()}
@@ -483,12 +456,8 @@ def _outcome(row: SwapRow) -> str:
     if row.swapped or row.reason_code == "already_swapped":
         state = row._state()
         if state is not None and row.last_input_shape is not None:
-            ran = f"{row.algorithm} for {_by(row.last_input_shape)}"
+            ran = f"{row.algorithm} for {by(row.last_input_shape)}"
         else:
             ran = f"{row.requested} ({', '.join(row.candidates)})" if row.candidates else row.requested
         return ran if row.swapped else f"{ran}; already swapped"
     return f"not swapped: {row.reason} [{row.reason_code}]"
-
-
-def _by(sizes: Any) -> str:
-    return "x".join(map(str, sizes))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import os
 from collections import Counter
@@ -18,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastconv import _C, measured, ops, settings, timing
 from fastconv.ops import autograd
-from fastconv.swap import plain_table
+from fastconv.reports import json_text, plain_table
 
 __all__ = ["Convolution", "TuneReport", "TuneRow", "tune"]
 
@@ -164,12 +163,8 @@ class TuneReport:
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as JSON text, also written to `path` if one is given."""
-        head = {"schema": 1, "path": self.path, "changed": self.changed}
-        text = json.dumps(head | {"rows": [asdict(row) | {"gain": row.gain} for row in self.rows]}, indent=1)
-        if path is not None:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-        return text
+        rows = [asdict(row) | {"gain": row.gain} for row in self.rows]
+        return json_text({"path": self.path, "changed": self.changed, "rows": rows}, path)
 
     def __str__(self) -> str:
         devices = "; ".join(dict.fromkeys(row.device for row in self.rows))

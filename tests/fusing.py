@@ -62,11 +62,11 @@ def check(model: nn.Module, x: Tensor, limit: float = 1e-5, **arguments: Any) ->
 
 
 def parts(fused: FusedModule) -> list[str]:
-    return [row.fused for row in fused.report.rows]
+    return [row.fused for row in fused.report.rows for _ in row.names]
 
 
 def codes(fused: FusedModule) -> list[str]:
-    return [row.reason_code for row in fused.report.rows]
+    return [row.reason_code for row in fused.report.rows for _ in row.names]
 
 
 def layers(fused: FusedModule) -> int:

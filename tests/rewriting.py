@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 
 from fastconv import rewrites
-from fastconv.rewrites import Asked, Taken
+from fastconv.rewrites import Asked, Left, Taken
 
 # An algorithm of ours that fits nearly everything, so that the planner's costs decide nothing.
 OURS = Asked(algorithm="implicit_gemm")
@@ -24,6 +24,7 @@ class Rewriting:
     def __init__(self, asked: Asked = OURS) -> None:
         self.asked = asked
         self.found: list[Taken] = []
+        self.left: list[tuple[str, str]] = []
         self.graphs: list[fx.Graph] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Any) -> Any:
@@ -39,7 +40,9 @@ class Rewriting:
         )(module, inputs)
 
     def rewrite(self, module: fx.GraphModule) -> fx.GraphModule:
-        self.found += rewrites.rewrite(module.graph, self.asked, select_decomp_table())
+        records = rewrites.rewrite(module.graph, self.asked, select_decomp_table())
+        self.found += [record for record in records if isinstance(record, Taken)]
+        self.left += [(record.what, record.code) for record in records if isinstance(record, Left)]
         self.graphs.append(module.graph)
         module.recompile()
         return module

@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from fusing import Function, check, codes, hooked, norm, parts, sequence
 from layers import NO_GPU, relative_error
+from rewriting import compiled
 from torch import Tensor, nn
 
 import fastconv
 from fastconv import FusedConv2d, FusedModule
 from fastconv.models import build, flatten_output, photographs
 from fastconv.models.compare import bound
+from fastconv.rewrites import Asked
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 
@@ -196,6 +198,51 @@ def test_report() -> None:
     assert all(row["algorithm"] in [entry.name for entry in fastconv.algorithms()] for row in ran["rows"])
 
 
+@pytest.mark.parametrize("front", ["fuse", "compile"])
+def test_a_report_groups_what_is_alike_and_expects_the_planner_s_time(front: str) -> None:
+    """Three blocks of one kind are one row, whose time is what `explain` says of that problem."""
+    block = [nn.Conv2d(32, 32, 3, padding=1), norm(32), nn.ReLU()]
+    model = sequence(*copy.deepcopy(block), *copy.deepcopy(block), *copy.deepcopy(block), nn.Conv2d(32, 4, 1)).eval()
+    x = torch.randn(2, 32, 12, 12)
+    algorithm = "winograd_f2"
+    model[9] = fastconv.Conv2d(32, 4, 1, algorithm="implicit_gemm").eval()
+    if front == "fuse":
+        fused = fastconv.fuse(model, algorithm=algorithm, precision="fp32")
+        assert fused.report.expected_us == {"convolutions": 0, "epilogues": 0, "pytorch": 0}
+        with torch.no_grad():
+            fused(x)
+        report = fused.report
+    else:
+        function, backend = compiled(model, Asked(algorithm, "fp32"))
+        with torch.no_grad():
+            function(x)
+        report = fastconv.CompileReport([backend.found])
+    assert [(row.fused, row.names, row.algorithm) for row in report.rows] == [
+        ("conv+bn+relu", ("0", "3", "6"), algorithm),
+        ("conv", ("9",), "implicit_gemm"),
+    ]
+    assert (report.total, report.ours, report.fused) == (4, 4, 3)
+
+    def cost(algorithm: str, k: int, r: int, activation: str | None) -> float:
+        found = fastconv.explain(
+            x.shape, (k, 32, r, r), padding=r // 2, device="cpu", precision="fp32", bias=True, activation=activation
+        )
+        return next(row.cost_us for row in found.rows if row.algorithm == algorithm)
+
+    first, last = report.rows
+    assert first.us == cost(algorithm, 32, 3, "relu")
+    assert last.us == cost("implicit_gemm", 4, 1, None)
+    plain = cost(algorithm, 32, 3, None)
+    expected = report.expected_us
+    assert expected["convolutions"] == pytest.approx(3 * plain + last.us)
+    assert expected["epilogues"] == pytest.approx(3 * (first.us - plain))
+    assert expected["pytorch"] == 0
+    text = str(report)
+    assert "0 and 2 more" in text
+    assert f"expected: {expected['convolutions']:.0f} us" in text
+    assert json.loads(report.to_json())["rows"][0]["names"] == ["0", "3", "6"]
+
+
 def test_copies_pickles_and_state() -> None:
     fused = fastconv.fuse(Small().eval())
     x = torch.randn(2, 3, 9, 7)
@@ -259,6 +306,17 @@ def test_autocast_and_gradients_of_the_input() -> None:
         gradients.append(leaf.grad)
     assert relative_error(*gradients) < 1e-4
     assert relative_error(torch.func.vmap(fused)(x[:, None])[:, 0], fused(x)) < 1e-5
+
+
+def test_a_layer_takes_residuals_of_any_shape_in_turn() -> None:
+    """The choice that a layer remembers belongs to the residual's shape, too."""
+    layer = FusedConv2d(8, 8, 3, padding=1, activation="relu", algorithm="implicit_gemm")
+    x = torch.randn(2, 8, 9, 9)
+    with torch.no_grad():
+        y = nn.Conv2d.forward(layer, x)
+        for shape in ((2, 8, 9, 9), (8, 1, 1), (2, 8, 9, 9), (1, 1, 1, 9), ()):
+            residual = torch.randn(shape)
+            assert relative_error(layer(x, residual), F.relu(y + residual)) < 1e-5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=f"test_cuda_graph: {NO_GPU}")

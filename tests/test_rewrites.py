@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from fusing import Function, norm, sequence
+from fusing import Function, codes, norm, parts, sequence
+from fusing import check as check_fused
 from layers import relative_error
 from rewriting import OURS, check, compiled
 from torch import Tensor, nn
@@ -60,10 +61,61 @@ WITH_SIX = {
 
 @pytest.mark.parametrize("name", WITH_SIX)
 def test_what_becomes_of_a_convolution(name):
-    make, parts, code = WITH_SIX[name]
+    make, fused, code = WITH_SIX[name]
     backend = check(make(), torch.randn(2, 6, 7, 5))
-    assert (backend.parts, backend.codes) == ([parts], [code])
+    assert (backend.parts, backend.codes) == ([fused], [code])
     assert backend.count(ops.conv2d_op) == (code != "transposed")
+
+
+# What only `fuse` refuses, and what it takes since it does not know shapes and dtypes.
+FUSED_OTHERWISE = {
+    "norm of batches": ("conv", "norm_statistics"),
+    "broadcast": ("conv+residual", ""),
+    "promoted": ("conv+residual", ""),
+    "transposed": ("conv", ""),
+}
+
+
+@pytest.mark.parametrize("name", WITH_SIX)
+def test_fuse_finds_the_same(name):
+    make, *found = WITH_SIX[name]
+    fused = check_fused(sequence(make()), torch.randn(2, 6, 7, 5))
+    assert [*parts(fused), *codes(fused)] == list(FUSED_OTHERWISE.get(name, found))
+
+
+def test_what_is_left_apart_and_why():
+    """A dense layer's norm stands before its convolution; a value with two readers; a second activation."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.conv(F.relu(m.norm(x)))
+        z = F.relu(y)
+        return z * F.silu(F.relu6(m.conv(z))) + y
+
+    wanted = {"alone": {"batch norm": 1, "activation": 2}, "users": {"activation": 1, "sum": 1}}
+    x = torch.randn(2, 6, 7, 5)
+    report = check_fused(Function(forward), x).report
+    assert report.left == wanted
+    assert "left apart [users]: 1 activation, 1 sum" in str(report)
+    backend = check(Function(forward), x)
+    assert sorted(backend.left) == sorted(
+        (what, code) for code, counts in wanted.items() for what, count in counts.items() for _ in range(count)
+    )
+
+
+def test_what_is_computed_of_the_same_is_computed_once():
+    """A convolution that is called twice with its norm is folded once; with another norm, once more."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.a, self.b = conv(6, 6), norm(6), norm(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(self.conv(self.a(self.conv(x)) + self.b(self.conv(x))))
+
+    backend = check(Shared(), torch.randn(2, 6, 7, 5))
+    assert sorted(backend.parts) == ["conv+bn", "conv+bn", "conv+bn+residual"]
+    assert backend.count(aten.rsqrt.default) == 2
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -195,19 +195,16 @@ class Case:
         """Of a swapped, fused or rewritten model, after a forward pass: `total` convolutions, `swapped` of them
         fastconv's, `ours` of these where an algorithm of ours ran (in the others PyTorch's own convolution did),
         `fused` with more."""
-        if kind == "rewritten":
-            found = self.compiles[layout]
-            return {"swapped": found.ours, "ours": found.ours, "fused": found.fused, "total": found.total}
-        model = self.model(kind, layout)
-        model(self.input(layout))
-        report: Any = model.report if kind == "fused" else self.swaps[layout]
-        taken = [row for row in report.rows if (row.fused if kind == "fused" else row.swapped)]
-        return {
-            "swapped": len(taken),
-            "ours": sum(row.algorithm != "torch" for row in taken),
-            "fused": report.fused if kind == "fused" else 0,
-            "total": report.total,
-        }
+        if kind != "rewritten":
+            model = self.model(kind, layout)
+            model(self.input(layout))
+        if kind != "swapped":
+            found: Any = model.report if kind == "fused" else self.compiles[layout]
+            swapped = sum(row.count for row in found.rows if row.fused) if kind == "fused" else found.ours
+            return {"swapped": swapped, "ours": found.ours, "fused": found.fused, "total": found.total}
+        report = self.swaps[layout]
+        ours = sum(row.swapped and row.algorithm != "torch" for row in report.rows)
+        return {"swapped": report.swapped, "ours": ours, "fused": 0, "total": report.total}
 
 
 @dataclass(frozen=True)

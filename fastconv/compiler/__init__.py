@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from fastconv.compiler.report import CompileReport
 from fastconv.nn import check_settings
+from fastconv.rewrites.report import RewriteReport
 
-__all__ = ["CompileReport", "backend", "compile"]
+__all__ = ["RewriteReport", "backend", "compile"]
 
 _OWN_OPTIONS = ("algorithm", "precision", "max_error", "frozen")
 
@@ -23,7 +23,7 @@ class _Backend:
 
     def __init__(
         self, algorithm: str = "auto", precision: str | None = None, max_error: float | None = None,
-        frozen: bool = False, report: CompileReport | None = None,
+        frozen: bool = False, report: RewriteReport | None = None,
     ) -> None:  # fmt: skip
         check_settings(algorithm, precision, max_error)
         if not isinstance(frozen, bool):
@@ -85,14 +85,14 @@ def compile(
         torch_compile_options: ``mode``, ``dynamic``, ``fullgraph``, ``options`` as for `torch.compile`.
 
     Returns:
-        What `torch.compile` returns, with a `report` (`CompileReport`) of the graphs that were compiled so far.
+        What `torch.compile` returns, with a `report` (`RewriteReport`) of the graphs that were compiled so far.
 
     Raises:
         TypeError, ValueError: an argument that is not one of these.
     """
     if "backend" in torch_compile_options:
         raise TypeError("fastconv.compile has no backend to choose; use torch.compile")
-    report = CompileReport()
+    report = RewriteReport()
     ours = _Backend(algorithm, precision, max_error, frozen, report)
     compiled: Any = torch.compile(model, backend=ours, **torch_compile_options)
     if frozen and isinstance(model, nn.Module):

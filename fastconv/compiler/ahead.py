@@ -11,8 +11,8 @@ import torch
 from torch import fx, nn
 
 from fastconv import rewrites
-from fastconv.compiler.report import CompileReport
 from fastconv.nn import check_settings
+from fastconv.rewrites.report import RewriteReport
 
 __all__ = ["export"]
 
@@ -27,7 +27,7 @@ def export(
     max_error: float | None = None,
     dynamic_shapes: Any = None,
     options: dict[str, Any] | None = None,
-) -> CompileReport:
+) -> RewriteReport:
     """Writes a package that AOTInductor's loaders run, in C++ or Python, with fastconv's library loaded beside it.
 
     Batch norms are folded and, where an input has one size, weights are packed: parameters are constants.
@@ -57,7 +57,7 @@ def export(
     if Path(path).suffix != ".pt2":
         raise ValueError(f"path is '{path}'; expected one that ends in .pt2")
     asked = rewrites.Asked(algorithm, precision, max_error, packed=True)
-    report = CompileReport()
+    report = RewriteReport()
     inputs = tuple(example_inputs)
     with torch.no_grad():
         module, found = rewritten(model, inputs, asked, dynamic_shapes)
@@ -69,7 +69,7 @@ def export(
 
 def rewritten(
     model: nn.Module, inputs: tuple[Any, ...], asked: rewrites.Asked, dynamic_shapes: Any = None
-) -> tuple[fx.GraphModule, list[rewrites.Taken]]:
+) -> tuple[fx.GraphModule, list[rewrites.Record]]:
     """The model as a graph of ATen's operators with fastconv's among them, its parameters constants."""
     program = torch.export.export(model, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     decompositions: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())

@@ -16,8 +16,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 
 from fastconv import built, measured, rewrites
-from fastconv.compiler.report import CompileReport
 from fastconv.rewrites import Asked
+from fastconv.rewrites.report import RewriteReport
 
 
 class Decompositions(dict[Any, Callable[..., Any]]):
@@ -47,7 +47,7 @@ class RewritePass(CustomGraphPass):
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
-        self.found: list[rewrites.Taken] | None = None
+        self.found: list[rewrites.Record] | None = None
 
     def __call__(self, graph: fx.Graph) -> None:
         found = rewrites.rewrite(graph, self.asked, select_decomp_table())
@@ -60,7 +60,7 @@ class RewritePass(CustomGraphPass):
 
 def compile_graph(
     graph: fx.GraphModule, inputs: Sequence[Any], asked: Asked, frozen: bool, mode: str | None,
-    options: dict[str, Any], report: CompileReport | None,
+    options: dict[str, Any], report: RewriteReport | None,
 ) -> Callable[..., Any]:  # fmt: skip
     """What `torch.compile` asks of a backend."""
     patches = dict(list_mode_options(mode)) if mode else {}

@@ -1,4 +1,4 @@
-"""The graph of a model as `fuse` reads it: how it is traced, and what its nodes are."""
+"""The graph of a model for `fuse`: how it is traced, and what its modules, functions and methods mean to rewrites."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.nn.modules.utils import _pair
 
 from fastconv import ops
 from fastconv.layer import Layer
+from fastconv.nn import Conv2d
+from fastconv.rewrites.convolution import describe, layer_call
+from fastconv.rewrites.editor import Obstacle, Spelled
+from fastconv.rewrites.patterns import ACTIVATIONS
 
-SUMS = ("add", "add_", operator.add, operator.iadd, torch.add)
-IN_PLACE_SUMS = ("add_", operator.iadd)
-_IN_PLACE_OPERATORS = [
-    getattr(operator, name)
-    for name in (
-        "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift",
-        "irshift", "setitem",
-    )
-]  # fmt: skip
+aten = torch.ops.aten
+
+_SUMS = ("add", "add_", operator.add, operator.iadd, torch.add)
+_IN_PLACE = "iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift setitem"
+_IN_PLACE_OPERATORS = [getattr(operator, name) for name in _IN_PLACE.split()]
 _ACTIVATION_MODULES = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.LeakyReLU: "leaky_relu"}
 _ACTIVATION_FUNCTIONS: dict[Any, str] = {
     torch.relu: "relu", torch.relu_: "relu", F.relu: "relu", F.relu_: "relu", "relu": "relu", "relu_": "relu",
     F.relu6: "relu6", F.silu: "silu", F.leaky_relu: "leaky_relu", F.leaky_relu_: "leaky_relu",
 }  # fmt: skip
-IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_MAX_POOLS = (F.max_pool2d, torch.max_pool2d)
+_POOL_ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+_IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -104,46 +107,101 @@ def traced(root: nn.Module) -> fx.Graph:
     return graph
 
 
-def is_sum(node: fx.Node) -> bool:
-    """Of two values of the graph, with nothing else to it."""
-    if len(node.args) != 2 or not all(isinstance(arg, fx.Node) for arg in node.args):
-        return False
-    if node.kwargs not in ({}, {"alpha": 1}):
-        return False
-    return node.op in ("call_method", "call_function") and node.target in SUMS
+def drop_identities(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Without what does nothing in evaluation mode."""
+    for node in graph.find_nodes(op="call_module"):
+        module = modules[str(node.target)]
+        if type(module) not in _IDENTITIES or module.training or is_altered(module):
+            continue
+        if len(node.args) == 1 and isinstance(node.args[0], fx.Node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
-def activation_of(node: fx.Node, module: nn.Module | None) -> tuple[str, float] | None:
-    """Name and slope, of those that the kernels' epilogue has."""
-    if module is not None:
-        name = _ACTIVATION_MODULES.get(type(module))
-        if name is None or len(node.args) != 1 or node.kwargs:
+def spell(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Leaves in each node's ``meta["spelled"]`` what it means in ATen's terms, and in those of fastconv's layers the
+    record for the report."""
+    for node in graph.nodes:
+        module = modules[str(node.target)] if node.op == "call_module" else None
+        writes = may_write(node, module)
+        found = _function_of(node) if module is None else _module_of(node, module)
+        node.meta["spelled"] = Spelled(writes=writes) if found is None else found._replace(writes=writes)
+
+
+def _module_of(node: fx.Node, module: nn.Module) -> Spelled | None:
+    hooks = ("hooks", f"{node.target} has hooks or a forward of its own") if is_altered(module) else None
+    if isinstance(module, Layer):
+        if isinstance(module, Conv2d) and type(module) is not Conv2d:
             return None
-        return name, float(getattr(module, "negative_slope", 0.01))
-    if node.op not in ("call_function", "call_method") or node.target not in _ACTIVATION_FUNCTIONS:
+        if list(node.kwargs) == ["input"]:
+            node.args, node.kwargs = (node.kwargs["input"],), {}
+        call = layer_call(module, None)  # type: ignore[arg-type]
+        node.meta["fastconv"] = describe(node, call.weight, call.stride, call.groups, "conv")
+        kind = None if type(module) is Conv2d else ("kind", f"what follows a {type(module).__name__} stays apart")
+        return Spelled(ops.conv2d_op, lambda x: call._replace(input=x), obstacle=kind or hooks)
+    if len(node.args) != 1 or node.kwargs:
         return None
-    name, slope = _ACTIVATION_FUNCTIONS[node.target], 0.01
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        gamma, beta, mean, variance = module.weight, module.bias, module.running_mean, module.running_var
+        return Spelled(
+            aten._native_batch_norm_legit_no_training.default,
+            lambda x: (x, gamma, beta, mean, variance, module.momentum, module.eps),
+            obstacle=_norm_obstacle(module) or hooks,
+        )
+    if type(module) is nn.MaxPool2d:
+        return _max_pool(node, module, hooks)
+    name = _ACTIVATION_MODULES.get(type(module))
+    return None if name is None else _activation(name, getattr(module, "negative_slope", 0.01), hooks)
+
+
+def _norm_obstacle(norm: nn.modules.batchnorm._BatchNorm) -> Obstacle | None:
+    """What makes it another operator than a norm with running statistics."""
+    if type(norm) is not nn.BatchNorm2d:
+        return "norm_class", f"the norm is a {type(norm).__module__}.{type(norm).__qualname__}"
+    if norm.training:
+        return "norm_training", "the norm is in training mode"
+    if norm.running_mean is None or norm.running_var is None:
+        return "norm_statistics", "the norm has no running statistics; it takes those of each batch"
+    return None
+
+
+def _function_of(node: fx.Node) -> Spelled | None:
+    if node.op not in ("call_function", "call_method"):
+        return None
+    if node.target in _SUMS:
+        of_two = len(node.args) == 2 and all(isinstance(arg, fx.Node) for arg in node.args)
+        return Spelled(aten.add.Tensor) if of_two and node.kwargs in ({}, {"alpha": 1}) else None
+    if not isinstance(next(iter(node.args), None), fx.Node):
+        return None
+    if node.target in _MAX_POOLS:
+        return _max_pool(node, None)
+    name = _ACTIVATION_FUNCTIONS.get(node.target)
+    if name is None:
+        return None
+    slope = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)
+    return _activation(name, slope)
+
+
+def _activation(name: str, slope: Any, obstacle: Obstacle | None = None) -> Spelled | None:
+    target, *rest = ACTIVATIONS[name]
     if name == "leaky_relu":
-        slope = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)  # type: ignore[assignment]
-    return (name, float(slope)) if isinstance(slope, (int, float)) else None
+        if not isinstance(slope, (int, float)):
+            return None
+        rest = [slope]
+    return Spelled(target, lambda x: (x, *rest), obstacle=obstacle)
 
 
-_MAX_POOLS = (F.max_pool2d, torch.max_pool2d)
-_POOL_ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-
-
-def is_max_pool(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether it is the max-pool that the kernels' epilogue has: 2x2, stride 2, nothing else."""
+def _max_pool(node: fx.Node, module: nn.Module | None, obstacle: Obstacle | None = None) -> Spelled | None:
     asked: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    if type(module) is nn.MaxPool2d and not is_altered(module) and len(node.args) == 1:
-        asked |= {name: getattr(module, name) for name in _POOL_ARGUMENTS}
-    elif module is None and node.op == "call_function" and node.target in _MAX_POOLS and node.args:
+    if module is None:
         asked |= dict(zip(_POOL_ARGUMENTS, node.args[1:], strict=False)) | node.kwargs
     else:
-        return False
-    kernel, stride, *others = (asked.get(name) for name in _POOL_ARGUMENTS)
-    sizes = (kernel, stride or kernel, *others)
-    return all(size in (n, (n, n), [n, n]) for size, n in zip(sizes, (2, 2, 0, 1, False, False), strict=True))
+        asked |= {name: getattr(module, name) for name in _POOL_ARGUMENTS}
+    kernel, stride, padding, dilation, ceil, indices = (asked.get(name) for name in _POOL_ARGUMENTS)
+    if indices is not False:
+        return None
+    rest = (*map(_pair, (kernel, kernel if stride is None else stride, padding, dilation)), ceil)
+    return Spelled(aten.max_pool2d_with_indices.default, lambda x: (x, *rest), obstacle=obstacle)
 
 
 def may_write(node: fx.Node, module: nn.Module | None) -> bool:

@@ -97,6 +97,19 @@ def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> di
     return row
 
 
+def obstacle_of(
+    row: dict[str, Any], problem: _C.ConvProblem, device: _C.DeviceInfo, limited: bool
+) -> tuple[str, str] | None:
+    """The code and text of what keeps an algorithm, a row of `_C.candidates`, from a problem, if anything does. Its
+    error does where that is `limited`: for `auto`, and where there is a `max_error`."""
+    if not row["ok"]:
+        return row["code"], row["reason"]
+    if row["auto_eligible"] or not limited:
+        return None
+    text = f"{row['algorithm']} is expected to err {row['expected_error']:.3g} times as much as PyTorch"
+    return "accuracy", f"{text}; the limit is {_C.error_limit(problem, device):.3g} (max_error)"
+
+
 def pack_weight(weight: Tensor, groups: int, algorithm: str, precision: str) -> Tensor:
     """The weight [K, C/groups, R, S] as one named algorithm reads it: uint8 [bytes], without a gradient."""
     return call(pack_weight_op, weight, groups, algorithm, precision)

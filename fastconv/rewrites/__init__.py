@@ -3,9 +3,11 @@
     convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
                                                                     or     ... -> [activation] -> max-pool
 
-The graph is a functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each. `table`
-says which operators have to be in it undecomposed; `rewrite` changes it in place, decomposes what is left of those,
-and returns what became of each convolution. A rewrite is a declaration in `patterns`.
+A rewrite is a declaration in `patterns`; `apply` goes through a graph with a list of them. The graph of `rewrite` is a
+functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each: `table` says which
+operators have to be in it undecomposed; `rewrite` changes it in place, decomposes what is left of those, and returns
+what became of each convolution. The graph of `fastconv.fuse` is one of modules: its nodes say in ``meta["spelled"]``
+what they mean.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from torch import fx
 
 from fastconv.rewrites import patterns
 from fastconv.rewrites.convolution import Asked as Asked
+from fastconv.rewrites.convolution import Left as Left
+from fastconv.rewrites.convolution import Record as Record
 from fastconv.rewrites.convolution import Taken as Taken
 from fastconv.rewrites.convolution import call_of, describe
-from fastconv.rewrites.editor import Decompositions, Editor
+from fastconv.rewrites.editor import Decompositions, Editor, Obstacle, read, value_of
 from fastconv.rewrites.patterns import Rewrite
 
 aten = torch.ops.aten
@@ -66,21 +70,20 @@ def _batch_norm(
     return (*normed, *found[3:])
 
 
-def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Editor | None = None) -> None:
-    """Goes once through the graph and rewrites, in place, what the rewrites find."""
-    edit = edit or Editor(graph)
+def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Editor) -> list[Left]:
+    """Goes once through the graph and rewrites, in place, what the rewrites find. Returns what those of
+    `patterns.EPILOGUE` left where it was."""
+    left: list[Left] = []
     by_target: dict[Any, list[Rewrite]] = defaultdict(list)
     for rewrite in rewrites:
         for target in rewrite.targets:
             by_target[target].append(rewrite)
     for node in list(graph.nodes):
-        for rewrite in by_target.get(node.target, ()) if node.op == "call_function" else ():
+        obstacle: Obstacle | None = None
+        for rewrite in by_target.get(read(node)[0], ()):
             match = rewrite.match(node, asked)
-            if match is None:
-                continue
-            obstacle = rewrite.obstacle(match, asked)
-            if obstacle is not None:
-                _note(match, obstacle)
+            obstacle = _obstacle(rewrite, match, asked)
+            if match is None or obstacle is not None:
                 continue
             with graph.inserting_before(node):
                 new = rewrite.replacement(match, asked, edit)
@@ -88,19 +91,34 @@ def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edit
                 edit.replace(match.node, new)
             edit.erase(*dict.fromkeys(n for n in (match.node, node, match.conv) if n is not None))
             break
+        if obstacle is not None and rewrite in patterns.EPILOGUE and _is_image(read(node)[1][0]):
+            left.append(Left(rewrite.name, node.name, obstacle[0]))
     edit.refresh()
+    return left
 
 
-def _note(match: patterns.Match, obstacle: tuple[str, str]) -> None:
-    """Leaves word of what was not rewritten, for the report."""
-    if match.taken is not None:
-        match.taken.obstacle = obstacle
-    if match.conv is None:
-        match.node.meta["fastconv"] = match.taken
+def _is_image(argument: Any) -> bool:
+    """Whether it is an input such as convolutions have; in a graph without values it may be."""
+    value = value_of(argument)
+    return value is None or (isinstance(value, torch.Tensor) and value.dim() == 4)
 
 
-def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> list[Taken]:
-    """Rewrites the graph in place. Returns a record of each convolution in it, and of each one's gradients.
+def _obstacle(rewrite: Rewrite, match: patterns.Match | None, asked: Asked) -> Obstacle | None:
+    """Why not; the convolution's record learns of it."""
+    if match is None:
+        return "alone", "there is no convolution that could take it in"
+    obstacle = patterns.between_obstacle(match) or rewrite.obstacle(match, asked)
+    if obstacle is not None:
+        if match.taken is not None:
+            match.taken.obstacle = obstacle
+        if match.conv is None:
+            match.node.meta["fastconv"] = match.taken
+    return obstacle
+
+
+def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> list[Record]:
+    """Rewrites the graph in place. Returns a record of each convolution in it, of each one's gradients, and of what
+    could have gone into one and is left.
 
     Args:
         graph: traced with `table(decompositions)`.
@@ -113,7 +131,7 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
             taken = describe(node, call.weight, call.stride, call.groups, "conv")
             taken.is_models_own = True
             node.meta["fastconv"] = taken
-    apply(graph, patterns.FUSING, asked, edit)
+    left = apply(graph, patterns.FUSING, asked, edit)
     apply(graph, patterns.CHOOSING, asked, edit)
     for node in list(graph.nodes):
         is_kept = node.target in _KEPT or (node.target is _MAX_POOL and patterns.is_our_pool(*node.args, **node.kwargs))
@@ -123,4 +141,4 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
     graph.eliminate_dead_code()
     graph.lint()
     found = [node.meta["fastconv"] for node in graph.nodes if isinstance(node.meta.get("fastconv"), Taken)]
-    return list({id(taken): taken for taken in found}.values())
+    return [*{id(taken): taken for taken in found}.values(), *left]

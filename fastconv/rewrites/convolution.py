@@ -11,12 +11,11 @@ from torch import Tensor, fx
 from fastconv import _C, ops, settings
 from fastconv.ops import plain
 from fastconv.ops.geometry import Geometry
-from fastconv.rewrites.editor import hint_of, value_of
+from fastconv.reports import by
+from fastconv.rewrites.editor import Obstacle, hint_of, read, value_of
 
 aten = torch.ops.aten
 _LIBRARY = {row["name"] for row in _C.algorithms() if row["family"] == "library"}
-
-Obstacle = tuple[str, str]  # a code for programs and a text for people
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,27 @@ class Call(NamedTuple):
 
 def call_of(node: Any) -> Call | None:
     """The call, if the node is one of `fastconv::conv2d`."""
-    if not isinstance(node, fx.Node) or node.target is not ops.conv2d_op:
-        return None
-    return Call(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    target, args, kwargs = read(node) if isinstance(node, fx.Node) else (None, (), {})
+    return Call(*args, **kwargs) if target is ops.conv2d_op else None
+
+
+def layer_call(layer: Any, input: Any, residual: Any = None) -> Call:
+    """What one of fastconv's layers computes: weight and bias are its tensors. Padding in another mode than zeros, and
+    what "same" pads on one side alone, are taken for zeros on both."""
+    padding = layer.padding
+    if padding == "same":
+        padding = [d * (size - 1) // 2 for d, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+    elif padding == "valid":
+        padding = [0] * len(layer.kernel_size)
+    algorithm = settings.auto_algorithm if layer.algorithm == "auto" or settings.disabled else layer.algorithm
+    return Call(
+        input, layer.weight, layer.bias, residual, list(layer.stride), list(padding), list(layer.dilation),
+        layer.groups, algorithm, settings.resolve_precision(layer.precision, layer.weight.is_cuda),
+        getattr(layer, "activation", None) or "none", getattr(layer, "negative_slope", 0.0),
+        settings.switches.backend_flags,
+        *settings.resolve_limits(layer.max_error, layer.max_workspace, algorithm),
+        getattr(layer, "residual_after", False), getattr(layer, "max_pool", False),
+    )  # fmt: skip
 
 
 @dataclass
@@ -87,18 +104,44 @@ class Taken:
     device: str
     parts: list[str]
     is_models_own: bool = False  # the model calls fastconv's operator by itself
-    algorithm: str = ""  # what the planner takes at the sizes that the graph was made with
+    algorithm: str = ""  # what the planner takes at the sizes that the graph was made with, or what ran
     obstacle: Obstacle = ("", "")  # why it, or what follows it, stays apart
+    input_shape: tuple[int, ...] | None = None
+    us: float | None = None  # what the planner expects of the algorithm at these sizes
+    epilogue_us: float = 0.0  # of that, for what is computed with the convolution
+
+    def expect(self, call: Call) -> None:
+        """Notes the input's shape and the planner's estimates, if the sizes are known."""
+        sizes = _sizes(call)
+        if sizes is None:
+            return
+        self.input_shape = tuple(sizes[:4])
+        device = ops.device_info(value_of(call.weight).device)
+        rows = []
+        for form in (call, call._replace(residual=None, activation="none", max_pool=False)):
+            found = _C.candidates(problem_of(form), device)  # type: ignore[arg-type]
+            rows += [row for row in found if row["algorithm"] == self.algorithm and row["ok"]]
+        if len(rows) == 2:
+            self.us, alone = (row["cost_us"] for row in rows)
+            self.epilogue_us = max(0.0, self.us - alone)  # type: ignore[operator]
+
+
+@dataclass
+class Left:
+    """An operator that could have gone into a convolution and has not."""
+
+    what: str  # the rewrite's name
+    name: str  # of its node
+    code: str  # why: "alone" where no convolution of ours with room for it stands before it; else as a `Taken` has it
+
+
+Record = Taken | Left
 
 
 def describe(node: fx.Node, weight: fx.Node, stride: Any, groups: int, part: str) -> Taken:
     w = value_of(weight)
     dtype, device = str(w.dtype).removeprefix("torch."), w.device.type
     return Taken(_name_of(node), by(w.shape), by(stride), groups, dtype, device, [part])
-
-
-def by(sizes: Any) -> str:
-    return "x".join(map(str, sizes))
 
 
 def _name_of(node: fx.Node) -> str:
@@ -121,13 +164,18 @@ def obstacle_of(x: Any, weight: Any, transposed: bool) -> Obstacle | None:
     return None
 
 
+def _sizes(call: Call) -> list[int] | None:
+    """Of the example's input and weight; None where a size depends on data."""
+    sizes = [hint_of(size) for value in call[:2] for size in value_of(value).shape]
+    return None if None in sizes else sizes  # type: ignore[return-value]
+
+
 def problem_of(call: Call) -> _C.ConvProblem | None:
     """The problem at the example's sizes; None where a size depends on data."""
-    x, weight = value_of(call.input), value_of(call.weight)
-    sizes = [hint_of(size) for size in (*x.shape, *weight.shape)]
-    if any(size is None for size in sizes):
+    x, weight, sizes = value_of(call.input), value_of(call.weight), _sizes(call)
+    if sizes is None:
         return None
-    n, c, h, w, k, _, r, s = map(int, sizes)  # type: ignore[arg-type]
+    n, c, h, w, k, _, r, s = sizes
     channels_last = ops.format_of(x, weight) == torch.channels_last
     return _C.ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(call.stride), padding=tuple(call.padding),
@@ -143,16 +191,12 @@ def planned(call: Call) -> tuple[str, Obstacle]:
     problem = problem_of(call)
     if problem is None:
         return call.algorithm, ("", "")
-    device = ops.device_info(value_of(call.input).device)
+    device = ops.device_info(value_of(call.weight).device)
     if call.algorithm == "auto":
         return str(ops.choose("auto", problem, device)["algorithm"]), ("", "")
     row = next(row for row in _C.candidates(problem, device) if row["algorithm"] == call.algorithm)
-    if not row["ok"]:
-        return "torch", (row["code"], row["reason"])
-    if call.max_error is not None and row["expected_error"] > call.max_error:
-        text = f"{call.algorithm} is expected to err {row['expected_error']:.3g} times as much as PyTorch"
-        return "torch", ("accuracy", text)
-    return call.algorithm, ("", "")
+    obstacle = ops.obstacle_of(row, problem, device, limited=call.max_error is not None)
+    return ("torch", obstacle) if obstacle is not None else (call.algorithm, ("", ""))
 
 
 def pools_inside(call: Call) -> bool:
@@ -160,7 +204,7 @@ def pools_inside(call: Call) -> bool:
     problem, (algorithm, _) = problem_of(call), planned(call)
     if problem is None:
         return False
-    rows = _C.candidates(problem, ops.device_info(value_of(call.input).device))
+    rows = _C.candidates(problem, ops.device_info(value_of(call.weight).device))
     return any(row["algorithm"] == algorithm and row["ok"] and not row["pools_apart"] for row in rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -13,7 +13,32 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fastconv import ops
+
 Decompositions = dict[Any, Callable[..., Any]]
+Obstacle = tuple[str, str]  # a code for programs and a text for people
+
+
+class Spelled(NamedTuple):
+    """What a node means that is no call of an ATen operator but of a module, a function or a method: it is left in the
+    node's ``meta["spelled"]`` by whoever made the graph."""
+
+    target: Any = None  # the operator; None: nothing that a rewrite knows
+    arguments: Callable[..., tuple[Any, ...]] = lambda *inputs: inputs  # its arguments, of the nodes that the call has
+    writes: bool = False  # it may write over a value that it did not make
+    obstacle: Obstacle | None = None  # why it is not quite that operator
+
+
+def spelled(node: fx.Node) -> Spelled:
+    return node.meta.get("spelled", Spelled())  # type: ignore[no-any-return]
+
+
+def read(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The operator that a node calls, None if it calls none, with its arguments."""
+    if "spelled" in node.meta:
+        target, arguments, *_ = spelled(node)
+        return target, arguments(*(arg for arg in node.args if isinstance(arg, fx.Node))) if target else (), {}
+    return (node.target, node.args, node.kwargs) if node.op == "call_function" else (None, (), {})
 
 
 def value_of(node: Any) -> Any:
@@ -39,13 +64,15 @@ def hint_of(size: Any) -> int | None:
 
 
 class Editor:
-    """Makes nodes of one graph. Every node has a ``meta["val"]``, as AOTAutograd and torch.export leave it."""
+    """Makes nodes of one graph. Every node has a ``meta["val"]``, as AOTAutograd and torch.export leave it. (A graph of
+    modules has an editor of its own, in `fastconv.fuse`.)"""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         values = [value for node in graph.nodes for value in _flat(node.meta.get("val")) if isinstance(value, Tensor)]
         self.fake_mode = detect_fake_mode(values)
         self.stale: set[fx.Node] = set()  # their values have other strides than what was computed from them
+        self.made: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # by `once`
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
@@ -69,6 +96,17 @@ class Editor:
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = self.evaluate(target, node.args, node.kwargs)
         return node
+
+    def convolution(self, conv: fx.Node, by: fx.Node, call: Sequence[Any]) -> fx.Node:
+        """`call`, in the place of a convolution of ours that has taken `by` in."""
+        return self.emit(ops.conv2d_op, *call)
+
+    def once(self, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(emit, *args)``; where it was made of the same before, that."""
+        key = (function, *(arg if isinstance(arg, float) else id(arg) for arg in args))
+        if key not in self.made:
+            self.made[key] = args, function(self.emit, *args)  # the arguments: as long as they live, ids are theirs
+        return self.made[key][1]
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
         """Every reader of `old` reads `new`."""

@@ -27,7 +27,7 @@ from fastconv.rewrites.convolution import (
     pools_inside,
     problem_of,
 )
-from fastconv.rewrites.editor import Editor, same, value_of
+from fastconv.rewrites.editor import Editor, read, same, spelled, value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -108,10 +108,25 @@ def _open_call(node: Any) -> Call | None:
     return call if call is not None and call.activation == "none" and not call.max_pool else None
 
 
-def _several_readers(match: Match, asked: Asked) -> Obstacle | None:
-    assert match.conv is not None
-    readers = len(match.conv.users)
-    return ("users", f"{readers} operations read what it would be fused with") if readers > 1 else None
+def between_obstacle(match: Match) -> Obstacle | None:
+    """What keeps anything from going into a convolution that stands before it: the convolution then runs where that
+    was, nobody finds the value between, and what it reads must not have been written over."""
+    conv, node = match.conv, match.node
+    if conv is None or conv is node:
+        return None
+    for told in (spelled(conv).obstacle, spelled(node).obstacle):
+        if told is not None:
+            return told
+    if len(conv.users) > 1:
+        return "users", f"{len(conv.users)} operations read what it would be fused with"
+    if spelled(node).writes and node.args[0] is not conv:
+        return "in_place", "the sum is written over another value"
+    other = conv.next
+    while other is not node:
+        if spelled(other).writes:
+            return "in_place", f"{other.name}, which works in place, stands between them"
+        other = other.next
+    return None
 
 
 def _grown(match: Match, edit: Editor, part: str, **arguments: Any) -> fx.Node:
@@ -119,81 +134,121 @@ def _grown(match: Match, edit: Editor, part: str, **arguments: Any) -> fx.Node:
     assert match.conv is not None
     call = call_of(match.conv)
     assert call is not None
-    node = edit.emit(ops.conv2d_op, *call._replace(**arguments))
+    node = edit.convolution(match.conv, match.node, call._replace(**arguments))
     if match.taken is not None:
         match.taken.parts.append(part)
     node.meta["fastconv"] = match.taken
     return node
 
 
-def _find_norm(node: fx.Node, asked: Asked) -> Match | None:
-    x, gamma, beta, mean, variance, _, epsilon = node.args
-    call = _open_call(x)
+def _first_output(node: fx.Node) -> fx.Node | None:
+    """The first output of an operator that has several; None if others are read, too."""
+    if "spelled" in node.meta:
+        return node  # a module's only one
     outputs = [user for user in node.users if user.target is operator.getitem]
-    if call is None or call.residual is not None or [user.args[1] for user in outputs] != [0]:
+    return outputs[0] if [user.args[1] for user in outputs] == [0] else None
+
+
+def _find_norm(node: fx.Node, asked: Asked) -> Match | None:
+    x, *numbers = read(node)[1]
+    call, output = _open_call(x), _first_output(node)
+    if call is None or call.residual is not None or output is None:
         return None
-    assert isinstance(x, fx.Node)
-    found = {"gamma": gamma, "beta": beta, "mean": mean, "variance": variance, "epsilon": epsilon}
-    return Match(outputs[0], x, found)
+    gamma, beta, mean, variance, _, epsilon = numbers
+    return Match(output, x, {"folded": (call.weight, call.bias, gamma, beta, mean, variance, epsilon)})
+
+
+# The relative L2 error of the filters that rounding them to their dtype makes is at most half a spacing, unless the
+# norm's factors push them out of the dtype's range.
+_ROUNDING_LIMIT = 1.0
+
+
+def _norm_obstacle(match: Match, asked: Asked) -> Obstacle | None:
+    weight, _, *parameters, _ = match.found["folded"]
+    w, tensors = value_of(weight), [value_of(p) for p in parameters if p is not None]
+    if tensors[-1].shape[0] != w.shape[0]:
+        return "norm_features", f"the norm has {tensors[-1].shape[0]} features; the convolution {w.shape[0]}"
+    if any(t.device != w.device for t in tensors):
+        return "norm_device", f"the norm is on {tensors[-1].device}; the convolution on {w.device}"
+    if any(t.dtype not in (w.dtype, torch.float32) for t in tensors):
+        return "norm_dtype", f"the norm is {tensors[-1].dtype}; the convolution {w.dtype}"
+    if isinstance(weight, fx.Node):
+        return None  # numbers that are not there yet
+    exact = _folded(_at_once, *match.found["folded"])
+    rounded = [t.to(w.dtype).double() for t in exact]
+    error = (rounded[0] - exact[0]).norm() / exact[0].norm().clamp_min(torch.finfo(torch.float64).tiny)
+    if not (error <= _ROUNDING_LIMIT * torch.finfo(w.dtype).eps and bool(rounded[1].isfinite().all())):
+        return "norm_range", f"the folded filters leave the range of {w.dtype}"
+    return None
+
+
+def _at_once(target: Any, *args: Any) -> Any:
+    return target(*args)
+
+
+def _folded(
+    emit: Callable[..., Any], weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: Any, epsilon: float
+) -> tuple[Any, Any]:
+    """Filters and biases of norm(conv(x)) in float64: w * s and (b - mean) * s + beta with
+    s = gamma / sqrt(variance + epsilon)."""
+
+    def double(value: Any) -> Any:
+        return emit(prims.convert_element_type.default, value, torch.float64)
+
+    s = emit(aten.rsqrt.default, emit(aten.add.Tensor, double(variance), epsilon))
+    if gamma is not None:
+        s = emit(aten.mul.Tensor, s, double(gamma))
+    shift = double(mean)
+    shift = emit(aten.neg.default, shift) if bias is None else emit(aten.sub.Tensor, double(bias), shift)
+    shift = emit(aten.mul.Tensor, shift, s)
+    if beta is not None:
+        shift = emit(aten.add.Tensor, shift, double(beta))
+    return emit(aten.mul.Tensor, double(weight), emit(aten.reshape.default, s, [-1, 1, 1, 1])), shift
+
+
+def _rounded(emit: Callable[..., Any], weight: Any, *others: Any) -> list[Any]:
+    dtype = value_of(weight).dtype
+    return [emit(prims.convert_element_type.default, exact, dtype) for exact in _folded(emit, weight, *others)]
 
 
 def _fold(match: Match, asked: Asked, edit: Editor) -> fx.Node:
-    """conv(x, w * s) + (b - mean) * s + beta with s = gamma / sqrt(variance + epsilon), computed in float64."""
-    assert match.conv is not None
-    call = call_of(match.conv)
-    assert call is not None
-    dtype = value_of(call.weight).dtype
-
-    def double(node: fx.Node) -> fx.Node:
-        return edit.emit(prims.convert_element_type.default, node, torch.float64)
-
-    found = match.found
-    s = edit.emit(aten.rsqrt.default, edit.emit(aten.add.Tensor, double(found["variance"]), found["epsilon"]))
-    if found["gamma"] is not None:
-        s = edit.emit(aten.mul.Tensor, s, double(found["gamma"]))
-    mean = double(found["mean"])
-    bias = edit.emit(aten.neg.default, mean)
-    if call.bias is not None:
-        bias = edit.emit(aten.sub.Tensor, double(call.bias), mean)
-    bias = edit.emit(aten.mul.Tensor, bias, s)
-    if found["beta"] is not None:
-        bias = edit.emit(aten.add.Tensor, bias, double(found["beta"]))
-    column = edit.emit(aten.reshape.default, s, [-1, 1, 1, 1])
-    weight = edit.emit(aten.mul.Tensor, double(call.weight), column)
-    weight, bias = (edit.emit(prims.convert_element_type.default, node, dtype) for node in (weight, bias))
+    weight, bias = edit.once(_rounded, *match.found["folded"])
     return _grown(match, edit, "bn", weight=weight, bias=bias)
 
 
 BATCH_NORM = Rewrite(
-    "batch norm", (aten._native_batch_norm_legit_no_training.default,), _find_norm, _several_readers, _fold
+    "batch norm", (aten._native_batch_norm_legit_no_training.default,), _find_norm, _norm_obstacle, _fold
 )
 
 
 def _find_sum(node: fx.Node, asked: Asked) -> Match | None:
-    if len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1 or node.args[0] is node.args[1]:
+    _, args, kwargs = read(node)
+    if len(args) != 2 or kwargs.get("alpha", 1) != 1 or args[0] is args[1]:
         return None
-    calls = {arg: call for arg in node.args if (call := call_of(arg)) is not None}
+    calls = {arg: call for arg in args if (call := call_of(arg)) is not None}
     found = [arg for arg, call in calls.items() if call.residual is None and not call.max_pool]
-    # Of two convolutions that are added, one that nobody else reads; of two such, one that can still take an activation
-    # in; of two such, the later one.
-    alone = [arg for arg in found if len(arg.users) == 1] or found  # type: ignore[union-attr]
+    # Of two convolutions that are added, one that nobody else reads; of two such, the one that the sum is written over,
+    # or one that can still take an activation in; of two such, the later one.
+    alone = [arg for arg in found if len(arg.users) == 1] or found
     if not alone:
         return None
-    conv = max(alone, key=lambda arg: (_open_call(arg) is not None, arg))  # type: ignore[type-var]
-    assert isinstance(conv, fx.Node)
-    other = node.args[1] if node.args[0] is conv else node.args[0]
+    over = args[0] if spelled(node).writes else None
+    conv = max(alone, key=lambda arg: (arg is over, _open_call(arg) is not None, arg))
+    other = args[1] if args[0] is conv else args[0]
     return Match(node, conv, {"other": other}) if isinstance(other, fx.Node) else None
 
 
 def _sum_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     y, other = value_of(match.conv), value_of(match.found["other"])
+    if y is None:
+        return None  # a graph without shapes: the layer looks at those that come
     if not isinstance(other, torch.Tensor):
         return "residual", "a number is added"
     if other.dtype != y.dtype or other.device != y.device:
         return "residual", f"what is added is {other.dtype} on {other.device}"
     if other.dim() != 4 or not all(same(a, b) for a, b in zip(other.shape, y.shape, strict=True)):
         return "residual", "what is added has another shape"
-    return _several_readers(match, asked)
+    return None
 
 
 def _add(match: Match, asked: Asked, edit: Editor) -> fx.Node:
@@ -201,21 +256,26 @@ def _add(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     return _grown(match, edit, "residual", residual=match.found["other"], residual_after=after)
 
 
-RESIDUAL = Rewrite("residual", (aten.add.Tensor,), _find_sum, _sum_obstacle, _add)
+RESIDUAL = Rewrite("sum", (aten.add.Tensor,), _find_sum, _sum_obstacle, _add)
 
-_ACTIVATIONS: dict[Any, Callable[[tuple[Any, ...]], tuple[str, float] | None]] = {
-    aten.relu.default: lambda args: ("relu", 0.0),
-    aten.silu.default: lambda args: ("silu", 0.0),
-    aten.hardtanh.default: lambda args: ("relu6", 0.0) if tuple(args[1:]) == (0.0, 6.0) else None,
-    aten.leaky_relu.default: lambda args: ("leaky_relu", float(args[1]) if len(args) > 1 else 0.01),
+# The kernels' activations: the operator, and its arguments behind the tensor; those of leaky ReLU are its slope.
+ACTIVATIONS: dict[str, tuple[Any, ...]] = {
+    "relu": (aten.relu.default,),
+    "silu": (aten.silu.default,),
+    "relu6": (aten.hardtanh.default, 0.0, 6.0),
+    "leaky_relu": (aten.leaky_relu.default,),
 }
 
 
 def _find_activation(node: fx.Node, asked: Asked) -> Match | None:
-    found = None if node.kwargs else _ACTIVATIONS[node.target](node.args)
-    if found is None or _open_call(node.args[0]) is None:
+    target, (x, *rest), kwargs = read(node)
+    name = next(name for name, (operator, *_) in ACTIVATIONS.items() if operator is target)
+    slope = 0.0
+    if name == "leaky_relu":
+        slope = float(rest.pop()) if rest else 0.01
+    if kwargs or tuple(rest) != ACTIVATIONS[name][1:] or _open_call(x) is None:
         return None
-    return Match(node, node.args[0], {"activation": found[0], "slope": found[1]})  # type: ignore[arg-type]
+    return Match(node, x, {"activation": name, "slope": slope})
 
 
 def _activate(match: Match, asked: Asked, edit: Editor) -> fx.Node:
@@ -223,7 +283,9 @@ def _activate(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     return _grown(match, edit, name, activation=name, negative_slope=match.found["slope"])
 
 
-ACTIVATION = Rewrite("activation", tuple(_ACTIVATIONS), _find_activation, _several_readers, _activate)
+ACTIVATION = Rewrite(
+    "activation", tuple(target for target, *_ in ACTIVATIONS.values()), _find_activation, _never, _activate
+)
 
 
 def is_our_pool(
@@ -234,20 +296,20 @@ def is_our_pool(
 
 
 def _find_max_pool(node: fx.Node, asked: Asked) -> Match | None:
-    conv, call = node.args[0], call_of(node.args[0])
-    outputs = [user for user in node.users if user.target is operator.getitem]
-    if not is_our_pool(*node.args, **node.kwargs) or [user.args[1] for user in outputs] != [0]:
+    _, args, kwargs = read(node)
+    call, output = call_of(args[0]), _first_output(node)
+    if output is None or not is_our_pool(*args, **kwargs):
         return None
-    if call is None or call.residual is not None or call.max_pool:
-        return None
-    return Match(outputs[0], conv)  # type: ignore[arg-type]
+    if call is None or call.residual is not None or call.max_pool or len(args[0].users) > 1:
+        return None  # what is read again, as in a U-Net, nobody expects in there
+    return Match(output, args[0])
 
 
 def _max_pool_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     call = call_of(match.conv)
     assert call is not None
-    if pools_inside(call._replace(max_pool=True)):
-        return _several_readers(match, asked)
+    if value_of(match.conv) is None or pools_inside(call._replace(max_pool=True)):
+        return None  # a graph without shapes: the layer pools behind kernels that have none
     return "max_pool", "its kernels have no max-pool"
 
 
@@ -269,6 +331,7 @@ def _find_call(node: fx.Node, asked: Asked) -> Match:
     taken = node.meta.get("fastconv")
     if isinstance(taken, Taken):
         taken.algorithm = algorithm
+        taken.expect(call)
         if is_librarys(algorithm):
             taken.obstacle = (
                 obstacle if obstacle[0] else ("cost", "PyTorch's convolution is estimated to be the fastest")
@@ -293,15 +356,10 @@ def _as_pytorchs(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     node.meta["fastconv"] = match.taken
     if call.residual is not None and not call.residual_after:
         node = edit.emit(aten.add.Tensor, node, call.residual)
-    targets: dict[str, tuple[Any, ...]] = {
-        "relu": (aten.relu.default,),
-        "silu": (aten.silu.default,),
-        "relu6": (aten.hardtanh.default, 0.0, 6.0),
-        "leaky_relu": (aten.leaky_relu.default, call.negative_slope),
-    }
     if call.activation != "none":
-        target, *arguments = targets[call.activation]
-        node = edit.emit(target, node, *arguments)
+        target, *arguments = ACTIVATIONS[call.activation]
+        slope = [call.negative_slope] if call.activation == "leaky_relu" else []
+        node = edit.emit(target, node, *arguments, *slope)
     if call.residual is not None and call.residual_after:
         node = edit.emit(aten.add.Tensor, node, call.residual)
     if call.max_pool:
@@ -402,5 +460,6 @@ GRADIENTS = Rewrite(
 )
 
 # A node meets those of a list whose targets have its operator; lists are gone through one after the other.
-FUSING = (CONVOLUTION, BATCH_NORM, RESIDUAL, ACTIVATION, MAX_POOL, GRADIENTS)
+EPILOGUE = (BATCH_NORM, RESIDUAL, ACTIVATION, MAX_POOL)
+FUSING = (CONVOLUTION, *EPILOGUE, GRADIENTS)
 CHOOSING = (PYTORCH, PACKED)
