@@ -171,4 +171,4 @@ SHAPES = [*SMALL, *FEW_FILTERS, *LARGER]
 
 # A few small ones that touch every tail: what compute-sanitizer can afford.
 SANITIZE = [UNIT_3X3[1], UNIT_3X3[4], UNIT_3X3[9], POINTWISE[1], POINTWISE[4], DEPTHWISE[0], DEPTHWISE[4], GENERAL[4],
-            GENERAL[9], GENERAL[12], GENERAL[17], FEW_FILTERS[2]]  # fmt: skip
+            GENERAL[9], GENERAL[12], GENERAL[17], FEW_FILTERS[3]]  # fmt: skip
