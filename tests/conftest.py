@@ -19,13 +19,14 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from hypothesis import settings  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 import fastconv  # noqa: E402
 from fastconv import _C, measured  # noqa: E402
 
 DEVICES_OF = {row["name"]: row["devices"] for row in _C.algorithms()}
-settings.register_profile("fastconv", deadline=None, max_examples=60, derandomize=True)
+settings.register_profile("fastconv", deadline=None, max_examples=60, derandomize=True,
+                          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
 settings.load_profile("fastconv")
 
 

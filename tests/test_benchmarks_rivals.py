@@ -318,6 +318,8 @@ def test_the_triton_kernel_is_right_in_tritons_interpreter():
         command, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True,
     )  # fmt: skip
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("this Triton's interpreter does not go together with this NumPy")
     assert done.stdout.endswith("right\n"), done.stderr
 
 
