@@ -8,6 +8,7 @@
 #include "core/algorithm.h"
 #include "core/cost.h"
 #include "core/fitted.h"
+#include "core/narrow_outputs.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::implicit_gemm {
@@ -120,7 +121,7 @@ double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, c
                              : (problem.p() * problem.q() < 2048 ? own::nchw_small : large_nchw) * 1e-6 *
                                    static_cast<double>(problem.output_numel());
   const double launch_us = plan.weights.mode == Mode::single ? own::single_launch : own::launch;
-  return wgmma_factor(plan, problem) * (launch_us + kernel_us) + nchw_us;
+  return narrow_outputs_factor(problem, 1.7) * wgmma_factor(plan, problem) * (launch_us + kernel_us) + nchw_us;
 }
 
 ConvPlan plan_for_hopper(const ConvProblem& problem, const DeviceInfo& device) {

@@ -5,6 +5,7 @@
 
 #include "algos/winograd_fused/plan.h"
 #include "core/cost.h"
+#include "core/narrow_outputs.h"
 #include "core/roundoffs.h"
 #include "winograd/limits.h"
 
@@ -46,7 +47,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
-  return (config.split ? 11.5 : 7.3) + kernel_us(problem, config, device.processors);
+  const double factor = narrow_outputs_factor(problem, config.split ? 1.1 : 1.7);
+  return factor * ((config.split ? 11.5 : 7.3) + kernel_us(problem, config, device.processors));
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
