@@ -139,10 +139,10 @@ LARGER = [
 FEW_FILTERS = [
     _square(2, 33, 13, 3, 3, padding=1),
     Shape(1, 64, 5, 19, 1, 3, 3, padding=(1, 0)),
-    Shape(3, 50, 7, 9, 7, 3, 3, padding=(2, 1)),
+    Shape(3, 50, 7, 9, 4, 3, 3, padding=(2, 1)),
     _square(1, 16, 9, 4, 5, padding=2),
     Shape(1, 40, 17, 6, 2, 7, 7, padding=(3, 6)),
-    _square(1, 130, 6, 8, 5, padding=4),
+    _square(1, 130, 6, 2, 5, padding=4),
     _square(3, 20, 90, 3, 3, padding=1),  # a map on which the kernel for them is the cheapest in NCHW, too
 ]
 

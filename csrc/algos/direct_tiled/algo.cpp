@@ -60,7 +60,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   }
   if (choice.few_filters) {
     const few_filters::Config& config = *choice.few_filters;
-    plan.config = "few filters, tile " + std::to_string(few_filters::tile_p(problem.layout, config.k_tile)) + "x" +
+    plan.config = "few filters, tile " + std::to_string(few_filters::tile_p) + "x" +
                   std::to_string(few_filters::tile_q(problem.layout)) + " outputs, " + std::to_string(config.k_tile) +
                   " filters, " + std::to_string(config.blocks) + " blocks";
     plan.cost_us = config.cost_us;

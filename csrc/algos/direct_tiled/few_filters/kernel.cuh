@@ -97,7 +97,7 @@ constexpr int left_of(int count) {
 template <typename T, int r, int k_tile>
 __global__ void __launch_bounds__(block_threads, blocks_per_processor)
     convolve_nhwc(const __grid_constant__ Params<T> params) {
-  constexpr int rows = tile_p(Layout::nhwc, k_tile), columns = tile_q(Layout::nhwc), inputs = columns + r - 1;
+  constexpr int rows = tile_p, columns = tile_q(Layout::nhwc), inputs = columns + r - 1;
   constexpr int count = rows * columns * k_tile;
   extern __shared__ float4 shared[];
   float* filters = reinterpret_cast<float*>(shared);
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(block_threads, blocks_per_processor)
 template <typename T, int r, int k_tile>
 __global__ void __launch_bounds__(block_threads, blocks_per_processor)
     convolve_nchw(const __grid_constant__ Params<T> params) {
-  constexpr int rows = tile_p(Layout::nchw, k_tile), patch_rows = rows + r - 1;
+  constexpr int rows = tile_p, patch_rows = rows + r - 1;
   extern __shared__ float4 shared[];
   float* filters = reinterpret_cast<float*>(shared);
   load_filters<r * r, k_tile>(params, filters);

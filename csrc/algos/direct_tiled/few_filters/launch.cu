@@ -43,11 +43,7 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
 
 template <typename T, int r>
 void launch_tile(const ConvArgs& args, Runtime& runtime, const Config& config) {
-  switch (config.k_tile) {
-    case 3: return launch<T, r, 3>(args, runtime, config);
-    case 4: return launch<T, r, 4>(args, runtime, config);
-    default: return launch<T, r, 8>(args, runtime, config);
-  }
+  config.k_tile == 3 ? launch<T, r, 3>(args, runtime, config) : launch<T, r, 4>(args, runtime, config);
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ inline constexpr std::int64_t most_filter_bytes = 100 * 1024;  // so that both f
 inline constexpr int chunk_channels = 64;                      // NCHW: of one chain of sums
 
 // NHWC: a warp computes tile_p x tile_q outputs, each lane the sums of its channels; NCHW: a thread tile_p outputs of a
-// column. k_tile: 3, 4 or 8 filters, those beyond K are zeros.
-constexpr int tile_p(Layout layout, int k_tile) { return layout == Layout::nhwc && k_tile == 8 ? 2 : 4; }
+// column. k_tile: 3 or 4 filters, those beyond K are zeros. (With 8 it was faster than no other algorithm in NHWC.)
+inline constexpr int tile_p = 4;
 constexpr int tile_q(Layout layout) { return layout == Layout::nhwc ? 4 : 1; }
 
 struct Config {
@@ -42,7 +42,7 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   const bool size = problem.r == problem.s && (problem.r == 3 || (nhwc && (problem.r == 5 || problem.r == 7)));
   const bool dense =
       problem.stride_h == 1 && problem.stride_w == 1 && problem.dilation_h == 1 && problem.dilation_w == 1;
-  if (!size || !dense || problem.groups != 1 || problem.k > 8 || problem.c < 16) return std::nullopt;
+  if (!size || !dense || problem.groups != 1 || problem.k > 4 || problem.c < 16) return std::nullopt;
   const std::int64_t lanes = nhwc ? 32 : 1;  // that share the channels
   // The kernel numbers rows, columns and the elements of an image with 31 bits.
   constexpr double limit = 1073741824.0;
@@ -53,13 +53,13 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   if (image >= limit || outputs >= limit) return std::nullopt;
 
   Config config;
-  config.k_tile = problem.k <= 3 ? 3 : problem.k == 4 ? 4 : 8;
+  config.k_tile = problem.k <= 3 ? 3 : 4;
   const std::int64_t taps = problem.r * problem.s, c_pad = ceil_div(problem.c, lanes) * lanes;
   config.shared_bytes = 4 * taps * c_pad * config.k_tile;
   if (config.shared_bytes > std::min(most_filter_bytes, max_bytes(device))) return std::nullopt;
   config.c_pad = static_cast<int>(c_pad);
-  const int rows = tile_p(problem.layout, config.k_tile), columns = tile_q(problem.layout);
-  config.p_tiles = ceil_div<std::int64_t>(problem.p(), rows);
+  const int columns = tile_q(problem.layout);
+  config.p_tiles = ceil_div<std::int64_t>(problem.p(), tile_p);
   config.q_tiles = ceil_div<std::int64_t>(problem.q(), columns);
   config.tasks = problem.n * config.p_tiles * config.q_tiles;
   const std::int64_t slots = blocks_per_processor * device.processors;
@@ -67,15 +67,14 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
 
   // Measured on an H200 (docs/log/81-few-filters.md): the issue of instructions decides on large maps, on small ones a
   // warp's own walk over taps and channels; before it come the filters, into every block.
-  const double products = static_cast<double>(rows * columns * config.k_tile * taps) * static_cast<double>(c_pad);
-  const int wide = config.k_tile == 3 ? 0 : config.k_tile == 4 ? 1 : 2;
-  constexpr double shares[2][3] = {{0.29, 0.38, 0.57}, {0.36, 0.41, 0.51}};      // of the FP32 rate: NCHW, NHWC
-  const double step_clocks = nhwc ? 230.0 : config.k_tile == 8 ? 150.0 : 110.0;  // of a tap and 32 channels, or one
+  const double products = static_cast<double>(tile_p * columns * config.k_tile * taps) * static_cast<double>(c_pad);
+  constexpr double shares[2][2] = {{0.29, 0.38}, {0.36, 0.41}};  // of the FP32 rate: NCHW, NHWC; 3, 4 filters
+  const double step_clocks = nhwc ? 230.0 : 110.0;               // of a tap and 32 channels, or one
   const std::int64_t turns = ceil_div<std::int64_t>(config.tasks, config.blocks * (nhwc ? warps : block_threads));
   const double steps = static_cast<double>(turns * taps * (c_pad / lanes));
   config.cost_us =
       6.0 + clocks_us(0.35 * static_cast<double>(config.shared_bytes), device) +
-      std::max({fp32_us(2.0 * products * static_cast<double>(config.tasks), shares[nhwc][wide], device),
+      std::max({fp32_us(2.0 * products * static_cast<double>(config.tasks), shares[nhwc][config.k_tile == 4], device),
                 clocks_us(steps * step_clocks, device), memory_us(problem.compulsory_bytes(), 0.7, device)});
   return config;
 }
