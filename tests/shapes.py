@@ -143,6 +143,7 @@ FEW_FILTERS = [
     _square(1, 16, 9, 4, 5, padding=2),
     Shape(1, 40, 17, 6, 2, 7, 7, padding=(3, 6)),
     _square(1, 130, 6, 2, 5, padding=4),
+    _square(0, 33, 7, 3, 3, padding=1),  # an empty batch
     _square(3, 20, 90, 3, 3, padding=1),  # a map on which the kernel for them is the cheapest in NCHW, too
 ]
 

@@ -85,6 +85,7 @@ def test_passes():
         (64, torch.float32, "cuda", 2, ""),
         (4, torch.float32, "cuda", 1, ""),
         (4, torch.float32, "cuda", 2, "filters: C/groups is 4"),
+        (6, torch.float32, "cuda", 1, "filters: C/groups is 6"),
         (64, torch.float16, "cuda", 1, "cost: PyTorch's gradient of half types"),
         (64, torch.float32, "cpu", 2, "stride: the stride is not 1"),
         (64, torch.float64, "cpu", 1, "dtype"),

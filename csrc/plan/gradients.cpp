@@ -120,7 +120,7 @@ struct Phases {
 bool has_kernel_for_few(const ConvProblem& problem, const DeviceInfo& device) {
   return device.type == DeviceType::cuda && problem.dtype == DType::f32 && problem.groups == 1 && problem.r == 3 &&
          problem.s == 3 && problem.stride_h == 1 && problem.stride_w == 1 && problem.dilation_h == 1 &&
-         problem.dilation_w == 1 && problem.k >= 16;
+         problem.dilation_w == 1 && problem.k >= 16 && problem.c <= 4;
 }
 
 Support input_gradient_support(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {

@@ -3,6 +3,7 @@
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/launch.h"
+#include "device/shared_memory.h"
 
 namespace fastconv::algos::direct_tiled::few_filters {
 namespace {
@@ -24,21 +25,23 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
   return params;
 }
 
-template <typename T, int r, int k_tile>
-void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
-  auto kernel = convolve_nhwc<T, r, k_tile>;
-  if constexpr (r == 3) {
-    if (args.problem.layout == Layout::nchw) kernel = convolve_nchw<T, r, k_tile>;
-  }
-  if (config.shared_bytes > preferred_shared_bytes) {
-    // Always the same value: another thread may launch the same kernel with another size between these two calls.
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(std::min(most_filter_bytes, max_bytes(runtime.device())))),
-               "direct_tiled: shared memory");
-  }
+template <typename T, auto kernel>
+void launch_kernel(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  const char* const what = "direct_tiled: few filters";
+  allow_shared_memory<kernel>(static_cast<int>(std::min(most_filter_bytes, max_bytes(runtime.device()))), what);
   kernel<<<static_cast<unsigned>(config.blocks), block_threads, static_cast<std::size_t>(config.shared_bytes),
            stream_of(runtime)>>>(make_params<T>(args, config));
-  check_launch("direct_tiled: few filters");
+  check_launch(what);
+}
+
+template <typename T, int r, int k_tile>
+void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  if constexpr (r == 3) {
+    if (args.problem.layout == Layout::nchw) {
+      return launch_kernel<T, convolve_nchw<T, r, k_tile>>(args, runtime, config);
+    }
+  }
+  launch_kernel<T, convolve_nhwc<T, r, k_tile>>(args, runtime, config);
 }
 
 template <typename T, int r>

@@ -1,7 +1,7 @@
 // The fourth kernel of direct_tiled: few filters (the last layers of decoders, and the input gradients of first layers,
 // whose filters are the image's channels), square kernels of 3, 5, 7 with stride 1 (NCHW: 3). The input is read about
-// once and everything else stays on chip, so that memory is what bounds it. Shared by the planner, the kernel and its
-// launch.
+// once and everything else stays on chip; the issue of instructions bounds it. Shared by the planner, the kernel and
+// its launch.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,8 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   const bool dense =
       problem.stride_h == 1 && problem.stride_w == 1 && problem.dilation_h == 1 && problem.dilation_w == 1;
   if (!size || !dense || problem.groups != 1 || problem.k > 4 || problem.c < 16) return std::nullopt;
-  const std::int64_t lanes = nhwc ? 32 : 1;  // that share the channels
+  if (problem.output_numel() == 0) return std::nullopt;  // there would be no blocks
+  const std::int64_t lanes = nhwc ? 32 : 1;              // that share the channels
   // The kernel numbers rows, columns and the elements of an image with 31 bits.
   constexpr double limit = 1073741824.0;
   const double image = static_cast<double>(problem.c) * static_cast<double>(problem.h + 2 * problem.pad_h) *
