@@ -165,7 +165,9 @@ def check_timed(document: dict[str, Any], names: tuple[str, ...], out: Path) -> 
 
 @app.command("networks")
 def networks(
-    network: NetworkOption = "all",
+    network: Annotated[
+        str, typer.Option(help="Some networks, with commas between, the corpus's too; all: the four of the demo.")
+    ] = "all",
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
     modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph, fused, fused_graph.")] = "",
     peers: Annotated[
@@ -203,14 +205,15 @@ def networks(
     from benchmarks.harness import results
     from benchmarks.networks import suite
     from benchmarks.networks import workers as by_workers
+    from benchmarks.networks import zoo
     from fastconv import environment
-    from fastconv.models import MAIN_NETWORKS, NETWORKS
+    from fastconv.models import MAIN_NETWORKS
     from fastconv.models.compare import CLASS_DTYPE
 
     where = device_named(device)
     name = suite.suite_name(where, energy)
     out = json_path or results.default_path(environment.describe(name, where))
-    names = list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS))
+    names = list(MAIN_NETWORKS) if network == "all" else split(network, "network", zoo.names())
     wanted = split(classes, "classes", list(CLASS_DTYPE))
     arguments: dict[str, Any] = {
         "modes": split(modes, "modes", list(suite.MODES)) if modes else None,

@@ -229,11 +229,11 @@ def compile_one(job: Job) -> None:
     from torch._functorch import config as functorch_config
     from torch._inductor import config
 
-    from fastconv.models import build, photographs
+    from benchmarks.networks import zoo
 
     device, form = torch.device(job.device), job.contender.form
     keeps_graph = form.mode != "max-autotune"
-    base, pictures = build(job.network, image=job.image), photographs(job.batch, job.image)
+    base, pictures = zoo.build(job.network, image=job.image), zoo.inputs(job.network, job.batch, job.image)
     case = Case(base, job.cls, job.algorithm, pictures, device, job.limit_s)
     with (
         torch.inference_mode(), pytorch_class(job.cls, benchmark=False), warnings.catch_warnings(),

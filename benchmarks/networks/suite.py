@@ -22,9 +22,10 @@ from benchmarks.harness import energy, results, turns
 from benchmarks.harness.clocks import ClockMonitor
 from benchmarks.harness.runs import LAYOUTS, check_names, deadline_of, fastest_of, free, is_past, synchronised
 from benchmarks.networks import parts as network_parts
+from benchmarks.networks import zoo
 from benchmarks.networks.forms import MODES, PEERS, Case, Contender, Job, compile_ahead
 from fastconv import environment, timing
-from fastconv.models import MAIN_NETWORKS, build, flatten_output, network, photographs
+from fastconv.models import MAIN_NETWORKS, flatten_output
 from fastconv.models.compare import Agreement, agreement, precision_of, pytorch_class
 
 PEER_NAMES = {**PEERS, network_parts.NAME: None}
@@ -98,7 +99,7 @@ def run(
 ) -> results.Document:
     """Times networks and compares their outputs with float64; returns the result file's content.
 
-    networks, classes: names, see `fastconv.models.NETWORKS` and `CLASS_DTYPE`.
+    networks, classes: names, of zoo.names() and `CLASS_DTYPE`.
     modes: how ours runs, of MODES, one row each. peers: how PyTorch runs, of PEER_NAMES. None: all on CUDA, the cheap
         ones on the CPU. layouts, compiled_layouts: of eager and of compiled networks; None: compiled_layouts_of.
     batch, image: instead of the network's own. reference_pictures: pictures of the batch that are compared.
@@ -114,7 +115,7 @@ def run(
     Raises ValueError for an unknown name. A contender that fails is null in its row, the reason under `failures`.
     """
     for name in networks:
-        network(name)
+        zoo.network(name)
     for cls in classes:
         precision_of(cls)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -132,7 +133,7 @@ def run(
         best_layers = network_parts.BestLayers(path, head, target, rounds)
     deadline = deadline_of(budget_s)
 
-    sizes = {name: (batch or network(name).batch, image or network(name).image) for name in networks}
+    sizes = {name: (batch or zoo.network(name).batch, image or zoo.network(name).image) for name in networks}
     held = {tuple(row[each] for each in KEY) for row in document["rows"]} if resume else set()
     work = {
         name: [
@@ -154,9 +155,9 @@ def run(
         if not wanted or is_past(deadline):
             report(f"{name}: passed over, {'the time is spent' if wanted else 'the file has its rows'}")
             continue
-        base, pictures = build(name, image=image), photographs(*sizes[name])
+        base, pictures = zoo.build(name, image=image), zoo.inputs(name, *sizes[name])
         with turns.preparing():
-            reference = _reference(base, pictures[:reference_pictures], target)
+            reference = zoo.comparable(name, _reference(base, pictures[:reference_pictures], target))
         for cls in wanted:
             if is_past(deadline):
                 report(f"{name} {cls}: not begun, the time is spent")
@@ -246,7 +247,7 @@ class Measured:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             call = self.case.call(contender)
-        output = call()
+        output = zoo.comparable(self.name, call())
         self.agreements[contender.name] = agreement(_first(output, len(flatten_output(reference))), reference)
         del output
         if cuda and not contender.has_graph:
