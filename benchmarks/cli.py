@@ -15,7 +15,6 @@ from fastconv.cli.support import (
     DeviceOption,
     ImageOption,
     JsonOption,
-    NetworkOption,
     Precision,
     PrecisionOption,
     console,
@@ -203,9 +202,8 @@ def networks(
 ) -> None:
     """Whole networks: swapped and fused against every form of PyTorch, in both layouts, time and error."""
     from benchmarks.harness import results
-    from benchmarks.networks import suite
+    from benchmarks.networks import suite, zoo
     from benchmarks.networks import workers as by_workers
-    from benchmarks.networks import zoo
     from fastconv import environment
     from fastconv.models import MAIN_NETWORKS
     from fastconv.models.compare import CLASS_DTYPE
