@@ -352,7 +352,8 @@ def test_auto_never_takes_the_template():
 @layouts
 @own
 def test_for_sanitizer(algorithm, layout, cls, device):
-    """Small shapes, every kernel: the subset for compute-sanitizer. The references are computed on the CPU."""
+    """Small shapes, every kernel: the subset for compute-sanitizer. The references are computed on the CPU: the tools
+    find fault with cuDNN's kernels, too."""
     offers(algorithm, cls)
     wrong = []
     for shape in supported(algorithm, SANITIZE, cls, layout, device):
@@ -362,11 +363,11 @@ def test_for_sanitizer(algorithm, layout, cls, device):
         refresh_packed(
             packed, case.weight.clone(memory_format=torch.contiguous_format), case.weight, shape.groups, algorithm, cls
         )
-        output = conv2d(case, algorithm, cls)
-        if differs(output, conv2d_packed(case, packed, algorithm, cls, layout), case, algorithm, cls):
+        outputs = conv2d(case, algorithm, cls), conv2d_packed(case, packed, algorithm, cls, layout)
+        if algorithm != "im2col_gemm" and not torch.equal(*outputs):  # the library's product may round by alignment
             wrong.append(f"{shape}: conv2d_packed differs from conv2d")
-        errors = testing.errors(output.cpu(), reference(host))
         limit = {"ieee": 1e-5, "fp32": 1e-5, "tf32": 5e-3, "fp16": 1e-2, "bf16": 8e-2}[cls]
-        if not errors.relative_l2 < limit:  # coarse: the precise bounds are test_every_shape's
-            wrong.append(f"{shape}: {errors}")
+        for errors in (testing.errors(y.cpu(), reference(host)) for y in outputs):
+            if not errors.relative_l2 < limit:  # coarse: the precise bounds are test_every_shape's
+                wrong.append(f"{shape}: {errors}")
     assert not wrong, "\n".join(wrong)
