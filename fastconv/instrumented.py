@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from fastconv.models.compare import CLASS_DTYPE, precision_of
 from fastconv.models.layers import Layer
 
 # TaskRecord in csrc/device/task_trace.cuh.
+FILTER_TASK = 64, 16  # filters and channels of one: csrc/algos/winograd_megakernel/ffma/plan.h
 RECORD = ("taken", "begin", "end", "kind", "group", "index", "ticket", "worker", "processor", "block")
 
 
@@ -25,7 +27,8 @@ class Options:
     """What a launch is asked for; the defaults are an ordinary call's.
 
     d_ig, d_go, m: of the map; None: as planned. blocks: of the grid; 0: all that fit. delay: tasks wait now and then,
-    for some of these bits as nanoseconds; 0: none does. series: the tasks kind by kind, a launch each.
+    for some of these bits as nanoseconds; 0: none does. series: the tasks kind by kind, a launch each. filters: U by
+    tasks of the kernel, as the source has it, in place of the packed one; class ieee in NHWC, C and K even.
     """
 
     d_ig: int | None = None
@@ -34,6 +37,7 @@ class Options:
     blocks: int = 0
     delay: int = 0
     series: bool = False
+    filters: bool = False
 
 
 class Megakernel:
@@ -47,7 +51,7 @@ class Megakernel:
     def __init__(self, x: Tensor, weight: Tensor, padding: Sequence[int] = (1, 1), precision: str = "fp32") -> None:
         self._x, self._shape, self._padding, self._precision = x, list(weight.shape), list(padding), precision
         self._channels_last = not x.is_contiguous()
-        self._packed = ops.pack_weight(weight, 1, "winograd_megakernel", precision)
+        self._weight, self._packed = weight.contiguous(), ops.pack_weight(weight, 1, "winograd_megakernel", precision)
         n, c, h, w = x.shape
         k, _, r, s = weight.shape
         self.output_shape = (n, k, *ops.output_size(x.shape, weight.shape, (1, 1), self._padding, (1, 1)))
@@ -60,7 +64,9 @@ class Megakernel:
     def task_map(self, options: Options) -> _C.TaskMap:
         """The map that a launch with these options goes through."""
         wanted = {"d_ig": options.d_ig, "d_go": options.d_go, "m": options.m}
-        changes = {name: value for name, value in wanted.items() if value is not None}
+        changes: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+        if options.filters:
+            changes |= {"filter": FILTER_TASK}
         return _C.TaskMap(**(self.planned.arguments() | changes))
 
     def new_output(self, copies: int | None = None) -> Tensor:
@@ -78,18 +84,19 @@ class Megakernel:
         y = self.new_output() if output is None else output
         d_ig, d_go = (-1 if value is None else value for value in (options.d_ig, options.d_go))
         ops.instrumented_megakernel(
-            self._x, self._packed, self._shape, self._padding, self._channels_last, self._precision, d_ig, d_go,
-            options.m or 0, options.blocks, options.delay, options.series, y, records,
+            self._x, self._packed, self._weight if options.filters else None, self._shape, self._padding,
+            self._channels_last, self._precision, d_ig, d_go, options.m or 0, options.blocks, options.delay,
+            options.series, y, records,
         )  # fmt: skip
         return y
 
-    def new_records(self) -> Tensor:
+    def new_records(self, options: Options = Options()) -> Tensor:
         """Room for a launch's records: int64 [tasks, fields of RECORD], zeros; times in ns of the GPU's clock."""
-        return torch.zeros((len(self.planned), len(RECORD)), dtype=torch.int64, device=self._x.device)
+        return torch.zeros((len(self.task_map(options)), len(RECORD)), dtype=torch.int64, device=self._x.device)
 
     def record(self, options: Options = Options()) -> Tensor:
         """The records of one launch, on the CPU; the device has run it before, so that nothing is loaded in between."""
-        records = self.new_records()
+        records = self.new_records(options)
         for _ in range(2):
             self(options)
         torch.cuda.synchronize(self._x.device)

@@ -193,11 +193,31 @@ def test_no_map_grid_or_delay_changes_the_bits(options, layout, cls):
 
 
 @needs_cuda
+@pytest.mark.parametrize(
+    "options", [{}, {"d_ig": 0, "d_go": 0, "m": 1}, {"blocks": 1}, {"delay": 4095}, {"series": True}]
+)
+def test_filter_tasks_make_what_is_packed_beforehand(options):
+    kernel, expected = some_kernel(cls="ieee")
+    wanted = instrumented.Options(filters=True, **options)
+    assert torch.equal(kernel(wanted), expected)
+    assert kernel.task_map(wanted).arguments()["filter"] == (64, 16)
+
+
+@needs_cuda
+def test_where_there_are_no_filter_tasks():
+    for layout, cls, said in (("nhwc", "fp32", "class fp32; expected class ieee"), ("nchw", "ieee", "in nchw; filter")):
+        kernel, _ = some_kernel(layout, cls)
+        with pytest.raises((ValueError, RuntimeError), match=said):
+            kernel(instrumented.Options(filters=True))
+
+
+@needs_cuda
 @pytest.mark.parametrize("cls", ["fp32", "ieee", "fp16"])
 def test_a_launch_records_every_task_once(cls):
     kernel, expected = some_kernel(cls=cls)
-    for options in (instrumented.Options(), instrumented.Options(d_ig=5, d_go=7, m=1, blocks=3)):
-        records = kernel.new_records()
+    forms = [instrumented.Options(), instrumented.Options(d_ig=5, d_go=7, m=1, blocks=3)]
+    for options in [*forms, *([instrumented.Options(filters=True)] if cls == "ieee" else [])]:
+        records = kernel.new_records(options)
         y = kernel(options, records=records)
         assert torch.equal(y, expected)
         run = trace.recorded(kernel.task_map(options), records.cpu().numpy())

@@ -288,7 +288,7 @@ def test_the_megakernel_is_exchanged_for_3x3_layers_alone(options):
     assert row["algorithm"] == "winograd_megakernel"
     assert (row["swapped"], row["total"]) == (13, 20)  # 7x7, three 3x3 with stride 2 and three 1x1 stay
     assert 0 < row["own_us"] < row["layers_us"]
-    with pytest.raises(ValueError, match="device is 'cpu'; the megakernel's series needs cuda"):
+    with pytest.raises(ValueError, match="device is 'cpu'; part layers of the megakernel needs cuda"):
         papers.run("megakernel", replace(options, parts=["layers"]))
 
 

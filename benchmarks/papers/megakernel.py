@@ -4,12 +4,14 @@ layers    all 22 layers, not only the wide ones: against its own tasks in series
           same type of M, against winograd_f4 and cuDNN's non-fused Winograd; --batch for other batches
 resnet2   ResNet's 3x3 layer with 64 channels against every algorithm of ours and every rival, Triton's implicit GEMM
           among them
+filters   its filters transformed beforehand, by a kernel in front of each call, or by tasks of the kernel; --batch
 networks  VGG-16, ResNet-50, YOLOv3, DenseNet-161 at 224x224, batch 64 (DenseNet 48), class ieee: the 3x3 layers with
           stride 1 by the megakernel, the rest PyTorch's
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import results
@@ -29,13 +31,22 @@ ALGORITHM = study.NAME  # serves 3x3 layers with stride 1, and no others
 
 def layers(options: Options) -> results.Document:
     """The series, for each batch. Raises ValueError where there is no GPU: the tasks in series are launches of one."""
+    return _studied("layers", options, (BATCH,))
+
+
+def filters(options: Options) -> results.Document:
+    """Where filters are transformed, for each batch. Raises ValueError where there is no GPU."""
+    return _studied("filters", options, (BATCH, 1))
+
+
+def _studied(part: str, options: Options, batches: Sequence[int]) -> results.Document:
     if not options.device.startswith("cuda"):
-        raise ValueError(f"device is {options.device!r}; the megakernel's series needs cuda")
+        raise ValueError(f"device is {options.device!r}; part {part} of the megakernel needs cuda")
     names = options.layers or ",".join(layer.layer for layer in LAYERS)
     document: results.Document = {}
-    for batch in options.batches or (BATCH,):
+    for batch in options.batches or batches:
         document = study.run(
-            ("layers",), layers=names, classes=options.classes or CLASSES, batch=batch, rounds=options.rounds,
+            (part,), layers=names, classes=options.classes or CLASSES, batch=batch, rounds=options.rounds,
             budget_s=options.budget_s or 600.0, out=options.out("paper_megakernel"), suite="paper_megakernel",
             resume=options.resume, report=options.report,
         )  # fmt: skip
@@ -60,4 +71,4 @@ def networks(options: Options) -> results.Document:
     )  # fmt: skip
 
 
-PARTS: dict[str, Any] = {"layers": layers, "resnet2": resnet2, "networks": networks}
+PARTS: dict[str, Any] = {"layers": layers, "filters": filters, "resnet2": resnet2, "networks": networks}

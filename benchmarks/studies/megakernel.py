@@ -23,7 +23,8 @@ from fastconv.models.layers import Layer, select
 
 NAME, STAGED, RIVAL = "winograd_megakernel", "winograd_f4", "cudnn_winograd_nonfused"
 SERIES = "winograd_megakernel_series"  # the same tasks kind by kind, a launch each: the same code, the same V, U and M
-PARTS = ("layers", "mapping", "rivals", "distribution")
+FILTER_FORMS = PACKED, PACKING, FILTER_TASKS = "packed beforehand", "packed in every call", "filter tasks"
+PARTS = ("layers", "mapping", "rivals", "distribution", "filters")
 KEY = ("part", "layer", "n", "class", "variant")
 LEAST_CHANNELS = 128  # C and K of the layers that part `layers` takes by itself: below, other algorithms are far ahead
 SWEPT_LAYERS, RIVALS_LAYER, SHOWN_LAYER = "vgg4_2,vgg5,res3", "res1", "vgg4_2"
@@ -159,6 +160,25 @@ class _Suite:
                 self.put(row | {"part": "rivals", "variant": ""})
                 self.say(f"{layer.layer:8} {row['class']}: {NAME} {row['algorithms'].get(NAME)} us")
 
+    def filters(self, layers: Sequence[Layer], classes: Sequence[str]) -> None:
+        """U packed beforehand, packed in every call, or made by tasks of the kernel. Class ieee alone has these tasks,
+        for even C and K."""
+        even = [layer for layer in layers if layer.c % 2 == 0 and layer.k % 2 == 0]
+        for layer, accuracy in self.each("filters", even, [name for name in classes if name == "ieee"]):
+            x, weight = random_data(layer, self.n, accuracy, self.device)
+            kernel = kernel_of(x, weight, layer, accuracy)
+            calls: dict[str, Callable[[], object]] = {
+                PACKED: functools.partial(kernel, Options()),
+                PACKING: ours.packing_contender(NAME, x, weight, layer, accuracy),
+                FILTER_TASKS: functools.partial(kernel, Options(filters=True)),
+            }
+            times = self.measure(calls).timings
+            row = _row(layer, self.n, accuracy, "filters")
+            _timed(row, times.get(FILTER_TASKS))
+            row["algorithms"] = {name: times[name].us if name in times else None for name in calls}
+            self.put(row)
+            self.say(f"{layer.layer:8} {accuracy}: " + ", ".join(f"{name} {its.us:.1f}" for name, its in times.items()))
+
     def distribution(self, classes: Sequence[str]) -> None:
         """How many tasks of each kind run at a time, as the kernel records it: as mapped, and in series."""
         for layer, accuracy in self.each("distribution", select(SHOWN_LAYER), classes):
@@ -209,6 +229,7 @@ def run(
         "mapping": lambda: study.mapping(classes),
         "rivals": lambda: study.rivals(classes),
         "distribution": lambda: study.distribution(classes),
+        "filters": lambda: study.filters(select(layers), classes),
     }
     for part in parts:
         steps[part]()

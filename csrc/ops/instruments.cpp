@@ -15,12 +15,12 @@ namespace fastconv::ops {
 namespace {
 
 // input [N, C, H, W] and output [N, K, P, Q], both dense in the layout that channels_last names; packed: of
-// pack_weight. -1 for d_ig and d_go, 0 for m and blocks: as an ordinary call has them. records [tasks,
-// task_record_fields], int64.
-void instrumented_megakernel(Tensor input, Tensor packed, IntList weight_shape, IntList padding, bool channels_last,
-                             std::string precision, std::int64_t d_ig, std::int64_t d_go, std::int64_t m,
-                             std::int64_t blocks, std::int64_t delay, bool series, Tensor output,
-                             std::optional<Tensor> records) {
+// pack_weight; weight: contiguous [K, C, 3, 3], if U is to be made by tasks of the kernel in place of it. -1 for d_ig
+// and d_go, 0 for m and blocks: as an ordinary call has them. records [tasks, task_record_fields], int64.
+void instrumented_megakernel(Tensor input, Tensor packed, std::optional<Tensor> weight, IntList weight_shape,
+                             IntList padding, bool channels_last, std::string precision, std::int64_t d_ig,
+                             std::int64_t d_go, std::int64_t m, std::int64_t blocks, std::int64_t delay, bool series,
+                             Tensor output, std::optional<Tensor> records) {
   const auto narrow = [](std::int64_t value, std::int64_t least, const char* name) {
     constexpr std::int64_t most = (1 << 28) - 1;
     FASTCONV_REQUIRE(value >= least && value <= most, std::string(name) + " is " + std::to_string(value) +
@@ -53,10 +53,19 @@ void instrumented_megakernel(Tensor input, Tensor packed, IntList weight_shape, 
   FASTCONV_REQUIRE(
       packed.numel() == static_cast<std::int64_t>(ordinary.algorithm->packed_weight(problem, device).bytes),
       "packed has " + std::to_string(packed.numel()) + " bytes; expected those of pack_weight");
+  if (weight) {
+    require_same_device(input, *weight, "weight");
+    FASTCONV_REQUIRE(
+        shape_of(*weight) == weight_shape && weight->is_contiguous() && weight->scalar_type() == input.scalar_type(),
+        "weight has shape " + to_text(shape_of(*weight)) + "; expected contiguous " + to_text(weight_shape) +
+            " of input's dtype");
+    instruments.filter = weight->const_data_ptr();
+  }
   if (problem.output_numel() == 0) return;
   if (records) {
     require_same_device(input, *records, "records");
-    const IntList rows{task_map_of(ordinary.plan).size(), task_record_fields};
+    const ConvPlan unrecorded = plan_instrumented_megakernel(problem, device, instruments);
+    const IntList rows{task_map_of(unrecorded).size(), task_record_fields};
     FASTCONV_REQUIRE(
         shape_of(*records) == rows && records->is_contiguous() && records->scalar_type() == ScalarType::Long,
         "records has shape " + to_text(shape_of(*records)) + "; expected contiguous int64 " + to_text(rows));
@@ -85,7 +94,7 @@ void instrumented_megakernel(Tensor input, Tensor packed, IntList weight_shape, 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
-      "instrumented_megakernel(Tensor input, Tensor packed, SymInt[] weight_shape, SymInt[] padding, "
+      "instrumented_megakernel(Tensor input, Tensor packed, Tensor? weight, SymInt[] weight_shape, SymInt[] padding, "
       "bool channels_last, str precision, int d_ig, int d_go, int m, int blocks, int delay, bool series, "
       "Tensor(a!) output, Tensor(b!)? records) -> ()");
 }

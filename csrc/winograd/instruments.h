@@ -16,6 +16,7 @@ struct Instruments {
   std::uint32_t delay = 0;                   // tasks wait now and then, for some of these bits as ns; 0: none does
   bool series = false;                       // the tasks kind by kind, a launch each, each kind in the order of the map
   void* records = nullptr;                   // TaskRecord [tasks] on the device (winograd/task_trace.cuh), or null
+  const void* filter = nullptr;  // the plain contiguous weight [K, C, 3, 3]: U by tasks of the kernel, not beforehand
 
   Mapping mapping(Mapping planned) const {
     if (d_ig >= 0) planned.d_ig = d_ig;

@@ -235,13 +235,15 @@ def input_gradient_by_convolutions(
 
 
 def instrumented_megakernel(
-    input: Tensor, packed: Tensor, weight_shape: Sequence[int], padding: Sequence[int], channels_last: bool,
-    precision: str, d_ig: int, d_go: int, m: int, blocks: int, delay: int, series: bool, output: Tensor,
-    records: Tensor | None,
+    input: Tensor, packed: Tensor, weight: Tensor | None, weight_shape: Sequence[int], padding: Sequence[int],
+    channels_last: bool, precision: str, d_ig: int, d_go: int, m: int, blocks: int, delay: int, series: bool,
+    output: Tensor, records: Tensor | None,
 ) -> None:  # fmt: skip
     """winograd_megakernel as measurements want it, into `output`: see `fastconv.instrumented`, which calls it."""
-    arguments = (input, packed, weight_shape, padding, channels_last, precision, d_ig, d_go, m, blocks, delay, series)
-    call(torch.ops.fastconv.instrumented_megakernel.default, *arguments, output, records)
+    call(
+        torch.ops.fastconv.instrumented_megakernel.default, input, packed, weight, weight_shape, padding, channels_last,
+        precision, d_ig, d_go, m, blocks, delay, series, output, records,
+    )  # fmt: skip
 
 
 def ladder(

@@ -13,6 +13,7 @@ from benchmarks.reports import common
 from benchmarks.reports import megakernel as study
 from benchmarks.reports.networks import TITLES, speedup_of
 from benchmarks.reports.papers.shared import NOTHING, File, of_class
+from benchmarks.studies.megakernel import FILTER_FORMS
 
 NAME = "megakernel"
 BATCH = 64
@@ -35,7 +36,7 @@ def batches(document: Document, gpu: str, accuracy: str) -> str:
     """A row per batch: geometric means of the three ratios, and how many layers the mapping makes faster."""
     header = ["batch", "layers", *(f"over {label}" for label, _, _ in study.RATIOS), "faster than in series on"]
     lines = []
-    for n in sorted({row["n"] for row in of_class(document, accuracy)}):
+    for n in sorted({row["n"] for row in study.rows_of(document, "layers", accuracy)}):
         rows = study.rows_of(_of_batch(document, n), "layers", accuracy)
         means = [common.times(common.mean(map(ratio, rows))) for _, ratio, _ in study.RATIOS]
         gains = [gain for row in rows if (gain := study.over_series(row))]
@@ -72,6 +73,22 @@ def networks(document: Document, gpu: str) -> str:
     return common.markdown_table(header, lines)
 
 
+def filters(document: Document, gpu: str) -> str:
+    """A row per layer and batch: U made beforehand, by a kernel of its own in each call, and by tasks."""
+    header = ["layer", "batch", *FILTER_FORMS, "tasks over packing in each call"]
+    found = [row for row in of_class(document, "ieee") if row.get("part") == "filters" and row["us"]]
+    if not found:
+        return NOTHING
+    lines, gains = [], []
+    for row in found:
+        beforehand, packing, tasks = (row["algorithms"].get(name) for name in FILTER_FORMS)
+        gains.append(speedup_of(tasks, packing))
+        times = [common.us(us) for us in (beforehand, packing, tasks)]
+        lines.append([row["layer"], str(row["n"]), *times, common.times(gains[-1])])
+    means = [common.times(common.mean([gain for gain in gains if gain]))]
+    return common.markdown_table(header, [*lines, ["geometric mean", "", "", "", "", *means]])
+
+
 def resnet2(document: Document, gpu: str, accuracy: str) -> str:
     """A row per contender, the fastest first; ours in its faster layout. Whoever has no time says why in the file."""
     rows = of_class(document, accuracy)
@@ -97,6 +114,7 @@ def resnet2(document: Document, gpu: str, accuracy: str) -> str:
 TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "layers": ("paper_megakernel", layers),
     "batches": ("paper_megakernel", batches),
+    "filters": ("paper_megakernel", filters),
     "resnet2": ("paper_megakernel_resnet2", resnet2),
     "networks": ("paper_megakernel_networks", networks),
 }

@@ -208,6 +208,18 @@ const fastconv::TaskMap& fastconv::task_map_of(const ConvPlan& plan) {
 fastconv::ConvPlan fastconv::plan_instrumented_megakernel(const ConvProblem& problem, const DeviceInfo& device,
                                                           const Instruments& instruments) {
   namespace own = algos::winograd_megakernel;
+  namespace ffma = own::ffma;
+  if (instruments.filter != nullptr) {
+    if (problem.accuracy != AccuracyClass::ieee) {
+      throw InvalidArgument(std::string("weight is given in class ") + name_of(problem.accuracy) +
+                            "; expected class ieee, whose kernel has filter tasks");
+    }
+    if (ffma::select_access(problem) != ffma::Access::nhwc_pairs) {
+      throw InvalidArgument("weight is given with " + std::to_string(problem.c) + " channels and " +
+                            std::to_string(problem.k) + " filters in " + name_of(problem.layout) +
+                            "; filter tasks need even numbers of both, in nhwc");
+    }
+  }
   return problem.accuracy == AccuracyClass::ieee ? own::plan_ffma(problem, device, instruments)
                                                  : own::plan_cuda(problem, device, instruments);
 }

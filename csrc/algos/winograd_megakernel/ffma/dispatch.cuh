@@ -20,9 +20,13 @@ __device__ __forceinline__ int warp_last(int count, const Holds& holds) {
   return low;
 }
 
-// TaskMap::task_at(), by a warp.
+// TaskMap::task_at(), by a warp. filters: whether there are filter tasks.
+template <bool filters>
 __device__ __forceinline__ Task find_task(const TaskMap& map, int position) {
-  if (position < map.start(0, 0)) return map.input_task(position);  // no filter tasks
+  if constexpr (filters) {
+    if (position < map.n_f) return {TaskKind::filter, 0, position};
+  }
+  if (position < map.start(0, 0)) return map.input_task(filters ? position - map.n_f : position);
   const int end = map.start(map.batches(), 0);
   if (position >= end) return map.output_task(map.outputs_before(map.batches(), 0) + position - end);
   const int batch = warp_last(map.batches(), [&](int b) { return map.start(b, 0) <= position; });
@@ -36,6 +40,7 @@ __device__ __forceinline__ Task find_task(const TaskMap& map, int position) {
   return map.output_task(map.outputs_before(batch, block) + rest - map.groups_of(batch));
 }
 
+template <bool filters>
 class TransformTaskFetcher {
  public:
   __device__ __forceinline__ TransformTaskFetcher(const Params& params, Shared& shared, int team)
@@ -60,7 +65,7 @@ class TransformTaskFetcher {
         return;
       }
       if (lane == 0) params_.trace.take(position);
-      const Task task = find_task(map, position);
+      const Task task = find_task<filters>(map, position);
       delay_randomly(params_.delay);
       wait_for_parents(task);
       if (lane == 0) {
@@ -90,6 +95,10 @@ class TransformTaskFetcher {
     const TaskMap& map = params_.map;
     const int lane = threadIdx.x % 32, group = task.group;
     int counter = 0, value = 0;
+    if constexpr (filters) {
+      if (task.kind == TaskKind::filter) return;
+      if (task.kind == TaskKind::gemm && lane == 2) value = map.n_f;
+    }
     if (task.kind == TaskKind::input) {
       if (lane == 0 && group >= map.v_groups) {
         counter = TaskMap::counter_of(TaskKind::gemm, group - map.v_groups), value = map.s_g;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "algos/winograd_megakernel/ffma/dispatch.cuh"
+#include "algos/winograd_megakernel/ffma/filter_task.cuh"
 #include "algos/winograd_megakernel/ffma/multiply.cuh"
 #include "algos/winograd_megakernel/ffma/transforms.cuh"
 
@@ -11,7 +12,8 @@ namespace fastconv::algos::winograd_megakernel::ffma {
 constexpr int shared_bytes = teams * static_cast<int>(sizeof(Shared));
 static_assert(shared_bytes == block_bytes);  // what supports() asks for
 
-template <Access access, bool plain>
+// filters: tasks of the kernel make U, which is otherwise packed beforehand.
+template <Access access, bool plain, bool filters>
 __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ Params params) {
   extern __shared__ __align__(128) unsigned char dynamic[];
   Shared* const all = reinterpret_cast<Shared*>(dynamic);
@@ -33,7 +35,7 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
   __syncthreads();
   if (threadIdx.x >= teams * team_threads) {
     if (const unsigned team = threadIdx.x / 32 - teams * team_warps; team < teams) {
-      TransformTaskFetcher(params, all[team], static_cast<int>(team)).run();
+      TransformTaskFetcher<filters>(params, all[team], static_cast<int>(team)).run();
     }
     return;
   }
@@ -50,6 +52,8 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
       multiply(params, shared, work_tile, ring);
     } else if (work_tile.kind == static_cast<int>(TaskKind::input)) {
       transform_input<access>(params, work_tile);
+    } else if (filters && work_tile.kind == static_cast<int>(TaskKind::filter)) {
+      transform_filters(params, work_tile);
     } else {
       transform_output<access, plain>(params, work_tile);
     }

@@ -18,11 +18,14 @@ Params make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtim
   const Strides4 in = input_strides(problem), out = output_strides(problem);
   auto* v = static_cast<char*>(args.workspace);
   char* products = v + plan.v_bytes();
-  auto* ticket = reinterpret_cast<int*>(products + plan.m_bytes());
+  char* filters = products + plan.m_bytes();
+  auto* ticket = reinterpret_cast<int*>(filters + plan.u_bytes());
+  const void* u = plan.map.n_f > 0 ? filters : args.weight;
   Params params{.map = plan.map,
                 .x = static_cast<const float*>(args.x),
                 .y = static_cast<float*>(args.y),
-                .u = static_cast<const float*>(args.weight),
+                .u = static_cast<const float*>(u),
+                .weight = static_cast<const float*>(plan.instruments.filter),
                 .v = reinterpret_cast<float*>(v),
                 .products = reinterpret_cast<float*>(products),
                 .ticket = ticket,
@@ -53,9 +56,11 @@ __global__ void set_ticket(int* ticket, int position) { *ticket = position; }
 // The tasks kind by kind, a launch each. In this map all ITrans come first, all OTrans last.
 template <typename Launch>
 void launch_series(const Params& params, cudaStream_t stream, Launch&& launch) {
-  const int inputs = params.map.inputs(), ends[] = {inputs, inputs + params.map.gemms(), params.map.size()};
+  const int inputs = params.map.n_f + params.map.inputs();
+  const int ends[] = {params.map.n_f, inputs, inputs + params.map.gemms(), params.map.size()};
   int first = 0;
   for (const int end : ends) {
+    if (end == first) continue;  // no filter tasks
     set_ticket<<<1, 1, 0, stream>>>(params.ticket, first);
     check_launch("winograd_megakernel: ticket");
     Params part = params;
@@ -65,10 +70,10 @@ void launch_series(const Params& params, cudaStream_t stream, Launch&& launch) {
   }
 }
 
-template <Access access, bool plain>
+template <Access access, bool plain, bool filters = false>
 void launch_kernel(const Params& params, const Plan& plan, int processors, cudaStream_t stream) {
-  const auto kernel = convolve<access, plain>;
-  allow_shared_memory<convolve<access, plain>>(shared_bytes, "winograd_megakernel: shared memory");
+  const auto kernel = convolve<access, plain, filters>;
+  allow_shared_memory<convolve<access, plain, filters>>(shared_bytes, "winograd_megakernel: shared memory");
   // Any number of blocks comes to an end (docs/concepts/megakernel.md); more than there are tasks would find nothing to
   // do.
   const int wanted = plan.instruments.blocks > 0 ? plan.instruments.blocks : processors;
@@ -94,6 +99,7 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const Params params = make_params(args, plan, runtime);
   check_cuda(cudaMemsetAsync(params.ticket, 0, plan.counter_bytes(), stream), "winograd_megakernel: counters");
   const int processors = runtime.device().processors;
+  if (plan.map.n_f > 0) return launch_kernel<Access::nhwc_pairs, true, true>(params, plan, processors, stream);
   switch (plan.access) {
     case Access::nhwc_pairs: return launch<Access::nhwc_pairs>(params, plan, processors, stream);
     case Access::nhwc: return launch<Access::nhwc>(params, plan, processors, stream);

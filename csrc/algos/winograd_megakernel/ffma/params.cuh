@@ -25,11 +25,12 @@ namespace fastconv::algos::winograd_megakernel::ffma {
 // piece of 8 KB and one of 4 KB, and points lie a constant number of bytes apart for those who transform.
 struct Params {
   TaskMap map;
-  const float* x;   // [N, C, H, W], either layout
-  float* y;         // [N, K, P, Q], same layout
-  const float* u;   // [filter blocks][36][stages][16 places of channels][64 filters]
-  float* v;         // [v_groups][stages][36][16 octets of tiles][16 places of channels][8 tiles]
-  float* products;  // M [m_groups][filter blocks][36][128 tiles][64 filters]
+  const float* x;       // [N, C, H, W], either layout
+  float* y;             // [N, K, P, Q], same layout
+  const float* u;       // [filter blocks][36][stages][16 places of channels][64 filters]
+  const float* weight;  // [K, C, 3, 3] if filter tasks make U, else null
+  float* v;             // [v_groups][stages][36][16 octets of tiles][16 places of channels][8 tiles]
+  float* products;      // M [m_groups][filter blocks][36][128 tiles][64 filters]
   int* ticket;
   int* counters;    // the map's
   int end;          // of the positions: map.size(), or where a kind of the series ends

@@ -1,7 +1,7 @@
 // Sizes, task map and workspace of the CUDA kernel of class `ieee`, shared by the planner and ffma.cu. Layouts:
 // ffma_params.cuh.
 //
-// Workspace: V | M | ticket and counters
+// Workspace: V | M | U of filter tasks | ticket and counters
 // Packed weight: U
 #pragma once
 
@@ -21,7 +21,7 @@ constexpr int tile_m = 128;         // of a GEMM task
 constexpr int block_filters = 64;   // of a GEMM task; they lie together in U and M
 constexpr int stage_channels = 16;  // that a product loads at once
 constexpr int stage_v = stage_channels * tile_m, stage_u = stage_channels * block_filters;  // floats
-constexpr int transform_channels = 64;                           // of a transform task: channels or filters
+constexpr int transform_channels = 64;                           // of an input or output task: channels or filters
 constexpr int teams = 3;                                         // of a block
 constexpr std::size_t block_bytes = teams * std::size_t{49408};  // of shared memory (ffma_kernel.cuh)
 
@@ -56,7 +56,8 @@ struct Plan {
   std::size_t v_bytes() const { return align_bytes(map.v_groups * v_place() * 4); }
   std::size_t m_bytes() const { return align_bytes(map.m_groups * m_place() * 4); }
   std::size_t counter_bytes() const { return align_bytes((ticket_stride + map.counters()) * std::int64_t{4}); }
-  std::size_t workspace_bytes() const { return v_bytes() + m_bytes() + counter_bytes(); }
+  std::size_t u_bytes() const { return map.n_f > 0 ? weights.u_bytes() : 0; }
+  std::size_t workspace_bytes() const { return v_bytes() + m_bytes() + u_bytes() + counter_bytes(); }
 };
 
 // Throws InvalidArgument if the map has too many tasks.
@@ -66,8 +67,9 @@ inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device, cons
   const std::int64_t groups = ceil_div(tiles, tile_m);
   const int rows = groups >= 64 ? 16 : 8;  // tiles of a transform task: few, so that all teams have some
   const TaskShapes shapes{.group_tiles = tile_m,
-                          .filter_filters = 0,  // pack_weight() transforms them
-                          .filter_channels = 0,
+                          // pack_weight() transforms them, but where a measurement asks for tasks.
+                          .filter_filters = instruments.filter != nullptr ? block_filters : 0,
+                          .filter_channels = stage_channels,
                           .input_tiles = rows,
                           .input_channels = transform_channels,
                           .gemm_points = 1,
