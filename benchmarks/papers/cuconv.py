@@ -16,6 +16,7 @@ BATCHES = (1, 8, 16, 32, 64, 128, 256)
 CLASSES = ("ieee", "fp32")
 LAYOUTS = ("nchw", "nhwc")
 SUITE = "paper_cuconv"
+COUNTED = ("832->384 @7x7 1x1", "480->192 @14x14 1x1", "512->512 @7x7 3x3", "128->128 @28x28 3x3")  # of `counters`
 
 
 def _layer(c: int, size: int, k: int, kernel: int) -> Layer:
@@ -102,4 +103,18 @@ def survey(options: Options) -> dict[str, Any]:
     return document
 
 
-PARTS = {"survey": survey}
+def counters(options: Options) -> dict[str, Any]:
+    """Hardware counters of the two kernels of two_stage, and of cuDNN's rival by PyTorch. Needs a GPU."""
+    from benchmarks.studies import counters as hardware
+
+    if not options.device.startswith("cuda"):
+        raise ValueError(f"device is {options.device!r}; part counters of cuconv needs cuda")
+    names = options.layers.split(",") if options.layers else COUNTED
+    return hardware.run(
+        [layer for layer in LAYERS if any(layer.layer.startswith(name) for name in names)],
+        options.batches[0] if options.batches else 1, options.classes or CLASSES[:1], ("two_stage", "torch"),
+        out=options.out(f"{SUITE}_counters"), suite=f"{SUITE}_counters", report=options.report,
+    )  # fmt: skip
+
+
+PARTS = {"survey": survey, "counters": counters}

@@ -5,6 +5,7 @@ layers    all 22 layers, not only the wide ones: against its own tasks in series
 resnet2   ResNet's 3x3 layer with 64 channels against every algorithm of ours and every rival, Triton's implicit GEMM
           among them
 filters   its filters transformed beforehand, by a kernel in front of each call, or by tasks of the kernel; --batch
+counters  bytes, hit rates and instructions of three layers, by map and against winograd_f4 (Nsight Compute)
 networks  VGG-16, ResNet-50, YOLOv3, DenseNet-161 at 224x224, batch 64 (DenseNet 48), class ieee: the 3x3 layers with
           stride 1 by the megakernel, the rest PyTorch's
 """
@@ -18,12 +19,14 @@ from benchmarks.harness import results
 from benchmarks.layers import suite as layer_suite
 from benchmarks.papers import Options
 from benchmarks.papers import networks as paper_networks
+from benchmarks.studies import counters as hardware
 from benchmarks.studies import megakernel as study
 from fastconv.models.layers import LAYERS, select
 
 CLASSES = ("ieee", "fp32")
 NETWORK_CLASSES, RESNET2_CLASSES = ("ieee",), ("ieee", "fp32", "tf32")
 RESNET2 = "res1"
+COUNTED = "vgg2_2,vgg4_2,res3"
 NETWORKS = ("vgg16", "resnet50", "yolov3", "densenet161")
 IMAGE, BATCH = 224, 64
 ALGORITHM = study.NAME  # serves 3x3 layers with stride 1, and no others
@@ -39,9 +42,13 @@ def filters(options: Options) -> results.Document:
     return _studied("filters", options, (BATCH, 1))
 
 
-def _studied(part: str, options: Options, batches: Sequence[int]) -> results.Document:
+def _require_cuda(part: str, options: Options) -> None:
     if not options.device.startswith("cuda"):
         raise ValueError(f"device is {options.device!r}; part {part} of the megakernel needs cuda")
+
+
+def _studied(part: str, options: Options, batches: Sequence[int]) -> results.Document:
+    _require_cuda(part, options)
     names = options.layers or ",".join(layer.layer for layer in LAYERS)
     document: results.Document = {}
     for batch in options.batches or batches:
@@ -51,6 +58,16 @@ def _studied(part: str, options: Options, batches: Sequence[int]) -> results.Doc
             resume=options.resume, report=options.report,
         )  # fmt: skip
     return document
+
+
+def counters(options: Options) -> results.Document:
+    """A row per layer, class, algorithm and map. Raises ValueError where there is no GPU."""
+    _require_cuda("counters", options)
+    return hardware.run(
+        options.layers or COUNTED, options.batches[0] if options.batches else BATCH, options.classes or CLASSES,
+        (study.NAME, study.STAGED), out=options.out("paper_megakernel_counters"), suite="paper_megakernel_counters",
+        report=options.report,
+    )  # fmt: skip
 
 
 def resnet2(options: Options) -> results.Document:
@@ -71,4 +88,10 @@ def networks(options: Options) -> results.Document:
     )  # fmt: skip
 
 
-PARTS: dict[str, Any] = {"layers": layers, "filters": filters, "resnet2": resnet2, "networks": networks}
+PARTS: dict[str, Any] = {
+    "layers": layers,
+    "filters": filters,
+    "counters": counters,
+    "resnet2": resnet2,
+    "networks": networks,
+}

@@ -9,7 +9,8 @@ single_image/layers|kernels|statistic|blocks|networks
 lenet5/layers/<class>, lenet5/ladder/<class>, lenet5/steps, lenet5/network
 textbook/model                      arithmetic alone: needs no rows
 textbook/ladder/<class>, textbook/kernels
-megakernel/layers/<class>, megakernel/batches/<class>, megakernel/resnet2/<class>, megakernel/networks
+megakernel/layers/<class>, megakernel/batches/<class>, megakernel/resnet2/<class>, megakernel/networks,
+megakernel/filters, megakernel/counters, cuconv/counters
 <source>/machine[/<part>]           what the file was measured on
 <source>/said                       one sentence: what holds of the source's claim
 

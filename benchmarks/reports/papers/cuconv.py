@@ -11,6 +11,7 @@ from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.layers.suite import is_wrong
 from benchmarks.peers import REFUSED
 from benchmarks.reports import common
+from benchmarks.reports.papers import counters
 from benchmarks.reports.papers.shared import NOTHING, File, Wins, classes_of, of_class, wins
 from fastconv.figures import new_figure, save_figure
 
@@ -140,6 +141,7 @@ TABLES = {
     "overall": ("paper_cuconv", overall),
     "sizes": ("paper_cuconv", sizes),
     "variants": ("paper_cuconv", variants),
+    "counters": ("paper_cuconv_counters", counters.table),
 }
 
 

@@ -12,6 +12,7 @@ from benchmarks.peers import REFUSED
 from benchmarks.reports import common
 from benchmarks.reports import megakernel as study
 from benchmarks.reports.networks import TITLES, speedup_of
+from benchmarks.reports.papers import counters
 from benchmarks.reports.papers.shared import NOTHING, File, of_class
 from benchmarks.studies.megakernel import FILTER_FORMS
 
@@ -115,6 +116,7 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "layers": ("paper_megakernel", layers),
     "batches": ("paper_megakernel", batches),
     "filters": ("paper_megakernel", filters),
+    "counters": ("paper_megakernel_counters", counters.table),
     "resnet2": ("paper_megakernel_resnet2", resnet2),
     "networks": ("paper_megakernel_networks", networks),
 }

@@ -1,0 +1,169 @@
+"""Hardware counters of kernels, by NVIDIA's Nsight Compute: the bytes of memory and of the L2 cache, hit rates,
+instructions and warps of what one call launches.
+
+`ncu` runs a process of its own, which makes every call ready and then launches each once, behind a marker; each kernel
+is replayed from cold caches until all counters are read. Where counters may not be read (another runtime, a driver
+that keeps them for the administrator), the rows say why.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness import ours, results
+from benchmarks.papers.common import KERNEL_KEY, empty_row
+from fastconv import environment
+from fastconv.instrumented import Options, kernel_of, random_data
+from fastconv.models.layers import Layer, select
+
+# Of a row: the counter, and how kernels of a call are joined: added, or their mean weighted by time.
+METRICS = {
+    "us": ("gpu__time_duration.sum", "sum"),
+    "dram_read_bytes": ("dram__bytes_read.sum", "sum"),
+    "dram_write_bytes": ("dram__bytes_write.sum", "sum"),
+    "l2_bytes": ("lts__t_bytes.sum", "sum"),
+    "l2_hit_percent": ("lts__t_sector_hit_rate.pct", "mean"),
+    "l1_hit_percent": ("l1tex__t_sector_hit_rate.pct", "mean"),
+    "instructions": ("smsp__inst_executed.sum", "sum"),
+    "warps_percent": ("sm__warps_active.avg.pct_of_peak_sustained_active", "mean"),
+}
+MARKER = "spin_kernel"  # of torch.cuda._sleep
+LIMIT_S = 150.0
+MEGAKERNEL = "winograd_megakernel"
+# The maps of the megakernel whose counters are compared, as its instruments take them.
+MAPS: dict[str, dict[str, Any]] = {
+    "as planned": {},
+    "D_IG, D_GO 0, M 1": {"d_ig": 0, "d_go": 0, "m": 1},
+    "M 16": {"m": 16},
+    "in series": {"series": True},
+}
+
+# The process that ncu watches imports the packages that this one has, wherever it found them.
+_WORKER = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from benchmarks.studies import counters
+counters.work(json.loads(sys.argv[2]))
+"""
+
+
+class NoCounters(RuntimeError):
+    """ncu is missing, or may not read the device's counters; the message says which."""
+
+
+def program() -> str:
+    """ncu, on the path or in the CUDA Toolkit. Raises NoCounters."""
+    found = shutil.which("ncu") or shutil.which(f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin/ncu")
+    if found is None:
+        raise NoCounters("ncu was found neither on the path nor in CUDA_HOME; NVIDIA's Nsight Compute has it")
+    return found
+
+
+def calls_of(layer: Layer, n: int, accuracy: str, algorithm: str) -> dict[str, Callable[[], object]]:
+    """Of one layer by one algorithm, by variant: of the megakernel its maps, else one. Needs a CUDA device."""
+    x, weight = random_data(layer, n, accuracy, torch.device("cuda"))
+    if algorithm != MEGAKERNEL:
+        return {"": ours.contender(algorithm, x, weight, layer, accuracy)}
+    kernel = kernel_of(x, weight, layer, accuracy)
+    return {name: functools.partial(kernel, Options(**its)) for name, its in MAPS.items()}
+
+
+def work(job: Mapping[str, Any]) -> None:
+    """What the watched process does: makes the calls ready, then a marker and a launch for each."""
+    calls = calls_of(Layer(**job["layer"]), job["n"], job["class"], job["algorithm"])
+    with torch.inference_mode():
+        for call in calls.values():
+            call()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        for call in calls.values():
+            torch.cuda._sleep(1)
+            call()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+    print("variants " + json.dumps(list(calls)))
+
+
+def parse(output: str) -> list[list[dict[str, str]]]:
+    """The kernels of each call, as rows of ncu's table, from what it printed with `--csv --page raw`. Raises NoCounters
+    where there is no table."""
+    lines = output.splitlines()
+    begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if begin is None:
+        said = [line for line in lines if line.startswith("==ERROR==")] or lines[-1:] or ["nothing"]
+        raise NoCounters(f"ncu gave no table: {' '.join(said)}")
+    rows = csv.DictReader(io.StringIO("\n".join(line for line in lines[begin:] if line.startswith('"'))))
+    calls: list[list[dict[str, str]]] = []
+    for row in rows:
+        if not row["ID"]:  # the units
+            continue
+        if MARKER in row["Kernel Name"]:
+            calls.append([])
+        elif calls:
+            calls[-1].append(row)
+    return calls
+
+
+def joined(kernels: Sequence[Mapping[str, str]]) -> dict[str, float]:
+    """The counters of a call: those of its kernels, added, rates weighted by time. Times in microseconds."""
+    values = [
+        {name: float(kernel[metric].replace(",", "")) for name, (metric, _) in METRICS.items()} for kernel in kernels
+    ]
+    total = {name: sum(each[name] for each in values) for name in METRICS}
+    weights = total["us"] or 1.0
+    for name, (_, way) in METRICS.items():
+        if way == "mean":
+            total[name] = sum(each[name] * each["us"] for each in values) / weights
+    return {**total, "us": total["us"] / 1e3, "kernels": len(kernels)}
+
+
+def measure(layer: Layer, n: int, accuracy: str, algorithm: str) -> dict[str, dict[str, float]]:
+    """Variant -> counters. Raises NoCounters."""
+    job = {"layer": layer.fields(), "n": n, "class": accuracy, "algorithm": algorithm}
+    command = [program(), "--csv", "--page", "raw", "--print-units", "base", "--profile-from-start", "off"]
+    command += ["--clock-control", "none", "--metrics", ",".join(metric for metric, _ in METRICS.values())]
+    command += [sys.executable, "-c", _WORKER, json.dumps(sys.path), json.dumps(job)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise NoCounters(f"ncu took more than {LIMIT_S:.0f} s") from None
+    found = parse(done.stdout)
+    names = next((json.loads(line[9:]) for line in done.stdout.splitlines() if line.startswith("variants ")), None)
+    if names is None or len(names) != len(found):
+        raise NoCounters(f"ncu saw {len(found)} calls; {done.stderr.strip().splitlines()[-1:] or 'no word of why'}")
+    return {name: joined(kernels) for name, kernels in zip(names, found, strict=True)}
+
+
+def run(
+    layers: str | Sequence[Layer], n: int, classes: Sequence[str], algorithms: Sequence[str], *, out: Path, suite: str,
+    report: Callable[[str], None] = print,
+) -> results.Document:  # fmt: skip
+    """A row for each layer, class, algorithm and variant, into the file of `suite`; `notes` says why one has none."""
+    document = results.merge(out, environment.describe(suite, "cuda"), (*KERNEL_KEY, "variant"))
+    for layer in select(layers) if isinstance(layers, str) else layers:
+        for accuracy in classes:
+            for algorithm in algorithms:
+                empty = empty_row(layer, n, accuracy, "nhwc") | {"algorithm": algorithm, "variant": ""}
+                try:
+                    found = measure(layer, n, accuracy, algorithm)
+                    rows = [empty | {"variant": name, **its} for name, its in found.items()]
+                except NoCounters as error:
+                    rows = [empty | {"notes": {algorithm: str(error)}}]
+                for row in rows:
+                    results.put(document, row, (*KERNEL_KEY, "variant"))
+                    said = row["notes"] or f"{row['us']:.0f} us, {row['dram_read_bytes'] / 1e6:.0f} MB read"
+                    report(f"{layer.layer} {accuracy} {algorithm} {row['variant']}: {said}")
+                results.write(out, document)
+    return document

@@ -1,0 +1,58 @@
+"""Hardware counters: what is read from Nsight Compute's table, and what is said where there is none."""
+
+import pytest
+import torch
+
+from benchmarks.reports.papers import counters as report
+from benchmarks.studies import counters
+from fastconv import environment
+
+NAMES = [metric for metric, _ in counters.METRICS.values()]
+
+
+def table(*kernels: tuple[str, float]) -> str:
+    """As ncu prints it: a word of its own, the header, the units, a row per kernel."""
+    header = ",".join(f'"{name}"' for name in ("ID", "Kernel Name", *NAMES))
+    units = ",".join('""' for _ in range(2 + len(NAMES)))
+    rows = [
+        ",".join(f'"{value}"' for value in (i, name, *[us * 1000] * len(NAMES))) for i, (name, us) in enumerate(kernels)
+    ]
+    return "\n".join(["==PROF== Connected", 'variants ["a", "b"]', header, units, *rows])
+
+
+def test_the_kernels_of_a_call_stand_behind_its_marker():
+    marker = (f"void {counters.MARKER}(long)", 1)
+    calls = counters.parse(table(marker, ("transform", 2), ("multiply", 6), marker, ("one", 3)))
+    assert [[kernel["Kernel Name"] for kernel in call] for call in calls] == [["transform", "multiply"], ["one"]]
+    found = counters.joined(calls[0])
+    assert found["kernels"] == 2
+    assert found["us"] == 8
+    assert found["dram_read_bytes"] == 8000
+    assert found["l2_hit_percent"] == (2 * 2000 + 6 * 6000) / 8  # a rate: the mean, weighted by time
+
+
+@pytest.mark.parametrize("output", ["", "==ERROR== ERR_NVGPUCTRPERM - no permission"])
+def test_no_table_is_an_error_that_says_what_ncu_said(output):
+    with pytest.raises(counters.NoCounters, match=r"gave no table: .*(nothing|ERR_NVGPUCTRPERM)"):
+        counters.parse(output)
+
+
+def test_the_table_says_why_there_are_no_counters(tmp_path, monkeypatch):
+    monkeypatch.setattr(counters, "program", lambda: (_ for _ in ()).throw(counters.NoCounters("ncu was not found")))
+    head = environment.describe("c", "cpu")
+    monkeypatch.setattr(counters.environment, "describe", lambda suite, device: head)
+    document = counters.run("res3", 1, ["ieee"], ["two_stage"], out=tmp_path / "c.json", suite="c", report=print)
+    assert report.table(document, "h200") == "ncu was not found"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_counters_of_a_call(tmp_path):
+    from fastconv.models.layers import select
+
+    (layer,) = select("res3")
+    try:
+        found = counters.measure(layer, 1, "ieee", "two_stage")
+    except counters.NoCounters as error:
+        pytest.skip(f"counters: {error}")
+    assert found[""]["kernels"] == 2
+    assert found[""]["dram_read_bytes"] >= 0.5 * 4 * layer.k * layer.c * 9
