@@ -314,7 +314,8 @@ def plot_tasks(document: Document, accuracy: str, path: Path) -> None:
     """How many tasks of each kind run at a time: kind by kind, and as mapped."""
     panels = []
     rows = rows_of(document, "distribution", accuracy)
-    for row in sorted(rows, key=lambda row: row["variant"], reverse=True):
+    layers = list(dict.fromkeys(row["layer"] for row in rows))
+    for row in sorted(rows, key=lambda row: (layers.index(row["layer"]), row["variant"] == "mapped")):
         name = {"mapped": "task map", "series": "kinds in series"}[row["variant"]]
         counts = np.array([row["running"][kind] for kind in trace.KINDS])
         title = f"{row['layer']}, {accuracy}, {name}: {row['us']:.0f} us, workers busy {row['busy']:.0%}"

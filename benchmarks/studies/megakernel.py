@@ -27,8 +27,8 @@ FILTER_FORMS = PACKED, PACKING, FILTER_TASKS = "packed beforehand", "packed in e
 PARTS = ("layers", "mapping", "rivals", "distribution", "filters")
 KEY = ("part", "layer", "n", "class", "variant")
 LEAST_CHANNELS = 128  # C and K of the layers that part `layers` takes by itself: below, other algorithms are far ahead
-SWEPT_LAYERS, RIVALS_LAYER, SHOWN_LAYER = "vgg4_2,vgg5,res3", "res1", "vgg4_2"
-DISTANCES = (0, 16, 33, 66, 132, 264, 528, 1056)  # tasks
+SWEPT_LAYERS, RIVALS_LAYER, SHOWN_LAYERS = "res1,res2,res3,res4", "res1", "vgg2_2,vgg4_2,res3"
+DISTANCES = (0, 16, 33, 66, 132, 264, 528, 1056, 2112, 4224)  # tasks
 BATCHES = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # M
 
 
@@ -181,7 +181,7 @@ class _Suite:
 
     def distribution(self, classes: Sequence[str]) -> None:
         """How many tasks of each kind run at a time, as the kernel records it: as mapped, and in series."""
-        for layer, accuracy in self.each("distribution", select(SHOWN_LAYER), classes):
+        for layer, accuracy in self.each("distribution", select(SHOWN_LAYERS), classes):
             try:
                 kernel = random_kernel(layer, self.n, accuracy, self.device)
                 found = trace.record(kernel, Options())
