@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules.utils import _pair
 
 from fastconv import failures, ops
-from fastconv.ops import plain
+from fastconv.ops import plain, pooling
 from fastconv.tensors import is_plain
 
 # Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
@@ -187,7 +187,7 @@ def _run_torch(
         y = plain.activate(y, activation, slope, inplace=True)
     if residual is not None and after:
         y.add_(residual)
-    return plain.pooled(y) if max_pool else y
+    return pooling.max_pool2d(y, *pooling.TWO_BY_TWO) if max_pool else y
 
 
 def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precision: str) -> bool:
