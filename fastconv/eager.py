@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules.utils import _pair
 
-from fastconv import failures, ops
+from fastconv import failures, once, ops
 from fastconv.ops import plain, pooling
 from fastconv.tensors import is_plain
 
@@ -227,6 +227,8 @@ def _convolve(
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
+    if once.wanted is not False:
+        once.see(x, weight, bias, residual, key, precision)
     state.latest, state.elsewhere = layer, None
     if state.frozen and not weight.requires_grad:
         mode |= ops.FROZEN

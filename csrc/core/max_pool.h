@@ -28,6 +28,23 @@ struct MaxPool {
            less(h * w, c) && less(p, q) && less(p * q, c) && less(n, layout == Layout::nchw ? c * p : p) &&
            less(n, c * p * q / 32);
   }
+
+  // The pool is that along rows, [N, C, H, Q], and then that along columns: the largest of the largest.
+  constexpr MaxPool along_rows() const {
+    MaxPool pool = *this;
+    pool.p = h, pool.r = pool.stride_h = pool.dilation_h = 1, pool.pad_h = 0;
+    return pool;
+  }
+  constexpr MaxPool along_columns() const {
+    MaxPool pool = *this;
+    pool.w = q, pool.s = pool.stride_w = pool.dilation_w = 1, pool.pad_w = 0;
+    return pool;
+  }
+  // Whether that is faster, R + S loads in the place of R S for a tensor that is written and read again
+  // (docs/log/89-pools-alone.md).
+  constexpr bool is_faster_apart() const {
+    return r > 1 && s > 1 && r * s >= 49 && along_rows().counts_in_31_bits() && along_columns().counts_in_31_bits();
+  }
 };
 
 // The pool of a problem with `max_pool`: of what its convolution has written.

@@ -13,6 +13,7 @@ namespace {
 
 // x is dense in the pool's layout.
 Tensor run(const Tensor& x, const MaxPool& pool, const DeviceInfo& device) {
+  if (pool.is_faster_apart()) return run(run(x, pool.along_rows(), device), pool.along_columns(), device);
   GuardedOutput output(x, {pool.n, pool.c, pool.p, pool.q}, pool.layout);
   max_pool(pool, x.const_data_ptr(), output.data(), *make_runtime(device));
   return output.finish("max-pool");
