@@ -45,6 +45,7 @@ def see(
         return
     _seen.add(call)
     _, stride, padding, dilation, groups, activation, slope, limits, after, max_pool = key
+    max_error, max_workspace = limits
     fits = x.dim() == 4 and weight.dim() == 4 and x.shape[1] == weight.shape[1] * groups
     if not fits or ops.dtype_name(x.dtype) == "other" or 0 in (*x.shape, *weight.shape):
         return
@@ -52,7 +53,7 @@ def see(
         convolution = tuning.Convolution(
             x.device, x.dtype, tuple(x.shape), tuple(weight.shape), _pair(stride), tuple(padding), _pair(dilation),
             groups, precision, ops.format_of(x), ops.format_of(weight), bias is not None, residual is not None,
-            activation, slope, *limits, after and residual is not None, max_pool,
+            activation, slope, max_error, max_workspace, after and residual is not None, max_pool,
         )  # fmt: skip
         problem = repr(convolution.problem())
     except (RuntimeError, ValueError):  # the call itself says what is wrong with it
