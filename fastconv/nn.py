@@ -204,8 +204,9 @@ class MaxPool2d(nn.MaxPool2d):
     def forward(self, input: Tensor) -> Tensor:
         if not is_eager(input) or not input.is_cuda or self.return_indices or needs_gradient(input):
             return super().forward(input)
-        kernel, stride = _pair(self.kernel_size), _pair(self.stride)
-        return pooling.max_pool2d(input, kernel, stride, _pair(self.padding), _pair(self.dilation), self.ceil_mode)
+        pairs = self.kernel_size, self.stride, self.padding, self.dilation
+        kernel, stride, padding, dilation = [pair if type(pair) is tuple else _pair(pair) for pair in pairs]
+        return pooling.max_pool2d(input, kernel, stride, padding, dilation, self.ceil_mode)
 
     def __prepare_scriptable__(self) -> nn.MaxPool2d:
         """What torch.jit.script compiles in its place."""

@@ -43,7 +43,7 @@ struct MaxPool {
   // Whether that is faster, R + S loads in the place of R S for a tensor that is written and read again
   // (docs/log/89-pools-alone.md).
   constexpr bool is_faster_apart() const {
-    return r > 1 && s > 1 && r * s >= 49 && along_rows().counts_in_31_bits() && along_columns().counts_in_31_bits();
+    return r > 1 && s > 1 && r * s >= 25 && along_rows().counts_in_31_bits() && along_columns().counts_in_31_bits();
   }
 };
 
