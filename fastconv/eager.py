@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules.utils import _pair
 
-from fastconv import failures, ops
-from fastconv.ops import plain
+from fastconv import failures, once, ops
+from fastconv.ops import plain, pooling
 from fastconv.tensors import is_plain
 
 # Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
@@ -187,7 +187,7 @@ def _run_torch(
         y = plain.activate(y, activation, slope, inplace=True)
     if residual is not None and after:
         y.add_(residual)
-    return plain.pooled(y) if max_pool else y
+    return pooling.max_pool2d(y, *pooling.TWO_BY_TWO) if max_pool else y
 
 
 def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precision: str) -> bool:
@@ -227,6 +227,8 @@ def _convolve(
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
+    if once.wanted is not False:
+        once.see(x, weight, bias, residual, key, precision)
     state.latest, state.elsewhere = layer, None
     if state.frozen and not weight.requires_grad:
         mode |= ops.FROZEN

@@ -11,13 +11,14 @@ from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
 from fastconv import functional, ops, settings
-from fastconv.eager import LayerState, convolve, is_eager
+from fastconv.eager import LayerState, convolve, is_eager, needs_gradient
 from fastconv.epilogue import conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
 from fastconv.layer import Layer
+from fastconv.ops import pooling
 from fastconv.ops.geometry import Geometry
 
-__all__ = ["Conv2d", "FusedConv2d", "refresh"]
+__all__ = ["Conv2d", "FusedConv2d", "MaxPool2d", "refresh"]
 
 # torch.fx records the convolution as one call instead of tracing into its argument checks.
 torch.fx.wrap("conv2d")
@@ -194,6 +195,23 @@ class FusedConv2d(Conv2d):
         if self.max_pool:
             text += ", max_pool=True"
         return text
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """torch.nn.MaxPool2d, whose eager calls on a GPU that need no gradient write values alone, by a kernel of
+    fastconv's. `fastconv.fuse` puts it where a max-pool stays apart."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not is_eager(input) or not input.is_cuda or self.return_indices or needs_gradient(input):
+            return super().forward(input)
+        pairs = self.kernel_size, self.stride, self.padding, self.dilation
+        kernel, stride, padding, dilation = [pair if type(pair) is tuple else _pair(pair) for pair in pairs]
+        return pooling.max_pool2d(input, kernel, stride, padding, dilation, self.ceil_mode)
+
+    def __prepare_scriptable__(self) -> nn.MaxPool2d:
+        """What torch.jit.script compiles in its place."""
+        sizes = (self.kernel_size, self.stride, self.padding, self.dilation)
+        return nn.MaxPool2d(*sizes, self.return_indices, self.ceil_mode).train(self.training)
 
 
 def check_settings(

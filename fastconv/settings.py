@@ -8,6 +8,7 @@ every call and never written.
 | ``FASTCONV_MAX_ERROR=x``  | ``max_error`` of every ``algorithm="auto"`` that is given none      |
 | ``FASTCONV_MAX_WORKSPACE=x`` | ``max_workspace`` likewise, in bytes                             |
 | ``FASTCONV_LOG=debug``    | the logger ``fastconv`` names every eager call before it runs       |
+| ``FASTCONV_MEASURE=1``    | every CPU measures, at its first call, what `auto` takes; 0: none   |
 | ``FASTCONV_CACHE_DIR=x``  | where `fastconv.measured` keeps what was measured; empty: nowhere   |
 """
 
@@ -33,6 +34,16 @@ if log_calls:
     logger.setLevel(logging.DEBUG)
     if not logging.getLogger().handlers and not logger.handlers:
         logger.addHandler(logging.StreamHandler())
+
+
+def _measure_of_environment() -> bool | None:
+    text = os.environ.get("FASTCONV_MEASURE", "")
+    if text not in ("", "0", "1"):
+        raise ValueError(f"FASTCONV_MEASURE is {text!r}; expected 0 or 1")
+    return None if text == "" else text == "1"
+
+
+measure: bool | None = _measure_of_environment()  # None: `fastconv.once` says
 
 
 def check_max_error(max_error: Any, name: str = "max_error") -> None:

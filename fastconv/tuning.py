@@ -290,13 +290,25 @@ def measure(
     return TuneReport(tuple(rows), None if file is None else str(file))
 
 
+def measure_one(convolution: Convolution, candidates: int, rounds: int) -> None:
+    """Measures so many of the candidates, those that the cost model takes for the fastest, and PyTorch's convolution;
+    the choice is kept in the file, too, if that can be written."""
+    _, algorithm, us, _ = _measure(convolution, rounds, 0, candidates)
+    if algorithm is not None:
+        choice = measured.Choice(measured.device_name(convolution.device), repr(convolution.problem()), algorithm, us)
+        with contextlib.suppress(OSError):
+            measured.add([choice])
+
+
 def _measure(
-    convolution: Convolution, rounds: int, seed: int
+    convolution: Convolution, rounds: int, seed: int, most: int | None = None
 ) -> tuple[str, str | None, dict[str, float], dict[str, str]]:
-    """(what the cost model takes, what was measured to be the fastest, medians, failures)"""
+    """(what the cost model takes, what was measured to be the fastest, medians, failures); `most`: of the candidates,
+    so many beside PyTorch's"""
     device = convolution.device
     rows = [row for row in _C.candidates(convolution.problem(), ops.device_info(device)) if row["auto_eligible"]]
     rows.sort(key=lambda row: row["cost_us"])
+    rows = [row for i, row in enumerate(rows) if most is None or i < most or row["algorithm"] == "torch"]
     planned, failures = rows[0]["algorithm"], dict[str, str]()
     us: dict[str, float] = {}
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 # Before fastconv reads it: the tests, and the processes that they start, know nothing of what the user has measured.
 os.environ["FASTCONV_CACHE_DIR"] = tempfile.mkdtemp(prefix="fastconv-tests-")
+os.environ.setdefault("FASTCONV_MEASURE", "0")  # nor do they measure, whatever the CPU
 atexit.register(shutil.rmtree, os.environ["FASTCONV_CACHE_DIR"], ignore_errors=True)
 # Before torch is loaded: processes that share the cores must not take them from each other while their threads wait.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -194,10 +194,19 @@ def test_torchscript_is_refused_in_one_sentence(how: str) -> None:
     pytest.importorskip("onnx", reason="torch.onnx.export needs it")
     ours = fastconv.fuse(block()) if how == "fused" else swapped(block())
     x = torch.randn(1, 3, 8, 8)
-    with pytest.raises(fastconv.UnsupportedError, match=r"^torch\.jit\.script cannot .*\bundo\(\) the swap"):
+    way_out = "script the model that it was made from" if how == "fused" else r"\bundo\(\) the swap"
+    with pytest.raises(fastconv.UnsupportedError, match=rf"^torch\.jit\.script cannot .*{way_out}"):
         torch.jit.script(ours)
     with pytest.raises(fastconv.UnsupportedError, match=r"^torch\.onnx\.export by TorchScript cannot .*\bundo\(\)"):
         torch.onnx.export(ours, (x,), io.BytesIO(), dynamo=False)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_fused_model_without_a_layer_of_ours_says_the_same() -> None:
+    fused = fastconv.fuse(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval())
+    for model in (fused, nn.Sequential(fused)):
+        with pytest.raises(fastconv.UnsupportedError, match="script the model that it was made from"):
+            torch.jit.script(model)
 
 
 @pytest.mark.filterwarnings("ignore")

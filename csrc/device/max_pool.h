@@ -1,7 +1,9 @@
-// The maximum of a 2x2 max-pool, and the pool of what lies in memory: for convolutions whose kernels have none.
+// The maximum of a max-pool, and the pool of what lies in memory: of the operator max_pool2d, and behind convolutions
+// whose kernels have none.
 #pragma once
 
 #include "core/kernels.h"
+#include "core/max_pool.h"
 #include "device/numeric.h"
 
 namespace fastconv {
@@ -9,8 +11,8 @@ namespace fastconv {
 // As in PyTorch NaN is larger than all else.
 FASTCONV_HOST_DEVICE float larger_of(float a, float b) { return a > b || a != a ? a : b; }
 
-// y [N, K, P, Q] of the problem's convolution, in its layout -> pooled [N, K, P/2, Q/2]. On CUDA. Takes rows, Q K
-// elements, below 2^30.
-void max_pool(const ConvProblem& problem, const void* y, void* pooled, Runtime& runtime);
+// x [N, C, H, W] -> y [N, C, P, Q], in the pool's layout, not empty. On CUDA, which counts with 31 bits: an image of x,
+// the rows of y (of all images, and in NCHW of all channels) and its blocks.
+void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime);
 
 }  // namespace fastconv

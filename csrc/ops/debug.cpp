@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/arguments.h"
 #include "ops/aten.h"
 
 namespace fastconv::ops {
@@ -44,11 +45,9 @@ void GuardedBytes::check(const char* what, const char* algorithm) const {
   }
 }
 
-GuardedOutput::GuardedOutput(const Tensor& like, const ConvProblem& problem)
-    : tensor_(empty({problem.n, problem.k, problem.y_p(), problem.y_q()}, problem.layout, like)) {
-  if (debug_enabled()) {
-    poisoned_.emplace(static_cast<std::size_t>(problem.y_numel()) * size_of(problem.dtype), like);
-  }
+GuardedOutput::GuardedOutput(const Tensor& like, const std::array<std::int64_t, 4>& shape, Layout layout)
+    : tensor_(empty(shape, layout, like)) {
+  if (debug_enabled()) poisoned_.emplace(static_cast<std::size_t>(tensor_.numel()) * size_of(dtype_of(like)), like);
 }
 
 Tensor GuardedOutput::finish(const char* algorithm) {

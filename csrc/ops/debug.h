@@ -2,7 +2,9 @@
 // the kernels run and followed by a guard that must be intact after them.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 
 #include "core/kernels.h"
@@ -27,10 +29,12 @@ class GuardedBytes {
   std::optional<Tensor> storage_;
 };
 
-// The output tensor [N, K, P, Q], or the pooled one, in the problem's layout.
+// An output tensor of four dimensions in a layout: a problem's [N, K, P, Q], or the pooled one.
 class GuardedOutput {
  public:
-  GuardedOutput(const Tensor& like, const ConvProblem& problem);
+  GuardedOutput(const Tensor& like, const std::array<std::int64_t, 4>& shape, Layout layout);
+  GuardedOutput(const Tensor& like, const ConvProblem& problem)
+      : GuardedOutput(like, {problem.n, problem.k, problem.y_p(), problem.y_q()}, problem.layout) {}
   void* data() const { return poisoned_ ? poisoned_->data() : tensor_.mutable_data_ptr(); }
   Tensor finish(const char* algorithm);
 

@@ -82,17 +82,15 @@ PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem,
   return {target, Layout::nhwc};
 }
 
-using PoolFunction = void (*)(const ConvProblem&, const void* y, void* pooled, Runtime&);
+using PoolFunction = void (*)(const MaxPool&, const void* x, void* y, Runtime&);
 constexpr PoolFunction pool_on_cuda = FASTCONV_CUDA_FUNCTION(fastconv::max_pool);
 
-bool has_max_pool(const ConvProblem& problem, const DeviceInfo& device) {
+bool has_max_pool(const MaxPool& pool, const DeviceInfo& device) {
   return pool_on_cuda != nullptr && device.type == DeviceType::cuda && device.has_kernels &&
-         problem.dtype != DType::other && problem.q() * problem.k < std::int64_t{1} << 30;
+         pool.dtype != DType::other && pool.counts_in_31_bits();
 }
 
-void max_pool(const ConvProblem& problem, const void* y, void* pooled, Runtime& runtime) {
-  pool_on_cuda(problem, y, pooled, runtime);
-}
+void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime) { pool_on_cuda(pool, x, y, runtime); }
 
 void turn_filter(const ConvProblem& problem, const TurnedFilter& filter, const void* weight, void* turned,
                  Runtime& runtime) {

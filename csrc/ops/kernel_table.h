@@ -3,6 +3,7 @@
 
 #include "core/algorithm.h"
 #include "core/kernels.h"
+#include "core/max_pool.h"
 #include "device/turned_filter.h"
 
 namespace fastconv::ops {
@@ -23,9 +24,9 @@ struct PlannedInput {
 PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, void* workspace,
                                Runtime& runtime);
 
-// Whether a kernel of ours pools what the problem's convolution has written there: max_pool() of device/max_pool.h.
-bool has_max_pool(const ConvProblem& problem, const DeviceInfo& device);
-void max_pool(const ConvProblem& problem, const void* y, void* pooled, Runtime& runtime);
+// Whether a kernel of ours computes the pool there: max_pool() of device/max_pool.h.
+bool has_max_pool(const MaxPool& pool, const DeviceInfo& device);
+void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime);
 
 // The weight [K, C/G, R, S] of the problem as the filters of its input gradient.
 void turn_filter(const ConvProblem& problem, const TurnedFilter& filter, const void* weight, void* turned,

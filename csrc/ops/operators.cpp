@@ -14,6 +14,7 @@
 #include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
+#include "ops/max_pool.h"
 #include "plan/measured.h"
 #include "plan/registry.h"
 
@@ -55,19 +56,6 @@ Tensor activate(const Tensor& y, Activation activation, double negative_slope) {
     case Activation::leaky_relu: return leaky_relu(y, negative_slope);
   }
   return y;
-}
-
-// The problem's max-pool of its convolution's y [N, K, P, Q], dense in its layout.
-Tensor pooled(const Tensor& y, const ConvProblem& problem) {
-  const DeviceInfo& device = device_of(y);
-  if (y.numel() > 0 && has_max_pool(problem, device)) {
-    GuardedOutput output(y, problem);
-    max_pool(problem, y.const_data_ptr(), output.data(), *make_runtime(device));
-    return output.finish("max-pool");
-  }
-  const IntList two{2, 2};
-  return in_layout(call_dispatcher("aten::max_pool2d", "", y, two, two, IntList{0, 0}, IntList{1, 1}, false),
-                   problem.layout);
 }
 
 Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& problem, const Arguments& arguments) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "core/few_filters.h"
 #include "core/roundoffs.h"
 #include "plan/gradient_parts.h"
 #include "plan/rules.h"
@@ -115,12 +116,13 @@ struct Phases {
   }
 };
 
-// Whether direct_tiled has a kernel for so few filters, and PyTorch's gradient takes longer than that: in FP32 on a
-// GPU.
+// Whether the gradient, whose filters are the channels, has a kernel for so few, and PyTorch's takes longer than that:
+// of 3x3, in FP32, on a GPU.
 bool has_kernel_for_few(const ConvProblem& problem, const DeviceInfo& device) {
-  return device.type == DeviceType::cuda && problem.dtype == DType::f32 && problem.groups == 1 && problem.r == 3 &&
-         problem.s == 3 && problem.stride_h == 1 && problem.stride_w == 1 && problem.dilation_h == 1 &&
-         problem.dilation_w == 1 && problem.k >= 16 && problem.c <= 4;
+  ConvProblem gradient = problem;
+  std::swap(gradient.k, gradient.c);
+  return device.type == DeviceType::cuda && problem.dtype == DType::f32 && problem.r == 3 &&
+         is_for_few_filters(gradient);
 }
 
 Support input_gradient_support(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {

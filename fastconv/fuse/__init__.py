@@ -24,11 +24,11 @@ from torch import Tensor, fx, nn
 from fastconv import ops, rewrites, swap
 from fastconv.fuse import graph as graphs
 from fastconv.layer import Layer
-from fastconv.nn import Conv2d, FusedConv2d, check_settings
+from fastconv.nn import Conv2d, FusedConv2d, MaxPool2d, check_settings
 from fastconv.reports import by
-from fastconv.rewrites.convolution import Call, Record, Taken, call_of, layer_call
+from fastconv.rewrites.convolution import Call, Pool, Record, Taken, call_of, layer_call
 from fastconv.rewrites.editor import Editor, Spelled, spelled
-from fastconv.rewrites.patterns import EPILOGUE
+from fastconv.rewrites.patterns import EPILOGUE, POOL
 from fastconv.rewrites.report import RewriteReport
 
 __all__ = ["FusedModule", "fuse"]
@@ -54,6 +54,13 @@ class FusedModule(fx.GraphModule):
             )
         super().train(False)
         return self
+
+    def __prepare_scriptable__(self) -> None:
+        """What torch.jit.script asks every module first: it would compile the report."""
+        raise ops.UnsupportedError(
+            "torch.jit.script cannot compile a fused model: script the model that it was made from, or use "
+            "torch.compile or torch.export"
+        )
 
     def __deepcopy__(self, memo: Any) -> FusedModule:
         result = super().__deepcopy__(memo)
@@ -96,7 +103,8 @@ def fuse(
     Each convolution that `swap_` would take is taken; a torch.nn.Conv2d together with those of the following that come
     after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d with running statistics, folded
     into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU or LeakyReLU, as module or function. A sum
-    may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place of a sum.
+    may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place of a sum. Max-pools that stay
+    apart become fastconv's (`fastconv.nn.MaxPool2d`).
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
@@ -145,7 +153,7 @@ def fuse(
         )
     if not any(taken.parts for taken in found):
         warnings.warn("fastconv.fuse found no convolution that fastconv serves", stacklevel=2)
-    return _fused_module(root, graph, (*found, *fused.left)).requires_grad_(False)
+    return _fused_module(root, graph, (*found, *fused.left, *fused.pools)).requires_grad_(False)
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -164,7 +172,13 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 class _Layers(Editor):
-    """Of a graph of modules: what depends on weights is computed at once, and a convolution is a call of its layer."""
+    """Of a graph of modules: what depends on weights is computed at once, and convolutions and max-pools are calls of
+    their layers."""
+
+    def __init__(self, graph: fx.Graph, root: nn.Module) -> None:
+        super().__init__(graph)
+        self.root = root
+        self.pools: list[Pool] = []
 
     @torch.no_grad()
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -180,6 +194,15 @@ class _Layers(Editor):
         new.meta["spelled"] = Spelled(ops.conv2d_op, lambda x, residual=None: call._replace(input=x, residual=residual))
         return new
 
+    def max_pool(self, node: fx.Node, *arguments: Any) -> fx.Node:
+        free = (f"max_pool_{i}" for i in itertools.count(1) if not hasattr(self.root, f"max_pool_{i}"))
+        name = str(node.target) if node.op == "call_module" else next(free)
+        kernel, stride, padding, dilation, ceil_mode = arguments
+        pool = MaxPool2d(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
+        self.root.set_submodule(name, pool.eval())
+        self.pools.append(Pool(name))
+        return self.graph.call_module(name, (node.all_input_nodes[0],))
+
 
 class _Model:
     """A copy of a model with the graph of its forward, whose convolutions have taken in what follows them."""
@@ -189,7 +212,9 @@ class _Model:
         self.modules = dict(root.named_modules(remove_duplicate=False))
         graphs.drop_identities(graph, self.modules)
         graphs.spell(graph, self.modules)
-        self.left = rewrites.apply(graph, EPILOGUE, rewrites.Asked(), _Layers(graph))
+        layers = _Layers(graph, root)
+        self.left = rewrites.apply(graph, (*EPILOGUE, POOL), rewrites.Asked(), layers)
+        self.pools = layers.pools
 
     def put_layers(self, swapped: swap.SwapReport) -> list[Taken]:
         """Makes layers of what the convolutions compute now. Returns a record per convolution and way it is used."""

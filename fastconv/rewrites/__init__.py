@@ -23,6 +23,7 @@ from torch import fx
 from fastconv.rewrites import patterns
 from fastconv.rewrites.convolution import Asked as Asked
 from fastconv.rewrites.convolution import Left as Left
+from fastconv.rewrites.convolution import Pool as Pool
 from fastconv.rewrites.convolution import Record as Record
 from fastconv.rewrites.convolution import Taken as Taken
 from fastconv.rewrites.convolution import call_of, describe
@@ -79,20 +80,23 @@ def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edit
         for target in rewrite.targets:
             by_target[target].append(rewrite)
     for node in list(graph.nodes):
-        obstacle: Obstacle | None = None
+        refused: tuple[str, str] | None = None  # the rewrite's name, and the code
         for rewrite in by_target.get(read(node)[0], ()):
             match = rewrite.match(node, asked)
             obstacle = _obstacle(rewrite, match, asked)
             if match is None or obstacle is not None:
+                if rewrite in patterns.EPILOGUE and obstacle is not None and _is_image(read(node)[1][0]):
+                    refused = rewrite.name, obstacle[0]
                 continue
             with graph.inserting_before(node):
                 new = rewrite.replacement(match, asked, edit)
             if match.node.users:
                 edit.replace(match.node, new)
             edit.erase(*dict.fromkeys(n for n in (match.node, node, match.conv) if n is not None))
+            refused = None
             break
-        if obstacle is not None and rewrite in patterns.EPILOGUE and _is_image(read(node)[1][0]):
-            left.append(Left(rewrite.name, node.name, obstacle[0]))
+        if refused is not None:
+            left.append(Left(refused[0], node.name, refused[1]))
     edit.refresh()
     return left
 

@@ -135,7 +135,14 @@ class Left:
     code: str  # why: "alone" where no convolution of ours with room for it stands before it; else as a `Taken` has it
 
 
-Record = Taken | Left
+@dataclass
+class Pool:
+    """A max-pool that is a pass of its own, by a kernel of ours where it runs on a GPU."""
+
+    name: str
+
+
+Record = Taken | Left | Pool
 
 
 def describe(node: fx.Node, weight: fx.Node, stride: Any, groups: int, part: str) -> Taken:

@@ -101,6 +101,10 @@ class Editor:
         """`call`, in the place of a convolution of ours that has taken `by` in."""
         return self.emit(ops.conv2d_op, *call)
 
+    def max_pool(self, node: fx.Node, *arguments: Any) -> fx.Node:
+        """A max-pool of fastconv's in the place of a node: kernel, stride, padding, dilation and ceil_mode."""
+        return self.emit(ops.max_pool2d_op, node.args[0], *arguments)
+
     def once(self, function: Callable[..., Any], *args: Any) -> Any:
         """``function(emit, *args)``; where it was made of the same before, that."""
         key = (function, *(arg if isinstance(arg, float) else id(arg) for arg in args))

@@ -320,6 +320,21 @@ def _max_pool(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 MAX_POOL = Rewrite("max-pool", (aten.max_pool2d_with_indices.default,), _find_max_pool, _max_pool_obstacle, _max_pool)
 
 
+def _find_pool(node: fx.Node, asked: Asked) -> Match | None:
+    """Any max-pool of one output, by numbers."""
+    numbers = read(node)[1][1:]
+    known = all(isinstance(n, int) for pair in numbers for n in (pair if isinstance(pair, tuple) else [pair]))
+    return Match(node) if known and spelled(node).obstacle is None else None
+
+
+def _pool(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    return edit.max_pool(match.node, *read(match.node)[1][1:])
+
+
+# Of what is left apart, in a graph of modules: Inductor's pools write values alone, too.
+POOL = Rewrite("pool", (aten.max_pool2d_with_indices.default,), _find_pool, _never, _pool)
+
+
 # Which convolution runs: after all else ------------------------------------------------------------------------------
 
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from fastconv.reports import by, json_text, plain_table
-from fastconv.rewrites.convolution import Left, Record, Taken
+from fastconv.rewrites.convolution import Left, Pool, Record, Taken
 
 __all__ = ["RewriteReport", "RewriteRow"]
 
-_Kind = TypeVar("_Kind", Taken, Left)
+_Kind = TypeVar("_Kind", Taken, Left, Pool)
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,12 @@ class RewriteReport:
         return counts
 
     @property
+    def pools(self) -> int:
+        """How many max-pools that no convolution took in are `fastconv.nn.MaxPool2d`, a kernel of fastconv's on a GPU:
+        `fuse` puts it there. They are not among those that are `left`."""
+        return len(self._records(Pool))
+
+    @property
     def cached(self) -> int:
         """Graphs whose code came from Inductor's cache: their convolutions are not in the rows."""
         return sum(graph is None for graph in self.graphs)
@@ -122,6 +128,7 @@ class RewriteReport:
         document = {
             "graphs": len(self.graphs), "cached": self.cached, "total": self.total, "ours": self.ours,
             "fused": self.fused, "expected_us": self.expected_us, "left": self.left,
+            "pools": self.pools,
             "rows": [asdict(row) | {"count": row.count} for row in self.rows],
         }  # fmt: skip
         return json_text(document, path)
@@ -142,6 +149,8 @@ class RewriteReport:
             lines.append(f"expected: {ours} with them, {us['pytorch']:.0f} us in PyTorch's")
         for code, kinds in self.left.items():
             lines.append(f"left apart [{code}]: {', '.join(f'{count} {what}' for what, count in kinds.items())}")
+        if self.pools:
+            lines.append(f"max-pools that stand alone: {self.pools} ours, on a GPU")
         cells = []
         for row in self.rows:
             name = (row.name or "(model)") + (f" and {row.count - 1} more" if row.count > 1 else "")

@@ -1,7 +1,6 @@
 // The fourth kernel of direct_tiled: few filters (the last layers of decoders, and the input gradients of first layers,
-// whose filters are the image's channels), square kernels of 3, 5, 7 with stride 1 (NCHW: 3). The input is read about
-// once and everything else stays on chip; the issue of instructions bounds it. Shared by the planner, the kernel and
-// its launch.
+// whose filters are the image's channels): core/few_filters.h says which. The input is read about once and everything
+// else stays on chip; the issue of instructions bounds it. Shared by the planner, the kernel and its launch.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <optional>
 
 #include "algos/direct_tiled/plan.h"
+#include "core/few_filters.h"
 
 namespace fastconv {
 struct ConvArgs;
@@ -24,7 +24,7 @@ inline constexpr std::int64_t most_filter_bytes = 100 * 1024;  // so that both f
 inline constexpr int chunk_channels = 64;                      // NCHW: of one chain of sums
 
 // NHWC: a warp computes tile_p x tile_q outputs, each lane the sums of its channels; NCHW: a thread tile_p outputs of a
-// column. k_tile: 3 or 4 filters, those beyond K are zeros. (With 8 it was faster than no other algorithm in NHWC.)
+// column. k_tile: 3 or 4 filters, those beyond K are zeros.
 inline constexpr int tile_p = 4;
 constexpr int tile_q(Layout layout) { return layout == Layout::nhwc ? 4 : 1; }
 
@@ -39,10 +39,7 @@ struct Config {
 
 inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo& device) {
   const bool nhwc = problem.layout == Layout::nhwc;
-  const bool size = problem.r == problem.s && (problem.r == 3 || (nhwc && (problem.r == 5 || problem.r == 7)));
-  const bool dense =
-      problem.stride_h == 1 && problem.stride_w == 1 && problem.dilation_h == 1 && problem.dilation_w == 1;
-  if (!size || !dense || problem.groups != 1 || problem.k > 4 || problem.c < 16) return std::nullopt;
+  if (!is_for_few_filters(problem)) return std::nullopt;
   if (problem.output_numel() == 0) return std::nullopt;  // there would be no blocks
   const std::int64_t lanes = nhwc ? 32 : 1;              // that share the channels
   // The kernel numbers rows, columns and the elements of an image with 31 bits.

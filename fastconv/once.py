@@ -1,0 +1,62 @@
+"""On a CPU whose rates nobody has measured, one with neither AVX2 nor AVX-512, the cost model does not know what is
+fast. There `auto` measures: at the first call of each problem, the candidates that it takes for the two fastest and
+PyTorch's convolution. The choice is kept as `fastconv.tune`'s are (`fastconv.measured`).
+
+Calls of layers, and of `fastconv.conv2d` with a weight that it meets again, come here; compiled code and gradients are
+planned by the cost model. FASTCONV_MEASURE=1 has every CPU measure, FASTCONV_MEASURE=0 none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.utils import _pair
+
+from fastconv import _C, measured, ops, settings, tuning
+
+_CANDIDATES, _ROUNDS = 2, 3
+
+wanted: bool | None = settings.measure  # None: until a call asks, `is_unknown` does
+_seen: set[tuple[Any, ...]] = set()
+
+
+def is_unknown() -> bool:
+    """Whether the cost model has no constants for this CPU."""
+    return ops.device_info(torch.device("cpu")).instruction_set == _C.InstructionSet.generic
+
+
+def see(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: tuple[Any, ...], precision: str
+) -> None:
+    """Measures a call, if it is one on the CPU for which `auto` is to choose, and its like has not been measured.
+    `key`: of `fastconv.eager`."""
+    global wanted
+    if wanted is None:
+        wanted = is_unknown()
+    if not wanted or key[0] != "auto" or not x.is_cpu:
+        return
+    call = (
+        x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), bias is None, residual is None, key, precision,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    if call in _seen:
+        return
+    _seen.add(call)
+    _, stride, padding, dilation, groups, activation, slope, limits, after, max_pool = key
+    max_error, max_workspace = limits
+    fits = x.dim() == 4 and weight.dim() == 4 and x.shape[1] == weight.shape[1] * groups
+    if not fits or ops.dtype_name(x.dtype) == "other" or 0 in (*x.shape, *weight.shape):
+        return
+    try:
+        convolution = tuning.Convolution(
+            x.device, x.dtype, tuple(x.shape), tuple(weight.shape), _pair(stride), tuple(padding), _pair(dilation),
+            groups, precision, ops.format_of(x), ops.format_of(weight), bias is not None, residual is not None,
+            activation, slope, max_error, max_workspace, after and residual is not None, max_pool,
+        )  # fmt: skip
+        problem = repr(convolution.problem())
+    except (RuntimeError, ValueError):  # the call itself says what is wrong with it
+        return
+    if (measured.device_name(x.device), problem) not in measured.choices():
+        tuning.measure_one(convolution, _CANDIDATES, _ROUNDS)
