@@ -4,8 +4,10 @@
 #include <string>
 #include <utility>
 
+#include "core/cost.h"
 #include "core/roundoffs.h"
 #include "plan/gradient_parts.h"
+#include "plan/registry.h"
 #include "plan/rules.h"
 
 namespace fastconv {
@@ -17,6 +19,10 @@ namespace fastconv {
 #include "plan/weight_gradients.def"
 FASTCONV_WEIGHT_GRADIENT(torch)  // its cost; it runs in Python, as everything else that PyTorch computes
 #undef FASTCONV_WEIGHT_GRADIENT
+
+namespace algos::torch {
+extern const Algorithm algorithm;
+}
 
 const std::vector<const WeightGradient*>& weight_gradient_algorithms() {
 #define FASTCONV_WEIGHT_GRADIENT(NAME) &algos::NAME::weight_gradient,
@@ -56,7 +62,7 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
                                             const DeviceInfo& device) {
   if (name == "torch") return {nullptr, Support::no("algorithm", "PyTorch's own convolution was asked for"), {}};
   std::vector<WeightGradientChoice> found = weight_gradients(problem, device);
-  double min_us = found.back().plan.cost_us;
+  double min_us = preference(algos::torch::algorithm, device) * found.back().plan.cost_us;
   found.pop_back();
   WeightGradientChoice choice;
   for (WeightGradientChoice& candidate : found) {
@@ -123,6 +129,18 @@ bool has_kernel_for_few(const ConvProblem& problem, const DeviceInfo& device) {
          problem.dilation_w == 1 && problem.k >= 16 && problem.c <= 4;
 }
 
+// What turning the filter and packing it takes of each call: two launches, and passes over the filter far from the
+// memory's rate. PyTorch's gradient takes a little longer than its convolution of the same products. Measured on an H200.
+bool torch_is_faster(const InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
+  const bool product = problem.r * problem.s == 1;
+  const double bytes = static_cast<double>(problem.k * problem.c_per_group() * problem.r * problem.s) *
+                       static_cast<double>(size_of(problem.dtype));
+  const double turning = 8.0 + memory_us((product ? 7.0 : 14.0) * bytes, 1.0, device);
+  const double count = static_cast<double>(choice.convolutions);
+  const double own = count * choose("auto", choice.convolution, device).plan.cost_us + turning;
+  return own >= 1.1 * count * algos::torch::algorithm.plan(choice.convolution, device).cost_us;
+}
+
 Support input_gradient_support(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
   if (name == "torch") return Support::no("algorithm", "PyTorch's own convolution was asked for");
   if (problem.output_numel() == 0 || problem.k * problem.c_per_group() * problem.r * problem.s == 0) {
@@ -170,8 +188,12 @@ InputGradientChoice choose_input_gradient(const std::string& name, const ConvPro
     choice.support = Support::no("empty", "the filter reaches padding alone");
     return choice;
   }
-  choice.method = InputGradientMethod::phases;
   choice.convolution = gradient_convolution(problem, rows.largest, columns.largest);
+  if (name == "auto" && device.type == DeviceType::cuda && torch_is_faster(choice, problem, device)) {
+    choice.support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
+    return choice;
+  }
+  choice.method = InputGradientMethod::phases;
   return choice;
 }
 
