@@ -78,8 +78,11 @@ void bind_fit(py::module_& module) {
       "Changes a constant for this planner alone, not for the operators'.");
   module.def(
       "preference",
-      [](const std::string& algorithm, const DeviceInfo& device) { return preference(find_algorithm(algorithm), device); },
-      py::arg("algorithm"), py::arg("device"), "What `auto` multiplies an algorithm's costs by before it compares them.");
+      [](const std::string& algorithm, const DeviceInfo& device) {
+        return preference(find_algorithm(algorithm), device);
+      },
+      py::arg("algorithm"), py::arg("device"),
+      "What `auto` multiplies an algorithm's costs by before it compares them.");
   module.def(
       "costs_us",
       [](const std::string& algorithm, const std::vector<const ConvProblem*>& problems, const DeviceInfo& device,

@@ -20,7 +20,8 @@ struct LibraryTimes {
   }
 };
 
-// Products of images in NCHW, one by one: tiles of 128 pixels end with each image. How much more that is than its pixels.
+// Products of images in NCHW, one by one: tiles of 128 pixels end with each image. How much more that is than its
+// pixels.
 inline double image_tiles_factor(const ConvProblem& problem) {
   const std::int64_t pixels = problem.p() * problem.q();
   if (problem.layout == Layout::nhwc || problem.dtype == DType::f32 || pixels == 1) {

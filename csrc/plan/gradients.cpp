@@ -130,7 +130,8 @@ bool has_kernel_for_few(const ConvProblem& problem, const DeviceInfo& device) {
 }
 
 // What turning the filter and packing it takes of each call: two launches, and passes over the filter far from the
-// memory's rate. PyTorch's gradient takes a little longer than its convolution of the same products. Measured on an H200.
+// memory's rate. PyTorch's gradient takes a little longer than its convolution of the same products. Measured on an
+// H200.
 bool torch_is_faster(const InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
   const bool product = problem.r * problem.s == 1;
   const double bytes = static_cast<double>(problem.k * problem.c_per_group() * problem.r * problem.s) *
@@ -189,7 +190,8 @@ InputGradientChoice choose_input_gradient(const std::string& name, const ConvPro
     return choice;
   }
   choice.convolution = gradient_convolution(problem, rows.largest, columns.largest);
-  if (name == "auto" && device.type == DeviceType::cuda && torch_is_faster(choice, problem, device)) {
+  if (name == "auto" && device.type == DeviceType::cuda && !has_kernel_for_few(problem, device) &&
+      torch_is_faster(choice, problem, device)) {
     choice.support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
     return choice;
   }

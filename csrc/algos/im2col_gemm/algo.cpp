@@ -62,7 +62,8 @@ LibraryTimes cublas_times(const ConvProblem& problem) {
     return rows <= 32 && problem.c % 8 == 0 ? FASTCONV_TIMES(few_rows) : FASTCONV_TIMES(plain);
   }
   const std::int64_t row = nhwc ? problem.k : pixels;
-  if (problem.c_per_group() * problem.r * problem.s % 8 != 0) return nhwc ? FASTCONV_TIMES(unaligned) : FASTCONV_TIMES(unaligned_images);
+  if (problem.c_per_group() * problem.r * problem.s % 8 != 0)
+    return nhwc ? FASTCONV_TIMES(unaligned) : FASTCONV_TIMES(unaligned_images);
   if (row % 8 == 0) return nhwc ? FASTCONV_TIMES(half) : FASTCONV_TIMES(half_images);
   if (nhwc) return FASTCONV_TIMES(unaligned_filters);
   return row % 4 == 0 ? FASTCONV_TIMES(half_pieces_images) : FASTCONV_TIMES(unaligned_images);
@@ -87,8 +88,9 @@ double product_us(const ConvProblem& problem, double input_bytes, const DeviceIn
   // Half types in NHWC: what PyTorch's convolution computes as well, by libraries of the same kernels. Where `auto`
   // prefers PyTorch's among equals (plan/registry.h), this one is no other.
   const bool same = problem.dtype != DType::f32 && problem.layout == Layout::nhwc;
-  return (same ? own::same_as_torch : 1.0) * cublas_times(problem).us(static_cast<double>(problem.c), tiles_us(problem, device), input_bytes,
-                                                                      size * static_cast<double>(problem.output_numel()), device) +
+  return (same ? own::same_as_torch : 1.0) *
+             cublas_times(problem).us(static_cast<double>(problem.c), tiles_us(problem, device), input_bytes,
+                                      size * static_cast<double>(problem.output_numel()), device) +
          memory_us(weights, 1.0, device);
 }
 
@@ -114,8 +116,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const bool tensor_cores = problem.dtype != DType::f32;
   const double depth = static_cast<double>(problem.c * problem.r * problem.s);
   if (!chunk.unrolls && !chunk.finishes && problem.groups == 1) {
-    plan.cost_us = product_us(problem, static_cast<double>(size_of(problem.dtype)) *
-                                           static_cast<double>(problem.n * problem.c * problem.h * problem.w),
+    plan.cost_us = product_us(problem,
+                              static_cast<double>(size_of(problem.dtype)) *
+                                  static_cast<double>(problem.n * problem.c * problem.h * problem.w),
                               device);
     return plan;
   }
@@ -132,12 +135,13 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   // Instructions decide how long the unrolling takes: clocks of a multiprocessor for an element.
   double unroll_us = 0.0;
   if (chunk.unrolls) {
-    const double clocks = (problem.c <= 4 ? own::unroll_few_channels : 1.0) * (tensor_cores ? own::unroll_half : own::unroll);
+    const double clocks =
+        (problem.c <= 4 ? own::unroll_few_channels : 1.0) * (tensor_cores ? own::unroll_half : own::unroll);
     unroll_us = clocks_us(clocks * pixels * depth / device.processors, device);
   }
   // A block of the GEMM walks the whole reduction: what small problems wait for (measured on an H200).
-  plan.cost_us = own::start + own::kernel * static_cast<double>(launches) +
-                 memory_us(bytes, 1.0, device) + unroll_us + product_us;
+  plan.cost_us =
+      own::start + own::kernel * static_cast<double>(launches) + memory_us(bytes, 1.0, device) + unroll_us + product_us;
   return plan;
 }
 

@@ -115,15 +115,17 @@ double wgmma_factor(const persistent::Plan& plan, const ConvProblem& problem) {
 double element_stores_us(const persistent::Plan& plan, const DeviceInfo& device) {
   if (plan.stores_vectors || plan.stores_quads) return 0.0;
   const double values = static_cast<double>(plan.pixel_tile()) * plan.filter_tile;
-  return clocks_us(own::element_store * values * static_cast<double>(ceil_div<std::int64_t>(plan.tiles(), device.processors)), device);
+  return clocks_us(
+      own::element_store * values * static_cast<double>(ceil_div<std::int64_t>(plan.tiles(), device.processors)),
+      device);
 }
 
 // Its time, without a transposition. The rates of NCHW were fitted like the factors.
 double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   const double kernel_us = std::max(clocks_us(persistent::plan_clocks(plan, device.processors), device),
                                     memory_us(problem.compulsory_bytes(), own::memory, device));
-  const double quads_us = (size_of(problem.dtype) == 2 ? own::nchw_half : own::nchw) * 1e-6 *
-                          static_cast<double>(problem.output_numel());
+  const double quads_us =
+      (size_of(problem.dtype) == 2 ? own::nchw_half : own::nchw) * 1e-6 * static_cast<double>(problem.output_numel());
   const double launch_us = plan.weights.mode == Mode::single ? own::single_launch : own::launch;
   return wgmma_factor(plan, problem) * (launch_us + kernel_us) + element_stores_us(plan, device) +
          (plan.stores_quads ? quads_us : 0.0);

@@ -53,7 +53,6 @@ double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   LibraryTimes { own::KIND##_launch, own::KIND##_term, own::KIND##_products, own::KIND##_input, own::KIND##_output }
 #define FASTCONV_CUDNN(KIND) (nhwc ? FASTCONV_TIMES(KIND##_nhwc) : FASTCONV_TIMES(KIND##_nchw))
 
-
 bool has_grouped_kernel(const ConvProblem& problem) {
   const std::int64_t channels = problem.c_per_group();
   const bool tensor_cores = problem.dtype != DType::f32 || problem.accuracy == AccuracyClass::tf32;
@@ -84,7 +83,8 @@ bool has_first_kernel(const ConvProblem& problem) {
 }
 
 // Its times of a kind of problem. Unaligned: channels that are no whole 16 bytes, which are padded before, or computed
-// otherwise. Groups of 4, 8, 16, ..., 128 channels and filters have kernels; others take their time one after the other.
+// otherwise. Groups of 4, 8, 16, ..., 128 channels and filters have kernels; others take their time one after the
+// other.
 LibraryTimes cudnn_times(const ConvProblem& problem) {
   const bool half = problem.dtype != DType::f32, tf32 = problem.accuracy == AccuracyClass::tf32;
   const bool product = problem.r * problem.s == 1, first = problem.c <= 4, nhwc = is_nhwc(problem);
@@ -138,18 +138,21 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const LibraryTimes times = cudnn_times(problem);
   const bool tensor_cores = half || tf32, depthwise = problem.groups > 1 && problem.c_per_group() == 1;
   const double filters = static_cast<double>(problem.k_per_group());
-  const double tile = depthwise ? 1.0 : tensor_cores && !(problem.r * problem.s == 1 && is_unaligned(problem)) ? 128.0 : 32.0;
+  const double tile = depthwise                                                                ? 1.0
+                      : tensor_cores && !(problem.r * problem.s == 1 && is_unaligned(problem)) ? 128.0
+                                                                                               : 32.0;
   const bool in_turn = problem.groups > 1 && !depthwise && !has_grouped_kernel(problem);
   const bool strided = problem.stride_h * problem.stride_w != 1, product = problem.r * problem.s == 1;
-  const double slowness = in_turn && tensor_cores && strided                         ? own::strided_groups
+  const double slowness = in_turn && tensor_cores && strided                      ? own::strided_groups
                           : problem.groups > 1 && !depthwise && !in_turn && !half ? own::few_grouped_tf32
-                                                                                    : 1.0;
-  const double flops = slowness * (product ? image_tiles_factor(problem) : 1.0) * problem.direct_flops() * std::ceil(filters / tile) * tile / filters;
+                                                                                  : 1.0;
+  const double flops = slowness * (product ? image_tiles_factor(problem) : 1.0) * problem.direct_flops() *
+                       std::ceil(filters / tile) * tile / filters;
   const double size = static_cast<double>(size_of(problem.dtype));
   const double input = size * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double output = size * static_cast<double>(problem.output_numel());
   const double products = tensor_cores && !depthwise ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device);
-  const double group_us = !tensor_cores                       ? own::plain_group
+  const double group_us = !tensor_cores                    ? own::plain_group
                           : problem.layout == Layout::nhwc ? own::group_nhwc
                                                            : own::group_nchw;
   const double turns = in_turn && !tensor_cores ? static_cast<double>(problem.groups) : 1.0;
