@@ -222,13 +222,16 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
   const double conversions = problem.layout == Layout::nchw
                                  ? own::wgrad_convert * problem.compulsory_bytes() / device.bandwidth_bytes_per_s
                                  : 0.0;
-  if (problem.c <= 4) {  // first layers: the products of few channels, and all of the output's gradient
-    const double share = problem.accuracy == AccuracyClass::tf32 ? own::wgrad_tf32_first
-                         : has_first_kernel(problem)             ? own::wgrad_half_first_kernel
-                                                                 : own::wgrad_half_first;
+  if (problem.c <= 4) {  // first layers: the products of few channels, and the gradient of the output read
+    const bool tf32 = problem.accuracy == AccuracyClass::tf32;
+    const double share = tf32                        ? own::wgrad_tf32_first
+                         : has_first_kernel(problem) ? own::wgrad_half_first_kernel
+                                                     : own::wgrad_half_first;
     const double gradient = static_cast<double>(size_of(problem.dtype)) * static_cast<double>(problem.output_numel());
-    result.cost_us = own::wgrad_tf32_launch + tensor_us(problem.direct_flops(), share, device) +
-                     memory_us(own::wgrad_first_gradient * gradient, 1.0, device) + 1e6 * conversions;
+    result.cost_us =
+        own::wgrad_tf32_launch + tensor_us(problem.direct_flops(), share, device) +
+        memory_us((tf32 ? own::wgrad_tf32_first_output : own::wgrad_half_first_output) * gradient, 1.0, device) +
+        1e6 * conversions;
   } else if (problem.accuracy == AccuracyClass::tf32) {
     const double filling = std::max(own::wgrad_tf32_least, std::min(1.0, std::min(c, k) / own::wgrad_tf32_full));
     const double rate = own::wgrad_tf32 * filling * device.fp16_tensor_flops_per_s;

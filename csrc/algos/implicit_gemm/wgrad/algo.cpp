@@ -68,8 +68,8 @@ double clocks_factor(const wgrad::Plan& plan, const ConvProblem& problem) {
   if (!plan.unrolled) return plan.scaled() ? 1.0 : plan.rows_by_warps ? 0.86 : 0.72;
   const bool large = problem.r * problem.s > 9;
   if (problem.accuracy == AccuracyClass::fp32) return large ? 1.6 : 1.12;
-  if (plan.scaled()) return large ? 2.6 : 1.65;
-  return large ? 2.4 : 1.6;
+  if (plan.scaled()) return large ? 3.3 : 1.8;
+  return large ? 2.5 : 1.6;
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
