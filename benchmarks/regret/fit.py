@@ -112,6 +112,7 @@ class Rows:
         self._log_us = numpy.log(us)
         self._timed = numpy.isfinite(us)
         self._log_cost: Array = numpy.full(us.shape, math.inf)
+        self._log_preference: Array = numpy.log([_C.preference(name, device) for name in self.names])
         self.losses: Array = numpy.zeros(len(rows))
         self.update(self.everything())
 
@@ -156,7 +157,8 @@ class Rows:
 
     def _loss(self, rows: Index) -> Array:
         cost = self._log_cost[rows]
-        lots = numpy.exp((cost.min(axis=1, keepdims=True) - cost) / LIKE)
+        compared = cost + self._log_preference
+        lots = numpy.exp((compared.min(axis=1, keepdims=True) - compared) / LIKE)
         regret = (lots * self._penalty[rows]).sum(axis=1) / lots.sum(axis=1)
         timed = self._timed[rows] & numpy.isfinite(cost)
         distance = numpy.abs(numpy.where(timed, cost - self._log_us[rows], 0.0)).sum(axis=1) / timed.sum(axis=1)
@@ -164,7 +166,7 @@ class Rows:
 
     def chosen_rows(self) -> list[results.Row]:
         """The rows as if `auto` took now what costs least."""
-        taken = [self.names[column] for column in self._log_cost.argmin(axis=1)]
+        taken = [self.names[column] for column in (self._log_cost + self._log_preference).argmin(axis=1)]
         found = []
         for row, name, took in zip(self.rows, taken, self._took, strict=True):
             best = min(took, key=lambda each: took[each])

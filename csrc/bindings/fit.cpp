@@ -77,6 +77,13 @@ void bind_fit(py::module_& module) {
       py::arg("algorithm"), py::arg("name"), py::arg("kind"), py::arg("value"),
       "Changes a constant for this planner alone, not for the operators'.");
   module.def(
+      "preference",
+      [](const std::string& algorithm, const DeviceInfo& device) {
+        return preference(find_algorithm(algorithm), device);
+      },
+      py::arg("algorithm"), py::arg("device"),
+      "What `auto` multiplies an algorithm's costs by before it compares them.");
+  module.def(
       "costs_us",
       [](const std::string& algorithm, const std::vector<const ConvProblem*>& problems, const DeviceInfo& device,
          const std::string& pass) {
@@ -90,5 +97,5 @@ void bind_fit(py::module_& module) {
         return found;
       },
       py::arg("algorithm"), py::arg("problems"), py::arg("device"), py::arg("pass_") = "forward",
-      "What `auto` compares, a number for each problem; infinite where the algorithm is no candidate.");
+      "The costs of an algorithm, a number for each problem; infinite where the algorithm is no candidate.");
 }

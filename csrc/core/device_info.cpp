@@ -79,7 +79,7 @@ struct Gpu {
 };
 constexpr Gpu gpus[] = {
     {"NVIDIA H200", 4.3e12, 47e12, 700e12, 1.5536e9},
-    {"NVIDIA H100 80GB HBM3", 2.95e12, 47e12, 700e12, 1.5536e9},
+    {"NVIDIA H100 80GB HBM3", 3.3e12, 47e12, 700e12, 1.5536e9},
     {"NVIDIA A100-SXM4-80GB", 1.79e12, 13.6e12, 203e12, 1.10e9},
     {"NVIDIA A100-SXM4-40GB", 1.37e12, 13.6e12, 203e12, 1.10e9},
 };

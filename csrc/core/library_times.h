@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/cost.h"
+#include "core/integers.h"
 
 namespace fastconv {
 
@@ -18,5 +19,15 @@ struct LibraryTimes {
            memory_us(input * input_bytes + output * output_bytes, 1.0, device);
   }
 };
+
+// Products of images in NCHW, one by one: tiles of 128 pixels end with each image. How much more that is than its
+// pixels.
+inline double image_tiles_factor(const ConvProblem& problem) {
+  const std::int64_t pixels = problem.p() * problem.q();
+  if (problem.layout == Layout::nhwc || problem.dtype == DType::f32 || pixels == 1) {
+    return 1.0;
+  }
+  return static_cast<double>(ceil_div<std::int64_t>(pixels, 128) * 128) / static_cast<double>(pixels);
+}
 
 }  // namespace fastconv

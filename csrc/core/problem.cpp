@@ -66,6 +66,7 @@ ConvProblem without_pool(const ConvProblem& problem) {
 }
 
 std::size_t nhwc_input_bytes(const ConvProblem& problem) {
+  if (problem.c == 1 || problem.h * problem.w == 1) return 0;  // dense in both orders
   return align_bytes(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype));
 }
 

@@ -74,6 +74,7 @@ Kernels find_kernels(const Algorithm& algorithm, DeviceType device) {
 PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, void* workspace,
                                Runtime& runtime) {
   if (!plan.reads_nhwc || problem.layout == Layout::nhwc) return {x, problem.layout};
+  if (nhwc_input_bytes(problem) == 0) return {x, Layout::nhwc};
   const LayoutFunction turn = FASTCONV_CUDA_FUNCTION(nhwc_from_nchw);
   if (turn == nullptr || runtime.device().type != DeviceType::cuda)
     throw DeviceError("no kernel brings NCHW into NHWC");

@@ -123,7 +123,10 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
     if (!by_torch[1]) result[1] = run_weight_gradient(input, grad, *choice, *problem);
   }
   if (wanted[0]) {
-    const auto plan = choose_cached<choose_input_gradient>(algorithm, *problem, device_of(grad));
+    auto plan = choose_cached<choose_input_gradient>(algorithm, *problem, device_of(grad));
+    if (plan->support.code == "cost" && !admits_torch(grad, accuracy)) {  // PyTorch's would be one of another class
+      plan = choose_cached<choose_input_gradient>("implicit_gemm", *problem, device_of(grad));
+    }
     by_torch[0] = plan->method == InputGradientMethod::torch;
     if (by_torch[0]) {
       admitted = admitted && admits_torch(grad, accuracy);

@@ -126,6 +126,7 @@ double error_limit(const ConvProblem& problem, const DeviceInfo& device) {
 ConvPlan with_layout(ConvPlan plan, const ConvProblem& problem, const DeviceInfo& device) {
   if (!plan.reads_nhwc || problem.layout == Layout::nhwc) return plan;
   const std::size_t bytes = nhwc_input_bytes(problem);
+  if (bytes == 0) return plan;
   plan.workspace_bytes += bytes;
   plan.cost_us += transposition_us(static_cast<double>(bytes), device);
   return plan;
@@ -159,6 +160,10 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const D
   return candidate;
 }
 
+double preference(const Algorithm& algorithm, const DeviceInfo& device) {
+  return is_library(algorithm) && device.type == DeviceType::cuda ? 0.94 : 1.0;
+}
+
 std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& device) {
   std::vector<Candidate> all;
   all.reserve(algorithms().size());
@@ -188,9 +193,11 @@ Candidate choose(const std::string& name, const ConvProblem& problem, const Devi
     if (candidate.auto_eligible) return candidate;
   }
   Candidate best{};
+  double least = 0.0;
   for (Candidate& candidate : candidates(problem, device)) {
     if (!candidate.auto_eligible) continue;
-    if (best.algorithm == nullptr || candidate.plan.cost_us < best.plan.cost_us) best = std::move(candidate);
+    const double us = preference(*candidate.algorithm, device) * candidate.plan.cost_us;
+    if (best.algorithm == nullptr || us < least) best = std::move(candidate), least = us;
   }
   return best;
 }

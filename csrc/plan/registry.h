@@ -37,6 +37,11 @@ ConvPlan with_layout(ConvPlan plan, const ConvProblem& problem, const DeviceInfo
 // A plan of an algorithm whose kernels have no max-pool, with the time of one behind them.
 ConvPlan with_pool(ConvPlan plan, const ConvProblem& problem, const DeviceInfo& device);
 
+// By what a cost is multiplied before costs are compared: on CUDA less than 1 for PyTorch's own. Costs are right within
+// 10 %, so where they are about equal a choice is a lot, and one that loses against PyTorch costs more than one that
+// could have gained a little (docs/log/90-choices.md).
+double preference(const Algorithm& algorithm, const DeviceInfo& device);
+
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device);
 std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& device);
 

@@ -24,7 +24,11 @@ def input_gradient(
     memory_format = ops.format_of(grad, weight)
     # Of a DTensor grad and weight are this process's parts, and input_size is of the whole.
     input_size = [grad.shape[0], weight.shape[1] * groups, *input_size[2:]]
-    method = planned_input_gradient(grad, weight, input_size, geometry, algorithm)["method"]
+    row = planned_input_gradient(grad, weight, input_size, geometry, algorithm, precision)
+    if row["code"] == "cost" and not plain.is_of_class(grad, precision):
+        # PyTorch's gradient, estimated to be faster, is one in another class; in this one it is far slower.
+        row = planned_input_gradient(grad, weight, input_size, geometry, "implicit_gemm", precision)
+    method = row["method"]
     if method != "torch":
         # Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
         return ops.input_gradient_by_convolutions(
@@ -41,22 +45,23 @@ def input_gradient(
 
 
 def planned_input_gradient(
-    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str
 ) -> dict[str, Any]:
     """The planner's row of the input gradient. Its method: "torch", or how our forward convolutions make it."""
     (n, c, h, w), (k, _, r, s) = input_size, weight.shape
     stride, padding, dilation, groups = geometry
     problem = _C.ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation),
-        groups=groups, dtype=ops.dtype_name(grad.dtype),
+        groups=groups, dtype=ops.dtype_name(grad.dtype), precision=precision,
+        layout="nhwc" if ops.format_of(grad, weight) == torch.channels_last else "nchw",
     )  # fmt: skip
-    row: dict[str, Any] = _C.choose_input_gradient(algorithm, problem, _device_of(grad.device.type))
+    row: dict[str, Any] = _C.choose_input_gradient(algorithm, problem, _device_of(grad.device))
     return row
 
 
 @cache
-def _device_of(kind: str) -> _C.DeviceInfo:
-    return _C.h200_device() if kind == "cuda" else _C.cpu_device(1)  # the choice asks for no more than its kind
+def _device_of(device: torch.device) -> _C.DeviceInfo:
+    return ops.device_info(device) if device.type == "cuda" else _C.cpu_device(1)  # of a CPU the kind is enough
 
 
 def weight_gradient(

@@ -145,7 +145,7 @@ def _kernel(
     shape = _checked_shape(input, weight, bias, geometry, output_padding)
     reason = reason_for_torch(stride, output_padding, dilation)
     if not reason:
-        row = gradients.planned_input_gradient(input, weight, shape, geometry, algorithm)
+        row = gradients.planned_input_gradient(input, weight, shape, geometry, algorithm, precision)
         if row["method"] != "torch":
             return ops.input_gradient_by_convolutions(
                 input, weight, bias, shape, *geometry, row["method"] == "together", algorithm, precision, *limits

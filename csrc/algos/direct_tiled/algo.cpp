@@ -8,6 +8,8 @@
 namespace fastconv::algos::direct_tiled {
 namespace {
 
+namespace own = fitted::direct_tiled;
+
 std::string extent(const ConvProblem& problem) {
   return std::to_string(problem.r) + "x" + std::to_string(problem.s) + " with stride " +
          std::to_string(problem.stride_h) + "x" + std::to_string(problem.stride_w) + ", dilation " +
@@ -41,7 +43,7 @@ ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
   plan.workspace_bytes = static_cast<std::size_t>(device.processors * config.scratch_bytes());
   const double flops = 2.0 * static_cast<double>(config.tasks * config.sum_floats) *
                        static_cast<double>(problem.c_per_group() * problem.r * problem.s);
-  plan.cost_us = 15.0 + 1e6 * std::max(flops / (fitted::direct_tiled::product.of(device) * device.fp32_flops_per_s),
+  plan.cost_us = 15.0 + 1e6 * std::max(flops / (own::product.of(device) * device.fp32_flops_per_s),
                                        problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
   return plan;
 }
@@ -55,7 +57,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     const depthwise::Config& config = *choice.depthwise;
     plan.config = "depthwise, strips of " + std::to_string(config.strip) + " rows, " +
                   std::to_string(problem.layout == Layout::nhwc ? depthwise::columns : 1) + " columns a thread";
-    plan.cost_us = config.cost_us;
+    plan.cost_us = (problem.layout == Layout::nhwc ? own::depthwise_nhwc : own::depthwise_nchw) * config.cost_us;
     return plan;
   }
   if (choice.few_filters) {
@@ -71,7 +73,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     plan.config = "tile " + std::to_string(config.tile_p) + "x" + std::to_string(config.tile_q) + " outputs, " +
                   std::to_string(config.k_tile) + " filters that stay, " + std::to_string(config.threads()) +
                   " threads, " + std::to_string(config.shared_bytes) + " bytes shared";
-    plan.cost_us = config.cost_us;
+    // Made for the windows of first layers: a patch that is used by one tap is staged for few products.
+    plan.cost_us = (problem.r * problem.s == 1 ? own::resident_1x1 : 1.0) * config.cost_us;
     return plan;
   }
   const Config& config = choice.tiled.value();
@@ -79,7 +82,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   plan.config = "tile " + std::to_string(tile.p) + "x" + std::to_string(tile.q) + " outputs, " +
                 std::to_string(config.k_tile) + " filters of " + std::to_string(config.group_tile) + " groups, " +
                 std::to_string(config.channels) + " channels, " + std::to_string(config.shared_bytes) + " bytes shared";
-  plan.cost_us = config.cost_us;
+  // Few channels of a group are few products for a patch.
+  const double slowness = own::tiled_groups + own::tiled_group_channels / static_cast<double>(problem.c_per_group());
+  plan.cost_us = (problem.groups > 1 ? slowness : 1.0) * config.cost_us;
   return plan;
 }
 

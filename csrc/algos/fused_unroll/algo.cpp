@@ -39,8 +39,11 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double depth = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   const double tile_flops = 2.0 * tile.k * tile.pixels * depth;
   const double blocks = in_whole_waves(static_cast<double>(grid.count()), device.processors);
-  plan.cost_us =
-      8.0 + std::max(fp32_us(blocks * tile_flops, share, device), memory_us(problem.compulsory_bytes(), 1.0, device));
+  // Halves are converted one by one on the way, which counts where a tile is of few products.
+  const bool cuda = device.type == DeviceType::cuda, half = problem.dtype != DType::f32;
+  const double conversions = cuda && half && problem.c_per_group() <= 16 ? fitted::fused_unroll::halves : 1.0;
+  plan.cost_us = 8.0 + conversions * std::max(fp32_us(blocks * tile_flops, share, device),
+                                              memory_us(problem.compulsory_bytes(), 1.0, device));
   return plan;
 }
 

@@ -48,28 +48,50 @@ double cpu_cost_us(const ConvProblem& problem, const Cut& chunk, std::int64_t la
          fp32_us(problem.direct_flops(), share * pixels / (pixels + own::half_pixels.of(device)), device);
 }
 
-// cuBLAS alone, where the tensors are its matrices as they are. Fitted to an H200's times like PyTorch's own
-// convolution (algos/torch), which is the same product in half types. Unaligned: rows that are no whole 16 bytes, for
-// which its kernels are others.
-double in_place_us(const ConvProblem& problem, const DeviceInfo& device) {
-  constexpr LibraryTimes plain{9.7, 5.2, 1.05, 0.3, 1.1}, few_rows{9.7, 100.0, 1.05, 0.3, 1.1},
-      one_row{6.6, 0.75, 1.05, 0.3, 1.1}, half{6.9, 1.0, 0.5, 0.45, 1.22};
-  constexpr LibraryTimes unaligned{6.4, 7.5, 4.5, 0.0, 2.9}, unaligned_images{6.4, 6.6, 5.1, 0.0, 6.5};
-  const bool tensor_cores = problem.dtype != DType::f32, nhwc = problem.layout == Layout::nhwc;
-  const std::int64_t pixels = problem.h * problem.w;
-  const bool aligned = problem.c % 8 == 0 && (nhwc || pixels % 8 == 0);
-  // One is a matrix-vector kernel's; for 2 to 32 it may find no good FP32 kernel, where ours with such channels are.
-  const std::int64_t rows = problem.n * pixels;
-  const bool is_risk = rows <= 32 && problem.c % 8 == 0;
-  const LibraryTimes& plain_times = rows == 1 ? one_row : is_risk ? few_rows : plain;
-  const LibraryTimes& times = !tensor_cores ? plain_times : aligned ? half : nhwc ? unaligned : unaligned_images;
-  const double filters = static_cast<double>(problem.k);
-  const double flops = problem.direct_flops() * std::ceil(filters / 64.0) * 64.0 / filters;
+#define FASTCONV_TIMES(KIND) \
+  LibraryTimes { own::KIND##_launch, own::KIND##_term, own::KIND##_products, own::KIND##_input, own::KIND##_output }
+
+// cuBLAS's times of a product of so many rows of outputs together (NHWC), or of those of each image. In half types,
+// rows that are no whole pieces of 16 bytes have other kernels, and those of 8 bytes again others.
+LibraryTimes cublas_times(const ConvProblem& problem) {
+  const bool nhwc = problem.layout == Layout::nhwc;
+  const std::int64_t pixels = problem.p() * problem.q(), rows = problem.n * pixels;
+  if (problem.dtype == DType::f32) {
+    // One is a matrix-vector kernel's; for 2 to 32 it may find no good FP32 kernel, where ours with such channels are.
+    if (rows == 1) return FASTCONV_TIMES(one_row);
+    return rows <= 32 && problem.c % 8 == 0 ? FASTCONV_TIMES(few_rows) : FASTCONV_TIMES(plain);
+  }
+  const std::int64_t row = nhwc ? problem.k : pixels;
+  if (problem.c_per_group() * problem.r * problem.s % 8 != 0)
+    return nhwc ? FASTCONV_TIMES(unaligned) : FASTCONV_TIMES(unaligned_images);
+  if (row % 8 == 0) return nhwc ? FASTCONV_TIMES(half) : FASTCONV_TIMES(half_images);
+  if (nhwc) return FASTCONV_TIMES(unaligned_filters);
+  return row % 4 == 0 ? FASTCONV_TIMES(half_pieces_images) : FASTCONV_TIMES(unaligned_images);
+}
+#undef FASTCONV_TIMES
+
+// Of its time what it multiplies: us of whole tiles at the device's sustained rate.
+double tiles_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const double filters = static_cast<double>(problem.k_per_group());
+  const double flops =
+      image_tiles_factor(problem) * problem.direct_flops() * std::ceil(filters / 64.0) * 64.0 / filters;
+  return problem.dtype == DType::f32 ? fp32_us(flops, 1.0, device) : tensor_us(flops, 1.0, device);
+}
+
+// The product alone, fitted to an H200's times like PyTorch's own convolution (algos/torch), which is the same in half
+// types where the tensors are its matrices as they are.
+double product_us(const ConvProblem& problem, double input_bytes, const DeviceInfo& device) {
   const double size = static_cast<double>(size_of(problem.dtype));
-  const double products = tensor_cores ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device);
-  const double row = size * static_cast<double>(rows);  // bytes of a channel
-  return times.us(static_cast<double>(problem.c), products, row * static_cast<double>(problem.c), row * filters,
-                  device);
+  // A single row: all filters are read, by few blocks.
+  const bool single = problem.dtype != DType::f32 && problem.n * problem.p() * problem.q() == 1;
+  const double weights = single ? own::one_row_weights * size * static_cast<double>(problem.k * problem.c) : 0.0;
+  // Half types in NHWC: what PyTorch's convolution computes as well, by libraries of the same kernels. Where `auto`
+  // prefers PyTorch's among equals (plan/registry.h), this one is no other.
+  const bool same = problem.dtype != DType::f32 && problem.layout == Layout::nhwc;
+  return (same ? own::same_as_torch : 1.0) *
+             cublas_times(problem).us(static_cast<double>(problem.c), tiles_us(problem, device), input_bytes,
+                                      size * static_cast<double>(problem.output_numel()), device) +
+         memory_us(weights, 1.0, device);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
@@ -94,7 +116,10 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const bool tensor_cores = problem.dtype != DType::f32;
   const double depth = static_cast<double>(problem.c * problem.r * problem.s);
   if (!chunk.unrolls && !chunk.finishes && problem.groups == 1) {
-    plan.cost_us = in_place_us(problem, device);
+    plan.cost_us = product_us(problem,
+                              static_cast<double>(size_of(problem.dtype)) *
+                                  static_cast<double>(problem.n * problem.c * problem.h * problem.w),
+                              device);
     return plan;
   }
 
@@ -103,16 +128,20 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double pixels = static_cast<double>(problem.n * problem.p() * problem.q());
   const double outputs = static_cast<double>(problem.output_numel());
   double bytes = problem.compulsory_bytes();
-  if (chunk.unrolls) {  // at a quarter of the memory's rate, or less where channels are few
-    const double slowness = problem.c <= 4 ? own::unroll_few_channels : own::unroll;
-    bytes += slowness * 2.0 * pixels * depth * static_cast<double>(size_of(chunk.gemm_type));
-  }
   if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
-  const double product_us = tensor_cores ? tensor_us(problem.direct_flops(), own::tensor, device)
-                                         : fp32_us(problem.direct_flops(), own::ffma, device);
+  const LibraryTimes times = cublas_times(problem);
+  const double product_us = tensor_cores ? 1e-3 * times.term * depth + times.products * tiles_us(problem, device)
+                                         : own::term * depth + fp32_us(problem.direct_flops(), own::ffma, device);
+  // Instructions decide how long the unrolling takes: clocks of a multiprocessor for an element.
+  double unroll_us = 0.0;
+  if (chunk.unrolls) {
+    const double clocks =
+        (problem.c <= 4 ? own::unroll_few_channels : 1.0) * (tensor_cores ? own::unroll_half : own::unroll);
+    unroll_us = clocks_us(clocks * pixels * depth / device.processors, device);
+  }
   // A block of the GEMM walks the whole reduction: what small problems wait for (measured on an H200).
-  plan.cost_us = own::start + own::term * depth + own::kernel * static_cast<double>(launches) +
-                 memory_us(bytes, 1.0, device) + product_us;
+  plan.cost_us =
+      own::start + own::kernel * static_cast<double>(launches) + memory_us(bytes, 1.0, device) + unroll_us + product_us;
   return plan;
 }
 

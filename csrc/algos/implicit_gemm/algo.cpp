@@ -8,7 +8,6 @@
 #include "core/algorithm.h"
 #include "core/cost.h"
 #include "core/fitted.h"
-#include "core/narrow_outputs.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::implicit_gemm {
@@ -62,7 +61,8 @@ double cuda_cost_us(const ConvProblem& problem, const portable::Plan& config, co
       2.0 * config.products * rounded * portable::pixel_tile * config.filter_tile * steps * portable::depth_tile;
   const double tensor_us = fastconv::tensor_us(flops, 0.30, device);
   // What a block needs for its reduction, however few blocks there are; the short ones of groups stand in line.
-  const double latency_us = problem.groups == 1 ? 0.8 * steps : (2.0 + 0.5 * steps) * rounded / slots;
+  const double in_line = config.mode == Mode::split ? 1.0 : own::portable_half_groups;
+  const double latency_us = problem.groups == 1 ? 0.8 * steps : in_line * (2.0 + 0.5 * steps) * rounded / slots;
   // Element by element the gathering decides, not the tensor cores.
   const double gathered = blocks * portable::pixel_tile * steps * portable::depth_tile;
   const bool half = config.mode != Mode::split && problem.groups == 1;
@@ -107,21 +107,28 @@ double wgmma_factor(const persistent::Plan& plan, const ConvProblem& problem) {
   if (size_of(problem.dtype) == 2) return own::half;
   if (plan.source == persistent::Source::converted) return own::converted;
   if (plan.weights.filter_tile == 48) return problem.n < 8 ? own::few_filters_small_batch : own::few_filters;
-  if (plan.weights.mode == Mode::single) return own::tf32;
+  if (plan.weights.mode == Mode::single) return problem.r * problem.s == 1 ? own::tf32_1x1 : own::tf32;
   return plan.filter_tile == 64 && plan.split_k == 1 ? own::fp32_narrow : own::fp32;
+}
+
+// A tile's outputs that are stored neither by vectors nor by quads go to memory one by one.
+double element_stores_us(const persistent::Plan& plan, const DeviceInfo& device) {
+  if (plan.stores_vectors || plan.stores_quads) return 0.0;
+  const double values = static_cast<double>(plan.pixel_tile()) * plan.filter_tile;
+  return clocks_us(
+      own::element_store * values * static_cast<double>(ceil_div<std::int64_t>(plan.tiles(), device.processors)),
+      device);
 }
 
 // Its time, without a transposition. The rates of NCHW were fitted like the factors.
 double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   const double kernel_us = std::max(clocks_us(persistent::plan_clocks(plan, device.processors), device),
                                     memory_us(problem.compulsory_bytes(), own::memory, device));
-  const double large_nchw = size_of(problem.dtype) == 2 ? own::nchw_half : own::nchw;
-  const double nchw_us = problem.layout == Layout::nhwc
-                             ? 0.0
-                             : (problem.p() * problem.q() < 2048 ? own::nchw_small : large_nchw) * 1e-6 *
-                                   static_cast<double>(problem.output_numel());
+  const double quads_us =
+      (size_of(problem.dtype) == 2 ? own::nchw_half : own::nchw) * 1e-6 * static_cast<double>(problem.output_numel());
   const double launch_us = plan.weights.mode == Mode::single ? own::single_launch : own::launch;
-  return narrow_outputs_factor(problem, 1.7) * wgmma_factor(plan, problem) * (launch_us + kernel_us) + nchw_us;
+  return wgmma_factor(plan, problem) * (launch_us + kernel_us) + element_stores_us(plan, device) +
+         (plan.stores_quads ? quads_us : 0.0);
 }
 
 ConvPlan plan_for_hopper(const ConvProblem& problem, const DeviceInfo& device) {
@@ -131,7 +138,8 @@ ConvPlan plan_for_hopper(const ConvProblem& problem, const DeviceInfo& device) {
   if (std::optional<single_tile::Plan> other = single_tile::make_plan(problem, weights.filter_tile, device)) {
     other->exponents_offset = weights.weight_bytes();
     other->weights_offset = weights.mode == Mode::single ? weights.rounded_offset() : 0;
-    if (const double us = single_tile::cost_us(*other, problem, device); us < persistent_us) {
+    const double factor = problem.r * problem.s == 1 ? own::single_tile_1x1 : own::single_tile;
+    if (const double us = factor * single_tile::cost_us(*other, problem, device); us < persistent_us) {
       return {"wgmma, " + describe_tile(*other, problem.accuracy), 0, us, keep_plan<Plan>(*other), true};
     }
   }

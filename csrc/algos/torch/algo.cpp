@@ -49,28 +49,48 @@ double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
 
 // cuDNN's with benchmark=True. Fitted to an H200's times of the layer sets and of two thirds of a corpus of networks
 // (docs/log/79-regret-h200.md).
-#define FASTCONV_CUDNN(KIND)                                                                      \
-  (nhwc ? LibraryTimes{own::KIND##_nhwc_launch, own::KIND##_nhwc_term, own::KIND##_nhwc_products, \
-                       own::KIND##_nhwc_input, own::KIND##_nhwc_output}                           \
-        : LibraryTimes{own::KIND##_nchw_launch, own::KIND##_nchw_term, own::KIND##_nchw_products, \
-                       own::KIND##_nchw_input, own::KIND##_nchw_output})
-
-constexpr double group_us = 2.0;
+#define FASTCONV_TIMES(KIND) \
+  LibraryTimes { own::KIND##_launch, own::KIND##_term, own::KIND##_products, own::KIND##_input, own::KIND##_output }
+#define FASTCONV_CUDNN(KIND) (nhwc ? FASTCONV_TIMES(KIND##_nhwc) : FASTCONV_TIMES(KIND##_nchw))
 
 bool has_grouped_kernel(const ConvProblem& problem) {
   const std::int64_t channels = problem.c_per_group();
   const bool tensor_cores = problem.dtype != DType::f32 || problem.accuracy == AccuracyClass::tf32;
-  return tensor_cores && channels == problem.k_per_group() &&
-         (channels == 4 || channels == 8 || channels == 16 || channels == 32);
+  const bool power_of_two = (channels & (channels - 1)) == 0;
+  return tensor_cores && channels == problem.k_per_group() && power_of_two && channels >= 4 && channels <= 128;
+}
+
+// Maps of one pixel are dense in both orders.
+bool is_nhwc(const ConvProblem& problem) {
+  return problem.layout == Layout::nhwc || (problem.h * problem.w == 1 && problem.p() * problem.q() == 1);
+}
+
+// Whether so many channels or filters of a pixel, or pixels of a channel, are whole pieces of 16 bytes.
+bool in_pieces(std::int64_t count, const ConvProblem& problem) {
+  return count * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
+}
+
+// Tensor cores: whether tensors are padded before, or read and written otherwise.
+bool is_unaligned(const ConvProblem& problem) {
+  const bool product = problem.r * problem.s == 1;
+  return !in_pieces(problem.c, problem) || ((is_nhwc(problem) || !product) && !in_pieces(problem.k, problem));
+}
+
+// For 64 filters of 7x7 in FP16.
+bool has_first_kernel(const ConvProblem& problem) {
+  return problem.accuracy == AccuracyClass::fp16 && problem.k <= 64 && problem.r * problem.s > 9 &&
+         problem.r * problem.s <= 49;
 }
 
 // Its times of a kind of problem. Unaligned: channels that are no whole 16 bytes, which are padded before, or computed
-// otherwise. Groups of 4, 8, 16 or 32 channels and filters have kernels; others take their time one after the other.
+// otherwise. Groups of 4, 8, 16, ..., 128 channels and filters have kernels; others take their time one after the
+// other.
 LibraryTimes cudnn_times(const ConvProblem& problem) {
   const bool half = problem.dtype != DType::f32, tf32 = problem.accuracy == AccuracyClass::tf32;
-  const bool product = problem.r * problem.s == 1, first = problem.c <= 4, nhwc = problem.layout == Layout::nhwc;
+  const bool product = problem.r * problem.s == 1, first = problem.c <= 4, nhwc = is_nhwc(problem);
   if (problem.groups > 1 && problem.c_per_group() == 1) {  // in FP32 arithmetic whatever the class
-    if (half) return FASTCONV_CUDNN(half_depthwise);
+    const bool unrolled = !nhwc && problem.r * problem.s <= 25 && problem.stride_h * problem.stride_w == 1;
+    if (half) return unrolled ? FASTCONV_TIMES(half_depthwise_5x5_nchw) : FASTCONV_CUDNN(half_depthwise);
     return problem.r * problem.s <= 9 ? FASTCONV_CUDNN(depthwise_3x3) : FASTCONV_CUDNN(depthwise);
   }
   if (!half && !tf32) {  // FP32 arithmetic, which class `fp32` gets as well; 3x3 with stride 1: Winograd's too
@@ -85,41 +105,58 @@ LibraryTimes cudnn_times(const ConvProblem& problem) {
     return half ? FASTCONV_CUDNN(half_grouped) : FASTCONV_CUDNN(tf32_grouped);
   }
   if (first) return half ? FASTCONV_CUDNN(half_first) : FASTCONV_CUDNN(tf32_first);
-  const auto in_pieces = [&](std::int64_t count) {  // of 16 bytes
-    return count * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
-  };
-  const bool padded = !in_pieces(problem.c) || (!product && !in_pieces(problem.k));
-  // A product of images as they are, if their rows are whole pieces of 16 bytes.
-  const bool converts = problem.layout == Layout::nchw && product &&
-                        (problem.stride_h != 1 || problem.stride_w != 1 || problem.pad_h + problem.pad_w != 0 ||
-                         !in_pieces(problem.h * problem.w));
-  if (padded || converts) return product ? FASTCONV_CUDNN(unaligned_1x1) : FASTCONV_CUDNN(unaligned);
+  if (product && !nhwc) {  // of images as they are, if their rows are whole pieces of 16 bytes, or of 8
+    const bool as_it_is = problem.stride_h * problem.stride_w == 1 && problem.pad_h + problem.pad_w == 0;
+    if (half && as_it_is && in_pieces(problem.c, problem) && !in_pieces(problem.h * problem.w, problem) &&
+        in_pieces(2 * problem.h * problem.w, problem)) {
+      return FASTCONV_TIMES(half_pieces_1x1_nchw);
+    }
+    if (!as_it_is || !in_pieces(problem.h * problem.w, problem)) return FASTCONV_TIMES(unaligned_1x1_nchw);
+  }
+  if (product && nhwc && in_pieces(problem.c, problem) && !in_pieces(problem.k, problem)) {
+    return FASTCONV_TIMES(unaligned_filters_1x1_nhwc);
+  }
+  if (is_unaligned(problem)) return product ? FASTCONV_CUDNN(unaligned_1x1) : FASTCONV_CUDNN(unaligned);
+  if (product && problem.stride_h * problem.stride_w != 1) {  // no product of matrices, in NHWC
+    return half ? FASTCONV_TIMES(half_strided_1x1_nhwc) : FASTCONV_TIMES(tf32_strided_1x1_nhwc);
+  }
   if (half) return product ? FASTCONV_CUDNN(half_1x1) : FASTCONV_CUDNN(half);
   return product ? FASTCONV_CUDNN(tf32_1x1) : FASTCONV_CUDNN(tf32);
 }
 #undef FASTCONV_CUDNN
+#undef FASTCONV_TIMES
 
 double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const bool half = problem.dtype != DType::f32, tf32 = problem.accuracy == AccuracyClass::tf32;
   const bool first = problem.groups == 1 && problem.c <= 4;
   const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
-  if (half && first && problem.r * problem.s > 9) {  // large kernels; for 64 filters of 7x7 in FP16 cuDNN has one
-    const bool fits = problem.accuracy == AccuracyClass::fp16 && problem.k <= 64 && problem.r * problem.s <= 49;
-    const double share = problem.accuracy == AccuracyClass::bf16 ? 0.045 : fits ? 0.137 : 0.056;
+  if (half && first && problem.r * problem.s > 9) {  // large kernels
+    const double share = problem.accuracy == AccuracyClass::bf16 ? 0.045 : has_first_kernel(problem) ? 0.137 : 0.056;
     const double conversions = problem.layout == Layout::nhwc ? 0.0 : 7.5;
     return 8.5 + 0.09 * terms + tensor_us(problem.direct_flops(), share, device) + conversions;
   }
   const LibraryTimes times = cudnn_times(problem);
   const bool tensor_cores = half || tf32, depthwise = problem.groups > 1 && problem.c_per_group() == 1;
   const double filters = static_cast<double>(problem.k_per_group());
-  const double tile = depthwise ? 1.0 : tensor_cores ? 128.0 : 32.0;
-  const double flops = problem.direct_flops() * std::ceil(filters / tile) * tile / filters;
+  const double tile = depthwise                                                                ? 1.0
+                      : tensor_cores && !(problem.r * problem.s == 1 && is_unaligned(problem)) ? 128.0
+                                                                                               : 32.0;
+  const bool in_turn = problem.groups > 1 && !depthwise && !has_grouped_kernel(problem);
+  const bool strided = problem.stride_h * problem.stride_w != 1, product = problem.r * problem.s == 1;
+  const double slowness = in_turn && tensor_cores && strided                      ? own::strided_groups
+                          : problem.groups > 1 && !depthwise && !in_turn && !half ? own::few_grouped_tf32
+                                                                                  : 1.0;
+  const double flops = slowness * (product ? image_tiles_factor(problem) : 1.0) * problem.direct_flops() *
+                       std::ceil(filters / tile) * tile / filters;
   const double size = static_cast<double>(size_of(problem.dtype));
   const double input = size * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double output = size * static_cast<double>(problem.output_numel());
-  const bool in_turn = problem.groups > 1 && !depthwise && !has_grouped_kernel(problem);
   const double products = tensor_cores && !depthwise ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device);
-  return times.us(terms, products, input, output, device) +
+  const double group_us = !tensor_cores                    ? own::plain_group
+                          : problem.layout == Layout::nhwc ? own::group_nhwc
+                                                           : own::group_nchw;
+  const double turns = in_turn && !tensor_cores ? static_cast<double>(problem.groups) : 1.0;
+  return times.us(turns * terms, products, input, output, device) +
          (in_turn ? group_us * static_cast<double>(problem.groups) : 0.0);
 }
 
@@ -185,7 +222,17 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
   const double conversions = problem.layout == Layout::nchw
                                  ? own::wgrad_convert * problem.compulsory_bytes() / device.bandwidth_bytes_per_s
                                  : 0.0;
-  if (problem.accuracy == AccuracyClass::tf32) {
+  if (problem.c <= 4) {  // first layers: the products of few channels, and the gradient of the output read
+    const bool tf32 = problem.accuracy == AccuracyClass::tf32;
+    const double share = tf32                        ? own::wgrad_tf32_first
+                         : has_first_kernel(problem) ? own::wgrad_half_first_kernel
+                                                     : own::wgrad_half_first;
+    const double gradient = static_cast<double>(size_of(problem.dtype)) * static_cast<double>(problem.output_numel());
+    result.cost_us =
+        own::wgrad_tf32_launch + tensor_us(problem.direct_flops(), share, device) +
+        memory_us((tf32 ? own::wgrad_tf32_first_output : own::wgrad_half_first_output) * gradient, 1.0, device) +
+        1e6 * conversions;
+  } else if (problem.accuracy == AccuracyClass::tf32) {
     const double filling = std::max(own::wgrad_tf32_least, std::min(1.0, std::min(c, k) / own::wgrad_tf32_full));
     const double rate = own::wgrad_tf32 * filling * device.fp16_tensor_flops_per_s;
     result.cost_us = own::wgrad_tf32_launch + 1e6 * (problem.direct_flops() / rate + conversions);

@@ -67,9 +67,9 @@ ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {
 double clocks_factor(const wgrad::Plan& plan, const ConvProblem& problem) {
   if (!plan.unrolled) return plan.scaled() ? 1.0 : plan.rows_by_warps ? 0.86 : 0.72;
   const bool large = problem.r * problem.s > 9;
-  if (problem.accuracy == AccuracyClass::fp32) return large ? 1.35 : 1.07;
-  if (plan.scaled()) return large ? 1.8 : 1.35;
-  return large ? 2.0 : 1.5;
+  if (problem.accuracy == AccuracyClass::fp32) return large ? 1.6 : 1.12;
+  if (plan.scaled()) return large ? 3.3 : 1.8;
+  return large ? 2.5 : 1.6;
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
