@@ -106,13 +106,13 @@ def test_bad_arguments() -> None:
         "x": x, "kernel": [3, 3], "stride": [2, 2], "padding": [1, 1], "dilation": [1, 1], "ceil_mode": False,
     }  # fmt: skip
     for changed, message in (
-        ({"kernel": [0, 3]}, r"kernel is \[0, 3\]; expected integers of at least 1"),
+        ({"kernel": [0, 3]}, r"kernel is \[0, 3\]; expected one or two integers of at least 1"),
         ({"kernel": [3, 3, 3]}, r"kernel is \[3, 3, 3\]; expected one or two integers"),
         ({"kernel": []}, r"kernel is \[\]; expected one or two integers"),
-        ({"stride": [2, 0]}, r"stride is \[2, 0\]; expected integers of at least 1"),
-        ({"padding": [-1, 0]}, r"padding is \[-1, 0\]; expected integers of at least 0"),
+        ({"stride": [2, 0]}, r"stride is \[2, 0\]; expected one or two integers of at least 1"),
+        ({"padding": [-1, 0]}, r"padding is \[-1, 0\]; expected one or two integers of at least 0"),
         ({"padding": [1, 2]}, r"padding is \[1, 2\]; expected at most half the kernel \[3, 3\]"),
-        ({"dilation": [0, 1]}, r"dilation is \[0, 1\]; expected integers of at least 1"),
+        ({"dilation": [0, 1]}, r"dilation is \[0, 1\]; expected one or two integers of at least 1"),
         ({"x": x[0, 0]}, r"x has shape \[8, 9\]; expected \[N, C, H, W\] or \[C, H, W\]"),
         ({"kernel": [11, 3]}, r"x has shape \[2, 3, 8, 9\]; .* no window of kernel \[11, 3\]"),
         ({"dilation": [5, 1], "padding": [0, 0]}, r"no window of kernel \[3, 3\] and dilation \[5, 1\] fits"),

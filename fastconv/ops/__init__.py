@@ -52,7 +52,6 @@ weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.defau
 conv_transpose2d_op: OpOverload = torch.ops.fastconv.conv_transpose2d.default
 weight_gradient_kernel_op: OpOverload = torch.ops.fastconv.weight_gradient.default
 max_pool2d_op: OpOverload = torch.ops.fastconv.max_pool2d.default  # `pooling` has it as a function
-max_pool2d_eager_op: OpOverload = torch.ops.fastconv.max_pool2d_eager.default
 
 
 def call(operator: Callable[..., Any], *args: Any) -> Any:

@@ -21,8 +21,6 @@ def max_pool2d(
 ) -> Tensor:  # fmt: skip
     """`torch.nn.functional.max_pool2d` of an eager tensor that needs no gradient (`fastconv.eager`)."""
     with torch._C._AutoDispatchBelowAutograd():  # without what comes next, which is Python
-        if len(kernel) == len(stride) == len(padding) == len(dilation) == 2:
-            return ops.call(ops.max_pool2d_eager_op, x, *kernel, *stride, *padding, *dilation, ceil_mode)
         return ops.call(ops.max_pool2d_op, x, kernel, stride, padding, dilation, ceil_mode)
 
 
