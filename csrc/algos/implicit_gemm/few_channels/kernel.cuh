@@ -1,0 +1,94 @@
+// A block keeps its filters in shared memory and walks over tiles of outputs; while it multiplies one, the input patch of
+// the next is on its way.
+#pragma once
+
+#include "algos/implicit_gemm/few_channels/load.cuh"
+#include "algos/implicit_gemm/few_channels/output.cuh"
+
+namespace fastconv::algos::implicit_gemm::few_channels {
+
+// Which of the lane's outputs need a repetition, a bit each.
+template <typename S>
+__device__ __forceinline__ unsigned outputs_off(const __half2 (&largest)[quad], bool special) {
+  if (special) return 0xfu;
+  unsigned off = 0;
+  if constexpr (S::scaled) {
+#pragma unroll
+    for (int pixel = 0; pixel < quad; ++pixel) {
+      float high = fmaxf(__low2float(largest[pixel]), __high2float(largest[pixel]));
+      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
+      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+      off |= static_cast<unsigned>(high > 0.0f && high < min_high<S>) << pixel;
+    }
+  }
+  return off;
+}
+
+template <typename S>
+__global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
+    convolve(const __grid_constant__ Params<typename S::T> params) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  const Plan& plan = params.plan;
+  auto* taps = reinterpret_cast<Tap*>(memory + plan.taps_offset);
+  auto* bias = reinterpret_cast<float*>(memory + plan.bias_offset);
+  auto* exponents = reinterpret_cast<int*>(memory + plan.exponents_offset);
+  auto* largest_of_warps = reinterpret_cast<std::uint32_t*>(memory + plan.largest_offset);
+  unsigned char* patch = memory + plan.patch_offset;
+  const unsigned char* raw = memory + plan.raw_offset;
+  
+  const auto filter_tiles = static_cast<std::uint32_t>(plan.weights.filter_tiles);
+  const std::uint32_t end = static_cast<std::uint32_t>(plan.tiles), turn = gridDim.x / filter_tiles;
+  const std::uint32_t filter_block = blockIdx.x % filter_tiles;
+  std::uint32_t tile = blockIdx.x / filter_tiles;
+  const int first_filter = static_cast<int>(filter_block) * S::filter_tile;
+
+  fetch(params, Origin(tile, params), shared_address(raw));
+  const unsigned char* weight = params.weight + static_cast<std::int64_t>(filter_block) * plan.taps_offset;
+  for (int offset = threadIdx.x * 16; offset < plan.taps_offset; offset += blockDim.x * 16) {
+    copy_async(shared_address(memory + offset), weight + offset, true);
+  }
+  list_taps(params, plan.steps, taps);
+  for (int filter = threadIdx.x; filter < S::filter_tile; filter += blockDim.x) {
+    const int k = first_filter + filter;
+    bias[filter] = k < params.k ? params.epilogue.bias_of(k) : 0.0f;
+    if constexpr (S::scaled) exponents[filter] = params.exponents[k];
+  }
+
+  const int lane = threadIdx.x % 32;
+  const Place place(plan.tile_q, lane / 4);
+  const unsigned char* window = patch + place.p * params.stride_h * plan.row_bytes + place.q * params.pixel_bytes;
+  for (; tile < end; tile += turn) {
+    wait_for_copies<0>();
+    __syncthreads();  // the patch is here, and all are done with the one before
+    const Origin at(tile, params);
+    const Converted converted = convert<S>(params, at, raw, patch, largest_of_warps);
+    const bool special = __syncthreads_or(converted.special);
+    if (tile + turn < end) {
+      fetch(params, Origin(tile + turn, params), shared_address(raw));
+      commit_copies();
+    }
+
+    Sums<S> total = {};
+    __half2 largest[quad] = {};
+    multiply<S>(window, plan.plane_bytes, params.pixel_bytes, taps, memory, plan.steps, total, largest);
+    const int p = at.p + place.p, q = at.q + place.q;
+    const std::int64_t first = at.n * params.image_out + (p * params.out_p + q * params.out_q) +
+                               static_cast<std::int64_t>(first_filter) * params.out_k;
+    const Extent extent{p < params.p ? min(params.q - q, quad) : 0, params.k - first_filter};
+    finish<S>(params, extent, first, bias, exponents, converted.exponent, total);
+
+    const unsigned off = outputs_off<S>(largest, special);
+#pragma unroll 1
+    for (int pixel = 0; pixel < quad; ++pixel) {
+      unsigned lanes = __ballot_sync(0xffffffffu, (off >> pixel & 1) != 0 && pixel < extent.columns) & 0x11111111u;
+      if (lanes == 0) continue;
+      __syncwarp();  // what finish() has stored is overwritten
+      for (; lanes != 0; lanes &= lanes - 1) {
+        const Place of(plan.tile_q, (__ffs(static_cast<int>(lanes)) - 1) / 4);
+        repeat<S>(params, at.n, at.p + of.p, at.q + of.q + pixel, first_filter, memory, exponents);
+      }
+    }
+  }
+}
+
+}  // namespace fastconv::algos::implicit_gemm::few_channels
