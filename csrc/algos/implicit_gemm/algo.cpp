@@ -157,7 +157,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) {
     return {"float32, a pixel at a time", 0, reference_us(problem, device)};
   }
-  ConvPlan other = persistent::is_used(problem, device) ? plan_for_hopper(problem, device) : plan_portable(problem, device);
+  ConvPlan other =
+      persistent::is_used(problem, device) ? plan_for_hopper(problem, device) : plan_portable(problem, device);
   std::optional<few_channels::Plan> few = few_channels::make_plan(problem, device);
   if (!few) return other;
   const double transposition = other.reads_nhwc && problem.layout == Layout::nchw

@@ -12,8 +12,8 @@ namespace fastconv::algos::implicit_gemm {
 
 using Plan = std::variant<portable::Plan, persistent::Plan, single_tile::Plan, few_channels::Plan>;
 
-// The packed weight on CUDA: that of the persistent kernel or of the portable one, then few_channels' where it serves the
-// weight.
+// The packed weight on CUDA: that of the persistent kernel or of the portable one, then few_channels' where it serves
+// the weight.
 inline std::size_t few_channels_offset(const ConvProblem& problem, const DeviceInfo& device) {
   if (persistent::is_used(problem, device)) return align_bytes(persistent::make_weights(problem).bytes());
   return portable::make_plan(problem).packed_bytes(problem.k);

@@ -1,5 +1,5 @@
-// A block keeps its filters in shared memory and walks over tiles of outputs; while it multiplies one, the input patch of
-// the next is on its way.
+// A block keeps its filters in shared memory and walks over tiles of outputs; while it multiplies one, the input patch
+// of the next is on its way.
 #pragma once
 
 #include "algos/implicit_gemm/few_channels/load.cuh"
@@ -9,16 +9,21 @@ namespace fastconv::algos::implicit_gemm::few_channels {
 
 // Which of the lane's outputs need a repetition, a bit each.
 template <typename S>
-__device__ __forceinline__ unsigned outputs_off(const __half2 (&largest)[quad], bool special) {
-  if (special) return 0xfu;
+__device__ __forceinline__ unsigned outputs_off(const __half2 (&largest)[quad], const Converted& converted) {
+  if (converted.special) return 0xfu;
   unsigned off = 0;
   if constexpr (S::scaled) {
 #pragma unroll
-    for (int pixel = 0; pixel < quad; ++pixel) {
-      float high = fmaxf(__low2float(largest[pixel]), __high2float(largest[pixel]));
-      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
-      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
-      off |= static_cast<unsigned>(high > 0.0f && high < min_high<S>) << pixel;
+    for (int pixel = 0; pixel < quad; pixel += 2) {  // two in a register
+      const __half2 &a = largest[pixel], &b = largest[pixel + 1];
+      __half2 high = __hmax2(__lows2half2(a, b), __highs2half2(a, b));
+      high = __hmax2(high, __shfl_xor_sync(0xffffffffu, high, 1));
+      high = __hmax2(high, __shfl_xor_sync(0xffffffffu, high, 2));
+      const float of[2] = {__low2float(high), __high2float(high)};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        off |= static_cast<unsigned>(of[i] < min_high<S> && (of[i] > 0.0f || converted.tiny)) << (pixel + i);
+      }
     }
   }
   return off;
@@ -32,10 +37,10 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
   auto* taps = reinterpret_cast<Tap*>(memory + plan.taps_offset);
   auto* bias = reinterpret_cast<float*>(memory + plan.bias_offset);
   auto* exponents = reinterpret_cast<int*>(memory + plan.exponents_offset);
-  auto* largest_of_warps = reinterpret_cast<std::uint32_t*>(memory + plan.largest_offset);
+  auto* largest_of_warps = reinterpret_cast<uint2*>(memory + plan.largest_offset);
   unsigned char* patch = memory + plan.patch_offset;
   const unsigned char* raw = memory + plan.raw_offset;
-  
+
   const auto filter_tiles = static_cast<std::uint32_t>(plan.weights.filter_tiles);
   const std::uint32_t end = static_cast<std::uint32_t>(plan.tiles), turn = gridDim.x / filter_tiles;
   const std::uint32_t filter_block = blockIdx.x % filter_tiles;
@@ -47,22 +52,25 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
   for (int offset = threadIdx.x * 16; offset < plan.taps_offset; offset += blockDim.x * 16) {
     copy_async(shared_address(memory + offset), weight + offset, true);
   }
+  commit_copies();
   list_taps(params, plan.steps, taps);
+  bool wide = false;  // the filters' exponents: two of those do not make one of a float
   for (int filter = threadIdx.x; filter < S::filter_tile; filter += blockDim.x) {
     const int k = first_filter + filter;
     bias[filter] = k < params.k ? params.epilogue.bias_of(k) : 0.0f;
-    if constexpr (S::scaled) exponents[filter] = params.exponents[k];
+    if constexpr (S::scaled) {
+      exponents[filter] = params.exponents[k];
+      wide |= abs(exponents[filter]) > 63;
+    }
   }
+  if (threadIdx.x < max_warps) largest_of_warps[threadIdx.x] = {0, 0xffffffffu};
+  if constexpr (S::scaled) wide = __syncthreads_or(wide);
 
-  const int lane = threadIdx.x % 32;
-  const Place place(plan.tile_q, lane / 4);
-  const unsigned char* window = patch + place.p * params.stride_h * plan.row_bytes + place.q * params.pixel_bytes;
   for (; tile < end; tile += turn) {
     wait_for_copies<0>();
     __syncthreads();  // the patch is here, and all are done with the one before
     const Origin at(tile, params);
     const Converted converted = convert<S>(params, at, raw, patch, largest_of_warps);
-    const bool special = __syncthreads_or(converted.special);
     if (tile + turn < end) {
       fetch(params, Origin(tile + turn, params), shared_address(raw));
       commit_copies();
@@ -70,21 +78,27 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
 
     Sums<S> total = {};
     __half2 largest[quad] = {};
-    multiply<S>(window, plan.plane_bytes, params.pixel_bytes, taps, memory, plan.steps, total, largest);
+    {
+      const Place place(plan.tile_q, thread_index());
+      const unsigned char* window = patch + place.p * params.stride_h * plan.row_bytes + place.q * params.pixel_bytes;
+      multiply<S>(window, plan.plane_bytes, params.pixel_bytes, taps, memory, plan.steps, total, largest);
+    }
+    const Place place(plan.tile_q, thread_index());
     const int p = at.p + place.p, q = at.q + place.q;
     const std::int64_t first = at.n * params.image_out + (p * params.out_p + q * params.out_q) +
                                static_cast<std::int64_t>(first_filter) * params.out_k;
     const Extent extent{p < params.p ? min(params.q - q, quad) : 0, params.k - first_filter};
-    finish<S>(params, extent, first, bias, exponents, converted.exponent, total);
+    finish<S>(params, extent, first, bias, exponents, converted.exponent, wide || abs(converted.exponent) > 63, total);
 
-    const unsigned off = outputs_off<S>(largest, special);
+    const unsigned off = outputs_off<S>(largest, converted);
+    if (!__any_sync(0xffffffffu, off != 0)) continue;
 #pragma unroll 1
     for (int pixel = 0; pixel < quad; ++pixel) {
       unsigned lanes = __ballot_sync(0xffffffffu, (off >> pixel & 1) != 0 && pixel < extent.columns) & 0x11111111u;
       if (lanes == 0) continue;
       __syncwarp();  // what finish() has stored is overwritten
       for (; lanes != 0; lanes &= lanes - 1) {
-        const Place of(plan.tile_q, (__ffs(static_cast<int>(lanes)) - 1) / 4);
+        const Place of(plan.tile_q, static_cast<int>(threadIdx.x / 32 * 32) + __ffs(static_cast<int>(lanes)) - 1);
         repeat<S>(params, at.n, at.p + of.p, at.q + of.q + pixel, first_filter, memory, exponents);
       }
     }

@@ -31,6 +31,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan) {
   params.by_line_chunks = plan.line_chunks, params.by_row_units = plan.row_units;
   params.by_p_tiles = plan.p_tiles, params.by_q_tiles = plan.q_tiles;
   params.by_patch_h = plan.patch_h, params.by_row_pairs = plan.weights.row_pairs(plan.dense);
+  params.lines_at_once = plan.threads() / plan.line_chunks, params.rows_at_once = plan.threads() / plan.row_units;
   set_sizes(params, problem);
   params.r = as_int(problem.r), params.s = as_int(problem.s);
   params.stride_h = as_int(problem.stride_h), params.stride_w = as_int(problem.stride_w);
@@ -60,10 +61,10 @@ void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
 
 template <typename T, int limbs>
 void pack(const PackArgs& args, const Weights& weights, void* packed, Runtime& runtime) {
-  pack_filters<T, limbs><<<static_cast<unsigned>(weights.filter_tiles * weights.filter_tile), pack_threads, 0,
-                           stream_of(runtime)>>>(weights, args.strides(), static_cast<const T*>(args.weight),
-                                                 static_cast<unsigned char*>(packed),
-                                                 static_cast<const T*>(args.snapshot));
+  pack_filters<T, limbs>
+      <<<static_cast<unsigned>(weights.filter_tiles * weights.filter_tile), pack_threads, 0, stream_of(runtime)>>>(
+          weights, args.strides(), static_cast<const T*>(args.weight), static_cast<unsigned char*>(packed),
+          static_cast<const T*>(args.snapshot));
   check_launch("implicit_gemm: packing");
 }
 

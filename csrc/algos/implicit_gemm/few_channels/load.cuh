@@ -7,78 +7,96 @@ namespace fastconv::algos::implicit_gemm::few_channels {
 
 constexpr int target_exponent = 14;  // of the patch's largest |x|: below 2^15, so that hi is finite
 
-// The rows and columns of x under a tile.
+// The rows and columns of x under a tile. Its places in memory are bytes from `x` on, a multiple of 16 at or before the
+// image, modulo 2^32: below that where they exist.
 template <typename T>
 struct Window {
-  int h, w;                // of the patch's first pixel, perhaps in the padding
-  int first_w, end_w;      // columns that exist
-  std::int64_t first;      // element of x at image n, channel 0, row h, column first_w: row h may not exist
+  std::uint64_t x;
+  std::uint32_t left;   // bytes of the tensor from there on, if that many
+  std::uint32_t begin;  // of channel 0, row h, column first_w
+  int h, w;             // of the patch's first pixel, perhaps in the padding
+  int first_w, end_w;   // columns that exist
 
   __device__ Window(const Params<T>& params, const Origin& at)
       : h(at.p * params.stride_h - params.pad_h),
         w(at.q * params.stride_w - params.pad_w),
         first_w(max(w, 0)),
-        end_w(min(w + params.plan.patch_w, params.w)),
-        first(at.n * params.image_in + static_cast<std::int64_t>(h) * params.in_row + first_w * params.in_pixel) {}
+        end_w(min(w + params.plan.patch_w, params.w)) {
+    const std::uint64_t image = static_cast<std::uint64_t>(at.n) * params.image_in * sizeof(T),
+                        rest = params.x_bytes - image;
+    const std::uint32_t shift = static_cast<std::uint32_t>(image) % 16;
+    x = reinterpret_cast<std::uint64_t>(params.x) + image - shift;
+    left = static_cast<std::uint32_t>(min(rest + shift, std::uint64_t{0xffffffff}));
+    begin = shift + static_cast<std::uint32_t>(h * params.in_row + first_w * params.in_pixel) * sizeof(T);
+  }
+
+  // Of a row of a channel.
+  __device__ std::uint32_t line(const Params<T>& params, std::uint32_t row, std::uint32_t channel) const {
+    return begin + (row * params.in_row + channel * params.in_channel) * static_cast<std::uint32_t>(sizeof(T));
+  }
+  __device__ bool has_row(const Params<T>& params, std::uint32_t row) const {
+    return static_cast<unsigned>(h) + row < static_cast<unsigned>(params.h);
+  }
+  __device__ bool has_column(int column) const { return w + column >= first_w && w + column < end_w; }
 };
 
 // Into `raw`, [line][line_chunks] 16 bytes: each line from the multiple of 16 bytes on that its first element lies in.
 template <typename T>
 __device__ __forceinline__ void fetch(const Params<T>& params, const Origin& at, std::uint32_t raw) {
   const Window<T> window(params, at);
-  const int length = (window.end_w - window.first_w) * params.in_pixel;
-  const auto x = reinterpret_cast<std::uint64_t>(params.x);
+  const int length = (window.end_w - window.first_w) * params.in_pixel * static_cast<int>(sizeof(T));
+  std::uint32_t line = threadIdx.x;
+  const std::uint32_t chunk = params.by_line_chunks.divmod(line) * 16;
+  if (line >= params.lines_at_once || length <= 0) return;
+  const int line_bytes = params.plan.line_chunks * 16;
 #pragma unroll 1
-  for (int index = threadIdx.x; index < params.plan.lines * params.plan.line_chunks; index += blockDim.x) {
-    std::uint32_t line = index;
-    const std::uint32_t chunk = params.by_line_chunks.divmod(line);
+  for (; line < params.plan.lines; line += params.lines_at_once) {
     std::uint32_t channel = line;
     const std::uint32_t row = params.by_patch_h.divmod(channel);  // NHWC: channel 0
-    if (static_cast<unsigned>(window.h + static_cast<int>(row)) >= static_cast<unsigned>(params.h)) continue;
-    const std::int64_t first = window.first + static_cast<std::int64_t>(row) * params.in_row +
-                               static_cast<std::int64_t>(channel) * params.in_channel;
-    const std::uint64_t begin = first * sizeof(T), from = begin / 16 * 16 + chunk * 16;
-    if (length <= 0 || from >= begin + length * sizeof(T)) continue;
-    const std::uint64_t left = params.x_bytes - from;
-    copy_async<16>(raw + index * 16, reinterpret_cast<const void*>(x + from), left < 16 ? static_cast<int>(left) : 16);
+    const std::uint32_t begin = window.line(params, row, channel), from = (begin & ~15u) + chunk;
+    if (!window.has_row(params, row) || from >= begin + length) continue;
+    copy_async<16>(raw + line * line_bytes + chunk, reinterpret_cast<const void*>(window.x + from),
+                   static_cast<int>(min(window.left - from, 16u)));
   }
 }
 
-// Calls visit(unit, values) for each of the thread's pairs of neighbouring pixels: [2][pitch] values, zeros in the padding,
-// beyond the patch and beyond C.
+// Calls visit(offset, values) for each of the thread's pairs of neighbouring pixels: [2][pitch] values, zeros in the
+// padding, beyond the patch and beyond C; offset: in the patch.
 template <int c, int pitch, typename T, typename Visit>
-__device__ __forceinline__ void for_each_unit(const Params<T>& params, const Origin& at, const unsigned char* raw,
-                                              const Visit& visit) {
-  const Window<T> window(params, at);
+__device__ __forceinline__ void for_each_unit(const Params<T>& params, const Window<T>& window,
+                                              const unsigned char* raw, const Visit& visit) {
   const int line_bytes = params.plan.line_chunks * 16;
-  const auto first = static_cast<std::uint32_t>(window.first);  // modulo 2^32: what counts is its place in 16 bytes
+  std::uint32_t row = threadIdx.x;
+  const int column = static_cast<int>(params.by_row_units.divmod(row)) * 2;
+  if (row >= params.rows_at_once) return;
+  const bool exists[2] = {window.has_column(column), window.has_column(column + 1)};
+  const int first = (window.w + column - window.first_w) * params.in_pixel * static_cast<int>(sizeof(T));
 #pragma unroll 1
-  for (int unit = threadIdx.x; unit < params.plan.patch_h * params.plan.row_units; unit += blockDim.x) {
-    std::uint32_t row = unit;
-    const int column = static_cast<int>(params.by_row_units.divmod(row)) * 2;
-    const bool row_exists = static_cast<unsigned>(window.h + static_cast<int>(row)) < static_cast<unsigned>(params.h);
-    const std::uint32_t begin = first + row * params.in_row;
-    float values[2 * pitch] = {};
+  for (; row < params.plan.patch_h; row += params.rows_at_once) {
+    T values[2 * pitch];
 #pragma unroll
-    for (int channel = 0; channel < c; ++channel) {
-      const std::uint32_t line = params.nhwc ? row : row + channel * params.plan.patch_h;
-      const std::uint32_t shift = (begin + (params.nhwc ? 0 : channel * params.in_channel)) * sizeof(T) % 16;
-      const int from = window.w + column - window.first_w;
-      const unsigned char* source = raw + line * line_bytes + shift + (params.nhwc ? channel : 0) * sizeof(T);
+    for (int i = 0; i < 2 * pitch; ++i) values[i] = from_float<T>(0.0f);
+    const auto load = [&](const unsigned char* line, int channel, int pixel_elements) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int w = window.w + column + i;
-        const bool exists = row_exists && w >= window.first_w && w < window.end_w;
-        const int offset = exists ? (from + i) * params.in_pixel * static_cast<int>(sizeof(T)) : 0;
-        const T value = *reinterpret_cast<const T*>(source + offset);
-        values[i * pitch + channel] = exists ? to_float(value) : 0.0f;
+        if (exists[i]) values[i * pitch + channel] = reinterpret_cast<const T*>(line)[i * pixel_elements];
+      }
+    };
+    if (!window.has_row(params, row)) {
+    } else if (params.nhwc) {
+      const unsigned char* line = raw + row * line_bytes + window.line(params, row, 0) % 16 + first;
+#pragma unroll
+      for (int channel = 0; channel < c; ++channel) load(line + channel * sizeof(T), channel, c);
+    } else {
+#pragma unroll
+      for (int channel = 0; channel < c; ++channel) {
+        load(raw + (row + channel * params.plan.patch_h) * line_bytes + window.line(params, row, channel) % 16 + first,
+             channel, 1);
       }
     }
-    visit(unit, values);
+    visit(static_cast<int>(row) * params.plan.row_bytes + column * pitch * 2, values);
   }
 }
-
-__device__ __forceinline__ bool is_finite(float value) { return fabsf(value) < INFINITY; }
 
 // The words of a unit, to shared memory.
 template <int count>
@@ -93,80 +111,98 @@ __device__ __forceinline__ void store_words(unsigned char* target, const std::ui
   }
 }
 
-template <typename H>
-__device__ __forceinline__ std::uint32_t pack_halves(H a, H b) {
-  return static_cast<std::uint32_t>(*reinterpret_cast<const std::uint16_t*>(&a)) |
-         static_cast<std::uint32_t>(*reinterpret_cast<const std::uint16_t*>(&b)) << 16;
-}
-
-// What converting tells: the exponent of the patch's scale, and whether a value is infinite or NaN (of this thread).
+// What converting tells of a patch.
 struct Converted {
-  int exponent;
-  bool special;
+  int exponent;  // of its scale
+  bool special;  // a value is infinite or NaN
+  bool tiny;     // a value that is not zero becomes zero in halves
 };
 
-// patch: [limb][patch_h][row_units][2][pitch] halves. All threads call it.
-template <typename S, int c, int pitch>
-__device__ __forceinline__ Converted convert(const Params<typename S::T>& params, const Origin& at,
-                                             const unsigned char* raw, unsigned char* patch, std::uint32_t* largest) {
-  using T = typename S::T;
-  using H = Half<T>;
-  Converted result{0, false};
-  float scale = 1.0f;
-  if constexpr (S::scaled) {
-    float most = 0.0f;
-    for_each_unit<c, pitch>(params, at, raw, [&](int, const float (&values)[2 * pitch]) {
+// Half types: the patch as it is.
+template <typename T, int c, int pitch>
+__device__ __forceinline__ Converted convert_halves(const Params<T>& params, const Window<T>& window,
+                                                    const unsigned char* raw, unsigned char* patch) {
+  constexpr std::uint32_t infinity = std::is_same_v<T, half_t> ? 0x7c00 : 0x7f80;
+  std::uint32_t most = 0;
+  for_each_unit<c, pitch>(params, window, raw, [&](int offset, const T(&values)[2 * pitch]) {
+    std::uint32_t words[pitch];
 #pragma unroll
-      for (int i = 0; i < 2 * pitch; ++i) most = larger_finite(most, values[i]);
-    });
-    const std::uint32_t bits = __reduce_max_sync(0xffffffffu, __float_as_uint(most));
-    if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = bits;
-    __syncthreads();
-    std::uint32_t block_bits = 0;
-    for (int warp = 0; warp < params.plan.warps; ++warp) block_bits = max(block_bits, largest[warp]);
-    result.exponent = scale_exponent(__uint_as_float(block_bits), target_exponent);
-    scale = power_of_two(result.exponent);
+    for (int word = 0; word < pitch; ++word) {
+      words[word] = static_cast<std::uint32_t>(reinterpret_cast<const std::uint16_t&>(values[2 * word])) |
+                    static_cast<std::uint32_t>(reinterpret_cast<const std::uint16_t&>(values[2 * word + 1])) << 16;
+      most = __vmaxu2(most, words[word] & 0x7fff7fff);
+    }
+    store_words(patch + offset, words);
+  });
+  const bool special = __syncthreads_or(most % 65536 >= infinity || most / 65536 >= infinity);
+  return {0, special, false};
+}
+
+// float32: scaled, hi and lo. largest: what each warp has seen, [max_warps]; those that do not exist: see kernel.cuh.
+template <int limbs, int c, int pitch>
+__device__ __forceinline__ Converted convert_floats(const Params<float>& params, const Window<float>& window,
+                                                    const unsigned char* raw, unsigned char* patch, uint2* largest) {
+  // Of |x| as integers, in the same order: the largest, NaN above infinity, and the least but zero, less 1.
+  uint2 range{0, 0xffffffffu};
+  for_each_unit<c, pitch>(params, window, raw, [&](int, const float (&values)[2 * pitch]) {
+#pragma unroll
+    for (int i = 0; i < 2 * pitch; ++i) {
+      if (i % pitch >= c) continue;
+      const std::uint32_t bits = __float_as_uint(values[i]) & 0x7fffffff;
+      range = {max(range.x, bits), min(range.y, bits - 1)};
+    }
+  });
+  range = {__reduce_max_sync(0xffffffffu, range.x), __reduce_min_sync(0xffffffffu, range.y)};
+  if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = range;
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < max_warps; ++warp) {
+    const uint2 seen = largest[warp];
+    range = {max(range.x, seen.x), min(range.y, seen.y)};
   }
+  Converted result{};
+  result.special = range.x >= 0x7f800000u;
+  result.exponent = result.special ? 0 : scale_exponent(__uint_as_float(range.x), target_exponent);
+  const float scale = power_of_two(result.exponent);
+  result.tiny = range.y != 0xffffffffu && !(__uint_as_float(range.y + 1) * scale > 0x1p-25f);
   const int plane_bytes = params.plan.plane_bytes;
-  for_each_unit<c, pitch>(params, at, raw, [&](int unit, const float (&values)[2 * pitch]) {
+  for_each_unit<c, pitch>(params, window, raw, [&](int offset, const float (&values)[2 * pitch]) {
     std::uint32_t high[pitch];
     [[maybe_unused]] std::uint32_t low[pitch];
 #pragma unroll
     for (int word = 0; word < pitch; ++word) {
-      H halves[2];
-      [[maybe_unused]] H rest[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float value = values[2 * word + i] * scale;
-        result.special |= !is_finite(value);
-        halves[i] = from_float<H>(value);
-        if constexpr (S::scaled) {
-          // Never zero unless the value is: what a pixel sees is zero, or told from it.
-          if (value != 0.0f && fabsf(value) < 0x1p-24f) halves[i] = __ushort_as_half(1);
-          if constexpr (S::limbs == 2) rest[i] = from_float<H>(value - to_float(halves[i]));
-        }
+      const float a = values[2 * word] * scale, b = values[2 * word + 1] * scale;
+      const __half2 hi = __floats2half2_rn(a, b);
+      high[word] = reinterpret_cast<const std::uint32_t&>(hi);
+      if constexpr (limbs == 2) {
+        const __half2 lo = __floats2half2_rn(a - __low2float(hi), b - __high2float(hi));
+        low[word] = reinterpret_cast<const std::uint32_t&>(lo);
       }
-      high[word] = pack_halves(halves[0], halves[1]);
-      if constexpr (S::limbs == 2) low[word] = pack_halves(rest[0], rest[1]);
     }
-    unsigned char* target = patch + unit * pitch * 4;
-    store_words(target, high);
-    if constexpr (S::limbs == 2) store_words(target + plane_bytes, low);
+    store_words(patch + offset, high);
+    if constexpr (limbs == 2) store_words(patch + plane_bytes + offset, low);
   });
+  __syncthreads();
   return result;
 }
 
+// patch: [limb][patch_h] rows of [row_units][2][pitch] halves, complete on return. All threads call it.
 template <typename S>
 __device__ __forceinline__ Converted convert(const Params<typename S::T>& params, const Origin& at,
-                                             const unsigned char* raw, unsigned char* patch, std::uint32_t* largest) {
-  const bool dense = params.plan.dense;
+                                             const unsigned char* raw, unsigned char* patch, uint2* largest) {
+  const Window<typename S::T> window(params, at);
+  const auto with = [&]<int c, int pitch>() {
+    if constexpr (S::scaled) {
+      return convert_floats<S::limbs, c, pitch>(params, window, raw, patch, largest);
+    } else {
+      return convert_halves<typename S::T, c, pitch>(params, window, raw, patch);
+    }
+  };
   switch (params.c) {
-    case 1: return dense ? convert<S, 1, 1>(params, at, raw, patch, largest)
-                         : convert<S, 1, 2>(params, at, raw, patch, largest);
-    case 2: return convert<S, 2, 2>(params, at, raw, patch, largest);
-    case 3: return dense ? convert<S, 3, 3>(params, at, raw, patch, largest)
-                         : convert<S, 3, 4>(params, at, raw, patch, largest);
-    default: return convert<S, 4, 4>(params, at, raw, patch, largest);
+    case 1: return params.plan.dense ? with.template operator()<1, 1>() : with.template operator()<1, 2>();
+    case 2: return with.template operator()<2, 2>();
+    case 3: return params.plan.dense ? with.template operator()<3, 3>() : with.template operator()<3, 4>();
+    default: return with.template operator()<4, 4>();
   }
 }
 

@@ -15,11 +15,11 @@ struct Tap {
   std::uint32_t offset, mask;
 };
 
-// taps: [steps][step_pairs], so that lane l%4's two of a step are neighbours.
+// taps: [steps + 1][step_pairs], so that lane l%4's two of a step are neighbours.
 template <typename T>
 __device__ __forceinline__ void list_taps(const Params<T>& params, int steps, Tap* taps) {
   const int pitch = params.plan.pitch, pairs = params.r * params.by_row_pairs;
-  for (int index = threadIdx.x; index < steps * step_pairs; index += blockDim.x) {
+  for (int index = threadIdx.x; index < (steps + 1) * step_pairs; index += blockDim.x) {
     const int place = index % step_pairs, pair = index - place + place / 2 + place % 2 * (step_pairs / 2);
     std::uint32_t r = pair;
     const int half = static_cast<int>(params.by_row_pairs.divmod(r)) * 2;
@@ -75,15 +75,30 @@ __device__ __forceinline__ void multiply(const unsigned char* window, int plane_
   const int lane = threadIdx.x % 32;
   const unsigned char* b = filters + lane * 16;
   const uint4* lane_taps = reinterpret_cast<const uint4*>(taps) + lane % 4;
+  uint4 two = *lane_taps;
+  Fragments<S> next;
+  if constexpr (S::products == 1) load_fragments<S>(next, window, pixel_bytes, two.x, two.z);
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step, b += S::step_bytes, lane_taps += step_pairs / 2) {
-    const uint4 two = *lane_taps;
+  for (int step = 0; step < steps; ++step, b += S::step_bytes) {
+    // Ahead by a step; behind the last one there are taps, too.
+    lane_taps += step_pairs / 2;
+    const uint4 now = two;
+    two = *lane_taps;
     Fragments<S> high;
-    load_fragments<S>(high, window, pixel_bytes, two.x, two.z);
-    if constexpr (S::scaled) note_largest<S>(largest, high, {two.x, two.y}, {two.z, two.w});
+    if constexpr (S::products == 1) {
+#pragma unroll
+      for (int m = 0; m < S::row_tiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) high[m][i] = next[m][i];
+      }
+      load_fragments<S>(next, window, pixel_bytes, two.x, two.z);
+    } else {
+      load_fragments<S>(high, window, pixel_bytes, now.x, now.z);
+    }
+    if constexpr (S::scaled) note_largest<S>(largest, high, {now.x, now.y}, {now.z, now.w});
     if constexpr (S::products == 3) {
       Fragments<S> low;
-      load_fragments<S>(low, window + plane_bytes, pixel_bytes, two.x, two.z);
+      load_fragments<S>(low, window + plane_bytes, pixel_bytes, now.x, now.z);
       // The tensor cores truncate their accumulator. So a step starts from zero, small products first, and joins the
       // total by an addition that rounds (docs/concepts/numerics.md).
       constexpr float zero[4] = {};

@@ -15,8 +15,9 @@ struct Extent {
   int columns, filters;
 };
 
-// Calls visit.template operator()<count>(offset, left, values) for neighbours in memory: `offset` of the first from the lane's
-// first output and the tile's first filter, `left` of them exist; values: pointers' stand-ins, references to sums.
+// Calls visit.template operator()<count>(offset, left, values) for neighbours in memory: `offset` of the first from the
+// lane's first output and the tile's first filter, `left` of them exist; values: pointers' stand-ins, references to
+// sums.
 template <typename S, typename Visit>
 __device__ __forceinline__ void for_each_vector(const Params<typename S::T>& params, const Extent& extent, Sums<S>& sum,
                                                 const Visit& visit) {
@@ -51,35 +52,45 @@ __device__ __forceinline__ void for_each_vector(const Params<typename S::T>& par
   }
 }
 
-// bias: of the block's filters; exponents: of their scales. first: of the lane's first output and the tile's first filter.
+// bias: of the block's filters; exponents: of their scales; wide: whether two exponents may exceed one float's. first:
+// of the lane's first output and the tile's first filter.
 template <typename S>
 __device__ __forceinline__ void finish(const Params<typename S::T>& params, const Extent& extent, std::int64_t first,
-                                       const float* bias, const int* exponents, int exponent, Sums<S>& sum) {
+                                       const float* bias, const int* exponents, int exponent, bool wide, Sums<S>& sum) {
   using T = typename S::T;
   const int lane = threadIdx.x % 32;
+  const auto for_each_filter = [&](const auto& visit) {
 #pragma unroll
-  for (int n = 0; n < S::column_tiles; ++n) {
+    for (int n = 0; n < S::column_tiles; ++n) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int filter = filter_of<S::vector>(lane, n, j);
-      const float shift = bias[filter];
-      if constexpr (S::scaled) {
-        const Unscale unscale(exponent, exponents[filter]);
+      for (int j = 0; j < 2; ++j) {
+        const int filter = filter_of<S::vector>(lane, n, j);
+        const auto change = visit(filter, bias[filter]);
 #pragma unroll
         for (int pixel = 0; pixel < quad; ++pixel) {
           float& value = sum_of<S>(sum, pixel, n, j);
-          value = fmaf(value * unscale.first, unscale.second, shift);
+          value = change(value);
         }
-      } else {
-#pragma unroll
-        for (int pixel = 0; pixel < quad; ++pixel) sum_of<S>(sum, pixel, n, j) += shift;
       }
     }
+  };
+  if constexpr (!S::scaled) {
+    for_each_filter([&](int, float shift) { return [=](float value) { return value + shift; }; });
+  } else if (!wide) {
+    for_each_filter([&](int filter, float shift) {
+      const float unscale = power_of_two(-exponent - exponents[filter]);
+      return [=](float value) { return fmaf(value, unscale, shift); };
+    });
+  } else {
+    for_each_filter([&](int filter, float shift) {
+      const Unscale unscale(exponent, exponents[filter]);
+      return [=](float value) { return fmaf(value * unscale.first, unscale.second, shift); };
+    });
   }
   if (extent.columns <= 0) return;
   const auto add_residual = [&] {
     const T* residual = params.epilogue.residual + first;
-    for_each_vector<S>(params, extent, sum, [&]<int count>(int offset, int left, float* (&values)[count]) {
+    for_each_vector<S>(params, extent, sum, [&]<int count>(int offset, int left, float*(&values)[count]) {
       if (params.vector) {
         if (left <= 0) return;
         const auto from = *reinterpret_cast<const Vector<count, T>*>(residual + offset);
@@ -107,7 +118,7 @@ __device__ __forceinline__ void finish(const Params<typename S::T>& params, cons
   T* y = params.y + first;
   asm volatile("" : "+l"(y));  // or the compiler would rather add `first` to each of the offsets
   __builtin_assume(__isGlobal(y));
-  for_each_vector<S>(params, extent, sum, [&]<int count>(int offset, int left, float* (&values)[count]) {
+  for_each_vector<S>(params, extent, sum, [&]<int count>(int offset, int left, float*(&values)[count]) {
     if (params.vector) {
       if (left <= 0) return;
       Vector<count, T> to;
@@ -135,8 +146,8 @@ __device__ __forceinline__ float weight_at(const unsigned char* filters, int fil
   return weight;
 }
 
-// All filters of output (n, p, q) in FP32 arithmetic, by the whole warp: where the products' scale or an infinity beside
-// the window does not let them be right.
+// All filters of output (n, p, q) in FP32 arithmetic, by the whole warp: where the products' scale or an infinity
+// beside the window does not let them be right.
 template <typename S>
 __device__ __noinline__ void repeat(const Params<typename S::T>& params, int n, int p, int q, int first_filter,
                                     const unsigned char* filters, const int* exponents) {
@@ -164,7 +175,8 @@ __device__ __noinline__ void repeat(const Params<typename S::T>& params, int n, 
       }
     }
     const std::int64_t index = n * params.image_out + static_cast<std::int64_t>(p) * params.out_p +
-                               static_cast<std::int64_t>(q) * params.out_q + static_cast<std::int64_t>(k) * params.out_k;
+                               static_cast<std::int64_t>(q) * params.out_q +
+                               static_cast<std::int64_t>(k) * params.out_k;
     params.y[index] = params.epilogue(sum, index, k);
   }
 }

@@ -10,11 +10,10 @@ constexpr int filter_target_exponent = 13, pack_threads = 128;
 
 // A block per filter, those beyond K included. The snapshot stays: who packs the other kernels' weight renews it.
 template <typename T, int limbs>
-__global__ void __launch_bounds__(pack_threads)
-    pack_filters(Weights weights, FilterStrides strides,
-                 const T* __restrict__ weight,          // [K, C, R, S]
-                 unsigned char* __restrict__ packed,    // plan.h
-                 const T* __restrict__ snapshot) {      // [K, C, R, S] or null
+__global__ void __launch_bounds__(pack_threads) pack_filters(Weights weights, FilterStrides strides,
+                                                             const T* __restrict__ weight,        // [K, C, R, S]
+                                                             unsigned char* __restrict__ packed,  // plan.h
+                                                             const T* __restrict__ snapshot) {  // [K, C, R, S] or null
   using H = Half<T>;
   const int k = blockIdx.x, c = static_cast<int>(weights.c), s = static_cast<int>(weights.s);
   const int size = static_cast<int>(weights.c * weights.r * weights.s);

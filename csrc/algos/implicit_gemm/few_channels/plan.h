@@ -2,11 +2,11 @@
 // shared memory. Shared by its planning and its launch.
 //
 // The reduction runs over pairs of neighbouring halves of the input patch: a pixel is `pitch` halves, a row of taps
-// S * pitch of them. Two forms: dense, pitch C, where pairs straddle pixels, which needs windows that begin at whole pairs
-// (an even stride, no dilation along W); and padded, pitch C rounded up to even. Even C: one form.
+// S * pitch of them. Two forms: dense, pitch C, where pairs straddle pixels, which needs windows that begin at whole
+// pairs (an even stride, no dilation along W); and padded, pitch C rounded up to even. Even C: one form.
 //
-// Packed weight: of each form [filter tile][step][limb][pair of 8 filters][32 lanes] 16 bytes: a lane's B fragments of one
-// m16n8k16 for two times 8 filters; zeros beyond C, S, K and the last pair. Then [filter tiles * filter_tile] int32
+// Packed weight: of each form [filter tile][step][limb][pair of 8 filters][32 lanes] 16 bytes: a lane's B fragments of
+// one m16n8k16 for two times 8 filters; zeros beyond C, S, K and the last pair. Then [filter tiles * filter_tile] int32
 // exponents of the filters' scales.
 #pragma once
 
@@ -25,7 +25,9 @@ constexpr int step_pairs = 8;                     // of an m16n8k16
 constexpr int quad = 4;                           // neighbouring outputs of a row, that a lane has
 constexpr int warp_quads = 8, warp_pixels = quad * warp_quads;
 constexpr int max_warps = 4;
-constexpr int warps_per_processor(int products) { return products == 3 ? 12 : 16; }  // by registers
+constexpr int warps_per_processor(int filter_tile, int products) {  // by registers
+  return products == 3 && filter_tile > 32 ? 12 : 16;
+}
 
 constexpr int limbs_of(Mode mode) { return mode == Mode::split ? 2 : 1; }
 
@@ -42,8 +44,12 @@ struct Weights {
   constexpr std::int64_t pairs(bool dense) const { return r * row_pairs(dense); }
   constexpr std::int64_t steps(bool dense) const { return ceil_div(pairs(dense), step_pairs); }
   // Of a filter tile.
-  constexpr std::int64_t tile_bytes(bool dense) const { return steps(dense) * limbs_of(mode) * filter_tile * step_pairs * 4; }
-  constexpr std::int64_t form_offset(bool dense) const { return dense && forms() == 2 ? filter_tiles * tile_bytes(false) : 0; }
+  constexpr std::int64_t tile_bytes(bool dense) const {
+    return steps(dense) * limbs_of(mode) * filter_tile * step_pairs * 4;
+  }
+  constexpr std::int64_t form_offset(bool dense) const {
+    return dense && forms() == 2 ? filter_tiles * tile_bytes(false) : 0;
+  }
   constexpr std::int64_t exponents_offset() const {
     return filter_tiles * (tile_bytes(false) + (forms() == 2 ? tile_bytes(true) : 0));
   }
@@ -74,20 +80,20 @@ struct Plan {
   Weights weights;
   bool dense;
   int warps;
-  int tile_p, tile_q;              // outputs of a block at a time: warps * 32
-  int patch_h, patch_w;            // input under them
-  int pitch;                       // halves of a pixel
-  int row_units;                   // pairs of pixels of a row of the patch
-  int row_bytes, plane_bytes;      // of the patch in halves
-  int lines, line_chunks;          // the patch in memory: rows, or rows of a channel; 16-byte copies that one may need
-  int steps;                       // of the reduction
+  int tile_p, tile_q;          // outputs of a block at a time: warps * 32
+  int patch_h, patch_w;        // input under them
+  int pitch;                   // halves of a pixel
+  int row_units;               // pairs of pixels of a row of the patch
+  int row_bytes, plane_bytes;  // of the patch in halves
+  int lines, line_chunks;      // the patch in memory: rows, or rows of a channel; 16-byte copies that one may need
+  int steps;                   // of the reduction
   std::int64_t p_tiles, q_tiles, tiles;
-  std::int64_t blocks;             // a multiple of weights.filter_tiles: a block keeps its filters
-  // In shared memory: filters, then taps, bias, exponents, the largest |x| of each warp, the patch in halves (hi, then lo),
-  // the patch as it lies in memory.
+  std::int64_t blocks;  // a multiple of weights.filter_tiles: a block keeps its filters
+  // In shared memory: filters, then taps, bias, exponents, the range of |x| that each warp saw, the patch in halves
+  // (hi, then lo), the patch as it lies in memory.
   int taps_offset, bias_offset, exponents_offset, largest_offset, patch_offset, raw_offset;
   std::int64_t shared_bytes;
-  std::size_t weights_offset;      // of few_channels' part in the packed weight
+  std::size_t weights_offset;  // of few_channels' part in the packed weight
   double cost_us;
 
   constexpr int threads() const { return warps * 32; }
@@ -117,6 +123,17 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
                         memory_us(problem.compulsory_bytes(), 0.85, device));
 }
 
+// The most lanes of a warp that read one bank when they load a pair of halves of each: in their rows of `row_words` to
+// the next, quads `quad_words` apart, so many of them in a row.
+inline int lanes_of_a_bank(int row_words, int quad_words, int quads) {
+  int lanes[32] = {}, most = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    const int place = lane / 4 / quads * row_words + lane / 4 % quads * quad_words + lane % 4;
+    most = std::max(most, ++lanes[place % 32]);
+  }
+  return most;
+}
+
 // One form and one tile; nothing where it does not fit.
 inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& weights, const DeviceInfo& device,
                                      bool dense, int warps, int tile_q) {
@@ -134,17 +151,28 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
   plan.lines = static_cast<int>(nhwc ? patch_h : problem.c * patch_h);
   plan.line_chunks = static_cast<int>(ceil_div(patch_w * (nhwc ? problem.c : 1) * element, 16) + 1);
   plan.pitch = weights.pitch(dense), plan.steps = static_cast<int>(weights.steps(dense));
-  plan.row_bytes = plan.row_units * plan.pitch * 4;
+  int row_words = plan.row_units * plan.pitch, fewest = 32;
+  for (int words = row_words,
+           step = plan.pitch == 4   ? 4
+                  : plan.pitch == 2 ? 2
+                                    : 1,
+           end = words + 32;
+       words < end; words += step) {
+    const int found = lanes_of_a_bank(words * static_cast<int>(problem.stride_h),
+                                      quad / 2 * static_cast<int>(problem.stride_w) * plan.pitch, tile_q / quad);
+    if (found < fewest) fewest = found, row_words = words;
+  }
+  plan.row_bytes = row_words * 4;
   plan.plane_bytes = static_cast<int>(round_up(plan.patch_h * plan.row_bytes, 16));
   plan.taps_offset = static_cast<int>(weights.tile_bytes(dense));
-  plan.bias_offset = plan.taps_offset + plan.steps * step_pairs * 8;
+  plan.bias_offset = plan.taps_offset + (plan.steps + 1) * step_pairs * 8;
   plan.exponents_offset = plan.bias_offset + weights.filter_tile * 4;
   plan.largest_offset = plan.exponents_offset + weights.filter_tile * 4;
-  plan.patch_offset = plan.largest_offset + max_warps * 4;
+  plan.patch_offset = plan.largest_offset + max_warps * 8;
   plan.raw_offset = plan.patch_offset + limbs_of(weights.mode) * plan.plane_bytes;
   plan.shared_bytes = plan.raw_offset + static_cast<std::int64_t>(plan.lines) * plan.line_chunks * 16;
   const auto most = static_cast<std::int64_t>(device.shared_memory_bytes);
-  if (plan.shared_bytes > most) return std::nullopt;
+  if (plan.shared_bytes > most || std::max(plan.line_chunks, plan.row_units) > plan.threads()) return std::nullopt;
 
   plan.p_tiles = ceil_div<std::int64_t>(problem.p(), plan.tile_p);
   plan.q_tiles = ceil_div<std::int64_t>(problem.q(), plan.tile_q);
@@ -152,7 +180,8 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
   constexpr double limit = 1073741824.0;  // tiles, and the elements of an image, are numbered with 31 bits
   if (static_cast<double>(plan.tiles) * static_cast<double>(weights.filter_tiles) >= limit) return std::nullopt;
   const std::int64_t at_once = std::max<std::int64_t>(
-      1, std::min<std::int64_t>(warps_per_processor(weights.mode == Mode::split ? 3 : 1) / warps, most / (plan.shared_bytes + 1024)));
+      1, std::min<std::int64_t>(warps_per_processor(weights.filter_tile, weights.mode == Mode::split ? 3 : 1) / warps,
+                                most / (plan.shared_bytes + 1024)));
   const std::int64_t slots = std::max<std::int64_t>(1, device.processors * at_once / weights.filter_tiles);
   plan.blocks = std::min(plan.tiles, slots) * weights.filter_tiles;
   plan.cost_us = cost_us(plan, problem, device, at_once);
@@ -163,7 +192,8 @@ inline std::optional<Plan> make_plan(const ConvProblem& problem, const DeviceInf
   const std::optional<Weights> weights = make_weights(problem, device);
   if (!weights) return std::nullopt;
   constexpr double limit = 1073741824.0;
-  const double image = static_cast<double>(problem.k) * static_cast<double>(problem.p()) * static_cast<double>(problem.q());
+  const double image =
+      static_cast<double>(problem.k) * static_cast<double>(problem.p()) * static_cast<double>(problem.q());
   const double padded = static_cast<double>(problem.c) * static_cast<double>(problem.h + 2 * problem.pad_h) *
                         static_cast<double>(problem.w + 2 * problem.pad_w);
   if (std::max(image, padded) >= limit || static_cast<double>(problem.n) >= limit) return std::nullopt;

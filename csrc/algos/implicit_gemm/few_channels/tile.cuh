@@ -23,10 +23,11 @@ struct Params {
   Plan plan;
   std::int64_t image_in, image_out;  // elements of an image of x and y
   std::uint64_t x_bytes;
-  int in_row, in_pixel, in_channel;     // elements of x from one row, pixel, channel to the next
-  int out_k, out_p, out_q;              // of y
-  int pixel_bytes;                      // from one output to the next, in a row of the patch
+  int in_row, in_pixel, in_channel;  // elements of x from one row, pixel, channel to the next
+  int out_k, out_p, out_q;           // of y
+  int pixel_bytes;                   // from one output to the next, in a row of the patch
   FastDivide by_line_chunks, by_row_units, by_p_tiles, by_q_tiles, by_patch_h, by_row_pairs;
+  unsigned lines_at_once, rows_at_once;  // that the block's threads copy, a chunk each, or convert, a unit each
   int c, h, w, k, p, q, r, s, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w;
   bool nhwc, has_activation;
   bool vector;  // y and residual can be accessed by a lane's neighbouring filters (NHWC) or outputs (NCHW)
@@ -40,10 +41,10 @@ struct Shape {
   static constexpr bool scaled = std::is_same_v<T, float>;
   static constexpr int limbs = products == 3 ? 2 : 1;
   static constexpr int filter_tile = 8 * column_tiles;
-  static constexpr int row_tiles = 2;  // of 16 outputs: a warp's part
+  static constexpr int row_tiles = 2;                                      // of 16 outputs: a warp's part
   static constexpr int vector = !scaled && filter_tile % 32 == 0 ? 8 : 4;  // Weights::vector
   static constexpr int step_bytes = limbs * filter_tile * step_pairs * 4;  // of B
-  static constexpr int blocks_per_processor = warps_per_processor(products) / max_warps;
+  static constexpr int blocks_per_processor = warps_per_processor(filter_tile, products) / max_warps;
 };
 
 // [row tile][column tile][]: row l/4 of tile m is the lane's output 2 m of its quad, row l/4 + 8 the next.
@@ -75,6 +76,13 @@ struct PackedPlace {
   }
 };
 
+// threadIdx.x, asked for anew: what is computed from it is not kept in registers while there are none to spare.
+__device__ __forceinline__ int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
 // A tile's first output.
 struct Origin {
   int n, p, q;
@@ -87,12 +95,12 @@ struct Origin {
   }
 };
 
-// Where a lane's quad lies in the tile.
+// Where a thread's quad lies in the tile.
 struct Place {
   int p, q;
 
-  __device__ Place(int tile_q, int lane_quad) {
-    const int quads = tile_q / quad, index = static_cast<int>(threadIdx.x / 32) * warp_quads + lane_quad;
+  __device__ Place(int tile_q, int thread) {
+    const int quads = tile_q / quad, index = thread / 4;
     p = index / quads, q = index % quads * quad;
   }
 };
