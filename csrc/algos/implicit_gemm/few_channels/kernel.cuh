@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
   auto* taps = reinterpret_cast<Tap*>(memory + plan.taps_offset);
   auto* bias = reinterpret_cast<float*>(memory + plan.bias_offset);
   auto* exponents = reinterpret_cast<int*>(memory + plan.exponents_offset);
-  auto* largest_of_warps = reinterpret_cast<uint2*>(memory + plan.largest_offset);
+  auto* ranges = reinterpret_cast<uint2*>(memory + plan.ranges_offset);
   unsigned char* patch = memory + plan.patch_offset;
   const unsigned char* raw = memory + plan.raw_offset;
 
@@ -63,14 +63,13 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
       wide |= abs(exponents[filter]) > 63;
     }
   }
-  if (threadIdx.x < max_warps) largest_of_warps[threadIdx.x] = {0, 0xffffffffu};
+  if (threadIdx.x < max_warps) ranges[threadIdx.x] = {0, nothing};
   if constexpr (S::scaled) wide = __syncthreads_or(wide);
 
   for (; tile < end; tile += turn) {
     wait_for_copies<0>();
     __syncthreads();  // the patch is here, and all are done with the one before
-    const Origin at(tile, params);
-    const Converted converted = convert<S>(params, at, raw, patch, largest_of_warps);
+    const bool special = convert<S>(params, Origin(tile, params), raw, patch, ranges);
     if (tile + turn < end) {
       fetch(params, Origin(tile + turn, params), shared_address(raw));
       commit_copies();
@@ -83,6 +82,10 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
       const unsigned char* window = patch + place.p * params.stride_h * plan.row_bytes + place.q * params.pixel_bytes;
       multiply<S>(window, plan.plane_bytes, params.pixel_bytes, taps, memory, plan.steps, total, largest);
     }
+    if constexpr (S::products == 3) asm volatile("" : "+r"(tile));  // found out again: registers are few above
+    const Origin at(tile, params);
+    Converted converted{0, special, false};
+    if constexpr (S::scaled) converted = converted_from(ranges);
     const Place place(plan.tile_q, thread_index());
     const int p = at.p + place.p, q = at.q + place.q;
     const std::int64_t first = at.n * params.image_out + (p * params.out_p + q * params.out_q) +

@@ -120,8 +120,8 @@ struct Converted {
 
 // Half types: the patch as it is.
 template <typename T, int c, int pitch>
-__device__ __forceinline__ Converted convert_halves(const Params<T>& params, const Window<T>& window,
-                                                    const unsigned char* raw, unsigned char* patch) {
+__device__ __forceinline__ bool convert_halves(const Params<T>& params, const Window<T>& window,
+                                               const unsigned char* raw, unsigned char* patch) {
   constexpr std::uint32_t infinity = std::is_same_v<T, half_t> ? 0x7c00 : 0x7f80;
   std::uint32_t most = 0;
   for_each_unit<c, pitch>(params, window, raw, [&](int offset, const T(&values)[2 * pitch]) {
@@ -134,16 +134,31 @@ __device__ __forceinline__ Converted convert_halves(const Params<T>& params, con
     }
     store_words(patch + offset, words);
   });
-  const bool special = __syncthreads_or(most % 65536 >= infinity || most / 65536 >= infinity);
-  return {0, special, false};
+  return __syncthreads_or(most % 65536 >= infinity || most / 65536 >= infinity);
 }
 
-// float32: scaled, hi and lo. largest: what each warp has seen, [max_warps]; those that do not exist: see kernel.cuh.
+// From the range of |x| that each warp has seen, as integers in the same order: the largest, NaN above infinity, and
+// the least but zero, less 1. [max_warps]; a warp that does not exist has seen nothing.
+constexpr std::uint32_t nothing = 0xffffffffu;
+__device__ __forceinline__ Converted converted_from(const uint2* ranges) {
+  std::uint32_t most = 0, least = nothing;
+#pragma unroll
+  for (int warp = 0; warp < max_warps; ++warp) {
+    const uint2 seen = ranges[warp];
+    most = max(most, seen.x), least = min(least, seen.y);
+  }
+  Converted result{};
+  result.special = most >= 0x7f800000u;
+  result.exponent = result.special ? 0 : scale_exponent(__uint_as_float(most), target_exponent);
+  result.tiny = least != nothing && !(__uint_as_float(least + 1) * power_of_two(result.exponent) > 0x1p-25f);
+  return result;
+}
+
+// float32: scaled, hi and lo.
 template <int limbs, int c, int pitch>
-__device__ __forceinline__ Converted convert_floats(const Params<float>& params, const Window<float>& window,
-                                                    const unsigned char* raw, unsigned char* patch, uint2* largest) {
-  // Of |x| as integers, in the same order: the largest, NaN above infinity, and the least but zero, less 1.
-  uint2 range{0, 0xffffffffu};
+__device__ __forceinline__ void convert_floats(const Params<float>& params, const Window<float>& window,
+                                               const unsigned char* raw, unsigned char* patch, uint2* ranges) {
+  uint2 range{0, nothing};
   for_each_unit<c, pitch>(params, window, raw, [&](int, const float (&values)[2 * pitch]) {
 #pragma unroll
     for (int i = 0; i < 2 * pitch; ++i) {
@@ -153,18 +168,9 @@ __device__ __forceinline__ Converted convert_floats(const Params<float>& params,
     }
   });
   range = {__reduce_max_sync(0xffffffffu, range.x), __reduce_min_sync(0xffffffffu, range.y)};
-  if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = range;
+  if (threadIdx.x % 32 == 0) ranges[threadIdx.x / 32] = range;
   __syncthreads();
-#pragma unroll
-  for (int warp = 0; warp < max_warps; ++warp) {
-    const uint2 seen = largest[warp];
-    range = {max(range.x, seen.x), min(range.y, seen.y)};
-  }
-  Converted result{};
-  result.special = range.x >= 0x7f800000u;
-  result.exponent = result.special ? 0 : scale_exponent(__uint_as_float(range.x), target_exponent);
-  const float scale = power_of_two(result.exponent);
-  result.tiny = range.y != 0xffffffffu && !(__uint_as_float(range.y + 1) * scale > 0x1p-25f);
+  const float scale = power_of_two(converted_from(ranges).exponent);
   const int plane_bytes = params.plan.plane_bytes;
   for_each_unit<c, pitch>(params, window, raw, [&](int offset, const float (&values)[2 * pitch]) {
     std::uint32_t high[pitch];
@@ -183,17 +189,18 @@ __device__ __forceinline__ Converted convert_floats(const Params<float>& params,
     if constexpr (limbs == 2) store_words(patch + plane_bytes + offset, low);
   });
   __syncthreads();
-  return result;
 }
 
-// patch: [limb][patch_h] rows of [row_units][2][pitch] halves, complete on return. All threads call it.
+// patch: [limb][patch_h] rows of [row_units][2][pitch] halves, complete on return. All threads call it. Half types:
+// whether a value is special; float32 leaves in `ranges` what converted_from() tells.
 template <typename S>
-__device__ __forceinline__ Converted convert(const Params<typename S::T>& params, const Origin& at,
-                                             const unsigned char* raw, unsigned char* patch, uint2* largest) {
+__device__ __forceinline__ bool convert(const Params<typename S::T>& params, const Origin& at, const unsigned char* raw,
+                                        unsigned char* patch, uint2* ranges) {
   const Window<typename S::T> window(params, at);
   const auto with = [&]<int c, int pitch>() {
     if constexpr (S::scaled) {
-      return convert_floats<S::limbs, c, pitch>(params, window, raw, patch, largest);
+      convert_floats<S::limbs, c, pitch>(params, window, raw, patch, ranges);
+      return false;
     } else {
       return convert_halves<typename S::T, c, pitch>(params, window, raw, patch);
     }

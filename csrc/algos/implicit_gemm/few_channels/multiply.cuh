@@ -65,83 +65,96 @@ __device__ __forceinline__ void note_largest(__half2 (&largest)[quad], const Fra
   }
 }
 
-// window: the patch at the lane's first output. Returns in `largest` what note_largest says (scaled classes).
+// Class fp32. The tensor cores truncate their accumulator. So a step starts from zero, small products first, and joins
+// the totals by an addition that rounds (docs/concepts/numerics.md).
 template <typename S>
-__device__ __forceinline__ void multiply(const unsigned char* window, int plane_bytes, int pixel_bytes, const Tap* taps,
-                                         const unsigned char* filters, int steps, Sums<S>& total,
-                                         __half2 (&largest)[quad]) {
-  using H = Half<typename S::T>;
+__device__ __forceinline__ void multiply_split(const unsigned char* window, int plane_bytes, int pixel_bytes,
+                                               const uint4* lane_taps, const unsigned char* b, int steps,
+                                               Sums<S>& total, __half2 (&largest)[quad]) {
   constexpr int limb_bytes = S::step_bytes / S::limbs;
-  const int lane = threadIdx.x % 32;
-  const unsigned char* b = filters + lane * 16;
-  const uint4* lane_taps = reinterpret_cast<const uint4*>(taps) + lane % 4;
+  uint4 two = *lane_taps;
+#pragma unroll 1
+  for (; steps > 0; --steps, b += S::step_bytes) {
+    const uint4 now = two;
+    lane_taps += step_pairs / 2;
+    two = *lane_taps;  // ahead by a step; behind the last one there are taps, too
+    Fragments<S> high, low;
+    load_fragments<S>(high, window, pixel_bytes, now.x, now.z);
+    load_fragments<S>(low, window + plane_bytes, pixel_bytes, now.x, now.z);
+    note_largest<S>(largest, high, {now.x, now.y}, {now.z, now.w});
+#pragma unroll
+    for (int n = 0; n < S::column_tiles; n += 2) {
+      const uint4 high_b = *reinterpret_cast<const uint4*>(b + n * 256);
+      const uint4 low_b = *reinterpret_cast<const uint4*>(b + n * 256 + limb_bytes);
+      float sum[2][S::row_tiles][4] = {};
+      const auto add = [&](const Fragments<S>& a, const uint4& two_b) {
+#pragma unroll
+        for (int m = 0; m < S::row_tiles; ++m) {
+          multiply_add<half_t>(sum[0][m], a[m], two_b.x, two_b.y, sum[0][m]);
+          multiply_add<half_t>(sum[1][m], a[m], two_b.z, two_b.w, sum[1][m]);
+        }
+      };
+      add(low, high_b);
+      add(high, low_b);
+      add(high, high_b);
+#pragma unroll
+      for (int m = 0; m < S::row_tiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          total[m][n][i] += sum[0][m][i];
+          total[m][n + 1][i] += sum[1][m][i];
+        }
+      }
+    }
+  }
+}
+
+template <typename S>
+__device__ __forceinline__ void multiply_single(const unsigned char* window, int pixel_bytes, const uint4* lane_taps,
+                                                const unsigned char* b, int steps, Sums<S>& total,
+                                                __half2 (&largest)[quad]) {
+  using H = Half<typename S::T>;
   uint4 two = *lane_taps;
   Fragments<S> next;
-  if constexpr (S::products == 1) load_fragments<S>(next, window, pixel_bytes, two.x, two.z);
+  load_fragments<S>(next, window, pixel_bytes, two.x, two.z);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, b += S::step_bytes) {
     // Ahead by a step; behind the last one there are taps, too.
     lane_taps += step_pairs / 2;
     const uint4 now = two;
     two = *lane_taps;
-    Fragments<S> high;
-    if constexpr (S::products == 1) {
+    Fragments<S> a;
+#pragma unroll
+    for (int m = 0; m < S::row_tiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[m][i] = next[m][i];
+    }
+    load_fragments<S>(next, window, pixel_bytes, two.x, two.z);
+    if constexpr (S::scaled) note_largest<S>(largest, a, {now.x, now.y}, {now.z, now.w});
+#pragma unroll
+    for (int n = 0; n < S::column_tiles; n += 2) {
+      const uint4 two_b = *reinterpret_cast<const uint4*>(b + n * 256);
 #pragma unroll
       for (int m = 0; m < S::row_tiles; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) high[m][i] = next[m][i];
-      }
-      load_fragments<S>(next, window, pixel_bytes, two.x, two.z);
-    } else {
-      load_fragments<S>(high, window, pixel_bytes, now.x, now.z);
-    }
-    if constexpr (S::scaled) note_largest<S>(largest, high, {now.x, now.y}, {now.z, now.w});
-    if constexpr (S::products == 3) {
-      Fragments<S> low;
-      load_fragments<S>(low, window + plane_bytes, pixel_bytes, now.x, now.z);
-      // The tensor cores truncate their accumulator. So a step starts from zero, small products first, and joins the
-      // total by an addition that rounds (docs/concepts/numerics.md).
-      constexpr float zero[4] = {};
-#pragma unroll
-      for (int n = 0; n < S::column_tiles; n += 2) {
-        const uint4 high_b = *reinterpret_cast<const uint4*>(b + n * 256);
-        const uint4 low_b = *reinterpret_cast<const uint4*>(b + n * 256 + limb_bytes);
-        float sum[2][S::row_tiles][4];
-#pragma unroll
-        for (int m = 0; m < S::row_tiles; ++m) {
-          multiply_add<H>(sum[0][m], low[m], high_b.x, high_b.y, zero);
-          multiply_add<H>(sum[1][m], low[m], high_b.z, high_b.w, zero);
-        }
-#pragma unroll
-        for (int m = 0; m < S::row_tiles; ++m) {
-          multiply_add<H>(sum[0][m], high[m], low_b.x, low_b.y, sum[0][m]);
-          multiply_add<H>(sum[1][m], high[m], low_b.z, low_b.w, sum[1][m]);
-        }
-#pragma unroll
-        for (int m = 0; m < S::row_tiles; ++m) {
-          multiply_add<H>(sum[0][m], high[m], high_b.x, high_b.y, sum[0][m]);
-          multiply_add<H>(sum[1][m], high[m], high_b.z, high_b.w, sum[1][m]);
-        }
-#pragma unroll
-        for (int m = 0; m < S::row_tiles; ++m) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            total[m][n][i] += sum[0][m][i];
-            total[m][n + 1][i] += sum[1][m][i];
-          }
-        }
-      }
-    } else {
-#pragma unroll
-      for (int n = 0; n < S::column_tiles; n += 2) {
-        const uint4 two_b = *reinterpret_cast<const uint4*>(b + n * 256);
-#pragma unroll
-        for (int m = 0; m < S::row_tiles; ++m) {
-          multiply_add<H>(total[m][n], high[m], two_b.x, two_b.y, total[m][n]);
-          multiply_add<H>(total[m][n + 1], high[m], two_b.z, two_b.w, total[m][n + 1]);
-        }
+        multiply_add<H>(total[m][n], a[m], two_b.x, two_b.y, total[m][n]);
+        multiply_add<H>(total[m][n + 1], a[m], two_b.z, two_b.w, total[m][n + 1]);
       }
     }
+  }
+}
+
+// window: the patch at the lane's first output. Adds what note_largest says to `largest` (scaled classes).
+template <typename S>
+__device__ __forceinline__ void multiply(const unsigned char* window, int plane_bytes, int pixel_bytes, const Tap* taps,
+                                         const unsigned char* filters, int steps, Sums<S>& total,
+                                         __half2 (&largest)[quad]) {
+  const int lane = threadIdx.x % 32;
+  const unsigned char* b = filters + lane * 16;
+  const uint4* lane_taps = reinterpret_cast<const uint4*>(taps) + lane % 4;
+  if constexpr (S::products == 3) {
+    multiply_split<S>(window, plane_bytes, pixel_bytes, lane_taps, b, steps, total, largest);
+  } else {
+    multiply_single<S>(window, pixel_bytes, lane_taps, b, steps, total, largest);
   }
 }
 

@@ -91,7 +91,7 @@ struct Plan {
   std::int64_t blocks;  // a multiple of weights.filter_tiles: a block keeps its filters
   // In shared memory: filters, then taps, bias, exponents, the range of |x| that each warp saw, the patch in halves
   // (hi, then lo), the patch as it lies in memory.
-  int taps_offset, bias_offset, exponents_offset, largest_offset, patch_offset, raw_offset;
+  int taps_offset, bias_offset, exponents_offset, ranges_offset, patch_offset, raw_offset;
   std::int64_t shared_bytes;
   std::size_t weights_offset;  // of few_channels' part in the packed weight
   double cost_us;
@@ -167,8 +167,8 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
   plan.taps_offset = static_cast<int>(weights.tile_bytes(dense));
   plan.bias_offset = plan.taps_offset + (plan.steps + 1) * step_pairs * 8;
   plan.exponents_offset = plan.bias_offset + weights.filter_tile * 4;
-  plan.largest_offset = plan.exponents_offset + weights.filter_tile * 4;
-  plan.patch_offset = plan.largest_offset + max_warps * 8;
+  plan.ranges_offset = plan.exponents_offset + weights.filter_tile * 4;
+  plan.patch_offset = plan.ranges_offset + max_warps * 8;
   plan.raw_offset = plan.patch_offset + limbs_of(weights.mode) * plan.plane_bytes;
   plan.shared_bytes = plan.raw_offset + static_cast<std::int64_t>(plan.lines) * plan.line_chunks * 16;
   const auto most = static_cast<std::int64_t>(device.shared_memory_bytes);
