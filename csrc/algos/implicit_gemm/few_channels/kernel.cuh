@@ -41,14 +41,12 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
   unsigned char* patch = memory + plan.patch_offset;
   const unsigned char* raw = memory + plan.raw_offset;
 
-  const auto filter_tiles = static_cast<std::uint32_t>(plan.weights.filter_tiles);
-  const std::uint32_t end = static_cast<std::uint32_t>(plan.tiles), turn = gridDim.x / filter_tiles;
-  const std::uint32_t filter_block = blockIdx.x % filter_tiles;
-  std::uint32_t tile = blockIdx.x / filter_tiles;
-  const int first_filter = static_cast<int>(filter_block) * S::filter_tile;
+  const auto end = static_cast<std::uint32_t>(plan.tiles);
+  const int first_filter = static_cast<int>(blockIdx.y) * S::filter_tile;
+  std::uint32_t tile = blockIdx.x;
 
   fetch(params, Origin(tile, params), shared_address(raw));
-  const unsigned char* weight = params.weight + static_cast<std::int64_t>(filter_block) * plan.taps_offset;
+  const unsigned char* weight = params.weight + static_cast<std::int64_t>(blockIdx.y) * plan.taps_offset;
   for (int offset = threadIdx.x * 16; offset < plan.taps_offset; offset += blockDim.x * 16) {
     copy_async(shared_address(memory + offset), weight + offset, true);
   }
@@ -64,14 +62,17 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
     }
   }
   if (threadIdx.x < max_warps) ranges[threadIdx.x] = {0, nothing};
-  if constexpr (S::scaled) wide = __syncthreads_or(wide);
+  if constexpr (S::scaled) {
+    wide = __syncthreads_or(wide);
+    if (threadIdx.x == 0) ranges[max_warps].x = static_cast<std::uint32_t>(wide);
+  }
 
-  for (; tile < end; tile += turn) {
+  for (; tile < end; tile += gridDim.x) {
     wait_for_copies<0>();
     __syncthreads();  // the patch is here, and all are done with the one before
-    const bool special = convert<S>(params, Origin(tile, params), raw, patch, ranges);
-    if (tile + turn < end) {
-      fetch(params, Origin(tile + turn, params), shared_address(raw));
+    convert<S>(params, Origin(tile, params), raw, patch, ranges);
+    if (tile + gridDim.x < end) {
+      fetch(params, Origin(tile + gridDim.x, params), shared_address(raw));
       commit_copies();
     }
 
@@ -82,28 +83,20 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
       const unsigned char* window = patch + place.p * params.stride_h * plan.row_bytes + place.q * params.pixel_bytes;
       multiply<S>(window, plan.plane_bytes, params.pixel_bytes, taps, memory, plan.steps, total, largest);
     }
-    if constexpr (S::products == 3) asm volatile("" : "+r"(tile));  // found out again: registers are few above
+    asm volatile("" : "+r"(tile));  // found out again: registers are few above
     const Origin at(tile, params);
-    Converted converted{0, special, false};
-    if constexpr (S::scaled) converted = converted_from(ranges);
+    const Converted converted = converted_from<typename S::T>(ranges);
     const Place place(plan.tile_q, thread_index());
     const int p = at.p + place.p, q = at.q + place.q;
     const std::int64_t first = at.n * params.image_out + (p * params.out_p + q * params.out_q) +
                                static_cast<std::int64_t>(first_filter) * params.out_k;
     const Extent extent{p < params.p ? min(params.q - q, quad) : 0, params.k - first_filter};
-    finish<S>(params, extent, first, bias, exponents, converted.exponent, wide || abs(converted.exponent) > 63, total);
+    finish<S>(params, extent, first, bias, exponents, converted.exponent,
+              ranges[max_warps].x != 0 || abs(converted.exponent) > 63, total);
 
     const unsigned off = outputs_off<S>(largest, converted);
-    if (!__any_sync(0xffffffffu, off != 0)) continue;
-#pragma unroll 1
-    for (int pixel = 0; pixel < quad; ++pixel) {
-      unsigned lanes = __ballot_sync(0xffffffffu, (off >> pixel & 1) != 0 && pixel < extent.columns) & 0x11111111u;
-      if (lanes == 0) continue;
-      __syncwarp();  // what finish() has stored is overwritten
-      for (; lanes != 0; lanes &= lanes - 1) {
-        const Place of(plan.tile_q, static_cast<int>(threadIdx.x / 32 * 32) + __ffs(static_cast<int>(lanes)) - 1);
-        repeat<S>(params, at.n, at.p + of.p, at.q + of.q + pixel, first_filter, memory, exponents);
-      }
+    if (__any_sync(0xffffffffu, off != 0)) {
+      repeat_outputs<S>(params, at, off, extent.columns, first_filter, memory, exponents);
     }
   }
 }

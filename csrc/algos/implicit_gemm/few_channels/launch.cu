@@ -45,8 +45,9 @@ template <typename T, int products, int column_tiles>
 void launch(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   constexpr auto kernel = convolve<Shape<T, products, column_tiles>>;
   allow_shared_memory<kernel>(static_cast<int>(runtime.device().shared_memory_bytes), "implicit_gemm: shared memory");
-  kernel<<<static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.threads()),
-           static_cast<std::size_t>(plan.shared_bytes), stream_of(runtime)>>>(make_params<T>(args, plan));
+  const dim3 grid(static_cast<unsigned>(plan.blocks), static_cast<unsigned>(plan.weights.filter_tiles));
+  kernel<<<grid, static_cast<unsigned>(plan.threads()), static_cast<std::size_t>(plan.shared_bytes),
+           stream_of(runtime)>>>(make_params<T>(args, plan));
   check_launch("implicit_gemm");
 }
 

@@ -118,11 +118,37 @@ struct Converted {
   bool tiny;     // a value that is not zero becomes zero in halves
 };
 
+// The range of |x| that each warp has seen, as integers in the same order: the largest, NaN above infinity, and the
+// least but zero, less 1 (float32 alone). [max_warps]; a warp that does not exist has seen nothing.
+constexpr std::uint32_t nothing = 0xffffffffu;
+__device__ __forceinline__ void note_range(std::uint32_t most, std::uint32_t least, uint2* ranges) {
+  const uint2 range{__reduce_max_sync(0xffffffffu, most), __reduce_min_sync(0xffffffffu, least)};
+  if (threadIdx.x % 32 == 0) ranges[threadIdx.x / 32] = range;
+  __syncthreads();
+}
+template <typename T>
+__device__ __forceinline__ Converted converted_from(const uint2* ranges) {
+  std::uint32_t most = 0, least = nothing;
+#pragma unroll
+  for (int warp = 0; warp < max_warps; ++warp) {
+    const uint2 seen = ranges[warp];
+    most = max(most, seen.x), least = min(least, seen.y);
+  }
+  Converted result{};
+  if constexpr (std::is_same_v<T, float>) {
+    result.special = most >= 0x7f800000u;
+    result.exponent = result.special ? 0 : scale_exponent(__uint_as_float(most), target_exponent);
+    result.tiny = least != nothing && !(__uint_as_float(least + 1) * power_of_two(result.exponent) > 0x1p-25f);
+  } else {
+    result.special = most >= (std::is_same_v<T, half_t> ? 0x7c00u : 0x7f80u);
+  }
+  return result;
+}
+
 // Half types: the patch as it is.
 template <typename T, int c, int pitch>
-__device__ __forceinline__ bool convert_halves(const Params<T>& params, const Window<T>& window,
-                                               const unsigned char* raw, unsigned char* patch) {
-  constexpr std::uint32_t infinity = std::is_same_v<T, half_t> ? 0x7c00 : 0x7f80;
+__device__ __forceinline__ void convert_halves(const Params<T>& params, const Window<T>& window,
+                                               const unsigned char* raw, unsigned char* patch, uint2* ranges) {
   std::uint32_t most = 0;
   for_each_unit<c, pitch>(params, window, raw, [&](int offset, const T(&values)[2 * pitch]) {
     std::uint32_t words[pitch];
@@ -134,43 +160,24 @@ __device__ __forceinline__ bool convert_halves(const Params<T>& params, const Wi
     }
     store_words(patch + offset, words);
   });
-  return __syncthreads_or(most % 65536 >= infinity || most / 65536 >= infinity);
-}
-
-// From the range of |x| that each warp has seen, as integers in the same order: the largest, NaN above infinity, and
-// the least but zero, less 1. [max_warps]; a warp that does not exist has seen nothing.
-constexpr std::uint32_t nothing = 0xffffffffu;
-__device__ __forceinline__ Converted converted_from(const uint2* ranges) {
-  std::uint32_t most = 0, least = nothing;
-#pragma unroll
-  for (int warp = 0; warp < max_warps; ++warp) {
-    const uint2 seen = ranges[warp];
-    most = max(most, seen.x), least = min(least, seen.y);
-  }
-  Converted result{};
-  result.special = most >= 0x7f800000u;
-  result.exponent = result.special ? 0 : scale_exponent(__uint_as_float(most), target_exponent);
-  result.tiny = least != nothing && !(__uint_as_float(least + 1) * power_of_two(result.exponent) > 0x1p-25f);
-  return result;
+  note_range(max(most % 65536, most / 65536), nothing, ranges);
 }
 
 // float32: scaled, hi and lo.
 template <int limbs, int c, int pitch>
 __device__ __forceinline__ void convert_floats(const Params<float>& params, const Window<float>& window,
                                                const unsigned char* raw, unsigned char* patch, uint2* ranges) {
-  uint2 range{0, nothing};
+  std::uint32_t most = 0, least = nothing;
   for_each_unit<c, pitch>(params, window, raw, [&](int, const float (&values)[2 * pitch]) {
 #pragma unroll
     for (int i = 0; i < 2 * pitch; ++i) {
       if (i % pitch >= c) continue;
       const std::uint32_t bits = __float_as_uint(values[i]) & 0x7fffffff;
-      range = {max(range.x, bits), min(range.y, bits - 1)};
+      most = max(most, bits), least = min(least, bits - 1);
     }
   });
-  range = {__reduce_max_sync(0xffffffffu, range.x), __reduce_min_sync(0xffffffffu, range.y)};
-  if (threadIdx.x % 32 == 0) ranges[threadIdx.x / 32] = range;
-  __syncthreads();
-  const float scale = power_of_two(converted_from(ranges).exponent);
+  note_range(most, least, ranges);
+  const float scale = power_of_two(converted_from<float>(ranges).exponent);
   const int plane_bytes = params.plan.plane_bytes;
   for_each_unit<c, pitch>(params, window, raw, [&](int offset, const float (&values)[2 * pitch]) {
     std::uint32_t high[pitch];
@@ -191,18 +198,17 @@ __device__ __forceinline__ void convert_floats(const Params<float>& params, cons
   __syncthreads();
 }
 
-// patch: [limb][patch_h] rows of [row_units][2][pitch] halves, complete on return. All threads call it. Half types:
-// whether a value is special; float32 leaves in `ranges` what converted_from() tells.
+// patch: [limb][patch_h] rows of [row_units][2][pitch] halves, complete on return, as is what converted_from() reads.
+// All threads call it.
 template <typename S>
-__device__ __forceinline__ bool convert(const Params<typename S::T>& params, const Origin& at, const unsigned char* raw,
+__device__ __forceinline__ void convert(const Params<typename S::T>& params, const Origin& at, const unsigned char* raw,
                                         unsigned char* patch, uint2* ranges) {
   const Window<typename S::T> window(params, at);
   const auto with = [&]<int c, int pitch>() {
     if constexpr (S::scaled) {
       convert_floats<S::limbs, c, pitch>(params, window, raw, patch, ranges);
-      return false;
     } else {
-      return convert_halves<typename S::T, c, pitch>(params, window, raw, patch);
+      convert_halves<typename S::T, c, pitch>(params, window, raw, patch, ranges);
     }
   };
   switch (params.c) {

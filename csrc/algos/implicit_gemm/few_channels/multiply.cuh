@@ -72,16 +72,13 @@ __device__ __forceinline__ void multiply_split(const unsigned char* window, int 
                                                const uint4* lane_taps, const unsigned char* b, int steps,
                                                Sums<S>& total, __half2 (&largest)[quad]) {
   constexpr int limb_bytes = S::step_bytes / S::limbs;
-  uint4 two = *lane_taps;
 #pragma unroll 1
-  for (; steps > 0; --steps, b += S::step_bytes) {
-    const uint4 now = two;
-    lane_taps += step_pairs / 2;
-    two = *lane_taps;  // ahead by a step; behind the last one there are taps, too
+  for (; steps > 0; --steps, lane_taps += step_pairs / 2, b += S::step_bytes) {
+    const uint4 two = *lane_taps;
     Fragments<S> high, low;
-    load_fragments<S>(high, window, pixel_bytes, now.x, now.z);
-    load_fragments<S>(low, window + plane_bytes, pixel_bytes, now.x, now.z);
-    note_largest<S>(largest, high, {now.x, now.y}, {now.z, now.w});
+    load_fragments<S>(high, window, pixel_bytes, two.x, two.z);
+    load_fragments<S>(low, window + plane_bytes, pixel_bytes, two.x, two.z);
+    note_largest<S>(largest, high, {two.x, two.y}, {two.z, two.w});
 #pragma unroll
     for (int n = 0; n < S::column_tiles; n += 2) {
       const uint4 high_b = *reinterpret_cast<const uint4*>(b + n * 256);

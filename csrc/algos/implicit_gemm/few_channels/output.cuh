@@ -181,4 +181,22 @@ __device__ __noinline__ void repeat(const Params<typename S::T>& params, int n, 
   }
 }
 
+// Those of the warp's outputs that are off: of each lane a bit for each of its quad's, of which `columns` exist. After
+// finish(), whose values are overwritten.
+template <typename S>
+__device__ __forceinline__ void repeat_outputs(const Params<typename S::T>& params, const Origin& at, unsigned off,
+                                               int columns, int first_filter, const unsigned char* filters,
+                                               const int* exponents) {
+#pragma unroll 1
+  for (int pixel = 0; pixel < quad; ++pixel) {
+    unsigned lanes = __ballot_sync(0xffffffffu, (off >> pixel & 1) != 0 && pixel < columns) & 0x11111111u;
+    __syncwarp();
+    for (; lanes != 0; lanes &= lanes - 1) {
+      const int thread = static_cast<int>(threadIdx.x / 32 * 32) + __ffs(static_cast<int>(lanes)) - 1;
+      const Place place(params.plan.tile_q, thread);
+      repeat<S>(params, at.n, at.p + place.p, at.q + place.q + pixel, first_filter, filters, exponents);
+    }
+  }
+}
+
 }  // namespace fastconv::algos::implicit_gemm::few_channels

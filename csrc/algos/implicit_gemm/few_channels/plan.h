@@ -88,7 +88,7 @@ struct Plan {
   int lines, line_chunks;      // the patch in memory: rows, or rows of a channel; 16-byte copies that one may need
   int steps;                   // of the reduction
   std::int64_t p_tiles, q_tiles, tiles;
-  std::int64_t blocks;  // a multiple of weights.filter_tiles: a block keeps its filters
+  std::int64_t blocks;  // of each filter tile, which they keep
   // In shared memory: filters, then taps, bias, exponents, the range of |x| that each warp saw, the patch in halves
   // (hi, then lo), the patch as it lies in memory.
   int taps_offset, bias_offset, exponents_offset, ranges_offset, patch_offset, raw_offset;
@@ -99,28 +99,33 @@ struct Plan {
   constexpr int threads() const { return warps * 32; }
 };
 
-// Clocks of a multiprocessor for all that a block of it does, at so many blocks at once: what issues instructions and
-// what multiplies work side by side, unless warps are few.
+// Clocks of a warp for its part of a tile, on its quarter of the multiprocessor: products, and the issue of
+// instructions, counted in the machine code. They were seen to add up rather than to hide each other, memory hides most
+// of them; within 17 % on an H100 (docs/log/88-first-layers-tensor-cores.md).
 inline double cost_us(const Plan& plan, const ConvProblem& problem, const DeviceInfo& device, std::int64_t at_once) {
-  const Weights& weights = plan.weights;
-  const double warps = plan.warps, filters = weights.filter_tile / 8.0, steps = plan.steps;
-  const double products = weights.mode == Mode::split ? 3.0 : 1.0;
-  const double multiply = 2.0 * filters * steps * products * 8.0;  // of a warp, on its quarter of the multiprocessor
-  const double sums = weights.mode == Mode::split ? steps * filters * 8.0 : 0.0;
-  const double load = steps * (20.0 * limbs_of(weights.mode) + filters * limbs_of(weights.mode));
+  const bool split = plan.weights.mode == Mode::split, floats = problem.dtype == DType::f32;
+  const bool nhwc = problem.layout == Layout::nhwc;
+  const double filters = plan.weights.filter_tile / 8.0, steps = plan.steps, limbs = split ? 2.0 : 1.0;
+  const double products = 2.0 * filters * steps * (split ? 3.0 : 1.0);  // instructions of 8 clocks
+  const double multiply = 9.0 * products + (split ? steps * filters * 8.0 : 0.0) + steps * limbs * (20.0 + filters);
   const double units = static_cast<double>(plan.patch_h * plan.row_units) / plan.threads();
-  const double stage = units * (problem.dtype == DType::f32 ? 70.0 : 40.0) +
-                       static_cast<double>(plan.lines * plan.line_chunks) / plan.threads() * 25.0 + 80.0;
-  const double store = 150.0 + filters * 8.0 * (problem.dtype == DType::f32 ? 5.0 : 3.0);
-  const double issue = multiply / 8.0 + sums + load + stage + store;
-  const double turns = std::ceil(static_cast<double>(plan.tiles * weights.filter_tiles) / device.processors);
-  const double resident = std::min<double>(turns, static_cast<double>(at_once));  // blocks of a multiprocessor
-  const double quarter_warps = std::ceil(turns * warps / 4.0);
-  const double idle = resident * warps < 8.0 ? 1.6 : 1.15;
-  const double busy = quarter_warps * std::max(multiply, issue) * idle;
-  const double alone = multiply + issue + 1500.0;  // a tile's own way, however few there are
-  return 5.0 + std::max(clocks_us(std::max(busy, alone * std::ceil(turns / static_cast<double>(at_once))), device),
-                        memory_us(problem.compulsory_bytes(), 0.85, device));
+  const double chunks = static_cast<double>(plan.lines * plan.line_chunks) / plan.threads();
+  const double stage = units * (floats ? 70.0 : 40.0) + chunks * 25.0 + 80.0;
+  const bool vectors = nhwc ? problem.k % plan.weights.vector == 0 : problem.q() % quad == 0;
+  const double store = 150.0 + filters * 8.0 * (floats ? 5.0 : 3.0) * (vectors ? 1.0 : 3.0);
+  const double clocks = multiply + stage + store;
+
+  const double turns = std::ceil(static_cast<double>(plan.tiles * plan.weights.filter_tiles) / device.processors);
+  const double busy = 0.85 * clocks * std::ceil(turns * plan.warps / 4.0);
+  // However few tiles there are: filters and the first patch, then tile after tile.
+  const double alone = (floats ? 4000.0 : 3000.0) +
+                       (clocks + (floats ? 1500.0 : 1000.0)) * std::ceil(turns / static_cast<double>(at_once));
+  const double compute_us = clocks_us(std::max(busy, alone), device);
+  const double bytes_us = memory_us(problem.compulsory_bytes(), 0.93, device);
+  const int row_bytes =
+      plan.tile_q * static_cast<int>(size_of(problem.dtype));  // that a warp writes of a filter, in NCHW
+  const double rows = nhwc ? 1.0 : row_bytes >= 128 ? 1.06 : row_bytes >= 64 ? 1.1 : 1.15;
+  return 6.0 + rows * (std::max(compute_us, bytes_us) + 0.15 * std::min(compute_us, bytes_us));
 }
 
 // The most lanes of a warp that read one bank when they load a pair of halves of each: in their rows of `row_words` to
@@ -168,7 +173,7 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
   plan.bias_offset = plan.taps_offset + (plan.steps + 1) * step_pairs * 8;
   plan.exponents_offset = plan.bias_offset + weights.filter_tile * 4;
   plan.ranges_offset = plan.exponents_offset + weights.filter_tile * 4;
-  plan.patch_offset = plan.ranges_offset + max_warps * 8;
+  plan.patch_offset = plan.ranges_offset + (max_warps + 2) * 8;
   plan.raw_offset = plan.patch_offset + limbs_of(weights.mode) * plan.plane_bytes;
   plan.shared_bytes = plan.raw_offset + static_cast<std::int64_t>(plan.lines) * plan.line_chunks * 16;
   const auto most = static_cast<std::int64_t>(device.shared_memory_bytes);
@@ -177,13 +182,14 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
   plan.p_tiles = ceil_div<std::int64_t>(problem.p(), plan.tile_p);
   plan.q_tiles = ceil_div<std::int64_t>(problem.q(), plan.tile_q);
   plan.tiles = problem.n * plan.p_tiles * plan.q_tiles;
-  constexpr double limit = 1073741824.0;  // tiles, and the elements of an image, are numbered with 31 bits
-  if (static_cast<double>(plan.tiles) * static_cast<double>(weights.filter_tiles) >= limit) return std::nullopt;
+  constexpr double limit = 1073741824.0;            // tiles, and the elements of an image, are numbered with 31 bits
+  constexpr std::int64_t max_filter_tiles = 65535;  // a dimension of the grid
+  if (static_cast<double>(plan.tiles) >= limit || weights.filter_tiles > max_filter_tiles) return std::nullopt;
   const std::int64_t at_once = std::max<std::int64_t>(
       1, std::min<std::int64_t>(warps_per_processor(weights.filter_tile, weights.mode == Mode::split ? 3 : 1) / warps,
                                 most / (plan.shared_bytes + 1024)));
   const std::int64_t slots = std::max<std::int64_t>(1, device.processors * at_once / weights.filter_tiles);
-  plan.blocks = std::min(plan.tiles, slots) * weights.filter_tiles;
+  plan.blocks = std::min(plan.tiles, slots);
   plan.cost_us = cost_us(plan, problem, device, at_once);
   return plan;
 }
