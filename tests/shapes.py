@@ -167,9 +167,24 @@ CROWDED = [
     Shape(53, 36, 12, 20, 72, 3, 3, padding=(1, 1)),  # likewise, in two strips of 4 rows
 ]
 
+# First layers: up to four channels, whose pairs may straddle pixels; filters and outputs that fill no tile.
+FIRST_LAYERS = [
+    _square(2, 1, 21, 48, 5, padding=2),
+    _square(1, 1, 41, 7, 7, stride=2, padding=3),
+    Shape(1, 2, 20, 37, 96, 3, 3, padding=(1, 1)),
+    Shape(2, 4, 23, 25, 200, 3, 3, (2, 2), (1, 1)),
+    Shape(1, 3, 45, 47, 96, 11, 11, (4, 4), (2, 2)),
+    _square(1, 3, 14, 7, 3, stride=3),
+    Shape(2, 3, 31, 30, 32, 3, 3, (1, 2), (2, 1), (2, 1)),
+    Shape(1, 3, 30, 31, 33, 3, 3, (2, 2), (2, 2), (2, 2)),  # an even stride, but taps that are no neighbours
+    Shape(1, 3, 3, 5, 64, 7, 7, (2, 2), (3, 3)),  # smaller than the kernel, and than a tile
+    Shape(1, 3, 40, 64, 64, 1, 7, (1, 2), (0, 3)),
+    _square(0, 3, 16, 64, 7, stride=2, padding=3),  # an empty batch
+]
+
 SMALL = [*UNIT_3X3, *POINTWISE, *DEPTHWISE, *GENERAL]
-SHAPES = [*SMALL, *FEW_FILTERS, *LARGER]
+SHAPES = [*SMALL, *FEW_FILTERS, *FIRST_LAYERS, *LARGER]
 
 # A few small ones that touch every tail: what compute-sanitizer can afford.
 SANITIZE = [UNIT_3X3[1], UNIT_3X3[4], UNIT_3X3[9], POINTWISE[1], POINTWISE[4], DEPTHWISE[0], DEPTHWISE[4], GENERAL[4],
-            GENERAL[9], GENERAL[12], GENERAL[17], FEW_FILTERS[3]]  # fmt: skip
+            GENERAL[9], GENERAL[12], GENERAL[17], FEW_FILTERS[3], FIRST_LAYERS[4]]  # fmt: skip

@@ -21,6 +21,7 @@ from harness import (
     conv2d,
     conv2d_packed,
     differs,
+    magnitude,
     make_case,
     pack_weight,
     problem,
@@ -30,7 +31,7 @@ from harness import (
     supported,
     yardstick,
 )
-from shapes import CROWDED, LARGER, NARROW, SANITIZE, SHAPES, SMALL, Shape
+from shapes import CROWDED, FIRST_LAYERS, LARGER, NARROW, SANITIZE, SHAPES, SMALL, Shape
 
 from fastconv import _C, ops, testing
 from fastconv.testing import poisoned_memory
@@ -268,6 +269,24 @@ def test_channels_that_a_filter_ignores_cost_no_precision(algorithm, layout, dev
     case.input[:, 50:100] = 0.0
     case.weight[:, :50] = 0.0
     assert check(conv2d(case, algorithm, "fp32"), case, algorithm, "fp32") == []
+
+
+@devices
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("cls", ["fp32", "tf32"])
+def test_small_windows_beside_large_values(cls, layout, device):
+    """Where a scale belongs to the input under many outputs, those that see a millionth of it are as accurate."""
+    wrong = []
+    for shape in supported("implicit_gemm", FIRST_LAYERS, cls, layout, device):
+        case = make_case(shape, cls, layout, device)
+        case.input[..., : shape.w // 2].mul_(1e-6)
+        case.input[..., : shape.h // 3, : shape.w // 3] = 0.0
+        case.input[-1:, -1, shape.h // 2, shape.w // 4] = 1e7
+        error = (conv2d(case, "implicit_gemm", cls).double() - reference(case)).abs()
+        limit = 2.0**-10 if cls == "tf32" else 32 * 2.0**-24
+        if bool((error > limit * magnitude(case)).any()):
+            wrong.append(f"{shape}: {float((error / magnitude(case).clamp_min(1e-300)).max())}")
+    assert not wrong, "\n".join(wrong)
 
 
 @devices

@@ -29,6 +29,9 @@ ALLOWED: dict[str, str] = {
     r"\(fastconv::algos::implicit_gemm::Mode\)1, 128, 2, \(fastconv::algos::implicit_gemm::persistent::Source\)": (
         "class tf32: counters of the loop over tiles parked, none within the loop over steps"
     ),
+    r"implicit_gemm::few_channels::convolve<fastconv::algos::implicit_gemm::few_channels::Shape<float, 3, 8>": (
+        "sm_80: two values of the loop over tiles parked, stored in front of the loop over steps and loaded behind it"
+    ),
     r"winograd_fused::single::convolve<(float|__half|__nv_bfloat16), 1, ": (
         "narrow work tiles, 168 sums beside 36 registers of filters: values of the loop over work tiles parked, none "
         "within the loops over products or over the tiles of a row"

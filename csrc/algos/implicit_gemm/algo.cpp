@@ -101,6 +101,13 @@ std::string describe_tile(const single_tile::Plan& plan, AccuracyClass accuracy)
          (plan.split_k > 1 ? ", " + text(plan.split_k) + " splits in a cluster" : "");
 }
 
+std::string describe_tile(const few_channels::Plan& plan) {
+  const auto text = [](std::int64_t value) { return std::to_string(value); };
+  return std::string("few channels, ") + describe(plan.weights.mode) + ", tile " + text(plan.tile_p) + "x" +
+         text(plan.tile_q) + " outputs, " + text(plan.weights.filter_tile) + " filters, " + text(plan.steps) +
+         " steps of " + text(2 * few_channels::step_pairs) + (plan.dense ? ", dense" : ", padded");
+}
+
 // What the larger `wgmma` kernel takes of the time that is planned for it, by kind of problem: fitted to runs on an
 // H200 (docs/log/12-implicit-gemm-wgmma-2.md).
 double wgmma_factor(const persistent::Plan& plan, const ConvProblem& problem) {
@@ -146,11 +153,7 @@ ConvPlan plan_for_hopper(const ConvProblem& problem, const DeviceInfo& device) {
   return {"wgmma, " + describe_tile(plan), plan.workspace_bytes(problem), persistent_us, keep_plan<Plan>(plan), true};
 }
 
-ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
-  if (persistent::is_used(problem, device)) return plan_for_hopper(problem, device);
-  if (device.type == DeviceType::cpu) {
-    return {"float32, a pixel at a time", 0, reference_us(problem, device)};
-  }
+ConvPlan plan_portable(const ConvProblem& problem, const DeviceInfo& device) {
   const portable::Plan config = portable::make_plan(problem);
   return {std::string(describe(config.mode)) + ", tile " + std::to_string(portable::pixel_tile) + " outputs, " +
               std::to_string(config.filter_tile) + " filters, " + std::to_string(config.steps) + " steps of " +
@@ -158,13 +161,30 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
           0, cuda_cost_us(problem, config, device), keep_plan<Plan>(config), config.loads_vectors};
 }
 
-PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
-  if (persistent::is_used(problem, device)) return {persistent::make_weights(problem).bytes()};
-  const portable::Plan config = portable::make_plan(problem);
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) {
-    return {align_bytes(static_cast<std::size_t>(config.reduction * problem.k) * sizeof(float))};
+    return {"float32, a pixel at a time", 0, reference_us(problem, device)};
   }
-  return {config.weight_bytes(problem.k) + align_bytes(static_cast<std::size_t>(problem.k) * sizeof(std::int32_t))};
+  ConvPlan other =
+      persistent::is_used(problem, device) ? plan_for_hopper(problem, device) : plan_portable(problem, device);
+  std::optional<few_channels::Plan> few = few_channels::make_plan(problem, device);
+  if (!few) return other;
+  const double transposition = other.reads_nhwc && problem.layout == Layout::nchw
+                                   ? transposition_us(static_cast<double>(nhwc_input_bytes(problem)), device)
+                                   : 0.0;
+  if (few->cost_us >= other.cost_us + transposition) return other;
+  few->weights_offset = few_channels_offset(problem, device);
+  return {describe_tile(*few), 0, few->cost_us, keep_plan<Plan>(*few)};
+}
+
+PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu) {
+    const std::int64_t reduction = problem.r * problem.s * problem.c_per_group();
+    return {align_bytes(static_cast<std::size_t>(reduction * problem.k) * sizeof(float))};
+  }
+  const std::size_t offset = few_channels_offset(problem, device);
+  if (const auto few = few_channels::make_weights(problem, device)) return {offset + few->bytes()};
+  return {offset};
 }
 
 }  // namespace

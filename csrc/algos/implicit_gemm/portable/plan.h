@@ -29,6 +29,9 @@ struct Plan {
   std::size_t weight_bytes(std::int64_t k) const {
     return align_bytes(static_cast<std::size_t>(steps * limbs * k) * depth_tile * 2);
   }
+  std::size_t packed_bytes(std::int64_t k) const {
+    return weight_bytes(k) + align_bytes(static_cast<std::size_t>(k) * sizeof(std::int32_t));
+  }
 };
 
 // Of k filters, those of a block. Its time is that of its filters, and of the pixels' loading and splitting: worth
