@@ -46,6 +46,7 @@ KERNELS = [
         r"persistent::(convert|reduce)",
     ),
     ("implicit_gemm", r"^wgmma", r"implicit_gemm::persistent::convolve", r"implicit_gemm::persistent::reduce_split_k"),
+    ("implicit_gemm", r"^few channels", r"implicit_gemm::few_channels::convolve", None),
     ("implicit_gemm", r"", r"implicit_gemm::portable::convolve", None),
     (r"winograd_f\d", r"by wgmma", r"winograd_staged::gemm::.*multiply", r"winograd_staged::(in|out)put_transform"),
     (r"winograd_f\d", r"", r"winograd_staged::input_transform", r"winograd_staged::output_transform"),
@@ -69,6 +70,8 @@ def tile_filters(kernel: str) -> int | None:
         return int(match[1])
     if match := re.search(r"single_tile::Shape<[^<>,]*, (\d+), ", kernel):
         return int(match[1])
+    if match := re.search(r"few_channels::Shape<[^<>,]*, (?:\([^()]*\))?\d+, (?:\([^()]*\))?(\d+)", kernel):
+        return 8 * int(match[1])
     return None
 
 
