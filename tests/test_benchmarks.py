@@ -415,6 +415,8 @@ def test_a_written_file_is_valid_json_with_rounded_numbers(tmp_path):
 
 def test_result_folder_is_named_after_the_device():
     assert results.slug("NVIDIA H200") == "h200"
+    assert results.slug("NVIDIA H100 80GB HBM3") == "h100"
+    assert results.slug("NVIDIA H100 PCIe") == "h100-pcie"
     head = {"gpu": "NVIDIA GeForce RTX 4090", "cuda": "13.0", "suite": "layers"}
     assert results.default_path(head).as_posix() == "benchmarks/results/geforce-rtx-4090/layers.json"
     assert results.default_path(head | {"cuda": "", "suite": "layers_cpu"}).parts[-2:] == ("cpu", "layers_cpu.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,10 @@ def _fields(values: dict[str, Any], expected: dict[str, Any], where: str) -> lis
 
 
 def slug(gpu: str) -> str:
-    """The folder of a device's results: "NVIDIA H200" -> "h200"."""
+    """The folder of a device's results, without what names its memory: "NVIDIA H100 80GB HBM3" -> "h100"."""
     words = "".join(letter.lower() if letter.isalnum() else " " for letter in gpu).split()
-    return "-".join(word for word in words if word not in ("nvidia", "r", "tm")) or "unknown"
+    noise = re.compile(r"nvidia|r|tm|\d+gb|hbm\d*\w?")
+    return "-".join(word for word in words if not noise.fullmatch(word)) or "unknown"
 
 
 def default_path(head: Document, root: Path | str = "benchmarks/results") -> Path:
