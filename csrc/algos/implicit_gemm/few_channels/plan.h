@@ -116,7 +116,8 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
   const double clocks = multiply + stage + store;
 
   const double turns = std::ceil(static_cast<double>(plan.tiles * plan.weights.filter_tiles) / device.processors);
-  const double busy = 0.85 * clocks * std::ceil(turns * plan.warps / 4.0);
+  const double fewer = plan.warps < max_warps ? 1.2 : 1.0;  // more patches, and more of the filters' copies
+  const double busy = 0.85 * fewer * clocks * std::ceil(turns * plan.warps / 4.0);
   // However few tiles there are: filters and the first patch, then tile after tile.
   const double alone = (floats ? 4000.0 : 3000.0) +
                        (clocks + (floats ? 1500.0 : 1000.0)) * std::ceil(turns / static_cast<double>(at_once));
