@@ -182,8 +182,16 @@ FIRST_LAYERS = [
     _square(0, 3, 16, 64, 7, stride=2, padding=3),  # an empty batch
 ]
 
+# More weights than outputs: reductions in many splits, on clusters of blocks and through memory.
+WEIGHT_BOUND = [
+    _square(2, 264, 4, 328, 3, padding=1),
+    Shape(1, 520, 7, 5, 136, 3, 3, padding=(1, 1)),
+    Shape(1, 328, 3, 5, 131, 3, 3, padding=(1, 0)),  # y is no whole vectors of 16 bytes, nor of 4 values
+    _square(3, 1032, 7, 136, 1),
+]
+
 SMALL = [*UNIT_3X3, *POINTWISE, *DEPTHWISE, *GENERAL]
-SHAPES = [*SMALL, *FEW_FILTERS, *FIRST_LAYERS, *LARGER]
+SHAPES = [*SMALL, *FEW_FILTERS, *FIRST_LAYERS, *WEIGHT_BOUND, *LARGER]
 
 # A few small ones that touch every tail: what compute-sanitizer can afford.
 SANITIZE = [UNIT_3X3[1], UNIT_3X3[4], UNIT_3X3[9], POINTWISE[1], POINTWISE[4], DEPTHWISE[0], DEPTHWISE[4], GENERAL[4],

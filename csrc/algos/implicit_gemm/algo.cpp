@@ -129,8 +129,11 @@ double element_stores_us(const persistent::Plan& plan, const DeviceInfo& device)
 
 // Its time, without a transposition. The rates of NCHW were fitted like the factors.
 double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
+  const persistent::Weights& weights = plan.weights;  // class tf32: half as many bytes as the problem's
+  const double values = static_cast<double>(problem.k * problem.c * weights.taps);
+  const double bytes = problem.compulsory_bytes() - (weights.mode == Mode::single ? 2.0 : 0.0) * values;
   const double kernel_us = std::max(clocks_us(persistent::plan_clocks(plan, device.processors), device),
-                                    memory_us(problem.compulsory_bytes(), own::memory, device));
+                                    memory_us(bytes, own::memory, device));
   const double quads_us =
       (size_of(problem.dtype) == 2 ? own::nchw_half : own::nchw) * 1e-6 * static_cast<double>(problem.output_numel());
   const double launch_us = plan.weights.mode == Mode::single ? own::single_launch : own::launch;
