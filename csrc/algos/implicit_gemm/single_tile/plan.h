@@ -287,8 +287,9 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
   const double bytes = problem.compulsory_bytes();
   // Elements of NCHW are stored one by one.
   const double nchw = problem.layout == Layout::nchw ? 1.0 + 3.0e-6 * static_cast<double>(problem.output_numel()) : 0.0;
-  // Until memory is at work; more bytes come at its full rate (docs/log/91-weight-bound.md).
-  const double filling = 0.167e-6 * std::min(bytes, 8e6);
+  // Beyond 8 MB weights come at memory's full rate (docs/log/91-weight-bound.md).
+  const double weights = static_cast<double>(problem.k * problem.c * problem.r * problem.s * plan.element_bytes);
+  const double filling = 0.167e-6 * (bytes - std::max(0.0, weights - 8e6));
   return factor.launch + joining + nchw + filling + std::max(body, memory_us(bytes, 1.0, device));
 }
 
