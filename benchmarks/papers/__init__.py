@@ -1,7 +1,7 @@
 """The experiments of the five sources (docs/concepts/algorithms.md), repeated: one module per source.
 
-Each module has `PARTS`, the names of its experiments with the file that each writes, and `run(options)`, which measures
-them by the suites of layers and networks and returns the documents. Files are `results/<gpu>/paper_<name>.json`, with
+Each module has `PARTS`, its experiments by name, which measure by the suites of layers and networks and return their
+documents; `GPU_PARTS` are those of them that a CPU is not asked for. Files are `results/<gpu>/paper_<name>.json`, with
 the part behind where a source has more than one kind of row; `benchmarks/reports/papers` draws docs/papers from them.
 """
 
@@ -60,7 +60,9 @@ def run(name: str, options: Options) -> dict[str, dict[str, Any]]:
     if name not in NAMES:
         raise ValueError(f"name is {name!r}; expected one of {', '.join(NAMES)}")
     module = importlib.import_module(f"benchmarks.papers.{name}")
-    parts = list(options.parts or module.PARTS)
+    on_gpu = options.device.startswith("cuda")
+    all_parts = [part for part in module.PARTS if on_gpu or part not in getattr(module, "GPU_PARTS", ())]
+    parts = list(options.parts or all_parts)
     for part in parts:
         if part not in module.PARTS:
             raise ValueError(f"part is {part!r}; expected one of {', '.join(module.PARTS)}")

@@ -108,8 +108,7 @@ def counters(options: Options) -> dict[str, Any]:
     from benchmarks.studies import counters as hardware
 
     if not options.device.startswith("cuda"):
-        options.report("counters: a CPU has none that are read here")
-        return {"rows": []}
+        raise ValueError(f"device is {options.device!r}; part counters of cuconv needs cuda")
     names = options.layers.split(",") if options.layers else COUNTED
     return hardware.run(
         [layer for layer in LAYERS if any(layer.layer.startswith(name) for name in names)],
@@ -119,3 +118,4 @@ def counters(options: Options) -> dict[str, Any]:
 
 
 PARTS = {"survey": survey, "counters": counters}
+GPU_PARTS = ("counters",)

@@ -95,3 +95,4 @@ PARTS: dict[str, Any] = {
     "resnet2": resnet2,
     "networks": networks,
 }
+GPU_PARTS = ("layers", "filters", "counters")
