@@ -84,6 +84,8 @@ POINTWISE = [
     _square(1, 3, 7, 5, 1, padding=1),
     _square(1, 24, 14, 40, 1),
     _square(0, 4, 5, 4, 1),
+    _square(1, 70, 7, 100, 1),  # few pixels, many filters: tiles of direct_tiled's kernel for 1x1, none of them whole
+    Shape(3, 66, 3, 11, 33, 1, 1, stride=(2, 1)),
 ]
 
 DEPTHWISE = [
@@ -128,6 +130,8 @@ LARGER = [
     _square(1, 64, 14, 64, 3, padding=1),
     _square(2, 32, 17, 16, 3, padding=1),
     _square(1, 64, 14, 64, 1),
+    _square(1, 516, 14, 36, 1),  # its sum is divided among the blocks of a cluster, and the last has less of it
+    Shape(2, 1028, 5, 10, 136, 1, 1),
     _square(1, 16, 14, 32, 3, stride=2, padding=1),
     _square(1, 8, 28, 16, 5, padding=2),
     _square(1, 512, 7, 8, 3, padding=1),  # a long reduction

@@ -32,6 +32,7 @@ KERNELS = [
     ("direct_tiled", r"^depthwise", r"direct_tiled::depthwise::", None),
     ("direct_tiled", r"filters that stay", r"direct_tiled::resident::convolve", None),
     ("direct_tiled", r"^few filters", r"direct_tiled::few_filters::convolve", None),
+    ("direct_tiled", r"^1x1", r"direct_tiled::pointwise::convolve", None),
     ("direct_tiled", r"", r"direct_tiled::convolve", None),
     ("fused_unroll", r"^tile 16x", r"fused_unroll::.*convolve<.*, 16, 128>", None),
     ("fused_unroll", r"", r"fused_unroll::.*convolve<.*, 64, 64>", None),

@@ -283,3 +283,19 @@ def test_the_last_layers_of_decoders_have_a_kernel_for_few_filters(layout):
     for changes in others:
         row = planned("direct_tiled", _C.ConvProblem(**arguments | changes), _C.h200_device())
         assert "few filters" not in row["config"]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_1x1_layers_of_small_maps_have_a_kernel_in_fp32_arithmetic(layout):
+    arguments = {"n": 1, "c": 512, "h": 14, "w": 14, "k": 128, "r": 1, "s": 1, "layout": layout, "precision": "ieee"}
+    choice = _C.choose("auto", _C.ConvProblem(**arguments), _C.h200_device())
+    assert choice["algorithm"] == "direct_tiled"
+    assert choice["config"].startswith("1x1")
+    strided = planned("direct_tiled", _C.ConvProblem(**arguments | {"stride": (2, 2)}), _C.h200_device())
+    assert strided["config"].startswith("1x1")
+    for changes in ({"n": 512}, {"padding": (1, 1)}, {"groups": 2}, {"c": 8192}, {"dtype": "float16"}, {"s": 3}):
+        row = planned("direct_tiled", _C.ConvProblem(**arguments | changes), _C.h200_device())
+        assert not row["config"].startswith("1x1"), changes
+    portable = _C.h200_device()
+    portable.compute_capability = 80
+    assert not planned("direct_tiled", _C.ConvProblem(**arguments), portable)["config"].startswith("1x1")

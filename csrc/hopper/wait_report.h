@@ -18,12 +18,14 @@ enum WaitKernel : int {
   kernel_implicit_gemm,
   kernel_winograd_fused,
   kernel_winograd_megakernel,
-  kernel_winograd_products
+  kernel_winograd_products,
+  kernel_direct_tiled
 };
 enum WaitRole : int { role_load, role_transform, role_multiply, role_dispatch, role_stream, role_signal };
 
 inline std::string describe(const WaitReport& report) {
-  constexpr const char* kernels[] = {"implicit_gemm", "winograd_fused", "winograd_megakernel", "winograd products"};
+  constexpr const char* kernels[] = {"implicit_gemm", "winograd_fused", "winograd_megakernel", "winograd products",
+                                     "direct_tiled"};
   constexpr const char* roles[] = {"load", "transform", "multiply", "dispatch", "stream", "signal"};
   return "a wait has expired in kernel " + std::string(kernels[report.kernel]) + ", role " + roles[report.role] +
          ", block " + std::to_string(report.block) + "; the CUDA context is lost";

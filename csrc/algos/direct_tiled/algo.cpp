@@ -25,7 +25,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   }
   const Choice choice = cpu ? Choice{} : choose(problem, device);
   const bool fits = cpu ? choose_cpu_config(problem).scratch_bytes() <= most
-                        : choice.tiled || choice.resident || choice.depthwise || choice.few_filters;
+                        : choice.tiled || choice.resident || choice.depthwise || choice.few_filters || choice.pointwise;
   if (fits) return Support::yes();
   const std::int64_t needed =
       cpu ? choose_cpu_config(problem).scratch_bytes() : channel_bytes(problem, tiles[tile_count - 1], 1);
@@ -65,6 +65,14 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     plan.config = "few filters, tile " + std::to_string(few_filters::tile_p) + "x" +
                   std::to_string(few_filters::tile_q(problem.layout)) + " outputs, " + std::to_string(config.k_tile) +
                   " filters, " + std::to_string(config.blocks) + " blocks";
+    plan.cost_us = config.cost_us;
+    return plan;
+  }
+  if (choice.pointwise) {
+    const pointwise::Config& config = *choice.pointwise;
+    plan.config = "1x1, tile " + std::to_string(config.pixels()) + " outputs, " + std::to_string(config.filters()) +
+                  " filters, " + std::to_string(config.split()) + " blocks a tile, " +
+                  std::to_string(config.shared_bytes) + " bytes shared";
     plan.cost_us = config.cost_us;
     return plan;
   }

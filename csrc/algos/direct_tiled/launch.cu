@@ -70,6 +70,7 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const Choice& choice = plan_as<Choice>(args.kernel_plan);
   if (choice.depthwise) return depthwise::run_cuda(args, runtime, *choice.depthwise);
   if (choice.few_filters) return few_filters::run_cuda(args, runtime, *choice.few_filters);
+  if (choice.pointwise) return pointwise::run_cuda(args, runtime, *choice.pointwise);
   if (choice.resident) return resident::run_cuda(args, runtime, *choice.resident);
   run_tiled(args, runtime, choice.tiled.value());
 }

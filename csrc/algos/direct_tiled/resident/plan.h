@@ -9,6 +9,7 @@
 #include "algos/direct_tiled/depthwise/plan.h"
 #include "algos/direct_tiled/few_filters/plan.h"
 #include "algos/direct_tiled/plan.h"
+#include "algos/direct_tiled/pointwise/plan.h"
 
 namespace fastconv {
 struct ConvArgs;
@@ -193,22 +194,27 @@ void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config);
 
 namespace fastconv::algos::direct_tiled {
 
-// What serves a problem on CUDA: one of the four, or none where not even a channel fits shared memory.
+// What serves a problem on CUDA: one of the five, or none where not even a channel fits shared memory.
 struct Choice {
   std::optional<Config> tiled;
   std::optional<resident::Config> resident;
   std::optional<depthwise::Config> depthwise;
   std::optional<few_filters::Config> few_filters;
+  std::optional<pointwise::Config> pointwise;
 };
 
 inline Choice choose(const ConvProblem& problem, const DeviceInfo& device) {
   if (const auto config = depthwise::choose(problem, device)) return {.depthwise = config};
   const auto tiled = choose_config(problem, device);
   const auto resident = resident::choose(problem, device);
+  const auto pointwise = pointwise::choose(problem, device);
   const auto few_filters = few_filters::choose(problem, device);
   // In NHWC it has lost none.
   const bool few = few_filters && (problem.layout == Layout::nhwc || !tiled || few_filters->cost_us <= tiled->cost_us);
   if (few) return {.few_filters = few_filters};
+  const bool small = pointwise && (!tiled || pointwise->cost_us <= tiled->cost_us) &&
+                     (!resident || pointwise->cost_us <= resident->cost_us);
+  if (small) return {.pointwise = pointwise};
   // With few channels the tiles' cost leaves out what their chunks cannot hide: they have lost every comparison there.
   if (resident && (!tiled || problem.c <= 4 || resident->cost_us <= tiled->cost_us)) return {.resident = resident};
   return {.tiled = tiled};
