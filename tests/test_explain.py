@@ -14,7 +14,7 @@ from fastconv import _C, settings
 def test_explain_is_readable():
     explanation = fastconv.explain((1, 64, 56, 56), (64, 64, 3, 3), padding="same", device="cuda", precision="fp32")
     text = str(explanation)
-    assert "H200" in text
+    assert (torch.cuda.get_device_name() if torch.cuda.is_available() else "H200") in text
     assert "chosen" in text
     assert [row.algorithm for row in explanation.rows] == NAMES
     for name in NAMES:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import fastconv
+from benchmarks.harness import turns
 from benchmarks.harness.runs import LAYOUTS, time_limit
 from fastconv import timing
 from fastconv.models.compare import CLASS_DTYPE, precision_of, pytorch_class
@@ -236,7 +237,7 @@ def compile_one(job: Job) -> None:
     base, pictures = zoo.build(job.network, image=job.image), zoo.inputs(job.network, job.batch, job.image)
     case = Case(base, job.cls, job.algorithm, pictures, device, job.limit_s)
     with (
-        torch.inference_mode(), pytorch_class(job.cls, benchmark=False), warnings.catch_warnings(),
+        turns.preparing(), torch.inference_mode(), pytorch_class(job.cls, benchmark=False), warnings.catch_warnings(),
         config.patch(autotune_local_cache=False, fx_graph_cache=keeps_graph),
         functorch_config.patch(enable_autograd_cache=keeps_graph),
     ):  # fmt: skip
