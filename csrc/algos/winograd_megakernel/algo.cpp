@@ -91,7 +91,10 @@ double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, con
   const double gemms = static_cast<double>(map.gemms()) / device.processors + 1.1;  // the first and the last one wait
   const double products = gemms * (rates.chunk * static_cast<double>(cuda.weights.chunks) + rates.product);
   const double work_tiles = static_cast<double>(map.inputs() + map.outputs()) * map.shapes.input_tiles;
-  const double transforms = rates.transform * work_tiles / device.processors;
+  // Transforms wait for memory, whose rate was an H200's.
+  constexpr double fitted_bandwidth = 4.3e12;
+  const double transforms =
+      rates.transform * work_tiles / device.processors * fitted_bandwidth / device.bandwidth_bytes_per_s;
   const double nhwc = rates.launch + std::max(products, transforms) + rates.not_hidden * std::min(products, transforms);
   const bool element_by_element = problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0 ||
                                   (fp16 && problem.layout == Layout::nhwc && problem.k % 2 != 0);
