@@ -48,7 +48,10 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
   const double factor = narrow_outputs_factor(problem, config.split ? 1.1 : 1.7);
-  return factor * ((config.split ? 11.5 : 7.3) + kernel_us(problem, config, device.processors));
+  // Few channels in class tf32: memory, at the rate that copies of boxes with halos reach.
+  const double us =
+      std::max(kernel_us(problem, config, device.processors), memory_us(problem.compulsory_bytes(), 0.62, device));
+  return factor * ((config.split ? 11.5 : 7.3) + us);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
