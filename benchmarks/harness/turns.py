@@ -104,7 +104,6 @@ def aside() -> Iterator[None]:
     given back, which is most of the memory of a card of 80 GB; takes the turn again."""
     held = list(_held)
     if held and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
         torch.cuda.empty_cache()
     for mine in held:
         mine.give()

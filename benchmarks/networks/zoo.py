@@ -71,9 +71,7 @@ def build(name: str, *, image: int | None = None) -> nn.Module:
     if name in NETWORKS:
         return models.build(name, image=image)
     entry = network(name)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = entry.make()
+    model = models.seeded(entry)
     models.calibrate_(model, inputs(name, models.CALIBRATION_PICTURES, image or entry.image, seed=1))
     return model.eval()
 

@@ -56,14 +56,16 @@ class Options:
 
 
 def run(name: str, options: Options) -> dict[str, dict[str, Any]]:
-    """Runs a source's experiments; part -> its document. Raises ValueError for an unknown name or part."""
+    """Runs a source's experiments; part -> its document. Raises ValueError for an unknown name or part, or one that
+    needs a GPU where there is none."""
     if name not in NAMES:
         raise ValueError(f"name is {name!r}; expected one of {', '.join(NAMES)}")
     module = importlib.import_module(f"benchmarks.papers.{name}")
-    on_gpu = options.device.startswith("cuda")
-    all_parts = [part for part in module.PARTS if on_gpu or part not in getattr(module, "GPU_PARTS", ())]
-    parts = list(options.parts or all_parts)
+    beyond_device = () if options.device.startswith("cuda") else getattr(module, "GPU_PARTS", ())
+    parts = list(options.parts or (part for part in module.PARTS if part not in beyond_device))
     for part in parts:
         if part not in module.PARTS:
             raise ValueError(f"part is {part!r}; expected one of {', '.join(module.PARTS)}")
+        if part in beyond_device:
+            raise ValueError(f"device is {options.device!r}; part {part} of the {name} needs cuda")
     return {part: module.PARTS[part](options) for part in parts}

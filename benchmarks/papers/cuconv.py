@@ -7,6 +7,7 @@ seven batch sizes, 616: which of them it left out is not known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.papers import Options
@@ -81,15 +82,20 @@ NETWORKS = {
 LAYERS = _once([layer for its in NETWORKS.values() for layer in its])
 
 
+def _chosen(options: Options, otherwise: Sequence[str]) -> list[Layer]:
+    """The layers that begin as the options say, or else as `otherwise` does."""
+    names = options.layers.split(",") if options.layers else otherwise
+    return [layer for layer in LAYERS if any(layer.layer.startswith(name) for name in names)]
+
+
 def survey(options: Options) -> dict[str, Any]:
     """All layers and batches, or some of them; small batches first."""
     from benchmarks.layers import suite
 
-    names = options.layers.split(",") if options.layers else [""]
     document = suite.run(
         options.batches or BATCHES,
         options.classes or CLASSES,
-        [layer for layer in LAYERS if any(layer.layer.startswith(name) for name in names)],
+        _chosen(options, ("",)),
         rounds=options.rounds,
         budget_s=options.budget_s,
         out=options.out(SUITE),
@@ -107,11 +113,8 @@ def counters(options: Options) -> dict[str, Any]:
     """Hardware counters of the two kernels of two_stage, and of cuDNN's rival by PyTorch; of a GPU alone."""
     from benchmarks.studies import counters as hardware
 
-    if not options.device.startswith("cuda"):
-        raise ValueError(f"device is {options.device!r}; part counters of cuconv needs cuda")
-    names = options.layers.split(",") if options.layers else COUNTED
     return hardware.run(
-        [layer for layer in LAYERS if any(layer.layer.startswith(name) for name in names)],
+        _chosen(options, COUNTED),
         options.batches[0] if options.batches else 1, options.classes or CLASSES[:1], ("two_stage", "torch"),
         out=options.out(f"{SUITE}_counters"), suite=f"{SUITE}_counters", report=options.report,
     )  # fmt: skip

@@ -27,6 +27,7 @@ __all__ = [
     "flatten_output",
     "network",
     "photographs",
+    "seeded",
 ]
 
 CALIBRATION_PICTURES = 4
@@ -89,12 +90,17 @@ def build(name: str, *, seed: int = 0, calibrate: bool = True, image: int | None
     calibrate: take batch-norm statistics from photographs of `image` x `image` (default: the network's own size).
     """
     entry = network(name)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = entry.make()
+    model = seeded(entry, seed)
     if calibrate:
         calibrate_(model, photographs(CALIBRATION_PICTURES, image or entry.image, seed=seed + 1))
     return model.eval()
+
+
+def seeded(entry: Network, seed: int = 0) -> nn.Module:
+    """The entry's network, its weights by `seed` alone; the global random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return entry.make()
 
 
 @torch.no_grad()

@@ -77,7 +77,7 @@ def networks(document: Document, gpu: str) -> str:
 def filters(document: Document, gpu: str) -> str:
     """A row per layer and batch: U made beforehand, by a kernel of its own in each call, and by tasks."""
     header = ["layer", "batch", *FILTER_FORMS, "tasks over packing in each call"]
-    found = [row for row in of_class(document, "ieee") if row.get("part") == "filters" and row["us"]]
+    found = study.rows_of(document, "filters", "ieee")
     if not found:
         return NOTHING
     lines, gains = [], []

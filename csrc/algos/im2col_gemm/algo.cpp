@@ -48,9 +48,6 @@ double cpu_cost_us(const ConvProblem& problem, const Cut& chunk, std::int64_t la
          fp32_us(problem.direct_flops(), share * pixels / (pixels + own::half_pixels.of(device)), device);
 }
 
-#define FASTCONV_TIMES(KIND) \
-  LibraryTimes { own::KIND##_launch, own::KIND##_term, own::KIND##_products, own::KIND##_input, own::KIND##_output }
-
 // cuBLAS's times of a product of so many rows of outputs together (NHWC), or of those of each image. In half types,
 // rows that are no whole pieces of 16 bytes have other kernels, and those of 8 bytes again others.
 LibraryTimes cublas_times(const ConvProblem& problem) {
@@ -68,7 +65,6 @@ LibraryTimes cublas_times(const ConvProblem& problem) {
   if (nhwc) return FASTCONV_TIMES(unaligned_filters);
   return row % 4 == 0 ? FASTCONV_TIMES(half_pieces_images) : FASTCONV_TIMES(unaligned_images);
 }
-#undef FASTCONV_TIMES
 
 // Of its time what it multiplies: us of whole tiles at the device's sustained rate.
 double tiles_us(const ConvProblem& problem, const DeviceInfo& device) {

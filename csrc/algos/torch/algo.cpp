@@ -49,8 +49,6 @@ double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
 
 // cuDNN's with benchmark=True. Fitted to an H200's times of the layer sets and of two thirds of a corpus of networks
 // (docs/log/79-regret-h200.md, docs/log/90-choices.md).
-#define FASTCONV_TIMES(KIND) \
-  LibraryTimes { own::KIND##_launch, own::KIND##_term, own::KIND##_products, own::KIND##_input, own::KIND##_output }
 #define FASTCONV_CUDNN(KIND) (nhwc ? FASTCONV_TIMES(KIND##_nhwc) : FASTCONV_TIMES(KIND##_nchw))
 
 bool has_grouped_kernel(const ConvProblem& problem) {
@@ -124,7 +122,6 @@ LibraryTimes cudnn_times(const ConvProblem& problem) {
   return product ? FASTCONV_CUDNN(tf32_1x1) : FASTCONV_CUDNN(tf32);
 }
 #undef FASTCONV_CUDNN
-#undef FASTCONV_TIMES
 
 double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const bool half = problem.dtype != DType::f32, tf32 = problem.accuracy == AccuracyClass::tf32;
