@@ -27,7 +27,8 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
                          std::int64_t groups, const std::string& dtype, const std::string& precision,
                          const std::string& layout, bool bias, bool residual, const std::string& activation,
                          std::optional<double> max_error, std::optional<std::int64_t> max_workspace,
-                         bool residual_after, bool max_pool) {
+                         bool residual_after, bool max_pool, const std::optional<std::string>& input_activation,
+                         std::int64_t x_channels, std::int64_t y_channels) {
   ConvProblem problem;
   problem.n = n, problem.c = c, problem.h = h, problem.w = w, problem.k = k, problem.r = r, problem.s = s;
   problem.stride_h = stride.first, problem.stride_w = stride.second;
@@ -41,6 +42,9 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   problem.activation = activation_from_name(activation);
   problem.residual = residual_of(residual, residual_after, problem.activation);
   problem.max_pool = max_pool;
+  problem.input_affine = input_activation.has_value();
+  problem.input_activation = activation_from_name(input_activation.value_or("none"));
+  problem.x_channels = x_channels, problem.y_channels = y_channels;
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw InvalidArgument(message);
   };
@@ -71,6 +75,16 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   require(h + 2 * problem.pad_h >= extent_h && w + 2 * problem.pad_w >= extent_w,
           "the padded input is " + pair(h + 2 * problem.pad_h, w + 2 * problem.pad_w) +
               ", smaller than the kernel's extent " + pair(extent_h, extent_w));
+  require(problem.input_activation != Activation::leaky_relu,
+          "input_activation is 'leaky_relu'; expected none, relu, relu6 or silu");
+  for (const auto& [name, channels, least] :
+       {std::tuple{"x_channels", x_channels, c}, std::tuple{"y_channels", y_channels, k}}) {
+    require(channels == 0 || (channels >= least && problem.layout == Layout::nhwc),
+            std::string(name) + " is " + std::to_string(channels) + "; expected 0, or at least " +
+                std::to_string(least) + " in layout nhwc");
+  }
+  require(y_channels == 0 || (!residual && !max_pool),
+          "y_channels is " + std::to_string(y_channels) + "; expected 0 with a residual or a max-pool");
   require(!max_pool || !residual, "max_pool is True; expected no residual beside it");
   require(!max_pool || (problem.p() >= 2 && problem.q() >= 2),
           "max_pool is True of an output of " + pair(problem.p(), problem.q()) + "; expected at least (2, 2)");
@@ -126,6 +140,9 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   row["workspace_bytes"] = candidate.plan.workspace_bytes;
   row["reads_nhwc"] = candidate.plan.reads_nhwc;
   row["pools_apart"] = candidate.plan.pools_apart;
+  row["norms_apart"] = candidate.plan.norms_apart;
+  row["copies_x"] = candidate.plan.copies_x;
+  row["copies_y"] = candidate.plan.copies_y;
   row["cost_us"] = candidate.plan.cost_us;
   // 0: it reads the plain weight.
   row["packed_bytes"] = candidate.support.ok ? candidate.algorithm->packed_weight(problem, device).bytes : 0;
@@ -308,7 +325,8 @@ PYBIND11_MODULE(_C, module) {
            py::arg("dtype") = "float32", py::arg("precision") = "fp32", py::arg("layout") = "nchw",
            py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "none",
            py::arg("max_error") = py::none(), py::arg("max_workspace") = py::none(), py::arg("residual_after") = false,
-           py::arg("max_pool") = false)
+           py::arg("max_pool") = false, py::arg("input_activation") = py::none(), py::arg("x_channels") = 0,
+           py::arg("y_channels") = 0)
       .def_readonly("n", &ConvProblem::n)
       .def_readonly("c", &ConvProblem::c)
       .def_readonly("h", &ConvProblem::h)

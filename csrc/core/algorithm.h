@@ -56,6 +56,9 @@ struct ConvPlan {
   bool reads_nhwc = false;
   // The plan is of the convolution without its max-pool, which whoever runs it has follow: evaluate() adds its time.
   bool pools_apart = false;
+  // So are what it does not do of an affine input and of ranges: whoever runs it norms the input before, or copies it
+  // into a tensor of its own, or the output from one.
+  bool norms_apart = false, copies_x = false, copies_y = false;
 };
 
 // How the weight is laid out for an algorithm. bytes == 0: it reads the plain contiguous [K, C/groups, R, S] weight.
@@ -93,7 +96,11 @@ struct Algorithm {
   ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);     // requires supports().ok
   PackedWeight (*packed_weight)(const ConvProblem& problem, const DeviceInfo& device);
   Arithmetic arithmetic = {};  // tests take their bounds from it
-  bool pools = false;          // its kernels do a problem's max-pool; if not, supports() and plan() never see one
+  // Whether its kernels do a problem's max-pool, an affine input, ranges of channels; if not, supports() and plan()
+  // never see them.
+  bool pools = false;
+  bool takes_affine = false;
+  bool takes_ranges = false;
 };
 
 // An algorithm's weight gradient. `problem` is that of the forward convolution, without epilogue.

@@ -43,6 +43,12 @@ inline double max_pool_us(const ConvProblem& problem, const DeviceInfo& device) 
   return launch_us + memory_us(elements * static_cast<double>(size_of(problem.dtype)), 0.9, device);
 }
 
+// Reading `from` bytes and writing `to` elsewhere, in a launch: what stands around kernels that take no ranges of
+// channels or no affine input.
+inline double pass_us(double from, double to, const DeviceInfo& device) {
+  return launch_us + memory_us(from + to, 0.8, device);
+}
+
 // A CPU function's shares with each instruction set. `generic` takes AVX2's: nobody has measured it.
 template <typename Rates>
 struct CpuRates {

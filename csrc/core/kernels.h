@@ -14,14 +14,16 @@ namespace fastconv {
 struct ConvArgs {
   const ConvProblem& problem;
   // All pointers to tensors are multiples of 16 bytes on CUDA.
-  const void* x;                  // [N, C, H, W] in x_layout, dense
+  const void* x;                  // [N, C, H, W] in x_layout, dense but for problem.x_channels
   const void* weight;             // plain contiguous [K, C/groups, R, S], or what pack() wrote
   const void* bias;               // [K] or null
   const void* residual;           // [N, K, P, Q] in problem.layout, dense, or null
-  void* y;                        // [N, K, y_p(), y_q()] in problem.layout, dense, uninitialised
+  void* y;                        // [N, K, y_p(), y_q()] in problem.layout, dense but for problem.y_channels
   void* workspace;                // plan().workspace_bytes, 256-byte aligned, uninitialised
   const KernelPlan* kernel_plan;  // plan().kernel_plan: see plan_as()
   Layout x_layout;                // problem.layout, or NHWC if the plan asks for it (ConvPlan::reads_nhwc)
+  const float* scale = nullptr;   // [C], if problem.input_affine
+  const float* shift = nullptr;   // [C], likewise
 };
 
 // Where a filter's weights lie: that of a channel and a tap (r * S + s) at channel * this->channel + tap * this->tap.

@@ -65,6 +65,18 @@ ConvProblem without_pool(const ConvProblem& problem) {
   return bare;
 }
 
+ConvProblem without_affine(const ConvProblem& problem) {
+  ConvProblem bare = problem;
+  bare.input_affine = false, bare.input_activation = Activation::none;
+  return bare;
+}
+
+ConvProblem without_ranges(const ConvProblem& problem) {
+  ConvProblem bare = problem;
+  bare.x_channels = bare.y_channels = 0;
+  return bare;
+}
+
 std::size_t nhwc_input_bytes(const ConvProblem& problem) {
   if (problem.c == 1 || problem.h * problem.w == 1) return 0;  // dense in both orders
   return align_bytes(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype));
@@ -101,15 +113,16 @@ std::size_t hash_value(const ConvProblem& problem) {
   const auto mix = [&seed](std::int64_t value) {
     seed ^= std::hash<std::int64_t>{}(value) + 0x9e3779b97f4a7c15ull + (seed << 6) + (seed >> 2);
   };
-  for (std::int64_t value :
-       {problem.n, problem.c, problem.h, problem.w, problem.k, problem.r, problem.s, problem.stride_h, problem.stride_w,
-        problem.pad_h, problem.pad_w, problem.dilation_h, problem.dilation_w, problem.groups}) {
+  for (std::int64_t value : {problem.n, problem.c, problem.h, problem.w, problem.k, problem.r, problem.s,
+                             problem.stride_h, problem.stride_w, problem.pad_h, problem.pad_w, problem.dilation_h,
+                             problem.dilation_w, problem.groups, problem.x_channels, problem.y_channels}) {
     mix(value);
   }
   mix(static_cast<std::int64_t>(problem.dtype) | static_cast<std::int64_t>(problem.accuracy) << 8 |
       static_cast<std::int64_t>(problem.layout) << 16 | static_cast<std::int64_t>(problem.activation) << 24 |
       static_cast<std::int64_t>(problem.has_bias) << 32 | static_cast<std::int64_t>(problem.residual) << 33 |
-      static_cast<std::int64_t>(problem.max_pool) << 35);
+      static_cast<std::int64_t>(problem.max_pool) << 35 | static_cast<std::int64_t>(problem.input_affine) << 36 |
+      static_cast<std::int64_t>(problem.input_activation) << 37);
   mix(static_cast<std::int64_t>(std::hash<double>{}(problem.limits.max_error)));
   mix(problem.limits.max_workspace);
   return seed;
@@ -128,6 +141,9 @@ std::string to_string(const ConvProblem& problem) {
                 static_cast<long long>(problem.dilation_w), static_cast<long long>(problem.groups),
                 name_of(problem.layout), name_of(problem.dtype), name_of(problem.accuracy));
   std::string whole = text;
+  if (problem.x_channels != 0) whole += " of " + std::to_string(problem.x_channels) + " channels";
+  if (problem.y_channels != 0) whole += " into " + std::to_string(problem.y_channels) + " channels";
+  if (problem.input_affine) whole += std::string(" affine input, ") + name_of(problem.input_activation) + ";";
   if (problem.residual == Residual::before) whole += " + residual";
   if (problem.activation != Activation::none) whole += std::string(" + ") + name_of(problem.activation);
   if (problem.residual == Residual::after) whole += " + residual";

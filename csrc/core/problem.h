@@ -32,6 +32,8 @@ struct Limits {
 
 // y[n,k,p,q] = act( sum_{c,r,s} x[n, g*C/G + c, p*stride_h + r*dilation_h - pad_h, q*stride_w + ...] * w[k,c,r,s]
 //                   + bias[k] + residual[n,k,p,q] ),   g = k / (K/G);   Residual::after: act(... + bias[k]) + residual
+// input_affine: x is read as input_act(x * scale[c] + shift[c]), zero padding staying zero: a batch norm and what
+// follows it, before the convolution.
 // max_pool: then the largest of each 2 x 2 of that, [N, K, P/2, Q/2], as PyTorch's max_pool2d with stride 2: an odd
 // last row or column is left out, NaN is larger than all else. There is no residual then.
 struct ConvProblem {
@@ -49,6 +51,11 @@ struct ConvProblem {
   Activation activation = Activation::none;
   float negative_slope = 0.01f;
   bool max_pool = false;
+  bool input_affine = false;
+  Activation input_activation = Activation::none;  // none, relu, relu6 or silu; none without input_affine
+  // In NHWC x and y may be ranges of channels of larger tensors: how many channels those have, the elements from one
+  // pixel to the next. 0: they are tensors of their own. With a residual or a max-pool y is one.
+  std::int64_t x_channels = 0, y_channels = 0;
   Limits limits;
 
   // The convolution's output height and width (the P and Q of the field), floor rounding as in PyTorch.
@@ -57,6 +64,8 @@ struct ConvProblem {
   // Those of the tensor that is written: behind the pool, if there is one.
   constexpr std::int64_t y_p() const { return max_pool ? p() / 2 : p(); }
   constexpr std::int64_t y_q() const { return max_pool ? q() / 2 : q(); }
+  constexpr std::int64_t x_pitch() const { return x_channels != 0 ? x_channels : c; }
+  constexpr std::int64_t y_pitch() const { return y_channels != 0 ? y_channels : k; }
   constexpr std::int64_t c_per_group() const { return c / groups; }
   constexpr std::int64_t k_per_group() const { return k / groups; }
   constexpr std::int64_t output_numel() const { return n * k * p() * q(); }  // the convolution's
@@ -82,6 +91,10 @@ constexpr Residual residual_of(bool given, bool after, Activation activation) {
 
 // The convolution that a pool follows.
 ConvProblem without_pool(const ConvProblem& problem);
+// That of an input which has been normed before.
+ConvProblem without_affine(const ConvProblem& problem);
+// That of tensors of their own.
+ConvProblem without_ranges(const ConvProblem& problem);
 
 // Of a copy of the input in NHWC, in a workspace (ConvPlan::reads_nhwc).
 std::size_t nhwc_input_bytes(const ConvProblem& problem);

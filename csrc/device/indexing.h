@@ -10,7 +10,7 @@
 
 namespace fastconv {
 
-// Strides, in elements, of a dense [N, C, H, W] tensor in the given layout.
+// Strides, in elements, of an [N, C, H, W] tensor.
 struct Strides4 {
   std::int64_t n, c, h, w;
 
@@ -24,11 +24,14 @@ inline Strides4 dense_strides(Layout layout, std::int64_t c, std::int64_t h, std
   if (layout == Layout::nhwc) return {h * w * c, 1, w * c, c};
   return {c * h * w, h * w, w, 1};
 }
+// In NHWC, perhaps a range of channels of a larger tensor, whose number they follow.
 inline Strides4 input_strides(const ConvProblem& problem) {
-  return dense_strides(problem.layout, problem.c, problem.h, problem.w);
+  const bool nhwc = problem.layout == Layout::nhwc;
+  return dense_strides(problem.layout, nhwc ? problem.x_pitch() : problem.c, problem.h, problem.w);
 }
 inline Strides4 output_strides(const ConvProblem& problem) {
-  return dense_strides(problem.layout, problem.k, problem.y_p(), problem.y_q());
+  const bool nhwc = problem.layout == Layout::nhwc;
+  return dense_strides(problem.layout, nhwc ? problem.y_pitch() : problem.k, problem.y_p(), problem.y_q());
 }
 
 // For kernels that count in 32 bits: the planner has seen to it that the value fits.

@@ -57,6 +57,23 @@ Tensor in_layout(const Tensor& tensor, Layout layout) {
   return torch::stable::contiguous(tensor, memory_format(layout));
 }
 
+std::int64_t channels_around(const Tensor& tensor) {
+  if (tensor.dim() != 4 || tensor.numel() == 0 || tensor.stride(1) != 1) return 0;
+  std::int64_t pitch = tensor.size(1), pixels = 1;  // pixels of a dimension's step
+  bool is_known = false;
+  for (const int d : {3, 2, 0}) {
+    if (tensor.size(d) > 1) {
+      if (!is_known) pitch = tensor.stride(d) / pixels, is_known = true;
+      if (tensor.stride(d) != pixels * pitch) return 0;
+    }
+    pixels *= tensor.size(d);
+  }
+  const auto bytes = static_cast<std::int64_t>(size_of(dtype_of(tensor)));
+  const bool is_aligned = !tensor.is_cuda() || (pitch * bytes % 16 == 0 &&
+                                                reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0);
+  return pitch > tensor.size(1) && is_aligned ? pitch : 0;
+}
+
 Tensor aligned(const Tensor& tensor) {
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
   return is_aligned || !tensor.is_cuda() ? tensor : torch::stable::clone(tensor);

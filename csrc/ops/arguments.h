@@ -39,6 +39,10 @@ bool is_channels_last(const Tensor& tensor);
 // contiguous(), without a call through the dispatcher where there is nothing to do. nhwc: of 4 dimensions.
 Tensor in_layout(const Tensor& tensor, Layout layout);
 
+// The channels of the larger tensor in NHWC of which this is a range, in the format that its strides suggest; 0 where
+// it is none, or where the GPU's kernels, which copy 16 bytes at a time, could not read it as one.
+std::int64_t channels_around(const Tensor& tensor);
+
 // The GPU's kernels may load 16 bytes at a time; a view may begin at any element.
 Tensor aligned(const Tensor& tensor);
 

@@ -27,10 +27,16 @@ Layout layout_of(const Tensor& dense);
 void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& weight, void* packed, void* snapshot,
           Runtime& runtime);
 
+// What a call has beside its tensors: an output that is there already, and an affine input's scale and shift, float32
+// [C] each, contiguous.
+struct Around {
+  std::optional<Tensor> out, scale, shift;
+};
+
 // Runs an algorithm of ours. Exactly one of `weight` (plain) and `packed` is given.
 Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, const Candidate& choice,
                const ConvProblem& problem, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
-               Runtime& runtime);
+               Runtime& runtime, const Around& around = {});
 
 // Whether PyTorch's own convolution, which follows its switch, computes in a class as the switch is now.
 bool admits_torch(const Tensor& tensor, AccuracyClass accuracy);

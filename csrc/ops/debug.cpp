@@ -46,8 +46,15 @@ void GuardedBytes::check(const char* what, const char* algorithm) const {
 }
 
 GuardedOutput::GuardedOutput(const Tensor& like, const std::array<std::int64_t, 4>& shape, Layout layout)
-    : tensor_(empty(shape, layout, like)) {
-  if (debug_enabled()) poisoned_.emplace(static_cast<std::size_t>(tensor_.numel()) * size_of(dtype_of(like)), like);
+    : GuardedOutput(empty(shape, layout, like)) {}
+
+GuardedOutput::GuardedOutput(const Tensor& output) : tensor_(output) {
+  if (!debug_enabled()) return;
+  std::int64_t elements = tensor_.numel() > 0 ? 1 : 0;  // from the first to the last
+  for (std::int64_t d = 0; elements > 0 && d < tensor_.dim(); ++d) {
+    elements += (tensor_.size(d) - 1) * tensor_.stride(d);
+  }
+  poisoned_.emplace(static_cast<std::size_t>(elements) * size_of(dtype_of(tensor_)), tensor_);
 }
 
 Tensor GuardedOutput::finish(const char* algorithm) {

@@ -35,6 +35,7 @@ class GuardedOutput {
   GuardedOutput(const Tensor& like, const std::array<std::int64_t, 4>& shape, Layout layout);
   GuardedOutput(const Tensor& like, const ConvProblem& problem)
       : GuardedOutput(like, {problem.n, problem.k, problem.y_p(), problem.y_q()}, problem.layout) {}
+  explicit GuardedOutput(const Tensor& output);  // one that is there already, perhaps a range of channels
   void* data() const { return poisoned_ ? poisoned_->data() : tensor_.mutable_data_ptr(); }
   Tensor finish(const char* algorithm);
 

@@ -82,8 +82,9 @@ std::shared_ptr<Layer::Packed> Layer::find(const Algorithm& algorithm, AccuracyC
 std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                      const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status) {
   status = CallStatus::general;
-  const std::optional<ConvProblem> problem = problem_of(settings_, input, weight, bias, residual, mode.accuracy);
+  std::optional<ConvProblem> problem = problem_of(settings_, input, weight, bias, residual, mode.accuracy);
   if (!problem) return std::nullopt;
+  if (problem->layout == Layout::nhwc) problem->x_channels = channels_around(input);
   const DeviceInfo& device = device_of(input);
   const auto choice = choose_cached<choose>(algorithm_, *problem, device);
   const Algorithm& algorithm = *choice->algorithm;

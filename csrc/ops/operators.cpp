@@ -71,6 +71,24 @@ Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& p
   return problem.max_pool ? pooled(y, problem) : y;
 }
 
+// input_activation(x * scale + shift), in float32 and then rounded to the input's type.
+Tensor normed(const Tensor& x, const ConvProblem& problem, const Around& around) {
+  const auto of_channels = [](const Tensor& values) {
+    const std::int64_t shape[] = {values.size(0), 1, 1};
+    return torch::stable::reshape(values, shape);
+  };
+  const Tensor scaled =
+      call_dispatcher("aten::mul", "Tensor", torch::stable::to(x, ScalarType::Float), of_channels(*around.scale));
+  const Tensor y = activate(add(scaled, of_channels(*around.shift)), problem.input_activation, 0.0);
+  return torch::stable::to(y, x.scalar_type());
+}
+
+// Whether kernels may write there as they do into a tensor of their own.
+bool is_written(const Tensor& out, const ConvProblem& problem) {
+  const bool is_dense = problem.layout == Layout::nhwc ? is_channels_last(out) : out.is_contiguous();
+  return is_dense && !problem.max_pool && reinterpret_cast<std::uintptr_t>(out.const_data_ptr()) % 16 == 0;
+}
+
 Tensor dense(const Tensor& weight) { return is_channels_last(weight) ? weight : in_layout(weight, Layout::nchw); }
 
 }  // namespace
@@ -89,11 +107,12 @@ void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& 
 
 Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, const Candidate& choice,
                const ConvProblem& asked, const std::optional<Tensor>& given_bias,
-               const std::optional<Tensor>& given_residual, Runtime& runtime) {
-  const ConvProblem problem = choice.plan.pools_apart ? without_pool(asked) : asked;
+               const std::optional<Tensor>& given_residual, Runtime& runtime, const Around& around) {
+  const ConvProblem problem = problem_of_kernels(choice.plan, asked);
   const DeviceInfo& device = runtime.device();
   const Kernels kernels = find_kernels(*choice.algorithm, device.type);
-  const Tensor x = aligned(in_layout(input, problem.layout));
+  const Tensor read = choice.plan.norms_apart ? normed(input, asked, around) : input;
+  const Tensor x = problem.x_channels != 0 ? read : aligned(in_layout(read, problem.layout));
   std::optional<Tensor> bias, residual;
   if (given_bias) bias = aligned(in_layout(*given_bias, Layout::nchw));
   if (given_residual) residual = aligned(in_layout(*given_residual, problem.layout));
@@ -102,7 +121,8 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   const Tensor filters = weight == nullptr ? *packed : pack_here ? dense(*weight) : in_layout(*weight, Layout::nchw);
   const std::size_t packed_bytes = pack_here ? align_bytes(choice.algorithm->packed_weight(problem, device).bytes) : 0;
   GuardedBytes workspace(packed_bytes + choice.plan.workspace_bytes, input);
-  GuardedOutput output(input, problem);
+  const bool is_direct = around.out && (problem.y_channels != 0 || is_written(*around.out, problem));
+  GuardedOutput output = is_direct ? GuardedOutput(*around.out) : GuardedOutput(input, problem);
   auto* base = static_cast<char*>(workspace.data());
   const void* weight_data = filters.const_data_ptr();
   if (pack_here) {
@@ -119,10 +139,17 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                       output.data(),
                       workspace_data,
                       choice.plan.kernel_plan.get(),
-                      planned.layout};
+                      planned.layout,
+                      problem.input_affine ? static_cast<const float*>(around.scale->const_data_ptr()) : nullptr,
+                      problem.input_affine ? static_cast<const float*>(around.shift->const_data_ptr()) : nullptr};
   kernels.run(args, runtime);
   workspace.check("workspace", choice.algorithm->name);
   const Tensor y = output.finish(choice.algorithm->name);
+  if (around.out && !is_direct) {
+    Tensor target = *around.out;
+    torch::stable::copy_(target, y);
+    return target;
+  }
   return choice.plan.pools_apart ? pooled(y, asked) : y;
 }
 
@@ -141,17 +168,21 @@ std::int64_t integer_of_python(const char* name) {
 namespace {
 
 // Chooses, records the choice for last_call(), and runs it.
-Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, const ConvProblem& problem,
-           const Arguments& arguments) {
+Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, ConvProblem problem,
+           const Arguments& arguments, const Around& around = {}) {
   const DeviceInfo& device = device_of(input);
+  if (problem.layout == Layout::nhwc) problem.x_channels = channels_around(input);
   const std::shared_ptr<const Candidate> chosen = choose_cached<choose>(arguments.algorithm, problem, device);
   remember(chosen, problem.accuracy);
   const Candidate& choice = *chosen;
   if (weight != nullptr && (problem.output_numel() == 0 || !is_own(*choice.algorithm))) {
     return run_torch(input, *weight, problem, arguments);
   }
-  if (problem.output_numel() == 0) return GuardedOutput(input, problem).finish(choice.algorithm->name);
-  return run_own(input, weight, packed, choice, problem, arguments.bias, arguments.residual, *make_runtime(device));
+  if (problem.output_numel() == 0) {
+    return around.out ? *around.out : GuardedOutput(input, problem).finish(choice.algorithm->name);
+  }
+  return run_own(input, weight, packed, choice, problem, arguments.bias, arguments.residual, *make_runtime(device),
+                 around);
 }
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::optional<Tensor> residual,
@@ -333,6 +364,53 @@ Tensor conv2d_packed_compiled(const Tensor& input, const Tensor& packed, std::op
                        max_pool);
 }
 
+// conv2d_packed_compiled into `out`, which may be a range of channels of a larger tensor, of an input that is read as
+// input_activation(input * scale + shift).
+void conv2d_packed_into(Tensor out, const Tensor& input, const Tensor& packed, std::optional<Tensor> bias,
+                        std::optional<Tensor> scale, std::optional<Tensor> shift, IntList geometry, bool channels_last,
+                        std::string algorithm, std::string precision, std::string activation, double negative_slope,
+                        std::string input_activation) {
+  FASTCONV_REQUIRE(geometry.size() == 11, "geometry is " + to_text(geometry) + "; expected 11 integers");
+  const auto g = geometry.begin();
+  const IntList weight_shape{g, g + 4}, stride{g + 4, g + 6}, padding{g + 6, g + 8}, dilation{g + 8, g + 10};
+  const Arguments arguments{bias,      std::nullopt, stride,     padding,        dilation, g[10],
+                            algorithm, precision,    activation, negative_slope, 0,        Limits{}};
+  const Layout layout = suggests_channels_last(input) || channels_last ? Layout::nhwc : Layout::nchw;
+  ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
+  require_packed(packed, input);
+  const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
+  FASTCONV_REQUIRE(shape_of(out) == expected,
+                   "out has shape " + to_text(shape_of(out)) + "; expected " + to_text(expected));
+  FASTCONV_REQUIRE(out.scalar_type() == input.scalar_type(), "out and input differ in dtype");
+  require_same_device(input, out, "out");
+  FASTCONV_REQUIRE(scale.has_value() == shift.has_value(), "one of scale and shift is None; expected both or neither");
+  problem.input_affine = scale.has_value();
+  problem.input_activation = activation_from_name(input_activation);
+  FASTCONV_REQUIRE(
+      problem.input_activation != Activation::leaky_relu &&
+          (problem.input_affine || problem.input_activation == Activation::none),
+      "input_activation is '" + input_activation + "'; expected none, or with scale and shift relu, relu6 or silu");
+  const auto require_channels = [&](const char* name, const std::optional<Tensor>& values) {
+    if (!values) return;
+    FASTCONV_REQUIRE(shape_of(*values) == IntList(1, problem.c) && values->scalar_type() == ScalarType::Float &&
+                         values->is_contiguous(),
+                     std::string(name) + " has shape " + to_text(shape_of(*values)) + "; expected contiguous float32 " +
+                         to_text(IntList(1, problem.c)));
+    require_same_device(input, *values, name);
+  };
+  require_channels("scale", scale);
+  require_channels("shift", shift);
+  if (layout == Layout::nhwc) problem.y_channels = channels_around(out);
+  const auto guard = device_guard(input);
+  const WeightProblem target =
+      weight_problem(problem.dtype, device_of(input), weight_shape, problem.groups, algorithm, precision);
+  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.packing->bytes),
+                   "packed weight has " + std::to_string(packed.numel()) + " bytes; expected " +
+                       std::to_string(target.packing->bytes) + " from pack_weight(..., '" + algorithm + "', '" +
+                       precision + "')");
+  run(input, nullptr, &packed, problem, arguments, {out, scale, shift});
+}
+
 // JSON by hand: four fields, none of which needs escaping. Empty before the first call.
 std::string last_call() {
   if (last.choice == nullptr) return "{}";
@@ -388,6 +466,10 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
       "bool channels_last, str algorithm, str precision, str activation, float negative_slope, "
       "bool residual_after=False, bool max_pool=False) -> Tensor");
   library.def(
+      "conv2d_packed_into(Tensor(a!) out, Tensor input, Tensor packed, Tensor? bias, Tensor? scale, Tensor? shift, "
+      "SymInt[] geometry, bool channels_last, str algorithm, str precision, str activation, float negative_slope, "
+      "str input_activation) -> ()");
+  library.def(
       "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
       "str precision) -> ()");
   library.def("last_call() -> str");
@@ -404,6 +486,7 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
     library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));                   \
     library.impl("conv2d_compiled", TORCH_BOX(&fastconv::ops::conv2d_compiled));               \
     library.impl("conv2d_packed_compiled", TORCH_BOX(&fastconv::ops::conv2d_packed_compiled)); \
+    library.impl("conv2d_packed_into", TORCH_BOX(&fastconv::ops::conv2d_packed_into));         \
     library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed));                 \
   }
 FASTCONV_IMPLEMENT(CPU)

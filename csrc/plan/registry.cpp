@@ -132,6 +132,14 @@ ConvPlan with_layout(ConvPlan plan, const ConvProblem& problem, const DeviceInfo
   return plan;
 }
 
+ConvProblem problem_of_kernels(const ConvPlan& plan, const ConvProblem& asked) {
+  ConvProblem problem = plan.pools_apart ? without_pool(asked) : asked;
+  if (plan.norms_apart) problem = without_affine(problem);
+  if (plan.norms_apart || plan.copies_x) problem.x_channels = 0;
+  if (plan.copies_y) problem.y_channels = 0;
+  return problem;
+}
+
 ConvPlan with_pool(ConvPlan plan, const ConvProblem& problem, const DeviceInfo& device) {
   plan.pools_apart = true;
   plan.config += ", then max-pool";
@@ -139,10 +147,32 @@ ConvPlan with_pool(ConvPlan plan, const ConvProblem& problem, const DeviceInfo& 
   return plan;
 }
 
-Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const DeviceInfo& device) {
+namespace {
+
+// What an algorithm's kernels do not do of a problem, whatever they could do.
+ConvPlan all_apart(const ConvProblem& asked) {
+  ConvPlan plan;
+  plan.norms_apart = asked.input_affine;
+  plan.copies_x = asked.x_channels != 0 && !asked.input_affine;
+  plan.copies_y = asked.y_channels != 0;
+  return plan;
+}
+
+// The passes around the kernels, but for the pool.
+ConvPlan with_passes(ConvPlan plan, const ConvPlan& apart, const ConvProblem& asked, const DeviceInfo& device) {
+  plan.norms_apart = apart.norms_apart, plan.copies_x = apart.copies_x, plan.copies_y = apart.copies_y;
+  const auto bytes = [&](std::int64_t elements) { return static_cast<double>(elements) * size_of(asked.dtype); };
+  const double x = bytes(asked.n * asked.c * asked.h * asked.w), y = bytes(asked.y_numel());
+  if (plan.norms_apart) plan.cost_us += pass_us(x, x, device), plan.config += ", input normed before";
+  if (plan.copies_x) plan.cost_us += pass_us(x, x, device), plan.config += ", input copied";
+  if (plan.copies_y) plan.cost_us += pass_us(y, y, device), plan.config += ", output copied";
+  return plan;
+}
+
+Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const DeviceInfo& device, ConvPlan apart) {
   Candidate candidate{&algorithm, Support::yes(), {}};
-  const bool pools_apart = asked.max_pool && !algorithm.pools;
-  const ConvProblem problem = pools_apart ? without_pool(asked) : asked;
+  const bool pools_apart = apart.pools_apart = asked.max_pool && !algorithm.pools;
+  const ConvProblem problem = problem_of_kernels(apart, asked);
   const bool empty = problem.output_numel() == 0;  // nothing to plan: no algorithm has to divide by a size of zero
   if (!is_library(algorithm)) {
     candidate.support = supports_common(algorithm, problem, device);
@@ -150,6 +180,7 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const D
   }
   if (candidate.support.ok) {
     if (!empty) candidate.plan = with_layout(algorithm.plan(problem, device), problem, device);
+    candidate.plan = with_passes(std::move(candidate.plan), apart, asked, device);
     if (pools_apart) candidate.plan = with_pool(std::move(candidate.plan), asked, device);
     if (!is_library(algorithm)) candidate.support = within_workspace(algorithm.name, candidate.plan, problem);
   }
@@ -158,6 +189,21 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const D
     candidate.auto_eligible = candidate.expected_error <= error_limit(problem, device);
   }
   return candidate;
+}
+
+}  // namespace
+
+Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const DeviceInfo& device) {
+  const ConvPlan apart = all_apart(asked);
+  if (!apart.norms_apart && !apart.copies_x && !apart.copies_y) return evaluate(algorithm, asked, device, {});
+  Candidate simple = evaluate(algorithm, asked, device, apart);
+  ConvPlan kept;
+  kept.norms_apart = apart.norms_apart && !algorithm.takes_affine;
+  kept.copies_x = apart.copies_x && !algorithm.takes_ranges;
+  kept.copies_y = apart.copies_y && !algorithm.takes_ranges;
+  Candidate direct = evaluate(algorithm, asked, device, kept);
+  const bool is_better = !simple.support.ok || direct.plan.cost_us <= simple.plan.cost_us;
+  return direct.support.ok && is_better ? direct : simple;
 }
 
 double preference(const Algorithm& algorithm, const DeviceInfo& device) {

@@ -31,6 +31,9 @@ double expected_error(const Algorithm& algorithm, const ConvProblem& problem, co
 // split halves keep it without being slower.
 double error_limit(const ConvProblem& problem, const DeviceInfo& device);
 
+// What the kernels of a plan are asked for, where passes around them do a part of the problem.
+ConvProblem problem_of_kernels(const ConvPlan& plan, const ConvProblem& asked);
+
 // A plan with the memory and the time of bringing NCHW input into the layout that it asks for.
 ConvPlan with_layout(ConvPlan plan, const ConvProblem& problem, const DeviceInfo& device);
 
