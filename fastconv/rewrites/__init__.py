@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fastconv import ops
 from fastconv.rewrites import patterns
 from fastconv.rewrites.convolution import Asked as Asked
 from fastconv.rewrites.convolution import Left as Left
@@ -142,6 +143,10 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
         if node.op == "call_function" and is_kept and node.target in decompositions:
             edit.inline(node, decompositions[node.target], decompositions)
     edit.refresh()
+    for operator, residual in ((ops.conv2d_op, 3), (ops.conv2d_packed_op, 4)):
+        for node in graph.find_nodes(op="call_function", target=operator):
+            if ops.format_of(value_of(node)) == torch.channels_last:
+                edit.expect_channels_last(node, node.args[0], node.args[residual])
     graph.eliminate_dead_code()
     graph.lint()
     found = [node.meta["fastconv"] for node in graph.nodes if isinstance(node.meta.get("fastconv"), Taken)]

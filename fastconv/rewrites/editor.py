@@ -97,6 +97,20 @@ class Editor:
         node.meta["val"] = self.evaluate(target, node.args, node.kwargs)
         return node
 
+    def expect_channels_last(self, node: fx.Node, *images: Any) -> None:
+        """Has Inductor bring those inputs of an operator into channels_last where it computes them: else they keep the
+        strides that they had in eager mode, contiguous behind a group norm or an upsampling, or those that Inductor
+        likes, and the operator copies them. (Inductor reads `eager_input_vals`.)"""
+
+        def expected(arg: fx.Node) -> Any:
+            value = value_of(arg)
+            if arg not in images or arg.op in ("get_attr", "placeholder"):
+                return value
+            with self._computing():
+                return torch.empty_like(value, memory_format=torch.channels_last)
+
+        node.meta["eager_input_vals"] = fx.map_arg((node.args, node.kwargs), expected)
+
     def convolution(self, conv: fx.Node, by: fx.Node, call: Sequence[Any]) -> fx.Node:
         """`call`, in the place of a convolution of ours that has taken `by` in."""
         return self.emit(ops.conv2d_op, *call)
