@@ -49,8 +49,22 @@ def _kernel_exists(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed() -> Iterator[None]:
     torch.manual_seed(0)
+    yield
+    if torch.cuda.is_initialized() and "PYTEST_XDIST_WORKER" in os.environ:
+        _leave_gpu()
+
+
+def _leave_gpu() -> None:
+    """Gives unused memory back to the other processes of the run. One whose context a kernel has destroyed ends, and
+    another takes its place: every later test in it would fail."""
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        print(f"the CUDA context is lost: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 @pytest.fixture
