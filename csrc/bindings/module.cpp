@@ -424,8 +424,8 @@ PYBIND11_MODULE(_C, module) {
   module.def(
       "choose_input_gradient",
       [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device, bool own) {
-        const InputGradientChoice choice = own ? choose_own_input_gradient(name, problem, device)
-                                               : choose_input_gradient(name, problem, device);
+        const InputGradientChoice choice =
+            own ? choose_own_input_gradient(name, problem, device) : choose_input_gradient(name, problem, device);
         py::dict row;
         row["method"] = name_of(choice.method);
         row["code"] = choice.support.code;
