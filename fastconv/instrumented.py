@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from fastconv.models.compare import CLASS_DTYPE, precision_of
 from fastconv.models.layers import Layer
 
 # TaskRecord in csrc/device/task_trace.cuh.
-FILTER_TASK = 64, 16  # filters and channels of one: csrc/algos/winograd_megakernel/ffma/plan.h
 RECORD = ("taken", "begin", "end", "kind", "group", "index", "ticket", "worker", "processor", "block")
 
 
@@ -55,19 +53,18 @@ class Megakernel:
         n, c, h, w = x.shape
         k, _, r, s = weight.shape
         self.output_shape = (n, k, *ops.output_size(x.shape, weight.shape, (1, 1), self._padding, (1, 1)))
-        problem = _C.ConvProblem(
+        self._problem = _C.ConvProblem(
             n, c, h, w, k, r, s, padding=(self._padding[0], self._padding[1]), dtype=ops.dtype_name(x.dtype),
             precision=precision, layout="nhwc" if self._channels_last else "nchw",
         )  # fmt: skip
-        self.planned = _C.task_map(problem, ops.device_info(x.device))
+        self._device = ops.device_info(x.device)
+        self.planned = _C.task_map(self._problem, self._device)
 
     def task_map(self, options: Options) -> _C.TaskMap:
         """The map that a launch with these options goes through."""
-        wanted = {"d_ig": options.d_ig, "d_go": options.d_go, "m": options.m}
-        changes: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
-        if options.filters:
-            changes |= {"filter": FILTER_TASK}
-        return _C.TaskMap(**(self.planned.arguments() | changes))
+        return _C.instrumented_task_map(
+            self._problem, self._device, options.d_ig, options.d_go, options.m, options.filters
+        )
 
     def new_output(self, copies: int | None = None) -> Tensor:
         """Uninitialised [N, K, P, Q] in the layout of x; with `copies`: [copies, N, K, P, Q], each of them dense so."""

@@ -31,6 +31,7 @@ from harness import (
     supported,
     yardstick,
 )
+from layers import packed_algorithms
 from shapes import CROWDED, FIRST_LAYERS, LARGER, NARROW, SANITIZE, SHAPES, SMALL, Shape
 
 from fastconv import _C, ops, testing
@@ -346,6 +347,33 @@ def test_refresh_packed(algorithm, cls, device):
             if shape.n and bool(output.any()):
                 assert not torch.equal(refreshed, output), f"{shape} {filters}: the change went unnoticed"
             output = refreshed
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@devices
+@classes
+@layouts
+@pytest.mark.parametrize("algorithm", packed_algorithms())
+def test_refresh_packed_sees_every_bit(algorithm, layout, cls, device, offset):
+    """One changed bit, in filters of odd sizes that begin anywhere in memory: snapshot and packing follow."""
+    offers(algorithm, cls)
+    shapes = [Shape(1, c, 5, 6, 70, 3, 3, padding=(1, 1)) for c in (36, 37, 40)]
+    shapes += [Shape(1, 129, 3, 3, 33, 1, 1), Shape(1, 5, 6, 6, 3, 5, 5)]
+    for shape in supported(algorithm, shapes, cls, layout, device):
+        case = make_case(shape, cls, layout, device, offset=offset)
+        bits = torch.int32 if case.weight.element_size() == 4 else torch.int16
+        packed = pack_weight(case.weight, shape.groups, algorithm, cls)
+        snapshot = case.weight.clone()
+        for filter in (0, shape.k // 2, shape.k - 1):
+            for place in ((0, 0, 0), (-1, -1, -1), (shape.c // 2, 0, -1)):
+                for bit in (1, torch.iinfo(bits).min):
+                    index = (filter, *place)
+                    case.weight.view(bits)[index] ^= bit
+                    refresh_packed(packed, snapshot, case.weight, shape.groups, algorithm, cls)
+                    assert torch.equal(snapshot.view(bits), case.weight.view(bits)), f"{shape} {index} {bit}"
+        fresh = pack_weight(case.weight, shape.groups, algorithm, cls)
+        refreshed = conv2d_packed(case, packed, algorithm, cls, layout)
+        assert torch.equal(refreshed, conv2d_packed(case, fresh, algorithm, cls, layout)), str(shape)
 
 
 @own

@@ -285,6 +285,17 @@ void bind_task_map(py::module_& module) {
         return task_map_of(candidate.plan);
       },
       py::arg("problem"), py::arg("device"), "The task map with which winograd_megakernel would run.");
+  module.def(
+      "instrumented_task_map",
+      [](const ConvProblem& problem, const DeviceInfo& device, std::optional<std::int32_t> d_ig,
+         std::optional<std::int32_t> d_go, std::optional<std::int32_t> m, bool filters) {
+        Instruments instruments{.d_ig = d_ig.value_or(-1), .d_go = d_go.value_or(-1), .m = m.value_or(0)};
+        if (filters) instruments.filter = &problem;  // any but null: it is not read
+        return task_map_of(plan_instrumented_megakernel(problem, device, instruments));
+      },
+      py::arg("problem"), py::arg("device"), py::arg("d_ig") = py::none(), py::arg("d_go") = py::none(),
+      py::arg("m") = py::none(), py::arg("filters") = false,
+      "The task map with which fastconv::instrumented_megakernel would run on a CUDA device.");
 }
 
 }  // namespace
@@ -412,8 +423,9 @@ PYBIND11_MODULE(_C, module) {
       py::arg("problem"), py::arg("device"), "A row per algorithm that has a weight gradient, PyTorch's last.");
   module.def(
       "choose_input_gradient",
-      [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
-        const InputGradientChoice choice = choose_input_gradient(name, problem, device);
+      [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device, bool own) {
+        const InputGradientChoice choice =
+            own ? choose_own_input_gradient(name, problem, device) : choose_input_gradient(name, problem, device);
         py::dict row;
         row["method"] = name_of(choice.method);
         row["code"] = choice.support.code;
@@ -422,8 +434,9 @@ PYBIND11_MODULE(_C, module) {
         row["convolutions"] = choice.convolutions;
         return row;
       },
-      py::arg("algorithm"), py::arg("problem"), py::arg("device"),
-      "How the input gradient of a convolution asked for as `algorithm` is computed; code and reason if by PyTorch.");
+      py::arg("algorithm"), py::arg("problem"), py::arg("device"), py::arg("own") = false,
+      "How the input gradient of a convolution asked for as `algorithm` is computed; code and reason if by PyTorch. "
+      "own: where PyTorch's would be one in another class.");
   module.def(
       "packed_weight_bytes",
       [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {

@@ -124,13 +124,11 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
   }
   if (wanted[0]) {
     auto plan = choose_cached<choose_input_gradient>(algorithm, *problem, device_of(grad));
-    if (plan->support.code == "cost" && !admits_torch(grad, accuracy)) {  // PyTorch's would be one of another class
-      plan = choose_cached<choose_input_gradient>("implicit_gemm", *problem, device_of(grad));
+    if (plan->method == InputGradientMethod::torch && !(admitted = admits_torch(grad, accuracy))) {
+      plan = choose_cached<choose_own_input_gradient>(algorithm, *problem, device_of(grad));
     }
     by_torch[0] = plan->method == InputGradientMethod::torch;
-    if (by_torch[0]) {
-      admitted = admitted && admits_torch(grad, accuracy);
-    } else {
+    if (!by_torch[0]) {
       // Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
       result[0] = input_gradient_by_convolutions(plan->method, "auto", *problem, grad, weight, std::nullopt);
     }

@@ -204,4 +204,11 @@ InputGradientChoice choose_input_gradient(const std::string& name, const ConvPro
   return choice;
 }
 
+InputGradientChoice choose_own_input_gradient(const std::string& name, const ConvProblem& problem,
+                                              const DeviceInfo& device) {
+  InputGradientChoice choice = choose_input_gradient(name, problem, device);
+  if (choice.support.code != "cost") return choice;
+  return choose_input_gradient("implicit_gemm", problem, device);  // any name of ours asks for our convolutions
+}
+
 }  // namespace fastconv

@@ -57,4 +57,9 @@ struct InputGradientChoice {
 InputGradientChoice choose_input_gradient(const std::string& name, const ConvProblem& problem,
                                           const DeviceInfo& device);
 
+// Where PyTorch's own would be computed in another class than the problem's: in this one it is far slower than ours, so
+// that it cannot be taken as the faster one.
+InputGradientChoice choose_own_input_gradient(const std::string& name, const ConvProblem& problem,
+                                              const DeviceInfo& device);
+
 }  // namespace fastconv

@@ -24,17 +24,14 @@ def input_gradient(
     memory_format = ops.format_of(grad, weight)
     # Of a DTensor grad and weight are this process's parts, and input_size is of the whole.
     input_size = [grad.shape[0], weight.shape[1] * groups, *input_size[2:]]
-    row = planned_input_gradient(grad, weight, input_size, geometry, algorithm, precision)
-    if row["code"] == "cost" and not plain.is_of_class(grad, precision):
-        # PyTorch's gradient, estimated to be faster, is one in another class; in this one it is far slower.
-        row = planned_input_gradient(grad, weight, input_size, geometry, "implicit_gemm", precision)
-    method = row["method"]
+    agrees = plain.is_of_class(grad, precision)
+    method = planned_input_gradient(grad, weight, input_size, geometry, algorithm, precision, own=not agrees)["method"]
     if method != "torch":
         # Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
         return ops.input_gradient_by_convolutions(
             grad, weight, None, input_size, *geometry, method == "together", "auto", precision, *limits
         )
-    if plain.is_of_class(grad, precision):
+    if agrees:
         like = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(
             grad, like, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
@@ -45,9 +42,11 @@ def input_gradient(
 
 
 def planned_input_gradient(
-    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str
-) -> dict[str, Any]:
-    """The planner's row of the input gradient. Its method: "torch", or how our forward convolutions make it."""
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
+    own: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """The planner's row of the input gradient. Its method: "torch", or how our forward convolutions make it. own: where
+    PyTorch's would be one in another class."""
     (n, c, h, w), (k, _, r, s) = input_size, weight.shape
     stride, padding, dilation, groups = geometry
     problem = _C.ConvProblem(
@@ -55,7 +54,7 @@ def planned_input_gradient(
         groups=groups, dtype=ops.dtype_name(grad.dtype), precision=precision,
         layout="nhwc" if ops.format_of(grad, weight) == torch.channels_last else "nchw",
     )  # fmt: skip
-    row: dict[str, Any] = _C.choose_input_gradient(algorithm, problem, _device_of(grad.device))
+    row: dict[str, Any] = _C.choose_input_gradient(algorithm, problem, _device_of(grad.device), own)
     return row
 
 

@@ -6,6 +6,7 @@
 #include "core/fast_divide.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"
+#include "device/origin.cuh"
 
 namespace fastconv::algos::direct_tiled::resident {
 
@@ -46,18 +47,6 @@ struct Lane {
     k = (warp % k_warps * tile.k_lanes + lane % tile.k_lanes) * quad;
     q = pixel % tile.q_lanes * quad;
     p = (warp / k_warps * (32 / (tile.k_lanes * tile.q_lanes)) + pixel / tile.q_lanes) * rows;
-  }
-};
-
-// A tile's first output.
-struct Origin {
-  int n, p, q;
-
-  template <typename T>
-  __device__ Origin(std::uint32_t tile, const Params<T>& params) {
-    q = static_cast<int>(params.by_q_tiles.divmod(tile)) * params.config.tile_q;
-    p = static_cast<int>(params.by_p_tiles.divmod(tile)) * params.config.tile_p;
-    n = static_cast<int>(tile);
   }
 };
 
@@ -354,7 +343,7 @@ __global__ void __launch_bounds__(256, 2) convolve(const __grid_constant__ Param
   std::uint32_t tile = blockIdx.x / k_tiles;
   const int k0 = static_cast<int>(blockIdx.x % k_tiles) * config.k_tile;
 
-  Origin next(tile, params);
+  Origin next(tile, params, params.config);
   load_patch<T, stride>(params, next, patches);
   load_filters(params, k0, filters);
   for (int current = 0; tile < end; tile += step, current ^= 1) {
@@ -362,7 +351,7 @@ __global__ void __launch_bounds__(256, 2) convolve(const __grid_constant__ Param
     __syncthreads();  // the patch is here, and all are done with the one before
     const Origin at = next;
     if (tile + step < end) {
-      next = Origin(tile + step, params);
+      next = Origin(tile + step, params, params.config);
       load_patch<T, stride>(params, next, patches + (current ^ 1) * patch_floats);
     }
     Sums sum = {};

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
   const int first_filter = static_cast<int>(blockIdx.y) * S::filter_tile;
   std::uint32_t tile = blockIdx.x;
 
-  fetch(params, Origin(tile, params), shared_address(raw));
+  fetch(params, Origin(tile, params, params.plan), shared_address(raw));
   const unsigned char* weight = params.weight + static_cast<std::int64_t>(blockIdx.y) * plan.taps_offset;
   for (int offset = threadIdx.x * 16; offset < plan.taps_offset; offset += blockDim.x * 16) {
     copy_async(shared_address(memory + offset), weight + offset, true);
@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
   for (; tile < end; tile += gridDim.x) {
     wait_for_copies<0>();
     __syncthreads();  // the patch is here, and all are done with the one before
-    convert<S>(params, Origin(tile, params), raw, patch, ranges);
+    convert<S>(params, Origin(tile, params, params.plan), raw, patch, ranges);
     if (tile + gridDim.x < end) {
-      fetch(params, Origin(tile + gridDim.x, params), shared_address(raw));
+      fetch(params, Origin(tile + gridDim.x, params, params.plan), shared_address(raw));
       commit_copies();
     }
 
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
       multiply<S>(window, plan.plane_bytes, params.pixel_bytes, taps, memory, plan.steps, total, largest);
     }
     asm volatile("" : "+r"(tile));  // found out again: registers are few above
-    const Origin at(tile, params);
+    const Origin at(tile, params, params.plan);
     const Converted converted = converted_from<typename S::T>(ranges);
     const Place place(plan.tile_q, thread_index());
     const int p = at.p + place.p, q = at.q + place.q;

@@ -9,6 +9,7 @@
 #include "device/epilogue.h"
 #include "device/mma.cuh"
 #include "device/numeric.h"
+#include "device/origin.cuh"
 #include "device/power_of_two.h"
 
 namespace fastconv::algos::implicit_gemm::few_channels {
@@ -82,18 +83,6 @@ __device__ __forceinline__ int thread_index() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index;
 }
-
-// A tile's first output.
-struct Origin {
-  int n, p, q;
-
-  template <typename T>
-  __device__ Origin(std::uint32_t tile, const Params<T>& params) {
-    q = static_cast<int>(params.by_q_tiles.divmod(tile)) * params.plan.tile_q;
-    p = static_cast<int>(params.by_p_tiles.divmod(tile)) * params.plan.tile_p;
-    n = static_cast<int>(tile);
-  }
-};
 
 // Where a thread's quad lies in the tile.
 struct Place {

@@ -6,7 +6,7 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-constexpr int pack_threads = 128, filter_target_exponent = 13;
+constexpr int pack_threads = 256, filter_target_exponent = 13;
 
 __device__ __forceinline__ float round_to_tf32(float value) {
   std::uint32_t result;
@@ -15,7 +15,7 @@ __device__ __forceinline__ float round_to_tf32(float value) {
 }
 
 // A block per filter, those beyond K included: their rows are zeros. With a snapshot: a filter that equals it bit for
-// bit is left alone (PackArgs::snapshot).
+// bit is left alone (PackArgs::snapshot). A thread makes pieces of 16 bytes.
 template <typename T, Mode mode>
 __global__ void __launch_bounds__(pack_threads) pack_filters(
     int c, int k, int taps, int channel_blocks, int filter_tile, FilterStrides strides,
@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(
   using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_t>;
   constexpr bool is_float = std::is_same_v<T, float>;
   constexpr int row_bytes = mode == Mode::single ? 64 : 128, channels = input_row_bytes / sizeof(T);
+  constexpr int pieces = channels / 8;  // of a row's halves, not counting lo
   const int filter = static_cast<int>(blockIdx.x), size = c * taps;
   const T* source = filter < k ? weight + static_cast<std::int64_t>(filter) * size : nullptr;
   if (!filter_changed<pack_threads>(source, snapshot, filter, k, size)) return;
@@ -45,33 +46,49 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(
       reinterpret_cast<unsigned char*>(exponents) + rounded_offset +
       static_cast<std::int64_t>(filter / filter_tile) * ((c + channels - 1) / channels) * taps * filter_tile * 128 +
       row * 128;
-  const auto store = [&](unsigned char* line, int byte, Half value) {
-    const int piece = row_bytes == 128 ? hopper::swizzle_128(row, byte / 16) : hopper::swizzle_64(row, byte / 16);
-    *reinterpret_cast<Half*>(line + piece * 16 + byte % 16) = value;
+  const auto store = [&](unsigned char* line, int piece, const void* values) {
+    const int place = row_bytes == 128 ? hopper::swizzle_128(row, piece) : hopper::swizzle_64(row, piece);
+    reinterpret_cast<uint4*>(line)[place] = *static_cast<const uint4*>(values);
   };
-  for (int i = threadIdx.x; i < channel_blocks * taps * channels; i += pack_threads) {
-    const int step = i / channels, within = i % channels, product = within / 16, index = within % 16;
-    const int channel = step / taps * channels + channel_of<is_float>(product, index), tap = step % taps;
-    const T raw =
-        source != nullptr && channel < c ? source[channel * strides.channel + tap * strides.tap] : from_float<T>(0.0f);
-    const int block = step / taps;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < channel_blocks * taps * pieces; i += pack_threads) {
+    const int piece = i % pieces, step = i / pieces, block = step / taps, tap = step % taps;
+    const T* of_tap = source + tap * strides.tap;
+    const auto load = [&](int within) {
+      const int channel = block * channels + within;
+      return source != nullptr && channel < c ? of_tap[channel * strides.channel] : from_float<T>(0.0f);
+    };
+    T raw[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) raw[j] = load(channel_of<is_float>(piece / 2, piece % 2 * 8 + j));
     const int position = mode == Mode::single ? (block / 2 * taps + tap) * 2 + block % 2 : step;
     unsigned char* line = target + static_cast<std::int64_t>(position) * filter_tile * row_bytes;
     if constexpr (is_float) {
-      const float value = raw * power_of_two(exponent);
-      const half_t high = from_float<half_t>(value);
-      store(line, within * 2, high);
-      if constexpr (mode == Mode::split) store(line, 64 + within * 2, from_float<half_t>(value - to_float(high)));
+      alignas(16) half_t high[8], low[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float value = raw[j] * power_of_two(exponent);
+        high[j] = from_float<half_t>(value);
+        low[j] = from_float<half_t>(value - to_float(high[j]));
+      }
+      store(line, piece, high);
+      if constexpr (mode == Mode::split) store(line, pieces + piece, low);
       if (mode == Mode::single && block * channels < c) {
-        const int natural = step / taps * channels + within;
-        const float weight =
-            source != nullptr && natural < c ? source[natural * strides.channel + tap * strides.tap] : 0.0f;
         unsigned char* of_row = rounded + static_cast<std::int64_t>(step) * filter_tile * 128;
-        *reinterpret_cast<float*>(of_row + hopper::swizzle_128(row, within / 4) * 16 + within % 4 * 4) =
-            round_to_tf32(weight);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int natural = 2 * piece + half;  // of four float32
+          alignas(16) float values[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) values[j] = round_to_tf32(load(natural * 4 + j));
+          reinterpret_cast<uint4*>(of_row)[hopper::swizzle_128(row, natural)] = *reinterpret_cast<const uint4*>(values);
+        }
       }
     } else {
-      store(line, within * 2, raw);
+      alignas(16) Half values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) values[j] = raw[j];
+      store(line, piece, values);
     }
   }
   if (threadIdx.x == 0) exponents[filter] = exponent;

@@ -111,10 +111,10 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
 void pack_cuda(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Weights weights = make_weights(problem);
-  pack_filters<float>
-      <<<static_cast<unsigned>(weights.filter_blocks * block_filters), pack_threads, 0, stream_of(runtime)>>>(
-          static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.stages), args.strides(),
-          static_cast<const float*>(args.weight), static_cast<float*>(args.packed), static_cast<float*>(args.snapshot));
+  const auto blocks = static_cast<unsigned>(weights.filter_blocks * (block_filters / pack_lanes) * weights.stages);
+  pack_filters<<<blocks, pack_threads, 0, stream_of(runtime)>>>(
+      static_cast<int>(problem.c), static_cast<int>(problem.k), static_cast<int>(weights.stages), args.strides(),
+      static_cast<const float*>(args.weight), static_cast<float*>(args.packed), static_cast<float*>(args.snapshot));
   check_launch("winograd_megakernel: packing");
 }
 
