@@ -187,9 +187,13 @@ class Input {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::uint32_t address = address_of(stage, shift, 2 * m + i);
-      uint4 first[1] = {load_shared(address)}, second[1] = {load_shared(address ^ 16)};
-      if constexpr (S::affine) norm(channels, first, second);
-      place_scaled(operand, i, first[0], second[0], power_of_two(exponents[2 * m + i]));
+      if constexpr (S::affine) {
+        uint4 first[1] = {load_shared(address)}, second[1] = {load_shared(address ^ 16)};
+        norm(channels, first, second);
+        place_scaled(operand, i, first[0], second[0], power_of_two(exponents[2 * m + i]));
+      } else {
+        place_scaled(operand, i, load_shared(address), load_shared(address ^ 16), power_of_two(exponents[2 * m + i]));
+      }
     }
   }
 
@@ -230,9 +234,13 @@ class Input {
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
       const std::uint32_t address = address_of(stage, 0, i);
-      uint4 first[1] = {load_shared(address)}, second[1] = {load_shared(address ^ 16)};
-      if constexpr (S::affine) norm(channels, first, second);
-      largest[i] = larger(larger(largest[i], first[0]), second[0]);
+      if constexpr (S::affine) {
+        uint4 first[1] = {load_shared(address)}, second[1] = {load_shared(address ^ 16)};
+        norm(channels, first, second);
+        largest[i] = larger(larger(largest[i], first[0]), second[0]);
+      } else {
+        largest[i] = larger(larger(largest[i], load_shared(address)), load_shared(address ^ 16));
+      }
     }
   }
   // Four lanes share a pixel.
