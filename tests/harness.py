@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
-from metrics import Rounding, bound
+from metrics import Bound, Rounding, bound
 from shapes import Shape
 
 from fastconv import _C, ops, testing
@@ -277,8 +277,8 @@ class Yardstick:
         return testing.Errors(*(max((getattr(errors, name) for errors in both), key=abs)
                                 for name in ("relative_l2", "maximum", "bias")))  # fmt: skip
 
-    def violations(self, output: torch.Tensor, algorithm: str, cls: str) -> list[str]:
-        """What is wrong with the output of `algorithm`; empty if it is within the bound of its class."""
+    def violations(self, output: torch.Tensor, algorithm: str, cls: str, more: Bound | None = None) -> list[str]:
+        """What is wrong with the output of `algorithm`; empty if it is within the bound of its class, and `more`."""
         errors = testing.errors(output, self.expected)
         allowed = bound(
             self.expected, self.magnitude, peer=self.peer_errors(),
@@ -288,7 +288,7 @@ class Yardstick:
             expected=expected_error(algorithm, cls, self.shape, output.device.type),
             uneven=ALGORITHMS[algorithm]["noisiest_output"],
         )  # fmt: skip
-        return allowed.violations(errors)
+        return (allowed if more is None else allowed + more).violations(errors)
 
 
 def yardstick(case: Case, cls: str) -> Yardstick:

@@ -26,6 +26,9 @@ class Bound:
     maximum: float
     bias: float
 
+    def __add__(self, other: Bound) -> Bound:
+        return Bound(self.l2 + other.l2, self.maximum + other.maximum, self.bias + other.bias)
+
     def violations(self, errors: Errors) -> list[str]:
         pairs = [
             ("relative L2 error", errors.relative_l2, self.l2),

@@ -23,6 +23,28 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
   return problem.accuracy == AccuracyClass::tf32 ? tf32_products : std::sqrt(2.6 + 0.0027 * terms);
 }
 
+// On CUDA, where the kernel that multiplies reads each value once, on its way into registers.
+Support supports_affine(const ConvProblem& problem, const DeviceInfo& device) {
+  const auto no = [](const std::string& met, const std::string& needed) {
+    return Support::no("affine", met + "; implicit_gemm needs " + needed + " for an affine input");
+  };
+  if (!persistent::is_used(problem, device)) {
+    return no("compute capability is " + std::to_string(device.compute_capability) + " and a pixel has " +
+                  std::to_string(problem.c) + " channels in " + std::to_string(problem.groups) + " groups",
+              "90, whole 16 bytes and one group");
+  }
+  if (problem.r * problem.s != 1 || problem.pad_h != 0 || problem.pad_w != 0) {
+    return no("the filter is " + std::to_string(problem.r) + "x" + std::to_string(problem.s) + ", the padding " +
+                  std::to_string(problem.pad_h) + "x" + std::to_string(problem.pad_w),
+              "1x1 and 0x0");
+  }
+  if (problem.input_activation == Activation::silu) return no("its activation is silu", "none, relu or relu6");
+  if (persistent::make_weights(problem).filter_tile < persistent::min_affine_filters) {
+    return no("the filters are " + std::to_string(problem.k), "more");
+  }
+  return Support::yes();
+}
+
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (problem.groups > max_groups) {
     return Support::no("groups", "groups is " + std::to_string(problem.groups) + "; implicit_gemm needs at most " +
@@ -47,6 +69,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
                                      std::to_string(problem.stride_w) + "; implicit_gemm needs at most " +
                                      std::to_string(persistent::max_stride) + " on this GPU");
   }
+  if (problem.input_affine && device.type == DeviceType::cuda) return supports_affine(problem, device);
   return Support::yes();
 }
 
@@ -84,9 +107,10 @@ std::string describe_tile(const persistent::Plan& plan) {
             text(plan.split_k) + " splits" + (plan.clusters ? " in a cluster" : "");
   }
   return std::string(describe(plan.weights.mode)) +
-         (plan.source == persistent::Source::converted ? " beforehand" : "") + ", tile " + tile + ", " +
-         text(plan.filter_tile) + " filters, " + text(plan.stages * plan.stage_taps) + " steps of " +
-         text(plan.step_channels()) + (plan.whole_window ? ", whole windows" : ", single taps") + parts;
+         (plan.source == persistent::Source::converted ? " beforehand" : "") +
+         (plan.affine() ? " of an affine input" : "") + ", tile " + tile + ", " + text(plan.filter_tile) +
+         " filters, " + text(plan.stages * plan.stage_taps) + " steps of " + text(plan.step_channels()) +
+         (plan.whole_window ? ", whole windows" : ", single taps") + parts;
 }
 
 std::string describe_tile(const single_tile::Plan& plan, AccuracyClass accuracy) {
@@ -145,7 +169,9 @@ ConvPlan plan_for_hopper(const ConvProblem& problem, const DeviceInfo& device) {
   const persistent::Weights weights = persistent::make_weights(problem);
   persistent::Plan plan = persistent::make_plan(problem, weights, device.processors);
   const double persistent_us = wgmma_cost_us(plan, problem, device);
-  if (std::optional<single_tile::Plan> other = single_tile::make_plan(problem, weights.filter_tile, device)) {
+  std::optional<single_tile::Plan> other;
+  if (!problem.input_affine) other = single_tile::make_plan(problem, weights.filter_tile, device);
+  if (other) {
     other->exponents_offset = weights.weight_bytes();
     other->weights_offset = weights.mode == Mode::single ? weights.rounded_offset() : 0;
     const double factor = problem.r * problem.s == 1 ? own::single_tile_1x1 : own::single_tile;
@@ -202,6 +228,10 @@ const Algorithm algorithm{"implicit_gemm",
                           roundoffs,
                           supports,
                           plan,
-                          packed_weight};
+                          packed_weight,
+                          {},
+                          false,
+                          true,
+                          true};
 
 }  // namespace fastconv::algos::implicit_gemm

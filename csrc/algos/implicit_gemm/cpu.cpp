@@ -21,6 +21,7 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
   const auto* weight = static_cast<const float*>(args.weight);  // [R, S, C/G, K]
   auto* y = static_cast<T*>(args.y);
   const Epilogue<T> epilogue = make_epilogue<T>(args);
+  const ActivationFunction activate_input(problem.input_activation, 0.0f);
 
   const std::int64_t channels = problem.c_per_group(), filters = problem.k_per_group();
   const auto pixel = [&](std::int64_t n, std::int64_t op, std::int64_t oq, std::int64_t group, std::int64_t first) {
@@ -33,7 +34,9 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
       for (std::int64_t c0 = 0; c0 < channels; c0 += channel_block) {
         float sum[filter_block] = {};  // sums of sums round less than one long chain
         for (std::int64_t c = c0; c < std::min(c0 + channel_block, channels); ++c) {
-          const float value = to_float(x[in(n, group * channels + c, h, w)]);
+          const std::int64_t channel = group * channels + c;
+          float value = to_float(x[in(n, channel, h, w)]);
+          if (problem.input_affine) value = activate_input(value * args.scale[channel] + args.shift[channel]);
           const float* row = weight + (tap * channels + c) * problem.k + k0;
           for (std::int64_t k = 0; k < count; ++k) sum[k] += value * row[k];
         }

@@ -197,10 +197,11 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
 
 inline std::optional<Plan> make_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const std::optional<Weights> weights = make_weights(problem, device);
-  if (!weights) return std::nullopt;
+  // A range of so few channels would leave most of the copied bytes unused.
+  if (!weights || problem.x_channels != 0 || problem.input_affine) return std::nullopt;
   constexpr double limit = 1073741824.0;
   const double image =
-      static_cast<double>(problem.k) * static_cast<double>(problem.p()) * static_cast<double>(problem.q());
+      static_cast<double>(problem.y_pitch()) * static_cast<double>(problem.p()) * static_cast<double>(problem.q());
   const double padded = static_cast<double>(problem.c) * static_cast<double>(problem.h + 2 * problem.pad_h) *
                         static_cast<double>(problem.w + 2 * problem.pad_w);
   if (std::max(image, padded) >= limit || static_cast<double>(problem.n) >= limit) return std::nullopt;

@@ -13,17 +13,21 @@ constexpr int convert_threads = 256, sample_target = 6;
 constexpr float min_converted = 1.0f / 4096, max_converted = 65504.0f;
 
 // Block (image, part of it). Of each 64 channels, the 16-byte pieces lie in the order 0 4 1 5 2 6 3 7: the lane that
-// reads two neighbours has the same channels of both packed blocks of 32 (plan.h).
-template <typename Half>
-__global__ void __launch_bounds__(convert_threads) convert(const float* __restrict__ x,  // [N][H W C]
-                                                           Half* __restrict__ target,    // [N][H W C]
-                                                           int* __restrict__ exponents,  // [N]
-                                                           int* __restrict__ flags,      // [N][blocks]
-                                                           std::int64_t values, FastDivide by_blocks, int blocks) {
+// reads two neighbours has the same channels of both packed blocks of 32 (plan.h). range: x has `gap` more elements
+// between its pixels.
+template <typename Half, bool range>
+__global__ void __launch_bounds__(convert_threads)
+    convert(const float* __restrict__ x,  // [N][H W C]
+            Half* __restrict__ target,    // [N][H W C]
+            int* __restrict__ exponents,  // [N]
+            int* __restrict__ flags,      // [N][blocks]
+            std::int64_t values, FastDivide by_blocks, int blocks, FastDivide by_pixel_pieces, std::int64_t gap) {
   constexpr int samples = 2 * convert_threads;
   unsigned image = blockIdx.x;
   const unsigned part = by_blocks.divmod(image);
   x += image * values, target += image * values;
+  if constexpr (range) x += image * (values / (8 * by_pixel_pieces.divisor())) * gap;
+  const auto skipped = [&](unsigned piece) { return range ? by_pixel_pieces.quotient(piece) * gap : std::int64_t{0}; };
   const auto stride = static_cast<unsigned>(min(values / samples, std::int64_t{1} << 22));
   float largest = 0.0f;
 #pragma unroll
@@ -32,7 +36,7 @@ __global__ void __launch_bounds__(convert_threads) convert(const float* __restri
     // Somewhere in its part, so that no stride of the tensor is hit again and again.
     const unsigned within = stride > 0 ? (sample * 2654435761u >> 8) % stride : 0;
     const std::int64_t at = sample * std::int64_t{stride} + within;
-    largest = larger_finite(largest, at < values ? x[at] : 0.0f);
+    largest = larger_finite(largest, at < values ? x[at + skipped(static_cast<unsigned>(at / 8))] : 0.0f);
   }
   __shared__ int of_warps[convert_threads / 32];
   const int of_warp = __reduce_max_sync(0xffffffffu, __float_as_int(largest));
@@ -55,7 +59,7 @@ __global__ void __launch_bounds__(convert_threads) convert(const float* __restri
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
       const unsigned piece = min(first + i * step, pieces - 1);
-      const auto* source = reinterpret_cast<const uint4*>(x + std::int64_t{piece} * 8);
+      const auto* source = reinterpret_cast<const uint4*>(x + std::int64_t{piece} * 8 + skipped(piece));
       raw[i][0] = __ldcs(source), raw[i][1] = __ldcs(source + 1);
     }
 #pragma unroll

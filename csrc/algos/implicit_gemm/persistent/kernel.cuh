@@ -35,7 +35,7 @@ class Loader {
       if constexpr (S::transforms) hopper::fence_copies();  // the splitting warps have written there
       const std::uint32_t target = shared_.input + input_.slot * params_.stage_bytes;
       const int channel = static_cast<int>(block) * S::step_channels;
-      if (S::reads_fp16 && params_.flat) [[unlikely]] {
+      if (S::reads_fp16 && !S::one_tap && params_.flat) [[unlikely]] {
         load_rows(work_tile, channel, target, full);
       } else {
         hopper::arrive_expecting(full, params_.box_bytes);
@@ -90,6 +90,42 @@ class Loader {
   hopper::RingPosition input_, filters_;
 };
 
+// Of an affine input: scales and shifts of each stage's channels (affine.cuh). By a whole warp.
+template <typename S>
+class ChannelLoader {
+ public:
+  using T = typename S::T;
+
+  __device__ __forceinline__ ChannelLoader(const Params<T>& params, const Shared<S>& shared)
+      : params_(params), shared_(shared), site_{params.report, kernel_implicit_gemm, role_load} {}
+
+  __device__ __forceinline__ void run(const WorkTile& work_tile) {
+    Control& control = *shared_.control;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    constexpr int pairs = S::step_channels / 2;
+    for (int stage = work_tile.first_stage; stage < work_tile.last_stage; ++stage) {
+      const int channel = stage * S::step_channels + 2 * lane;  // C is even, taps are one
+      uint4 pair{};
+      if (lane < pairs && channel < params_.c) {
+        const auto bits = [](const float* at) { return __float_as_uint(__ldg(at)); };
+        pair = {bits(params_.scale + channel), bits(params_.scale + channel + 1), bits(params_.shift + channel),
+                bits(params_.shift + channel + 1)};
+      }
+      hopper::wait(shared_address(&control.input_free[slot_.slot]), slot_.parity ^ 1, site_);
+      if (lane < pairs) store_shared(shared_.channels + slot_.slot * S::channels_bytes + lane * 16, pair);
+      __syncwarp();
+      if (lane == 0) hopper::arrive(shared_address(&control.input_full[slot_.slot]));
+      slot_.advance(params_.input_slots);
+    }
+  }
+
+ private:
+  const Params<T>& params_;
+  const Shared<S>& shared_;
+  WaitSite site_;
+  hopper::RingPosition slot_;
+};
+
 // A block's work, in rounds of as many work tiles as it has flags for. visit(index, flag, retry): first all work tiles
 // of the round; then (float32) those whose overflow flag is set again. before_flags() and after_flags() enclose the
 // reading of flags.
@@ -120,10 +156,11 @@ __device__ __forceinline__ void for_each_work_tile(const Params<typename S::T>& 
 template <typename S>
 __device__ __forceinline__ void initialise(const Params<typename S::T>& params, const Shared<S>& shared) {
   constexpr int multiplying = 4 * multiply_warpgroups, splitting = S::transforms ? 4 : 0;  // warps
+  constexpr int loading = S::affine ? 2 : 1;
   Control& control = *shared.control;
   if (threadIdx.x == 0) {
     for (int i = 0; i < params.input_slots; ++i) {
-      hopper::barrier_init(shared_address(&control.input_full[i]), 1);
+      hopper::barrier_init(shared_address(&control.input_full[i]), loading);
       hopper::barrier_init(shared_address(&control.input_ready[i]), 4);
       hopper::barrier_init(shared_address(&control.input_free[i]), multiplying);
     }
@@ -132,7 +169,7 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
       hopper::barrier_init(shared_address(&control.filters_free[i]), multiplying);
     }
     hopper::barrier_init(shared_address(&control.flags_written), multiplying);
-    hopper::barrier_init(shared_address(&control.flags_read), splitting + 1);
+    hopper::barrier_init(shared_address(&control.flags_read), splitting + loading);
     if constexpr (S::reads_fp16) {
       hopper::barrier_init(shared_address(&control.partials_ready), params.split_k);
       hopper::barrier_init(shared_address(&control.partials_read), params.split_k);
@@ -221,6 +258,22 @@ __global__ void __launch_bounds__(S::threads, 1)
           },
           [&](unsigned parity) { wait_for_flags(parity, role_load); },
           [&](unsigned) { hopper::arrive(shared_address(&control.flags_read)); });
+    }
+    if constexpr (S::affine) {
+      if (threadIdx.x % 128 / 32 == 1) {
+        ChannelLoader<S> loader(params, shared);
+        for_each_work_tile<S>(
+            params, shared,
+            [&](unsigned index, unsigned, bool retry) {
+              const WorkTile work_tile(params, index);
+              for (int i = 0; i < (retry ? 2 : 1); ++i) loader.run(work_tile);
+            },
+            [&](unsigned parity) { wait_for_flags(parity, role_load); },
+            [&](unsigned) {
+              __syncwarp();
+              if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control.flags_read));
+            });
+      }
     }
   }
 #endif

@@ -1,5 +1,5 @@
-// From a plan to a launch of the Hopper kernel. Each class has a .cu file of its own, so that they compile side by
-// side.
+// From a plan to a launch of the Hopper kernel. Each class has a .cu file of its own, and one for affine inputs, so
+// that they compile side by side.
 #pragma once
 
 #include "algos/implicit_gemm/persistent/convert.cuh"
@@ -19,7 +19,8 @@ template <typename T>
 Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Weights& weights = plan.weights;
-  const Strides4 out = output_strides(problem);
+  const bool sums_apart = plan.partial_bytes(problem) > 0;  // which are dense
+  const Strides4 out = output_strides(sums_apart ? without_ranges(problem) : problem);
   const bool product = is_matrix_product(problem) || plan.flat;
   const std::int64_t per_split = ceil_div(plan.stages, plan.split_k);
   Params<T> params{
@@ -30,7 +31,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .condition_count = 0,
       .images = as_int(problem.n),
       .y = static_cast<T*>(args.y),
-      .partial = plan.partial_bytes(problem) > 0 ? static_cast<float*>(workspace) : nullptr,
+      .partial = sums_apart ? static_cast<float*>(workspace) : nullptr,
       .epilogue = make_epilogue<T>(args),
       .report = runtime.wait_report(),
       .y_image = out.n,
@@ -90,7 +91,12 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .by_tile_q = plan.tile_q,
       .by_tile_p = plan.tile_p,
       .by_taps = weights.taps,
-      .by_s = problem.s};
+      .by_s = problem.s,
+      .scale = args.scale,
+      .shift = args.shift,
+      .floor = problem.input_activation == Activation::none ? -INFINITY : 0.0f,
+      .cap = problem.input_activation == Activation::relu6 ? 6.0f : INFINITY,
+      .c = as_int(problem.c)};
   if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   params.vectors = plan.stores_vectors;
   params.stores_by_tma = plan.stores_by_tma && params.partial == nullptr;
@@ -107,7 +113,8 @@ void launch(const Params<typename S::T>& params, const CUtensorMap& x_map, const
                                                              params);
 }
 
-template <typename T, Mode mode>
+// `sources`: those that the plan may have.
+template <typename T, Mode mode, Source... sources>
 void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params, const void* x, DType x_type,
                 Runtime& runtime) {
   const ConvProblem& problem = args.problem;
@@ -120,20 +127,24 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
                    .stride_h = static_cast<int>(problem.stride_h)};
   const Box4 y_box{.c = box_bytes / static_cast<int>(sizeof(T)), .w = plan.tile_q, .h = plan.tile_p, .n = plan.tile_n};
   const auto make_map = [&](const void* tensor, DType dtype, std::int64_t height, std::int64_t width,
-                            std::int64_t channels, const Box4& box, bool row) {
-    return row ? make_tensor_map(tensor, dtype, 1, 1, problem.n * height * width, channels, box)
-               : make_tensor_map(tensor, dtype, problem.n, height, width, channels, box);
+                            std::int64_t channels, std::int64_t pitch, const Box4& box, bool row) {
+    return row ? make_tensor_map(tensor, dtype, 1, 1, problem.n * height * width, channels, box, pitch)
+               : make_tensor_map(tensor, dtype, problem.n, height, width, channels, box, pitch);
   };
-  const CUtensorMap x_map = make_map(x, x_type, problem.h, problem.w, problem.c, x_box, is_matrix_product(problem));
+  const CUtensorMap x_map =
+      make_map(x, x_type, problem.h, problem.w, problem.c, plan.source == Source::converted ? 0 : problem.x_pitch(),
+               x_box, is_matrix_product(problem));
   const CUtensorMap y_map = params.stores_by_tma ? make_map(args.y, problem.dtype, problem.p(), problem.q(), problem.k,
-                                                            y_box, params.in_a_row)
+                                                            problem.y_pitch(), y_box, params.in_a_row)
                                                  : CUtensorMap{};
   const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));
   const int cluster = plan.clusters ? static_cast<int>(plan.split_k) : 1;
   const auto try_source = [&](auto filter_tile, auto row_blocks, auto source) {
     if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks() || plan.source != source()) return;
-    launch<Shape<T, mode, filter_tile(), row_blocks(), source()>>(params, x_map, y_map, plan.shared_bytes(), blocks,
-                                                                  cluster, stream);
+    if constexpr (source() != Source::affine || has_affine_kernel(filter_tile(), row_blocks())) {
+      launch<Shape<T, mode, filter_tile(), row_blocks(), source()>>(params, x_map, y_map, plan.shared_bytes(), blocks,
+                                                                    cluster, stream);
+    }
   };
   const auto try_rows = [&](auto filter_tile, auto source) {
     try_source(filter_tile, std::integral_constant<int, 1>{}, source);
@@ -142,13 +153,7 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
     }
   };
   const auto try_filters = [&](auto filter_tile) {
-    if constexpr (std::is_same_v<T, float>) {
-      try_rows(filter_tile, std::integral_constant<Source, Source::transformed>{});
-      try_rows(filter_tile, std::integral_constant<Source, Source::raw>{});
-      if constexpr (mode == Mode::single) try_rows(filter_tile, std::integral_constant<Source, Source::converted>{});
-    } else {
-      try_rows(filter_tile, std::integral_constant<Source, Source::fp16>{});
-    }
+    (try_rows(filter_tile, std::integral_constant<Source, sources>{}), ...);
   };
   try_filters(std::integral_constant<int, 128>{});
   try_filters(std::integral_constant<int, 64>{});
@@ -164,7 +169,8 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
     const auto sum_blocks =
         static_cast<unsigned>(std::min<std::int64_t>(ceil_div(numel, 256), runtime.device().processors * 8));
     reduce_split_k<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.split_k), numel, by_inner, problem.k,
-                                                      params.partial, params.epilogue, params.y);
+                                                      problem.y_pitch() - problem.k, params.partial, params.epilogue,
+                                                      params.y);
     check_launch("implicit_gemm: sum of split_k");
   }
 }
@@ -176,24 +182,37 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   void* workspace = args.workspace;  // plan.workspace_bytes()
   Params<T> params = make_params<T>(args, plan, workspace, runtime);
   if constexpr (mode == Mode::single) {
+    constexpr auto run_source = run_kernel<T, mode, Source::transformed, Source::raw, Source::converted>;
     if (plan.source == Source::converted) {
       const std::int64_t blocks = plan.convert_blocks(problem);
       int* exponents = reinterpret_cast<int*>(static_cast<char*>(workspace) + plan.converted_bytes(problem));
       int* flags = exponents + problem.n;
-      convert<half_t><<<static_cast<unsigned>(blocks * problem.n), convert_threads, 0, stream_of(runtime)>>>(
+      const auto kernel = problem.x_channels == 0 ? convert<half_t, false> : convert<half_t, true>;
+      kernel<<<static_cast<unsigned>(blocks * problem.n), convert_threads, 0, stream_of(runtime)>>>(
           static_cast<const float*>(x), static_cast<half_t*>(workspace), exponents, flags,
-          problem.h * problem.w * problem.c, blocks, static_cast<int>(blocks));
+          problem.h * problem.w * problem.c, blocks, static_cast<int>(blocks), problem.c / 8,
+          problem.x_pitch() - problem.c);
       check_launch("implicit_gemm: conversion");
       params.image_exponents = exponents;
-      run_kernel<T, mode>(args, plan, params, workspace, DType::f16, runtime);
+      run_source(args, plan, params, workspace, DType::f16, runtime);
       params = make_params<T>(args, *plan.fallback, nullptr, runtime);
       params.condition = flags;
       params.condition_count = static_cast<int>(blocks * problem.n);
-      run_kernel<T, mode>(args, *plan.fallback, params, x, problem.dtype, runtime);
+      run_source(args, *plan.fallback, params, x, problem.dtype, runtime);
       return;
     }
+    run_source(args, plan, params, x, problem.dtype, runtime);
+  } else if constexpr (mode == Mode::split) {
+    run_kernel<T, mode, Source::transformed, Source::raw>(args, plan, params, x, problem.dtype, runtime);
+  } else {
+    run_kernel<T, mode, Source::fp16>(args, plan, params, x, problem.dtype, runtime);
   }
-  run_kernel<T, mode>(args, plan, params, x, problem.dtype, runtime);
+}
+
+template <typename T, Mode mode>
+void run_affine(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  run_kernel<T, mode, Source::affine>(args, plan, make_params<T>(args, plan, args.workspace, runtime), args.x,
+                                      args.problem.dtype, runtime);
 }
 
 template <typename T, Mode mode>

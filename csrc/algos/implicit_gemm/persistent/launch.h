@@ -1,4 +1,4 @@
-// The persistent kernel's entry points, a .cu file for each class.
+// The persistent kernel's entry points, two .cu files for each class.
 #pragma once
 
 #include "algos/implicit_gemm/persistent/plan.h"
@@ -6,8 +6,9 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-#define FASTCONV_DECLARE(name)                                               \
-  void run_##name(const ConvArgs& args, const Plan& plan, Runtime& runtime); \
+#define FASTCONV_DECLARE(name)                                                      \
+  void run_##name(const ConvArgs& args, const Plan& plan, Runtime& runtime);        \
+  void run_affine_##name(const ConvArgs& args, const Plan& plan, Runtime& runtime); \
   void pack_##name(const PackArgs& args, Runtime& runtime);
 FASTCONV_DECLARE(fp32)
 FASTCONV_DECLARE(tf32)
@@ -16,12 +17,16 @@ FASTCONV_DECLARE(bf16)
 #undef FASTCONV_DECLARE
 
 inline void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  switch (plan.weights.mode) {
-    case Mode::split: return run_fp32(args, plan, runtime);
-    case Mode::single: return run_tf32(args, plan, runtime);
-    case Mode::fp16: return run_fp16(args, plan, runtime);
-    case Mode::bf16: return run_bf16(args, plan, runtime);
-  }
+  const bool affine = plan.affine();
+  const auto run_class = [&] {
+    switch (plan.weights.mode) {
+      case Mode::split: return affine ? run_affine_fp32 : run_fp32;
+      case Mode::single: return affine ? run_affine_tf32 : run_tf32;
+      case Mode::fp16: return affine ? run_affine_fp16 : run_fp16;
+      default: return affine ? run_affine_bf16 : run_bf16;
+    }
+  }();
+  run_class(args, plan, runtime);
 }
 
 inline void pack(const PackArgs& args, Runtime& runtime) {

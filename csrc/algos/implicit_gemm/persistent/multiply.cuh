@@ -64,7 +64,7 @@ class Multiplier {
     }
     const WorkTile work_tile(params_, index);
     begin(work_tile);
-    if (S::reads_fp16 && params_.flat) input_.place_flat(params_, work_tile);
+    if (S::reads_fp16 && !S::one_tap && params_.flat) input_.place_flat(params_, work_tile);
     if constexpr (S::converted) find_exponents(work_tile);
     FilterData<S>& filters = shared_.filter_data[threadIdx.x / 32];
     filters.fetch(params_, work_tile.filter_tile);
@@ -108,7 +108,7 @@ class Multiplier {
 #pragma unroll 1
     for (; steps_left_ > 0; --steps_left_) {
       await_stage();
-      if constexpr (S::raw) input_.measure_raw(stage(), largest_);
+      if constexpr (S::raw) input_.measure_raw(stage(), channels(), largest_);
       next_tap();
       await_filters();
       ++filters_.count;
@@ -195,11 +195,12 @@ class Multiplier {
 #pragma unroll
     for (int m = 0; m < S::row_blocks; ++m) {
       if constexpr (S::raw) {
-        input_.load_raw(stage(), m, scale_, largest_, operand[m]);
+        input_.load_raw(stage(), channels(), m, scale_, largest_, operand[m]);
       } else {
         input_.load(stage(), shift_, m, operand[m]);
       }
     }
+    if constexpr (S::affine && !S::raw) Input<S>::norm(channels(), operand);
     next_tap();
   }
 
@@ -211,11 +212,11 @@ class Multiplier {
       await_filters();
       Operand<S> operand;
       Sums sums;
-      input_.load_exact(stage(), shift_, 0, exponents_, operand);
+      input_.load_exact(stage(), channels(), shift_, 0, exponents_, operand);
       multiply_exact_group<0>(operand, sums, total);
       if constexpr (S::groups_per_step == 2) {
         if (S::issue_groups == IssueGroups::row_blocks)
-          input_.load_exact(stage(), shift_, S::row_blocks - 1, exponents_, operand);
+          input_.load_exact(stage(), channels(), shift_, S::row_blocks - 1, exponents_, operand);
         multiply_exact_group<1>(operand, sums, total);
       }
       ++filters_.count;
@@ -277,7 +278,7 @@ class Multiplier {
   __device__ __forceinline__ void load(Operand<S>& operand) {
     if (begins_step(u)) await_stage();
     if constexpr (S::raw) {
-      input_.load_raw(stage(), row_block(u), scale_, largest_, operand);
+      input_.load_raw(stage(), channels(), row_block(u), scale_, largest_, operand);
     } else {
       input_.load(stage(), shift_, row_block(u), operand);
     }
@@ -339,8 +340,12 @@ class Multiplier {
 
   __device__ __forceinline__ std::uint32_t stage() const { return shared_.input + slot_.slot * params_.stage_bytes; }
 
+  __device__ __forceinline__ StageChannels channels() const {
+    return {shared_.channels + slot_.slot * S::channels_bytes, params_.floor, params_.cap};
+  }
+
   __device__ __forceinline__ void begin(const WorkTile& work_tile) {
-    steps_left_ = (work_tile.last_stage - work_tile.first_stage) * (S::raw ? 1 : params_.stage_taps);
+    steps_left_ = (work_tile.last_stage - work_tile.first_stage) * (S::one_tap ? 1 : params_.stage_taps);
     stages_left_ = work_tile.last_stage - work_tile.first_stage;
     tap_ = 0, column_ = 0, shift_ = 0;
     if constexpr (S::raw) {
@@ -351,7 +356,7 @@ class Multiplier {
 
   // Waits for the stage of the step to come, if that is its first.
   __device__ __forceinline__ void await_stage() {
-    if (!S::raw && tap_ > 0) return;
+    if (!S::one_tap && tap_ > 0) return;
     std::uint64_t* barriers = S::transforms ? control_.input_ready : control_.input_full;
     hopper::wait(shared_address(&barriers[slot_.slot]), slot_.parity, site_);
   }
@@ -359,7 +364,7 @@ class Multiplier {
   // The step's input is in registers: on to the next tap, and past the end of a stage, which is given back; but where
   // the stage knows the largest values, the last one only by leave().
   __device__ __forceinline__ void next_tap() {
-    if constexpr (S::raw) {
+    if constexpr (S::one_tap) {
       release_stage();
     } else if (++tap_ == params_.stage_taps) {
       tap_ = 0, column_ = 0, shift_ = 0;
@@ -379,8 +384,8 @@ class Multiplier {
         largest_[i] = Input<S>::of_pixel(largest_[i]);
         exponents_[i] = scale_[i] == 0.0f ? 0 : static_cast<int>(__float_as_uint(scale_[i]) >> 23) - 127;
       }
-      return;
     }
+    if constexpr (S::one_tap) return;
     if constexpr (S::transforms) {
       input_.find_largest(params_, shared_.largest + slot_.slot * (params_.stage_bytes / input_row_bytes), largest_);
 #pragma unroll

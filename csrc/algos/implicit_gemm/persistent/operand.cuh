@@ -5,6 +5,7 @@
 // which the single-tile kernel needs, and matrices of 8 x 8 are loaded into fragments.
 #pragma once
 
+#include "algos/implicit_gemm/persistent/affine.cuh"
 #include "algos/implicit_gemm/persistent/tile.cuh"
 #include "device/power_of_two.h"
 
@@ -127,27 +128,91 @@ class Input {
     }
   }
 
+  // An affine input of a half type: a step that is loaded.
+  static __device__ __forceinline__ void norm(const StageChannels& channels, Operand<S> (&operand)[S::row_blocks]) {
+    using Halves = HalfPair<T>;
+    const auto floor = Halves::rounded(channels.floor, channels.floor);
+    const auto cap = Halves::rounded(channels.cap, channels.cap);
+    const std::uint32_t of_lane = channels.address + threadIdx.x % 4 * 16;
+#pragma unroll
+    for (int pair = 0; pair < 2 * S::depth; ++pair) {  // a lane has every fourth pair of a step's channels
+      const uint4 affine = load_shared(of_lane + 64 * pair);
+#pragma unroll
+      for (int i = 0; i < rows; ++i) {
+        std::uint32_t& word = operand[i / 2].high[pair / 2][pair % 2 * 2 + i % 2];
+        word = Halves::norm(word, affine, floor);
+      }
+    }
+    if (!channels.has_cap()) return;
+#pragma unroll
+    for (int i = 0; i < S::row_blocks * S::depth * 4; ++i) {
+      std::uint32_t& word = operand[i / (S::depth * 4)].high[i / 4 % S::depth][i % 4];
+      word = Halves::at_most(word, cap);
+    }
+  }
+  // The same of float32: what a lane has of a step, of some pixels.
+  template <int count>
+  static __device__ __forceinline__ void norm(const StageChannels& channels, uint4 (&first)[count],
+                                              uint4 (&second)[count]) {
+    const auto for_each_pair = [&](auto&& visit) {
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) {
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+          uint4& piece = pair < 2 ? first[i] : second[i];
+          visit(pair, pair % 2 == 0 ? piece.x : piece.z, pair % 2 == 0 ? piece.y : piece.w);
+        }
+      }
+    };
+    uint4 affine[4];
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      affine[pair] = load_shared(channels.address + threadIdx.x % 4 * 64 + 16 * pair);
+    }
+    const auto set = [](std::uint32_t& word, float value) { word = __float_as_uint(value); };
+    for_each_pair([&](int pair, std::uint32_t& x, std::uint32_t& y) {
+      const uint4& of = affine[pair];
+      set(x, at_least(fmaf(__uint_as_float(x), __uint_as_float(of.x), __uint_as_float(of.z)), channels.floor));
+      set(y, at_least(fmaf(__uint_as_float(y), __uint_as_float(of.y), __uint_as_float(of.w)), channels.floor));
+    });
+    if (!channels.has_cap()) return;
+    for_each_pair([&](int, std::uint32_t& x, std::uint32_t& y) {
+      set(x, at_most(__uint_as_float(x), channels.cap)), set(y, at_most(__uint_as_float(y), channels.cap));
+    });
+  }
+
   // The same from float32, each pixel with its own scale.
-  __device__ __forceinline__ void load_exact(std::uint32_t stage, int shift, int m, const int (&exponents)[rows],
-                                             Operand<S>& operand) const {
+  __device__ __forceinline__ void load_exact(std::uint32_t stage, const StageChannels& channels, int shift, int m,
+                                             const int (&exponents)[rows], Operand<S>& operand) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::uint32_t address = address_of(stage, shift, 2 * m + i);
-      place_scaled(operand, i, load_shared(address), load_shared(address ^ 16), power_of_two(exponents[2 * m + i]));
+      if constexpr (S::affine) {
+        uint4 first[1] = {load_shared(address)}, second[1] = {load_shared(address ^ 16)};
+        norm(channels, first, second);
+        place_scaled(operand, i, first[0], second[0], power_of_two(exponents[2 * m + i]));
+      } else {
+        place_scaled(operand, i, load_shared(address), load_shared(address ^ 16), power_of_two(exponents[2 * m + i]));
+      }
     }
   }
 
   // The same with one guess for each pixel, made where there is none yet (0); and notes the largest of the lane's
   // values.
-  __device__ __forceinline__ void load_raw(std::uint32_t stage, int m, float (&scale)[rows], float (&largest)[rows],
-                                           Operand<S>& operand) const {
+  __device__ __forceinline__ void load_raw(std::uint32_t stage, const StageChannels& channels, int m,
+                                           float (&scale)[rows], float (&largest)[rows], Operand<S>& operand) const {
     uint4 first[2], second[2];
     float here[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::uint32_t address = address_of(stage, 0, 2 * m + i);
       first[i] = load_shared(address), second[i] = load_shared(address ^ 16);
-      here[i] = larger(larger(0.0f, first[i]), second[i]);
+      if constexpr (!S::affine) here[i] = larger(larger(0.0f, first[i]), second[i]);
+    }
+    if constexpr (S::affine) {
+      norm(channels, first, second);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) here[i] = larger(larger(0.0f, first[i]), second[i]);
     }
     if (__any_sync(0xffffffffu, scale[2 * m] == 0.0f || scale[2 * m + 1] == 0.0f)) {
 #pragma unroll
@@ -164,11 +229,18 @@ class Input {
       place_scaled(operand, i, first[i], second[i], scale[2 * m + i]);
     }
   }
-  __device__ __forceinline__ void measure_raw(std::uint32_t stage, float (&largest)[rows]) const {
+  __device__ __forceinline__ void measure_raw(std::uint32_t stage, const StageChannels& channels,
+                                              float (&largest)[rows]) const {
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
       const std::uint32_t address = address_of(stage, 0, i);
-      largest[i] = larger(larger(largest[i], load_shared(address)), load_shared(address ^ 16));
+      if constexpr (S::affine) {
+        uint4 first[1] = {load_shared(address)}, second[1] = {load_shared(address ^ 16)};
+        norm(channels, first, second);
+        largest[i] = larger(larger(largest[i], first[0]), second[0]);
+      } else {
+        largest[i] = larger(larger(largest[i], load_shared(address)), load_shared(address ^ 16));
+      }
     }
   }
   // Four lanes share a pixel.

@@ -471,18 +471,18 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
   }
 }
 
-// y = the sum of the partial ones, in their order, through the epilogue.
+// y = the sum of the partial ones, in their order, through the epilogue. gap: NHWC, elements of y between two pixels.
 template <typename T>
 __global__ void __launch_bounds__(256)
-    reduce_split_k(int split_k, std::int64_t numel, FastDivide by_inner, FastDivide by_k,
+    reduce_split_k(int split_k, std::int64_t numel, FastDivide by_inner, FastDivide by_k, std::int64_t gap,
                    const float* __restrict__ partial, Epilogue<T> epilogue, T* __restrict__ y) {
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * 256;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x; i < numel; i += stride) {
     float sum = 0.0f;
     for (int split = 0; split < split_k; ++split) sum += partial[split * numel + i];
-    unsigned k = by_inner.quotient(static_cast<unsigned>(i));
-    k = by_k.divmod(k);
-    y[i] = epilogue(sum, i, k);
+    unsigned pixel = by_inner.quotient(static_cast<unsigned>(i));
+    const unsigned k = by_k.divmod(pixel);
+    y[i + pixel * gap] = epilogue(sum, i, k);
   }
 }
 

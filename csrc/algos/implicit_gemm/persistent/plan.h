@@ -101,7 +101,13 @@ enum class Source {
   transformed,  // float32, split in shared memory by a warpgroup of its own, once for all taps
   raw,          // float32, split on the way into registers: where a stage is one tap, each value is read once
   converted,    // float32 (class tf32), in halves from the workspace, where a kernel before has put it
+  affine,       // as fp16, or as raw, and normed on the way into registers: an affine input of one tap
 };
+// The tiles of an affine input: not those of few filters, and as many as there are registers for.
+constexpr int min_affine_filters = 64;
+constexpr bool has_affine_kernel(int filter_tile, int row_blocks) {
+  return filter_tile >= min_affine_filters && filter_tile * row_blocks <= 128;
+}
 constexpr int converted_block = 64;  // channels: C must be a multiple
 
 // The rest of the plan.
@@ -132,15 +138,21 @@ struct Plan {
   std::int64_t tiles_n, tiles_p, tiles_q;
   std::shared_ptr<const Plan> fallback;  // of a converted one: if the input's range is too wide for a scale an image
 
-  bool raw() const { return source == Source::raw; }
-  bool reads_fp16() const { return source == Source::fp16 || source == Source::converted; }
+  bool affine() const { return source == Source::affine; }
+  bool raw() const { return source == Source::raw || (affine() && element_bytes == 4); }
+  bool reads_fp16() const {
+    return source == Source::fp16 || source == Source::converted || (affine() && element_bytes == 2);
+  }
   int step_channels() const { return source == Source::converted ? converted_block : weights.step_channels; }
   int pixel_tile() const { return 64 * multiply_warpgroups * row_blocks; }
   std::size_t stage_bytes() const {
     return (static_cast<std::size_t>(box_n * box_h * box_w) * input_row_bytes + 1023) / 1024 * 1024;
   }
-  // With the largest value of each of its pixels, where they are found on the way.
-  std::size_t slot_bytes() const { return stage_bytes() + (source == Source::transformed ? stage_bytes() / 32 : 0); }
+  // With the largest value of each of its pixels, where they are found on the way; or its channels' scales and shifts.
+  std::size_t slot_bytes() const {
+    return stage_bytes() + (source == Source::transformed ? stage_bytes() / 32 : 0) +
+           (affine() ? static_cast<std::size_t>(step_channels()) * 2 * sizeof(float) : 0);
+  }
   std::size_t filter_bytes() const {  // of a step
     return static_cast<std::size_t>(filter_tile) * (source == Source::converted ? 128 : weights.row_bytes);
   }
@@ -263,8 +275,10 @@ inline double step_clocks(const Plan& plan) {
   const double shared = (a + b + filters + stage * (plan.raw() ? 1 : split ? 3 : single ? 2.5 : 1)) / 128;
   // From the L2 cache: the input, which each block reads for itself, and the filters, which all blocks read.
   const double copies = stage / 36 + filters / 78;
-  // Splitting: a pixel after the other on the way into registers; or stage by stage in shared memory.
-  const double transform = plan.raw()        ? std::max(pixels * (split ? 5.2 : 2.6), 700.0)
+  // Splitting: a pixel after the other on the way into registers; or stage by stage in shared memory. An affine input
+  // takes about 3 instructions more for a value of a half type, 2 for one of float32.
+  const double raw = (split ? 5.2 : 2.6) + (plan.affine() ? 1.4 : 0.0), norm = plan.affine() ? 0.7 * pixels : 0.0;
+  const double transform = plan.raw()        ? std::max(pixels * raw, 700.0)
                            : split || single ? (300 + stage * plan.stage_taps / input_row_bytes * 5) / plan.stage_taps
                                              : 0;
   const double of_tensor = plan.raw() ? 1.26
@@ -277,7 +291,7 @@ inline double step_clocks(const Plan& plan) {
   // What lies between two steps' products, if they are few.
   const double between = split    ? 0
                          : single ? (plan.row_blocks == 2 ? 480 : 350) + plan.filter_tile
-                                  : (plan.row_blocks == 2 ? 600 : 350) + 3 * plan.filter_tile;
+                                  : (plan.row_blocks == 2 ? 600 : 350) + 3 * plan.filter_tile + norm;
   return std::max({of_tensor * tensor, of_shared * shared, copies, transform, between}) + 0.05 * copies;
 }
 
@@ -339,6 +353,7 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
     }
   };
   const auto consider_tile = [&](Source source, int filter_tile, int row_blocks) {
+    if (source == Source::affine && !has_affine_kernel(filter_tile, row_blocks)) return;
     const int pixels = 64 * multiply_warpgroups * row_blocks;
     if (is_matrix_product(problem)) {
       consider({source, filter_tile, row_blocks, 1, 1, pixels, true, false});
@@ -362,6 +377,7 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
     consider_tile(source, weights.filter_tile, 1);
     if (weights.filter_tile == 128) consider_tile(source, 64, 1);  // more blocks, where there are too few
   };
+  if (problem.input_affine) return consider_source(Source::affine);
   const bool scaled = weights.mode == Mode::split || weights.mode == Mode::single;
   consider_source(scaled ? Source::transformed : Source::fp16);
   if (weights.mode == Mode::single && problem.c % converted_block == 0) consider_source(Source::converted);

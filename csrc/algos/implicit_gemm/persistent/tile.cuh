@@ -51,6 +51,10 @@ struct Params {
   unsigned work_tiles, whole;  // all; those that are whole tiles, before the splits of tiles
   FastDivide by_split_k, by_n_splits, by_filter_tiles, by_tiles_q, by_tiles_p, by_tiles_n, by_tile_q, by_tile_p,
       by_taps, by_s;
+  // An affine input: [C], and the range of its activation.
+  const float *scale, *shift;
+  float floor, cap;
+  int c;
 };
 
 enum class IssueGroups { row_blocks, n_halves, steps };
@@ -63,11 +67,13 @@ struct Shape {
   static constexpr Mode mode = mode_;
   static constexpr bool split = mode == Mode::split;  // two limbs, three products, totals
   static constexpr bool scaled = std::is_same_v<T, float>;
-  static constexpr bool raw = source_ == Source::raw, transforms = source_ == Source::transformed;
+  static constexpr bool affine = source_ == Source::affine;
+  static constexpr bool raw = source_ == Source::raw || (affine && scaled), transforms = source_ == Source::transformed;
+  static constexpr bool one_tap = raw || affine;  // a stage is one, and a tile not flat
   static constexpr bool converted = source_ == Source::converted, reads_fp16 = converted || !scaled;
   static constexpr bool retries = scaled && !converted;                 // tiles whose scale does not fit
   static constexpr bool conditional = retries && mode == Mode::single;  // it may be a fallback (Plan::fallback)
-  static_assert(scaled == (source_ != Source::fp16) && (!converted || mode == Mode::single));
+  static_assert((affine || scaled == (source_ != Source::fp16)) && (!converted || mode == Mode::single));
   static constexpr int filter_tile = filter_tile_, row_blocks = row_blocks_;
   static constexpr int pixel_tile = 64 * multiply_warpgroups * row_blocks;
   static constexpr int row_bytes = mode == Mode::single ? 64 : 128;
@@ -75,7 +81,8 @@ struct Shape {
   static constexpr int plane_bytes = filter_tile * row_bytes;
   static constexpr int filter_bytes = plane_bytes * (converted ? 2 : 1);
   static constexpr int step_channels = input_row_bytes / (reads_fp16 ? 2 : 4);
-  static constexpr int sums = filter_tile / 2;  // registers of a thread for 64 pixels
+  static constexpr int channels_bytes = affine ? step_channels * 8 : 0;  // scales and shifts of a stage
+  static constexpr int sums = filter_tile / 2;                           // registers of a thread for 64 pixels
   // Products of 16 along a step's channels.
   static constexpr int depth = reads_fp16 ? 4 : 2;
   static constexpr int slots = filter_slots(filter_bytes, raw);
@@ -166,12 +173,14 @@ struct FilterData {
 };
 
 // Dynamic shared memory, from a multiple of 1024: input slots, filter slots, staging of the output, the largest values
-// of the input slots' pixels (with a splitting warpgroup), control, filter data.
+// of the input slots' pixels (with a splitting warpgroup) or their channels' scales and shifts (of an affine input),
+// control, filter data.
 template <typename S>
 struct Shared {
   std::uint32_t input, filters;
-  float* largest;         // [input slot][stage_bytes / 128]
-  std::uint32_t staging;  // boxes of y on their way: [box][pixel][128 bytes], swizzled
+  float* largest;          // [input slot][stage_bytes / 128]
+  std::uint32_t channels;  // [input slot][channels_bytes]: affine.cuh
+  std::uint32_t staging;   // boxes of y on their way: [box][pixel][128 bytes], swizzled
   Control* control;
 
   OutputStage* output;         // [warp], where the staging is
@@ -187,7 +196,8 @@ struct Shared {
     output = reinterpret_cast<OutputStage*>(rest);
     rest += params.staging_bytes;
     largest = reinterpret_cast<float*>(rest);
-    control = reinterpret_cast<Control*>(rest + (S::transforms ? inputs / 32 : 0));
+    channels = shared_address(rest);
+    control = reinterpret_cast<Control*>(rest + (S::transforms ? inputs / 32 : params.input_slots * S::channels_bytes));
     filter_data = reinterpret_cast<FilterData<S>*>(control + 1);
     static_assert(1024 + sizeof(Control) + 4 * multiply_warpgroups * sizeof(FilterData<S>) <= shared_overhead);
     static_assert(4 * multiply_warpgroups * sizeof(OutputStage) <= min_staging);

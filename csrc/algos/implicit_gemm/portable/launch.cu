@@ -13,7 +13,7 @@ namespace {
 template <typename T>
 Params<T> make_params(const ConvArgs& args, const Plan& plan) {
   const ConvProblem& problem = args.problem;
-  const Strides4 in = dense_strides(args.x_layout, problem.c, problem.h, problem.w);
+  const Strides4 in = dense_strides(args.x_layout, problem.x_pitch(), problem.h, problem.w);
   const std::int64_t plane = problem.p() * problem.q();
   const bool nchw = problem.layout == Layout::nchw;
   const auto* packed = static_cast<const char*>(args.weight);
@@ -30,7 +30,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan) {
           as_int(problem.w),
           as_int(problem.k_per_group()),
           as_int(plane),
-          as_int(problem.k),
+          as_int(problem.y_pitch()),
           static_cast<unsigned>(plan.pixels),
           as_int(plan.reduction),
           as_int(plan.steps),
@@ -51,13 +51,12 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan) {
 }
 
 template <typename T, int products, int column_tiles, bool vector>
-void launch(const Params<T>& params, const Plan& plan, cudaStream_t stream) {
+void launch(const Params<T>& params, const Plan& plan, std::int64_t groups, cudaStream_t stream) {
   using S = Shape<T, products, column_tiles, vector>;
   constexpr int bytes = sizeof(SharedTile<S>);
   check_cuda(cudaFuncSetAttribute(convolve<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "implicit_gemm: shared memory");
-  const dim3 grid(static_cast<unsigned>(plan.pixel_tiles * plan.filter_tiles),
-                  static_cast<unsigned>(params.all_filters / params.k));
+  const dim3 grid(static_cast<unsigned>(plan.pixel_tiles * plan.filter_tiles), static_cast<unsigned>(groups));
   convolve<S><<<grid, threads, bytes, stream>>>(params);
   check_launch("implicit_gemm");
 }
@@ -67,20 +66,25 @@ void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   const cudaStream_t stream = stream_of(runtime);
   const bool vector = plan.loads_vectors;
   const Params<T> params = make_params<T>(args, plan);
+  const std::int64_t groups = args.problem.groups;
   if constexpr (std::is_same_v<T, float>) {
     if (plan.filter_tile == 64) {
-      vector ? launch<T, 3, 8, true>(params, plan, stream) : launch<T, 3, 8, false>(params, plan, stream);
+      vector ? launch<T, 3, 8, true>(params, plan, groups, stream)
+             : launch<T, 3, 8, false>(params, plan, groups, stream);
     } else if (plan.filter_tile == 48) {
-      vector ? launch<T, 3, 6, true>(params, plan, stream) : launch<T, 3, 6, false>(params, plan, stream);
+      vector ? launch<T, 3, 6, true>(params, plan, groups, stream)
+             : launch<T, 3, 6, false>(params, plan, groups, stream);
     } else if (plan.filter_tile == 32) {
-      vector ? launch<T, 3, 4, true>(params, plan, stream) : launch<T, 3, 4, false>(params, plan, stream);
+      vector ? launch<T, 3, 4, true>(params, plan, groups, stream)
+             : launch<T, 3, 4, false>(params, plan, groups, stream);
     } else {
-      vector ? launch<T, 3, 2, true>(params, plan, stream) : launch<T, 3, 2, false>(params, plan, stream);
+      vector ? launch<T, 3, 2, true>(params, plan, groups, stream)
+             : launch<T, 3, 2, false>(params, plan, groups, stream);
     }
   } else if (plan.filter_tile == 32) {
-    vector ? launch<T, 1, 4, true>(params, plan, stream) : launch<T, 1, 4, false>(params, plan, stream);
+    vector ? launch<T, 1, 4, true>(params, plan, groups, stream) : launch<T, 1, 4, false>(params, plan, groups, stream);
   } else {
-    vector ? launch<T, 1, 8, true>(params, plan, stream) : launch<T, 1, 8, false>(params, plan, stream);
+    vector ? launch<T, 1, 8, true>(params, plan, groups, stream) : launch<T, 1, 8, false>(params, plan, groups, stream);
   }
 }
 

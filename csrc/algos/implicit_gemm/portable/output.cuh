@@ -73,7 +73,7 @@ __device__ __forceinline__ void store_nhwc(const Params<typename S::T>& params, 
     if (pixel >= params.pixels || k >= params.k) continue;
     const int filter = static_cast<int>(S::group()) * params.k + k;
     finish<count, false>(params, tile + row * S::pitch_nhwc + column,
-                         static_cast<std::int64_t>(pixel) * params.all_filters + filter, filter);
+                         static_cast<std::int64_t>(pixel) * params.y_channels + filter, filter);
   }
 }
 
@@ -85,7 +85,7 @@ __device__ __forceinline__ void store_nchw(const Params<typename S::T>& params, 
   if (first_pixel + row >= params.pixels) return;
   unsigned image = first_pixel + row;
   const unsigned pixel = params.by_pixels_per_image.divmod(image);
-  const std::int64_t base = static_cast<std::int64_t>(image) * params.all_filters * params.pixels_per_image + pixel;
+  const std::int64_t base = static_cast<std::int64_t>(image) * params.y_channels * params.pixels_per_image + pixel;
 #pragma unroll 4
   for (int column = threadIdx.x / groups; column < S::filter_tile; column += threads / groups) {
     const int k = first_filter + column;

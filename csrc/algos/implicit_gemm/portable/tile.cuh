@@ -20,7 +20,7 @@ struct Params {
   Epilogue<T> epilogue;
   std::int64_t x_image, x_pixel, x_channel;  // strides of x, in elements
   int c, h, w, k, pixels_per_image;          // c, k: of a group
-  int all_filters;                           // K
+  int y_channels;                            // of the tensor of y: K, or those around a range
   unsigned pixels;                           // N P Q
   int reduction, steps;
   int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;

@@ -275,7 +275,7 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
       of = params.by_image.quotient(of);
       index[i] = exists ? static_cast<int>(within + of * (params.k - 1) * params.by_image.divisor()) : -1;
     } else {
-      index[i] = exists ? index[i] * params.k + k : -1;
+      index[i] = exists ? index[i] * params.y_pitch + k : -1;
     }
   }
   const Epilogue<T>& epilogue = params.epilogue;

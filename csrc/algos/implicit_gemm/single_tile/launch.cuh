@@ -71,7 +71,8 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
                    .epilogue = make_epilogue<T>(args),
                    .exponents = plan.split ? reinterpret_cast<const int*>(weight + plan.exponents_offset) : nullptr,
                    .nchw = problem.layout == Layout::nchw,
-                   .by_image = problem.p() * problem.q()};
+                   .by_image = problem.p() * problem.q(),
+                   .y_pitch = as_int(problem.y_pitch())};
   if (is_product(problem)) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   return params;
 }
@@ -91,10 +92,11 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
                                    : std::is_same_v<T, float>  ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32  // rounds
                                    : std::is_same_v<T, half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const CUtensorMap map =
-      is_product(problem)
-          ? make_tensor_map(args.x, type, sizeof(T), 1, 1, problem.n * problem.h * problem.w, problem.c, box)
-          : make_tensor_map(args.x, type, sizeof(T), problem.n, problem.h, problem.w, problem.c, box);
+  const CUtensorMap map = is_product(problem)
+                              ? make_tensor_map(args.x, type, sizeof(T), 1, 1, problem.n * problem.h * problem.w,
+                                                problem.c, box, problem.x_pitch())
+                              : make_tensor_map(args.x, type, sizeof(T), problem.n, problem.h, problem.w, problem.c,
+                                                box, problem.x_pitch());
   const auto launch = [&](auto filter_tile) {
     using S = Shape<T, filter_tile(), split>;
     allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");

@@ -82,7 +82,7 @@ inline bool is_possible(const ConvProblem& problem) {
   return problem.groups == 1 && problem.k * size % 16 == 0 &&
          (problem.accuracy == AccuracyClass::fp16 || problem.accuracy == AccuracyClass::bf16 ||
           problem.accuracy == AccuracyClass::tf32 || problem.accuracy == AccuracyClass::fp32) &&
-         problem.output_numel() < std::int64_t{1} << 30;
+         problem.n * problem.p() * problem.q() * problem.y_pitch() < std::int64_t{1} << 30;
 }
 
 // 1x1 without geometry: one row of N H W pixels.

@@ -49,11 +49,12 @@ struct Params {
   // Output.
   int n, p, q;
   FastDivide by_tile_p;
-  T* y;  // [N, P, Q, K]; nchw: [N, K, P, Q]
+  T* y;  // [N, P, Q, K], pixels y_pitch apart; nchw: [N, K, P, Q]
   Epilogue<T> epilogue;
   const int* exponents;  // class fp32: of the filters' scales, [filter]
   bool nchw;
   FastDivide by_image;  // pixels
+  int y_pitch;
 };
 
 // split: class fp32.

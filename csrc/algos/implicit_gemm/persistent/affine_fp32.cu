@@ -1,0 +1,9 @@
+#include "algos/implicit_gemm/persistent/launch.cuh"
+
+namespace fastconv::algos::implicit_gemm::persistent {
+
+void run_affine_fp32(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  run_affine<float, Mode::split>(args, plan, runtime);
+}
+
+}  // namespace fastconv::algos::implicit_gemm::persistent
