@@ -60,23 +60,25 @@ inline CUtensorMap make_tensor_map(const void* x, DType dtype, const TensorMap4&
   return make_tensor_map(x, map_type(dtype), shape);
 }
 
-// Of x [N, H, W, C], dense, 16-byte aligned, rows of C elements multiples of 16 bytes. Outside of the tensor are zeros.
-// type, bytes: of an element; TFLOAT32 rounds float32 on the way.
+// Of x [N, H, W, C], pixels `pitch` elements apart (0: C, dense), 16-byte aligned, the pitch a multiple of 16 bytes.
+// Outside of the tensor are zeros. type, bytes: of an element; TFLOAT32 rounds float32 on the way.
 inline CUtensorMap make_tensor_map(const void* x, CUtensorMapDataType type, std::size_t bytes, std::int64_t n,
-                                   std::int64_t h, std::int64_t w, std::int64_t c, const Box4& box) {
+                                   std::int64_t h, std::int64_t w, std::int64_t c, const Box4& box,
+                                   std::int64_t pitch = 0) {
   const auto size = static_cast<cuuint64_t>(bytes);
+  if (pitch == 0) pitch = c;
   const auto at = [](std::int64_t value) { return static_cast<cuuint64_t>(value); };
   const auto span = [](int elements, int stride) { return static_cast<cuuint32_t>((elements - 1) * stride + 1); };
   return make_tensor_map(x, type,
                          {.sizes = {at(c), at(w), at(h), at(n)},
-                          .strides = {at(c) * size, at(w * c) * size, at(h * w * c) * size},
+                          .strides = {at(pitch) * size, at(w * pitch) * size, at(h * w * pitch) * size},
                           .box = {span(box.c, 1), span(box.w, box.stride_w), span(box.h, box.stride_h), span(box.n, 1)},
                           .steps = {1, static_cast<cuuint32_t>(box.stride_w), static_cast<cuuint32_t>(box.stride_h), 1},
                           .swizzled = box.swizzled});
 }
 inline CUtensorMap make_tensor_map(const void* x, DType dtype, std::int64_t n, std::int64_t h, std::int64_t w,
-                                   std::int64_t c, const Box4& box) {
-  return make_tensor_map(x, map_type(dtype), size_of(dtype), n, h, w, c, box);
+                                   std::int64_t c, const Box4& box, std::int64_t pitch = 0) {
+  return make_tensor_map(x, map_type(dtype), size_of(dtype), n, h, w, c, box, pitch);
 }
 
 }  // namespace fastconv
