@@ -64,18 +64,19 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
     return Support::no("empty", "the reduction over C/groups, R, S is empty");
   }
   // Whatever is counted in more bits, kernels and plans take each of these for a number of 31.
-  const std::int64_t largest =
-      std::max({problem.n, problem.c, problem.h, problem.w, problem.k, problem.r, problem.s, problem.stride_h,
-                problem.stride_w, problem.pad_h, problem.pad_w, problem.dilation_h, problem.dilation_w});
+  const std::int64_t largest = std::max({problem.n, problem.x_pitch(), problem.h, problem.w, problem.y_pitch(),
+                                         problem.r, problem.s, problem.stride_h, problem.stride_w, problem.pad_h,
+                                         problem.pad_w, problem.dilation_h, problem.dilation_w});
   if (largest >= std::int64_t{1} << 31) {
     return Support::no("size", "a size, stride, padding or dilation is " + std::to_string(largest) +
                                    "; fastconv's kernels need below 2^31");
   }
   // Transpositions and output transforms take 32 channels a row of blocks, of which a grid has 65 535.
   constexpr std::int64_t max_channels = 65535 * 32;
-  if (cuda && std::max(problem.c, problem.k) > max_channels) {
-    return Support::no("size", "C is " + std::to_string(problem.c) + " and K " + std::to_string(problem.k) +
-                                   "; fastconv's CUDA kernels take up to " + std::to_string(max_channels));
+  if (cuda && std::max(problem.x_pitch(), problem.y_pitch()) > max_channels) {
+    return Support::no("size", "x has " + std::to_string(problem.x_pitch()) + " channels and y " +
+                                   std::to_string(problem.y_pitch()) + "; fastconv's CUDA kernels take up to " +
+                                   std::to_string(max_channels));
   }
   if (algorithm.roundoffs(problem, device) <= 0.0) {
     return Support::no("precision", std::string(algorithm.name) + " does not offer class " + name_of(problem.accuracy));

@@ -14,7 +14,7 @@ template <typename T>
 __global__ void convolve(ConvProblem problem, const T* __restrict__ x,  // [N, C, H, W]
                          const T* __restrict__ weight,                  // [K, C/G, R, S]
                          T* __restrict__ y,                             // [N, K, P, Q]
-                         Strides4 in, Epilogue<T> epilogue) {
+                         Strides4 in, Strides4 out, Epilogue<T> epilogue) {
   const std::int64_t p_size = problem.p(), q_size = problem.q(), c_size = problem.c_per_group();
   const std::int64_t total = problem.output_numel();
   for (std::int64_t index = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; index < total;
@@ -44,7 +44,8 @@ __global__ void convolve(ConvProblem problem, const T* __restrict__ x,  // [N, C
         sum += tap;
       }
     }
-    y[index] = epilogue(sum, index, k);
+    const std::int64_t place = out(n, k, p, q);
+    y[place] = epilogue(sum, place, k);
   }
 }
 
@@ -56,9 +57,9 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
     constexpr int threads = 256;
     const std::int64_t blocks = ceil_div<std::int64_t>(args.problem.output_numel(), threads);
     const auto grid = static_cast<unsigned>(blocks < (1 << 30) ? blocks : (1 << 30));  // the loop takes the rest
-    convolve<T><<<grid, threads, 0, stream_of(runtime)>>>(args.problem, static_cast<const T*>(args.x),
-                                                          static_cast<const T*>(args.weight), static_cast<T*>(args.y),
-                                                          input_strides(args.problem), make_epilogue<T>(args));
+    convolve<T><<<grid, threads, 0, stream_of(runtime)>>>(
+        args.problem, static_cast<const T*>(args.x), static_cast<const T*>(args.weight), static_cast<T*>(args.y),
+        input_strides(args.problem), output_strides(args.problem), make_epilogue<T>(args));
     check_launch("direct");
   });
 }

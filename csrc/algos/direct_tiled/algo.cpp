@@ -103,8 +103,19 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo&) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{
-    "direct_tiled", "direct",    "direct, input patch and filters in shared memory", 2, true, true, roundoffs, supports,
-    plan,           plain_weight};
+const Algorithm algorithm{"direct_tiled",
+                          "direct",
+                          "direct, input patch and filters in shared memory",
+                          2,
+                          true,
+                          true,
+                          roundoffs,
+                          supports,
+                          plan,
+                          plain_weight,
+                          {},
+                          false,
+                          false,
+                          true};
 
 }  // namespace fastconv::algos::direct_tiled

@@ -16,7 +16,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo&) {
                                      "; fused_unroll has square ones of 1, 2, 3, 4, 5 and 7");
   }
   const std::int64_t height = problem.h + 2 * problem.pad_h, width = problem.w + 2 * problem.pad_w;
-  if (problem.c * problem.h * problem.w >= sample_limit || height >= sample_limit || width >= sample_limit) {
+  if (problem.x_pitch() * problem.h * problem.w >= sample_limit || height >= sample_limit || width >= sample_limit) {
     return Support::no("size",
                        "one sample has 2^30 elements, or padded rows or columns, or more; fused_unroll uses "
                        "32-bit indices inside a sample");
@@ -63,6 +63,10 @@ const Algorithm algorithm{"fused_unroll",
                           roundoffs,
                           supports,
                           plan,
-                          plain_weight};
+                          plain_weight,
+                          {},
+                          false,
+                          false,
+                          true};
 
 }  // namespace fastconv::algos::fused_unroll

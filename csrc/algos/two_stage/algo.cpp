@@ -7,6 +7,10 @@ namespace fastconv::algos::two_stage {
 namespace {
 
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
+  if (problem.y_channels != 0 && !single_stage(problem)) {
+    return Support::no("ranges", "y is a range of a tensor of " + std::to_string(problem.y_channels) +
+                                     " channels; two_stage, whose planes are like y, needs a tensor of its own");
+  }
   if (single_stage(problem) || planes_bytes_per_image(problem) <= max_workspace_bytes) return Support::yes();
   return Support::no("workspace", "the " + std::to_string(problem.r * problem.s) +
                                       " partial planes of one image take " +
@@ -60,8 +64,19 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo&) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{
-    "two_stage", "direct",    "a plane per filter tap, then the sum of the planes", 3, true, true, roundoffs, supports,
-    plan,        plain_weight};
+const Algorithm algorithm{"two_stage",
+                          "direct",
+                          "a plane per filter tap, then the sum of the planes",
+                          3,
+                          true,
+                          true,
+                          roundoffs,
+                          supports,
+                          plan,
+                          plain_weight,
+                          {},
+                          false,
+                          false,
+                          true};
 
 }  // namespace fastconv::algos::two_stage

@@ -31,9 +31,9 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   // Work tiles are numbered with 31 bits, sizes and coordinates too, and rows and tiles of all images; a tensor copy's
   // strides have 40.
   const Config config = make_config(problem);
-  const double image = 4.0 * static_cast<double>(problem.c) * static_cast<double>(problem.h * problem.w);
+  const double image = 4.0 * static_cast<double>(problem.x_pitch()) * static_cast<double>(problem.h * problem.w);
   // Within a work tile, outputs are reached by 32 bits.
-  const double rows = 16.0 * static_cast<double>(problem.q()) * static_cast<double>(problem.k);
+  const double rows = 16.0 * static_cast<double>(problem.q()) * static_cast<double>(problem.y_pitch());
   const double filters = 64.0 * static_cast<double>(problem.p()) * static_cast<double>(problem.q());
   constexpr auto limit = static_cast<double>(max_numbers);
   if (!config.fits_31_bits() || image >= 1099511627776.0 || std::max(rows, filters) >= limit ||
@@ -101,6 +101,9 @@ const Algorithm algorithm{"winograd_fused",
                           supports,
                           plan,
                           packed_weight,
-                          {1, 4, f4_row_noise, false}};
+                          {1, 4, f4_row_noise, false},
+                          false,
+                          false,
+                          true};
 
 }  // namespace fastconv::algos::winograd_fused

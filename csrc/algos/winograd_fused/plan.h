@@ -137,10 +137,10 @@ struct SplitTile {
   int blocks = 1, strips = 1, v_reuse = 1, filter_tiles = blocks;
 };
 
-// Whether x is read by tensor copies: from NHWC with rows of 16 bytes (ConvPlan::reads_nhwc). Any other C is read
-// element by element, from either layout.
+// Whether x is read by tensor copies: from NHWC with pixels whole multiples of 16 bytes apart (ConvPlan::reads_nhwc).
+// Any other is read element by element, from either layout.
 inline bool can_use_tma(const ConvProblem& problem) {
-  return problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
+  return problem.x_pitch() * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
 }
 
 inline Config make_config(const ConvProblem& problem, single::Shape shape = single::wide, SplitTile work_tile = {}) {

@@ -33,7 +33,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (problem.output_numel() == 0) return Support::yes();
   // Coordinates have 31 bits, a tensor copy's strides 40.
   constexpr double limit = 2147483648.0 - 64;
-  const double image = static_cast<double>(size_of(problem.dtype)) * static_cast<double>(problem.c) *
+  const double image = static_cast<double>(size_of(problem.dtype)) * static_cast<double>(problem.x_pitch()) *
                        static_cast<double>(problem.h * problem.w);
   if (cuda &&
       (image >= 1099511627776.0 ||
@@ -96,7 +96,7 @@ double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, con
   const double transforms =
       rates.transform * work_tiles / device.processors * fitted_bandwidth / device.bandwidth_bytes_per_s;
   const double nhwc = rates.launch + std::max(products, transforms) + rates.not_hidden * std::min(products, transforms);
-  const bool element_by_element = problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0 ||
+  const bool element_by_element = problem.x_pitch() * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0 ||
                                   (fp16 && problem.layout == Layout::nhwc && problem.k % 2 != 0);
   // NCHW output leaves in pieces of 4 values where rows are whole ones, else by single values (seen in half types).
   const double scattered_us = problem.layout == Layout::nhwc ? 0.0
@@ -196,7 +196,10 @@ const Algorithm algorithm{"winograd_megakernel",
                           supports,
                           plan,
                           packed_weight,
-                          {4, 4, f4_noise, false}};
+                          {4, 4, f4_noise, false},
+                          false,
+                          false,
+                          true};
 
 }  // namespace fastconv::algos::winograd_megakernel
 

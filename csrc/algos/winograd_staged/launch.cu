@@ -56,7 +56,7 @@ Chunk make_chunk(const ConvProblem& problem, const Config& config) {
   chunk.c_pad = as_int(config.c_pad), chunk.k_pad = as_int(config.k_pad);
   chunk.depth = as_int(config.depth);
   chunk.groups = as_int(config.groups), chunk.group_channels = as_int(config.group_channels);
-  chunk.in = dense_strides(Layout::nhwc, problem.c, problem.h, problem.w), chunk.out = output_strides(problem);
+  chunk.in = dense_strides(Layout::nhwc, problem.x_pitch(), problem.h, problem.w), chunk.out = output_strides(problem);
   return chunk;
 }
 

@@ -38,6 +38,7 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
       problem.dilation_w != 1) {
     return std::nullopt;
   }
+  if (problem.x_channels != 0 || problem.y_channels != 0) return std::nullopt;  // x and y have the same pixels
   // The kernel numbers rows, columns and the elements of an image with 31 bits.
   constexpr double limit = 1073741824.0;
   const double image = static_cast<double>(problem.c) * static_cast<double>(problem.h + 2 * problem.pad_h) *

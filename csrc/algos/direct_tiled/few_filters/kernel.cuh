@@ -19,6 +19,7 @@ struct Params {
   int c, h, w, k, p, q, pad_h, pad_w, c_pad;
   unsigned tasks;
   FastDivide by_q_tiles, by_p_tiles;  // NCHW: q_tiles = q
+  int x_pixel, y_pixel;               // from one pixel to the next
 };
 
 // [tap][channel][k_tile]
@@ -119,14 +120,14 @@ __global__ void __launch_bounds__(block_threads, blocks_per_processor)
     for (int c0 = 0; c0 < params.c_pad; c0 += 32) {
       const int channel = c0 + lane;
       const unsigned columns_inside = channel < params.c ? inside : 0;
-      const T* corner = params.x + n * params.x_image + (h0 * params.w + w0) * params.c + channel;
+      const T* corner = params.x + n * params.x_image + (h0 * params.w + w0) * params.x_pixel + channel;
       T next[inputs];
       const auto fetch = [&](int i) {
         const bool row_inside = static_cast<unsigned>(h0 + i) < static_cast<unsigned>(params.h);
 #pragma unroll
         for (int j = 0; j < inputs; ++j) {
           next[j] = from_float<T>(0.0f);
-          if (row_inside && (columns_inside >> j & 1)) next[j] = corner[(i * params.w + j) * params.c];
+          if (row_inside && (columns_inside >> j & 1)) next[j] = corner[(i * params.w + j) * params.x_pixel];
         }
       };
       const float* mine = filters + channel * k_tile;
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(block_threads, blocks_per_processor)
       const int k = (first + e) % k_tile, pixel = (first + e) / k_tile;
       const int p = p0 + pixel / columns, q = q0 + pixel % columns;
       if (k >= params.k || p >= params.p || q >= params.q) continue;
-      const std::int64_t at = n * params.y_image + (static_cast<std::int64_t>(p) * params.q + q) * params.k + k;
+      const std::int64_t at = n * params.y_image + (static_cast<std::int64_t>(p) * params.q + q) * params.y_pixel + k;
       params.y[at] = params.epilogue(sum[e], at, k);
     }
   }

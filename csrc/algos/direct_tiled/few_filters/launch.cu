@@ -16,8 +16,9 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
   params.weight = static_cast<const T*>(args.weight);
   params.y = static_cast<T*>(args.y);
   params.epilogue = make_epilogue<T>(args);
-  params.x_image = problem.c * problem.h * problem.w;
-  params.y_image = problem.k * problem.p() * problem.q();
+  const Strides4 in = input_strides(problem), out = output_strides(problem);
+  params.x_image = in.n, params.y_image = out.n;
+  params.x_pixel = as_int(in.w), params.y_pixel = as_int(out.w);
   set_sizes(params, problem);
   params.c_pad = config.c_pad;
   params.tasks = static_cast<unsigned>(config.tasks);

@@ -44,7 +44,7 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   const std::int64_t lanes = nhwc ? 32 : 1;              // that share the channels
   // The kernel numbers rows, columns and the elements of an image with 31 bits.
   constexpr double limit = 1073741824.0;
-  const double image = static_cast<double>(problem.c) * static_cast<double>(problem.h + 2 * problem.pad_h) *
+  const double image = static_cast<double>(problem.x_pitch()) * static_cast<double>(problem.h + 2 * problem.pad_h) *
                        static_cast<double>(problem.w + 2 * problem.pad_w);
   const double outputs =
       static_cast<double>(problem.n) * static_cast<double>(problem.p() + 32) * static_cast<double>(problem.q() + 32);

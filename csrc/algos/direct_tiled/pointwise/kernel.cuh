@@ -21,6 +21,7 @@ struct Params {
   int c, k, pixels;                             // pixels: N * P * Q
   int in_image, in_channel, in_row, in_column;  // elements of x from an output's pixel to the next
   bool dense;                                   // the outputs' pixels are the input's
+  int out_pixel;                                // NHWC: elements of y from a pixel to the next
   bool vector_y;                                // four neighbours of y lie in one aligned vector
   WaitReport* report;
 };
@@ -61,7 +62,7 @@ __device__ __forceinline__ int input_offset(const Params& params, int pixel) {
 }
 template <bool nhwc>
 __device__ __forceinline__ int output_index(const Params& params, int pixel, int k) {
-  if constexpr (nhwc) return pixel * params.k + k;
+  if constexpr (nhwc) return pixel * params.out_pixel + k;
   const int image = pixel / params.by_map;
   return (image * params.k + k) * params.by_map + pixel - image * params.by_map;
 }
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(threads, 2) convolve(const __grid_constant__ P
             [](int row) { return pixel_row(row); }, [&](int row) { return offset_of(first_pixel + row); });
       };
       if (params.dense) {
-        copy_pixels([&](int pixel) { return pixel * params.c; });
+        copy_pixels([&](int pixel) { return pixel * params.in_column; });
       } else {
         copy_pixels([&](int pixel) { return input_offset(params, pixel); });
       }

@@ -26,6 +26,7 @@ Params make_params(const ConvArgs& args, const Config& config, const Runtime& ru
           .in_row = as_int(in.h * problem.stride_h),
           .in_column = as_int(in.w * problem.stride_w),
           .dense = problem.stride_h == 1 && problem.stride_w == 1,
+          .out_pixel = as_int(problem.y_pitch()),
           .vector_y = (problem.layout == Layout::nhwc ? problem.k : map) % quad == 0,
           .report = runtime.wait_report()};
 }

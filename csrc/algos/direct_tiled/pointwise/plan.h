@@ -104,9 +104,10 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
     return std::nullopt;
   }
   constexpr double limit = 1073741824.0;  // elements are counted in 32 bits
-  const double input = static_cast<double>(problem.n * problem.c) * static_cast<double>(problem.h * problem.w);
-  if (std::max({input, static_cast<double>(problem.output_numel()), static_cast<double>(problem.c * problem.k)}) >=
-      limit) {
+  const double input = static_cast<double>(problem.n * problem.x_pitch()) * static_cast<double>(problem.h * problem.w);
+  const double output =
+      static_cast<double>(problem.n * problem.y_pitch()) * static_cast<double>(problem.p() * problem.q());
+  if (std::max({input, output, static_cast<double>(problem.c * problem.k)}) >= limit) {
     return std::nullopt;
   }
   std::optional<Config> best;

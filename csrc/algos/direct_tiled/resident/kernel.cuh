@@ -23,8 +23,8 @@ struct Params {
   const T* x;                       // [N, C, H, W]
   const T* weight;                  // [K, C, R, S]
   T* y;                             // [N, K, P, Q]
-  std::int64_t image_out;           // K * P * Q
-  std::uint32_t image_in;           // C * H * W
+  std::int64_t image_out;           // elements of y from one image to the next
+  std::uint32_t image_in;           // of x
   int in_row, out_k, out_p, out_q;  // elements from one input row, output channel, row, column to the next
   Epilogue<T> epilogue;
   Config config;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void load_patch(const Params<T>& params, const Origin
   const int h0 = at.p * params.stride_h - params.pad_h, w0 = at.q * params.stride_w - params.pad_w;
   // Modulo 2^32, like the sums below: elements that exist have smaller numbers.
   const std::uint32_t first =
-      static_cast<std::uint32_t>(at.n) * params.image_in + h0 * params.in_row + w0 * (params.nhwc ? params.c : 1);
+      static_cast<std::uint32_t>(at.n) * params.image_in + h0 * params.in_row + w0 * (params.nhwc ? order.in_1 : 1);
 #pragma unroll 1
   for (int index = threadIdx.x; index < order.count; index += blockDim.x) {
     std::uint32_t index_2 = index;

@@ -18,7 +18,7 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
       .count = c * config.patch_h * config.patch_w,
       .by_0 = nhwc ? c : config.patch_w,
       .by_1 = nhwc ? config.patch_w : config.patch_h,
-      .in_1 = nhwc ? c : in_row,
+      .in_1 = nhwc ? as_int(in.w) : in_row,
       .in_2 = nhwc ? in_row : in_plane,
       .staged_0 = nhwc ? config.plane : 1,
       .staged_1 = nhwc ? 1 : config.pitch,

@@ -139,10 +139,10 @@ inline std::optional<Config> configure(const ConvProblem& problem, const DeviceI
   if (problem.groups != 1 || terms > max_terms || chunk_count(problem) > max_chunks) return std::nullopt;
   // The kernel numbers the padded input, the tiles and the outputs of an image with 31 bits.
   constexpr double limit = 1073741824.0;
-  const double padded = static_cast<double>(problem.n * problem.c) *
+  const double padded = static_cast<double>(problem.n * problem.x_pitch()) *
                         static_cast<double>(problem.h + 2 * problem.pad_h) *
                         static_cast<double>(problem.w + 2 * problem.pad_w);
-  const double image = static_cast<double>(problem.k) * static_cast<double>(problem.p() * problem.q());
+  const double image = static_cast<double>(problem.y_pitch()) * static_cast<double>(problem.p() * problem.q());
   if (std::max(padded, image) >= limit) return std::nullopt;
 
   const Tile& tile = tiles[index];

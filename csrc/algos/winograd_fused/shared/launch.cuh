@@ -16,7 +16,8 @@ namespace fastconv::algos::winograd_fused {
 template <typename T>
 ParamsOf<T> make_params(const ConvArgs& args, const Config& config, WaitReport* report) {
   const ConvProblem& problem = args.problem;
-  const Strides4 in = dense_strides(args.x_layout, problem.c, problem.h, problem.w), out = output_strides(problem);
+  const Strides4 in = dense_strides(args.x_layout, problem.x_pitch(), problem.h, problem.w);
+  const Strides4 out = output_strides(problem);
   const auto* packed = static_cast<const char*>(args.weight);
   ParamsOf<T> params{.x = static_cast<const T*>(args.x),
                      .u = reinterpret_cast<const uint4*>(packed),

@@ -19,15 +19,16 @@ template <typename T, Shape shape>
 LineMaps<line_maps(shape)> make_line_maps(const ConvArgs& args, const Config& config) {
   const ConvProblem& problem = args.problem;
   const auto at = [](std::int64_t value) { return static_cast<cuuint64_t>(value); };
-  const std::int64_t k = problem.k, p = problem.p(), q = problem.q(), bytes = sizeof(T);
+  const std::int64_t k = problem.k, p = problem.p(), q = problem.q();
+  const std::int64_t pixel = problem.y_pitch(), bytes = pixel * static_cast<std::int64_t>(sizeof(T));
   LineMaps<line_maps(shape)> maps{};
   const auto make = [&](int left) {
     for (int i = 0; i < std::min<std::int64_t>(tile_outputs, q); ++i) {
       const std::int64_t tiles = ceil_div(q - i, tile_outputs);
       maps.column[left][i] = make_tensor_map(
-          static_cast<T*>(args.y) + i * k, problem.dtype,
+          static_cast<T*>(args.y) + i * pixel, problem.dtype,
           {.sizes = {at(k), at(left == 0 ? tiles : std::min<std::int64_t>(left, tiles)), at(problem.n), at(p)},
-           .strides = {at(tile_outputs * k * bytes), at(p * q * k * bytes), at(q * k * bytes)},
+           .strides = {at(tile_outputs * bytes), at(p * q * bytes), at(q * bytes)},
            .box = {line_bytes / sizeof(T), static_cast<cuuint32_t>(shape.tiles), static_cast<cuuint32_t>(shape.images),
                    static_cast<cuuint32_t>(shape.rows)}});
     }
@@ -47,7 +48,7 @@ InputMaps<input_maps(shape)> make_input_maps(const ConvProblem& problem, const C
                    .h = shape.input_rows(),
                    .n = shape.images,
                    .swizzled = false};
-    return make_tensor_map(x, problem.dtype, problem.n, problem.h, problem.w, problem.c, box);
+    return make_tensor_map(x, problem.dtype, problem.n, problem.h, problem.w, problem.c, box, problem.x_pitch());
   };
   if constexpr (shape.packs_columns) {
     const int step = packed_step(config);

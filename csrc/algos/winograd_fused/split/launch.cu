@@ -19,7 +19,7 @@ Maps make_maps(const ConvProblem& problem, const Config& config, const float* x)
   for (int tiles = step; tiles <= tile_columns; tiles += step) {
     const auto make = [&](int rows) {
       const Box4 box{.c = channels, .w = raw_columns(tiles), .h = rows, .n = 1, .swizzled = false};
-      return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box);
+      return make_tensor_map(x, DType::f32, problem.n, problem.h, problem.w, problem.c, box, problem.x_pitch());
     };
     maps.whole[tiles - 1] = make(strip_input_rows(config.strips));
     if (config.pitch % strip_rows(config.strips) != 0) maps.pair[tiles - 1] = make(raw_copied_rows);

@@ -42,7 +42,8 @@ __device__ __forceinline__ void load_patch(const Params<T>& params, const Stream
     Values values{};
     if (static_cast<unsigned>(h) < static_cast<unsigned>(params.h) &&
         static_cast<unsigned>(w) < static_cast<unsigned>(params.w)) {
-      const T* x = params.x + ((static_cast<std::int64_t>(corner.n) * params.h + h) * params.w + w) * params.c + c;
+      const T* x =
+          params.x + ((static_cast<std::int64_t>(corner.n) * params.h + h) * params.w + w) * params.x_pixel + c;
       if (c < params.c) values.e[0] = to_float(x[0]) * factor;
       if (c + 1 < params.c) values.e[1] = to_float(x[1]) * factor;
     }

@@ -56,7 +56,8 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
                    .by_tiles_q = tiles_q,
                    .by_tiles_p = tiles_p,
                    .delay = plan.instruments.delay,
-                   .own_scales = tickets + 2 * ticket_stride + plan.map.counters()};
+                   .own_scales = tickets + 2 * ticket_stride + plan.map.counters(),
+                   .x_pixel = as_int(problem.x_pitch())};
   set_sizes(params, problem);
   return params;
 }
@@ -66,7 +67,7 @@ StreamMaps make_maps(const ConvProblem& problem, const CudaPlan& plan, const Par
   StreamMaps maps{};
   if (params.use_tma) {
     maps.x = make_tensor_map(params.x, problem.dtype, problem.n, problem.h, problem.w, problem.c,
-                             Box4{.c = chunk_channels, .w = 6, .h = 6, .n = 1, .swizzled = false});
+                             Box4{.c = chunk_channels, .w = 6, .h = 6, .n = 1, .swizzled = false}, problem.x_pitch());
   }
   constexpr int values = tile_m * tile_n;
   constexpr cuuint64_t bytes = segment_values * sizeof(Product<T>);

@@ -96,6 +96,7 @@ struct Params {
   FastDivide by_tiles_q, by_tiles_p;
   unsigned delay;   // tests: a mask of ns by which tasks are delayed at random
   int* own_scales;  // half types: [groups], 0 as long as all V of a group has the common scale (values.cuh)
+  int x_pixel;      // elements of x from one pixel to the next
 
   __host__ __device__ int work_tiles() const { return 1 << work_tiles_log2; }
   __host__ __device__ int stages() const { return form<T>.limbs * chunks; }

@@ -55,7 +55,7 @@ inline CudaWeights make_cuda_weights(const ConvProblem& problem) {
 struct CudaPlan {
   TaskMap map;
   CudaWeights weights;
-  bool use_tma;  // x is read by tensor copies: rows of C are multiples of 16 bytes
+  bool use_tma;  // x is read by tensor copies: from one pixel to the next it is a multiple of 16 bytes
   StoreMode store;
   bool plain;  // the epilogue has no residual and no SiLU
   Instruments instruments = {};
@@ -111,7 +111,7 @@ inline CudaPlan make_cuda_plan(const ConvProblem& problem, const DeviceInfo& dev
   return {.map = make_task_map(std::max<std::int64_t>(1, tiles), problem.c, problem.k, shapes,
                                instruments.mapping(mapping)),
           .weights = weights,
-          .use_tma = problem.c * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0,
+          .use_tma = problem.x_pitch() * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0,
           .store = select_store_mode(problem, 2),
           .plain = problem.has_plain_epilogue(),
           .instruments = instruments};

@@ -109,6 +109,7 @@ __device__ __forceinline__ void copy_patch(const Chunk& chunk, const float* __re
   const int half = static_cast<int>(threadIdx.x) / 16, c = first + 4 * (static_cast<int>(threadIdx.x) % 16);
   const int h0 = position.tp * m - chunk.pad_h, w0 = position.tq * m - chunk.pad_w + half;
   const float* row = x + chunk.in(position.n, c, h0, w0);
+  const int pitch = static_cast<int>(chunk.in.w);
   patch += threadIdx.x * 16;
 #pragma unroll
   for (int i = 0; i < alpha; ++i, row += chunk.in.h) {
@@ -116,7 +117,7 @@ __device__ __forceinline__ void copy_patch(const Chunk& chunk, const float* __re
 #pragma unroll
     for (int j = 0; j < alpha; j += 2) {
       const bool inside = row_inside && static_cast<unsigned>(w0 + j) < static_cast<unsigned>(chunk.w);
-      const float* pixel = inside ? row + j * chunk.c : x;
+      const float* pixel = inside ? row + j * pitch : x;
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(patch + (i * alpha + j) * pixel_bytes),
                    "l"(pixel), "r"(inside ? 16 : 0)
                    : "memory");
@@ -132,13 +133,14 @@ __device__ __forceinline__ void load_patch(const Chunk& chunk, const float* __re
   constexpr int alpha = m + 2;
   const int h0 = position.tp * m - chunk.pad_h, w0 = position.tq * m - chunk.pad_w;
   const float* row = x + chunk.in(position.n, c, h0, w0);
+  const int pitch = static_cast<int>(chunk.in.w);
 #pragma unroll 1
   for (int i = 0; i < alpha; ++i, row += chunk.in.h) {
     const bool row_inside = static_cast<unsigned>(h0 + i) < static_cast<unsigned>(chunk.h);
 #pragma unroll
     for (int j = 0; j < alpha; ++j) {
       const bool inside = row_inside && static_cast<unsigned>(w0 + j) < static_cast<unsigned>(chunk.w);
-      const float* pixel = row + j * chunk.c;
+      const float* pixel = row + j * pitch;
       patch[(i * alpha + j) * (product_channels / 2)] = {inside && c < chunk.c ? pixel[0] : 0.0f,
                                                          inside && c + 1 < chunk.c ? pixel[1] : 0.0f};
     }
