@@ -46,6 +46,11 @@ def _register_flop_formulas() -> None:
     def _(input: Any, packed: Any, weight: Any, bias: Any, residual: Any, *where: Any, out_shape: Any, **_: Any) -> int:
         return convolution(input, weight, where, out_shape)
 
+    @register(ops.conv2d_packed_into_op)
+    def _(out: Any, input: Any, *rest: Any, out_shape: Any, **_: Any) -> int:
+        geometry = rest[4]
+        return forward(input, geometry[:4], None, None, None, None, False, out_val=out)
+
     @register(ops.conv_transpose2d_op)
     def _(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
         return forward(input, weight, *transposed, out_val=out_shape)
@@ -194,7 +199,7 @@ def _register_backend() -> None:
 def _register_lowerings() -> None:
     """Inductor's code runs below autograd: in place of the operators, whose gradients are Python's and cost every call
     that way, it calls the ones without."""
-    from torch._inductor import lowering
+    from torch._inductor import ir, lowering
     from torch._library.utils import get_layout_constraint_tag
 
     def register(operator: Any, compiled: Any, packed: bool) -> None:
@@ -214,6 +219,34 @@ def _register_lowerings() -> None:
 
     register(ops.conv2d_op, ops.conv2d_compiled_op, packed=False)
     register(ops.conv2d_packed_op, ops.conv2d_packed_compiled_op, packed=True)
+
+    # In place: of what `fastconv.rewrites` makes, every later value of a tensor holds all earlier ones.
+
+    def channels(buffer: Any, begin: int, count: int) -> Any:
+        whole = begin == 0 and count == buffer.get_size()[1]
+        return buffer if whole else lowering.lowerings[aten.slice.Tensor](buffer, 1, begin, begin + count)
+
+    def channel_scatter(x: Any, buffer: Any, begin: int) -> Any:
+        lowering.lowerings[aten.copy_.default](channels(buffer, begin, x.get_size()[1]), x)
+        return buffer
+
+    into = lowering.fallback_handler(ops.conv2d_packed_into_op)
+
+    def conv2d_scatter(
+        input: Any, packed: Any, bias: Any, scale: Any, shift: Any, buffer: Any, begin: int, geometry: Any, *rest: Any
+    ) -> Any:
+        into(channels(buffer, begin, geometry[0]), input, packed, bias, scale, shift, geometry, *rest)
+        return buffer
+
+    def strides(node: Any, input: Any, *rest: Any) -> Any:
+        """Those of the graph for the input; the tensor that is written must be itself, not a copy."""
+        wanted = node.args[0].meta["val"].stride()
+        return (ir.ExternKernel.require_exact_strides(input, wanted), *rest), {}
+
+    lowering.register_lowering(ops.channel_scatter_op, type_promotion_kind=None)(channel_scatter)
+    lowering.register_lowering(ops.conv2d_packed_scatter_op, type_promotion_kind=None)(conv2d_scatter)
+    lowering.add_layout_constraint(ops.conv2d_packed_scatter_op, strides)
+    lowering.add_needs_realized_inputs(ops.conv2d_packed_scatter_op)
 
 
 _WAITING = {

@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 
 from fastconv import rewrites
-from fastconv.rewrites import Asked, Left, Taken
+from fastconv.rewrites import Asked, Concatenation, Left, Taken
 
 # An algorithm of ours that fits nearly everything, so that the planner's costs decide nothing.
 OURS = Asked(algorithm="implicit_gemm")
@@ -25,6 +25,7 @@ class Rewriting:
         self.asked = asked
         self.found: list[Taken] = []
         self.left: list[tuple[str, str]] = []
+        self.concatenations: list[str] = []  # why each one was left
         self.graphs: list[fx.Graph] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Any) -> Any:
@@ -43,6 +44,7 @@ class Rewriting:
         records = rewrites.rewrite(module.graph, self.asked, select_decomp_table())
         self.found += [record for record in records if isinstance(record, Taken)]
         self.left += [(record.what, record.code) for record in records if isinstance(record, Left)]
+        self.concatenations += [record.code for record in records if isinstance(record, Concatenation)]
         self.graphs.append(module.graph)
         module.recompile()
         return module

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 
-from fastconv import built, measured, rewrites
+from fastconv import built, integrations, measured, rewrites
 from fastconv.rewrites import Asked
 from fastconv.rewrites.report import RewriteReport
 
@@ -33,9 +34,9 @@ def decompositions() -> Decompositions:
 
 @functools.cache
 def _code() -> str:
-    """What the rewrites are: their own text, and the library that plans for them."""
+    """What the rewrites are: their own text, that of the lowerings, and the library that plans for them."""
     digest = hashlib.sha256(built.version().encode())
-    for file in sorted(Path(rewrites.__file__).parent.glob("*.py")):
+    for file in (*sorted(Path(rewrites.__file__).parent.glob("*.py")), Path(integrations.__file__)):
         digest.update(file.read_bytes())
     digest.update(built.OPERATORS.read_bytes())
     return digest.hexdigest()
@@ -68,7 +69,8 @@ def compile_graph(
     if frozen:
         patches["freezing"] = True
     freezes = patches.get("freezing", config.freezing) and not torch.is_grad_enabled()
-    mine = RewritePass(Asked(asked.algorithm, asked.precision, asked.max_error, packed=bool(freezes)))
+    freezes = bool(freezes)
+    mine = RewritePass(replace(asked, packed=freezes, scatters=freezes))
     others = patches.get("joint_custom_pre_pass", config.joint_custom_pre_pass)
     patches["joint_custom_pre_pass"] = mine if others is None else _after(others, mine)
     compiled: Any = compile_fx(graph, inputs, config_patches=patches, decompositions=decompositions())

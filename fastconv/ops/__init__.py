@@ -1,7 +1,8 @@
 """The operators, those without a gradient as typed Python functions; `autograd` has `conv2d` and `conv2d_packed`.
 
 What PyTorch must know of the operators besides their kernels is in files of its own: `autograd` (and vmap), `fake`
-(shapes), `autocast`. `gradients` computes the two gradients, `plain` everything by PyTorch's own operators.
+(shapes), `autocast`, `scatter` (what writes ranges of channels). `gradients` computes the two gradients, `plain`
+everything by PyTorch's own operators.
 
 The only file that names ``torch.ops.fastconv``.
 """
@@ -39,6 +40,12 @@ library.define(
     "SymInt[] output_padding, SymInt[] dilation, SymInt groups, str algorithm, str precision, int backend_flags, "
     "float? max_error=None, int? max_workspace=None) -> Tensor"
 )
+library.define("channel_scatter(Tensor x, Tensor buffer, SymInt begin) -> Tensor")
+library.define(
+    "conv2d_packed_scatter(Tensor input, Tensor packed, Tensor? bias, Tensor? scale, Tensor? shift, Tensor buffer, "
+    "SymInt begin, SymInt[] geometry, bool channels_last, str algorithm, str precision, str activation, "
+    "float negative_slope, str input_activation) -> Tensor"
+)
 
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
 pack_weight_op: OpOverload = torch.ops.fastconv.pack_weight.default
@@ -46,6 +53,10 @@ conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
 # In their place in Inductor's code: without gradients, and with one list of all sizes.
 conv2d_compiled_op: OpOverload = torch.ops.fastconv.conv2d_compiled.default
 conv2d_packed_compiled_op: OpOverload = torch.ops.fastconv.conv2d_packed_compiled.default
+# Into a range of channels, in place, and as graphs have it (`scatter`): what Inductor's code calls in its place.
+conv2d_packed_into_op: OpOverload = torch.ops.fastconv.conv2d_packed_into.default
+conv2d_packed_scatter_op: OpOverload = torch.ops.fastconv.conv2d_packed_scatter.default
+channel_scatter_op: OpOverload = torch.ops.fastconv.channel_scatter.default
 refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
 input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default

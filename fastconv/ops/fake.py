@@ -71,6 +71,14 @@ def _(input, packed, bias, residual, geometry, channels_last, *rest):  # type: i
     return _fake_conv2d(input, geometry[:4], bias, residual, _split(geometry[4:]), max_pool, memory_format)
 
 
+@torch.library.register_fake(ops.conv2d_packed_into_op, lib=ops.library)
+def _(out, input, packed, bias, scale, shift, geometry, channels_last, *rest):  # type: ignore[no-untyped-def]
+    memory_format = torch.channels_last if channels_last else ops.format_of(input)
+    wanted = _fake_conv2d(input, geometry[:4], bias, None, _split(geometry[4:]), False, memory_format).shape
+    torch._check(out.shape == wanted, lambda: f"fastconv: out has shape {list(out.shape)}; expected {list(wanted)}")
+    torch._check(out.dtype == input.dtype, lambda: "fastconv: out and input differ in dtype")
+
+
 def _split(values: Sequence[Any]) -> Geometry:
     return Geometry(values[0:2], values[2:4], values[4:6], values[6])
 

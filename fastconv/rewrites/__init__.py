@@ -3,6 +3,8 @@
     convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
                                                                     or     ... -> [activation] -> max-pool
 
+and, with frozen weights, a norm with an activation before them, and the range of a concatenation that they write into.
+
 A rewrite is a declaration in `patterns`; `apply` goes through a graph with a list of them. The graph of `rewrite` is a
 functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each: `table` says which
 operators have to be in it undecomposed; `rewrite` changes it in place, decomposes what is left of those, and returns
@@ -21,8 +23,9 @@ import torch
 from torch import fx
 
 from fastconv import ops
-from fastconv.rewrites import patterns
+from fastconv.rewrites import choosing, concatenation, patterns
 from fastconv.rewrites.convolution import Asked as Asked
+from fastconv.rewrites.convolution import Concatenation as Concatenation
 from fastconv.rewrites.convolution import Left as Left
 from fastconv.rewrites.convolution import Pool as Pool
 from fastconv.rewrites.convolution import Record as Record
@@ -137,7 +140,11 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
             taken.is_models_own = True
             node.meta["fastconv"] = taken
     left = apply(graph, patterns.FUSING, asked, edit)
-    apply(graph, patterns.CHOOSING, asked, edit)
+    concatenations = concatenation.concatenate(graph, asked, edit)
+    apply(graph, choosing.CHOOSING, asked, edit)
+    graph.eliminate_dead_code()  # norms before convolutions
+    names = {node.name for node in graph.nodes}
+    left = [each for each in left if each.name in names]
     for node in list(graph.nodes):
         is_kept = node.target in _KEPT or (node.target is _MAX_POOL and patterns.is_our_pool(*node.args, **node.kwargs))
         if node.op == "call_function" and is_kept and node.target in decompositions:
@@ -150,4 +157,4 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
     graph.eliminate_dead_code()
     graph.lint()
     found = [node.meta["fastconv"] for node in graph.nodes if isinstance(node.meta.get("fastconv"), Taken)]
-    return [*{id(taken): taken for taken in found}.values(), *left]
+    return [*{id(taken): taken for taken in found}.values(), *left, *concatenations]

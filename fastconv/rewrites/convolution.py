@@ -26,6 +26,7 @@ class Asked:
     precision: str | None = None
     max_error: float | None = None
     packed: bool = False  # weights are constants: pack them once
+    scatters: bool = False  # and Inductor lowers the graph: convolutions may write ranges of channels in place
 
     def resolved_algorithm(self) -> str:
         return settings.auto_algorithm if self.algorithm == "auto" or settings.disabled else self.algorithm
@@ -37,7 +38,7 @@ class Asked:
         """All that a rewriting depends on besides the graph."""
         return (
             self.resolved_algorithm(), self.precision, settings.cuda_precision(), self.limits(), self.packed,
-            settings.switches.backend_flags, settings.disabled,
+            self.scatters, settings.switches.backend_flags, settings.disabled,
         )  # fmt: skip
 
 
@@ -110,8 +111,9 @@ class Taken:
     us: float | None = None  # what the planner expects of the algorithm at these sizes
     epilogue_us: float = 0.0  # of that, for what is computed with the convolution
 
-    def expect(self, call: Call) -> None:
-        """Notes the input's shape and the planner's estimates, if the sizes are known."""
+    def expect(self, call: Call, **around: Any) -> None:
+        """Notes the input's shape and the planner's estimates, if the sizes are known. `around`: as `problem_of` takes
+        it."""
         sizes = _sizes(call)
         if sizes is None:
             return
@@ -119,7 +121,7 @@ class Taken:
         device = ops.device_info(value_of(call.weight).device)
         rows = []
         for form in (call, call._replace(residual=None, activation="none", max_pool=False)):
-            found = _C.candidates(problem_of(form), device)  # type: ignore[arg-type]
+            found = _C.candidates(problem_of(form, **around), device)  # type: ignore[arg-type]
             rows += [row for row in found if row["algorithm"] == self.algorithm and row["ok"]]
         if len(rows) == 2:
             self.us, alone = (row["cost_us"] for row in rows)
@@ -142,7 +144,15 @@ class Pool:
     name: str
 
 
-Record = Taken | Left | Pool
+@dataclass
+class Concatenation:
+    """One along the channels of pictures, in a graph of which ranges of channels can be written."""
+
+    name: str
+    code: str = ""  # why it was left; empty: it is gone
+
+
+Record = Taken | Left | Pool | Concatenation
 
 
 def describe(node: fx.Node, weight: fx.Node, stride: Any, groups: int, part: str) -> Taken:
@@ -177,25 +187,53 @@ def _sizes(call: Call) -> list[int] | None:
     return None if None in sizes else sizes  # type: ignore[return-value]
 
 
-def problem_of(call: Call) -> _C.ConvProblem | None:
-    """The problem at the example's sizes; None where a size depends on data."""
+def channels_around(value: Tensor) -> int:
+    """How many channels the NHWC tensor has of which the value is a range that kernels can read and write; 0: it is
+    none. As csrc/ops/arguments.cpp finds it when the call runs."""
+    if value.dim() != 4 or not is_static(value) or value.numel() == 0 or value.stride(1) != 1:
+        return 0
+    pitches, pixels = [], 1
+    for dim in (3, 2, 0):
+        if value.shape[dim] > 1:
+            pitches.append(value.stride(dim) / pixels)
+        pixels *= value.shape[dim]
+    if len(set(pitches)) != 1 or pitches[0] <= value.shape[1]:
+        return 0
+    pitch = int(pitches[0])
+    return pitch if value.device.type != "cuda" or is_aligned(value, pitch, value.storage_offset()) else 0
+
+
+def is_aligned(value: Tensor, *elements: int) -> bool:
+    """Whether so many elements are whole accesses of 16 bytes."""
+    return all(count * value.element_size() % 16 == 0 for count in elements)
+
+
+def problem_of(
+    call: Call, input_activation: str | None = None, x_channels: int | None = None, y_channels: int = 0
+) -> _C.ConvProblem | None:
+    """The problem at the example's sizes; None where a size depends on data. With an `input_activation` a norm and that
+    stand before it. `x_channels`: if not those of the input as it is."""
     x, weight, sizes = value_of(call.input), value_of(call.weight), _sizes(call)
     if sizes is None:
         return None
     n, c, h, w, k, _, r, s = sizes
     channels_last = ops.format_of(x, weight) == torch.channels_last
+    if x_channels is None:
+        x_channels = channels_around(x) if channels_last else 0
     return _C.ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(call.stride), padding=tuple(call.padding),
         dilation=tuple(call.dilation), groups=call.groups, dtype=ops.dtype_name(x.dtype), precision=call.precision,
         layout="nhwc" if channels_last else "nchw", bias=call.bias is not None, residual=call.residual is not None,
         activation=call.activation, residual_after=call.residual_after, max_pool=call.max_pool,
+        input_activation=input_activation, x_channels=x_channels, y_channels=y_channels,
         **settings.Limits(call.max_error, call.max_workspace)._asdict(),
     )  # fmt: skip
 
 
-def planned(call: Call) -> tuple[str, Obstacle]:
-    """The algorithm that the planner takes at the example's sizes, and what keeps the one asked for from it."""
-    problem = problem_of(call)
+def planned(call: Call, **around: Any) -> tuple[str, Obstacle]:
+    """The algorithm that the planner takes at the example's sizes, and what keeps the one asked for from it. `around`:
+    as `problem_of` takes it."""
+    problem = problem_of(call, **around)
     if problem is None:
         return call.algorithm, ("", "")
     device = ops.device_info(value_of(call.weight).device)
@@ -206,13 +244,19 @@ def planned(call: Call) -> tuple[str, Obstacle]:
     return ("torch", obstacle) if obstacle is not None else (call.algorithm, ("", ""))
 
 
+def plan_of(call: Call, **around: Any) -> dict[str, Any] | None:
+    """The planner's row of what it takes; None where a size depends on data."""
+    problem, (algorithm, _) = problem_of(call, **around), planned(call, **around)
+    if problem is None:
+        return None
+    rows = _C.candidates(problem, ops.device_info(value_of(call.weight).device))
+    return next(row for row in rows if row["algorithm"] == algorithm)
+
+
 def pools_inside(call: Call) -> bool:
     """Whether what the planner takes for the call does its max-pool in its kernels."""
-    problem, (algorithm, _) = problem_of(call), planned(call)
-    if problem is None:
-        return False
-    rows = _C.candidates(problem, ops.device_info(value_of(call.weight).device))
-    return any(row["algorithm"] == algorithm and row["ok"] and not row["pools_apart"] for row in rows)
+    row = plan_of(call)
+    return row is not None and row["ok"] and not row["pools_apart"]
 
 
 def is_librarys(algorithm: str) -> bool:

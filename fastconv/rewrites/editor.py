@@ -126,14 +126,14 @@ class Editor:
             self.made[key] = args, function(self.emit, *args)  # the arguments: as long as they live, ids are theirs
         return self.made[key][1]
 
-    def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Every reader of `old` reads `new`."""
+    def replace(self, old: fx.Node, new: fx.Node, readers: Sequence[fx.Node] | None = None) -> None:
+        """Every reader of `old`, or these of them, read `new`."""
         for key in ("nn_module_stack", "stack_trace", "fwd_nn_module_stack"):
             if key in old.meta:
                 new.meta.setdefault(key, old.meta[key])
         if not _alike(value_of(old), value_of(new)):
             self.stale.add(new)
-        old.replace_all_uses_with(new)
+        old.replace_all_uses_with(new, lambda user: readers is None or user in readers)
 
     def inline(self, node: fx.Node, decomposition: Callable[..., Any], table: Decompositions) -> None:
         """What the decomposition does, in the node's place."""

@@ -20,10 +20,7 @@ from fastconv.rewrites.convolution import (
     call_of,
     describe,
     is_in_class,
-    is_librarys,
-    is_static,
     obstacle_of,
-    planned,
     pools_inside,
     problem_of,
 )
@@ -55,7 +52,7 @@ class Rewrite:
     replacement: Callable[[Match, Asked, Editor], fx.Node]
 
 
-def _never(match: Match, asked: Asked) -> None:
+def never(match: Match, asked: Asked) -> None:
     return None
 
 
@@ -141,7 +138,7 @@ def _grown(match: Match, edit: Editor, part: str, **arguments: Any) -> fx.Node:
     return node
 
 
-def _first_output(node: fx.Node) -> fx.Node | None:
+def first_output(node: fx.Node) -> fx.Node | None:
     """The first output of an operator that has several; None if others are read, too."""
     if "spelled" in node.meta:
         return node  # a module's only one
@@ -151,7 +148,7 @@ def _first_output(node: fx.Node) -> fx.Node | None:
 
 def _find_norm(node: fx.Node, asked: Asked) -> Match | None:
     x, *numbers = read(node)[1]
-    call, output = _open_call(x), _first_output(node)
+    call, output = _open_call(x), first_output(node)
     if call is None or call.residual is not None or output is None:
         return None
     gamma, beta, mean, variance, _, epsilon = numbers
@@ -186,24 +183,24 @@ def _at_once(target: Any, *args: Any) -> Any:
     return target(*args)
 
 
+def double(emit: Callable[..., Any], value: Any) -> Any:
+    return emit(prims.convert_element_type.default, value, torch.float64)
+
+
 def _folded(
     emit: Callable[..., Any], weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: Any, epsilon: float
 ) -> tuple[Any, Any]:
     """Filters and biases of norm(conv(x)) in float64: w * s and (b - mean) * s + beta with
     s = gamma / sqrt(variance + epsilon)."""
-
-    def double(value: Any) -> Any:
-        return emit(prims.convert_element_type.default, value, torch.float64)
-
-    s = emit(aten.rsqrt.default, emit(aten.add.Tensor, double(variance), epsilon))
+    s = emit(aten.rsqrt.default, emit(aten.add.Tensor, double(emit, variance), epsilon))
     if gamma is not None:
-        s = emit(aten.mul.Tensor, s, double(gamma))
-    shift = double(mean)
-    shift = emit(aten.neg.default, shift) if bias is None else emit(aten.sub.Tensor, double(bias), shift)
+        s = emit(aten.mul.Tensor, s, double(emit, gamma))
+    shift = double(emit, mean)
+    shift = emit(aten.neg.default, shift) if bias is None else emit(aten.sub.Tensor, double(emit, bias), shift)
     shift = emit(aten.mul.Tensor, shift, s)
     if beta is not None:
-        shift = emit(aten.add.Tensor, shift, double(beta))
-    return emit(aten.mul.Tensor, double(weight), emit(aten.reshape.default, s, [-1, 1, 1, 1])), shift
+        shift = emit(aten.add.Tensor, shift, double(emit, beta))
+    return emit(aten.mul.Tensor, double(emit, weight), emit(aten.reshape.default, s, [-1, 1, 1, 1])), shift
 
 
 def _rounded(emit: Callable[..., Any], weight: Any, *others: Any) -> list[Any]:
@@ -284,7 +281,7 @@ def _activate(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 
 
 ACTIVATION = Rewrite(
-    "activation", tuple(target for target, *_ in ACTIVATIONS.values()), _find_activation, _never, _activate
+    "activation", tuple(target for target, *_ in ACTIVATIONS.values()), _find_activation, never, _activate
 )
 
 
@@ -297,7 +294,7 @@ def is_our_pool(
 
 def _find_max_pool(node: fx.Node, asked: Asked) -> Match | None:
     _, args, kwargs = read(node)
-    call, output = call_of(args[0]), _first_output(node)
+    call, output = call_of(args[0]), first_output(node)
     if output is None or not is_our_pool(*args, **kwargs):
         return None
     if call is None or call.residual is not None or call.max_pool or len(args[0].users) > 1:
@@ -332,83 +329,7 @@ def _pool(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 
 
 # Of what is left apart, in a graph of modules: Inductor's pools write values alone, too.
-POOL = Rewrite("pool", (aten.max_pool2d_with_indices.default,), _find_pool, _never, _pool)
-
-
-# Which convolution runs: after all else ------------------------------------------------------------------------------
-
-
-def _find_call(node: fx.Node, asked: Asked) -> Match:
-    """With what the planner says, which the report tells."""
-    call = call_of(node)
-    assert call is not None
-    algorithm, obstacle = planned(call)
-    taken = node.meta.get("fastconv")
-    if isinstance(taken, Taken):
-        taken.algorithm = algorithm
-        taken.expect(call)
-        if is_librarys(algorithm):
-            taken.obstacle = (
-                obstacle if obstacle[0] else ("cost", "PyTorch's convolution is estimated to be the fastest")
-            )
-    return Match(node, node, {"call": call, "algorithm": algorithm})
-
-
-def _find_pytorchs(node: fx.Node, asked: Asked) -> Match | None:
-    match = _find_call(node, asked)
-    own = match.taken is not None and match.taken.is_models_own  # the model calls the operator: it stays that
-    return match if is_librarys(match.found["algorithm"]) and not own else None
-
-
-def _as_pytorchs(match: Match, asked: Asked, edit: Editor) -> fx.Node:
-    call: Call = match.found["call"]
-    if not is_in_class(call):  # the operator tells PyTorch the class
-        node = edit.emit(ops.conv2d_op, *call._replace(algorithm=match.found["algorithm"]))
-        node.meta["fastconv"] = match.taken
-        return node
-    geometry = (call.stride, call.padding, call.dilation, False, [0, 0], call.groups)
-    node = edit.emit(aten.convolution.default, call.input, call.weight, call.bias, *geometry)
-    node.meta["fastconv"] = match.taken
-    if call.residual is not None and not call.residual_after:
-        node = edit.emit(aten.add.Tensor, node, call.residual)
-    if call.activation != "none":
-        target, *arguments = ACTIVATIONS[call.activation]
-        slope = [call.negative_slope] if call.activation == "leaky_relu" else []
-        node = edit.emit(target, node, *arguments, *slope)
-    if call.residual is not None and call.residual_after:
-        node = edit.emit(aten.add.Tensor, node, call.residual)
-    if call.max_pool:
-        node = edit.emit(operator.getitem, edit.emit(aten.max_pool2d_with_indices.default, node, [2, 2], [2, 2]), 0)
-    return node
-
-
-PYTORCH = Rewrite("PyTorch's", (ops.conv2d_op,), _find_pytorchs, _never, _as_pytorchs)
-
-
-def _find_packed(node: fx.Node, asked: Asked) -> Match | None:
-    if not asked.packed:
-        return None
-    match = _find_call(node, asked)
-    call: Call = match.found["call"]
-    # A packing is one algorithm's, which at another size may not fit.
-    static = is_static(call.input) and is_static(call.weight)
-    return match if static and not is_librarys(match.found["algorithm"]) else None
-
-
-def _as_packed(match: Match, asked: Asked, edit: Editor) -> fx.Node:
-    call: Call = match.found["call"]
-    algorithm, weight = match.found["algorithm"], value_of(call.weight)
-    packed = edit.emit(ops.pack_weight_op, call.weight, call.groups, algorithm, call.precision)
-    node = edit.emit(
-        ops.conv2d_packed_op, call.input, packed, list(weight.shape), call.bias, call.residual, *call.geometry,
-        ops.format_of(weight) == torch.channels_last, algorithm, call.precision, call.activation, call.negative_slope,
-        call.residual_after, call.max_pool,
-    )  # fmt: skip
-    node.meta["fastconv"] = match.taken
-    return node
-
-
-PACKED = Rewrite("packed", (ops.conv2d_op,), _find_packed, _never, _as_packed)
+POOL = Rewrite("pool", (aten.max_pool2d_with_indices.default,), _find_pool, never, _pool)
 
 
 # Gradients -----------------------------------------------------------------------------------------------------------
@@ -477,4 +398,3 @@ GRADIENTS = Rewrite(
 # A node meets those of a list whose targets have its operator; lists are gone through one after the other.
 EPILOGUE = (BATCH_NORM, RESIDUAL, ACTIVATION, MAX_POOL)
 FUSING = (CONVOLUTION, *EPILOGUE, GRADIENTS)
-CHOOSING = (PYTORCH, PACKED)

@@ -8,11 +8,22 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from fastconv.reports import by, json_text, plain_table
-from fastconv.rewrites.convolution import Left, Pool, Record, Taken
+from fastconv.rewrites.convolution import Concatenation, Left, Pool, Record, Taken
 
 __all__ = ["RewriteReport", "RewriteRow"]
 
-_Kind = TypeVar("_Kind", Taken, Left, Pool)
+_Kind = TypeVar("_Kind", Taken, Left, Pool, Concatenation)
+
+# Why a concatenation along channels was left, by its code.
+_LEFT_CONCATENATIONS = {
+    "alignment": "their ranges do not begin at multiples of 16 bytes",
+    "dtype": "their values differ in dtype",
+    "layout": "they are not in channels_last",
+    "producers": "no convolution in them has kernels that write a range",
+    "readers": "those who read them read no range, or they are returned",
+    "sizes": "a size is dynamic, or zero",
+    "twice": "a value stands in them twice",
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,8 @@ class RewriteRow:
     groups: int
     dtype: str
     device: str
-    fused: str  # "conv", "conv+bn+residual+relu", ..., or "gradients" of one; empty: `fuse` left PyTorch's module
+    fused: str  # "conv", "conv+bn+residual+relu", "bn+relu+conv+cat" (it writes into a concatenation), ..., or
+    # "gradients" of one; empty: `fuse` left PyTorch's module
     algorithm: str  # the planner's for the example, or what ran last; empty for gradients, and where PyTorch's stays
     reason_code: str  # why PyTorch's stays, or why what follows stays apart: for programs
     reason: str  # for people
@@ -104,6 +116,15 @@ class RewriteReport:
         return len(self._records(Pool))
 
     @property
+    def concatenations(self) -> dict[str, int]:
+        """How many concatenations along channels there are, by the code of what kept each one from vanishing: those of
+        the empty code are ranges of one tensor. Empty where nothing is frozen, and of `fuse`."""
+        counts: dict[str, int] = {}
+        for each in self._records(Concatenation):
+            counts[each.code] = counts.get(each.code, 0) + 1
+        return counts
+
+    @property
     def cached(self) -> int:
         """Graphs whose code came from Inductor's cache: their convolutions are not in the rows."""
         return sum(graph is None for graph in self.graphs)
@@ -128,7 +149,7 @@ class RewriteReport:
         document = {
             "graphs": len(self.graphs), "cached": self.cached, "total": self.total, "ours": self.ours,
             "fused": self.fused, "expected_us": self.expected_us, "left": self.left,
-            "pools": self.pools,
+            "pools": self.pools, "concatenations": self.concatenations,
             "rows": [asdict(row) | {"count": row.count} for row in self.rows],
         }  # fmt: skip
         return json_text(document, path)
@@ -151,6 +172,9 @@ class RewriteReport:
             lines.append(f"left apart [{code}]: {', '.join(f'{count} {what}' for what, count in kinds.items())}")
         if self.pools:
             lines.append(f"max-pools that stand alone: {self.pools} ours, on a GPU")
+        for code, count in self.concatenations.items():
+            why = f"left [{code}]: {count}; {_LEFT_CONCATENATIONS[code]}" if code else f"without a copy: {count}"
+            lines.append(f"concatenations {why}")
         cells = []
         for row in self.rows:
             name = (row.name or "(model)") + (f" and {row.count - 1} more" if row.count > 1 else "")

@@ -1,0 +1,47 @@
+"""Operators that write a range of channels, as graphs have them: like aten::slice_scatter each one returns the tensor
+that it is given with the range written, and changes nothing. Inductor's code writes in place
+(`fastconv.integrations`): who makes such nodes writes no channel of a tensor twice, so that every later value of the
+tensor holds all earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastconv import ops
+
+_COMPOSITE = "CompositeExplicitAutograd"
+
+
+def _channel_scatter(x: Tensor, buffer: Tensor, begin: int) -> Tensor:
+    return torch.ops.aten.slice_scatter.default(buffer, x, 1, begin, begin + x.shape[1])
+
+
+def _conv2d_packed_scatter(
+    input: Tensor, packed: Tensor, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, buffer: Tensor,
+    begin: int, geometry: Sequence[int], channels_last: bool, *others: object,
+) -> Tensor:  # fmt: skip
+    """input_activation(input * scale + shift) [N, C, H, W] convolved, into the channels of `buffer` [N, B, P, Q] from
+    `begin` on."""
+    result = buffer.clone()
+    out = result.narrow(1, begin, geometry[0])
+    ops.conv2d_packed_into_op(out, input, packed, bias, scale, shift, geometry, channels_last, *others)
+    return result
+
+
+ops.library.impl("channel_scatter", _channel_scatter, _COMPOSITE)
+ops.library.impl("conv2d_packed_scatter", _conv2d_packed_scatter, _COMPOSITE)
+
+
+@torch.library.register_fake(ops.channel_scatter_op, lib=ops.library)
+def _(x, buffer, begin):  # type: ignore[no-untyped-def]
+    return torch.empty_like(buffer)
+
+
+@torch.library.register_fake(ops.conv2d_packed_scatter_op, lib=ops.library)
+def _(input, packed, bias, scale, shift, buffer, begin, geometry, *others):  # type: ignore[no-untyped-def]
+    out = buffer.narrow(1, begin, geometry[0])
+    ops.conv2d_packed_into_op(out, input, packed, bias, scale, shift, geometry, *others)
+    return torch.empty_like(buffer)

@@ -1,0 +1,261 @@
+"""Concatenations along channels that become ranges of one tensor, and norms before convolutions that become their
+affine input: what is rewritten, and values against float64."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fusing import norm
+from layers import relative_error
+from rewriting import OURS, check, compiled
+from torch import Tensor, nn
+
+from fastconv import ops
+from fastconv.rewrites import choosing, concatenation
+from fastconv.rewrites.convolution import plan_of
+
+aten = torch.ops.aten
+FROZEN = replace(OURS, packed=True, scatters=True)
+
+
+@pytest.fixture(autouse=True)
+def kernels(full_precision, monkeypatch):
+    """What the rewrites do does not hang on the kernels of this machine: here all of ours take ranges and norms.
+    (Around those that do not, operators do as much in passes.)"""
+
+    def direct(call: Any, **around: Any) -> Any:
+        return plan_of(call, **around) | {"norms_apart": False, "copies_x": False, "copies_y": False}
+
+    for module in (choosing, concatenation):
+        monkeypatch.setattr(module, "plan_of", direct)
+
+
+class Model(nn.Module):
+    """Layers of 8 channels, called by a function; in channels_last."""
+
+    def __init__(self, forward: Any, k: int = 8, **arguments: Any) -> None:
+        super().__init__()
+        arguments = {"kernel_size": 3, "padding": 1} | arguments
+        self.call = forward
+        self.a, self.b, self.c = (nn.Conv2d(8, k, **arguments) for _ in range(3))
+        self.wide, self.wider = nn.Conv2d(8 + k, 8, **arguments), nn.Conv2d(8 + 2 * k, 8, **arguments)
+        self.norm, self.wide_norm = norm(8), norm(8 + k)
+        self.up = nn.ConvTranspose2d(8, 8, 2, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.call(self, x)
+
+
+def model(forward: Any, *args: Any, **arguments: Any) -> nn.Module:
+    return Model(forward, *args, **arguments).to(memory_format=torch.channels_last)
+
+
+def picture(n: int = 2, h: int = 7, w: int = 5) -> Tensor:
+    return torch.randn(n, 8, h, w).contiguous(memory_format=torch.channels_last)
+
+
+def cat(*values: Tensor) -> Tensor:
+    return torch.cat(values, 1)
+
+
+def dense(m: Any, x: Tensor) -> Tensor:
+    """As torchvision's blocks: every layer concatenates all values before it again."""
+    values = [m.b(x)]
+    for layer in (m.a, m.wide, m.wider):
+        values.append(layer(torch.cat(values, 1)))
+    return torch.cat(values, 1)
+
+
+def nested(m: Any, x: Tensor) -> Tensor:
+    """The same, each of the concatenation before it."""
+    y = m.b(x)
+    for layer in (m.a, m.wide, m.wider):
+        y = cat(y, layer(y))
+    return y
+
+
+def growing_backwards(m: Any, x: Tensor) -> Tensor:
+    y = m.b(x)
+    for layer in (m.a, m.wide, m.wider):
+        y = cat(layer(y), y)
+    return y
+
+
+def skip(m: Any, x: Tensor) -> Tensor:
+    """A U-Net: a value that is pooled, and concatenated much later with what was upsampled."""
+    y = F.silu(m.a(x))
+    return m.wide(cat(F.interpolate(m.b(F.avg_pool2d(y, 2)), y.shape[2:]), y))
+
+
+# The model, the codes of its concatenations, how many of its convolutions write a range, how many ranges are copied.
+CASES = {
+    "dense block": (dense, ["", "", ""], 4, 0),
+    "nested": (nested, ["", "", ""], 4, 0),
+    "growing backwards": (growing_backwards, ["", "", ""], 4, 0),
+    "skip connection": (skip, [""], 1, 1),
+    "two": (lambda m, x: cat(m.a(x), m.b(x)), [""], 2, 0),
+    "of the input": (lambda m, x: m.wide(cat(x, m.a(x))), [""], 1, 1),
+    "another reader": (lambda m, x: cat(y := m.a(x), m.b(y)) * cat(y.sin(), y), ["", "producers"], 2, 0),
+    "in two": (lambda m, x: cat(y := m.a(x), m.b(x)) + cat(m.c(x), y), ["", ""], 3, 1),
+    "in two, at the same place": (lambda m, x: cat(y := m.a(x), m.b(x)) + cat(y, m.c(x)), ["", ""], 3, 1),
+    "with a residual": (lambda m, x: cat(m.a(x) + x, m.b(x)), [""], 1, 1),
+    "upsampled": (lambda m, x: cat(m.up(x), m.a(m.up(x))), [""], 1, 1),
+    "returned, too": (lambda m, x: (y := m.a(x), cat(y, m.b(x)))[1] + 0 * y.sum(), [""], 2, 0),
+    "a part of itself is returned": (lambda m, x: cat(y := cat(m.a(x), m.b(x)), m.c(x)) * y.sum(), ["", ""], 3, 0),
+    "the same twice": (lambda m, x: m.wider(cat(y := m.a(x), m.b(x), y)), ["twice"], 0, 0),
+    "of another dtype": (lambda m, x: cat(m.a(x), m.b(x).double()), ["dtype"], 0, 0),
+    "nothing of ours": (lambda m, x: cat(x.sin(), x), ["producers"], 0, 0),
+    "along another dimension": (lambda m, x: torch.cat([m.a(x), m.b(x)], 2), [], 0, 0),
+    "of three": (lambda m, x: cat(m.a(x), x.cos(), m.b(x)), [""], 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranges(name):
+    forward, codes, direct, copied = CASES[name]
+    backend = check(model(forward), picture(), FROZEN)
+    assert sorted(backend.concatenations) == sorted(codes)
+    assert backend.count(aten.cat.default) == len([code for code in codes if code]) + (name[:5] == "along")
+    assert (backend.count(ops.conv2d_packed_scatter_op), backend.count(ops.channel_scatter_op)) == (direct, copied)
+    assert [parts.endswith("+cat") for parts in backend.parts].count(True) == direct
+
+
+@pytest.mark.parametrize("name", ["dense block", "nested", "growing backwards"])
+def test_lists_that_grow_share_one_tensor(name):
+    backend = check(model(CASES[name][0]), picture(1, 6, 9), FROZEN)
+    assert backend.count(aten.empty.memory_format) == 1
+
+
+def test_what_kernels_do_not_take(monkeypatch):
+    """A value whose reader wants a tensor of its own stays one, and is copied; of a list that is read so, nothing is
+    shared."""
+
+    def copies(call: Any, **around: Any) -> Any:
+        reads = call.input.meta["val"].shape[1] == 8
+        return plan_of(call, **around) | {"copies_x": reads, "copies_y": False}
+
+    monkeypatch.setattr(concatenation, "plan_of", copies)
+    backend = check(model(lambda m, x: cat(y := m.a(x), m.b(y), m.c(x))), picture(), FROZEN)
+    assert (backend.count(ops.conv2d_packed_scatter_op), backend.count(ops.channel_scatter_op)) == (2, 1)
+    backend = check(model(lambda m, x: m.wider(cat(y := cat(m.a(x), m.b(x)), m.c(x))) + m.wide(y)), picture(), FROZEN)
+    assert backend.concatenations == ["", ""]
+    monkeypatch.setattr(
+        concatenation, "plan_of", lambda call, **around: plan_of(call, **around) | {"copies_x": True, "copies_y": False}
+    )
+    backend = check(model(lambda m, x: m.wider(cat(y := cat(m.a(x), m.b(x)), m.c(x))) + m.wide(y)), picture(), FROZEN)
+    assert sorted(backend.concatenations) == ["", "readers"]
+
+
+def test_layout_and_alignment():
+    backend = check(Model(lambda m, x: cat(m.a(x), m.b(x))), picture().contiguous(), FROZEN)
+    assert backend.concatenations == ["layout"]
+    backend = check(model(lambda m, x: cat(m.a(x), m.b(x)), 6), picture(), FROZEN)
+    assert backend.concatenations == ["alignment"]
+
+
+def test_only_frozen_weights_and_static_shapes():
+    backend = check(model(dense), picture(), OURS)
+    assert (backend.concatenations, backend.count(aten.cat.default)) == ([], 3)
+    backend = check(model(dense), picture(3), FROZEN, dynamic=True)
+    assert set(backend.concatenations) == {"sizes"}
+
+
+# Norms before convolutions: the model, what becomes of its convolutions, how many norms are left.
+NORMS = {
+    "dense layer": (lambda m, x: m.a(F.relu(m.norm(x))), ["bn+relu+conv"], 0),
+    "norm alone": (lambda m, x: m.a(m.norm(x)), ["bn+conv"], 0),
+    "relu6": (lambda m, x: F.relu(m.a(F.relu6(m.norm(x)))), ["bn+relu6+conv+relu"], 0),
+    "silu": (lambda m, x: m.norm(m.a(F.silu(m.norm(x)))), ["bn+silu+conv+bn"], 0),
+    "leaky relu": (lambda m, x: m.a(F.leaky_relu(m.norm(x))), ["conv"], 1),
+    "two readers": (lambda m, x: m.a(y := F.relu(m.norm(x))) * m.b(y), ["bn+relu+conv"] * 2, 0),
+    "another reader": (lambda m, x: m.a(y := F.relu(m.norm(x))) * y.sin(), ["conv"], 1),
+    "read before the activation": (lambda m, x: m.a(F.relu(y := m.norm(x))) * y, ["conv"], 1),
+    "residual": (lambda m, x: m.a(F.relu(m.norm(x))) + x, ["conv+residual"], 1),
+    "in a dense block": (
+        lambda m, x: m.wide(F.relu(m.wide_norm(cat(x, m.a(F.relu(m.norm(x))))))),
+        ["bn+relu+conv", "bn+relu+conv+cat"], 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_before(name, channels_last):
+    forward, parts, left = NORMS[name]
+    make, x = (model, picture()) if channels_last else (Model, picture().contiguous())
+    backend = check(make(forward), x, FROZEN)
+    if not channels_last:
+        parts = [each.removesuffix("+cat") for each in parts]
+    assert sorted(backend.parts) == sorted(parts)
+    assert backend.count(ops.conv2d_packed_scatter_op) == sum(each.startswith("bn") for each in parts)
+    assert sum(what == "batch norm" for what, _ in backend.left) == left
+
+
+def test_padding_stays_zero():
+    """Where the norm moves zero far away."""
+    m = model(lambda m, x: m.a(F.relu(m.norm(x))))
+    with torch.no_grad():
+        m.norm.bias.fill_(10.0)
+    check(m, picture(), FROZEN)
+
+
+def test_nan_and_infinity_pass_through_a_norm():
+    m = model(lambda m, x: m.a(F.relu(m.norm(x))), kernel_size=1, padding=0).eval()
+    x = picture()
+    x[0, 0, 0, 0], x[1, 3, 2, 1] = torch.nan, -torch.inf
+    function, backend = compiled(m, FROZEN)
+    with torch.no_grad():
+        y, wanted = function(x), m(x)
+    assert backend.parts == ["bn+relu+conv"]
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert y.isnan().any()
+    assert not y.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types(dtype):
+    """The normed value is rounded as that of a norm which stands for itself."""
+    m = model(NORMS["in a dense block"][0]).eval()
+    x = picture().to(dtype)
+    exact = m.double()(x.double())
+    m = m.to(dtype)
+    function, backend = compiled(m, replace(FROZEN, max_error=None))
+    with torch.no_grad():
+        found, alone = relative_error(function(x).double(), exact), relative_error(m(x).double(), exact)
+    assert backend.concatenations == [""]
+    assert found < 2 * alone
+
+
+def tensors() -> tuple[Tensor, ...]:
+    weight = torch.randn(8, 8, 3, 3)
+    return torch.randn(2, 24, 5, 4), picture(2, 5, 4), ops.pack_weight(weight, 1, "implicit_gemm", "fp32"), weight
+
+
+def test_operators_change_nothing():
+    """They return what they wrote."""
+    buffer, x, packed, weight = tensors()
+    before, geometry = buffer.clone(), [8, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1]
+    written = torch.ops.fastconv.channel_scatter(x, buffer, 8)
+    torch.testing.assert_close(written, torch.cat([buffer[:, :8], x, buffer[:, 16:]], 1), rtol=0, atol=0)
+    scale, shift = torch.randn(8), torch.randn(8)
+    rest = (geometry, True, "implicit_gemm", "fp32", "none", 0.0, "relu")
+    written = torch.ops.fastconv.conv2d_packed_scatter(x, packed, None, scale, shift, buffer, 16, *rest)
+    y = F.conv2d((x * scale[:, None, None] + shift[:, None, None]).relu(), weight, padding=1)
+    torch.testing.assert_close(written, torch.cat([buffer[:, :16], y], 1), rtol=1e-4, atol=1e-4)
+    assert torch.equal(buffer, before)
+
+
+def test_fake_operators():
+    buffer, x, packed, _ = tensors()
+    geometry = [8, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1]
+    rest = (geometry, True, "implicit_gemm", "fp32", "none", 0.0, "none")
+    torch.library.opcheck(torch.ops.fastconv.channel_scatter.default, (x, buffer, 8))
+    scatter = torch.ops.fastconv.conv2d_packed_scatter.default
+    torch.library.opcheck(scatter, (x, packed, None, None, None, buffer, 0, *rest))
+    with (
+        torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(RuntimeError, match="out has shape"),
+    ):
+        torch.ops.fastconv.conv2d_packed_into(buffer, x, packed, None, None, None, *rest)
