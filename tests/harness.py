@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property, wraps
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -182,6 +186,37 @@ def supported(
 
 # --- References
 
+Result = TypeVar("Result")
+REMEMBERED = 256  # results: more than a test asks for
+
+
+def by_value(compute: Callable[..., Result]) -> Callable[..., Result]:
+    """Remembers what `compute` made of a case on the CPU: every algorithm is held against the same reference, which
+    takes longer than most of them. By the bits and strides of the tensors, for tests write to them. The results are
+    shared: to be read only."""
+    remembered: OrderedDict[Any, Result] = OrderedDict()
+
+    @wraps(compute)
+    def recall(case: Case, *arguments: str) -> Result:
+        if case.input.is_cuda:  # fast, and its memory is needed
+            return compute(case, *arguments)
+        key = case.shape, case.epilogue, arguments, *map(_value, (case.input, case.weight, case.bias, case.residual))
+        if key not in remembered:
+            remembered[key] = compute(case, *arguments)
+        remembered.move_to_end(key)
+        if len(remembered) > REMEMBERED:
+            remembered.popitem(last=False)
+        return remembered[key]
+
+    return recall
+
+
+def _value(tensor: torch.Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    bits = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+    return tensor.dtype, tensor.stride(), hashlib.blake2b(bits, digest_size=16).digest()
+
 
 def finish(
     total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, epilogue: Epilogue
@@ -271,6 +306,7 @@ class Yardstick:
         alone = replace(s, n=1, k=1, c=s.c // s.groups, groups=1)
         return Yardstick(self.expected[at], self.magnitude[at], [peer[at] for peer in self.peers], alone)
 
+    @cached_property
     def peer_errors(self) -> testing.Errors:
         """PyTorch's own errors: the larger ones of its two layouts."""
         both = [testing.errors(peer, self.expected) for peer in self.peers]
@@ -281,7 +317,7 @@ class Yardstick:
         """What is wrong with the output of `algorithm`; empty if it is within the bound of its class, and `more`."""
         errors = testing.errors(output, self.expected)
         allowed = bound(
-            self.expected, self.magnitude, peer=self.peer_errors(),
+            self.expected, self.magnitude, peer=self.peer_errors,
             multiple=error_multiple(algorithm, cls, self.shape, output.device.type),
             rounding=expected_rounding(algorithm, cls, self.shape, output.device.type),
             dtype=CLASSES[cls][0], terms=self.shape.terms, correlated=correlation(algorithm, self.shape),
@@ -291,6 +327,7 @@ class Yardstick:
         return (allowed if more is None else allowed + more).violations(errors)
 
 
+@by_value
 def yardstick(case: Case, cls: str) -> Yardstick:
     peers = []
     for layout in LAYOUTS.values():
@@ -334,6 +371,7 @@ def _convolve(x: torch.Tensor, weight: torch.Tensor, shape: Shape) -> torch.Tens
     return F.conv2d(x, weight, None, shape.stride, shape.padding, shape.dilation, shape.groups)
 
 
+@by_value
 def reference(case: Case) -> torch.Tensor:
     """The result in float64 arithmetic."""
     total = _convolve(case.input.double(), case.weight.double(), case.shape)

@@ -53,7 +53,7 @@ LEAST_SHAPES = {"null": 4}
 classes = pytest.mark.parametrize("cls", CLASSES)
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 devices = pytest.mark.parametrize("device", DEVICES)
-own = pytest.mark.parametrize("algorithm", OWN)
+own = pytest.mark.parametrize("algorithm", OWN)  # on top: all on the same values, whose reference is remembered
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +72,10 @@ def offers(algorithm: str, cls: str) -> None:
         pytest.skip(f"{algorithm} does not offer class {cls}")
 
 
+@own
 @devices
 @classes
 @layouts
-@own
 def test_every_shape(algorithm, layout, cls, device):
     """Direct call within the bound; packed weights and tensors aligned to one element give the same bits."""
     offers(algorithm, cls)
@@ -112,9 +112,9 @@ def test_torch_passes_the_same_test(layout, cls, device):
     assert not wrong, "\n".join(wrong)
 
 
+@own
 @devices
 @classes
-@own
 def test_epilogues(algorithm, cls, device):
     offers(algorithm, cls)
     wrong = []
@@ -168,10 +168,10 @@ def test_refusals_name_code_and_value(algorithm):
                 conv2d(case, algorithm, "fp32")
 
 
+@own
 @devices
 @classes
 @layouts
-@own
 def test_integers_are_exact(algorithm, layout, cls, device):
     """Where all intermediate values are small integers or dyadic fractions, nothing may be rounded at all."""
     offers(algorithm, cls)
@@ -195,10 +195,10 @@ def test_integers_are_exact(algorithm, layout, cls, device):
     assert not wrong, "\n".join(wrong)
 
 
+@own
 @devices
 @pytest.mark.parametrize("cls", ["ieee", "fp32", "tf32"])
 @pytest.mark.parametrize("scale", [1e30, 1e-30, 1e-40], ids=str)
-@own
 def test_range(algorithm, scale, cls, device):
     """Any finite float32 input: large, small and subnormal ones come out finite and within the same bound."""
     offers(algorithm, cls)
@@ -209,9 +209,9 @@ def test_range(algorithm, scale, cls, device):
     assert not wrong, "\n".join(wrong)
 
 
+@own
 @devices
 @pytest.mark.parametrize("cls", ["ieee", "fp32", "tf32"])
-@own
 def test_images_of_different_magnitude(algorithm, cls, device):
     """Each image of a batch is as accurate as it is alone, whatever its neighbours hold; so is each filter."""
     offers(algorithm, cls)
@@ -232,9 +232,9 @@ def test_images_of_different_magnitude(algorithm, cls, device):
     assert not wrong, "\n".join(wrong)
 
 
+@own
 @devices
 @classes
-@own
 def test_many_images_of_a_narrow_map(algorithm, cls, device):
     """Where several images may share a piece of work: each is as accurate as it is alone, whatever the others hold."""
     offers(algorithm, cls)
@@ -290,9 +290,9 @@ def test_small_windows_beside_large_values(cls, layout, device):
     assert not wrong, "\n".join(wrong)
 
 
+@own
 @devices
 @pytest.mark.parametrize("cls", ["fp32", "fp16"])
-@own
 def test_not_a_number_and_infinity_arrive(algorithm, cls, device):
     """A NaN or an infinity in the input is never swallowed: the outputs that depend on it are not finite."""
     offers(algorithm, cls)

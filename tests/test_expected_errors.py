@@ -56,7 +56,7 @@ def make(shape, cls, kind, device):
 def measured_ratio(algorithm, made, cls):
     """The error over PyTorch's own."""
     case, whole = made
-    own = whole.peer_errors().relative_l2
+    own = whole.peer_errors.relative_l2
     if case.input.is_cuda and cls in ("ieee", "fp32"):  # an FFT, a Winograd algorithm or a split sum is no yardstick
         own = max(own, serial_sum(case.shape.terms) * 2.0**-24)
     return testing.errors(conv2d(case, algorithm, cls), whole.expected).relative_l2 / own

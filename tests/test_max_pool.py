@@ -51,10 +51,10 @@ CHUNKS = Shape(2, 64, 51, 47, 40, 3, 3, padding=(1, 1))  # of tiles, several on 
 # --- Kernels
 
 
+@pytest.mark.parametrize("algorithm", OWN)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm", OWN)
 def test_many_shapes(algorithm, layout, cls, device):
     if cls not in ALGORITHMS[algorithm]["accuracy"]:
         pytest.skip(f"{algorithm} does not offer class {cls}")

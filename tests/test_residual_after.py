@@ -39,10 +39,10 @@ AFTER = [
 # --- Kernels
 
 
+@pytest.mark.parametrize("algorithm", OWN)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("algorithm", OWN)
 def test_many_shapes(algorithm, layout, cls, device):
     """Every way to store an output, odd sizes among them; the activations take turns."""
     if cls not in ALGORITHMS[algorithm]["accuracy"]:
