@@ -150,7 +150,7 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
         if node.op == "call_function" and is_kept and node.target in decompositions:
             edit.inline(node, decompositions[node.target], decompositions)
     edit.refresh()
-    for operator, residual in ((ops.conv2d_op, 3), (ops.conv2d_packed_op, 4)):
+    for operator, residual in ((ops.conv2d_op, 3), (ops.conv2d_packed_op, 4), (ops.conv2d_packed_scatter_op, 0)):
         for node in graph.find_nodes(op="call_function", target=operator):
             if ops.format_of(value_of(node)) == torch.channels_last:
                 edit.expect_channels_last(node, node.args[0], node.args[residual])

@@ -104,7 +104,8 @@ class Editor:
 
         def expected(arg: fx.Node) -> Any:
             value = value_of(arg)
-            if arg not in images or arg.op in ("get_attr", "placeholder"):
+            is_fixed = arg not in images or arg.op in ("get_attr", "placeholder")
+            if is_fixed or ops.format_of(value) == torch.channels_last:  # of a range of channels that, too
                 return value
             with self._computing():
                 return torch.empty_like(value, memory_format=torch.channels_last)
