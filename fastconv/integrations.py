@@ -239,8 +239,13 @@ def _register_lowerings() -> None:
         return buffer
 
     def strides(node: Any, input: Any, *rest: Any) -> Any:
-        """Those of the graph for the input; the tensor that is written must be itself, not a copy."""
-        wanted = node.args[0].meta["val"].stride()
+        """Those of the graph for the input (Editor.expect_channels_last); the tensor that is written must be itself, not
+        a copy."""
+        wanted = (
+            node.meta["eager_input_vals"][0][0].stride()
+            if "eager_input_vals" in node.meta
+            else (node.args[0].meta["val"].stride())
+        )
         return (ir.ExternKernel.require_exact_strides(input, wanted), *rest), {}
 
     lowering.register_lowering(ops.channel_scatter_op, type_promotion_kind=None)(channel_scatter)
