@@ -46,7 +46,9 @@ Params make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtim
                 .filter_blocks = as_int(plan.weights.filter_blocks),
                 .by_tiles_q = ceil_div(problem.q(), 4),
                 .by_tiles_p = ceil_div(problem.p(), 4),
-                .delay = plan.instruments.delay};
+                .delay = plan.instruments.delay,
+                .x_step = as_int(in.w),
+                .y_step = as_int(out.w)};
   set_sizes(params, problem);
   return params;
 }

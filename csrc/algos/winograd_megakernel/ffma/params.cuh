@@ -42,7 +42,8 @@ struct Params {
   std::int64_t y_image, y_filter, y_row, y_pixel;   // also of the residual
   int stages, filter_blocks;
   FastDivide by_tiles_q, by_tiles_p;
-  unsigned delay;  // tests: a mask of ns by which tasks are delayed at random
+  unsigned delay;      // tests: a mask of ns by which tasks are delayed at random
+  int x_step, y_step;  // x_pixel and y_pixel: within a tile 32 bits suffice
 
   __host__ __device__ std::int64_t v_place() const { return std::int64_t{36} * stages * stage_v; }
   __host__ __device__ std::int64_t m_place() const { return std::int64_t{36} * filter_blocks * tile_m * block_filters; }

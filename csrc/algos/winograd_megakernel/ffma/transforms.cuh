@@ -56,7 +56,7 @@ __device__ __forceinline__ void transform_input(const Params& params, const Work
 #pragma unroll
         for (int j = 0; j < 6; ++j) {
           const bool inside = row_inside && static_cast<unsigned>(w0 + j) < static_cast<unsigned>(params.w);
-          const float* const pixel = source + (is_nhwc(access) ? j * static_cast<int>(params.x_pixel) : j);
+          const float* const pixel = source + (is_nhwc(access) ? j * params.x_step : j);
           d[i][j] = Value{};
           if constexpr (pairs) {
             if (inside) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void transform_output(const Params& params, const Wor
       if (i >= rows) break;
       Values result[4];
       winograd::Transform<4>::output(d[i], result);
-      const auto offset = [&](int j) { return is_nhwc(access) ? j * static_cast<int>(params.y_pixel) : j; };
+      const auto offset = [&](int j) { return is_nhwc(access) ? j * params.y_step : j; };
       const auto add_residual = [&] {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
