@@ -52,6 +52,9 @@ class ConvProblem:
         max_workspace: int | None = None,
         residual_after: bool = False,
         max_pool: bool = False,
+        input_activation: str | None = None,
+        x_channels: int = 0,
+        y_channels: int = 0,
     ) -> None: ...
     @property
     def n(self) -> int: ...

@@ -239,14 +239,11 @@ def _register_lowerings() -> None:
         return buffer
 
     def strides(node: Any, input: Any, *rest: Any) -> Any:
-        """Those of the graph for the input (Editor.expect_channels_last); the tensor that is written must be itself, not
-        a copy."""
-        wanted = (
-            node.meta["eager_input_vals"][0][0].stride()
-            if "eager_input_vals" in node.meta
-            else (node.args[0].meta["val"].stride())
-        )
-        return (ir.ExternKernel.require_exact_strides(input, wanted), *rest), {}
+        """Those that the graph expects of the input (`Editor.expect_channels_last`); the tensor that is written must be
+        itself, not a copy."""
+        kept = node.meta.get("eager_input_vals")
+        wanted = kept[0][0] if kept else node.args[0].meta["val"]
+        return (ir.ExternKernel.require_exact_strides(input, wanted.stride()), *rest), {}
 
     lowering.register_lowering(ops.channel_scatter_op, type_promotion_kind=None)(channel_scatter)
     lowering.register_lowering(ops.conv2d_packed_scatter_op, type_promotion_kind=None)(conv2d_scatter)

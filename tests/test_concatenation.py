@@ -1,17 +1,23 @@
 """Concatenations along channels that become ranges of one tensor, and norms before convolutions that become their
 affine input: what is rewritten, and values against float64."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from fusing import norm
 from layers import relative_error
 from rewriting import OURS, check, compiled
 from torch import Tensor, nn
+from torch._inductor import lowering  # noqa: F401  (max-pools are decomposed by it)
+from torch._inductor.utils import run_and_get_code
 
+import fastconv
+from benchmarks.corpus import definitions
 from fastconv import ops
 from fastconv.rewrites import choosing, concatenation
 from fastconv.rewrites.convolution import plan_of
@@ -259,3 +265,49 @@ def test_fake_operators():
         pytest.raises(RuntimeError, match="out has shape"),
     ):
         torch.ops.fastconv.conv2d_packed_into(buffer, x, packed, None, None, None, *rest)
+
+
+def test_torchvisions_densenet():
+    """As it is, with its dense layers and transitions."""
+    network = torchvision.models.densenet121(num_classes=10)
+    calibrated(network)
+    x = torch.randn(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    backend = check(network.to(memory_format=torch.channels_last), x, FROZEN)
+    assert set(backend.concatenations) == {""}
+    assert backend.parts.count("conv+cat") == 58
+    assert backend.parts.count("bn+relu+conv+bn+relu") == 58
+    assert backend.parts.count("bn+relu+conv") == 3  # transitions
+    assert backend.count(aten.cat.default) == 0
+    assert backend.count(ops.channel_scatter_op) == 4  # a pooled value before each block
+
+
+def calibrated(network: nn.Module) -> None:
+    for layer in network.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.load_state_dict(norm(layer.num_features).state_dict())
+
+
+@pytest.mark.parametrize("name", ["densenet", "rrdb"])
+def test_inductor_writes_in_place(name):
+    """Its code has no concatenation and no norm left, and copies what convolutions have not computed alone."""
+    if name == "densenet":
+        network: Any = torchvision.models.DenseNet(8, (2, 3), 16, num_classes=10)
+        calibrated(network)
+        x, into, kernels = torch.randn(2, 3, 32, 32), 11, 4  # both pools, the head's mean and its bias
+    else:
+        network, x, into, kernels = definitions.Dense(12, 12), torch.randn(1, 12, 7, 9), 4, 1  # the input's copy
+    network = network.eval().to(memory_format=torch.channels_last)
+    x = x.contiguous(memory_format=torch.channels_last)
+    compiled = fastconv.compile(network, "fp32", algorithm="implicit_gemm", frozen=True)
+    torch._dynamo.reset()
+    with torch.no_grad(), torch.compiler.config.patch(force_disable_caches=True):
+        y, code = run_and_get_code(compiled, x)
+        assert torch.equal(compiled(x), y)
+        exact = copy.deepcopy(network).double()(x.double())
+    assert relative_error(y.double(), exact) < 1e-5
+    assert compiled.report.concatenations == {"": {"densenet": 5, "rrdb": 4}[name]}
+    assert "concatenations without a copy" in str(compiled.report)
+    text = "".join(code)
+    assert text.count("conv2d_packed_into.default(") == into
+    assert "cat" not in text
+    assert text.count("async_compile.cpp_pybinding(") <= kernels
