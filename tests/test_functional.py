@@ -468,6 +468,8 @@ def test_a_slope_is_a_number():
 @pytest.mark.parametrize("value", [2**31, 2**40, 2**60, 2**62 + 1, 2**63 - 1])
 def test_absurd_geometry_ends_in_an_error_or_a_result(change, value):
     """direct_tiled read far outside of the input once."""
+    if change == "padding":
+        value = max(value, 2**34)  # an output that no machine has the memory for, however much that is
     x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3)
     for algorithm in ("auto", "direct", "direct_tiled"):
         for pair in ((value, value), (1, value)):

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/arguments.h"
 #include "ops/runtime.h"
 #include "ops/stable.h"
 #include "plan/gradients.h"
@@ -32,6 +33,11 @@ void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& 
 struct Around {
   std::optional<Tensor> out, scale, shift;
 };
+
+Tensor dense(const Tensor& weight);  // in channels_last if it is that, else contiguous
+
+// Runs PyTorch's own convolution, with its switches as the arguments have them, and what follows it.
+Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& problem, const Arguments& arguments);
 
 // Runs an algorithm of ours. Exactly one of `weight` (plain) and `packed` is given.
 Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, const Candidate& choice,

@@ -62,7 +62,7 @@ Tensor max_pool2d(const Tensor& x, IntList kernel, IntList stride, IntList paddi
     pool.dilation_h = dilation[0], pool.dilation_w = dilation[1];
     pool.dtype = dtype_of(x);
   }
-  if (x.numel() > 0 && has_max_pool(pool, device)) {
+  if (dimensions == 4 && x.numel() > 0 && has_max_pool(pool, device)) {
     const auto guard = device_guard(x);
     return run(aligned(in_layout(x, pool.layout)), pool, device);
   }

@@ -16,7 +16,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 
-from fastconv import built, integrations, measured, rewrites
+from fastconv import built, measured, rewrites
 from fastconv.rewrites import Asked
 from fastconv.rewrites.report import RewriteReport
 
@@ -36,7 +36,8 @@ def decompositions() -> Decompositions:
 def _code() -> str:
     """What the rewrites are: their own text, that of the lowerings, and the library that plans for them."""
     digest = hashlib.sha256(built.version().encode())
-    for file in (*sorted(Path(rewrites.__file__).parent.glob("*.py")), Path(integrations.__file__)):
+    folder = Path(rewrites.__file__).parent
+    for file in (*sorted(folder.glob("*.py")), folder.parent / "integrations.py"):
         digest.update(file.read_bytes())
     digest.update(built.OPERATORS.read_bytes())
     return digest.hexdigest()
