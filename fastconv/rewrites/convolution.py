@@ -200,7 +200,7 @@ def channels_around(value: Tensor) -> int:
     if len(set(pitches)) != 1 or pitches[0] <= value.shape[1]:
         return 0
     pitch = int(pitches[0])
-    return pitch if value.device.type != "cuda" or is_aligned(value, pitch, value.storage_offset()) else 0
+    return pitch if value.device.type != "cuda" or is_aligned(value, pitch, int(value.storage_offset())) else 0
 
 
 def is_aligned(value: Tensor, *elements: int) -> bool:
