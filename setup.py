@@ -84,7 +84,8 @@ def ninja_file(module: str, operators: str) -> str:
         link_torch += f" -L{cudart_static(nvcc)} -lcudart_static -lrt -lpthread"
     lines = [RULES.format(cxx=CXX, nvcc=nvcc or "nvcc")]
     objects = {}
-    for source in [*sources, *BINDINGS]:
+    # Ninja starts them in this order. Those that take long come first, so that cores have work until the end.
+    for source in sorted([*sources, *BINDINGS], key=lambda path: (path.suffix != ".cu", path not in BINDINGS)):
         name = source.relative_to(ROOT / "csrc").with_suffix(source.suffix + ".o")
         objects[source] = f"obj/{name}"
         rule = "nvcc" if source.suffix == ".cu" else "cxx"

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, wraps
 from typing import Any, TypeVar
 
@@ -298,13 +298,16 @@ class Yardstick:
     magnitude: torch.Tensor  # float64
     peers: list[torch.Tensor]  # PyTorch's own, in both layouts: they run different kernels
     shape: Shape
+    parts: dict[tuple[int, int], Yardstick] = field(default_factory=dict)
 
     def part(self, image: int, filter: int) -> Yardstick:
         """That of output[image, filter], as if it had been computed alone."""
-        at = slice(image, image + 1), slice(filter, filter + 1)
-        s = self.shape
-        alone = replace(s, n=1, k=1, c=s.c // s.groups, groups=1)
-        return Yardstick(self.expected[at], self.magnitude[at], [peer[at] for peer in self.peers], alone)
+        if (image, filter) not in self.parts:
+            at = slice(image, image + 1), slice(filter, filter + 1)
+            alone = replace(self.shape, n=1, k=1, c=self.shape.c // self.shape.groups, groups=1)
+            peers = [peer[at] for peer in self.peers]
+            self.parts[image, filter] = Yardstick(self.expected[at], self.magnitude[at], peers, alone)
+        return self.parts[image, filter]
 
     @cached_property
     def peer_errors(self) -> testing.Errors:

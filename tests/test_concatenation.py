@@ -15,6 +15,7 @@ from rewriting import OURS, check, compiled
 from torch import Tensor, nn
 from torch._inductor import lowering  # noqa: F401  (max-pools are decomposed by it)
 from torch._inductor.utils import run_and_get_code
+from torch.utils.flop_counter import FlopCounterMode
 
 import fastconv
 from benchmarks.corpus import definitions
@@ -265,6 +266,20 @@ def test_fake_operators():
         pytest.raises(RuntimeError, match="out has shape"),
     ):
         torch.ops.fastconv.conv2d_packed_into(buffer, x, packed, None, None, None, *rest)
+
+
+def test_flops():
+    """Those of the convolution."""
+    buffer, x, packed, weight = tensors()
+    buffer = buffer.contiguous(memory_format=torch.channels_last)
+    geometry = [8, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1]
+    with FlopCounterMode(display=False) as found:
+        rest = (geometry, True, "implicit_gemm", "fp32", "none", 0.0, "none")
+        torch.ops.fastconv.conv2d_packed_into(buffer[:, 8:16], x, packed, None, None, None, *rest)
+    with FlopCounterMode(display=False) as wanted:
+        y = F.conv2d(x, weight, padding=1)
+    assert found.get_total_flops() == wanted.get_total_flops()
+    torch.testing.assert_close(buffer[:, 8:16], y, rtol=1e-4, atol=1e-4)
 
 
 def test_torchvisions_densenet():

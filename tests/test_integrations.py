@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import subprocess
 import sys
 import warnings
@@ -140,14 +141,14 @@ def test_packed_operators_and_gradients_are_counted() -> None:
 # --- Exporting
 
 
-def onnx_outputs(program: Any, x: Tensor) -> tuple[Tensor, list[str]]:
-    """The output of the ONNX model by its reference evaluator, and its operators."""
+def onnx_outputs(program: Any, x: Tensor) -> tuple[list[Tensor], list[str]]:
+    """The outputs of the ONNX model by its reference evaluator, and its operators."""
     from onnx.reference import ReferenceEvaluator
 
     graph = program.model_proto.graph
     assert {node.domain for node in graph.node} == {""}
-    (y,) = ReferenceEvaluator(program.model_proto).run(None, {graph.input[0].name: x.numpy()})
-    return torch.from_numpy(y), [node.op_type for node in graph.node]
+    outputs = ReferenceEvaluator(program.model_proto).run(None, {graph.input[0].name: x.numpy()})
+    return [torch.from_numpy(y) for y in outputs], [node.op_type for node in graph.node]
 
 
 @pytest.mark.parametrize("how", ["swapped", "fused", "exported before", "dynamic"])
@@ -164,28 +165,34 @@ def test_onnx_by_dynamo(how: str) -> None:
         program = torch.onnx.export(ours, (x,), dynamo=True, dynamic_shapes=dynamic, verbose=False)
     if how == "dynamic":
         x = torch.randn(5, 3, 12, 10)
-    y, operators = onnx_outputs(program, x)
+    (y,), operators = onnx_outputs(program, x)
     assert operators.count("Conv") == 4
     assert relative_error(y, model(x)) < 1e-5
 
 
-@pytest.mark.parametrize("activation", [None, "relu", "relu6", "silu", "leaky_relu"])
-@pytest.mark.parametrize("residual", ["none", "before", "after", "pooled"])
 @pytest.mark.filterwarnings("ignore")
-def test_onnx_has_the_epilogue(activation: str | None, residual: str) -> None:
+def test_onnx_has_every_epilogue() -> None:
+    """Of one model: an export takes long."""
     pytest.importorskip("onnxscript", reason="the ONNX exporter needs onnx and onnxscript")
+    activations, residuals = (None, "relu", "relu6", "silu", "leaky_relu"), ("none", "before", "after", "pooled")
+    epilogues = list(itertools.product(activations, residuals))
 
-    class Convolution(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return fastconv.conv2d(
-                x, w, b, (1, 2), (2, 0), residual=r if residual in ("before", "after") else None, activation=activation,
-                negative_slope=0.3, residual_after=residual == "after", max_pool=residual == "pooled",
-            )  # fmt: skip
+    class Convolutions(nn.Module):
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [
+                fastconv.conv2d(
+                    x, w, b, (1, 2), (2, 0), residual=r if residual in ("before", "after") else None,
+                    activation=activation, negative_slope=0.3, residual_after=residual == "after",
+                    max_pool=residual == "pooled",
+                )
+                for activation, residual in epilogues
+            ]  # fmt: skip
 
     x, w, b = 4 * torch.randn(2, 3, 8, 9), torch.randn(4, 3, 3, 3), torch.randn(4)
     r = 10 * torch.randn(2, 4, 10, 4)
-    y, _ = onnx_outputs(torch.onnx.export(Convolution(), (x,), dynamo=True, verbose=False), x)
-    assert relative_error(y, Convolution()(x)) < 1e-5
+    found, _ = onnx_outputs(torch.onnx.export(Convolutions(), (x,), dynamo=True, verbose=False), x)
+    for epilogue, y, expected in zip(epilogues, found, Convolutions()(x), strict=True):
+        assert relative_error(y, expected) < 1e-5, epilogue
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -12,16 +12,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
-
-import torch
+from typing import IO, Any
 
 VARIABLE = "FASTCONV_BENCH_TURNS"  # the file whose lock it is
 _POLL_S, _BEAT_S = 0.002, 5.0
+
+
+def _cuda() -> Any:
+    """torch.cuda, if the process has used it: one that has not even imported torch need not do so for a lock."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 class _Turn:
@@ -51,8 +56,8 @@ class _Turn:
                 self._beat()
 
     def give(self) -> None:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        if cuda := _cuda():
+            cuda.synchronize()
         for file in (self._file, self._queue):
             fcntl.flock(file, fcntl.LOCK_UN)
 
@@ -103,8 +108,8 @@ def aside() -> Iterator[None]:
     """Leaves the GPU to others meanwhile, everything of this process on it done, and what its allocator has in store
     given back, which is most of the memory of a card of 80 GB; takes the turn again."""
     held = list(_held)
-    if held and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    if held and (cuda := _cuda()):
+        cuda.empty_cache()
     for mine in held:
         mine.give()
     try:

@@ -23,7 +23,7 @@ from fastconv.rewrites.convolution import (
     plan_of,
     planned,
 )
-from fastconv.rewrites.editor import Editor, value_of
+from fastconv.rewrites.editor import Editor, read, value_of
 from fastconv.rewrites.patterns import ACTIVATIONS, Match, Rewrite, double, first_output, never
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -120,17 +120,19 @@ del _INPUT_ACTIVATIONS[aten.leaky_relu.default]
 
 def _norm_before(value: Any) -> Norm | None:
     activation, output = "none", value
-    if isinstance(value, fx.Node) and value.target in _INPUT_ACTIVATIONS:
-        activation, arguments = _INPUT_ACTIVATIONS[value.target]
-        output, *rest = value.args
-        if rest != arguments or value.kwargs or len(output.users) > 1:
+    target, args, kwargs = read(value)
+    if target in _INPUT_ACTIVATIONS:
+        activation, arguments = _INPUT_ACTIVATIONS[target]
+        output, *rest = args
+        if rest != arguments or kwargs or len(output.users) > 1:
             return None
-    if not isinstance(output, fx.Node) or output.target is not operator.getitem:
+    if output.target is not operator.getitem:
         return None
     node = output.args[0]
-    if node.target is not aten._native_batch_norm_legit_no_training.default or first_output(node) is not output:
+    target, args, _ = read(node)
+    if target is not aten._native_batch_norm_legit_no_training.default or first_output(node) is not output:
         return None
-    x, *parameters, _, epsilon = node.args
+    x, *parameters, _, epsilon = args
     ours = all(p is None or value_of(p).device == value_of(x).device for p in parameters)
     return Norm(x, tuple(parameters), epsilon, activation) if ours else None
 

@@ -200,7 +200,7 @@ def channels_around(value: Tensor) -> int:
     if len(set(pitches)) != 1 or pitches[0] <= value.shape[1]:
         return 0
     pitch = int(pitches[0])
-    return pitch if value.device.type != "cuda" or is_aligned(value, pitch, value.storage_offset()) else 0
+    return pitch if value.device.type != "cuda" or is_aligned(value, pitch, int(value.storage_offset())) else 0
 
 
 def is_aligned(value: Tensor, *elements: int) -> bool:
@@ -230,27 +230,28 @@ def problem_of(
     )  # fmt: skip
 
 
-def planned(call: Call, **around: Any) -> tuple[str, Obstacle]:
-    """The algorithm that the planner takes at the example's sizes, and what keeps the one asked for from it. `around`:
-    as `problem_of` takes it."""
+def plan_of(call: Call, **around: Any) -> dict[str, Any] | None:
+    """The planner's row of what it takes at the example's sizes; None where a size depends on data. `around`: as
+    `problem_of` takes it."""
+    return _choice(call, around)[0]
+
+
+def planned(call: Call) -> tuple[str, Obstacle]:
+    """The algorithm that the planner takes at the example's sizes, and what keeps the one asked for from it."""
+    row, obstacle = _choice(call, {})
+    return (call.algorithm if row is None else str(row["algorithm"])), obstacle
+
+
+def _choice(call: Call, around: dict[str, Any]) -> tuple[dict[str, Any] | None, Obstacle]:
     problem = problem_of(call, **around)
     if problem is None:
-        return call.algorithm, ("", "")
+        return None, ("", "")
     device = ops.device_info(value_of(call.weight).device)
     if call.algorithm == "auto":
-        return str(ops.choose("auto", problem, device)["algorithm"]), ("", "")
-    row = next(row for row in _C.candidates(problem, device) if row["algorithm"] == call.algorithm)
-    obstacle = ops.obstacle_of(row, problem, device, limited=call.max_error is not None)
-    return ("torch", obstacle) if obstacle is not None else (call.algorithm, ("", ""))
-
-
-def plan_of(call: Call, **around: Any) -> dict[str, Any] | None:
-    """The planner's row of what it takes; None where a size depends on data."""
-    problem, (algorithm, _) = problem_of(call, **around), planned(call, **around)
-    if problem is None:
-        return None
-    rows = _C.candidates(problem, ops.device_info(value_of(call.weight).device))
-    return next(row for row in rows if row["algorithm"] == algorithm)
+        return ops.choose("auto", problem, device), ("", "")
+    rows = {row["algorithm"]: row for row in _C.candidates(problem, device)}
+    obstacle = ops.obstacle_of(rows[call.algorithm], problem, device, limited=call.max_error is not None)
+    return (rows["torch"], obstacle) if obstacle is not None else (rows[call.algorithm], ("", ""))
 
 
 def pools_inside(call: Call) -> bool:

@@ -185,6 +185,7 @@ class Editor:
             if not _alike(node.meta.get("val"), new):
                 node.meta["val"] = new
                 self.stale.add(node)
+        self.stale.clear()
 
 
 def _flat(value: Any) -> Sequence[Any]:

@@ -90,7 +90,9 @@ class Loader {
   hopper::RingPosition input_, filters_;
 };
 
-// Of an affine input: scales and shifts of each stage's channels (affine.cuh). By a whole warp.
+// Of an affine input: scales and shifts of each stage's channels (affine.cuh). By a whole warp. They are read behind
+// the stage, which is given back before: but a warp that has given back the stage that was in a slot before has done
+// with the channels of the one before that, and so the next place in a ring of one more is free.
 template <typename S>
 class ChannelLoader {
  public:
@@ -112,10 +114,11 @@ class ChannelLoader {
                 bits(params_.shift + channel + 1)};
       }
       hopper::wait(shared_address(&control.input_free[slot_.slot]), slot_.parity ^ 1, site_);
-      if (lane < pairs) store_shared(shared_.channels + slot_.slot * S::channels_bytes + lane * 16, pair);
+      if (lane < pairs) store_shared(shared_.channels + place_.slot * S::channels_bytes + lane * 16, pair);
       __syncwarp();
       if (lane == 0) hopper::arrive(shared_address(&control.input_full[slot_.slot]));
       slot_.advance(params_.input_slots);
+      place_.advance(params_.input_slots + 1);
     }
   }
 
@@ -123,7 +126,7 @@ class ChannelLoader {
   const Params<T>& params_;
   const Shared<S>& shared_;
   WaitSite site_;
-  hopper::RingPosition slot_;
+  hopper::RingPosition slot_, place_;  // of input; of channels
 };
 
 // A block's work, in rounds of as many work tiles as it has flags for. visit(index, flag, retry): first all work tiles

@@ -200,8 +200,9 @@ class Multiplier {
         input_.load(stage(), shift_, m, operand[m]);
       }
     }
-    if constexpr (S::affine && !S::raw) Input<S>::norm(channels(), operand);
+    const StageChannels channels = this->channels();
     next_tap();
+    if constexpr (S::affine && !S::raw) Input<S>::norm(channels, operand);
   }
 
   // With the scales that measure() has left. Rare, so nothing overlaps.
@@ -341,7 +342,7 @@ class Multiplier {
   __device__ __forceinline__ std::uint32_t stage() const { return shared_.input + slot_.slot * params_.stage_bytes; }
 
   __device__ __forceinline__ StageChannels channels() const {
-    return {shared_.channels + slot_.slot * S::channels_bytes, params_.floor, params_.cap};
+    return {shared_.channels + place_.slot * S::channels_bytes, params_.floor, params_.cap};
   }
 
   __device__ __forceinline__ void begin(const WorkTile& work_tile) {
@@ -400,6 +401,7 @@ class Multiplier {
     __syncwarp();
     if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control_.input_free[slot_.slot]));
     slot_.advance(params_.input_slots);
+    if constexpr (S::affine) place_.advance(params_.input_slots + 1);
   }
 
   __device__ __forceinline__ void await_filters() {
@@ -417,7 +419,7 @@ class Multiplier {
   WaitSite site_;
   Input<S> input_;
   ClusterReduce<S> cluster_reduce_;
-  hopper::RingPosition slot_;  // of input
+  hopper::RingPosition slot_, place_;  // of input; of an affine input's channels
   hopper::RingCounter<S::slots> filters_;
   int tap_ = 0, column_ = 0, shift_ = 0, stages_left_ = 0, steps_left_ = 0, groups_left_ = 0;
   // Of the last work's pixels. raw: the largest of the lane's values, until leave(); the scale, 0 where none is known.

@@ -179,7 +179,7 @@ template <typename S>
 struct Shared {
   std::uint32_t input, filters;
   float* largest;          // [input slot][stage_bytes / 128]
-  std::uint32_t channels;  // [input slot][channels_bytes]: affine.cuh
+  std::uint32_t channels;  // [input slots + 1][channels_bytes]: affine.cuh
   std::uint32_t staging;   // boxes of y on their way: [box][pixel][128 bytes], swizzled
   Control* control;
 
@@ -197,7 +197,8 @@ struct Shared {
     rest += params.staging_bytes;
     largest = reinterpret_cast<float*>(rest);
     channels = shared_address(rest);
-    control = reinterpret_cast<Control*>(rest + (S::transforms ? inputs / 32 : params.input_slots * S::channels_bytes));
+    control =
+        reinterpret_cast<Control*>(rest + (S::transforms ? inputs / 32 : (params.input_slots + 1) * S::channels_bytes));
     filter_data = reinterpret_cast<FilterData<S>*>(control + 1);
     static_assert(1024 + sizeof(Control) + 4 * multiply_warpgroups * sizeof(FilterData<S>) <= shared_overhead);
     static_assert(4 * multiply_warpgroups * sizeof(OutputStage) <= min_staging);

@@ -13,7 +13,7 @@
 
 namespace fastconv::algos::winograd_fused {
 
-constexpr int pack_threads = 128, filter_target_exponent = 13;
+constexpr int pack_threads = 256, filter_target_exponent = 13;
 
 // Two filters share the 16 bytes of U that are a thread's of a fragment: its two rows. For float32 they are neighbours,
 // so that a thread can store their outputs together; half types have the rows in order.

@@ -7,7 +7,7 @@
 
 namespace fastconv::algos::winograd_megakernel::ffma {
 
-constexpr int pack_threads = 128, pack_lanes = 32;
+constexpr int pack_threads = 512, pack_lanes = 32;
 static_assert(block_filters % pack_lanes == 0);
 
 // A block's part of the weight: 32 filters and the channels of a stage. Its values in the order of memory.
@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(pack_threads)
   const int stage = static_cast<int>(blockIdx.x) % stages, filter = static_cast<int>(blockIdx.x) / stages * pack_lanes;
   const int channel = stage * stage_channels;
   const WeightPart part{filter, channel, k - filter, c - channel, std::int64_t{c} * 9, strides};
-  constexpr int loads = 6;  // of either array, that a thread has in flight
+  constexpr int loads = 9;  // of either array, that a thread has in flight
   static_assert(WeightPart::values % (loads * pack_threads) == 0);
   bool differs = false;
 #pragma unroll 1

@@ -9,7 +9,7 @@
 
 namespace fastconv::algos::winograd_megakernel::wgmma {
 
-constexpr int pack_threads = 128;
+constexpr int pack_threads = 256;
 
 // A block per filter of whole filter blocks; zeros beyond K and C. With a snapshot: a filter that equals it bit for bit
 // is left alone (PackArgs::snapshot).

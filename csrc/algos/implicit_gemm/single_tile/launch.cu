@@ -1,8 +1,7 @@
-// From a plan to a launch of the single-tile kernel. Each class has a .cu file of its own.
-#pragma once
+// From a plan to a launch of the single-tile kernel, of all classes: headers take longer to compile than a class does.
+#include "algos/implicit_gemm/single_tile/launch.h"
 
 #include "algos/implicit_gemm/single_tile/kernel.cuh"
-#include "algos/implicit_gemm/single_tile/launch.h"
 #include "core/kernels.h"
 #include "device/indexing.h"
 #include "device/launch.h"
@@ -10,6 +9,7 @@
 #include "hopper/tensor_map.h"
 
 namespace fastconv::algos::implicit_gemm::single_tile {
+namespace {
 
 template <typename T>
 Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtime) {
@@ -112,6 +112,17 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
     case 48:
       if constexpr (split) return launch(std::integral_constant<int, 48>{});
     default: return launch(std::integral_constant<int, 32>{});
+  }
+}
+
+}  // namespace
+
+void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  switch (args.problem.accuracy) {
+    case AccuracyClass::tf32: return run_class<float>(args, plan, runtime);
+    case AccuracyClass::fp16: return run_class<half_t>(args, plan, runtime);
+    case AccuracyClass::bf16: return run_class<bfloat16_t>(args, plan, runtime);
+    default: return run_class<float, true>(args, plan, runtime);
   }
 }
 
