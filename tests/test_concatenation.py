@@ -326,3 +326,22 @@ def test_inductor_writes_in_place(name):
     assert text.count("conv2d_packed_into.default(") == into
     assert "cat" not in text
     assert text.count("async_compile.cpp_pybinding(") <= kernels
+
+
+def test_inductor_reads_and_writes_one_tensor():
+    """What is computed of a range stands in another one of the same tensor, and one value in two tensors."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.a(x)
+        first = cat(y, F.relu(-y), y[:, :4], m.b(x))
+        return cat(m.c(y), y).sin() * first[:, :16] * y.sum()
+
+    network, x = model(forward).eval(), picture(3)
+    compiled = fastconv.compile(network, "fp32", algorithm="implicit_gemm", frozen=True)
+    torch._dynamo.reset()
+    with torch.no_grad(), torch.compiler.config.patch(force_disable_caches=True):
+        y = compiled(x)
+        assert torch.equal(compiled(x), y)
+        exact = copy.deepcopy(network).double()(x.double())
+    assert relative_error(y.double(), exact) < 1e-5
+    assert compiled.report.concatenations == {"": 2}
