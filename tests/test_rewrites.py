@@ -342,3 +342,25 @@ def test_asked_state_tells_apart_what_makes_other_graphs():
     states = [Asked().state(), OURS.state(), Asked(precision="tf32").state(), Asked(packed=True).state()]
     states.append(Asked(max_error=2.0).state())
     assert len(set(states)) == len(states)
+
+
+def test_inputs_are_expected_in_channels_last():
+    """Also one that is contiguous in the graph: who lowers the graph makes it so, and the operator copies nothing."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x).contiguous().sin())
+
+    network = Network().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 8, 5, 6).contiguous(memory_format=torch.channels_last)
+    backend = check(network, x)
+    (graph,) = backend.graphs
+    _, second = graph.find_nodes(op="call_function", target=ops.conv2d_op)
+    assert second.args[0].meta["val"].is_contiguous()
+    (image, weight, *_), _ = second.meta["eager_input_vals"]
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert weight is second.args[1].meta["val"]

@@ -29,6 +29,12 @@ def _cuda() -> Any:
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
+def _give_memory() -> None:
+    """What this process's allocator has in store goes back to the card, whose memory all share."""
+    if cuda := _cuda():
+        cuda.empty_cache()
+
+
 class _Turn:
     """Whoever times, or waits for it, holds the queue's lock shared; whoever is patient passes through it alone."""
 
@@ -81,6 +87,7 @@ def _turn(kind: int, beat: Callable[[], None], patient: bool = False) -> Iterato
         yield
         return
     mine = _Turn(path, kind, beat, patient)
+    _give_memory()  # whoever has a turn meanwhile may need it
     mine.take()
     _held.append(mine)
     try:
@@ -108,8 +115,8 @@ def aside() -> Iterator[None]:
     """Leaves the GPU to others meanwhile, everything of this process on it done, and what its allocator has in store
     given back, which is most of the memory of a card of 80 GB; takes the turn again."""
     held = list(_held)
-    if held and (cuda := _cuda()):
-        cuda.empty_cache()
+    if held:
+        _give_memory()
     for mine in held:
         mine.give()
     try:
