@@ -82,6 +82,13 @@ struct Arithmetic {
   bool exact = true;                    // on small integers: no constant is irrational
 };
 
+// What of a problem the kernels do themselves; if not, supports() and plan() never see it, and the planner adds a pass.
+struct Abilities {
+  bool pool = false;    // ConvProblem::max_pool
+  bool affine = false;  // input_affine
+  bool ranges = false;  // x_channels, y_channels
+};
+
 struct Algorithm {
   const char* name;
   const char* family;   // direct, gemm, winograd, library
@@ -96,11 +103,7 @@ struct Algorithm {
   ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);     // requires supports().ok
   PackedWeight (*packed_weight)(const ConvProblem& problem, const DeviceInfo& device);
   Arithmetic arithmetic = {};  // tests take their bounds from it
-  // Whether its kernels do a problem's max-pool, an affine input, ranges of channels; if not, supports() and plan()
-  // never see them.
-  bool pools = false;
-  bool takes_affine = false;
-  bool takes_ranges = false;
+  Abilities abilities = {};
 };
 
 // An algorithm's weight gradient. `problem` is that of the forward convolution, without epilogue.

@@ -172,7 +172,7 @@ ConvPlan with_passes(ConvPlan plan, const ConvPlan& apart, const ConvProblem& as
 
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const DeviceInfo& device, ConvPlan apart) {
   Candidate candidate{&algorithm, Support::yes(), {}};
-  const bool pools_apart = apart.pools_apart = asked.max_pool && !algorithm.pools;
+  const bool pools_apart = apart.pools_apart = asked.max_pool && !algorithm.abilities.pool;
   const ConvProblem problem = problem_of_kernels(apart, asked);
   const bool empty = problem.output_numel() == 0;  // nothing to plan: no algorithm has to divide by a size of zero
   if (!is_library(algorithm)) {
@@ -199,9 +199,9 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const D
   if (!apart.norms_apart && !apart.copies_x && !apart.copies_y) return evaluate(algorithm, asked, device, {});
   Candidate simple = evaluate(algorithm, asked, device, apart);
   ConvPlan kept;
-  kept.norms_apart = apart.norms_apart && !algorithm.takes_affine;
-  kept.copies_x = apart.copies_x && !algorithm.takes_ranges;
-  kept.copies_y = apart.copies_y && !algorithm.takes_ranges;
+  kept.norms_apart = apart.norms_apart && !algorithm.abilities.affine;
+  kept.copies_x = apart.copies_x && !algorithm.abilities.ranges;
+  kept.copies_y = apart.copies_y && !algorithm.abilities.ranges;
   Candidate direct = evaluate(algorithm, asked, device, kept);
   const bool is_better = !simple.support.ok || direct.plan.cost_us <= simple.plan.cost_us;
   return direct.support.ok && is_better ? direct : simple;

@@ -23,19 +23,8 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo&) { return serial_
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"direct",
-                          "direct",
-                          "one thread per output element",
-                          2,
-                          true,
-                          true,
-                          roundoffs,
-                          supports,
-                          plan,
-                          plain_weight,
-                          {},
-                          false,
-                          false,
-                          true};
+const Algorithm algorithm{
+    "direct", "direct",        "one thread per output element", 2, true, true, roundoffs, supports, plan, plain_weight,
+    {},       {.ranges = true}};
 
 }  // namespace fastconv::algos::direct

@@ -114,8 +114,6 @@ const Algorithm algorithm{"direct_tiled",
                           plan,
                           plain_weight,
                           {},
-                          false,
-                          false,
-                          true};
+                          {.ranges = true}};
 
 }  // namespace fastconv::algos::direct_tiled

@@ -65,8 +65,6 @@ const Algorithm algorithm{"fused_unroll",
                           plan,
                           plain_weight,
                           {},
-                          false,
-                          false,
-                          true};
+                          {.ranges = true}};
 
 }  // namespace fastconv::algos::fused_unroll

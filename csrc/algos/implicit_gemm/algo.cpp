@@ -230,8 +230,6 @@ const Algorithm algorithm{"implicit_gemm",
                           plan,
                           packed_weight,
                           {},
-                          false,
-                          true,
-                          true};
+                          {.affine = true, .ranges = true}};
 
 }  // namespace fastconv::algos::implicit_gemm

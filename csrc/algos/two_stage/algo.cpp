@@ -75,8 +75,6 @@ const Algorithm algorithm{"two_stage",
                           plan,
                           plain_weight,
                           {},
-                          false,
-                          false,
-                          true};
+                          {.ranges = true}};
 
 }  // namespace fastconv::algos::two_stage

@@ -102,8 +102,6 @@ const Algorithm algorithm{"winograd_fused",
                           plan,
                           packed_weight,
                           {1, 4, f4_row_noise, false},
-                          false,
-                          false,
-                          true};
+                          {.ranges = true}};
 
 }  // namespace fastconv::algos::winograd_fused

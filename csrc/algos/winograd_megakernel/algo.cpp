@@ -197,9 +197,7 @@ const Algorithm algorithm{"winograd_megakernel",
                           plan,
                           packed_weight,
                           {4, 4, f4_noise, false},
-                          false,
-                          false,
-                          true};
+                          {.ranges = true}};
 
 }  // namespace fastconv::algos::winograd_megakernel
 

@@ -158,9 +158,7 @@ constexpr Algorithm make_algorithm(const char* summary) {
       [](const ConvProblem& problem, const DeviceInfo& device) { return plan(m, problem, device); },
       [](const ConvProblem& problem, const DeviceInfo& device) { return packed_weight(m, problem, device); },
       {m, m, noise<m>, m == 2},
-      true,
-      false,
-      true};
+      {.pool = true, .ranges = true}};
 }
 
 }  // namespace
