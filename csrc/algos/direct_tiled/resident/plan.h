@@ -196,11 +196,11 @@ namespace fastconv::algos::direct_tiled {
 
 // What serves a problem on CUDA: one of the five, or none where not even a channel fits shared memory.
 struct Choice {
-  std::optional<Config> tiled;
-  std::optional<resident::Config> resident;
-  std::optional<depthwise::Config> depthwise;
-  std::optional<few_filters::Config> few_filters;
-  std::optional<pointwise::Config> pointwise;
+  std::optional<Config> tiled = {};
+  std::optional<resident::Config> resident = {};
+  std::optional<depthwise::Config> depthwise = {};
+  std::optional<few_filters::Config> few_filters = {};
+  std::optional<pointwise::Config> pointwise = {};
 };
 
 inline Choice choose(const ConvProblem& problem, const DeviceInfo& device) {
