@@ -140,6 +140,17 @@ void require_packed(const Tensor& packed, const Tensor& other) {
                    "packed weight is not contiguous uint8, aligned to 16 bytes, as pack_weight makes it");
 }
 
+// That it has the size of what pack_weight makes for the problem.
+void require_packing(const Tensor& packed, const ConvProblem& problem, const DeviceInfo& device,
+                     const IntList& weight_shape, const std::string& algorithm, const std::string& precision) {
+  const WeightProblem target =
+      weight_problem(problem.dtype, device, weight_shape, problem.groups, algorithm, precision);
+  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.packing->bytes),
+                   "packed weight has " + std::to_string(packed.numel()) + " bytes; expected " +
+                       std::to_string(target.packing->bytes) + " from pack_weight(..., '" + algorithm + "', '" +
+                       precision + "')");
+}
+
 Tensor pack_weight(const Tensor& weight, std::int64_t groups, std::string algorithm, std::string precision) {
   const auto guard = device_guard(weight);
   const DeviceInfo& device = device_of(weight);
@@ -197,12 +208,7 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
   const ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
   require_packed(packed, input);
   const auto guard = device_guard(input);
-  const WeightProblem target =
-      weight_problem(problem.dtype, device_of(input), weight_shape, groups, algorithm, precision);
-  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.packing->bytes) && packed.is_contiguous(),
-                   "packed weight has " + std::to_string(packed.numel()) + " bytes; expected " +
-                       std::to_string(target.packing->bytes) + " from pack_weight(..., '" + algorithm + "', '" +
-                       precision + "')");
+  require_packing(packed, problem, device_of(input), weight_shape, algorithm, precision);
   return run(input, nullptr, &packed, problem, arguments);
 }
 
@@ -269,12 +275,7 @@ void conv2d_packed_into(Tensor out, const Tensor& input, const Tensor& packed, s
   require_channels("shift", shift);
   if (layout == Layout::nhwc) problem.y_channels = channels_around(out);
   const auto guard = device_guard(input);
-  const WeightProblem target =
-      weight_problem(problem.dtype, device_of(input), weight_shape, problem.groups, algorithm, precision);
-  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.packing->bytes),
-                   "packed weight has " + std::to_string(packed.numel()) + " bytes; expected " +
-                       std::to_string(target.packing->bytes) + " from pack_weight(..., '" + algorithm + "', '" +
-                       precision + "')");
+  require_packing(packed, problem, device_of(input), weight_shape, algorithm, precision);
   run(input, nullptr, &packed, problem, arguments, {out, scale, shift});
 }
 
