@@ -214,8 +214,9 @@ class Measured:
                     self.failures[contender.name] = "not compiled: the time is spent"
                     continue
                 begin = time.perf_counter()
-                # cuDNN's search is by time, and its choices hold for the compiled forms as well, which come last.
-                with turns.preparing() if compiled else turns.timing():
+                # cuDNN's search is by time, and its choices hold for the compiled forms as well, which come last. They
+                # take long, so whoever waits to time goes first.
+                with turns.preparing(patient=True) if compiled else turns.timing():
                     try:
                         estimates[contender.name] = self._prepare(contender, reference)
                     except Exception as error:
@@ -235,11 +236,12 @@ class Measured:
                 self.failures |= measured.failures
                 self.times = measured.timings
                 self.energy = self._energy(energy_s) if energy_s else {}
-            self.counts = {
-                kind: case.counts(kind, layout)
-                for kind, layout in [*case.models, *(("rewritten", layout) for layout in case.compiles)]
-                if kind in ("swapped", "fused", "rewritten")
-            }
+            with turns.preparing():
+                self.counts = {
+                    kind: case.counts(kind, layout)
+                    for kind, layout in [*case.models, *(("rewritten", layout) for layout in case.compiles)]
+                    if kind in ("swapped", "fused", "rewritten")
+                }
 
     def _prepare(self, contender: Contender, reference: Any) -> float:
         """Makes a contender ready, compares its output, and returns the time of one call."""
