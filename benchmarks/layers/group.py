@@ -26,7 +26,7 @@ HOPELESS_PEER = 1.3  # times the best peer, by single calls: 3 rounds only
 # PyTorch's search runs every plan it is offered, however slow (weight gradients in FP32, NHWC: 27 s). One that took so
 # many seconds is not asked for again in later layers of its pass and type: cudnn_graph has all of its plans.
 LONG_SEARCH_S = 5.0
-_long_searches: dict[tuple[str, torch.dtype, bool, str], float] = {}  # of this process: what it took
+_long_searches: dict[tuple[Any, str], float] = {}  # of this process: (pass and type, rival) -> what it took
 
 # A survey has very many layers and little time: whoever is this many times slower than the best of its side and class
 # is not timed, or for 3 rounds only; all rounds of a layer together last about as long as this.
@@ -217,7 +217,7 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
             group.notes[name] = f"not run: the search of 10 plans took {seconds:.0f} s; cudnn_graph has all"
             continue
         kind = group.direction, group.dtype, group.tf32
-        long = [_long_searches.get((*kind, search), 0.0) for search in (name, name.removesuffix("_all"))]
+        long = [_long_searches.get((kind, search), 0.0) for search in (name, name.removesuffix("_all"))]
         if not group.survey and any(long):
             group.notes[name] = f"not run: its search took {max(long):.0f} s in an earlier layer; cudnn_graph has all"
             continue
@@ -228,7 +228,7 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
         _enter(group, name, call, reference, SURVEY_UNSEEN if group.survey else math.inf)
         group.spent(name, begin)
         if name.startswith("torch_") and group.seconds[name] > LONG_SEARCH_S:
-            _long_searches[(*kind, name)] = group.seconds[name]
+            _long_searches[kind, name] = group.seconds[name]
         if isinstance(call, peers.Searched):
             group.plans |= {name: call.description} if call.description else {}
             for why in call.failures:
