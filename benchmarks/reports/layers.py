@@ -41,7 +41,7 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
         "error",
         "error / peer's",
     ]
-    header += ["floor us"]
+    header += ["H200 floor us"]
     rows = rows_of(document, accuracy, n)
     # How an FP32-accurate time compares with the best TF32 one of the same layer.
     tf32 = {row["layer"]: row["best_peer_us"] for row in rows_of(document, "tf32", n)} if accuracy == "fp32" else {}

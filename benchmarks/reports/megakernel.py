@@ -52,7 +52,7 @@ def over_cudnn(row: Row) -> float | None:
 def layer_table(document: Document, accuracy: str) -> str:
     """A row per layer: megakernel, its tasks in series, winograd_f4, cuDNN's non-fused Winograd, ratios, error."""
     header = ["layer", "C->K @HxW", "megakernel us", "its series us", "over its series", "`winograd_f4` us"]
-    header += ["over `winograd_f4`", "cuDNN non-fused us", "over cuDNN", "error", "error / cuDNN's", "floor us"]
+    header += ["over `winograd_f4`", "cuDNN non-fused us", "over cuDNN", "error", "error / cuDNN's", "H200 floor us"]
     rows = rows_of(document, "layers", accuracy)
     lines = [
         [
