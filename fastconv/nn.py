@@ -11,10 +11,11 @@ from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
 from fastconv import functional, ops, settings
-from fastconv.eager import LayerState, convolve, is_eager, needs_gradient
+from fastconv.eager import LayerState, convolve, convolve_around, is_eager, needs_gradient
 from fastconv.epilogue import conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
 from fastconv.layer import Layer
+from fastconv.norm import InputNorm
 from fastconv.ops import pooling
 from fastconv.ops.geometry import Geometry
 
@@ -99,21 +100,55 @@ class Conv2d(Layer, nn.Conv2d):
             return self._plain(x, weight, bias, padding, residual, activation, slope, residual_after, max_pool)
         if type(padding) is not tuple:
             x, padding = explicit_padding(x, weight, padding, self.dilation)
-        algorithm = state.algorithm
-        if algorithm == "auto" or settings.disabled:
-            algorithm = settings.auto_algorithm
-        limits = settings.resolve_limits(state.max_error, state.max_workspace, algorithm)
-        geometry = (self.stride, padding, self.dilation, self.groups)
-        key = (algorithm, *geometry, activation, slope, limits, residual_after, max_pool)
-        precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
+        key, precision = self._key(x, padding, activation, slope, residual_after, max_pool)
         if settings.log_calls:
-            self._log(x, padding, algorithm, precision, activation)
+            self._log(x, padding, key[0], precision, activation)
         y = convolve(state, x, weight, bias, residual, key, precision)
         if y is None:
             y = self._plain(input, weight, bias, self.padding, residual, activation, slope, residual_after, max_pool)
             last = ops.last_call()
             state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
         return y
+
+    def _key(self, x: Tensor, padding: Any, activation: str, slope: float, *rest: bool) -> tuple[tuple[Any, ...], str]:
+        """What the operators know a call by, with padding as two integers, and its accuracy class."""
+        state, algorithm = self._fastconv, self._fastconv.algorithm
+        if algorithm == "auto" or settings.disabled:
+            algorithm = settings.auto_algorithm
+        limits = settings.resolve_limits(state.max_error, state.max_workspace, algorithm)
+        precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
+        return (
+            algorithm,
+            self.stride,
+            padding,
+            self.dilation,
+            self.groups,
+            activation,
+            slope,
+            limits,
+            *rest,
+        ), precision
+
+    def _convolve_around(
+        self, x: Tensor, out: Tensor | None, scale: Tensor | None, shift: Tensor | None, input_activation: str
+    ) -> Tensor | None:
+        """What forward returns, without a residual, of input_activation(x * scale + shift), and into `out`, which may
+        be a range of channels; where these are given. None if that is not for here: a norm that is faster apart,
+        tensors that are not eager, gradients, hooks, padding that is not zeros alike on both sides."""
+        weight, bias = self.weight, self.bias
+        if self.padding_mode != "zeros" or not is_eager(x, weight, bias) or needs_gradient(x, weight, bias):
+            return None
+        if "_is_replica" in self.__dict__ or self._forward_hooks or self._forward_pre_hooks:
+            return None
+        padded, padding = explicit_padding(x, weight, self.padding, self.dilation)
+        activation, slope = getattr(self, "activation", None) or "none", getattr(self, "negative_slope", 0.0)
+        if padded is not x or getattr(self, "max_pool", False):
+            return None
+        key, precision = self._key(x, padding, activation, slope, False, False)
+        if settings.log_calls:
+            self._log(x, padding, key[0], precision, activation)
+        around = (out, scale, shift, input_activation)
+        return convolve_around(self._fastconv, x, weight, bias, around, key, precision)
 
     def _log(self, x: Tensor, padding: Any, algorithm: str, precision: str, activation: str) -> None:
         geometry = Geometry(list(_pair(self.stride)), list(padding), list(_pair(self.dilation)), self.groups)
@@ -146,7 +181,7 @@ def refresh(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     for module in model.modules():
-        if isinstance(module, Layer):
+        if isinstance(module, (Layer, InputNorm)):
             module.refresh()
 
 

@@ -18,6 +18,7 @@ _Kind = TypeVar("_Kind", Taken, Left, Pool, Concatenation)
 _LEFT_CONCATENATIONS = {
     "alignment": "their ranges do not begin at multiples of 16 bytes",
     "dtype": "their values differ in dtype",
+    "in_place": "an operation in place writes over them, or over what is in them",
     "layout": "they are not in channels_last",
     "producers": "no convolution in them has kernels that write a range",
     "readers": "those who read them read no range, or they are returned",
