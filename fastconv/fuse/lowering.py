@@ -78,9 +78,8 @@ class Lowerings:
 
 def is_candidate(graph: fx.Graph, root: nn.Module) -> bool:
     """Whether a fused model has what could become a range, or an affine input."""
-    return any(isinstance(module, InputNorm) for module in root.modules()) or any(
-        node.target in graphs.CONCATENATIONS for node in graph.find_nodes(op="call_function")
-    )
+    has_norm = any(isinstance(module, InputNorm) for module in root.modules())
+    return has_norm or any(graph.find_nodes(op="call_function", target=cat) for cat in graphs.CONCATENATIONS)
 
 
 def _key(model: fx.GraphModule, args: tuple[Any, ...]) -> tuple[Any, Any] | None:

@@ -17,6 +17,7 @@ from fastconv.rewrites.convolution import (
     Call,
     Taken,
     call_of,
+    is_channels_last,
     is_in_class,
     is_librarys,
     is_static,
@@ -172,6 +173,8 @@ def _around(call: Call, norm: Norm | None, y_channels: int) -> Around | None:
     if norm is None and y_channels == 0:
         return None
     around = Around(norm, y_channels)
+    if y_channels != 0 and not is_channels_last(around.call(call)):
+        return _around(call, norm, 0)
     row = plan_of(around.call(call), **around.arguments())
     assert row is not None
     if norm is not None and (is_librarys(row["algorithm"]) or row["norms_apart"]):
@@ -254,7 +257,7 @@ def _scatter_operator(match: Match, edit: Editor) -> fx.Node:
     around: Around = match.found["around"]
     target: fx.Node | None = match.found["target"]
     y, weight, scale, shift, input_activation = value_of(match.conv), value_of(call.weight), None, None, "none"
-    channels_last = ops.format_of(value_of(around.call(call).input), weight) == torch.channels_last
+    channels_last = is_channels_last(around.call(call))
     packed = edit.emit(ops.pack_weight_op, call.weight, call.groups, around.algorithm, call.precision)
     if target is not None:
         _, buffer, begin = target.args

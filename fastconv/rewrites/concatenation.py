@@ -23,6 +23,7 @@ from fastconv.rewrites.convolution import (
     Concatenation,
     call_of,
     is_aligned,
+    is_channels_last,
     is_librarys,
     is_static,
     plan_of,
@@ -159,7 +160,9 @@ def _takes_range(user: fx.Node, value: fx.Node, channels: int) -> bool:
     call = call_of(user)
     if call is None:
         return "spelled" not in user.meta or (spelled(user).obstacle is None and read(user)[0] in _TAKE_RANGES)
-    row = plan_of(call, x_channels=channels) if call.input is value and call.residual is not value else None
+    if call.input is not value or call.residual is value or not is_channels_last(call):
+        return False
+    row = plan_of(call, x_channels=channels)
     return row is not None and not is_librarys(row["algorithm"]) and not row["copies_x"]
 
 

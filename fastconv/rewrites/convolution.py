@@ -217,7 +217,7 @@ def problem_of(
     if sizes is None:
         return None
     n, c, h, w, k, _, r, s = sizes
-    channels_last = ops.format_of(x, weight) == torch.channels_last
+    channels_last = is_channels_last(call)
     if x_channels is None:
         x_channels = channels_around(x) if channels_last else 0
     return _C.ConvProblem(
@@ -258,6 +258,11 @@ def pools_inside(call: Call) -> bool:
     """Whether what the planner takes for the call does its max-pool in its kernels."""
     row = plan_of(call)
     return row is not None and row["ok"] and not row["pools_apart"]
+
+
+def is_channels_last(call: Call) -> bool:
+    """Whether the operator computes in that format: only there are ranges of channels ranges."""
+    return ops.format_of(value_of(call.input), value_of(call.weight)) == torch.channels_last
 
 
 def is_librarys(algorithm: str) -> bool:
