@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,9 +33,11 @@ from fastconv.rewrites.convolution import Concatenation, Record, Taken, call_of
 from fastconv.rewrites.editor import Editor, Spelled, read, spelled, value_of
 
 aten = torch.ops.aten
+_log = logging.getLogger("torch._subclasses.fake_tensor")
 
-# For so many inputs the planner is asked; those after them are served as their like was.
-_LIMIT = 8
+# The planner is asked for so many inputs that differ in batch and image size alone, and for so many in all. Those after
+# them are served as the latest of their like was.
+_SIZES, _INPUTS = 8, 64
 
 
 @dataclass
@@ -51,7 +55,7 @@ class Lowerings:
 
     def __init__(self) -> None:
         self.exact: dict[Any, Lowered] = {}
-        self.alike: dict[Any, Lowered] = {}  # the latest one for inputs that differ in batch and image size alone
+        self.alike: dict[Any, list[Lowered]] = defaultdict(list)  # inputs that differ in batch and image size alone
         self.latest: Lowered | None = None
         self.lock = threading.Lock()
 
@@ -65,15 +69,18 @@ class Lowerings:
             return None
         exact, alike = key
         lowered = self.exact.get(exact)
-        if lowered is None and len(self.exact) >= _LIMIT:
-            lowered = self.alike.get(alike)
         if lowered is None:
             with self.lock:
-                lowered = self.exact.get(exact)
-                if lowered is None:
-                    lowered = self.exact[exact] = self.alike[alike] = _lowered(model, args, found)
+                lowered = self.exact.get(exact) or self._new(exact, alike, model, args, found)
         self.latest = lowered
         return lowered
+
+    def _new(self, exact: Any, alike: Any, model: fx.GraphModule, args: tuple[Any, ...], found: Any) -> Lowered | None:
+        others = self.alike[alike]
+        if len(others) < _SIZES and len(self.exact) < _INPUTS:
+            others.append(_lowered(model, args, found))
+            self.exact[exact] = others[-1]
+        return others[-1] if others else None
 
 
 def is_candidate(graph: fx.Graph, root: nn.Module) -> bool:
@@ -98,7 +105,7 @@ def _key(model: fx.GraphModule, args: tuple[Any, ...]) -> tuple[Any, Any] | None
             if not isinstance(arg, (bool, int, float, str, type(None))):
                 return None
             exact.append((type(arg), arg))
-            alike.append((type(arg), arg))
+            alike.append(type(arg))
             continue
         if arg.numel() == 0:
             return None
@@ -176,8 +183,12 @@ def _value_like(node: fx.Node) -> Tensor | None:
 def _evaluate(model: fx.GraphModule, graph: fx.Graph, args: tuple[Any, ...]) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     inputs = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args]
-    with torch.inference_mode(False), torch.no_grad(), mode:
-        _Evaluation(model, graph=graph).run(*inputs)
+    _log.disabled = True  # what goes wrong the call itself says
+    try:
+        with torch.inference_mode(False), torch.no_grad(), mode:
+            _Evaluation(model, graph=graph).run(*inputs)
+    finally:
+        _log.disabled = False
 
 
 def _mark_written(graph: fx.Graph) -> None:

@@ -213,7 +213,7 @@ def problem_of(
 ) -> _C.ConvProblem | None:
     """The problem at the example's sizes; None where a size depends on data. With an `input_activation` a norm and that
     stand before it. `x_channels`: if not those of the input as it is."""
-    x, weight, sizes = value_of(call.input), value_of(call.weight), _sizes(call)
+    x, sizes = value_of(call.input), _sizes(call)
     if sizes is None:
         return None
     n, c, h, w, k, _, r, s = sizes
