@@ -18,6 +18,7 @@ from fastconv.layer import Layer
 from fastconv.norm import InputNorm
 from fastconv.ops import pooling
 from fastconv.ops.geometry import Geometry
+from fastconv.tensors import is_plain
 
 __all__ = ["Conv2d", "FusedConv2d", "MaxPool2d", "refresh"]
 
@@ -133,22 +134,24 @@ class Conv2d(Layer, nn.Conv2d):
         self, x: Tensor, out: Tensor | None, scale: Tensor | None, shift: Tensor | None, input_activation: str
     ) -> Tensor | None:
         """What forward returns, without a residual, of input_activation(x * scale + shift), and into `out`, which may
-        be a range of channels; where these are given. None if that is not for here: a norm that is faster apart,
-        tensors that are not eager, gradients, hooks, padding that is not zeros alike on both sides."""
-        weight, bias = self.weight, self.bias
-        if self.padding_mode != "zeros" or not is_eager(x, weight, bias) or needs_gradient(x, weight, bias):
+        be a range of channels; where these are given. Of eager tensors without gradients (`is_eager`). None if that is
+        not for here: a norm that is faster apart, hooks, padding that is not zeros alike on both sides."""
+        parameters, attributes = self._parameters, self.__dict__  # nn.Module's __getattr__ takes its time
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if weight is None or "bias" not in parameters or not is_plain(weight) or "_is_replica" in attributes:
             return None
-        if "_is_replica" in self.__dict__ or self._forward_hooks or self._forward_pre_hooks:
+        if self.padding_mode != "zeros" or self._forward_hooks or self._forward_pre_hooks or attributes.get("max_pool"):
             return None
-        padded, padding = explicit_padding(x, weight, self.padding, self.dilation)
-        activation, slope = getattr(self, "activation", None) or "none", getattr(self, "negative_slope", 0.0)
-        if padded is not x or getattr(self, "max_pool", False):
-            return None
+        padding: Any = self.padding
+        if type(padding) is not tuple:
+            padded, padding = explicit_padding(x, weight, padding, self.dilation)
+            if padded is not x:
+                return None
+        activation, slope = attributes.get("activation") or "none", attributes.get("negative_slope", 0.0)
         key, precision = self._key(x, padding, activation, slope, False, False)
         if settings.log_calls:
             self._log(x, padding, key[0], precision, activation)
-        around = (out, scale, shift, input_activation)
-        return convolve_around(self._fastconv, x, weight, bias, around, key, precision)
+        return convolve_around(self._fastconv, x, weight, bias, (out, scale, shift, input_activation), key, precision)
 
     def _log(self, x: Tensor, padding: Any, algorithm: str, precision: str, activation: str) -> None:
         geometry = Geometry(list(_pair(self.stride)), list(padding), list(_pair(self.dilation)), self.groups)
