@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import torchvision
 from concatenating import CASES, NORMS, Model, calibrated, cat, dense, model, nested, picture
 from fusing import check, fuse_quietly, hooked, parts
-from layers import relative_error
+from layers import NO_GPU, relative_error
 from torch import Tensor, nn
 
 import fastconv
@@ -229,6 +229,31 @@ def test_a_norm_or_a_range_that_costs_more_than_a_pass_is_none(monkeypatch: pyte
         assert relative_error(result(x), m(x)) < 1e-5
     assert ours(result) == ["conv", "conv"]
     assert codes(result) == ["producers"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"test_half_types_and_graphs_on_a_gpu: {NO_GPU}")
+def test_half_types_and_graphs_on_a_gpu() -> None:
+    """Captured after one call; the weights change between replays."""
+    network, x = densenet().cuda(), images(2, 64).cuda()
+    exact = copy.deepcopy(network).double()
+    for dtype, limit in ((torch.float32, 1e-4), (torch.float16, 2e-2)):
+        result = fuse_quietly(copy.deepcopy(network).to(dtype), algorithm="implicit_gemm", precision="fp32")
+        y = torch.empty(0)
+        image, graph = x.to(dtype), torch.cuda.CUDAGraph()
+        with torch.no_grad():
+            result(image)
+            with torch.cuda.graph(graph):
+                y = result(image)
+            assert "conv+cat" in ours(result)
+            for _ in range(2):
+                image.normal_()
+                graph.replay()
+                assert relative_error(y.double(), exact(image.double())) < limit
+            norm = result.get_submodule("features.denseblock1.denselayer1.norm1")
+            norm.weight.mul_(2)
+            fastconv.refresh(result)
+            graph.replay()
+            assert relative_error(y, result(image)) < 1e-6
 
 
 def test_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

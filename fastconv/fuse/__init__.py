@@ -5,7 +5,8 @@
 
 becomes one `fastconv.FusedConv2d`, wherever each value between them has no other reader: the norm is folded into the
 filters, the sum and the activation are the kernels' epilogue, which costs no pass over memory of its own. What goes
-into a convolution, `fastconv.rewrites` says; here is the way in and out, from modules to modules.
+into a convolution, `fastconv.rewrites` says; here is the way in and out, from modules to modules. What takes the sizes
+of a call to decide, concatenations without a copy and norms before convolutions, is in `lowering`.
 """
 
 from __future__ import annotations
@@ -136,7 +137,9 @@ def fuse(
     after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d with running statistics, folded
     into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU or LeakyReLU, as module or function. A sum
     may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place of a sum. Max-pools that stay
-    apart become fastconv's (`fastconv.nn.MaxPool2d`).
+    apart become fastconv's (`fastconv.nn.MaxPool2d`). In calls without gradients convolutions also write, and read,
+    ranges of concatenations along channels, and compute a norm with ReLU, ReLU6 or SiLU that stands before them, where
+    the planner expects that to pay for the inputs of the call.
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values

@@ -26,7 +26,7 @@ class Asked:
     precision: str | None = None
     max_error: float | None = None
     packed: bool = False  # weights are constants: pack them once
-    scatters: bool = False  # and Inductor lowers the graph: convolutions may write ranges of channels in place
+    scatters: bool = False  # and whoever lowers the graph does so in place: convolutions may write ranges of channels
 
     def resolved_algorithm(self) -> str:
         return settings.auto_algorithm if self.algorithm == "auto" or settings.disabled else self.algorithm

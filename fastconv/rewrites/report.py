@@ -119,7 +119,7 @@ class RewriteReport:
     @property
     def concatenations(self) -> dict[str, int]:
         """How many concatenations along channels there are, by the code of what kept each one from vanishing: those of
-        the empty code are ranges of one tensor. Empty where nothing is frozen, and of `fuse`."""
+        the empty code are ranges of one tensor. Empty where nothing is frozen; of `fuse` those of the latest call."""
         counts: dict[str, int] = {}
         for each in self._records(Concatenation):
             counts[each.code] = counts.get(each.code, 0) + 1
