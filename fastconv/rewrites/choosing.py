@@ -192,6 +192,16 @@ def _norm_of(call: Call) -> Norm | None:
     return norm if all(_reads_through(user, norm) for user in call.input.users) else None
 
 
+def is_read_through(norm: fx.Node) -> bool:
+    """Whether the convolutions behind a norm of a graph of modules will compute it."""
+    readers = list(norm.users)
+    if len(readers) == 1 and read(readers[0])[0] in _INPUT_ACTIVATIONS:
+        readers = list(readers[0].users)
+    call = call_of(readers[0]) if readers else None
+    found = _norm_of(call) if call is not None else None
+    return found is not None and found.nodes[0] is norm
+
+
 def _reads_through(node: fx.Node, norm: Norm) -> bool:
     call = call_of(node)
     if call is None or not can_stand_around(call):

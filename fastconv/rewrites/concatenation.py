@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from fastconv import ops
-from fastconv.rewrites.choosing import can_stand_around, writes_range
+from fastconv.rewrites.choosing import can_stand_around, is_read_through, writes_range
 from fastconv.rewrites.convolution import (
     Asked,
     Concatenation,
@@ -32,13 +32,6 @@ from fastconv.rewrites.editor import Editor, is_written, read, spelled, value_of
 from fastconv.rewrites.patterns import ACTIVATIONS
 
 aten = torch.ops.aten
-
-# Of the operators that a graph of modules spells.
-_TAKE_RANGES = (
-    aten.cat.default,
-    aten._native_batch_norm_legit_no_training.default,
-    *(target for target, *_ in ACTIVATIONS.values()),
-)
 
 
 @dataclass
@@ -149,8 +142,7 @@ def _is_returned(node: fx.Node) -> bool:
 
 def _reads_range(node: fx.Node, channels: int, but: fx.Node | None = None) -> bool:
     """Whether those who read a value may read a range of so many channels in its place: of convolutions those whose
-    kernels take one, all else that Inductor makes. In a graph of modules what is known to take any strides, and does
-    not copy them first."""
+    kernels take one, all else that Inductor makes."""
     return all(_takes_range(user, node, channels) for user in node.users if user is not but)
 
 
@@ -159,11 +151,20 @@ def _takes_range(user: fx.Node, value: fx.Node, channels: int) -> bool:
         return False
     call = call_of(user)
     if call is None:
-        return "spelled" not in user.meta or (spelled(user).obstacle is None and read(user)[0] in _TAKE_RANGES)
+        return "spelled" not in user.meta or (spelled(user).obstacle is None and _takes_strides(user))
     if call.input is not value or call.residual is value or not is_channels_last(call):
         return False
     row = plan_of(call, x_channels=channels)
     return row is not None and not is_librarys(row["algorithm"]) and not row["copies_x"]
+
+
+def _takes_strides(user: fx.Node) -> bool:
+    """Of a graph of modules: whether PyTorch's eager call reads a range as fast as a tensor. A norm copies it first, or
+    is slow; a pool of ours copies it."""
+    target = read(user)[0]
+    if target is aten._native_batch_norm_legit_no_training.default:
+        return is_read_through(user)
+    return target is aten.cat.default or any(target is activation for activation, *_ in ACTIVATIONS.values())
 
 
 def _is_made_there(part: fx.Node) -> bool:
