@@ -135,6 +135,7 @@ def test_densenet() -> None:
     x = images(2, 32)
     with torch.no_grad():
         y = result(x)
+        assert torch.equal(result(x=x), y)
         for other in (copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
             assert torch.equal(other(x), y)
             assert ours(other) == ours(result)

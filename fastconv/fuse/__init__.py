@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import itertools
 import warnings
 from collections import defaultdict
@@ -59,11 +60,16 @@ class FusedModule(fx.GraphModule):
         """Of torch.fx: makes forward of the graph. Calls that `Lowerings` serves have code of their own."""
         code = super().recompile()
         generated = type(self).forward
+        signature = inspect.signature(generated)
 
         @functools.wraps(generated)
         def forward(self: FusedModule, *args: Any, **kwargs: Any) -> Any:
-            if self._lowerings is None or kwargs or torch.compiler.is_compiling():
+            if self._lowerings is None or torch.compiler.is_compiling():
                 return generated(self, *args, **kwargs)
+            if kwargs:
+                bound = signature.bind(self, *args, **kwargs)
+                bound.apply_defaults()
+                args = bound.args[1:]
             lowered = self._lowerings.find(self, args, self._found)
             return (generated if lowered is None or lowered.forward is None else lowered.forward)(self, *args)
 
