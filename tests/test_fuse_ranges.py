@@ -202,6 +202,20 @@ def test_gradients_transforms_and_compilation_take_the_plain_way() -> None:
     assert norm.weight.grad.any()
 
 
+def test_modules_that_were_replaced_since() -> None:
+    m, x = model(NORMS["in a dense block"][0]).eval(), picture()
+    for name, change in (
+        ("a", lambda r, plain: r.set_submodule("a", nn.Sequential(plain.a))),
+        ("norm", lambda r, plain: (r.set_submodule("norm", nn.Identity()), setattr(plain, "norm", nn.Identity()))),
+        ("norm in training mode", lambda r, plain: (r.norm.train(), plain.norm.train())),
+    ):
+        result, plain = fuse_quietly(m, **OURS), copy.deepcopy(m)
+        with torch.no_grad():
+            result(x)
+            change(result, plain)
+            assert relative_error(result(x), plain(x)) < 1e-5, name
+
+
 def test_hooks_see_what_they_saw() -> None:
     m, x = model(NORMS["in a dense block"][0]).eval(), picture()
     result = fuse_quietly(m, **OURS)

@@ -12,6 +12,8 @@ from torch.nn.modules.utils import _pair
 
 from fastconv import ops
 from fastconv.epilogue import explicit_padding
+from fastconv.nn import Conv2d
+from fastconv.norm import InputNorm
 from fastconv.ops import plain
 
 # [], or an InputNorm, the activation's name, and its module if it is one.
@@ -27,6 +29,8 @@ def convolve(layer: Any, x: Tensor, before: Before) -> Tensor:
 def convolve_into(layer: Any, x: Tensor, before: Before, buffer: Tensor | int, begin: int) -> Tensor:
     """`convolve` into the channels from `begin` on of a tensor in channels_last; of a number, in a new one of so many
     channels. Returns the tensor."""
+    if not isinstance(layer, Conv2d):
+        return copy_into(layer(_normed(x, before)), buffer, begin)
     if isinstance(buffer, int):
         _, padding = explicit_padding(x, layer.weight, layer.padding, layer.dilation)
         size = ops.output_size(x.shape, layer.weight.shape, _pair(layer.stride), padding, _pair(layer.dilation))
@@ -52,13 +56,18 @@ def copy_into(value: Tensor, buffer: Tensor | int, begin: int) -> Tensor:
 
 
 def _through(layer: Any, x: Tensor, before: Before, out: Tensor | None) -> Tensor | None:
-    """What the layer's kernels make of activation(norm(x)); None if a norm apart is faster, or has hooks."""
-    if not before:
-        return layer._convolve_around(x, out, None, None, "none")  # type: ignore[no-any-return]
-    norm, name, activation = before
-    if _has_hooks(norm) or (activation is not None and _has_hooks(activation)):
+    """What the layer's kernels make of activation(norm(x)); None if a norm apart is faster, or modules are not what
+    they were when the code was made: replaced, in training mode, with hooks."""
+    if not isinstance(layer, Conv2d):
         return None
-    return layer._convolve_around(x, out, *norm.factors(), name)  # type: ignore[no-any-return]
+    if not before:
+        return layer._convolve_around(x, out, None, None, "none")
+    norm, name, activation = before
+    if type(norm) is not InputNorm or norm.training or _has_hooks(norm):
+        return None
+    if activation is not None and _has_hooks(activation):
+        return None
+    return layer._convolve_around(x, out, *norm.factors(), name)
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -69,10 +78,10 @@ def _normed(x: Tensor, before: Before) -> Tensor:
     if not before:
         return x
     norm, name, activation = before
-    x = norm(x)
+    y = norm(x)
     if activation is not None:
-        return activation(x)  # type: ignore[no-any-return]
-    return x if name == "none" else plain.activate(x, name, 0.0)
+        return activation(y.clone() if y is x else y)  # type: ignore[no-any-return]  # it may work in place
+    return y if name == "none" else plain.activate(y, name, 0.0)
 
 
 def _new(like: Tensor, channels: int, h: int, w: int) -> Tensor:
