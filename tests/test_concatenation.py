@@ -78,6 +78,8 @@ def test_what_kernels_do_not_take(monkeypatch):
 def test_layout_and_alignment():
     backend = check(Model(lambda m, x: cat(m.a(x), m.b(x))), picture().contiguous(), FROZEN)
     assert backend.concatenations == ["layout"]
+    backend = check(Model(lambda m, x: cat(m.a(x), m.b(x))), torch.randn(1, 8, 1, 1), FROZEN)  # dense in either format
+    assert backend.concatenations == ["producers"]
     backend = check(model(lambda m, x: cat(m.a(x), m.b(x)), 6), picture(), FROZEN)
     assert backend.concatenations == ["alignment"]
 
