@@ -253,6 +253,33 @@ def _convolve(
     return y if is_batched or y is None else y.squeeze(0)
 
 
+def convolve_around(
+    state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None,
+    around: tuple[Tensor | None, Tensor | None, Tensor | None, str], key: Settings, precision: str,
+) -> Tensor | None:  # fmt: skip
+    """`convolve` without gradients and residuals, of batched tensors without autocast. `around`: the output that is
+    written, scale and shift of an affine input, and the activation behind these (`ops.layer_forward_around`). None if
+    the general operator has to do it, or a norm apart."""
+    layer = state.layers.get(key) or state.new_layer(key)
+    mode = ops.PRECISIONS[precision]
+    state.latest, state.elsewhere = layer, None
+    if state.frozen and not weight.requires_grad:
+        mode |= ops.FROZEN
+    if plain.is_of_class(x, precision):
+        mode |= ops.ADMITS_TORCH
+    try:
+        y = ops.layer_forward_around(x, weight, bias, *around, layer, mode)
+        while y is None and _prepared(state, layer, weight, key[4], precision):
+            y = ops.layer_forward_around(x, weight, bias, *around, layer, mode)
+    except failures.UnseenError:
+        return None
+    if y is None and mode & ops.ADMITS_TORCH:
+        y, out = _run_torch(x, weight, bias, None, key), around[0]
+        if y is not None and out is not None:
+            return out.copy_(y)
+    return y
+
+
 # The states of weights that `fastconv.conv2d` has been called with, by their identity. A weight that is gone takes its
 # state along; one that is seen for the first time, and may be the last, has none.
 _seen: dict[int, tuple[weakref.ref[Tensor], LayerState | None]] = {}

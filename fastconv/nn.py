@@ -11,12 +11,14 @@ from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
 from fastconv import functional, ops, settings
-from fastconv.eager import LayerState, convolve, is_eager, needs_gradient
+from fastconv.eager import LayerState, convolve, convolve_around, is_eager, needs_gradient
 from fastconv.epilogue import conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
 from fastconv.layer import Layer
+from fastconv.norm import InputNorm
 from fastconv.ops import pooling
 from fastconv.ops.geometry import Geometry
+from fastconv.tensors import is_plain
 
 __all__ = ["Conv2d", "FusedConv2d", "MaxPool2d", "refresh"]
 
@@ -99,21 +101,57 @@ class Conv2d(Layer, nn.Conv2d):
             return self._plain(x, weight, bias, padding, residual, activation, slope, residual_after, max_pool)
         if type(padding) is not tuple:
             x, padding = explicit_padding(x, weight, padding, self.dilation)
-        algorithm = state.algorithm
-        if algorithm == "auto" or settings.disabled:
-            algorithm = settings.auto_algorithm
-        limits = settings.resolve_limits(state.max_error, state.max_workspace, algorithm)
-        geometry = (self.stride, padding, self.dilation, self.groups)
-        key = (algorithm, *geometry, activation, slope, limits, residual_after, max_pool)
-        precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
+        key, precision = self._key(x, padding, activation, slope, residual_after, max_pool)
         if settings.log_calls:
-            self._log(x, padding, algorithm, precision, activation)
+            self._log(x, padding, key[0], precision, activation)
         y = convolve(state, x, weight, bias, residual, key, precision)
         if y is None:
             y = self._plain(input, weight, bias, self.padding, residual, activation, slope, residual_after, max_pool)
             last = ops.last_call()
             state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
         return y
+
+    def _key(self, x: Tensor, padding: Any, activation: str, slope: float, *rest: bool) -> tuple[tuple[Any, ...], str]:
+        """What the operators know a call by, with padding as two integers, and its accuracy class."""
+        state, algorithm = self._fastconv, self._fastconv.algorithm
+        if algorithm == "auto" or settings.disabled:
+            algorithm = settings.auto_algorithm
+        limits = settings.resolve_limits(state.max_error, state.max_workspace, algorithm)
+        precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
+        return (
+            algorithm,
+            self.stride,
+            padding,
+            self.dilation,
+            self.groups,
+            activation,
+            slope,
+            limits,
+            *rest,
+        ), precision
+
+    def _convolve_around(
+        self, x: Tensor, out: Tensor | None, scale: Tensor | None, shift: Tensor | None, input_activation: str
+    ) -> Tensor | None:
+        """What forward returns, without a residual, of input_activation(x * scale + shift), and into `out`, which may
+        be a range of channels; where these are given. Of eager tensors without gradients (`is_eager`). None if that is
+        not for here: a norm that is faster apart, hooks, padding that is not zeros alike on both sides."""
+        parameters, attributes = self._parameters, self.__dict__  # nn.Module's __getattr__ takes its time
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if weight is None or "bias" not in parameters or not is_plain(weight) or "_is_replica" in attributes:
+            return None
+        if self.padding_mode != "zeros" or self._forward_hooks or self._forward_pre_hooks or attributes.get("max_pool"):
+            return None
+        padding: Any = self.padding
+        if type(padding) is not tuple:
+            padded, padding = explicit_padding(x, weight, padding, self.dilation)
+            if padded is not x:
+                return None
+        activation, slope = attributes.get("activation") or "none", attributes.get("negative_slope", 0.0)
+        key, precision = self._key(x, padding, activation, slope, False, False)
+        if settings.log_calls:
+            self._log(x, padding, key[0], precision, activation)
+        return convolve_around(self._fastconv, x, weight, bias, (out, scale, shift, input_activation), key, precision)
 
     def _log(self, x: Tensor, padding: Any, algorithm: str, precision: str, activation: str) -> None:
         geometry = Geometry(list(_pair(self.stride)), list(padding), list(_pair(self.dilation)), self.groups)
@@ -146,7 +184,7 @@ def refresh(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     for module in model.modules():
-        if isinstance(module, Layer):
+        if isinstance(module, (Layer, InputNorm)):
             module.refresh()
 
 

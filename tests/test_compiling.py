@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from concatenating import model as ranged
+from concatenating import picture
 from fusing import norm, sequence
 from layers import relative_error
 from torch import nn
@@ -152,10 +155,16 @@ def test_an_exported_package_runs_in_cpp_and_in_python(tmp_path):
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("test_an_exported_package_runs_in_cpp_and_in_python: no g++")
-    model = sequence(nn.Conv2d(3, 8, 3, padding=1), norm(8), nn.SiLU()).eval()
-    x = torch.randn(2, 3, 9, 9)
-    report = fastconv.export(model, (x,), tmp_path / "model.pt2", algorithm="winograd_f2")
-    assert [(row.fused, row.algorithm) for row in report.rows] == [("conv+bn+silu", "winograd_f2")]
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        x = F.silu(m.norm(m.b(x)))
+        return m.wide(F.relu(m.wide_norm(torch.cat([x, m.a(F.relu(m.norm(x)))], 1))))
+
+    model, x = ranged(forward).eval(), picture()
+    report = fastconv.export(model, (x,), tmp_path / "model.pt2", algorithm="implicit_gemm", precision="fp32")
+    found = ["conv+bn+silu+cat", "bn+relu+conv+cat", "bn+relu+conv"]
+    assert [(row.fused, row.algorithm) for row in report.rows] == [(each, "implicit_gemm") for each in found]
+    assert report.concatenations == {"": 1}
     with torch.no_grad():
         expected = model(x)
     loaded = torch._inductor.aoti_load_package(str(tmp_path / "model.pt2"))

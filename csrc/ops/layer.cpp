@@ -79,21 +79,47 @@ std::shared_ptr<Layer::Packed> Layer::find(const Algorithm& algorithm, AccuracyC
   return nullptr;
 }
 
+namespace {
+
+// Whether what a call has beside its tensors is as its problem says.
+bool fits_around(const Around& around, const ConvProblem& problem, const Tensor& input) {
+  const auto is_of_channels = [&](const std::optional<Tensor>& values) {
+    return !values || (values->dim() == 1 && values->size(0) == problem.c && values->is_contiguous() &&
+                       values->scalar_type() == ScalarType::Float && values->is_cuda() == input.is_cuda() &&
+                       values->get_device_index() == input.get_device_index());
+  };
+  const bool is_output = !around.out || (has_shape(*around.out, problem.n, problem.k, problem.p(), problem.q()) &&
+                                         is_alike(input, *around.out) && !problem.max_pool);
+  return is_output && around.scale.has_value() == around.shift.has_value() && is_of_channels(around.scale) &&
+         is_of_channels(around.shift);
+}
+
+}  // namespace
+
 std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                                     const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status) {
+                                     const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status,
+                                     const Around& around, Activation input_activation) {
   status = CallStatus::general;
   std::optional<ConvProblem> problem = problem_of(settings_, input, weight, bias, residual, mode.accuracy);
-  if (!problem) return std::nullopt;
-  if (problem->layout == Layout::nhwc) problem->x_channels = channels_around(input);
+  if (!problem || !fits_around(around, *problem, input)) return std::nullopt;
+  if (problem->layout == Layout::nhwc) {
+    problem->x_channels = channels_around(input);
+    if (around.out) problem->y_channels = channels_around(*around.out);
+  }
+  problem->input_affine = around.scale.has_value(), problem->input_activation = input_activation;
   const DeviceInfo& device = device_of(input);
   const auto choice = choose_cached<choose>(algorithm_, *problem, device);
   const Algorithm& algorithm = *choice->algorithm;
+  if (problem->input_affine && (choice->plan.norms_apart || !is_own(algorithm))) {
+    status = CallStatus::norm;
+    return std::nullopt;
+  }
   remember(choice, problem->accuracy);
   last_algorithm_ = &algorithm;
   last_shape_ = {problem->n, problem->c, problem->h, problem->w};
   if (!is_own(algorithm)) {
     status = problem->layout == Layout::nhwc ? CallStatus::torch_channels_last : CallStatus::torch;
-    const bool is_bare = !residual && problem->activation == Activation::none && !problem->max_pool;
+    const bool is_bare = !residual && problem->activation == Activation::none && !problem->max_pool && !around.out;
     if (!mode.admits_torch || !is_bare) return std::nullopt;
     status = CallStatus::ran;
     return in_layout(aten_convolution(input, weight, bias, *problem), problem->layout);
@@ -130,7 +156,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   }
   status = CallStatus::ran;
   return run_own(input, entry ? nullptr : &weight, entry ? &entry->packed : nullptr, *choice, *problem, bias, residual,
-                 *runtime);
+                 *runtime, around);
 }
 
 void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy) {
@@ -293,6 +319,17 @@ std::optional<Tensor> layer_forward(const Tensor& input, const Tensor& weight, s
   return layer_at(layer).forward(input, weight, bias, residual, CallMode(mode), last_status);
 }
 
+// Into `out`, which may be a range of channels, where that is given; of input_activation(input * scale + shift) where
+// these are.
+std::optional<Tensor> layer_forward_around(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
+                                           std::optional<Tensor> out, std::optional<Tensor> scale,
+                                           std::optional<Tensor> shift, std::string input_activation,
+                                           std::int64_t layer, std::int64_t mode) {
+  const Around around{std::move(out), std::move(scale), std::move(shift)};
+  return layer_at(layer).forward(input, weight, bias, std::nullopt, CallMode(mode), last_status, around,
+                                 activation_from_name(input_activation));
+}
+
 std::int64_t layer_status() { return static_cast<std::int64_t>(last_status); }
 
 void layer_adopt(Tensor packed, Tensor snapshot, std::int64_t layer, std::string algorithm, std::int64_t precision) {
@@ -333,6 +370,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
       "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int mode) -> "
       "Tensor?");
+  library.def(
+      "layer_forward_around(Tensor input, Tensor weight, Tensor? bias, Tensor(a!)? out, Tensor? scale, Tensor? shift, "
+      "str input_activation, int layer, int mode) -> Tensor(a!)?");
   library.def("layer_status() -> int");
   library.def("layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision) -> ()");
   library.def("layer_refresh(Tensor weight, int layer) -> ()");
@@ -343,11 +383,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def("layer_last(int layer) -> str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                           \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                     \
-    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward)); \
-    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));     \
-    library.impl("layer_refresh", TORCH_BOX(&fastconv::ops::layer_refresh)); \
+#define FASTCONV_IMPLEMENT(DEVICE)                                                         \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                   \
+    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));               \
+    library.impl("layer_forward_around", TORCH_BOX(&fastconv::ops::layer_forward_around)); \
+    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));                   \
+    library.impl("layer_refresh", TORCH_BOX(&fastconv::ops::layer_refresh));               \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)

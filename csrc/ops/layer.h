@@ -12,6 +12,7 @@
 
 #include "core/algorithm.h"
 #include "core/problem.h"
+#include "ops/convolution.h"
 #include "ops/stable.h"
 
 namespace fastconv::ops {
@@ -23,7 +24,8 @@ enum class CallStatus : std::int64_t {
   pack,                 // nothing is packed yet: adopt() it, and call again
   stream,               // the packed weight is new to this stream: tell the allocator, see_stream(), and call again
   torch_channels_last,  // the same, with an output in channels_last
-  general               // not for here: a mistake in the arguments, tensors of several dtypes
+  general,              // not for here: a mistake in the arguments, tensors of several dtypes
+  norm                  // what is to run has no affine input: call again with one that is normed
 };
 
 // How a layer's call is asked for, beside its tensors: a sum of an AccuracyClass and these.
@@ -46,8 +48,11 @@ class Layer {
   // activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the
   // residual behind the activation; no value if the status is not `ran`. The weight is compared with what was packed,
   // on the device; one that is frozen, once.
+  // around: its tensors are used as they are (`fits_around`), input_activation(input * scale + shift) is read in the
+  // input's place; beside an output that is given there is no residual and no max-pool.
   std::optional<Tensor> forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                                const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status);
+                                const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status,
+                                const Around& around = {}, Activation input_activation = Activation::none);
 
   const std::string& algorithm() const { return algorithm_; }  // as asked for
   const ConvProblem& settings() const { return settings_; }

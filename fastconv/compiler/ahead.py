@@ -56,7 +56,7 @@ def export(
         raise RuntimeError("model is in training mode; expected model.eval()")
     if Path(path).suffix != ".pt2":
         raise ValueError(f"path is '{path}'; expected one that ends in .pt2")
-    asked = rewrites.Asked(algorithm, precision, max_error, packed=True)
+    asked = rewrites.Asked(algorithm, precision, max_error, packed=True, scatters=True)
     report = RewriteReport()
     inputs = tuple(example_inputs)
     with torch.no_grad():

@@ -5,12 +5,15 @@
 
 becomes one `fastconv.FusedConv2d`, wherever each value between them has no other reader: the norm is folded into the
 filters, the sum and the activation are the kernels' epilogue, which costs no pass over memory of its own. What goes
-into a convolution, `fastconv.rewrites` says; here is the way in and out, from modules to modules.
+into a convolution, `fastconv.rewrites` says; here is the way in and out, from modules to modules. What takes the sizes
+of a call to decide, concatenations without a copy and norms before convolutions, is in `lowering`.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import itertools
 import warnings
 from collections import defaultdict
@@ -23,10 +26,13 @@ from torch import Tensor, fx, nn
 
 from fastconv import ops, rewrites, swap
 from fastconv.fuse import graph as graphs
+from fastconv.fuse.lowering import Lowerings, is_candidate
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, FusedConv2d, MaxPool2d, check_settings
+from fastconv.norm import InputNorm
 from fastconv.reports import by
-from fastconv.rewrites.convolution import Call, Pool, Record, Taken, call_of, layer_call
+from fastconv.rewrites.choosing import norm_before
+from fastconv.rewrites.convolution import Call, Left, Pool, Record, Taken, call_of, layer_call
 from fastconv.rewrites.editor import Editor, Spelled, spelled
 from fastconv.rewrites.patterns import EPILOGUE, POOL
 from fastconv.rewrites.report import RewriteReport
@@ -38,12 +44,42 @@ class FusedModule(fx.GraphModule):
     """What `fuse` returns: a torch.fx.GraphModule for inference. Its `report` tells what was fused, and why not."""
 
     _found: tuple[Record, ...] = ()
+    _lowerings: Lowerings | None = None  # None: there is nothing to lower
 
     @property
     def report(self) -> RewriteReport:
         """What became of the convolutions, with what ran so far: print it, or write it with `to_json`."""
         modules = dict(self.named_modules(remove_duplicate=False))
-        return RewriteReport([[_as_it_ran(record, modules.get(record.name)) for record in self._found]])
+        lowered = self._lowerings and self._lowerings.latest
+        around, concatenations = (lowered.layers, lowered.concatenations) if lowered else ({}, [])
+        found = [_as_it_ran(record, modules.get(record.name), around.get(record.name)) for record in self._found]
+        norms = {record.name for record in found if isinstance(record, Left)} & (lowered.norms if lowered else set())
+        return RewriteReport([[*(r for r in found if r.name not in norms), *concatenations]])
+
+    def recompile(self) -> Any:
+        """Of torch.fx: makes forward of the graph. Calls that `Lowerings` serves have code of their own."""
+        code = super().recompile()
+        generated = type(self).forward
+        signature = inspect.signature(generated)
+
+        @functools.wraps(generated)
+        def forward(self: FusedModule, *args: Any, **kwargs: Any) -> Any:
+            if self._lowerings is None or torch.compiler.is_compiling():
+                return generated(self, *args, **kwargs)
+            if kwargs:
+                bound = signature.bind(self, *args, **kwargs)
+                bound.apply_defaults()
+                args = bound.args[1:]
+            lowered = self._lowerings.find(self, args, self._found)
+            return (generated if lowered is None or lowered.forward is None else lowered.forward)(self, *args)
+
+        type(self).forward = forward  # type: ignore[method-assign]
+        return code
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if self._lowerings is not None:
+            self._lowerings = Lowerings()
+        return super()._apply(fn, recurse)
 
     def train(self, mode: bool = True) -> FusedModule:
         """Raises RuntimeError unless `mode` is False."""
@@ -66,6 +102,7 @@ class FusedModule(fx.GraphModule):
         result = super().__deepcopy__(memo)
         assert isinstance(result, FusedModule)
         result._found = self._found
+        result._lowerings = copy.deepcopy(self._lowerings)
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -82,6 +119,8 @@ def _fused_module(root: nn.Module, graph: fx.Graph, found: tuple[Record, ...]) -
     modes = {name: inner.training for name, inner in root.named_modules(remove_duplicate=False)}
     module = FusedModule(root, graph, "FusedModule")
     module._found = found
+    if is_candidate(graph, module):
+        module._lowerings = Lowerings()
     # Not eval(): a norm or a dropout that was left in training mode computes what it did in the model.
     for name, inner in module.named_modules(remove_duplicate=False):
         inner.training = bool(name) and modes.get(name, False)
@@ -104,7 +143,9 @@ def fuse(
     after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d with running statistics, folded
     into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU or LeakyReLU, as module or function. A sum
     may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place of a sum. Max-pools that stay
-    apart become fastconv's (`fastconv.nn.MaxPool2d`).
+    apart become fastconv's (`fastconv.nn.MaxPool2d`). In calls without gradients convolutions also write, and read,
+    ranges of concatenations along channels, and compute a norm with ReLU, ReLU6 or SiLU that stands before them, where
+    the planner expects that to pay for the inputs of the call.
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
@@ -215,6 +256,11 @@ class _Model:
         layers = _Layers(graph, root)
         self.left = rewrites.apply(graph, (*EPILOGUE, POOL), rewrites.Asked(), layers)
         self.pools = layers.pools
+        for node in graph.find_nodes(op="call_module"):
+            call = call_of(node) if "fastconv" in node.meta else None
+            norm = norm_before(call.input) if call is not None else None
+            if norm is not None and spelled(node).obstacle is None and norm.nodes[0].op == "call_module":
+                self.modules[str(norm.nodes[0].target)].__class__ = InputNorm
 
     def put_layers(self, swapped: swap.SwapReport) -> list[Taken]:
         """Makes layers of what the convolutions compute now. Returns a record per convolution and way it is used."""
@@ -304,12 +350,13 @@ def _fused_layer(conv: Any, node: fx.Node) -> FusedConv2d:
     return layer.eval()
 
 
-def _as_it_ran(record: Record, layer: nn.Module | None) -> Record:
-    """The record of a layer with its most recent call in it."""
+def _as_it_ran(record: Record, layer: nn.Module | None, around: tuple[Taken, dict[str, Any]] | None) -> Record:
+    """The record of a layer with its most recent call in it. `around`: what that had around it."""
     if not isinstance(record, Taken) or not isinstance(layer, Layer):
         return record
+    record, arguments = around or (record, {})
     ran = replace(record, algorithm=layer.last_algorithm or layer.algorithm, input_shape=layer.last_input_shape)
     if ran.input_shape is not None and len(ran.input_shape) == 4 and isinstance(layer, Conv2d):
         x = torch.empty(ran.input_shape, dtype=layer.weight.dtype, device="meta")
-        ran.expect(layer_call(layer, x, x if "residual" in ran.parts else None))
+        ran.expect(layer_call(layer, x, x if "residual" in ran.parts else None), **arguments)
     return ran

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch.nn.modules.utils import _pair
 from fastconv import ops
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d
+from fastconv.norm import InputNorm
 from fastconv.rewrites.convolution import describe, layer_call
 from fastconv.rewrites.editor import Obstacle, Spelled
 from fastconv.rewrites.patterns import ACTIVATIONS
@@ -29,6 +31,7 @@ _ACTIVATION_FUNCTIONS: dict[Any, str] = {
     torch.relu: "relu", torch.relu_: "relu", F.relu: "relu", F.relu_: "relu", "relu": "relu", "relu_": "relu",
     F.relu6: "relu6", F.silu: "silu", F.leaky_relu: "leaky_relu", F.leaky_relu_: "leaky_relu",
 }  # fmt: skip
+CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 _MAX_POOLS = (F.max_pool2d, torch.max_pool2d)
 _POOL_ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 _IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -118,13 +121,16 @@ def drop_identities(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
             graph.erase_node(node)
 
 
-def spell(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+def spell(graph: fx.Graph, modules: dict[str, nn.Module], fused: bool = False) -> None:
     """Leaves in each node's ``meta["spelled"]`` what it means in ATen's terms, and in those of fastconv's layers the
-    record for the report."""
+    record for the report. `fused`: what has been fused before is a convolution, too."""
     for node in graph.nodes:
         module = modules[str(node.target)] if node.op == "call_module" else None
         writes = may_write(node, module)
-        found = _function_of(node) if module is None else _module_of(node, module)
+        if fused and isinstance(module, Conv2d):
+            found = _fused_layer(node, module)
+        else:
+            found = _function_of(node) if module is None else _module_of(node, module)
         node.meta["spelled"] = Spelled(writes=writes) if found is None else found._replace(writes=writes)
 
 
@@ -154,9 +160,25 @@ def _module_of(node: fx.Node, module: nn.Module) -> Spelled | None:
     return None if name is None else _activation(name, getattr(module, "negative_slope", 0.01), hooks)
 
 
+def _fused_layer(node: fx.Node, layer: Conv2d) -> Spelled | None:
+    if node.kwargs or not all(isinstance(arg, fx.Node) for arg in node.args):
+        return None
+    return Spelled(ops.conv2d_op, functools.partial(layer_call, layer), obstacle=_padding_obstacle(layer))
+
+
+def _padding_obstacle(layer: Conv2d) -> Obstacle | None:
+    """What the operator's padding is not: a mode of its own, or more at one side than at the other."""
+    if layer.padding_mode != "zeros":
+        return "padding", f"its padding_mode is {layer.padding_mode}"
+    extents = [d * (size - 1) for d, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+    if layer.padding == "same" and any(extent % 2 for extent in extents):
+        return "padding", "its padding is 'same', of an even kernel"
+    return None
+
+
 def _norm_obstacle(norm: nn.modules.batchnorm._BatchNorm) -> Obstacle | None:
     """What makes it another operator than a norm with running statistics."""
-    if type(norm) is not nn.BatchNorm2d:
+    if type(norm) not in (nn.BatchNorm2d, InputNorm):
         return "norm_class", f"the norm is a {type(norm).__module__}.{type(norm).__qualname__}"
     if norm.training:
         return "norm_training", "the norm is in training mode"
@@ -171,6 +193,8 @@ def _function_of(node: fx.Node) -> Spelled | None:
     if node.target in _SUMS:
         of_two = len(node.args) == 2 and all(isinstance(arg, fx.Node) for arg in node.args)
         return Spelled(aten.add.Tensor) if of_two and node.kwargs in ({}, {"alpha": 1}) else None
+    if node.target in CONCATENATIONS:
+        return _concatenation(node)
     if not isinstance(next(iter(node.args), None), fx.Node):
         return None
     if node.target in _MAX_POOLS:
@@ -180,6 +204,15 @@ def _function_of(node: fx.Node) -> Spelled | None:
         return None
     slope = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)
     return _activation(name, slope)
+
+
+def _concatenation(node: fx.Node) -> Spelled | None:
+    asked: dict[str, Any] = {"dim": 0} | dict(zip(("tensors", "dim"), node.args, strict=False)) | node.kwargs
+    tensors, dim = asked.pop("tensors", None), asked.pop("dim")
+    if asked or not isinstance(tensors, (list, tuple)) or not all(isinstance(each, fx.Node) for each in tensors):
+        return None
+    node.args, node.kwargs = (tensors, dim), {}
+    return Spelled(aten.cat.default, lambda *parts: (list(parts), dim)) if isinstance(dim, int) else None
 
 
 def _activation(name: str, slope: Any, obstacle: Obstacle | None = None) -> Spelled | None:

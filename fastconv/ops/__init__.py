@@ -188,6 +188,22 @@ def layer_forward(
     return y
 
 
+_layer_forward_around = torch.ops.fastconv.layer_forward_around.default
+
+
+def layer_forward_around(
+    input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, scale: Tensor | None, shift: Tensor | None,
+    input_activation: str, layer: int, mode: int,
+) -> Tensor | None:  # fmt: skip
+    """`layer_forward` without a residual, of input_activation(input * scale + shift) and into `out` [N, K, P, Q], which
+    may be a range of channels; where these are given. None, too, where a norm apart is faster."""
+    try:
+        y: Tensor | None = _layer_forward_around(input, weight, bias, out, scale, shift, input_activation, layer, mode)
+    except RuntimeError as error:
+        _raise_translated(_layer_forward_around, error, (input, weight, bias))
+    return y
+
+
 def layer_call(layer: int, mode: int) -> list[int]:
     """What `recorded_convolution` takes beside tensors."""
     code: list[int] = torch.ops.fastconv.layer_call.default(layer, mode)

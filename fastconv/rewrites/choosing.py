@@ -17,13 +17,14 @@ from fastconv.rewrites.convolution import (
     Call,
     Taken,
     call_of,
+    is_channels_last,
     is_in_class,
     is_librarys,
     is_static,
     plan_of,
     planned,
 )
-from fastconv.rewrites.editor import Editor, read, value_of
+from fastconv.rewrites.editor import Editor, is_written, read, spelled, value_of
 from fastconv.rewrites.patterns import ACTIVATIONS, Match, Rewrite, double, first_output, never
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -112,29 +113,32 @@ class Norm(NamedTuple):
     parameters: tuple[Any, ...]  # gamma, beta, mean, variance
     epsilon: float
     activation: str
+    nodes: tuple[fx.Node, ...]  # the norm and the activation
 
 
 _INPUT_ACTIVATIONS = {target: (name, arguments) for name, (target, *arguments) in ACTIVATIONS.items()}
 del _INPUT_ACTIVATIONS[aten.leaky_relu.default]
 
 
-def _norm_before(value: Any) -> Norm | None:
-    activation, output = "none", value
+def norm_before(value: fx.Node) -> Norm | None:
+    """What a value is, if it is that."""
+    activation, output, nodes = "none", value, [value]
     target, args, kwargs = read(value)
     if target in _INPUT_ACTIVATIONS:
         activation, arguments = _INPUT_ACTIVATIONS[target]
         output, *rest = args
+        nodes.insert(0, output)
         if rest != arguments or kwargs or len(output.users) > 1:
             return None
-    if output.target is not operator.getitem:
-        return None
-    node = output.args[0]
+    node: Any = output.args[0] if output.target is operator.getitem else output
     target, args, _ = read(node)
     if target is not aten._native_batch_norm_legit_no_training.default or first_output(node) is not output:
         return None
     x, *parameters, _, epsilon = args
-    ours = all(p is None or value_of(p).device == value_of(x).device for p in parameters)
-    return Norm(x, tuple(parameters), epsilon, activation) if ours else None
+    # The convolution reads x where it stands itself.
+    if any(spelled(each).obstacle is not None for each in nodes) or is_written(x):
+        return None
+    return Norm(x, tuple(parameters), epsilon, activation, tuple(nodes))
 
 
 def _target(node: fx.Node) -> fx.Node | None:
@@ -169,6 +173,8 @@ def _around(call: Call, norm: Norm | None, y_channels: int) -> Around | None:
     if norm is None and y_channels == 0:
         return None
     around = Around(norm, y_channels)
+    if y_channels != 0 and not is_channels_last(around.call(call)):
+        return _around(call, norm, 0)
     row = plan_of(around.call(call), **around.arguments())
     assert row is not None
     if norm is not None and (is_librarys(row["algorithm"]) or row["norms_apart"]):
@@ -180,8 +186,20 @@ def _around(call: Call, norm: Norm | None, y_channels: int) -> Around | None:
 
 def _norm_of(call: Call) -> Norm | None:
     """The norm through which all who read the normed value can read."""
-    norm = _norm_before(call.input)
-    return norm if norm is not None and all(_reads_through(user, norm) for user in call.input.users) else None
+    norm = norm_before(call.input)
+    if norm is None or any(p is not None and value_of(p).device != value_of(norm.x).device for p in norm.parameters):
+        return None
+    return norm if all(_reads_through(user, norm) for user in call.input.users) else None
+
+
+def is_read_through(norm: fx.Node) -> bool:
+    """Whether the convolutions behind a norm of a graph of modules will compute it."""
+    readers = list(norm.users)
+    if len(readers) == 1 and read(readers[0])[0] in _INPUT_ACTIVATIONS:
+        readers = list(readers[0].users)
+    call = call_of(readers[0]) if readers else None
+    found = _norm_of(call) if call is not None else None
+    return found is not None and found.nodes[0] is norm
 
 
 def _reads_through(node: fx.Node, norm: Norm) -> bool:
@@ -219,7 +237,7 @@ def _find_around(node: fx.Node, asked: Asked) -> Match | None:
     return match
 
 
-def _factors(emit: Callable[..., Any], gamma: Any, beta: Any, mean: Any, variance: Any, epsilon: float) -> list[Any]:
+def factors(emit: Callable[..., Any], gamma: Any, beta: Any, mean: Any, variance: Any, epsilon: float) -> list[Any]:
     """scale and shift of a norm, gamma / sqrt(variance + epsilon) and beta - mean * scale, in float32."""
     scale = emit(aten.rsqrt.default, emit(aten.add.Tensor, double(emit, variance), epsilon))
     if gamma is not None:
@@ -230,43 +248,42 @@ def _factors(emit: Callable[..., Any], gamma: Any, beta: Any, mean: Any, varianc
     return [emit(prims.convert_element_type.default, exact, torch.float32) for exact in (scale, shift)]
 
 
-def empty_channels(edit: Editor, like: Any, channels: int) -> fx.Node:
-    """A tensor in channels_last that nobody has written yet, of the pictures that `like` has."""
-    n, _, h, w = like.shape
-    empty = edit.emit(aten.empty.memory_format, [n, h, w, channels], dtype=like.dtype, device=like.device)
-    return edit.emit(aten.permute.default, empty, [0, 3, 1, 2])
-
-
 def _as_scatter(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    around: Around = match.found["around"]
+    target: fx.Node | None = match.found["target"]
+    if match.taken is not None:
+        if around.norm is not None:
+            match.taken.parts[:0] = ["bn", around.norm.activation][: len(around.norm.nodes)]
+        if target is not None:
+            match.taken.parts.append("cat")
+    assert match.conv is not None
+    node = edit.around(match.conv, around, target, lambda: _scatter_operator(match, edit))
+    node.meta["fastconv"] = match.taken
+    return node
+
+
+def _scatter_operator(match: Match, edit: Editor) -> fx.Node:
     call: Call = match.found["call"]
     around: Around = match.found["around"]
     target: fx.Node | None = match.found["target"]
     y, weight, scale, shift, input_activation = value_of(match.conv), value_of(call.weight), None, None, "none"
-    channels_last = ops.format_of(value_of(around.call(call).input), weight) == torch.channels_last
+    channels_last = is_channels_last(around.call(call))
     packed = edit.emit(ops.pack_weight_op, call.weight, call.groups, around.algorithm, call.precision)
     if target is not None:
         _, buffer, begin = target.args
     elif channels_last:
-        buffer, begin = empty_channels(edit, y, y.shape[1]), 0
+        buffer, begin = edit.empty_channels(y, y.shape[1]), 0
     else:
         buffer, begin = edit.emit(aten.empty.memory_format, list(y.shape), dtype=y.dtype, device=y.device), 0
     if around.norm is not None:
-        scale, shift = edit.once(_factors, *around.norm.parameters, around.norm.epsilon)
+        scale, shift = edit.once(factors, *around.norm.parameters, around.norm.epsilon)
         input_activation = around.norm.activation
     stride, padding, dilation, groups = call.geometry
-    node = edit.emit(
+    return edit.emit(
         ops.conv2d_packed_scatter_op, around.call(call).input, packed, call.bias, scale, shift, buffer, begin,
         [*weight.shape, *stride, *padding, *dilation, groups], channels_last, around.algorithm, call.precision,
         call.activation, call.negative_slope, input_activation,
     )  # fmt: skip
-    if match.taken is not None:
-        if around.norm is not None:
-            before = ["bn"] if input_activation == "none" else ["bn", input_activation]
-            match.taken.parts[:0] = before
-        if target is not None:
-            match.taken.parts.append("cat")
-    node.meta["fastconv"] = match.taken
-    return node
 
 
 AROUND = Rewrite("around", (ops.conv2d_op,), _find_around, never, _as_scatter)

@@ -1,4 +1,4 @@
-"""Concatenations along channels without a copy, in graphs that Inductor lowers.
+"""Concatenations along channels without a copy, in graphs that Inductor or `fastconv.fuse` lowers.
 
 In channels_last the values that are concatenated are ranges of channels of one tensor. `concatenate` makes that tensor
 before the first of them, has each one written into its range where it is computed, and gives those who read the
@@ -17,17 +17,19 @@ import torch
 from torch import Tensor, fx
 
 from fastconv import ops
-from fastconv.rewrites.choosing import can_stand_around, empty_channels, writes_range
+from fastconv.rewrites.choosing import can_stand_around, is_read_through, writes_range
 from fastconv.rewrites.convolution import (
     Asked,
     Concatenation,
     call_of,
     is_aligned,
+    is_channels_last,
     is_librarys,
     is_static,
     plan_of,
 )
-from fastconv.rewrites.editor import Editor, value_of
+from fastconv.rewrites.editor import Editor, is_written, read, spelled, value_of
+from fastconv.rewrites.patterns import ACTIVATIONS
 
 aten = torch.ops.aten
 
@@ -100,9 +102,10 @@ def concatenate(graph: fx.Graph, asked: Asked, edit: Editor) -> list[Concatenati
 
 
 def _is_concatenation(node: Any) -> bool:
-    if not isinstance(node, fx.Node) or node.target is not aten.cat.default:
+    target, args, kwargs = read(node) if isinstance(node, fx.Node) else (None, (), {})
+    if target is not aten.cat.default:
         return False
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
     return value_of(node).dim() == 4 and dim in (1, -3)
 
 
@@ -111,7 +114,7 @@ def _flat(node: Any) -> Iterator[fx.Node]:
     if not _is_concatenation(node):
         yield node
         return
-    for part in node.args[0]:
+    for part in read(node)[1][0]:
         yield from _flat(part)
 
 
@@ -124,6 +127,8 @@ def _obstacle(each: _List) -> str:
         return "layout"
     if any(part.dtype != value.dtype or part.dim() != 4 for part in parts):
         return "dtype"
+    if any(is_written(node) for node in (each.node, *each.parts)):
+        return "in_place"
     if len(set(each.parts)) < len(parts):
         return "twice"  # a range for each of them would be read from and written to at once
     if not is_aligned(value, *(part.shape[1] for part in parts)):
@@ -146,14 +151,25 @@ def _takes_range(user: fx.Node, value: fx.Node, channels: int) -> bool:
         return False
     call = call_of(user)
     if call is None:
-        return True
-    row = plan_of(call, x_channels=channels) if call.input is value and call.residual is not value else None
+        return "spelled" not in user.meta or (spelled(user).obstacle is None and _takes_strides(user))
+    if call.input is not value or call.residual is value or not is_channels_last(call):
+        return False
+    row = plan_of(call, x_channels=channels)
     return row is not None and not is_librarys(row["algorithm"]) and not row["copies_x"]
+
+
+def _takes_strides(user: fx.Node) -> bool:
+    """Of a graph of modules: whether PyTorch's eager call reads a range as fast as a tensor. A norm copies it first, or
+    is slow; a pool of ours copies it."""
+    target = read(user)[0]
+    if target is aten._native_batch_norm_legit_no_training.default:
+        return is_read_through(user)
+    return target is aten.cat.default or any(target is activation for activation, *_ in ACTIVATIONS.values())
 
 
 def _is_made_there(part: fx.Node) -> bool:
     """Whether Inductor may compute the value where it is copied to, and nowhere else."""
-    is_extern = part.target is aten.convolution.default or call_of(part) is not None
+    is_extern = part.target is aten.convolution.default or call_of(part) is not None or "spelled" in part.meta
     return part.op == "call_function" and not is_extern
 
 
@@ -166,7 +182,7 @@ def _rewrite(graph: fx.Graph, buffer: _Buffer, now: dict[fx.Node, fx.Node], edit
     order = sorted(buffer.whole.parts, key=lambda part: now.get(part, part))
     inputs = max(graph.find_nodes(op="placeholder"), default=next(iter(graph.nodes)))
     with graph.inserting_before(max(inputs.next, now.get(order[0], order[0]))):
-        at = tensor = empty_channels(edit, value_of(buffer.whole.node), buffer.channels)
+        at = tensor = edit.empty_channels(value_of(buffer.whole.node), buffer.channels)
     written: dict[fx.Node, fx.Node] = {}  # by part: the tensor with that and all before it
     for part in order:
         value, begin = now.get(part, part), buffer.begin(part)

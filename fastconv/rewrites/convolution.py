@@ -26,7 +26,7 @@ class Asked:
     precision: str | None = None
     max_error: float | None = None
     packed: bool = False  # weights are constants: pack them once
-    scatters: bool = False  # and Inductor lowers the graph: convolutions may write ranges of channels in place
+    scatters: bool = False  # and whoever lowers the graph does so in place: convolutions may write ranges of channels
 
     def resolved_algorithm(self) -> str:
         return settings.auto_algorithm if self.algorithm == "auto" or settings.disabled else self.algorithm
@@ -213,11 +213,11 @@ def problem_of(
 ) -> _C.ConvProblem | None:
     """The problem at the example's sizes; None where a size depends on data. With an `input_activation` a norm and that
     stand before it. `x_channels`: if not those of the input as it is."""
-    x, weight, sizes = value_of(call.input), value_of(call.weight), _sizes(call)
+    x, sizes = value_of(call.input), _sizes(call)
     if sizes is None:
         return None
     n, c, h, w, k, _, r, s = sizes
-    channels_last = ops.format_of(x, weight) == torch.channels_last
+    channels_last = is_channels_last(call)
     if x_channels is None:
         x_channels = channels_around(x) if channels_last else 0
     return _C.ConvProblem(
@@ -258,6 +258,11 @@ def pools_inside(call: Call) -> bool:
     """Whether what the planner takes for the call does its max-pool in its kernels."""
     row = plan_of(call)
     return row is not None and row["ok"] and not row["pools_apart"]
+
+
+def is_channels_last(call: Call) -> bool:
+    """Whether the operator computes in that format: only there are ranges of channels ranges."""
+    return ops.format_of(value_of(call.input), value_of(call.weight)) == torch.channels_last
 
 
 def is_librarys(algorithm: str) -> bool:

@@ -37,8 +37,17 @@ def read(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The operator that a node calls, None if it calls none, with its arguments."""
     if "spelled" in node.meta:
         target, arguments, *_ = spelled(node)
-        return target, arguments(*(arg for arg in node.args if isinstance(arg, fx.Node))) if target else (), {}
+        inputs: list[fx.Node] = []
+        if target:
+            fx.map_arg(node.args, lambda arg: inputs.append(arg))  # also those of lists, one that stands twice twice
+        return target, arguments(*inputs) if target else (), {}
     return (node.target, node.args, node.kwargs) if node.op == "call_function" else (None, (), {})
+
+
+def is_written(node: fx.Node) -> bool:
+    """Whether an operation writes over the memory in which the value stands: whoever made the graph has found out, and
+    left it in ``meta["written"]``. In a functional graph none does."""
+    return bool(node.meta.get("written"))
 
 
 def value_of(node: Any) -> Any:
@@ -115,6 +124,18 @@ class Editor:
     def convolution(self, conv: fx.Node, by: fx.Node, call: Sequence[Any]) -> fx.Node:
         """`call`, in the place of a convolution of ours that has taken `by` in."""
         return self.emit(ops.conv2d_op, *call)
+
+    def empty_channels(self, like: Tensor, channels: int) -> fx.Node:
+        """A tensor in channels_last that nobody has written yet, of the pictures that `like` has."""
+        n, _, h, w = like.shape
+        aten = torch.ops.aten
+        empty = self.emit(aten.empty.memory_format, [n, h, w, channels], dtype=like.dtype, device=like.device)
+        return self.emit(aten.permute.default, empty, [0, 3, 1, 2])
+
+    def around(self, conv: fx.Node, around: Any, target: fx.Node | None, operator: Callable[[], fx.Node]) -> fx.Node:
+        """A convolution of ours with what stands around it, `choosing.Around`: `target` writes its value into a range.
+        In a graph of operators what `operator` makes."""
+        return operator()
 
     def max_pool(self, node: fx.Node, *arguments: Any) -> fx.Node:
         """A max-pool of fastconv's in the place of a node: kernel, stride, padding, dilation and ceil_mode."""

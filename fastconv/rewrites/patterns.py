@@ -171,7 +171,7 @@ def _norm_obstacle(match: Match, asked: Asked) -> Obstacle | None:
         return "norm_dtype", f"the norm is {tensors[-1].dtype}; the convolution {w.dtype}"
     if isinstance(weight, fx.Node):
         return None  # numbers that are not there yet
-    exact = _folded(_at_once, *match.found["folded"])
+    exact = _folded(at_once, *match.found["folded"])
     rounded = [t.to(w.dtype).double() for t in exact]
     error = (rounded[0] - exact[0]).norm() / exact[0].norm().clamp_min(torch.finfo(torch.float64).tiny)
     if not (error <= _ROUNDING_LIMIT * torch.finfo(w.dtype).eps and bool(rounded[1].isfinite().all())):
@@ -179,7 +179,7 @@ def _norm_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     return None
 
 
-def _at_once(target: Any, *args: Any) -> Any:
+def at_once(target: Any, *args: Any) -> Any:
     return target(*args)
 
 

@@ -18,6 +18,7 @@ _Kind = TypeVar("_Kind", Taken, Left, Pool, Concatenation)
 _LEFT_CONCATENATIONS = {
     "alignment": "their ranges do not begin at multiples of 16 bytes",
     "dtype": "their values differ in dtype",
+    "in_place": "an operation in place writes over them, or over what is in them",
     "layout": "they are not in channels_last",
     "producers": "no convolution in them has kernels that write a range",
     "readers": "those who read them read no range, or they are returned",
@@ -118,7 +119,7 @@ class RewriteReport:
     @property
     def concatenations(self) -> dict[str, int]:
         """How many concatenations along channels there are, by the code of what kept each one from vanishing: those of
-        the empty code are ranges of one tensor. Empty where nothing is frozen, and of `fuse`."""
+        the empty code are ranges of one tensor. Empty where nothing is frozen; of `fuse` those of the latest call."""
         counts: dict[str, int] = {}
         for each in self._records(Concatenation):
             counts[each.code] = counts.get(each.code, 0) + 1

@@ -1,0 +1,259 @@
+"""The graph of a fused model for inputs that are known: concatenations along channels become ranges of one tensor,
+which convolutions write and read, and norms before convolutions their affine input.
+
+What the rewrites of `fastconv.compile` decide, with the planner's costs for these inputs, is done here in eager calls.
+The sizes are in none of them, so that the code serves others as well. `fastconv.fuse`'s own graph, without any of this,
+stays for everything else: gradients, transforms, what PyTorch traces and compiles.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensorMode
+from torch.nn.modules import module as modules
+from torch.utils._pytree import tree_leaves
+
+from fastconv import ops, rewrites, settings
+from fastconv.eager import is_eager
+from fastconv.fuse import graph as graphs
+from fastconv.fuse import ranges
+from fastconv.norm import InputNorm
+from fastconv.rewrites import choosing, concatenation
+from fastconv.rewrites.convolution import Concatenation, Record, Taken, call_of
+from fastconv.rewrites.editor import Editor, Spelled, read, spelled, value_of
+
+aten = torch.ops.aten
+_log = logging.getLogger("torch._subclasses.fake_tensor")
+
+# The planner is asked for so many inputs that differ in batch and image size alone, and for so many in all. Those after
+# them are served as the latest of their like was.
+_SIZES, _INPUTS = 8, 64
+
+
+@dataclass
+class Lowered:
+    """The code for some inputs, and what the report tells of it."""
+
+    forward: Callable[..., Any] | None  # of the fused module; None: its own graph's
+    layers: dict[str, tuple[Taken, dict[str, Any]]]  # by name: what stands around them, as `problem_of` takes it
+    concatenations: list[Concatenation]
+    norms: set[str]  # nodes that are gone: norms, and activations behind them
+
+
+class Lowerings:
+    """Of a fused model, by the inputs that it was called with. A copy or a pickle has none."""
+
+    def __init__(self) -> None:
+        self.exact: dict[Any, Lowered] = {}
+        self.alike: dict[Any, list[Lowered]] = defaultdict(list)  # inputs that differ in batch and image size alone
+        self.latest: Lowered | None = None
+        self.lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lowerings, ()
+
+    def find(self, model: fx.GraphModule, args: tuple[Any, ...], found: Iterable[Record]) -> Lowered | None:
+        """What serves a call; None where that is not for here."""
+        key = _key(model, args)
+        if key is None:
+            return None
+        exact, alike = key
+        lowered = self.exact.get(exact)
+        if lowered is None:
+            with self.lock:
+                lowered = self.exact.get(exact) or self._new(exact, alike, model, args, found)
+        self.latest = lowered
+        return lowered
+
+    def _new(self, exact: Any, alike: Any, model: fx.GraphModule, args: tuple[Any, ...], found: Any) -> Lowered | None:
+        others = self.alike[alike]
+        if len(others) < _SIZES and len(self.exact) < _INPUTS:
+            others.append(_lowered(model, args, found))
+            self.exact[exact] = others[-1]
+        return others[-1] if others else None
+
+
+def is_candidate(graph: fx.Graph, root: nn.Module) -> bool:
+    """Whether a fused model has what could become a range, or an affine input."""
+    has_norm = any(isinstance(module, InputNorm) for module in root.modules())
+    return has_norm or any(graph.find_nodes(op="call_function", target=cat) for cat in graphs.CONCATENATIONS)
+
+
+def _key(model: fx.GraphModule, args: tuple[Any, ...]) -> tuple[Any, Any] | None:
+    """Of a plain call in inference: what inputs it has, and what of that is not batch and image size."""
+    if settings.disabled or "_is_replica" in model.__dict__ or torch._C._is_any_autocast_enabled():
+        return None
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    if not tensors or not is_eager(*tensors) or modules._has_any_global_hook():
+        return None
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in itertools.chain(tensors, model.parameters())):
+        return None
+    exact: list[Any] = []
+    alike: list[Any] = []
+    for arg in args:
+        if not isinstance(arg, Tensor):
+            if not isinstance(arg, (bool, int, float, str, type(None))):
+                return None
+            exact.append((type(arg), arg))
+            alike.append(type(arg))
+            continue
+        if arg.numel() == 0:
+            return None
+        exact.append((arg.shape, arg.stride(), arg.dtype, arg.device))
+        if arg.dim() == 4:
+            alike.append((arg.shape[1], ops.format_of(arg), arg.dtype, arg.device))
+        else:
+            alike.append(exact[-1])
+    return tuple(exact), tuple(alike)
+
+
+def _lowered(model: fx.GraphModule, args: tuple[Any, ...], found: Iterable[Record]) -> Lowered:
+    graph, of_model = copy.deepcopy(model.graph), dict(model.named_modules(remove_duplicate=False))
+    if any(graphs.is_altered(inner) for name, inner in of_model.items() if name):
+        return Lowered(None, {}, [], set())  # hooks, which would see the values that follow
+    _spell(graph, of_model)
+    try:
+        _evaluate(model, graph, args)
+    except Exception:  # of a function that is not for tensors without values: what it computes is not known before
+        return Lowered(None, {}, [], set())
+    _mark_written(graph)
+    records = {record.name: record for record in found if isinstance(record, Taken)}
+    for node in graph.find_nodes(op="call_module"):
+        node.meta.pop("fastconv", None)
+        if (record := records.get(str(node.target))) is not None and call_of(node) is not None:
+            node.meta["fastconv"] = replace(record, parts=list(record.parts))
+    asked = rewrites.Asked(packed=True, scatters=True)
+    edit = _Ranges(graph)
+    concatenations = concatenation.concatenate(graph, asked, edit)
+    rewrites.apply(graph, (choosing.AROUND,), asked, edit)
+    if not edit.finish():
+        return Lowered(None, {}, concatenations, set())
+    graph.lint()
+    return Lowered(type(fx.GraphModule(model, graph)).forward, edit.layers, concatenations, edit.norms)
+
+
+def _spell(graph: fx.Graph, of_model: dict[str, nn.Module]) -> None:
+    """As for the rewrites before, with the layers that these have made, and without what is not quite an operator."""
+    graphs.spell(graph, of_model, fused=True)
+    for node in graph.nodes:
+        if spelled(node).obstacle is not None:
+            node.meta["spelled"] = Spelled(writes=spelled(node).writes)
+
+
+class _Evaluation(fx.Interpreter):
+    """Leaves in each node's ``meta["val"]`` a fake tensor of what it computes."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = _value_like(n)
+        n.meta["val"] = super().run_node(n) if value is None else value
+        return n.meta["val"]
+
+
+def _value_like(node: fx.Node) -> Tensor | None:
+    """Of the operators that the rewrites know, without going through them."""
+    target, args, _ = read(node)
+    if "spelled" not in node.meta or target is None or not args or not isinstance(x := value_of(args[0]), Tensor):
+        return None
+    if target is ops.conv2d_op:
+        call = call_of(node)
+        assert call is not None
+        weight, residual = value_of(call.weight), value_of(call.residual)
+        if x.dim() != 4 or x.dtype != weight.dtype:
+            return None
+        p, q = ops.output_size(x.shape, weight.shape, call.stride, call.padding, call.dilation)
+        shape = (x.shape[0], weight.shape[0], *((p // 2, q // 2) if call.max_pool else (p, q)))
+        if residual is not None and (residual.shape != shape or residual.dtype != x.dtype):
+            return None
+        return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=ops.format_of(x, weight))
+    if target in (aten.cat.default, aten.add.Tensor, aten.max_pool2d_with_indices.default):
+        return None
+    return x if spelled(node).writes else torch.empty_like(x)  # a norm, an activation
+
+
+def _evaluate(model: fx.GraphModule, graph: fx.Graph, args: tuple[Any, ...]) -> None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    inputs = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args]
+    _log.disabled = True  # what goes wrong the call itself says
+    try:
+        with torch.inference_mode(False), torch.no_grad(), mode:
+            _Evaluation(model, graph=graph).run(*inputs)
+    finally:
+        _log.disabled = False
+
+
+def _mark_written(graph: fx.Graph) -> None:
+    def memory(node: fx.Node) -> set[int]:
+        values = tree_leaves(value_of(node))
+        return {value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)}
+
+    written: set[int] = set()
+    for node in graph.nodes:
+        if spelled(node).writes:
+            written.update(*map(memory, node.all_input_nodes))
+    for node in graph.nodes:
+        node.meta["written"] = not written.isdisjoint(memory(node))
+
+
+class _Ranges(Editor):
+    """The nodes that rewrites make, in a graph of modules; `finish` makes eager calls of the operators among them."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__(graph)
+        self.new: dict[fx.Node, int] = {}  # tensors that nobody has written yet: their channels
+        self.taken: dict[fx.Node, None] = {}  # norms and activations that convolutions compute
+        self.norms: set[str] = set()  # the names of those that are gone
+        self.layers: dict[str, tuple[Taken, dict[str, Any]]] = {}
+
+    def empty_channels(self, like: Tensor, channels: int) -> fx.Node:
+        node = super().empty_channels(like, channels)
+        self.new[node] = channels
+        return node
+
+    def around(self, conv: fx.Node, around: Any, target: fx.Node | None, operator: Callable[[], fx.Node]) -> fx.Node:
+        norm: choosing.Norm | None = around.norm
+        before: list[Any] = []
+        if norm is not None:
+            first, *rest = norm.nodes
+            activation = self.graph.get_attr(str(rest[0].target)) if rest and rest[0].op == "call_module" else None
+            before = [self.graph.get_attr(str(first.target)), norm.activation, activation]
+            self.taken |= dict.fromkeys(norm.nodes)
+        arguments = (self.graph.get_attr(str(conv.target)), norm.x if norm else conv.args[0], before)
+        if target is None:
+            node = self.graph.call_function(ranges.convolve, arguments)
+        else:
+            node = self.graph.call_function(ranges.convolve_into, (*arguments, *target.args[1:]))
+        node.meta["val"] = value_of(target or conv)
+        if (taken := conv.meta.get("fastconv")) is not None:
+            self.layers[taken.name] = taken, around.arguments()
+        return node
+
+    def finish(self) -> bool:
+        """Whether there was anything."""
+        for node in list(self.graph.nodes):
+            if node.target is ops.channel_scatter_op:
+                node.target = ranges.copy_into
+            if node.target in (ranges.copy_into, ranges.convolve_into):
+                node.args = tuple(self.new.get(arg, arg) if isinstance(arg, fx.Node) else arg for arg in node.args)
+            if node.target is aten.slice.Tensor:
+                tensor, dim, begin, end = node.args
+                with self.graph.inserting_before(node):
+                    new = self.graph.call_method("narrow", (tensor, dim, begin, end - begin))  # type: ignore[operator]
+                node.replace_all_uses_with(new)
+                self.erase(node, new)
+        for node in self.new:
+            self.erase(node, node.args[0])  # type: ignore[arg-type]
+        for node in reversed(self.taken):
+            if not node.users:
+                self.norms.add(node.name)
+                self.erase(node)
+        return bool(self.layers) or bool(self.new)

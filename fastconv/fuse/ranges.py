@@ -1,0 +1,98 @@
+"""What the code of a fused model calls whose concatenations are ranges of one tensor, and whose norms are computed by
+the convolutions behind them (`fastconv.fuse.lowering`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.utils import _pair
+
+from fastconv import ops
+from fastconv.epilogue import explicit_padding
+from fastconv.nn import Conv2d
+from fastconv.norm import InputNorm
+from fastconv.ops import plain
+
+# [], or an InputNorm, the activation's name, and its module if it is one.
+Before = Sequence[Any]
+
+
+def convolve(layer: Any, x: Tensor, before: Before) -> Tensor:
+    """layer(activation(norm(x)))"""
+    y = _through(layer, x, before, None)
+    return layer(_normed(x, before)) if y is None else y  # type: ignore[no-any-return]
+
+
+def convolve_into(layer: Any, x: Tensor, before: Before, buffer: Tensor | int, begin: int) -> Tensor:
+    """`convolve` into the channels from `begin` on of a tensor in channels_last; of a number, in a new one of so many
+    channels. Returns the tensor."""
+    if not isinstance(layer, Conv2d):
+        return copy_into(layer(_normed(x, before)), buffer, begin)
+    if isinstance(buffer, int):
+        _, padding = explicit_padding(x, layer.weight, layer.padding, layer.dilation)
+        size = ops.output_size(x.shape, layer.weight.shape, _pair(layer.stride), padding, _pair(layer.dilation))
+        if min(size) < 1:
+            return convolve(layer, x, before)  # which says so
+        buffer = _new(x, buffer, *size)
+    out = buffer.narrow(1, begin, layer.out_channels)
+    y = _through(layer, x, before, out)
+    if y is None:
+        x = _normed(x, before)
+        y = layer._convolve_around(x, out, None, None, "none")
+    if y is None:
+        _copy(out, layer(x))
+    return buffer
+
+
+def copy_into(value: Tensor, buffer: Tensor | int, begin: int) -> Tensor:
+    """Copies the value there, and returns the tensor."""
+    if isinstance(buffer, int):
+        buffer = _new(value, buffer, *value.shape[2:])
+    _copy(buffer.narrow(1, begin, value.shape[1]), value)
+    return buffer
+
+
+def _through(layer: Any, x: Tensor, before: Before, out: Tensor | None) -> Tensor | None:
+    """What the layer's kernels make of activation(norm(x)); None if a norm apart is faster, or modules are not what
+    they were when the code was made: replaced, in training mode, with hooks."""
+    if not isinstance(layer, Conv2d):
+        return None
+    if not before:
+        return layer._convolve_around(x, out, None, None, "none")
+    norm, name, activation = before
+    if type(norm) is not InputNorm or norm.training or _has_hooks(norm):
+        return None
+    if activation is not None and _has_hooks(activation):
+        return None
+    return layer._convolve_around(x, out, *norm.factors(), name)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _normed(x: Tensor, before: Before) -> Tensor:
+    if not before:
+        return x
+    norm, name, activation = before
+    y = norm(x)
+    if activation is not None:
+        return activation(y.clone() if y is x else y)  # type: ignore[no-any-return]  # it may work in place
+    return y if name == "none" else plain.activate(y, name, 0.0)
+
+
+def _new(like: Tensor, channels: int, h: int, w: int) -> Tensor:
+    size = (like.shape[0], channels, h, w)
+    return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def _copy(out: Tensor, value: Tensor) -> None:
+    if out.shape != value.shape or out.dtype != value.dtype:  # which a copy would broadcast, or round
+        raise RuntimeError(
+            f"values of {list(out.shape)}, {out.dtype} and {list(value.shape)}, {value.dtype} are concatenated along "
+            "channels; expected the same dtype, and sizes that differ in channels alone"
+        )
+    out.copy_(value)

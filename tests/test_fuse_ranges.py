@@ -1,0 +1,305 @@
+"""fuse: concatenations along channels that become ranges of one tensor, and norms before convolutions that these
+compute: what is done for which inputs, and values against float64."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from concatenating import CASES, NORMS, Model, calibrated, cat, dense, model, nested, picture
+from fusing import check, fuse_quietly, hooked, parts
+from layers import NO_GPU, relative_error
+from torch import Tensor, nn
+
+import fastconv
+from benchmarks.corpus import definitions
+from fastconv.fuse import lowering, ranges
+
+pytestmark = pytest.mark.usefixtures("full_precision")
+
+# An algorithm of ours whose kernels take ranges and norms on every CPU: the planner's costs decide nothing.
+OURS = {"algorithm": "implicit_gemm", "precision": "fp32"}
+
+
+def fused(module: nn.Module, *inputs: Tensor) -> fastconv.FusedModule:
+    """Holds it against the model in float64, for each input twice; no result is a part of a larger tensor."""
+    module = module.eval()
+    result = fuse_quietly(module, **OURS)
+    exact = copy.deepcopy(module).double()
+    with torch.no_grad():
+        for x in (*inputs, *inputs):
+            y, plain, wanted = result(x.clone()), module(x.clone()), exact(x.double())
+            assert (y.shape, y.dtype, y.stride()) == (plain.shape, plain.dtype, plain.stride())
+            assert y.untyped_storage().nbytes() == y.numel() * y.element_size()
+            assert relative_error(y.double(), wanted) < 1e-5
+    return result
+
+
+def ours(module: fastconv.FusedModule) -> list[str]:
+    return sorted(each for each in parts(module) if each)
+
+
+def codes(module: fastconv.FusedModule) -> list[str]:
+    return sorted(code for code, count in module.report.concatenations.items() for _ in range(count))
+
+
+# What differs from graphs that Inductor lowers: a list of one value is a concatenation here, and what reads a value in
+# eager calls may not take a range.
+DIFFERENT = {
+    "dense block": (["", "", "", ""], 4),
+    "skip connection": (["producers"], 0),
+    "another reader": (["", "producers"], 1),
+    "returned, too": ([""], 1),
+    "a part of itself is returned": (["", "readers"], 3),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranges(name: str) -> None:
+    forward, expected, direct, _ = CASES[name]
+    expected, direct = DIFFERENT.get(name, (expected, direct))
+    result = fused(model(forward), picture(), picture(3, 6, 9), picture(1, 4, 2))
+    assert codes(result) == sorted(expected)
+    assert sum(each.endswith("+cat") for each in ours(result)) == direct
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_before(name: str) -> None:
+    forward, expected, left = NORMS[name]
+    result = fused(model(forward), picture(), picture(1, 3, 8))
+    assert [each for each in ours(result) if each] == sorted(expected)
+    assert sum(kinds.get("batch norm", 0) for kinds in result.report.left.values()) == left
+
+
+def inception(m: Any, x: Tensor) -> Tensor:
+    y = torch.concat([F.relu(m.a(x)), m.c(F.relu(m.b(x))), F.max_pool2d(x, 3, 1, 1)], dim=-3)
+    return m.wider(y) + F.avg_pool2d(m.wider(y), 3, 1, 1)
+
+
+def test_branches_and_blocks() -> None:
+    result = fused(model(inception), picture(), picture(1, 6, 5))
+    assert codes(result) == [""]
+    assert ours(result) == ["conv", "conv+cat", "conv+relu", "conv+relu+cat", "conv+residual"]
+    block = definitions.Dense(12, 12).to(memory_format=torch.channels_last)  # of RRDB
+    x = torch.randn(1, 12, 7, 9).contiguous(memory_format=torch.channels_last)
+    assert codes(fused(block, x)) == [""] * 5
+
+
+def test_layout_alignment_and_empty_batches() -> None:
+    result = fused(Model(dense), picture().contiguous())
+    assert set(codes(result)) == {"layout"}
+    result = fused(model(lambda m, x: cat(m.a(x), m.b(x)), 6), picture())
+    assert codes(result) == ["alignment"]
+    result = fused(model(dense), picture(), picture()[:, :, :1, :1])
+    with torch.no_grad():
+        assert result(picture()[:0]).shape == (0, 32, 7, 5)
+
+
+IN_PLACE = {
+    "over a concatenation": lambda m, x: cat(y := m.a(x), m.b(y)).relu_() + cat(y, y),
+    "over a value in it": lambda m, x: (y := m.a(x), z := cat(y, m.b(x)), y.mul_(2), z * cat(y, y))[-1],
+    "through a view": lambda m, x: (y := m.a(x), z := cat(y, m.b(x)), y[:, :2].zero_(), z * cat(y, y))[-1],
+    "over the input": lambda m, x: (y := cat(x, m.a(x)), x.relu_(), y * cat(x, x))[-1],
+    "over what a norm reads": lambda m, x: m.a((y := m.norm(x), x.zero_(), F.relu(y))[-1]) + x,
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_is_written_over_stays_apart(name: str) -> None:
+    result = fused(model(IN_PLACE[name]), picture())
+    assert set(codes(result)) <= {"in_place", "twice", "producers"}
+    assert not any("cat" in each or each.startswith("bn") for each in ours(result))
+
+
+def densenet() -> nn.Module:
+    network = torchvision.models.DenseNet(8, (2, 3), 16, num_classes=10)
+    calibrated(network)
+    return network.eval().to(memory_format=torch.channels_last)
+
+
+def images(n: int, size: int) -> Tensor:
+    return torch.randn(n, 3, size, size).contiguous(memory_format=torch.channels_last)
+
+
+def test_densenet() -> None:
+    network = densenet()
+    result = fused(network, images(2, 32), images(1, 48))
+    assert codes(result) == [""] * 7
+    assert ours(result) == ["bn+relu+conv"] + ["bn+relu+conv+bn+relu"] * 5 + ["conv+bn+relu"] + ["conv+cat"] * 5
+    assert result.report.left == {"alone": {"batch norm": 1, "activation": 1}}  # the head's
+    assert "concatenations without a copy: 7" in str(result.report)
+    assert list(result.state_dict()) == [name for name in check(network, images(1, 32)).state_dict()]
+    x = images(2, 32)
+    with torch.no_grad():
+        y = result(x)
+        assert torch.equal(result(x=x), y)
+        for other in (copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
+            assert torch.equal(other(x), y)
+            assert ours(other) == ours(result)
+        with torch.inference_mode():
+            assert torch.equal(fuse_quietly(network, **OURS)(x), y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types(dtype: torch.dtype) -> None:
+    m, x = densenet().to(dtype), images(2, 32).to(dtype)
+    result = fuse_quietly(m, **OURS)
+    with torch.no_grad():
+        y, plain, exact = result(x), m(x), copy.deepcopy(m).double()(x.double())
+    assert ours(result).count("bn+relu+conv+bn+relu") == 5
+    assert relative_error(y.double(), exact) < 2 * relative_error(plain.double(), exact)
+
+
+def test_weights_that_change_take_the_norms_along() -> None:
+    first, second = densenet(), densenet()
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.mul_(1.1)
+    x = images(2, 32)
+    result, other = (fuse_quietly(network, **OURS) for network in (first, second))
+    with torch.no_grad():
+        result(x)
+        result.load_state_dict(other.state_dict())
+        assert torch.equal(result(x), other(x))
+        for tensor in result.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.data.zero_()
+        fastconv.refresh(result)
+        assert not result(x).any()
+        exact = copy.deepcopy(second).double()(x.double())
+        other = fuse_quietly(second)
+        assert relative_error(other(x).double(), exact) < 1e-5
+        assert relative_error(other.double()(x.double()), exact) < 1e-6  # its folded filters were rounded
+        assert relative_error(other.float()(x).double(), exact) < 1e-5
+
+
+def test_gradients_transforms_and_compilation_take_the_plain_way() -> None:
+    network, x = densenet(), images(2, 32)
+    result = fuse_quietly(network, **OURS)
+    with torch.no_grad():
+        y = result(x)
+        for other in (
+            torch.func.vmap(result)(x[:, None])[:, 0],
+            torch.export.export(result, (x,)).module()(x),
+            torch.compile(result, backend="eager", fullgraph=True)(x),
+            torch.jit.trace(result, (x,), check_trace=False)(x),
+        ):
+            assert relative_error(other, y) < 1e-5
+        with torch.autocast("cpu", torch.bfloat16):
+            assert relative_error(result(x).float(), y) < 5e-2
+    gradients = []
+    for module in (result, network):
+        leaf = x.clone().requires_grad_()
+        module(leaf).square().sum().backward()
+        gradients.append(leaf.grad)
+    assert relative_error(*gradients) < 1e-4
+    norm = result.features.denseblock1.denselayer1.norm1
+    norm.weight.requires_grad_()
+    result(x).sum().backward()
+    assert norm.weight.grad.any()
+
+
+def test_modules_that_were_replaced_since() -> None:
+    m, x = model(NORMS["in a dense block"][0]).eval(), picture()
+    for name, change in (
+        ("a", lambda r, plain: r.set_submodule("a", nn.Sequential(plain.a))),
+        ("norm", lambda r, plain: (r.set_submodule("norm", nn.Identity()), setattr(plain, "norm", nn.Identity()))),
+        ("norm in training mode", lambda r, plain: (r.norm.train(), plain.norm.train())),
+    ):
+        result, plain = fuse_quietly(m, **OURS), copy.deepcopy(m)
+        with torch.no_grad():
+            result(x)
+            change(result, plain)
+            assert relative_error(result(x), plain(x)) < 1e-5, name
+
+
+def test_hooks_see_what_they_saw() -> None:
+    m, x = model(NORMS["in a dense block"][0]).eval(), picture()
+    result = fuse_quietly(m, **OURS)
+    with torch.no_grad():
+        y = result(x)
+        seen: dict[str, tuple[Tensor, Tensor]] = {}
+        for name in ("a", "wide", "norm", "wide_norm"):
+            layer = result.get_submodule(name)
+            layer.register_forward_hook(lambda _, inputs, output, n=name: seen.update({n: (inputs[0], output)}))
+        assert relative_error(result(x), y) < 1e-6
+        assert relative_error(seen["norm"][1], m.norm(x)) < 1e-6
+        assert relative_error(seen["a"][0], F.relu(m.norm(x))) < 1e-6
+        assert relative_error(seen["wide"][1], y) < 1e-6
+        assert fuse_quietly(sequence_with_hook(m), **OURS)(x).shape == y.shape
+
+
+def sequence_with_hook(m: nn.Module) -> nn.Module:
+    m.norm = hooked(m.norm)
+    return m
+
+
+def test_a_norm_or_a_range_that_costs_more_than_a_pass_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the inputs that the planner is asked for, and for others that are served alike."""
+    m, x = model(NORMS["in a dense block"][0]).eval(), picture()
+    result = fuse_quietly(m, **OURS)
+    with torch.no_grad():
+        result(x)
+        assert "bn+relu+conv+cat" in ours(result)
+        for layer in (result.a, result.wide):
+            layer._fastconv.algorithm = "torch"  # PyTorch's has neither
+        for y in (x, picture(1, 9, 4)):
+            assert relative_error(result(y).double(), copy.deepcopy(m).double()(y.double())) < 1e-5
+        assert result.a.last_algorithm == "torch"
+    result = fuse_quietly(m, algorithm="torch")
+    with torch.no_grad():
+        assert relative_error(result(x), m(x)) < 1e-5
+    assert ours(result) == ["conv", "conv"]
+    assert codes(result) == ["producers"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"test_half_types_and_graphs_on_a_gpu: {NO_GPU}")
+def test_half_types_and_graphs_on_a_gpu() -> None:
+    """Captured after one call; the weights change between replays."""
+    network, x = densenet().cuda(), images(2, 64).cuda()
+    exact = copy.deepcopy(network).double()
+    for dtype in (torch.float32, torch.float16):
+        plain = copy.deepcopy(network).to(dtype)
+        result, y = fuse_quietly(plain, **OURS), torch.empty(0)
+        image, graph = x.to(dtype), torch.cuda.CUDAGraph()
+        with torch.no_grad():
+            result(image)
+            with torch.cuda.graph(graph):
+                y = result(image)
+            assert "conv+cat" in ours(result)
+            for _ in range(2):
+                image.normal_()
+                graph.replay()
+                wanted = exact(image.double())
+                assert relative_error(y.double(), wanted) < max(1e-4, 2 * relative_error(plain(image).double(), wanted))
+            norm = result.get_submodule("features.denseblock1.denselayer1.norm1")
+            norm.weight.mul_(2)
+            fastconv.refresh(result)
+            graph.replay()
+            assert relative_error(y, result(image)) < 1e-6
+
+
+def test_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some the planner is not asked again."""
+    calls = []
+    made = lowering._lowered
+    monkeypatch.setattr(lowering, "_lowered", lambda *args: calls.append(1) or made(*args))
+    result = fused(model(nested), *(picture(1, 3, w) for w in range(2, 14)))
+    assert len(calls) == 8
+    assert codes(result) == ["", "", ""]
+
+
+def test_values_that_are_not_known_before() -> None:
+    """A model with a function that needs its values is left as it is; sizes that differ are an error, as they are in
+    torch.cat."""
+
+    def of_values(m: Any, x: Tensor) -> Tensor:
+        return cat(m.a(x), m.b(x))[torch.nonzero(x[:, 0, 0, 0] > 0).flatten()]
+
+    result = fused(model(of_values), picture(4))
+    assert codes(result) == []
+    with pytest.raises(RuntimeError, match="expected the same dtype, and sizes that differ in channels alone"):
+        ranges.copy_into(picture(1, 1, 1), picture(1, 3, 3), 0)
