@@ -368,8 +368,9 @@ def test_the_best_layers_of_cudnn(tmp_path, monkeypatch):
     head = environment.describe("layers", "cpu")
     known = layer_row("res1", "fp32", 1.0, 1.0) | {"n": 2, "c": 3, "h": 32, "w": 32, "k": 64, "r": 7, "s": 7}
     known |= {"stride": 2, "padding": 3, "pass": "forward"} | cudnn_best(5e6)
-    results.write(tmp_path / "layers.json", {**head, "rows": [known, known | {"h": 1, "w": 1}]})
-    other = {**head, "commit": "another", "rows": [known | cudnn_best(7e7)]}
+    mine = {**head, "commit": "earlier", "rows": [known, known | {"h": 1, "w": 1}]}  # cuDNN is what it was
+    results.write(tmp_path / "layers.json", mine)
+    other = {**head, "torch": "another", "rows": [known | cudnn_best(7e7)]}
     results.write(tmp_path / "layers_stems.json", {**other, "suite": "layers_stems"})
     peers = ["torch_eager", "cudnn_best_layers"]
     (row,) = bench_one(["eager"], peers, out, layouts=["nchw"])

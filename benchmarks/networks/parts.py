@@ -27,6 +27,7 @@ from fastconv import timing
 from fastconv.models.layers import Layer
 
 NAME = "cudnn_best_layers"
+MACHINE = ("gpu", "driver", "cuda", "torch", "cudnn")  # what cuDNN's times depend on
 GEOMETRY = ("c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
 CONVOLUTIONS = dict.fromkeys(
     ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "fastconv::", "mkldnn::_convolution"),
@@ -79,8 +80,8 @@ def convolutions(model: nn.Module, shape: Sequence[int]) -> collections.Counter[
 
 
 class BestLayers:
-    """cuDNN's fastest times of single layers: from the files of `bench layers` of this machine and commit that lie
-    beside `path`, else measured, and kept in the file at `path`."""
+    """cuDNN's fastest times of single layers: from the files of `bench layers` of this machine that lie beside `path`,
+    of whatever commit of ours, else measured, and kept in the file at `path`."""
 
     def __init__(self, path: Path | None, head: results.Document, device: torch.device, rounds: int = 20) -> None:
         self.path, self.device, self.rounds = path, device, rounds
@@ -88,10 +89,11 @@ class BestLayers:
         self.document = results.merge(path, head, ROW_KEY) if path else {**head, "rows": []}
         self._known: dict[tuple[Any, ...], float] = {}
         for file in sorted(path.parent.glob("layers*.json")) if path else []:
-            its = {**head, "suite": json.loads(file.read_text()).get("suite")}
-            for row in results.merge(file, its, ROW_KEY)["rows"]:
-                if row["pass"] == "forward" and row.get("commit", head["commit"]) == head["commit"]:
-                    self._note(row)
+            its = json.loads(file.read_text())
+            if all(its.get(name) == head[name] for name in MACHINE):
+                for row in its["rows"]:
+                    if row["pass"] == "forward":
+                        self._note(row)
         for row in self.document["rows"]:
             self._note(row)
 
