@@ -19,12 +19,18 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules.utils import _pair
 
-from fastconv import failures, once, ops
+from fastconv import failures, once, ops, settings
 from fastconv.ops import plain, pooling
-from fastconv.tensors import is_plain
+from fastconv.tensors import PLAIN
 
 # Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
 _held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[LayerState]] = weakref.WeakKeyDictionary()
+
+# What every call asks, by names that are found at once.
+_is_compiling = torch.compiler.is_compiling
+_transforms = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing_state = torch._C._get_tracing_state
 
 # algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after, max_pool
 Settings = tuple[Any, ...]
@@ -44,8 +50,8 @@ class LayerState:
     """
 
     __slots__ = (
-        "__weakref__", "algorithm", "calls", "elsewhere", "frozen", "latest", "layers", "lock", "max_error",
-        "max_workspace", "precision",
+        "__weakref__", "algorithm", "calls", "elsewhere", "frozen", "latest", "layers", "limits", "lock", "max_error",
+        "max_workspace", "precision", "resolved",
     )  # fmt: skip
 
     def __init__(
@@ -57,9 +63,12 @@ class LayerState:
         self.max_error = max_error
         self.max_workspace = max_workspace
         self.frozen = frozen
+        # What the operators get for them: the environment's settings do not change.
+        self.resolved = settings.auto_algorithm if algorithm == "auto" or settings.disabled else algorithm
+        self.limits = settings.resolve_limits(max_error, max_workspace, self.resolved)
         self.layers: dict[Settings, int] = {}
         self.calls: dict[tuple[int, int], list[int]] = {}  # by layer and mode: what autograd's record takes
-        self.latest = 0  # the layer of the most recent call
+        self.latest: tuple[Settings | None, int] = None, 0  # of the most recent call
         self.elsewhere: tuple[str, tuple[int, ...]] | None = None  # that call's algorithm and shape, if conv2d ran it
         self.lock = threading.Lock()
 
@@ -69,6 +78,15 @@ class LayerState:
     def __del__(self) -> None:
         for layer in self.layers.values():
             ops.layer_free(layer)
+
+    def layer_of(self, key: Settings) -> int:
+        """The layer of a call, which is the most recent one from now on."""
+        known, layer = self.latest
+        if key != known:
+            layer = self.layers.get(key) or self.new_layer(key)
+            self.latest = key, layer
+        self.elsewhere = None
+        return layer
 
     def new_layer(self, key: Settings) -> int:
         algorithm, *_, activation, slope, limits, after, max_pool = key
@@ -128,7 +146,8 @@ class LayerState:
         """Algorithm and input shape of the most recent eager call."""
         if self.elsewhere is not None:
             return self.elsewhere
-        return ops.layer_last(self.latest) if self.latest else (None, None)
+        layer = self.latest[1]
+        return ops.layer_last(layer) if layer else (None, None)
 
     @property
     def last_algorithm(self) -> str | None:
@@ -141,16 +160,13 @@ class LayerState:
 
 def is_eager(*tensors: Tensor | None) -> bool:
     """Whether a call on these tensors computes, here and now: not traced, transformed, faked or overridden."""
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         return False
     for tensor in tensors:
-        if tensor is not None and not (is_plain(tensor) and (tensor.is_cuda or tensor.is_cpu)):
+        if tensor is not None and not (type(tensor) in PLAIN and (tensor.is_cuda or tensor.is_cpu)):
             return False
     return (
-        torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._get_tracing_state() is None
-        and forward_ad._current_level < 0
+        _transforms() is None and _dispatch_modes() == 0 and _tracing_state() is None and forward_ad._current_level < 0
     )
 
 
@@ -167,7 +183,7 @@ def _autocast(tensor: Any, dtype: torch.dtype) -> Any:
     """What autocast makes of an argument of a convolution."""
     if tensor is None or tensor.dtype is dtype or not tensor.is_floating_point() or tensor.dtype is torch.float64:
         return tensor
-    return tensor.to(dtype)
+    return tensor.to(dtype=dtype)  # by name: found without trying the other forms of `to`
 
 
 def _run_torch(
@@ -204,51 +220,45 @@ def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precis
 
 def convolve(
     state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings,
-    precision: str,
+    precision: str, follows: bool = False,
 ) -> Tensor | None:  # fmt: skip
     """activation(conv(input) + bias + residual), or the residual or a max-pool behind the activation, of eager tensors
-    (`is_eager`), batched or not; None if the general operator has to do it."""
-    try:
-        return _convolve(state, x, weight, bias, residual, key, precision)
-    except failures.UnseenError:
-        return None
-
-
-def _convolve(
-    state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings,
-    precision: str,
-) -> Tensor | None:  # fmt: skip
-    layer = state.layers.get(key) or state.new_layer(key)
+    (`is_eager`), batched or not; None if the general operator has to do it. follows: precision is known to be what
+    PyTorch's switch says."""
+    layer = state.layer_of(key)
     mode = ops.PRECISIONS[precision]
-    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := x.device.type):
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := "cuda" if x.is_cuda else "cpu"):
         dtype = torch.get_autocast_dtype(device)
-        x, weight, bias = _autocast(x, dtype), _autocast(weight, dtype), _autocast(bias, dtype)
-        residual = _autocast(residual, dtype)
+        x, weight = _autocast(x, dtype), _autocast(weight, dtype)
+        bias, residual = _autocast(bias, dtype), _autocast(residual, dtype)
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
     if once.wanted is not False:
         once.see(x, weight, bias, residual, key, precision)
-    state.latest, state.elsewhere = layer, None
-    if state.frozen and not weight.requires_grad:
+    trained = weight.requires_grad
+    if state.frozen and not trained:
         mode |= ops.FROZEN
-    if plain.is_of_class(x, precision):
+    if follows or plain.is_of_class(x, precision):
         mode |= ops.ADMITS_TORCH
     y: Tensor | None
-    if not needs_gradient(x, weight, bias, residual):
-        y = ops.layer_forward(x, weight, bias, residual, layer, mode)
-        while y is None and _prepared(state, layer, weight, key[4], precision):
+    try:
+        if not (torch.is_grad_enabled() and (trained or needs_gradient(x, bias, residual))):
             y = ops.layer_forward(x, weight, bias, residual, layer, mode)
-        if y is None and mode & ops.ADMITS_TORCH:
-            y = _run_torch(x, weight, bias, residual, key)
-    elif residual is None and key[5] == "none" and not key[9]:
-        if weight.requires_grad:
-            mode |= ops.TRAINED
-        call = state.calls.get((layer, mode)) or state.new_call(layer, mode)
-        y = ops.recorded_convolution(x, weight, bias, call)
-        if not mode & ops.TRAINED:
-            _prepared(state, layer, weight, key[4], precision)
-    else:
+            while y is None and _prepared(state, layer, weight, key[4], precision):
+                y = ops.layer_forward(x, weight, bias, residual, layer, mode)
+            if y is None and mode & ops.ADMITS_TORCH:
+                y = _run_torch(x, weight, bias, residual, key)
+        elif residual is None and key[5] == "none" and not key[9]:
+            if trained:
+                mode |= ops.TRAINED
+            call = state.calls.get((layer, mode)) or state.new_call(layer, mode)
+            y = ops.recorded_convolution(x, weight, bias, call)
+            if not trained:
+                _prepared(state, layer, weight, key[4], precision)
+        else:
+            return None
+    except failures.UnseenError:
         return None
     return y if is_batched or y is None else y.squeeze(0)
 
@@ -260,9 +270,8 @@ def convolve_around(
     """`convolve` without gradients and residuals, of batched tensors without autocast. `around`: the output that is
     written, scale and shift of an affine input, and the activation behind these (`ops.layer_forward_around`). None if
     the general operator has to do it, or a norm apart."""
-    layer = state.layers.get(key) or state.new_layer(key)
+    layer = state.layer_of(key)
     mode = ops.PRECISIONS[precision]
-    state.latest, state.elsewhere = layer, None
     if state.frozen and not weight.requires_grad:
         mode |= ops.FROZEN
     if plain.is_of_class(x, precision):

@@ -91,7 +91,7 @@ class Conv2d(Layer, nn.Conv2d):
         bias: Any = parameters.get("bias")
         if weight is None:
             weight = self.weight
-        if bias is None:
+        if bias is None and "bias" not in parameters:
             bias = self.bias
         x, padding = input, self.padding
         if self.padding_mode != "zeros":
@@ -104,7 +104,7 @@ class Conv2d(Layer, nn.Conv2d):
         key, precision = self._key(x, padding, activation, slope, residual_after, max_pool)
         if settings.log_calls:
             self._log(x, padding, key[0], precision, activation)
-        y = convolve(state, x, weight, bias, residual, key, precision)
+        y = convolve(state, x, weight, bias, residual, key, precision, state.precision is None)
         if y is None:
             y = self._plain(input, weight, bias, self.padding, residual, activation, slope, residual_after, max_pool)
             last = ops.last_call()
@@ -113,22 +113,10 @@ class Conv2d(Layer, nn.Conv2d):
 
     def _key(self, x: Tensor, padding: Any, activation: str, slope: float, *rest: bool) -> tuple[tuple[Any, ...], str]:
         """What the operators know a call by, with padding as two integers, and its accuracy class."""
-        state, algorithm = self._fastconv, self._fastconv.algorithm
-        if algorithm == "auto" or settings.disabled:
-            algorithm = settings.auto_algorithm
-        limits = settings.resolve_limits(state.max_error, state.max_workspace, algorithm)
+        state, own = self._fastconv, self.__dict__
         precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
-        return (
-            algorithm,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            activation,
-            slope,
-            limits,
-            *rest,
-        ), precision
+        geometry = own["stride"], padding, own["dilation"], own["groups"]
+        return (state.resolved, *geometry, activation, slope, state.limits, *rest), precision
 
     def _convolve_around(
         self, x: Tensor, out: Tensor | None, scale: Tensor | None, shift: Tensor | None, input_activation: str

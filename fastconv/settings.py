@@ -133,7 +133,11 @@ switches = _Switches("fastconv.settings.switches")
 
 def cuda_precision() -> str:
     """Class of a float32 CUDA convolution without a precision of its own: ``"tf32"`` or ``"fp32"``."""
-    return "tf32" if switches.conv_precision == "tf32" else "fp32"
+    if torch.compiler.is_compiling():
+        precision = switches.conv_precision
+    else:  # what it reads, without the Python of three modules' attributes, which every eager call would pass
+        precision = torch._C._get_fp32_precision_getter("cuda", "conv")
+    return "tf32" if precision == "tf32" else "fp32"
 
 
 def resolve_precision(precision: str | None, is_cuda: bool) -> str:

@@ -3,10 +3,13 @@
 import torch
 from torch import Tensor
 
+# Of tensors that are nothing but tensors: no subclass that could take a call over.
+PLAIN = (Tensor, torch.nn.Parameter)
+
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the tensor is nothing but a tensor: no subclass that could take the call over."""
-    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+    """Whether the tensor is nothing but a tensor."""
+    return type(tensor) in PLAIN
 
 
 # PyTorch's own wrappers, which take any operator; by name, since not all are imported.
