@@ -143,8 +143,9 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   return choice.plan.pools_apart ? pooled(y, asked) : y;
 }
 
-bool admits_torch(const Tensor& tensor, AccuracyClass accuracy) {
+bool admits_torch(const Tensor& tensor, AccuracyClass accuracy, bool admitted) {
   if (!tensor.is_cuda() || tensor.scalar_type() != ScalarType::Float) return true;
+  if (admitted && accuracy == AccuracyClass::tf32) return true;
   const bool is_tf32 = integer_of_python("fastconv::allows_tf32") != 0;
   return is_tf32 == (accuracy == AccuracyClass::tf32);
 }

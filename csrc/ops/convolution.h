@@ -44,8 +44,10 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                const ConvProblem& problem, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                Runtime& runtime, const Around& around = {});
 
-// Whether PyTorch's own convolution, which follows its switch, computes in a class as the switch is now.
-bool admits_torch(const Tensor& tensor, AccuracyClass accuracy);
+// Whether PyTorch's own convolution, which follows its switch, computes in a class as the switch is now, which Python
+// says. admitted: it did when the forward pass ran. In class tf32 that is the answer: PyTorch can only have become more
+// accurate since.
+bool admits_torch(const Tensor& tensor, AccuracyClass accuracy, bool admitted = false);
 
 // What an operator that is written in Python, without arguments, returns.
 std::int64_t integer_of_python(const char* name);

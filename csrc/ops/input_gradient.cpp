@@ -29,13 +29,14 @@ Tensor turned_filter(const Tensor& given, const ConvProblem& problem, const Turn
 
 Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const GradientPart& rows,
                 const GradientPart& columns, const Tensor& grad, const Tensor& filter,
-                const std::optional<Tensor>& bias, Runtime& runtime) {
+                const std::optional<Tensor>& bias, Runtime& runtime, bool admitted) {
   ConvProblem made = gradient_convolution(problem, rows, columns);
   made.has_bias = bias.has_value();
   const auto choice = choose_cached<choose>(algorithm, made, runtime.device());
   remember(choice, made.accuracy);
   if (is_own(*choice->algorithm)) return run_own(grad, &filter, nullptr, *choice, made, bias, std::nullopt, runtime);
-  if (admits_torch(grad, made.accuracy)) return in_layout(aten_convolution(grad, filter, bias, made), made.layout);
+  if (admits_torch(grad, made.accuracy, admitted))
+    return in_layout(aten_convolution(grad, filter, bias, made), made.layout);
   return general_convolution(grad, filter, bias, made, algorithm);
 }
 
@@ -97,7 +98,7 @@ void weave(const Tensor& target, std::array<std::int64_t, 2> begin, std::array<s
 // Nothing is multiplied with the zeros that the stride would put between rows.
 Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const GradientDimension& h,
                  const GradientDimension& w, const Tensor& grad, const Tensor& weight,
-                 const std::optional<Tensor>& bias, Runtime& runtime) {
+                 const std::optional<Tensor>& bias, Runtime& runtime, bool admitted) {
   std::optional<Tensor> result;
   const auto begin = [&](bool has_gaps) {
     result = empty({p.n, p.c, p.h, p.w}, p.layout, grad);
@@ -110,7 +111,7 @@ Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Gradi
       const GradientPart rows = h.phase(y), columns = w.phase(x);
       if (rows.rows == 0 || columns.rows == 0) continue;
       const Tensor filter = turned_filter(weight, p, rows.taps, columns.taps, runtime);
-      const Tensor part = convolve(algorithm, p, rows, columns, grad, filter, bias, runtime);
+      const Tensor part = convolve(algorithm, p, rows, columns, grad, filter, bias, runtime, admitted);
       if (has_shape(part, p.n, p.c, p.h, p.w) && rows.rows == p.h && columns.rows == p.w) return part;
       if (!result) begin(may_have_gaps);
       weave(*result, {y, x}, {p.stride_h, p.stride_w}, part, rows, columns);
@@ -123,12 +124,12 @@ Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Gradi
 // Residues with fewer taps than others multiply zeros, but the gradient is read once.
 Tensor at_once(const std::string& algorithm, const ConvProblem& p, const GradientDimension& h,
                const GradientDimension& w, const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias,
-               Runtime& runtime) {
+               Runtime& runtime, bool admitted) {
   const GradientPart rows = h.together(), columns = w.together();
   const Tensor filter = turned_filter(weight, p, rows.taps, columns.taps, runtime);
   std::optional<Tensor> biases;
   if (bias) biases = call_dispatcher("aten::repeat", "", *bias, IntList{p.stride_h * p.stride_w});
-  const Tensor y = convolve(algorithm, p, rows, columns, grad, filter, biases, runtime);
+  const Tensor y = convolve(algorithm, p, rows, columns, grad, filter, biases, runtime, admitted);
   const Tensor whole = empty({p.n, p.c, rows.rows * p.stride_h, columns.rows * p.stride_w}, p.layout, grad);
   const auto& [s0, s1, s2, s3] = std::array{whole.stride(0), whole.stride(1), whole.stride(2), whole.stride(3)};
   const std::int64_t channel = y.stride(1);
@@ -146,12 +147,13 @@ Tensor at_once(const std::string& algorithm, const ConvProblem& p, const Gradien
 }  // namespace
 
 Tensor input_gradient_by_convolutions(InputGradientMethod method, const std::string& algorithm, const ConvProblem& p,
-                                      const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias) {
+                                      const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias,
+                                      bool admitted) {
   const auto guard = device_guard(grad);
   const std::unique_ptr<Runtime> runtime = make_runtime(device_of(grad));
   const auto h = GradientDimension::height(p), w = GradientDimension::width(p);
   const auto form = method == InputGradientMethod::together ? at_once : by_phases;
-  return form(algorithm, p, h, w, in_layout(grad, p.layout), weight, bias, *runtime);
+  return form(algorithm, p, h, w, in_layout(grad, p.layout), weight, bias, *runtime, admitted);
 }
 
 namespace {

@@ -105,9 +105,9 @@ using Wanted = std::array<bool, 3>;
 // What is wanted and has no value is Python's to compute: PyTorch's in another class than its switch says.
 // All tensors are taken in the layout of the call's output.
 Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& weight, const ConvProblem& settings,
-                         const std::string& algorithm, AccuracyClass accuracy, const Wanted& wanted) {
+                         const std::string& algorithm, const CallMode& mode, const Wanted& wanted) {
   Gradients result;
-  const std::optional<ConvProblem> problem = problem_of(settings, input, weight, {}, {}, accuracy);
+  const std::optional<ConvProblem> problem = problem_of(settings, input, weight, {}, {}, mode.accuracy);
   const bool fits =
       problem && is_alike(grad, input) && has_shape(grad, problem->n, problem->k, problem->p(), problem->q());
   if (!fits) return result;
@@ -116,7 +116,7 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
   if (wanted[1]) {
     const DeviceInfo& device = device_of(input);
     auto choice = choose_cached<choose_weight_gradient>(algorithm, *problem, device);
-    if (choice->algorithm == nullptr && !(admitted = admits_torch(grad, accuracy))) {
+    if (choice->algorithm == nullptr && !(admitted = admits_torch(grad, mode.accuracy, mode.admits_torch))) {
       choice = choose_cached<choose_own_weight_gradient>(algorithm, *problem, device);
     }
     by_torch[1] = choice->algorithm == nullptr;
@@ -124,13 +124,15 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
   }
   if (wanted[0]) {
     auto plan = choose_cached<choose_input_gradient>(algorithm, *problem, device_of(grad));
-    if (plan->method == InputGradientMethod::torch && !(admitted = admits_torch(grad, accuracy))) {
+    if (plan->method == InputGradientMethod::torch &&
+        !(admitted = admits_torch(grad, mode.accuracy, mode.admits_torch))) {
       plan = choose_cached<choose_own_input_gradient>(algorithm, *problem, device_of(grad));
     }
     by_torch[0] = plan->method == InputGradientMethod::torch;
     if (!by_torch[0]) {
       // Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
-      result[0] = input_gradient_by_convolutions(plan->method, "auto", *problem, grad, weight, std::nullopt);
+      result[0] =
+          input_gradient_by_convolutions(plan->method, "auto", *problem, grad, weight, std::nullopt, mode.admits_torch);
     }
   }
   if ((by_torch[0] || by_torch[1]) && admitted) {
@@ -186,7 +188,7 @@ std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& grad, const 
   try {
     // Gradients that are differentiated again are made of operators that autograd knows.
     if (!aoti_torch_grad_mode_is_enabled()) {
-      result = gradients_here(grad, input, weight, call.settings, call.algorithm, call.mode.accuracy, wanted);
+      result = gradients_here(grad, input, weight, call.settings, call.algorithm, call.mode, wanted);
       for (std::size_t i = 0; i < 3; ++i) wanted[i] = wanted[i] && !result[i];
     }
     if (wanted[0] || wanted[1] || wanted[2]) {
