@@ -67,7 +67,7 @@ class LayerState:
         self.resolved = settings.auto_algorithm if algorithm == "auto" or settings.disabled else algorithm
         self.limits = settings.resolve_limits(max_error, max_workspace, self.resolved)
         self.layers: dict[Settings, int] = {}
-        self.calls: dict[tuple[int, int], list[int]] = {}  # by layer and mode: what autograd's record takes
+        self.calls: dict[tuple[int, int], int] = {}  # by layer and mode: what autograd's record takes
         self.latest: tuple[Settings | None, int] = None, 0  # of the most recent call
         self.elsewhere: tuple[str, tuple[int, ...]] | None = None  # that call's algorithm and shape, if conv2d ran it
         self.lock = threading.Lock()
@@ -96,7 +96,7 @@ class LayerState:
                 self.layers[key] = ops.layer_new(*arguments)
             return self.layers[key]
 
-    def new_call(self, layer: int, mode: int) -> list[int]:
+    def new_call(self, layer: int, mode: int) -> int:
         call = self.calls[layer, mode] = ops.layer_call(layer, mode)
         return call
 

@@ -20,8 +20,8 @@ class UnsupportedError(RuntimeError):
 
 
 class UnseenError(RuntimeError):
-    """PyTorch's own convolution failed within a layer's call, and its message did not come back: `ops.conv2d_op`
-    repeats it where it can be seen."""
+    """A layer's call that is left to `ops.conv2d_op`: PyTorch's own convolution failed within it, and its message did
+    not come back, or PyTorch lacks what records it."""
 
 
 _UNSUPPORTED = "fastconv.UnsupportedError: "  # csrc/core/error.h

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastconv
+from fastconv import ops
 from fastconv.ops import autograd
 
 pytestmark = pytest.mark.usefixtures("full_precision")
@@ -85,7 +86,7 @@ def test_one_call_of_pytorch_at_most() -> None:
         backward = torch.ops.aten.convolution_backward
         once = calls(lambda: backward(grad, x, layer.weight, [16], *geometry))
     found = calls(lambda: torch.autograd.grad(y, (x, *layer.parameters()), grad))
-    assert found["aten::convolution_backward_overrideable"] == 1
+    assert found["aten::mps_convolution_backward"] == 1
     assert not any(name.startswith("fastconv::") for name in found)
     inside = {name: count for name, count in once.items() if name != "aten::convolution_backward"}
     assert inside
@@ -187,5 +188,19 @@ def test_gradients_are_differentiated_again(algorithm: str, stride: int, device:
 
 def test_a_call_by_others_is_refused() -> None:
     x, w = torch.randn(1, 8, 4, 4), torch.randn(8, 8, 3, 3)
-    with pytest.raises(RuntimeError, match="output_padding"):
-        torch.ops.aten.convolution_overrideable(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    for groups in (1, 0, -1):
+        with pytest.raises(RuntimeError, match=f"groups {groups}; expected what layer_call returned"):
+            torch._mps_convolution(x, w, None, [0, 0], [1, 1], [1, 1], groups)
+
+
+def test_without_an_operator_for_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_recorded_convolution", None)
+    layer = fastconv.Conv2d(8, 16, 3, padding=1, algorithm="implicit_gemm")
+    x = torch.randn(2, 8, 7, 7, requires_grad=True)
+    y = layer(x)
+    found = torch.autograd.grad(y.sum(), (x, layer.weight))
+    assert layer.last_algorithm == "implicit_gemm"
+    exact = [t.detach().double().requires_grad_() for t in (x, layer.weight)]
+    expected = torch.autograd.grad(F.conv2d(*exact, None, 1, 1).sum(), exact)
+    for a, b in zip(found, expected, strict=True):
+        assert relative_error(a.double(), b) < 2e-6

@@ -49,7 +49,8 @@ _CONVERSIONS = r"convert|transpose_(fours|any)|guess_image_scales|nchwToNhwc|nhw
 GROUPS = Groups(
     CONVOLUTIONS
     | dict.fromkeys(
-        ("ConvolutionBackward", "ConvolutionOverrideableBackward", "aten::convolution_backward"), "convolution"
+        ("ConvolutionBackward", "MpsConvolutionBackward", "aten::_mps_convolution", "aten::convolution_backward"),
+        "convolution",
     )
     | dict.fromkeys(("aten::to", "aten::_to_copy", "ToCopyBackward"), "conversion")
     | dict.fromkeys(("aten::batch_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm"), "norm")

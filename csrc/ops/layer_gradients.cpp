@@ -1,10 +1,11 @@
 // A layer's call as autograd knows it, and its gradients: those that algorithms of ours compute, and what is left to
 // PyTorch in one call of its own operator.
 //
-// The call is aten::convolution_overrideable, an operator without kernels for CPU and CUDA that PyTorch has for
-// backends that bring their own convolution. Autograd's record of it is C++, which no operator of the stable ABI can
-// have otherwise. Its output_padding says nothing of a convolution that is not transposed: it carries the numbers
-// of the layer and of a LayerCall, and the other lists are empty: every list costs a call half a microsecond or more.
+// The call is aten::_mps_convolution, PyTorch's for a backend that brings its own convolution. It has no kernels for
+// CPU and CUDA, and what no operator of the stable ABI can have: autograd's record of it is C++, and so is the way to
+// it from Python, a function of `torch`, which takes half as long as one of `torch.ops`
+// (docs/log/100-training-host.md). Its groups are a number that layer_call has returned, which stands for a layer and a
+// LayerCall; its lists are empty.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <array>
@@ -33,9 +34,11 @@ struct LayerCall {
 };
 
 // The calls that there have been, by number: few, since layers that are called alike share one. They are never removed,
-// and read without a lock.
+// and read without a lock. A code has the layer's number, and below it the call's.
 class LayerCalls {
  public:
+  static constexpr int bits = 14;
+
   std::int64_t number_of(const LayerCall& call) {
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < count_; ++i) {
@@ -49,19 +52,16 @@ class LayerCalls {
     return static_cast<std::int64_t>(count_++);
   }
 
-  // code: what layer_call returned.
-  const LayerCall& at(const IntList& code) const {
-    const LayerCall* found = nullptr;
-    if (code.size() == 2 && code[1] < 0 && code[1] >= -static_cast<std::int64_t>(calls_.size())) {
-      found = calls_[static_cast<std::size_t>(-1 - code[1])].load(std::memory_order_acquire);
-    }
-    FASTCONV_REQUIRE(found != nullptr, "convolution_overrideable is called with output_padding " + to_text(code) +
+  const LayerCall& at(std::int64_t code) const {
+    const std::size_t number = static_cast<std::size_t>(code) % calls_.size();
+    const LayerCall* const found = code >> bits > 0 ? calls_[number].load(std::memory_order_acquire) : nullptr;
+    FASTCONV_REQUIRE(found != nullptr, "_mps_convolution is called with groups " + std::to_string(code) +
                                            "; expected what layer_call returned");
     return *found;
   }
 
  private:
-  std::array<std::atomic<const LayerCall*>, 1 << 14> calls_{};
+  std::array<std::atomic<const LayerCall*>, 1 << bits> calls_{};
   std::mutex mutex_;
   std::size_t count_ = 0;
 };
@@ -71,19 +71,18 @@ LayerCalls& layer_calls() {
   return *calls;
 }
 
-// The code of a call of a layer: its number, and that of how it is called, below zero, as no output_padding is. mode: a
-// CallMode.
-IntList layer_call(std::int64_t layer, std::int64_t mode) {
+// The code of a call of a layer. mode: a CallMode.
+std::int64_t layer_call(std::int64_t layer, std::int64_t mode) {
   const Layer& its = layer_at(layer);
-  return {layer, -1 - layer_calls().number_of({CallMode(mode), mode, its.algorithm(), its.settings()})};
+  return (layer << LayerCalls::bits) + layer_calls().number_of({CallMode(mode), mode, its.algorithm(), its.settings()});
 }
 
 // conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K]. A status of `pack` or `stream` says what Python
 // should do before the next call: autograd has recorded this one, so that it cannot be repeated.
 Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, IntList, IntList,
-                            IntList, bool, IntList code, std::int64_t) {
+                            IntList, std::int64_t code) {
   const LayerCall& call = layer_calls().at(code);
-  Layer& layer = layer_at(code[0]);
+  Layer& layer = layer_at(code >> LayerCalls::bits);
   CallMode mode = call.mode;
   std::optional<Tensor> y = layer.forward(input, weight, bias, std::nullopt, mode, last_status);
   if (y) return *y;
@@ -179,8 +178,8 @@ void report_failure(const std::string& message, const Tensor& grad) {
 }
 
 // dx, dw and db; undefined tensors where they are not wanted.
-std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                                      IntList, IntList, IntList, bool, IntList code, std::int64_t,
+std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& input, const Tensor& grad, const Tensor& weight,
+                                                      IntList, IntList, IntList, std::int64_t code,
                                                       std::vector<bool> mask) {
   const LayerCall& call = layer_calls().at(code);
   Wanted wanted{mask.at(0), mask.at(1), mask.at(2)};
@@ -207,20 +206,20 @@ std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& grad, const 
 }  // namespace
 }  // namespace fastconv::ops
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) { library.def("layer_call(int layer, int mode) -> int[]"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) { library.def("layer_call(int layer, int mode) -> int"); }
 
 STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
   library.impl("layer_call", TORCH_BOX(&fastconv::ops::layer_call));
 }
 
-// The gradients take autograd's place, too, for which PyTorch's formula would take output_padding at its word.
-#define FASTCONV_IMPLEMENT(DEVICE)                                                                    \
-  STABLE_TORCH_LIBRARY_IMPL(aten, DEVICE, library) {                                                  \
-    library.impl("convolution_overrideable", TORCH_BOX(&fastconv::ops::recorded_convolution));        \
-    library.impl("convolution_backward_overrideable", TORCH_BOX(&fastconv::ops::recorded_gradients)); \
-  }                                                                                                   \
-  STABLE_TORCH_LIBRARY_IMPL(aten, Autograd##DEVICE, library) {                                        \
-    library.impl("convolution_backward_overrideable", TORCH_BOX(&fastconv::ops::recorded_gradients)); \
+// The gradients take autograd's place, too, for which PyTorch's formula would take the lists at their word.
+#define FASTCONV_IMPLEMENT(DEVICE)                                                           \
+  STABLE_TORCH_LIBRARY_IMPL(aten, DEVICE, library) {                                         \
+    library.impl("_mps_convolution", TORCH_BOX(&fastconv::ops::recorded_convolution));       \
+    library.impl("mps_convolution_backward", TORCH_BOX(&fastconv::ops::recorded_gradients)); \
+  }                                                                                          \
+  STABLE_TORCH_LIBRARY_IMPL(aten, Autograd##DEVICE, library) {                               \
+    library.impl("mps_convolution_backward", TORCH_BOX(&fastconv::ops::recorded_gradients)); \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)

@@ -204,20 +204,22 @@ def layer_forward_around(
     return y
 
 
-def layer_call(layer: int, mode: int) -> list[int]:
+def layer_call(layer: int, mode: int) -> int:
     """What `recorded_convolution` takes beside tensors."""
-    code: list[int] = torch.ops.fastconv.layer_call.default(layer, mode)
-    return code
+    return int(torch.ops.fastconv.layer_call.default(layer, mode))
 
 
-_recorded_convolution = torch.ops.aten.convolution_overrideable.default
+# On CPU and CUDA ours (csrc/ops/layer_gradients.cpp). A later PyTorch may do without it.
+_recorded_convolution: Callable[..., Tensor] | None = getattr(torch, "_mps_convolution", None)
 
 
-def recorded_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, layer_call: list[int]) -> Tensor:
+def recorded_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, layer_call: int) -> Tensor:
     """`layer_forward` without a residual, of a layer without an activation, recorded by autograd. What takes Python is
-    for the next call: `layer_status()` says what."""
+    for the next call: `layer_status()` says what. Raises UnseenError if the general operator has to do it."""
+    if _recorded_convolution is None:
+        raise failures.UnseenError("PyTorch has no operator of which autograd makes this record")
     try:
-        y: Tensor = _recorded_convolution(input, weight, bias, (), (), (), False, layer_call, 1)
+        y = _recorded_convolution(input, weight, bias, (), (), (), layer_call)
     except RuntimeError as error:
         _raise_translated(_recorded_convolution, error, (input, weight, bias))
     return y
