@@ -204,3 +204,20 @@ def test_without_an_operator_for_the_record(monkeypatch: pytest.MonkeyPatch) -> 
     expected = torch.autograd.grad(F.conv2d(*exact, None, 1, 1).sum(), exact)
     for a, b in zip(found, expected, strict=True):
         assert relative_error(a.double(), b) < 2e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_backward_pass_that_is_compiled(device: str) -> None:
+    layers = [fastconv.Conv2d(8, 8, 3, stride, 1, algorithm="implicit_gemm", device=device) for stride in (1, 2)]
+    network = nn.Sequential(*layers)
+    exact = nn.Sequential(*[nn.Conv2d(8, 8, 3, stride, 1, device=device) for stride in (1, 2)]).double()
+    exact.load_state_dict(network.state_dict())
+    for size in (5, 6):  # whose sizes are symbols the second time
+        x = torch.randn(2, 8, size, size, device=device, requires_grad=True)
+        network.zero_grad()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            network(x).square().sum().backward()
+        y = x.detach().double().requires_grad_()
+        expected = torch.autograd.grad(exact(y).square().sum(), (y, *exact.parameters()))
+        for found, wanted in zip((x, *network.parameters()), expected, strict=True):
+            assert relative_error(found.grad.double(), wanted) < 2e-5

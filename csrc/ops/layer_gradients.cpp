@@ -177,6 +177,16 @@ void report_failure(const std::string& message, const Tensor& grad) {
       torch_call_dispatcher("fastconv::backward_failed", "", stack.data(), TORCH_ABI_VERSION));
 }
 
+// Not of a fake tensor, with which torch.compile traces a backward pass (compiled autograd). Where its sizes are
+// symbols, asking throws.
+bool has_memory(const Tensor& tensor) {
+  try {
+    return tensor.const_data_ptr() != nullptr;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 // dx, dw and db; undefined tensors where they are not wanted.
 std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& input, const Tensor& grad, const Tensor& weight,
                                                       IntList, IntList, IntList, std::int64_t code,
@@ -185,8 +195,8 @@ std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& input, const
   Wanted wanted{mask.at(0), mask.at(1), mask.at(2)};
   Gradients result;
   try {
-    // Gradients that are differentiated again are made of operators that autograd knows.
-    if (!aoti_torch_grad_mode_is_enabled()) {
+    // Gradients that are differentiated again, or traced, are made of operators that autograd knows.
+    if (!aoti_torch_grad_mode_is_enabled() && has_memory(grad)) {
       result = gradients_here(grad, input, weight, call.settings, call.algorithm, call.mode, wanted);
       for (std::size_t i = 0; i < 3; ++i) wanted[i] = wanted[i] && !result[i];
     }

@@ -443,7 +443,7 @@ def _gradients_in_python(
         memory_format = ops.format_of(input, weight)
         seen = grad.contiguous(memory_format=memory_format)  # so that its gradients are what nn.Conv2d's are
         dx = dw = db = None
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not is_plain(grad):
             if wanted & 1:
                 dx = input_gradient(seen, weight, input.shape, *split, *rest)
             if wanted & 2:
