@@ -245,7 +245,7 @@ def test_a_norm_or_a_range_that_costs_more_than_a_pass_is_none(monkeypatch: pyte
         result(x)
         assert "bn+relu+conv+cat" in ours(result)
         for layer in (result.a, result.wide):
-            layer._fastconv.algorithm = "torch"  # PyTorch's has neither
+            layer._fastconv.resolved = "torch"  # PyTorch's has neither
         for y in (x, picture(1, 9, 4)):
             assert relative_error(result(y).double(), copy.deepcopy(m).double()(y.double())) < 1e-5
         assert result.a.last_algorithm == "torch"
