@@ -111,12 +111,16 @@ class Conv2d(Layer, nn.Conv2d):
             state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
         return y
 
-    def _key(self, x: Tensor, padding: Any, activation: str, slope: float, *rest: bool) -> tuple[tuple[Any, ...], str]:
+    def _key(
+        self, x: Tensor, padding: Any, activation: str, slope: float, residual_after: bool, max_pool: bool
+    ) -> tuple[tuple[Any, ...], str]:
         """What the operators know a call by, with padding as two integers, and its accuracy class."""
         state, own = self._fastconv, self.__dict__
-        precision = settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
-        geometry = own["stride"], padding, own["dilation"], own["groups"]
-        return (state.resolved, *geometry, activation, slope, state.limits, *rest), precision
+        key = (
+            state.resolved, own["stride"], padding, own["dilation"], own["groups"], activation, slope, state.limits,
+            residual_after, max_pool,
+        )  # fmt: skip
+        return key, settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
 
     def _convolve_around(
         self, x: Tensor, out: Tensor | None, scale: Tensor | None, shift: Tensor | None, input_activation: str
