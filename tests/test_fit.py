@@ -135,9 +135,9 @@ def test_the_planner_has_what_the_file_says(tmp_path):
     listed = re.findall(r"^FASTCONV_(CPU|CUDA)\((\w+), (\w+), (.*)\)$", DEFINITION.read_text(), re.MULTILINE)
     said = {}
     for device, algorithm, name, numbers in listed:
-        least, most, *its = map(float, numbers.split(", "))
+        lower, upper, *its = map(float, numbers.split(", "))
         for kind, value in zip(("avx2", "avx512") if device == "CPU" else ("cuda",), its, strict=True):
-            assert least <= value <= most
+            assert lower <= value <= upper
             said[algorithm, name, kind] = value
     assert said == {(row["algorithm"], row["name"], row["kind"]): row["value"] for row in _C.fitted()}
     assert {algorithm for algorithm, *_ in said} - {row["name"] for row in _C.algorithms()} == {"winograd_staged"}

@@ -16,19 +16,18 @@ using namespace fastconv;
 
 namespace {
 
-// A constant of a cost model on one kind of device, "avx2", "avx512" or "cuda", and what it may be at least and at
-// most.
+// A constant of a cost model on one kind of device, "avx2", "avx512" or "cuda", with its bounds.
 struct Constant {
   const char *algorithm, *name, *kind;
-  double least, most;
+  double lower, upper;
   double& value;
 };
 const Constant constants[] = {
-#define FASTCONV_CPU(ALGORITHM, NAME, LEAST, MOST, AVX2, AVX512)          \
-  {#ALGORITHM, #NAME, "avx2", LEAST, MOST, fitted::ALGORITHM::NAME.avx2}, \
-      {#ALGORITHM, #NAME, "avx512", LEAST, MOST, fitted::ALGORITHM::NAME.avx512},
-#define FASTCONV_CUDA(ALGORITHM, NAME, LEAST, MOST, VALUE) \
-  {#ALGORITHM, #NAME, "cuda", LEAST, MOST, fitted::ALGORITHM::NAME},
+#define FASTCONV_CPU(ALGORITHM, NAME, LOWER, UPPER, AVX2, AVX512)          \
+  {#ALGORITHM, #NAME, "avx2", LOWER, UPPER, fitted::ALGORITHM::NAME.avx2}, \
+      {#ALGORITHM, #NAME, "avx512", LOWER, UPPER, fitted::ALGORITHM::NAME.avx512},
+#define FASTCONV_CUDA(ALGORITHM, NAME, LOWER, UPPER, VALUE) \
+  {#ALGORITHM, #NAME, "cuda", LOWER, UPPER, fitted::ALGORITHM::NAME},
 #include "core/fitted.def"
 #undef FASTCONV_CPU
 #undef FASTCONV_CUDA
@@ -58,7 +57,7 @@ void bind_fit(py::module_& module) {
         for (const Constant& constant : constants) {
           py::dict row;
           row["algorithm"] = constant.algorithm, row["name"] = constant.name, row["kind"] = constant.kind;
-          row["least"] = constant.least, row["most"] = constant.most, row["value"] = constant.value;
+          row["lower"] = constant.lower, row["upper"] = constant.upper, row["value"] = constant.value;
           rows.append(row);
         }
         return rows;

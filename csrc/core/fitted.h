@@ -6,13 +6,13 @@
 
 // Read by models as fitted::ALGORITHM::NAME. They are variables for the planner's module, where the fit moves them;
 // kernels and operators read what the file says.
-#define FASTCONV_CPU(ALGORITHM, NAME, LEAST, MOST, AVX2, AVX512) \
-  namespace fastconv::fitted::ALGORITHM {                        \
-  inline constinit CpuRates<double> NAME{AVX2, AVX512};          \
+#define FASTCONV_CPU(ALGORITHM, NAME, LOWER, UPPER, AVX2, AVX512) \
+  namespace fastconv::fitted::ALGORITHM {                         \
+  inline constinit CpuRates<double> NAME{AVX2, AVX512};           \
   }
-#define FASTCONV_CUDA(ALGORITHM, NAME, LEAST, MOST, VALUE) \
-  namespace fastconv::fitted::ALGORITHM {                  \
-  inline constinit double NAME = VALUE;                    \
+#define FASTCONV_CUDA(ALGORITHM, NAME, LOWER, UPPER, VALUE) \
+  namespace fastconv::fitted::ALGORITHM {                   \
+  inline constinit double NAME = VALUE;                     \
   }
 #include "core/fitted.def"
 #undef FASTCONV_CPU

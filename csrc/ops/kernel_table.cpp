@@ -3,15 +3,15 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "device/flipped_filter.h"
 #include "device/max_pool.h"
-#include "device/turned_filter.h"
 
 namespace fastconv {
 
 using LayoutFunction = void (*)(const ConvProblem&, const void* x, void* target, Runtime&);
 void nhwc_from_nchw(const ConvProblem& problem, const void* x, void* target, Runtime& runtime);  // csrc/device
-using TurnFunction = void (*)(const ConvProblem&, const TurnedFilter&, const void* weight, void* turned, Runtime&);
-void turn_filter(const ConvProblem&, const TurnedFilter&, const void* weight, void* turned, Runtime&);  // csrc/device
+using FlipFunction = void (*)(const ConvProblem&, const FlippedFilter&, const void* weight, void* flipped, Runtime&);
+void flip_filter(const ConvProblem&, const FlippedFilter&, const void* weight, void* flipped, Runtime&);  // csrc/device
 
 #define FASTCONV_PLAIN(NAME)                \
   namespace algos::NAME {                   \
@@ -75,11 +75,11 @@ PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem,
                                Runtime& runtime) {
   if (!plan.reads_nhwc || problem.layout == Layout::nhwc) return {x, problem.layout};
   if (nhwc_input_bytes(problem) == 0) return {x, Layout::nhwc};
-  const LayoutFunction turn = FASTCONV_CUDA_FUNCTION(nhwc_from_nchw);
-  if (turn == nullptr || runtime.device().type != DeviceType::cuda)
+  const LayoutFunction transpose = FASTCONV_CUDA_FUNCTION(nhwc_from_nchw);
+  if (transpose == nullptr || runtime.device().type != DeviceType::cuda)
     throw DeviceError("no kernel brings NCHW into NHWC");
   char* target = static_cast<char*>(workspace) + plan.workspace_bytes - nhwc_input_bytes(problem);
-  turn(problem, x, target, runtime);
+  transpose(problem, x, target, runtime);
   return {target, Layout::nhwc};
 }
 
@@ -93,19 +93,19 @@ bool has_max_pool(const MaxPool& pool, const DeviceInfo& device) {
 
 void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime) { pool_on_cuda(pool, x, y, runtime); }
 
-void turn_filter(const ConvProblem& problem, const TurnedFilter& filter, const void* weight, void* turned,
+void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const void* weight, void* flipped,
                  Runtime& runtime) {
   if (runtime.device().type == DeviceType::cuda) {
-    const TurnFunction turn = FASTCONV_CUDA_FUNCTION(fastconv::turn_filter);
-    if (turn == nullptr) throw DeviceError("no kernel turns a filter");
-    return turn(problem, filter, weight, turned, runtime);
+    const FlipFunction flip = FASTCONV_CUDA_FUNCTION(fastconv::flip_filter);
+    if (flip == nullptr) throw DeviceError("no kernel flips a filter");
+    return flip(problem, filter, weight, flipped, runtime);
   }
   dispatch_dtype(problem.dtype, [&](auto zero) {
     using T = decltype(zero);
     runtime.parallel_for(0, filter.size(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t source = filter.source(i);
-        static_cast<T*>(turned)[i] = source < 0 ? T(0.0f) : static_cast<const T*>(weight)[source];
+        static_cast<T*>(flipped)[i] = source < 0 ? T(0.0f) : static_cast<const T*>(weight)[source];
       }
     });
   });

@@ -150,15 +150,17 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"im2col_gemm",
-                          "gemm",
-                          "unroll to a bounded buffer, then the library's GEMM",
-                          2,
-                          true,
-                          true,
-                          roundoffs,
-                          supports,
-                          plan,
-                          plain_weight};
+const Algorithm algorithm{
+    .name = "im2col_gemm",
+    .family = "gemm",
+    .summary = "unroll to a bounded buffer, then the library's GEMM",
+    .source = 2,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = plain_weight,
+};
 
 }  // namespace fastconv::algos::im2col_gemm

@@ -250,7 +250,16 @@ const WeightGradient weight_gradient{"torch", weight_gradient_roundoffs, support
 
 extern const Algorithm algorithm;
 const Algorithm algorithm{
-    "torch", "library",   "PyTorch's own convolution (cuDNN, oneDNN)", 0, true, true, roundoffs, supports,
-    plan,    plain_weight};
+    .name = "torch",
+    .family = "library",
+    .summary = "PyTorch's own convolution (cuDNN, oneDNN)",
+    .source = 0,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = plain_weight,
+};
 
 }  // namespace fastconv::algos::torch

@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(convert_threads)
   converter.note_largest();
 }
 
-// NCHW: tiles of 64 pixels and 64 channels, turned in shared memory.
+// NCHW: tiles of 64 pixels and 64 channels, transposed in shared memory.
 template <typename T, int limbs>
 __global__ void __launch_bounds__(convert_threads)
     convert_tiles(const __grid_constant__ Operand<T> operand, bool retry) {

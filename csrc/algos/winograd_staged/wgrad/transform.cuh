@@ -131,7 +131,7 @@ __device__ __forceinline__ void transform_tile(const TileGrid& grid, const Opera
     for (int j = 0; j < alpha; ++j, target += pitch) {
       const __half2 high = __floats2half2_rn(result[j].e[0], result[j].e[1]);
       *reinterpret_cast<__half2*>(target) = high;
-      *reinterpret_cast<__half2*>(target + plane_bytes) =
+      *reinterpret_cast<__half2*>(target + limb_bytes) =
           __floats2half2_rn(result[j].e[0] - __low2float(high), result[j].e[1] - __high2float(high));
     }
   }
