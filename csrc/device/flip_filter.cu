@@ -3,6 +3,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/flipped_filter.h"
+#include "device/launch.h"
 
 namespace fastconv {
 namespace {

@@ -6,6 +6,7 @@
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/launch.h"
+#include "device/shared_memory.h"
 
 namespace fastconv::algos::direct_tiled {
 namespace {

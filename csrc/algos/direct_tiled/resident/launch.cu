@@ -4,6 +4,7 @@
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/launch.h"
+#include "device/shared_memory.h"
 
 namespace fastconv::algos::direct_tiled::resident {
 namespace {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "algos/implicit_gemm/few_channels/tile.cuh"
+#include "device/split_fp16.cuh"
 
 namespace fastconv::algos::implicit_gemm::few_channels {
 
@@ -184,13 +185,9 @@ __device__ __forceinline__ void convert_floats(const Params<float>& params, cons
     [[maybe_unused]] std::uint32_t low[pitch];
 #pragma unroll
     for (int word = 0; word < pitch; ++word) {
-      const float a = values[2 * word] * scale, b = values[2 * word + 1] * scale;
-      const __half2 hi = __floats2half2_rn(a, b);
-      high[word] = reinterpret_cast<const std::uint32_t&>(hi);
-      if constexpr (limbs == 2) {
-        const __half2 lo = __floats2half2_rn(a - __low2float(hi), b - __high2float(hi));
-        low[word] = reinterpret_cast<const std::uint32_t&>(lo);
-      }
+      const HalfLimbs split = split_fp16(values[2 * word] * scale, values[2 * word + 1] * scale);
+      high[word] = reinterpret_cast<const std::uint32_t&>(split.high);
+      if constexpr (limbs == 2) low[word] = reinterpret_cast<const std::uint32_t&>(split.low);
     }
     store_words(patch + offset, high);
     if constexpr (limbs == 2) store_words(patch + patch_limb_bytes + offset, low);

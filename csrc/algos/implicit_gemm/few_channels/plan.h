@@ -177,8 +177,9 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
   plan.patch_offset = plan.ranges_offset + (max_warps + 2) * 8;
   plan.raw_offset = plan.patch_offset + limbs_of(weights.mode) * plan.patch_limb_bytes;
   plan.shared_bytes = plan.raw_offset + static_cast<std::int64_t>(plan.lines) * plan.line_chunks * 16;
-  const auto limit = static_cast<std::int64_t>(device.shared_memory_bytes);
-  if (plan.shared_bytes > limit || std::max(plan.line_chunks, plan.pixel_pairs) > plan.threads()) return std::nullopt;
+  const auto available = static_cast<std::int64_t>(device.shared_memory_bytes);
+  if (plan.shared_bytes > available || std::max(plan.line_chunks, plan.pixel_pairs) > plan.threads())
+    return std::nullopt;
 
   plan.p_tiles = ceil_div<std::int64_t>(problem.p(), plan.tile_p);
   plan.q_tiles = ceil_div<std::int64_t>(problem.q(), plan.tile_q);
@@ -188,7 +189,7 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
   if (static_cast<double>(plan.tiles) >= limit || weights.filter_tiles > max_filter_tiles) return std::nullopt;
   const std::int64_t at_once = std::max<std::int64_t>(
       1, std::min<std::int64_t>(warps_per_processor(weights.filter_tile, weights.mode == Mode::split ? 3 : 1) / warps,
-                                limit / (plan.shared_bytes + 1024)));
+                                available / (plan.shared_bytes + 1024)));
   const std::int64_t slots = std::max<std::int64_t>(1, device.processors * at_once / weights.filter_tiles);
   plan.blocks = std::min(plan.tiles, slots);
   plan.cost_us = cost_us(plan, problem, device, at_once);
