@@ -47,8 +47,10 @@ struct Entry {
 };
 
 #ifdef FASTCONV_WITH_CUDA
+constexpr bool with_cuda = true;
 #define FASTCONV_CUDA_FUNCTION(FUNCTION) FUNCTION
 #else
+constexpr bool with_cuda = false;
 #define FASTCONV_CUDA_FUNCTION(FUNCTION) nullptr
 #endif
 #define FASTCONV_PLAIN(NAME) \
@@ -75,9 +77,8 @@ PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem,
                                Runtime& runtime) {
   if (!plan.reads_nhwc || problem.layout == Layout::nhwc) return {x, problem.layout};
   if (nhwc_input_bytes(problem) == 0) return {x, Layout::nhwc};
+  if (!with_cuda || runtime.device().type != DeviceType::cuda) throw DeviceError("no kernel brings NCHW into NHWC");
   const LayoutFunction transpose = FASTCONV_CUDA_FUNCTION(nhwc_from_nchw);
-  if (transpose == nullptr || runtime.device().type != DeviceType::cuda)
-    throw DeviceError("no kernel brings NCHW into NHWC");
   char* target = static_cast<char*>(workspace) + plan.workspace_bytes - nhwc_input_bytes(problem);
   transpose(problem, x, target, runtime);
   return {target, Layout::nhwc};
@@ -87,8 +88,8 @@ using PoolFunction = void (*)(const MaxPool&, const void* x, void* y, Runtime&);
 constexpr PoolFunction pool_on_cuda = FASTCONV_CUDA_FUNCTION(fastconv::max_pool);
 
 bool has_max_pool(const MaxPool& pool, const DeviceInfo& device) {
-  return pool_on_cuda != nullptr && device.type == DeviceType::cuda && device.has_kernels &&
-         pool.dtype != DType::other && pool.counts_in_31_bits();
+  return with_cuda && device.type == DeviceType::cuda && device.has_kernels && pool.dtype != DType::other &&
+         pool.counts_in_31_bits();
 }
 
 void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime) { pool_on_cuda(pool, x, y, runtime); }
@@ -96,8 +97,8 @@ void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime) { p
 void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const void* weight, void* flipped,
                  Runtime& runtime) {
   if (runtime.device().type == DeviceType::cuda) {
+    if (!with_cuda) throw DeviceError("no kernel flips a filter");
     const FlipFunction flip = FASTCONV_CUDA_FUNCTION(fastconv::flip_filter);
-    if (flip == nullptr) throw DeviceError("no kernel flips a filter");
     return flip(problem, filter, weight, flipped, runtime);
   }
   dispatch_dtype(problem.dtype, [&](auto zero) {
