@@ -340,8 +340,9 @@ def _parts(sets: Sequence[Rows], folds: int) -> list[Index]:
     return found
 
 
-_LINE = re.compile(r"^FASTCONV_(CPU|CUDA)\((\w+), (\w+), (.*)\)$")
+_LINE = re.compile(r"^FASTCONV_(CPU|CUDA|TIMES)\((\w+), (\w+), (.*)\)$")
 _COLUMNS = {"avx2": 2, "avx512": 3, "cuda": 2}  # behind lower and upper
+_TIMES = ("launch", "term", "products", "input", "output")  # of one line, behind where the fit begins
 
 
 def write(path: Path, kind: str, constants: Mapping[Name, float]) -> None:
@@ -349,9 +350,14 @@ def write(path: Path, kind: str, constants: Mapping[Name, float]) -> None:
     lines = path.read_text().splitlines()
     for number, line in enumerate(lines):
         match = _LINE.match(line)
-        if match is None or (match[1] == "CUDA") != (kind == "cuda") or (match[2], match[3]) not in constants:
+        if match is None or (match[1] == "CPU") == (kind == "cuda"):
             continue
+        columns = {match[3]: _COLUMNS[kind]}
+        if match[1] == "TIMES":
+            columns = {f"{match[3]}_{name}": len(_TIMES) + i for i, name in enumerate(_TIMES)}
         values = match[4].split(", ")
-        values[_COLUMNS[kind]] = f"{constants[match[2], match[3]]:g}"
+        for name, column in columns.items():
+            if (match[2], name) in constants:
+                values[column] = f"{constants[match[2], name]:g}"
         lines[number] = f"FASTCONV_{match[1]}({match[2]}, {match[3]}, {', '.join(values)})"
     path.write_text("\n".join(lines) + "\n")

@@ -22,15 +22,26 @@ struct Constant {
   double lower, upper;
   double& value;
 };
+// Of a library's times: eight times more and less than where the fit begins.
+Constant of_start(const char* algorithm, const char* name, double start, double& value) {
+  return {algorithm, name, "cuda", start / 8.0, start > 0.0 ? 8.0 * start : 10.0, value};
+}
 const Constant constants[] = {
 #define FASTCONV_CPU(ALGORITHM, NAME, LOWER, UPPER, AVX2, AVX512)          \
   {#ALGORITHM, #NAME, "avx2", LOWER, UPPER, fitted::ALGORITHM::NAME.avx2}, \
       {#ALGORITHM, #NAME, "avx512", LOWER, UPPER, fitted::ALGORITHM::NAME.avx512},
 #define FASTCONV_CUDA(ALGORITHM, NAME, LOWER, UPPER, VALUE) \
   {#ALGORITHM, #NAME, "cuda", LOWER, UPPER, fitted::ALGORITHM::NAME},
+#define FASTCONV_TIMES(ALGORITHM, KIND, LAUNCH_0, TERM_0, PRODUCTS_0, INPUT_0, OUTPUT_0, ...) \
+  of_start(#ALGORITHM, #KIND "_launch", LAUNCH_0, fitted::ALGORITHM::KIND.launch),            \
+      of_start(#ALGORITHM, #KIND "_term", TERM_0, fitted::ALGORITHM::KIND.term),              \
+      of_start(#ALGORITHM, #KIND "_products", PRODUCTS_0, fitted::ALGORITHM::KIND.products),  \
+      of_start(#ALGORITHM, #KIND "_input", INPUT_0, fitted::ALGORITHM::KIND.input),           \
+      of_start(#ALGORITHM, #KIND "_output", OUTPUT_0, fitted::ALGORITHM::KIND.output),
 #include "core/fitted.def"
 #undef FASTCONV_CPU
 #undef FASTCONV_CUDA
+#undef FASTCONV_TIMES
 };
 
 double cost_us(const std::string& name, const ConvProblem& problem, const DeviceInfo& device, bool forward) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/cost.h"
+#include "core/library_times.h"
 
 // Read by models as fitted::ALGORITHM::NAME. They are variables for the planner's module, where the fit moves them;
 // kernels and operators read what the file says.
@@ -14,6 +15,12 @@
   namespace fastconv::fitted::ALGORITHM {                   \
   inline constinit double NAME = VALUE;                     \
   }
+#define FASTCONV_TIMES(ALGORITHM, KIND, LAUNCH_0, TERM_0, PRODUCTS_0, INPUT_0, OUTPUT_0, LAUNCH, TERM, PRODUCTS, \
+                       INPUT, OUTPUT)                                                                            \
+  namespace fastconv::fitted::ALGORITHM {                                                                        \
+  inline constinit LibraryTimes KIND{LAUNCH, TERM, PRODUCTS, INPUT, OUTPUT};                                     \
+  }
 #include "core/fitted.def"
 #undef FASTCONV_CPU
 #undef FASTCONV_CUDA
+#undef FASTCONV_TIMES
