@@ -241,7 +241,7 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
     """torch.nn.ConvTranspose2d on fastconv's algorithms: the same arguments, parameters, buffers and state_dict.
 
     Input `[N, C, H, W]` or `[C, H, W]`, output `[N, K, P, Q]` or `[K, P, Q]`. `algorithm`, `precision`, `max_error` and
-    what is raised: as for fastconv.conv_transpose2d. The weight is turned round and packed at every call: nothing is
+    what is raised: as for fastconv.conv_transpose2d. The weight is flipped and packed at every call: nothing is
     kept.
     """
 

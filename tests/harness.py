@@ -174,12 +174,12 @@ def refusal(algorithm: str, shape: Shape, cls: str, layout: str, device: str) ->
 
 
 def supported(
-    algorithm: str, shapes: list[Shape], cls: str, layout: str, device: str, at_least: int = 1
+    algorithm: str, shapes: list[Shape], cls: str, layout: str, device: str, min_count: int = 1
 ) -> list[Shape]:
     """The shapes that the algorithm takes; skips the test, with the planner's reason, if there are none."""
     reasons = {shape: refusal(algorithm, shape, cls, layout, device) for shape in shapes}
     taken = [shape for shape, reason in reasons.items() if not reason]
-    if len(taken) < at_least:
+    if len(taken) < min_count:
         pytest.skip(f"{algorithm} takes none of these shapes: {next(filter(None, reasons.values()))}")
     return taken
 

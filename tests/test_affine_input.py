@@ -323,7 +323,7 @@ def test_errors_name_the_argument():
         ((scale, scale.double()), r"shift has shape \[8\]; expected contiguous float32 \[8\]"),
         ((scale, torch.ones(16)[::2]), r"shift has shape \[8\]; expected contiguous float32 \[8\]"),
         ((scale, scale, "leaky_relu"), "input_activation is 'leaky_relu'"),
-        ((scale, scale, "tanh"), "activation is 'tanh'"),
+        ((scale, scale, "tanh"), "input_activation is 'tanh'"),
         ((None, None, "relu"), "input_activation is 'relu'; expected none"),
     ]:
         with pytest.raises((RuntimeError, ValueError), match=text):

@@ -48,7 +48,7 @@ EPILOGUES = [
     Epilogue(residual=True, activation="silu", residual_after=True),
 ]
 # What each algorithm must be exercised by, so that a supports() that says no too often cannot pass by skipping.
-LEAST_SHAPES = {"null": 4}
+MIN_SHAPES = {"null": 4}
 
 classes = pytest.mark.parametrize("cls", CLASSES)
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
@@ -143,7 +143,7 @@ def test_is_exercised(algorithm):
         for cls in ALGORITHMS[algorithm]["accuracy"]:
             for layout in LAYOUTS:
                 taken = [shape for shape in SHAPES if not refusal(algorithm, shape, cls, layout, device)]
-                assert len(taken) >= LEAST_SHAPES.get(algorithm, 6), f"{device} {cls} {layout}: {len(taken)} shapes"
+                assert len(taken) >= MIN_SHAPES.get(algorithm, 6), f"{device} {cls} {layout}: {len(taken)} shapes"
                 assert any(shape.n == 0 for shape in taken) or algorithm == "null"
 
 

@@ -9,6 +9,7 @@ import torch
 from benchmarks.regret import fit, problems
 from fastconv import _C
 
+TIMES = ("launch", "term", "products", "input", "output")
 DEFINITION = Path(__file__).parent.parent / fit.DEFINITION
 POINTWISE = [(c, k, hw) for c in (64, 256, 1024) for k in (32, 256) for hw in (7, 28, 112)]
 
@@ -132,12 +133,18 @@ def test_a_gpu_without_rates_is_refused():
 
 
 def test_the_planner_has_what_the_file_says(tmp_path):
-    listed = re.findall(r"^FASTCONV_(CPU|CUDA)\((\w+), (\w+), (.*)\)$", DEFINITION.read_text(), re.MULTILINE)
+    listed = re.findall(r"^FASTCONV_(CPU|CUDA|TIMES)\((\w+), (\w+), (.*)\)$", DEFINITION.read_text(), re.MULTILINE)
     said = {}
     for device, algorithm, name, numbers in listed:
-        least, most, *its = map(float, numbers.split(", "))
+        if device == "TIMES":
+            its = list(map(float, numbers.split(", ")))
+            for part, start, value in zip(TIMES, its[:5], its[5:], strict=True):
+                assert start / 8 <= value <= (8 * start or 10)
+                said[algorithm, f"{name}_{part}", "cuda"] = value
+            continue
+        lower, upper, *its = map(float, numbers.split(", "))
         for kind, value in zip(("avx2", "avx512") if device == "CPU" else ("cuda",), its, strict=True):
-            assert least <= value <= most
+            assert lower <= value <= upper
             said[algorithm, name, kind] = value
     assert said == {(row["algorithm"], row["name"], row["kind"]): row["value"] for row in _C.fitted()}
     assert {algorithm for algorithm, *_ in said} - {row["name"] for row in _C.algorithms()} == {"winograd_staged"}
@@ -150,3 +157,10 @@ def test_the_planner_has_what_the_file_says(tmp_path):
     differing = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert len(differing) == 1
     assert differing[0][1] == re.sub(r"[^ ]+\)$", "3.25)", differing[0][0])
+
+    before = path.read_text()
+    fit.write(path, "cuda", {("torch", "plain_1x1_nhwc_products"): 2.25})
+    line = next(line for line in before.splitlines() if line.startswith("FASTCONV_TIMES(torch, plain_1x1_nhwc, "))
+    numbers = line.split(", ")
+    numbers[2 + len(TIMES) + TIMES.index("products")] = "2.25"
+    assert path.read_text() == before.replace(line, ", ".join(numbers))

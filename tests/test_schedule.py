@@ -18,11 +18,11 @@ many = settings(max_examples=200)
 
 
 @st.composite
-def maps(draw, most_tiles=400, most_tasks=3000):
+def maps(draw, max_tiles=400, max_tasks=3000):
     """(arguments, map)"""
     small = st.integers(1, 40)
     arguments = {
-        "tiles": draw(st.integers(1, most_tiles)),
+        "tiles": draw(st.integers(1, max_tiles)),
         "c": draw(small),
         "k": draw(small),
         "group_tiles": draw(st.integers(1, 64)),
@@ -36,7 +36,7 @@ def maps(draw, most_tiles=400, most_tasks=3000):
         "bounded": draw(st.booleans()),
     }
     # Blocks grow until the map is small enough to be looked at task by task.
-    while len(made := _C.TaskMap(**arguments)) > most_tasks:
+    while len(made := _C.TaskMap(**arguments)) > max_tasks:
         arguments["group_tiles"] *= 2
         for name in ("input", "gemm", "output"):
             arguments[name] = (2 * arguments[name][0], 2 * arguments[name][1])
@@ -266,7 +266,7 @@ def oldest_first(able, holds):
 
 
 @many
-@given(maps(most_tiles=120, most_tasks=250), st.integers(1, 200), st.integers(0, 2**32))
+@given(maps(max_tiles=120, max_tasks=250), st.integers(1, 200), st.integers(0, 2**32))
 def test_no_deadlock_with_any_number_of_workers_and_any_delays(made, workers, seed):
     _, task_map = made
     tasks, waits, raises = task_map.tasks().tolist(), task_map.waits().tolist(), task_map.raises().tolist()
@@ -321,7 +321,7 @@ def simulate_roles(task_map, blocks, held, pick):
 
 
 @settings(max_examples=60)
-@given(maps(most_tiles=80, most_tasks=120), st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**32))
+@given(maps(max_tiles=80, max_tasks=120), st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**32))
 def test_no_deadlock_with_a_ticket_per_role(made, blocks, held, seed):
     _, task_map = made
     generator = random.Random(seed)

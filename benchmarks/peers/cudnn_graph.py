@@ -81,7 +81,7 @@ _HEURISTICS = {"A": 3, "fallback": 2, "B": 1}
 _ADD, _RELU = 0, 100  # cudnnPointwiseMode_t
 _TENSOR_CORE, _DOWN_CONVERT = 0, 1  # cudnnBackendNumericalNote_t
 _RUNTIME_COMPILATION = 0  # cudnnBackendBehaviorNote_t
-_MOST_KNOBS, _MOST_NOTES = 64, 16
+_MAX_KNOBS, _MAX_NOTES = 64, 16
 
 HOPELESS, HOPELESS_US = 50.0, 50e3  # an engine so many times slower than the best, and so slow, is not run again
 BUILD_S = 3.0  # seconds in which no further plan is begun; what was not built is counted in the description
@@ -253,12 +253,12 @@ class Graph:
 
 
 def _knobs(config: Descriptor) -> tuple[tuple[int, int], ...]:
-    choices = config.descriptors("KNOB_CHOICES", "KNOB_CHOICE", _MOST_KNOBS)
+    choices = config.descriptors("KNOB_CHOICES", "KNOB_CHOICE", _MAX_KNOBS)
     return tuple((choice.get("KNOB_TYPE")[0], choice.get("KNOB_VALUE")[0]) for choice in choices)
 
 
 def _config(descriptor: Descriptor, engine: Descriptor, knobs: tuple[tuple[int, int], ...] | None) -> Config:
-    numerical, behavior = (frozenset(engine.get(f"{which}_NOTE", _MOST_NOTES)) for which in ("NUMERICAL", "BEHAVIOR"))
+    numerical, behavior = (frozenset(engine.get(f"{which}_NOTE", _MAX_NOTES)) for which in ("NUMERICAL", "BEHAVIOR"))
     return Config(descriptor, engine.get("GLOBAL_INDEX")[0], knobs, numerical, behavior)
 
 

@@ -10,7 +10,7 @@ import torch
 from fastconv import timing
 
 NEAR = 1.3  # forms within this of the fastest, by single calls, are compared from cold caches
-MOST_NEAR = 4
+MAX_NEAR = 4
 ROUNDS = 7
 
 Call = Callable[[], torch.Tensor]
@@ -62,7 +62,7 @@ def fastest(
     if not times:
         raise NoneRuns(f"none of {len(forms)} runs in the class" + (f"; {failures[0]}" if failures else ""))
     ranked = sorted(times, key=lambda name: times[name])
-    near = [name for name in ranked if times[name] <= NEAR * times[ranked[0]]][:MOST_NEAR]
+    near = [name for name in ranked if times[name] <= NEAR * times[ranked[0]]][:MAX_NEAR]
     if len(near) > 1:
         cold = timing.measure({name: forms[name] for name in near}, device=device, rounds=ROUNDS).timings
         near = sorted(cold, key=lambda name: cold[name].us) or near

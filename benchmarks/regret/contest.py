@@ -54,7 +54,7 @@ def measure(
                 name: costs[name] for name in sorted(costs, key=lambda name: costs[name])
             }
             if turns.are_shared():
-                _rehearse(calls[layout], expected[layout], functools.partial(_announce, announce, layout))
+                _warm_up(calls[layout], expected[layout], functools.partial(_announce, announce, layout))
     with turns.timing(beat):
         slow: list[str] = []
         for layout in layouts:
@@ -77,7 +77,7 @@ def _other_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="rehearsal")
 
 
-def _rehearse(calls: Mapping[str, Call], expected: Mapping[str, float], announce: Callable[[str], None]) -> None:
+def _warm_up(calls: Mapping[str, Call], expected: Mapping[str, float], announce: Callable[[str], None]) -> None:
     """Calls each contender once, so that its kernels are loaded and compiled before the GPU is this process's alone.
 
     In a thread of its own: PyTorch keeps for each thread what its search has found, and this one's times are disturbed.

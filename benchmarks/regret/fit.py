@@ -74,12 +74,12 @@ def times_of(row: Mapping[str, Any]) -> dict[str, float]:
 class Constant:
     name: Name
     kind: str
-    least: float
-    most: float
+    lower: float
+    upper: float
     value: float
 
     def set(self, value: float) -> None:
-        self.value = min(max(value, self.least), self.most)
+        self.value = min(max(value, self.lower), self.upper)
         _C.set_fitted(*self.name, self.kind, self.value)
 
 
@@ -146,7 +146,7 @@ class Rows:
         own = constant.name[0]
         asked = {name: its for name, its in self.everything().items() if own == name or own not in self.names}
         value, changed = constant.value, dict.fromkeys(asked, numpy.zeros(len(self.rows), bool))
-        for extreme in (constant.least, constant.most):
+        for extreme in (constant.lower, constant.upper):
             constant.set(extreme)
             undo = self.update(asked)
             for column, _, costs in undo.columns:
@@ -177,7 +177,7 @@ class Rows:
 
 def constants_of(kind: str) -> list[Constant]:
     return [
-        Constant((row["algorithm"], row["name"]), kind, row["least"], row["most"], row["value"])
+        Constant((row["algorithm"], row["name"]), kind, row["lower"], row["upper"], row["value"])
         for row in _C.fitted()
         if row["kind"] == kind
     ]
@@ -309,7 +309,7 @@ def fit(
     model = Fit(sets, kinds.pop(), wanted)
     before = [row for rows in sets for row in rows.chosen_rows()]
     present, held_out = model.values(), list[results.Row]()
-    start = {index: math.sqrt(each.least * each.most) for index, each in enumerate(model.constants)}
+    start = {index: math.sqrt(each.lower * each.upper) for index, each in enumerate(model.constants)}
     parts = _parts(sets, folds)
     for part in range(folds):
         model.reset(start)
@@ -340,8 +340,9 @@ def _parts(sets: Sequence[Rows], folds: int) -> list[Index]:
     return found
 
 
-_LINE = re.compile(r"^FASTCONV_(CPU|CUDA)\((\w+), (\w+), (.*)\)$")
-_COLUMNS = {"avx2": 2, "avx512": 3, "cuda": 2}  # behind least and most
+_LINE = re.compile(r"^FASTCONV_(CPU|CUDA|TIMES)\((\w+), (\w+), (.*)\)$")
+_COLUMNS = {"avx2": 2, "avx512": 3, "cuda": 2}  # behind lower and upper
+_TIMES = ("launch", "term", "products", "input", "output")  # of one line, behind where the fit begins
 
 
 def write(path: Path, kind: str, constants: Mapping[Name, float]) -> None:
@@ -349,9 +350,14 @@ def write(path: Path, kind: str, constants: Mapping[Name, float]) -> None:
     lines = path.read_text().splitlines()
     for number, line in enumerate(lines):
         match = _LINE.match(line)
-        if match is None or (match[1] == "CUDA") != (kind == "cuda") or (match[2], match[3]) not in constants:
+        if match is None or (match[1] == "CPU") == (kind == "cuda"):
             continue
+        columns = {match[3]: _COLUMNS[kind]}
+        if match[1] == "TIMES":
+            columns = {f"{match[3]}_{name}": len(_TIMES) + i for i, name in enumerate(_TIMES)}
         values = match[4].split(", ")
-        values[_COLUMNS[kind]] = f"{constants[match[2], match[3]]:g}"
+        for name, column in columns.items():
+            if (match[2], name) in constants:
+                values[column] = f"{constants[match[2], name]:g}"
         lines[number] = f"FASTCONV_{match[1]}({match[2]}, {match[3]}, {', '.join(values)})"
     path.write_text("\n".join(lines) + "\n")

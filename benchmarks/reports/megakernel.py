@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.reports import common
-from benchmarks.studies.megakernel import BATCHES, DISTANCES, LEAST_CHANNELS, NAME, SERIES, STAGED
+from benchmarks.studies.megakernel import BATCHES, DISTANCES, MIN_CHANNELS, NAME, SERIES, STAGED
 from fastconv import trace
 from fastconv.figures import new_figure, save_figure
 from fastconv.models.layers import LAYERS
@@ -86,7 +86,7 @@ def missing(document: Document) -> str:
     lines = [f"- Missing: {part}, {rest}: {', '.join(layers)}: {why}." for (part, rest, why), layers in found.items()]
     layers = {accuracy: len(rows_of(document, "layers", accuracy)) for accuracy in CLASSES}
     counts = ", ".join(f"{count} of {len(LAYERS)} in `{accuracy}`" for accuracy, count in layers.items() if count)
-    said = f"Measured: {counts or 'no layer'}; by default those with C and K of at least {LEAST_CHANNELS}."
+    said = f"Measured: {counts or 'no layer'}; by default those with C and K of at least {MIN_CHANNELS}."
     if without := [f"`{accuracy}`" for accuracy, count in layers.items() if not count]:
         said += f" Not measured: class {', '.join(without)}."
     return "\n".join([said, *([""] if lines else []), *lines])

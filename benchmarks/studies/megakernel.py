@@ -26,7 +26,7 @@ SERIES = "winograd_megakernel_series"  # the same tasks kind by kind, a launch e
 FILTER_FORMS = PACKED, PACKING, FILTER_TASKS = "packed beforehand", "packed in every call", "filter tasks"
 PARTS = ("layers", "mapping", "rivals", "distribution", "filters")
 KEY = ("part", "layer", "n", "class", "variant")
-LEAST_CHANNELS = 128  # C and K of the layers that part `layers` takes by itself: below, other algorithms are far ahead
+MIN_CHANNELS = 128  # C and K of the layers that part `layers` takes by itself: below, other algorithms are far ahead
 SWEPT_LAYERS, RIVALS_LAYER, SHOWN_LAYERS = "res1,res2,res3,res4", "res1", "vgg2_2,vgg4_2,res3"
 DISTANCES = (0, 16, 33, 66, 132, 264, 528, 1056, 2112, 4224)  # tasks
 BATCHES = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # M
@@ -215,7 +215,7 @@ def run(
 ) -> results.Document:
     """Measures the parts and writes the result file of `suite`; returns its content. Needs a CUDA device.
 
-    layers: of part `layers`; default those with C, K >= LEAST_CHANNELS. resume: what the file holds of this machine and
+    layers: of part `layers`; default those with C, K >= MIN_CHANNELS. resume: what the file holds of this machine and
     commit is not measured again. Nothing begins after `budget_s` seconds. What
     is not measured, for want of time or of a kernel, is in the document's `missing`, and has a row without a time. Rows
     of the same machine and commit that the file already holds are kept.
@@ -223,7 +223,7 @@ def run(
     head = environment.describe(suite, "cuda")
     path = Path(out) if out is not None else results.default_path(head)
     study = _Suite(batch, rounds, budget_s, path, head, resume, report)
-    wide = [layer for layer in select(layers) if layers is not None or min(layer.c, layer.k) >= LEAST_CHANNELS]
+    wide = [layer for layer in select(layers) if layers is not None or min(layer.c, layer.k) >= MIN_CHANNELS]
     steps: dict[str, Callable[[], None]] = {
         "layers": lambda: study.layers(wide, classes),
         "mapping": lambda: study.mapping(classes),

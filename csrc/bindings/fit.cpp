@@ -16,22 +16,32 @@ using namespace fastconv;
 
 namespace {
 
-// A constant of a cost model on one kind of device, "avx2", "avx512" or "cuda", and what it may be at least and at
-// most.
+// A constant of a cost model on one kind of device, "avx2", "avx512" or "cuda", with its bounds.
 struct Constant {
   const char *algorithm, *name, *kind;
-  double least, most;
+  double lower, upper;
   double& value;
 };
+// Of a library's times: eight times more and less than where the fit begins.
+Constant of_start(const char* algorithm, const char* name, double start, double& value) {
+  return {algorithm, name, "cuda", start / 8.0, start > 0.0 ? 8.0 * start : 10.0, value};
+}
 const Constant constants[] = {
-#define FASTCONV_CPU(ALGORITHM, NAME, LEAST, MOST, AVX2, AVX512)          \
-  {#ALGORITHM, #NAME, "avx2", LEAST, MOST, fitted::ALGORITHM::NAME.avx2}, \
-      {#ALGORITHM, #NAME, "avx512", LEAST, MOST, fitted::ALGORITHM::NAME.avx512},
-#define FASTCONV_CUDA(ALGORITHM, NAME, LEAST, MOST, VALUE) \
-  {#ALGORITHM, #NAME, "cuda", LEAST, MOST, fitted::ALGORITHM::NAME},
+#define FASTCONV_CPU(ALGORITHM, NAME, LOWER, UPPER, AVX2, AVX512)          \
+  {#ALGORITHM, #NAME, "avx2", LOWER, UPPER, fitted::ALGORITHM::NAME.avx2}, \
+      {#ALGORITHM, #NAME, "avx512", LOWER, UPPER, fitted::ALGORITHM::NAME.avx512},
+#define FASTCONV_CUDA(ALGORITHM, NAME, LOWER, UPPER, VALUE) \
+  {#ALGORITHM, #NAME, "cuda", LOWER, UPPER, fitted::ALGORITHM::NAME},
+#define FASTCONV_TIMES(ALGORITHM, KIND, LAUNCH_0, TERM_0, PRODUCTS_0, INPUT_0, OUTPUT_0, ...) \
+  of_start(#ALGORITHM, #KIND "_launch", LAUNCH_0, fitted::ALGORITHM::KIND.launch),            \
+      of_start(#ALGORITHM, #KIND "_term", TERM_0, fitted::ALGORITHM::KIND.term),              \
+      of_start(#ALGORITHM, #KIND "_products", PRODUCTS_0, fitted::ALGORITHM::KIND.products),  \
+      of_start(#ALGORITHM, #KIND "_input", INPUT_0, fitted::ALGORITHM::KIND.input),           \
+      of_start(#ALGORITHM, #KIND "_output", OUTPUT_0, fitted::ALGORITHM::KIND.output),
 #include "core/fitted.def"
 #undef FASTCONV_CPU
 #undef FASTCONV_CUDA
+#undef FASTCONV_TIMES
 };
 
 double cost_us(const std::string& name, const ConvProblem& problem, const DeviceInfo& device, bool forward) {
@@ -58,7 +68,7 @@ void bind_fit(py::module_& module) {
         for (const Constant& constant : constants) {
           py::dict row;
           row["algorithm"] = constant.algorithm, row["name"] = constant.name, row["kind"] = constant.kind;
-          row["least"] = constant.least, row["most"] = constant.most, row["value"] = constant.value;
+          row["lower"] = constant.lower, row["upper"] = constant.upper, row["value"] = constant.value;
           rows.append(row);
         }
         return rows;

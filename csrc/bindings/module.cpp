@@ -42,12 +42,15 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   problem.activation = activation_from_name(activation);
   problem.residual = residual_of(residual, residual_after, problem.activation);
   problem.max_pool = max_pool;
-  problem.input_affine = input_activation.has_value();
-  problem.input_activation = activation_from_name(input_activation.value_or("none"));
   problem.x_channels = x_channels, problem.y_channels = y_channels;
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw InvalidArgument(message);
   };
+  const std::string before = input_activation.value_or("none");
+  require(before == "none" || before == "relu" || before == "relu6" || before == "silu",
+          "input_activation is '" + before + "'; expected none, relu, relu6 or silu");
+  problem.input_affine = input_activation.has_value();
+  problem.input_activation = activation_from_name(before);
   require(!max_error || *max_error >= 1.0,
           "max_error is " + std::to_string(max_error.value_or(0.0)) + "; expected a number of at least 1");
   require(!max_workspace || *max_workspace >= 0,

@@ -20,12 +20,6 @@ struct LibraryTimes {
   }
 };
 
-// Those of a kind of problem, of the constants KIND_launch, ... that `own`, the algorithm's in core/fitted.def, has.
-#define FASTCONV_TIMES(KIND)                                                                          \
-  ::fastconv::LibraryTimes {                                                                          \
-    own::KIND##_launch, own::KIND##_term, own::KIND##_products, own::KIND##_input, own::KIND##_output \
-  }
-
 // Products of images in NCHW, one by one: tiles of 128 pixels end with each image. How much more that is than its
 // pixels.
 inline double image_tiles_factor(const ConvProblem& problem) {

@@ -15,7 +15,7 @@ namespace {
 constexpr int block_threads = 256, vector_bytes = 16;
 // Of a row of y that a block takes, beside as many rows as it has threads for: where windows overlap, what the block
 // reads more than once is in its first-level cache.
-constexpr int most_lanes = 64;
+constexpr int max_lanes = 64;
 
 // What a register holds of a type: one element (float, std::uint16_t) or two halves (std::uint32_t), as bits.
 #define FASTCONV_MAX_NAN(TYPE, WORD, CONSTRAINT, PTX_TYPE)                                           \
@@ -116,7 +116,7 @@ void launch(const MaxPool& pool, const void* x, void* y, std::int64_t images, st
   a.pad_h = as_int(pool.pad_h), a.pad_w = as_int(pool.pad_w);
   a.dilation_h = as_int(pool.dilation_h), a.dilation_w = as_int(pool.dilation_w);
   int lanes = 8;
-  while (lanes < a.length && lanes < most_lanes) lanes *= 2;
+  while (lanes < a.length && lanes < max_lanes) lanes *= 2;
   const dim3 block(lanes, block_threads / lanes);
   a.chunks = ceil_div(a.length, lanes);
   const auto tiles = ceil_div<std::int64_t>(a.rows, block.y);

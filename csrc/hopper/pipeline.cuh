@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "device/mma.cuh"
 #include "hopper/ptx/mbarrier.cuh"
 
 namespace fastconv::hopper {
@@ -39,13 +38,13 @@ struct RingCounter {
 template <int max_slots>
 struct Pipeline {
   struct Barriers {  // in shared memory
-    std::uint64_t full[max_slots], free[max_slots];
+    Barrier full[max_slots], free[max_slots];
 
     // By one thread. readers: warps that release() each slot.
     __device__ __forceinline__ void initialise(int slots, unsigned readers) {
       for (int i = 0; i < slots; ++i) {
-        barrier_init(shared_address(&full[i]), 1);
-        barrier_init(shared_address(&free[i]), readers);
+        barrier_init(full[i], 1);
+        barrier_init(free[i], readers);
       }
       barrier_init_fence();
     }
@@ -60,18 +59,14 @@ struct Pipeline {
   // Waits until the slot is free for copies of so many bytes, and returns the barrier that they report to.
   __device__ __forceinline__ std::uint32_t acquire(unsigned bytes) const {
     const std::uint32_t full = shared_address(&barriers.full[position.slot]);
-    hopper::wait(shared_address(&barriers.free[position.slot]), position.parity ^ 1, site);
+    hopper::wait(barriers.free[position.slot], position.parity ^ 1, site);
     arrive_expecting(full, bytes);
     return full;
   }
   // Waits until the slot is full.
-  __device__ __forceinline__ void wait() const {
-    hopper::wait(shared_address(&barriers.full[position.slot]), position.parity, site);
-  }
+  __device__ __forceinline__ void wait() const { hopper::wait(barriers.full[position.slot], position.parity, site); }
   // By a warp that has read the slot.
-  __device__ __forceinline__ void release() const {
-    if (threadIdx.x % 32 == 0) arrive(shared_address(&barriers.free[position.slot]));
-  }
+  __device__ __forceinline__ void release() const { arrive_for_warp(barriers.free[position.slot]); }
   __device__ __forceinline__ void advance() { position.advance(slots); }
 };
 

@@ -1,4 +1,4 @@
-// From the operators' arguments to a ConvProblem, and to tensors as the kernels want them.
+// Converts the operators' arguments to a ConvProblem, and tensors to the form that kernels require.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace fastconv::ops {
 
 using IntList = std::vector<std::int64_t>;
 
-// Not a function: the message is put together only when it is needed. A std::runtime_error, Python's RuntimeError as of
+// A macro, so that the message is built only if the condition fails. A std::runtime_error, Python's RuntimeError as of
 // PyTorch's own operators: before torch 2.15 std::invalid_argument arrives there as a ValueError.
 #define FASTCONV_REQUIRE(condition, message) \
   if (!(condition)) throw std::runtime_error(std::string("fastconv: ") + (message))
@@ -36,7 +36,7 @@ bool suggests_channels_last(const Tensor& tensor);
 // Whether it is dense in that format. Of 4 dimensions.
 bool is_channels_last(const Tensor& tensor);
 
-// contiguous(), without a call through the dispatcher where there is nothing to do. nhwc: of 4 dimensions.
+// contiguous(), but without a call through the dispatcher if the tensor already is. nhwc: of 4 dimensions.
 Tensor in_layout(const Tensor& tensor, Layout layout);
 
 // The channels of the larger tensor in NHWC of which this is a range, in the format that its strides suggest; 0 where
@@ -60,7 +60,7 @@ struct Arguments {
   bool max_pool = false;
 };
 
-// None: the planner's limit, and none. Throws as make_problem.
+// A missing max_error is the planner's default, a missing max_workspace no limit. Throws as make_problem.
 Limits limits_of(std::optional<double> max_error, std::optional<std::int64_t> max_workspace);
 
 // Throws std::runtime_error naming the argument, its value and what was expected.
@@ -96,7 +96,7 @@ auto choose_cached(const std::string& name, const ConvProblem& problem, const De
   Key key{problem, &device, name};
   auto found = table.find(key);
   if (found == table.end()) {
-    if (table.size() >= 4096) table.clear();  // shapes without end: forget rather than grow
+    if (table.size() >= 4096) table.clear();  // bounded: programs may see ever new shapes
     auto choice = std::make_shared<typename Choice::element_type>(choose(name, problem, device));
     found = table.emplace(std::move(key), std::move(choice)).first;
   }

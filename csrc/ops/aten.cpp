@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <string>
 
+#include "device/indexing.h"
+
 // Declared here, because PyTorch's header of a GPU's functions is for builds with CUDA. Missing in a CPU-only torch.
 extern "C" decltype(aoti_torch_cpu_convolution) aoti_torch_cuda_convolution;
 extern "C" decltype(aoti_torch_cpu_convolution_backward) aoti_torch_cuda_convolution_backward;
@@ -34,12 +36,6 @@ Tensor empty_strided(std::int64_t dimensions, const std::int64_t* shape, const s
   return Tensor(made);
 }
 
-std::array<std::int64_t, 4> contiguous_strides(const std::array<std::int64_t, 4>& shape) {
-  std::array<std::int64_t, 4> strides{1, 1, 1, 1};
-  for (std::size_t d = 3; d > 0; --d) strides[d - 1] = strides[d] * std::max<std::int64_t>(shape[d], 1);
-  return strides;
-}
-
 struct Geometry {
   explicit Geometry(const ConvProblem& p)
       : stride{p.stride_h, p.stride_w}, padding{p.pad_h, p.pad_w}, dilation{p.dilation_h, p.dilation_w} {}
@@ -49,9 +45,10 @@ struct Geometry {
 }  // namespace
 
 Tensor empty(const std::array<std::int64_t, 4>& shape, Layout layout, const Tensor& like) {
-  const auto [n, c, h, w] = shape;
-  const std::array<std::int64_t, 4> strides =
-      layout == Layout::nhwc ? std::array<std::int64_t, 4>{h * w * c, 1, w * c, c} : contiguous_strides(shape);
+  // As PyTorch's, whose contiguous tensors count a size of zero as one.
+  const auto counted = [&](int d) { return layout == Layout::nchw ? std::max<std::int64_t>(shape[d], 1) : shape[d]; };
+  const Strides4 dense = dense_strides(layout, counted(1), counted(2), counted(3));
+  const std::array<std::int64_t, 4> strides{dense.n, dense.c, dense.h, dense.w};
   std::int32_t dtype = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
   return empty_strided(4, shape.data(), strides.data(), dtype, like);

@@ -18,7 +18,7 @@ namespace fastconv::ops {
 // For last_call(), on this thread. The choice outlives the table that it comes from.
 void remember(std::shared_ptr<const Candidate> choice, AccuracyClass accuracy);
 
-// Whether the algorithm has kernels of ours, as all but PyTorch's own convolution have.
+// Whether kernels of this library run; false for PyTorch's own convolution alone.
 bool is_own(const Algorithm& algorithm);
 
 // Of a dense tensor. One that is both, as any 1x1 filter is, counts as contiguous.
@@ -28,8 +28,8 @@ Layout layout_of(const Tensor& dense);
 void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& weight, void* packed, void* snapshot,
           Runtime& runtime);
 
-// What a call has beside its tensors: an output that is there already, and an affine input's scale and shift, float32
-// [C] each, contiguous.
+// What a call may have besides its tensors: an existing output to write to, and an affine input's scale and shift,
+// float32 [C] each, contiguous.
 struct Around {
   std::optional<Tensor> out, scale, shift;
 };
@@ -55,17 +55,18 @@ std::int64_t integer_of_python(const char* name);
 bool is_alike(const Tensor& a, const Tensor& b);  // in dtype and device
 bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d);
 
-// The problem of a call; no value where the arguments do not fit each other, or nothing is to be computed.
+// The problem of a call; no value if the arguments do not match, or there is nothing to compute.
 std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
                                       const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                                       AccuracyClass accuracy);
 
-// The operator conv2d, which says what is wrong with its arguments, by a problem's geometry, limits and class and
-// PyTorch's switches as they are.
+// Calls the operator conv2d, which reports invalid arguments, with a problem's geometry, limits and class, and
+// PyTorch's current switches.
 Tensor general_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                            const ConvProblem& problem, const std::string& algorithm);
 
-// dw [K, C/groups, R, S] from input [N, C, H, W] and grad [N, K, P, Q], all in the problem's layout in the end.
+// dw [K, C/groups, R, S] from input [N, C, H, W] and grad [N, K, P, Q]; tensors in another layout than the problem's
+// are copied.
 Tensor run_weight_gradient(const Tensor& input, const Tensor& grad, const WeightGradientChoice& choice,
                            const ConvProblem& problem);
 

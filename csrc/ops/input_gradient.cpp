@@ -15,16 +15,16 @@ namespace fastconv::ops {
 namespace {
 
 // [residues * C, K/G, taps, taps], in the weight's own layout.
-Tensor turned_filter(const Tensor& given, const ConvProblem& problem, const TurnedTaps& rows, const TurnedTaps& columns,
-                     Runtime& runtime) {
+Tensor flipped_filter(const Tensor& given, const ConvProblem& problem, const FlippedTaps& rows,
+                      const FlippedTaps& columns, Runtime& runtime) {
   const bool channels_last = !given.is_contiguous() && is_channels_last(given);
   const Tensor weight = channels_last ? given : in_layout(given, Layout::nchw);
-  const Tensor turned =
+  const Tensor flipped =
       empty({rows.residues * columns.residues * problem.c, problem.k_per_group(), rows.count, columns.count},
             channels_last ? Layout::nhwc : Layout::nchw, weight);
-  turn_filter(problem, {problem, rows, columns, channels_last}, weight.const_data_ptr(), turned.mutable_data_ptr(),
+  flip_filter(problem, {problem, rows, columns, channels_last}, weight.const_data_ptr(), flipped.mutable_data_ptr(),
               runtime);
-  return turned;
+  return flipped;
 }
 
 Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const GradientPart& rows,
@@ -47,8 +47,7 @@ struct View {
   IntList strides;
 };
 
-// Where the channels are contiguous 16 bytes at a time, which the device's copies of strided tensors do not do by
-// themselves.
+// Contiguous channels are copied 16 bytes at a time, which PyTorch's copy of strided tensors does not do.
 void copy(const View& target, const View& source, IntList sizes) {
   const auto bytes = static_cast<std::int64_t>(size_of(dtype_of(target.tensor)));
   const std::int64_t count = 16 / bytes;
@@ -73,7 +72,7 @@ void copy(const View& target, const View& source, IntList sizes) {
   torch::stable::copy_(to, view_of(source));
 }
 
-// What no tap reaches.
+// Elements that no tap reaches.
 void fill(Tensor& result, const std::optional<Tensor>& bias) {
   if (!bias) {
     torch::stable::zero_(result);
@@ -95,7 +94,7 @@ void weave(const Tensor& target, std::array<std::int64_t, 2> begin, std::array<s
        {target.size(0), rows.rows, columns.rows, target.size(1)});
 }
 
-// Nothing is multiplied with the zeros that the stride would put between rows.
+// One convolution per phase: no products with the zeros that a stride would put between rows.
 Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const GradientDimension& h,
                  const GradientDimension& w, const Tensor& grad, const Tensor& weight,
                  const std::optional<Tensor>& bias, Runtime& runtime, bool admitted) {
@@ -110,14 +109,14 @@ Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Gradi
     for (std::int64_t x = 0; x < p.stride_w; ++x) {
       const GradientPart rows = h.phase(y), columns = w.phase(x);
       if (rows.rows == 0 || columns.rows == 0) continue;
-      const Tensor filter = turned_filter(weight, p, rows.taps, columns.taps, runtime);
+      const Tensor filter = flipped_filter(weight, p, rows.taps, columns.taps, runtime);
       const Tensor part = convolve(algorithm, p, rows, columns, grad, filter, bias, runtime, admitted);
       if (has_shape(part, p.n, p.c, p.h, p.w) && rows.rows == p.h && columns.rows == p.w) return part;
       if (!result) begin(may_have_gaps);
       weave(*result, {y, x}, {p.stride_h, p.stride_w}, part, rows, columns);
     }
   }
-  if (!result) begin(true);  // the convolution reads padding alone
+  if (!result) begin(true);  // the filter reaches padding only
   return *result;
 }
 
@@ -126,7 +125,7 @@ Tensor at_once(const std::string& algorithm, const ConvProblem& p, const Gradien
                const GradientDimension& w, const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias,
                Runtime& runtime, bool admitted) {
   const GradientPart rows = h.together(), columns = w.together();
-  const Tensor filter = turned_filter(weight, p, rows.taps, columns.taps, runtime);
+  const Tensor filter = flipped_filter(weight, p, rows.taps, columns.taps, runtime);
   std::optional<Tensor> biases;
   if (bias) biases = call_dispatcher("aten::repeat", "", *bias, IntList{p.stride_h * p.stride_w});
   const Tensor y = convolve(algorithm, p, rows, columns, grad, filter, biases, runtime, admitted);

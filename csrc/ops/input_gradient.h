@@ -1,4 +1,4 @@
-// The input gradient of a convolution, made of forward convolutions of stride 1 with the filter turned round.
+// The input gradient of a convolution, made of forward convolutions of stride 1 with the filter flipped.
 #pragma once
 
 #include <optional>

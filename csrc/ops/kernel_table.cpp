@@ -3,15 +3,15 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "device/flipped_filter.h"
 #include "device/max_pool.h"
-#include "device/turned_filter.h"
 
 namespace fastconv {
 
 using LayoutFunction = void (*)(const ConvProblem&, const void* x, void* target, Runtime&);
 void nhwc_from_nchw(const ConvProblem& problem, const void* x, void* target, Runtime& runtime);  // csrc/device
-using TurnFunction = void (*)(const ConvProblem&, const TurnedFilter&, const void* weight, void* turned, Runtime&);
-void turn_filter(const ConvProblem&, const TurnedFilter&, const void* weight, void* turned, Runtime&);  // csrc/device
+using FlipFunction = void (*)(const ConvProblem&, const FlippedFilter&, const void* weight, void* flipped, Runtime&);
+void flip_filter(const ConvProblem&, const FlippedFilter&, const void* weight, void* flipped, Runtime&);  // csrc/device
 
 #define FASTCONV_PLAIN(NAME)                \
   namespace algos::NAME {                   \
@@ -47,8 +47,10 @@ struct Entry {
 };
 
 #ifdef FASTCONV_WITH_CUDA
+constexpr bool with_cuda = true;
 #define FASTCONV_CUDA_FUNCTION(FUNCTION) FUNCTION
 #else
+constexpr bool with_cuda = false;
 #define FASTCONV_CUDA_FUNCTION(FUNCTION) nullptr
 #endif
 #define FASTCONV_PLAIN(NAME) \
@@ -75,11 +77,10 @@ PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem,
                                Runtime& runtime) {
   if (!plan.reads_nhwc || problem.layout == Layout::nhwc) return {x, problem.layout};
   if (nhwc_input_bytes(problem) == 0) return {x, Layout::nhwc};
-  const LayoutFunction turn = FASTCONV_CUDA_FUNCTION(nhwc_from_nchw);
-  if (turn == nullptr || runtime.device().type != DeviceType::cuda)
-    throw DeviceError("no kernel brings NCHW into NHWC");
+  if (!with_cuda || runtime.device().type != DeviceType::cuda) throw DeviceError("no kernel brings NCHW into NHWC");
+  const LayoutFunction transpose = FASTCONV_CUDA_FUNCTION(nhwc_from_nchw);
   char* target = static_cast<char*>(workspace) + plan.workspace_bytes - nhwc_input_bytes(problem);
-  turn(problem, x, target, runtime);
+  transpose(problem, x, target, runtime);
   return {target, Layout::nhwc};
 }
 
@@ -87,25 +88,25 @@ using PoolFunction = void (*)(const MaxPool&, const void* x, void* y, Runtime&);
 constexpr PoolFunction pool_on_cuda = FASTCONV_CUDA_FUNCTION(fastconv::max_pool);
 
 bool has_max_pool(const MaxPool& pool, const DeviceInfo& device) {
-  return pool_on_cuda != nullptr && device.type == DeviceType::cuda && device.has_kernels &&
-         pool.dtype != DType::other && pool.counts_in_31_bits();
+  return with_cuda && device.type == DeviceType::cuda && device.has_kernels && pool.dtype != DType::other &&
+         pool.counts_in_31_bits();
 }
 
 void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime) { pool_on_cuda(pool, x, y, runtime); }
 
-void turn_filter(const ConvProblem& problem, const TurnedFilter& filter, const void* weight, void* turned,
+void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const void* weight, void* flipped,
                  Runtime& runtime) {
   if (runtime.device().type == DeviceType::cuda) {
-    const TurnFunction turn = FASTCONV_CUDA_FUNCTION(fastconv::turn_filter);
-    if (turn == nullptr) throw DeviceError("no kernel turns a filter");
-    return turn(problem, filter, weight, turned, runtime);
+    if (!with_cuda) throw DeviceError("no kernel flips a filter");
+    const FlipFunction flip = FASTCONV_CUDA_FUNCTION(fastconv::flip_filter);
+    return flip(problem, filter, weight, flipped, runtime);
   }
   dispatch_dtype(problem.dtype, [&](auto zero) {
     using T = decltype(zero);
     runtime.parallel_for(0, filter.size(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t source = filter.source(i);
-        static_cast<T*>(turned)[i] = source < 0 ? T(0.0f) : static_cast<const T*>(weight)[source];
+        static_cast<T*>(flipped)[i] = source < 0 ? T(0.0f) : static_cast<const T*>(weight)[source];
       }
     });
   });

@@ -4,7 +4,7 @@
 #include "core/algorithm.h"
 #include "core/kernels.h"
 #include "core/max_pool.h"
-#include "device/turned_filter.h"
+#include "device/flipped_filter.h"
 
 namespace fastconv::ops {
 
@@ -20,16 +20,17 @@ struct PlannedInput {
   Layout layout;
 };
 
-// x, dense in the problem's layout, in the layout that the plan asks for: itself, or a copy at the workspace's end.
+// x, dense in the problem's layout, converted to the layout that the plan asks for: x itself, or a copy at the end of
+// the workspace.
 PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, void* workspace,
                                Runtime& runtime);
 
-// Whether a kernel of ours computes the pool there: max_pool() of device/max_pool.h.
+// Whether max_pool() of device/max_pool.h runs on that device.
 bool has_max_pool(const MaxPool& pool, const DeviceInfo& device);
 void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime);
 
 // The weight [K, C/G, R, S] of the problem as the filters of its input gradient.
-void turn_filter(const ConvProblem& problem, const TurnedFilter& filter, const void* weight, void* turned,
+void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const void* weight, void* flipped,
                  Runtime& runtime);
 
 Kernels find_kernels(const Algorithm& algorithm, DeviceType device);

@@ -132,8 +132,8 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   } else if (find_kernels(algorithm, device.type).pack != nullptr) {
     entry = find(algorithm, problem->accuracy, weight);
     const bool capturing = runtime->is_capturing();
-    // Packed during a capture it would hold nothing until the first replay, and belong to the graph's memory: then the
-    // call packs for itself.
+    // During a capture nothing is kept: the packed weight would be empty until the first replay and lie in the graph's
+    // memory, so the call packs its own.
     if (entry == nullptr && !capturing) {
       status = CallStatus::pack;
       return std::nullopt;
@@ -252,7 +252,7 @@ class LayerTable {
     return number;
   }
 
-  // Without a lock: whoever calls holds the layer, so that it is not removed meanwhile.
+  // No lock needed: the caller keeps the layer alive.
   Layer& at(std::int64_t number) {
     Slot& slot = slots_[static_cast<std::size_t>(number) % slots_.size()];
     FASTCONV_REQUIRE(number > 0 && slot.number.load(std::memory_order_acquire) == number,

@@ -17,7 +17,7 @@
 
 namespace fastconv::ops {
 
-// What became of a call. All but `ran` leave the call to Python, which can do what only it can.
+// The outcome of a call. All but `ran` return to Python, which does the rest.
 enum class CallStatus : std::int64_t {
   ran,
   torch,                // PyTorch's own convolution is the choice, its output contiguous, and there is more than it
@@ -83,7 +83,7 @@ class Layer {
     bool in_graph = false;
     // The frozen weight that this was found to belong to. Kept, so that no other can come to lie at its address.
     std::optional<Tensor> verified{};
-    std::mutex refreshing{};  // two threads must not find one another's snapshot new and packing old
+    std::mutex refreshing{};  // else another thread could see the new snapshot with the old packing
     bool fits(const Tensor& weight) const;
     bool is_verified(const Tensor& weight) const;
   };
@@ -99,7 +99,7 @@ class Layer {
   std::array<std::int64_t, 4> last_shape_{};
 };
 
-// Throws for what layer_new has not returned, or layer_free has got.
+// Throws unless layer_new returned the number and layer_free has not released it.
 Layer& layer_at(std::int64_t number);
 
 extern thread_local CallStatus last_status;  // of the latest call on this thread

@@ -140,7 +140,7 @@ void require_packed(const Tensor& packed, const Tensor& other) {
                    "packed weight is not contiguous uint8, aligned to 16 bytes, as pack_weight makes it");
 }
 
-// That it has the size of what pack_weight makes for the problem.
+// Throws unless `packed` has the size that pack_weight returns for the problem.
 void require_packing(const Tensor& packed, const ConvProblem& problem, const DeviceInfo& device,
                      const IntList& weight_shape, const std::string& algorithm, const std::string& precision) {
   const WeightProblem target =
@@ -156,7 +156,7 @@ Tensor pack_weight(const Tensor& weight, std::int64_t groups, std::string algori
   const DeviceInfo& device = device_of(weight);
   const WeightProblem target = weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
   const std::int64_t bytes = static_cast<std::int64_t>(target.packing->bytes);
-  // Zeros, so that equal weights make equal packings: a packing may have gaps, which its kernel does not write.
+  // Zero-initialised, so that equal weights give equal bytes: a packing kernel may leave gaps.
   Tensor packed = torch::stable::new_zeros(weight, {&bytes, 1}, ScalarType::Byte);
   if (target.pack == nullptr) {
     Tensor view = view_as_weight(packed, shape_of(weight), weight.scalar_type());
@@ -190,7 +190,7 @@ void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t 
                    "snapshot has shape " + to_text(shape_of(snapshot)) +
                        "; expected a contiguous or channels_last tensor like weight, " + to_text(shape_of(weight)));
   if (weight.numel() == 0) return;
-  // Two threads that share a layer must not find one another's snapshot new and packing old.
+  // Otherwise one of two threads that share a layer could see the new snapshot with the old packing.
   static std::mutex refreshing;
   const std::lock_guard lock(refreshing);
   const std::unique_ptr<Runtime> runtime = make_runtime(device);
@@ -258,11 +258,11 @@ void conv2d_packed_into(Tensor out, const Tensor& input, const Tensor& packed, s
   require_same_device(input, out, "out");
   FASTCONV_REQUIRE(scale.has_value() == shift.has_value(), "one of scale and shift is None; expected both or neither");
   problem.input_affine = scale.has_value();
-  problem.input_activation = activation_from_name(input_activation);
+  const bool has_activation = input_activation == "relu" || input_activation == "relu6" || input_activation == "silu";
   FASTCONV_REQUIRE(
-      problem.input_activation != Activation::leaky_relu &&
-          (problem.input_affine || problem.input_activation == Activation::none),
+      input_activation == "none" || (problem.input_affine && has_activation),
       "input_activation is '" + input_activation + "'; expected none, or with scale and shift relu, relu6 or silu");
+  problem.input_activation = activation_from_name(input_activation);
   const auto require_channels = [&](const char* name, const std::optional<Tensor>& values) {
     if (!values) return;
     FASTCONV_REQUIRE(shape_of(*values) == IntList(1, problem.c) && values->scalar_type() == ScalarType::Float &&
@@ -287,7 +287,7 @@ std::string last_call() {
          "\", \"workspace_bytes\": " + std::to_string(last.choice->plan.workspace_bytes) + "}";
 }
 
-// For what Python has PyTorch compute by itself.
+// Records for last_call() a convolution that Python left to PyTorch.
 void record_torch(std::string accuracy) {
   remember(std::make_shared<const Candidate>(Candidate{&find_algorithm("torch"), Support::yes(), {}}),
            accuracy_from_name(accuracy));

@@ -81,7 +81,7 @@ void check_cublas(int status, const char* what) {
   if (status != 0) throw DeviceError(std::string(what) + ": cuBLAS status " + std::to_string(status));
 }
 
-// Pinned, so that it outlives the kernel and its context. One for the process: the first expired wait is the story.
+// Pinned, so that it outlives the kernel and its context. One per process: only the first expired wait matters.
 WaitReport* waits() {
   static WaitReport* const report = [] {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // an allocation must not break a capture under way
@@ -149,16 +149,16 @@ DeviceInfo query_cuda_device(int index) {
   int memory_clock_khz = 0, clock_khz = 0;
   check(cudaDeviceGetAttribute(&memory_clock_khz, cudaDevAttrMemoryClockRate, index), "cudaDevAttrMemoryClockRate");
   check(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, index), "cudaDevAttrClockRate");
-  // Lets a newer GPU run the kernels of older ones, which is how they are tested.
+  // For tests: lets a newer GPU run the kernels of older ones.
   const char* limit = std::getenv("FASTCONV_MAX_COMPUTE_CAPABILITY");
-  const int most = limit != nullptr ? std::atoi(limit) : 0;
+  const int cap = limit != nullptr ? std::atoi(limit) : 0;
   DeviceInfo device;
   device.type = DeviceType::cuda;
   device.index = index;
   device.name = properties.name;
   device.compute_capability = 10 * properties.major + properties.minor;
   limit_to_build(device, FASTCONV_CUDA_ARCHITECTURES);
-  if (most > 0) device.compute_capability = std::min(device.compute_capability, most);
+  if (cap > 0) device.compute_capability = std::min(device.compute_capability, cap);
   device.processors = properties.multiProcessorCount;
   device.shared_memory_bytes = properties.sharedMemPerBlockOptin;
   device.l2_bytes = static_cast<std::size_t>(properties.l2CacheSize);

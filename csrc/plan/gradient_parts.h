@@ -1,18 +1,18 @@
 // What an input gradient is made of: convolutions of stride 1 over the output's gradient, with taps of the filter
-// turned round. The planner asks here what is to be computed, and csrc/ops what to run.
+// flipped. The planner asks here what is to be computed, and csrc/ops what to run.
 #pragma once
 
 #include <cstdint>
 
+#include "core/flipped_taps.h"
 #include "core/problem.h"
-#include "core/turned_taps.h"
 
 namespace fastconv {
 
 // One dimension of what makes rows of the gradient: a convolution with these taps, of whose output the first `skip`
 // rows are left out. Of no rows if no tap reaches them, or there are none.
 struct GradientPart {
-  TurnedTaps taps{};
+  FlippedTaps taps{};
   std::int64_t dilation = 1, padding = 0, skip = 0, rows = 0;
 };
 

@@ -80,7 +80,7 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
       }
       candidate.support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
     }
-    // One that is only too slow says more than one that does not fit.
+    // "Too slow" is the more informative reason than "does not fit".
     if (choice.algorithm == nullptr && choice.support.code != "cost") choice.support = candidate.support;
   }
   return choice;
@@ -104,10 +104,10 @@ const char* name_of(InputGradientMethod method) {
 
 namespace {
 
-constexpr std::int64_t min_filters = 8;     // fewer leave the tiles of most of our convolutions empty
+constexpr std::int64_t min_filters = 8;     // with fewer, most tiles would be nearly empty
 constexpr std::int64_t many_channels = 64;  // with which a phase has enough filters to be fast alone
 
-// Of a dimension's phases the one with the most taps, and how many there are.
+// A dimension's phase with the most taps, and the number of phases.
 struct Phases {
   GradientPart largest;
   int count = 0;
@@ -122,8 +122,8 @@ struct Phases {
   }
 };
 
-// Whether the gradient, whose filters are the channels, has a kernel for so few, and PyTorch's takes longer than that:
-// of 3x3, in FP32, on a GPU.
+// Whether the gradient's convolution, whose filters are the forward channels, is one of direct_tiled's kernel for few
+// filters, where that beats PyTorch: 3x3, FP32, on a GPU.
 bool has_kernel_for_few(const ConvProblem& problem, const DeviceInfo& device) {
   ConvProblem gradient = problem;
   std::swap(gradient.k, gradient.c);
@@ -131,19 +131,20 @@ bool has_kernel_for_few(const ConvProblem& problem, const DeviceInfo& device) {
          is_for_few_filters(gradient);
 }
 
-// What turning the filter and packing it takes of each call: launches, and passes over the filter far from the memory's
-// rate. PyTorch's gradient takes up to a quarter more than its convolution of the same products. Measured on an H200.
+// What flipping the filter and packing it takes of each call: launches, and passes over the filter far from the
+// memory's rate. PyTorch's gradient takes up to a quarter more than its convolution of the same products. Measured on
+// an H200.
 bool torch_is_faster(const InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
   const bool product = problem.r * problem.s == 1;
   const double bytes = static_cast<double>(problem.k * problem.c_per_group() * problem.r * problem.s) *
                        static_cast<double>(size_of(problem.dtype));
-  const double turning =
+  const double flipping =
       product ? 5.0 + memory_us(7.0 * bytes, 1.0, device) : 8.0 + memory_us(14.0 * bytes, 1.0, device);
   const Candidate own = choose("auto", choice.convolution, device);
-  // PyTorch's convolution with a turned filter gains where both are products of matrices, if at all.
+  // PyTorch's convolution with a flipped filter gains where both are products of matrices, if at all.
   if (!product && own.algorithm == &algos::torch::algorithm) return true;
   const double count = static_cast<double>(choice.convolutions);
-  return count * own.plan.cost_us + turning >=
+  return count * own.plan.cost_us + flipping >=
          1.25 * count * algos::torch::algorithm.plan(choice.convolution, device).cost_us;
 }
 

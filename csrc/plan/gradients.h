@@ -33,7 +33,7 @@ WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvP
 WeightGradientChoice choose_own_weight_gradient(const std::string& name, const ConvProblem& problem,
                                                 const DeviceInfo& device);
 
-// The input gradient is made of forward convolutions of stride 1 with the filter turned round and its channels
+// The input gradient is made of forward convolutions of stride 1 with the filter flipped and its channels
 // exchanged. With a stride the rows and columns of the gradient fall into phases, stride_h * stride_w in all, each of
 // which sees taps of its own.
 enum class InputGradientMethod : std::uint8_t {

@@ -46,7 +46,6 @@ const Algorithm& find_algorithm(const std::string& name) {
   throw InvalidArgument("algorithm is '" + name + "'; expected one of " + known);
 }
 
-// Reasons that hold for every algorithm of ours, so that none has to repeat them.
 Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
   const bool cuda = device.type == DeviceType::cuda;
   if (cuda ? !algorithm.on_cuda : !algorithm.on_cpu) {
@@ -63,7 +62,7 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
   if (problem.c_per_group() == 0 || problem.r == 0 || problem.s == 0) {
     return Support::no("empty", "the reduction over C/groups, R, S is empty");
   }
-  // Whatever is counted in more bits, kernels and plans take each of these for a number of 31.
+  // Products of sizes are 64-bit, but kernels and plans hold each single one of these in 31 bits.
   const std::int64_t largest = std::max({problem.n, problem.x_pitch(), problem.h, problem.w, problem.y_pitch(),
                                          problem.r, problem.s, problem.stride_h, problem.stride_w, problem.pad_h,
                                          problem.pad_w, problem.dilation_h, problem.dilation_w});
@@ -71,7 +70,7 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
     return Support::no("size", "a size, stride, padding or dilation is " + std::to_string(largest) +
                                    "; fastconv's kernels need below 2^31");
   }
-  // Transpositions and output transforms take 32 channels a row of blocks, of which a grid has 65 535.
+  // Transpositions and output transforms have a row of blocks for each 32 channels; a grid has at most 65 535 rows.
   constexpr std::int64_t max_channels = 65535 * 32;
   if (cuda && std::max(problem.x_pitch(), problem.y_pitch()) > max_channels) {
     return Support::no("size", "x has " + std::to_string(problem.x_pitch()) + " channels and y " +
@@ -88,7 +87,7 @@ namespace {
 
 bool is_library(const Algorithm& algorithm) { return std::string(algorithm.family) == "library"; }
 
-// A number as people write it: 1.5, 4, 12.
+// Three significant digits: 1.5, 4, 12.
 std::string brief(double number) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", number);
@@ -174,7 +173,7 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const D
   Candidate candidate{&algorithm, Support::yes(), {}};
   const bool pools_apart = apart.pools_apart = asked.max_pool && !algorithm.abilities.pool;
   const ConvProblem problem = problem_of_kernels(apart, asked);
-  const bool empty = problem.output_numel() == 0;  // nothing to plan: no algorithm has to divide by a size of zero
+  const bool empty = problem.output_numel() == 0;  // not planned, so that no algorithm divides by a size of zero
   if (!is_library(algorithm)) {
     candidate.support = supports_common(algorithm, problem, device);
     if (candidate.support.ok) candidate.support = algorithm.supports(problem, device);

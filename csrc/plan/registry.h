@@ -31,18 +31,18 @@ double expected_error(const Algorithm& algorithm, const ConvProblem& problem, co
 // split halves keep it without being slower.
 double error_limit(const ConvProblem& problem, const DeviceInfo& device);
 
-// What the kernels of a plan are asked for, where passes around them do a part of the problem.
+// The problem that a plan's kernels solve, where passes around them do a part of it.
 ConvProblem problem_of_kernels(const ConvPlan& plan, const ConvProblem& asked);
 
-// A plan with the memory and the time of bringing NCHW input into the layout that it asks for.
+// Adds the workspace and the time of converting NCHW input to the layout that the plan asks for.
 ConvPlan with_layout(ConvPlan plan, const ConvProblem& problem, const DeviceInfo& device);
 
-// A plan of an algorithm whose kernels have no max-pool, with the time of one behind them.
+// Adds the time of a separate max-pool pass.
 ConvPlan with_pool(ConvPlan plan, const ConvProblem& problem, const DeviceInfo& device);
 
-// By what a cost is multiplied before costs are compared: on CUDA less than 1 for PyTorch's own. Costs are right within
-// 10 %, so where they are about equal a choice is a lot, and one that loses against PyTorch costs more than one that
-// could have gained a little (docs/log/90-choices.md).
+// The factor on a cost before costs are compared: on CUDA below 1 for PyTorch's own convolution. Costs are right within
+// 10 %, so among about equal ones the choice is a lottery, and losing against PyTorch is worse than missing a small
+// gain (docs/log/90-choices.md).
 double preference(const Algorithm& algorithm, const DeviceInfo& device);
 
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device);

@@ -1,17 +1,17 @@
-// What the selections of all three passes ask of a candidate.
+// Checks that the selection of all three passes shares.
 #pragma once
 
 #include "core/algorithm.h"
 
 namespace fastconv {
 
-// Reasons that hold for every algorithm of ours, so that none has to repeat them.
+// Requirements of every algorithm of this library, checked before its own supports().
 Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device);
 
-// What `auto`, or a caller who gave a limit, does not accept. error: a multiple of PyTorch's.
+// The refusal of an algorithm whose expected error, a multiple of PyTorch's, exceeds the limit.
 Support too_inaccurate(const char* name, double error, double limit);
 
-// A plan with more workspace than the caller admits. Holds for algorithms of ours: PyTorch's is PyTorch's own.
+// Refuses a plan that needs more workspace than the caller allows. PyTorch's own convolution is exempt.
 Support within_workspace(const char* name, const ConvPlan& plan, const ConvProblem& problem);
 
 // Over PyTorch's own, each with the rounding of the result.

@@ -232,7 +232,7 @@ def unpack_weight(
     precision: str,
 ) -> Tensor:  # fmt: skip
     """The weight [K, C/groups, R, S] that a packing was made from, up to the algorithm's rounding: whatever the
-    packing, the impulse response of a filter is the filter, turned round."""
+    packing, the impulse response of a filter is the filter, flipped."""
     _, c_per_group, r, s = weight_shape
     impulses = torch.zeros(c_per_group, groups, c_per_group, 2 * r - 1, 2 * s - 1, dtype=dtype, device=packed.device)
     impulses[:, :, :, r - 1, s - 1] = torch.eye(c_per_group, dtype=dtype, device=packed.device)[:, None, :]

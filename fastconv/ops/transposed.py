@@ -41,7 +41,7 @@ def reason_for_torch(stride: Sequence[int], output_padding: Sequence[int], dilat
 def _phase(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int, first: int) -> Any:
     """Along one dimension: rows first, first + stride, ... of the input gradient see the taps r with
     first + padding - r * dilation divisible by the stride. They are a convolution of the gradient, of stride 1, with
-    these taps turned round. Returns (taps, dilation, padding on both sides, rows of its output to skip, rows), or None
+    these taps flipped. Returns (taps, dilation, padding on both sides, rows of its output to skip, rows), or None
     without taps: what csrc/ops/input_gradient.cpp runs."""
     rows = (size - first + stride - 1) // stride
     taps = [r for r in range(kernel) if (first + padding - r * dilation) % stride == 0]

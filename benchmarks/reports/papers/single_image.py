@@ -12,7 +12,7 @@ from benchmarks.reports.networks import speedup_of
 from benchmarks.reports.papers.shared import NOTHING, File, classes_of, of_class
 
 NAME = "single_image"
-MOST_BEYOND = 1e-3  # the source's: fewer than 0.1 % of the elements
+MAX_BEYOND = 1e-3  # the source's: fewer than 0.1 % of the elements
 
 
 def cudnn_us(row: Row) -> float | None:
@@ -98,7 +98,7 @@ def statistic(document: Document, gpu: str) -> str:
         for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
             its = [row for row in rows if row["algorithm"] == algorithm]
             beyond = [row["beyond"] for row in its]
-            kept = sum(share < MOST_BEYOND for share in beyond)
+            kept = sum(share < MAX_BEYOND for share in beyond)
             line = [f"`{algorithm}`", f"`{accuracy}`", common.scientific(max(row["largest"] for row in its))]
             lines.append([*line, f"{max(beyond) * 100:.3f} %", f"{kept} of {len(its)}"])
     header = ["algorithm", "class", "largest error", f"most elements beyond {BEYOND:g}", "layers with less than 0.1 %"]

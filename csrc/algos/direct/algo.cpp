@@ -24,7 +24,17 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo&) { return serial_
 
 extern const Algorithm algorithm;
 const Algorithm algorithm{
-    "direct", "direct",        "one thread per output element", 2, true, true, roundoffs, supports, plan, plain_weight,
-    {},       {.ranges = true}};
+    .name = "direct",
+    .family = "direct",
+    .summary = "one thread per output element",
+    .source = 2,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = plain_weight,
+    .abilities = {.ranges = true},
+};
 
 }  // namespace fastconv::algos::direct

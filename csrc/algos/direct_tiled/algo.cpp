@@ -18,20 +18,20 @@ std::string extent(const ConvProblem& problem) {
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const bool cpu = device.type == DeviceType::cpu;
-  const std::int64_t most = cpu ? cpu_max_scratch_bytes : max_bytes(device);
-  if (!is_moderate(problem, most / 4)) {
+  const std::int64_t limit = cpu ? cpu_max_scratch_bytes : max_bytes(device);
+  if (!is_moderate(problem, limit / 4)) {
     return Support::no("kernel_size", "the kernel is " + extent(problem) + "; no patch of that fits " +
                                           (cpu ? "scratch" : "shared memory"));
   }
   const Choice choice = cpu ? Choice{} : choose(problem, device);
-  const bool fits = cpu ? choose_cpu_config(problem).scratch_bytes() <= most
+  const bool fits = cpu ? choose_cpu_config(problem).scratch_bytes() <= limit
                         : choice.tiled || choice.resident || choice.depthwise || choice.few_filters || choice.pointwise;
   if (fits) return Support::yes();
   const std::int64_t needed =
       cpu ? choose_cpu_config(problem).scratch_bytes() : channel_bytes(problem, tiles[tile_count - 1], 1);
   return Support::no("kernel_size", "the kernel is " + extent(problem) + "; one channel's patch and filters take " +
                                         std::to_string(needed) + " bytes of " + (cpu ? "scratch" : "shared memory") +
-                                        ", direct_tiled has " + std::to_string(most));
+                                        ", direct_tiled has " + std::to_string(limit));
 }
 
 ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
@@ -103,17 +103,18 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo&) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"direct_tiled",
-                          "direct",
-                          "direct, input patch and filters in shared memory",
-                          2,
-                          true,
-                          true,
-                          roundoffs,
-                          supports,
-                          plan,
-                          plain_weight,
-                          {},
-                          {.ranges = true}};
+const Algorithm algorithm{
+    .name = "direct_tiled",
+    .family = "direct",
+    .summary = "direct, input patch and filters in shared memory",
+    .source = 2,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = plain_weight,
+    .abilities = {.ranges = true},
+};
 
 }  // namespace fastconv::algos::direct_tiled

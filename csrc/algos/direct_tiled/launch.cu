@@ -6,6 +6,7 @@
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/launch.h"
+#include "device/shared_memory.h"
 
 namespace fastconv::algos::direct_tiled {
 namespace {
@@ -38,13 +39,8 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
 
 template <typename T, int tile_index>
 void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
-  const auto kernel = convolve<T, tile_index>;
-  if (config.shared_bytes > preferred_shared_bytes) {
-    // Always the same value: another thread may launch the same kernel with another size between these two calls.
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(max_bytes(runtime.device()))),
-               "direct_tiled: shared memory");
-  }
+  constexpr auto kernel = convolve<T, tile_index>;
+  allow_shared_memory<kernel>(static_cast<int>(max_bytes(runtime.device())), "direct_tiled: shared memory");
   constexpr std::int64_t max_blocks = std::numeric_limits<int>::max();
   const auto grid = static_cast<unsigned>(std::min(config.blocks, max_blocks));  // the kernel's loop takes the rest
   kernel<<<grid, threads, static_cast<std::size_t>(config.shared_bytes), stream_of(runtime)>>>(

@@ -41,7 +41,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double blocks = in_whole_waves(static_cast<double>(grid.count()), device.processors);
   // Halves are converted one by one on the way, which counts where a tile is of few products.
   const bool cuda = device.type == DeviceType::cuda, half = problem.dtype != DType::f32;
-  const double conversions = cuda && half && problem.c_per_group() <= 16 ? fitted::fused_unroll::halves : 1.0;
+  const double conversions = cuda && half && problem.c_per_group() <= 16 ? fitted::fused_unroll::conversions : 1.0;
   plan.cost_us = 8.0 + conversions * std::max(fp32_us(blocks * tile_flops, share, device),
                                               memory_us(problem.compulsory_bytes(), 1.0, device));
   return plan;
@@ -54,17 +54,18 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo&) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"fused_unroll",
-                          "gemm",
-                          "unroll inside the GEMM tile, kernel size a template constant",
-                          5,
-                          true,
-                          true,
-                          roundoffs,
-                          supports,
-                          plan,
-                          plain_weight,
-                          {},
-                          {.ranges = true}};
+const Algorithm algorithm{
+    .name = "fused_unroll",
+    .family = "gemm",
+    .summary = "unroll inside the GEMM tile, kernel size a template constant",
+    .source = 5,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = plain_weight,
+    .abilities = {.ranges = true},
+};
 
 }  // namespace fastconv::algos::fused_unroll

@@ -55,15 +55,14 @@ LibraryTimes cublas_times(const ConvProblem& problem) {
   const std::int64_t pixels = problem.p() * problem.q(), rows = problem.n * pixels;
   if (problem.dtype == DType::f32) {
     // One is a matrix-vector kernel's; for 2 to 32 it may find no good FP32 kernel, where ours with such channels are.
-    if (rows == 1) return FASTCONV_TIMES(one_row);
-    return rows <= 32 && problem.c % 8 == 0 ? FASTCONV_TIMES(few_rows) : FASTCONV_TIMES(plain);
+    if (rows == 1) return own::one_row;
+    return rows <= 32 && problem.c % 8 == 0 ? own::few_rows : own::plain;
   }
   const std::int64_t row = nhwc ? problem.k : pixels;
-  if (problem.c_per_group() * problem.r * problem.s % 8 != 0)
-    return nhwc ? FASTCONV_TIMES(unaligned) : FASTCONV_TIMES(unaligned_images);
-  if (row % 8 == 0) return nhwc ? FASTCONV_TIMES(half) : FASTCONV_TIMES(half_images);
-  if (nhwc) return FASTCONV_TIMES(unaligned_filters);
-  return row % 4 == 0 ? FASTCONV_TIMES(half_pieces_images) : FASTCONV_TIMES(unaligned_images);
+  if (problem.c_per_group() * problem.r * problem.s % 8 != 0) return nhwc ? own::unaligned : own::unaligned_images;
+  if (row % 8 == 0) return nhwc ? own::half : own::half_images;
+  if (nhwc) return own::unaligned_filters;
+  return row % 4 == 0 ? own::half_pieces_images : own::unaligned_images;
 }
 
 // Of its time what it multiplies: us of whole tiles at the device's sustained rate.
@@ -150,15 +149,17 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"im2col_gemm",
-                          "gemm",
-                          "unroll to a bounded buffer, then the library's GEMM",
-                          2,
-                          true,
-                          true,
-                          roundoffs,
-                          supports,
-                          plan,
-                          plain_weight};
+const Algorithm algorithm{
+    .name = "im2col_gemm",
+    .family = "gemm",
+    .summary = "unroll to a bounded buffer, then the library's GEMM",
+    .source = 2,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = plain_weight,
+};
 
 }  // namespace fastconv::algos::im2col_gemm

@@ -219,17 +219,18 @@ PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device)
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"implicit_gemm",
-                          "gemm",
-                          "one tensor-core GEMM that gathers its input on the fly, FP32 as split FP16",
-                          0,
-                          true,
-                          true,
-                          roundoffs,
-                          supports,
-                          plan,
-                          packed_weight,
-                          {},
-                          {.affine = true, .ranges = true}};
+const Algorithm algorithm{
+    .name = "implicit_gemm",
+    .family = "gemm",
+    .summary = "one tensor-core GEMM that gathers its input on the fly, FP32 as split FP16",
+    .source = 0,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = packed_weight,
+    .abilities = {.affine = true, .ranges = true},
+};
 
 }  // namespace fastconv::algos::implicit_gemm

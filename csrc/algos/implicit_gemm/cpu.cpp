@@ -1,11 +1,11 @@
 // The same reduction order in FP32 arithmetic: for each output pixel, rows of the packed weight times one input value.
 #include <algorithm>
-#include <cstring>
 
 #include "algos/implicit_gemm/plan.h"
 #include "core/kernels.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"
+#include "host/pack.h"
 
 namespace fastconv::algos::implicit_gemm {
 namespace {
@@ -60,22 +60,14 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
 template <typename T>
 void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const std::int64_t taps = problem.r * problem.s, channels = problem.c_per_group(), size = channels * taps;
+  const std::int64_t taps = problem.r * problem.s, channels = problem.c_per_group();
   const FilterStrides strides = args.strides();
-  const auto* weight = static_cast<const T*>(args.weight);  // [K, C/G, R, S]
-  auto* snapshot = static_cast<T*>(args.snapshot);          // the same, or null
-  auto* packed = static_cast<float*>(args.packed);          // [R, S, C/G, K]
-  runtime.parallel_for(0, problem.k, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t k = begin; k < end; ++k) {
-      const T* filter = weight + k * size;
-      const std::size_t bytes = static_cast<std::size_t>(size) * sizeof(T);
-      if (snapshot != nullptr && std::memcmp(filter, snapshot + k * size, bytes) == 0) continue;
-      for (std::int64_t c = 0; c < channels; ++c) {
-        for (std::int64_t tap = 0; tap < taps; ++tap) {
-          packed[(tap * channels + c) * problem.k + k] = to_float(filter[c * strides.channel + tap * strides.tap]);
-        }
+  auto* packed = static_cast<float*>(args.packed);  // [R, S, C/G, K]
+  pack_changed_filters<T>(args, runtime, 1, [&](std::int64_t k, const T* filter) {
+    for (std::int64_t c = 0; c < channels; ++c) {
+      for (std::int64_t tap = 0; tap < taps; ++tap) {
+        packed[(tap * channels + c) * problem.k + k] = to_float(filter[c * strides.channel + tap * strides.tap]);
       }
-      if (snapshot != nullptr) std::memcpy(snapshot + k * size, filter, bytes);
     }
   });
 }

@@ -38,9 +38,17 @@ ConvPlan plan(const ConvProblem&, const DeviceInfo&) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"null",      "direct", "a template to copy from: scales each channel (1x1 depthwise)",
-                          0,           true,     true,
-                          roundoffs,   supports, plan,
-                          plain_weight};
+const Algorithm algorithm{
+    .name = "null",
+    .family = "direct",
+    .summary = "a template to copy from: scales each channel (1x1 depthwise)",
+    .source = 0,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = plain_weight,
+};
 
 }  // namespace fastconv::algos::null

@@ -49,7 +49,7 @@ double cpu_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
 
 // cuDNN's with benchmark=True. Fitted to an H200's times of the layer sets and of two thirds of a corpus of networks
 // (docs/log/79-regret-h200.md, docs/log/90-choices.md).
-#define FASTCONV_CUDNN(KIND) (nhwc ? FASTCONV_TIMES(KIND##_nhwc) : FASTCONV_TIMES(KIND##_nchw))
+#define FASTCONV_CUDNN(KIND) (nhwc ? own::KIND##_nhwc : own::KIND##_nchw)
 
 bool has_grouped_kernel(const ConvProblem& problem) {
   const std::int64_t channels = problem.c_per_group();
@@ -88,7 +88,7 @@ LibraryTimes cudnn_times(const ConvProblem& problem) {
   const bool product = problem.r * problem.s == 1, first = problem.c <= 4, nhwc = is_nhwc(problem);
   if (problem.groups > 1 && problem.c_per_group() == 1) {  // in FP32 arithmetic whatever the class
     const bool unrolled = !nhwc && problem.r * problem.s <= 25 && problem.stride_h * problem.stride_w == 1;
-    if (half) return unrolled ? FASTCONV_TIMES(half_depthwise_5x5_nchw) : FASTCONV_CUDNN(half_depthwise);
+    if (half) return unrolled ? own::half_depthwise_5x5_nchw : FASTCONV_CUDNN(half_depthwise);
     return problem.r * problem.s <= 9 ? FASTCONV_CUDNN(depthwise_3x3) : FASTCONV_CUDNN(depthwise);
   }
   if (!half && !tf32) {  // FP32 arithmetic, which class `fp32` gets as well; 3x3 with stride 1: Winograd's too
@@ -107,16 +107,16 @@ LibraryTimes cudnn_times(const ConvProblem& problem) {
     const bool as_it_is = problem.stride_h * problem.stride_w == 1 && problem.pad_h + problem.pad_w == 0;
     if (half && as_it_is && in_pieces(problem.c, problem) && !in_pieces(problem.h * problem.w, problem) &&
         in_pieces(2 * problem.h * problem.w, problem)) {
-      return FASTCONV_TIMES(half_pieces_1x1_nchw);
+      return own::half_pieces_1x1_nchw;
     }
-    if (!as_it_is || !in_pieces(problem.h * problem.w, problem)) return FASTCONV_TIMES(unaligned_1x1_nchw);
+    if (!as_it_is || !in_pieces(problem.h * problem.w, problem)) return own::unaligned_1x1_nchw;
   }
   if (product && nhwc && in_pieces(problem.c, problem) && !in_pieces(problem.k, problem)) {
-    return FASTCONV_TIMES(unaligned_filters_1x1_nhwc);
+    return own::unaligned_filters_1x1_nhwc;
   }
   if (is_unaligned(problem)) return product ? FASTCONV_CUDNN(unaligned_1x1) : FASTCONV_CUDNN(unaligned);
   if (product && problem.stride_h * problem.stride_w != 1) {  // no product of matrices, in NHWC
-    return half ? FASTCONV_TIMES(half_strided_1x1_nhwc) : FASTCONV_TIMES(tf32_strided_1x1_nhwc);
+    return half ? own::half_strided_1x1_nhwc : own::tf32_strided_1x1_nhwc;
   }
   if (half) return product ? FASTCONV_CUDNN(half_1x1) : FASTCONV_CUDNN(half);
   return product ? FASTCONV_CUDNN(tf32_1x1) : FASTCONV_CUDNN(tf32);
@@ -250,7 +250,16 @@ const WeightGradient weight_gradient{"torch", weight_gradient_roundoffs, support
 
 extern const Algorithm algorithm;
 const Algorithm algorithm{
-    "torch", "library",   "PyTorch's own convolution (cuDNN, oneDNN)", 0, true, true, roundoffs, supports,
-    plan,    plain_weight};
+    .name = "torch",
+    .family = "library",
+    .summary = "PyTorch's own convolution (cuDNN, oneDNN)",
+    .source = 0,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = plain_weight,
+};
 
 }  // namespace fastconv::algos::torch

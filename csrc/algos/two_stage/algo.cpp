@@ -64,17 +64,18 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo&) {
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"two_stage",
-                          "direct",
-                          "a plane per filter tap, then the sum of the planes",
-                          3,
-                          true,
-                          true,
-                          roundoffs,
-                          supports,
-                          plan,
-                          plain_weight,
-                          {},
-                          {.ranges = true}};
+const Algorithm algorithm{
+    .name = "two_stage",
+    .family = "direct",
+    .summary = "a plane per filter tap, then the sum of the planes",
+    .source = 3,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = plain_weight,
+    .abilities = {.ranges = true},
+};
 
 }  // namespace fastconv::algos::two_stage

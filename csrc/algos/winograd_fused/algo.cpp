@@ -91,17 +91,19 @@ PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device)
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"winograd_fused",
-                          "winograd",
-                          "F(4,3) along W in one kernel, nothing stored in between, on FP16 tensor cores",
-                          0,
-                          true,
-                          true,
-                          roundoffs,
-                          supports,
-                          plan,
-                          packed_weight,
-                          {1, 4, f4_row_noise, false},
-                          {.ranges = true}};
+const Algorithm algorithm{
+    .name = "winograd_fused",
+    .family = "winograd",
+    .summary = "F(4,3) along W in one kernel, nothing stored in between, on FP16 tensor cores",
+    .source = 0,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = packed_weight,
+    .arithmetic = {.tile_rows = 1, .tile_columns = 4, .noise = f4_row_noise, .exact = false},
+    .abilities = {.ranges = true},
+};
 
 }  // namespace fastconv::algos::winograd_fused

@@ -1,12 +1,12 @@
 // The same sums in FP32 arithmetic: for each tile of four outputs, rows of U times one value of V.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "algos/winograd_fused/plan.h"
 #include "core/kernels.h"
 #include "device/epilogue.h"
 #include "device/indexing.h"
+#include "host/pack.h"
 #include "winograd/matrices.h"
 
 namespace fastconv::algos::winograd_fused {
@@ -87,28 +87,17 @@ void run(const ConvArgs& args, Runtime& runtime) {
 template <typename T>
 void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const std::int64_t size = problem.c * taps * taps;
   const FilterStrides strides = args.strides();
-  const auto* weight = static_cast<const T*>(args.weight);  // [K, C, 3, 3]
-  auto* snapshot = static_cast<T*>(args.snapshot);          // the same, or null
-  auto* u = static_cast<float*>(args.packed);               // [r][f][C][K]
-  runtime.parallel_for(0, problem.k, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t k = begin; k < end; ++k) {
-      const T* filter = weight + k * size;
-      const std::size_t bytes = static_cast<std::size_t>(size) * sizeof(T);
-      if (snapshot != nullptr && std::memcmp(filter, snapshot + k * size, bytes) == 0) continue;
-      for (std::int64_t c = 0; c < problem.c; ++c) {
-        for (std::int64_t r = 0; r < taps; ++r) {
-          const T* row = filter + c * strides.channel + r * taps * strides.tap;
-          const float g[taps] = {to_float(row[0]), to_float(row[strides.tap]), to_float(row[2 * strides.tap])};
-          float result[points];
-          Transform::filter(g, result);
-          for (std::int64_t f = 0; f < points; ++f) {
-            u[((r * points + f) * problem.c + c) * problem.k + k] = result[f];
-          }
-        }
+  auto* u = static_cast<float*>(args.packed);  // [r][f][C][K]
+  pack_changed_filters<T>(args, runtime, 1, [&](std::int64_t k, const T* filter) {
+    for (std::int64_t c = 0; c < problem.c; ++c) {
+      for (std::int64_t r = 0; r < taps; ++r) {
+        const T* row = filter + c * strides.channel + r * taps * strides.tap;
+        const float g[taps] = {to_float(row[0]), to_float(row[strides.tap]), to_float(row[2 * strides.tap])};
+        float result[points];
+        Transform::filter(g, result);
+        for (std::int64_t f = 0; f < points; ++f) u[((r * points + f) * problem.c + c) * problem.k + k] = result[f];
       }
-      if (snapshot != nullptr) std::memcpy(snapshot + k * size, filter, bytes);
     }
   });
 }

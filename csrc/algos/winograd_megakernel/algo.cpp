@@ -186,18 +186,20 @@ PackedWeight packed_weight(const ConvProblem& problem, const DeviceInfo& device)
 }  // namespace
 
 extern const Algorithm algorithm;
-const Algorithm algorithm{"winograd_megakernel",
-                          "winograd",
-                          "F(4x4,3x3) in one kernel: tasks in the order of a map, joined by counters",
-                          1,
-                          true,
-                          true,
-                          roundoffs,
-                          supports,
-                          plan,
-                          packed_weight,
-                          {4, 4, f4_noise, false},
-                          {.ranges = true}};
+const Algorithm algorithm{
+    .name = "winograd_megakernel",
+    .family = "winograd",
+    .summary = "F(4x4,3x3) in one kernel: tasks in the order of a map, joined by counters",
+    .source = 1,
+    .on_cpu = true,
+    .on_cuda = true,
+    .roundoffs = roundoffs,
+    .supports = supports,
+    .plan = plan,
+    .packed_weight = packed_weight,
+    .arithmetic = {.tile_rows = 4, .tile_columns = 4, .noise = f4_noise, .exact = false},
+    .abilities = {.ranges = true},
+};
 
 }  // namespace fastconv::algos::winograd_megakernel
 

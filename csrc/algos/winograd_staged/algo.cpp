@@ -147,18 +147,21 @@ constexpr TransformNoise noise = m == 2 ? f2_noise : f4_noise;
 template <int m>
 constexpr Algorithm make_algorithm(const char* summary) {
   return {
-      name<m>,
-      "winograd",
-      summary,
-      1,
-      true,
-      true,
-      [](const ConvProblem& problem, const DeviceInfo& device) { return roundoffs(noise<m>.gain, problem, device); },
-      [](const ConvProblem& problem, const DeviceInfo&) { return supports(problem, name<m>); },
-      [](const ConvProblem& problem, const DeviceInfo& device) { return plan(m, problem, device); },
-      [](const ConvProblem& problem, const DeviceInfo& device) { return packed_weight(m, problem, device); },
-      {m, m, noise<m>, m == 2},
-      {.pool = true, .ranges = true}};
+      .name = name<m>,
+      .family = "winograd",
+      .summary = summary,
+      .source = 1,
+      .on_cpu = true,
+      .on_cuda = true,
+      .roundoffs = [](const ConvProblem& problem,
+                      const DeviceInfo& device) { return roundoffs(noise<m>.gain, problem, device); },
+      .supports = [](const ConvProblem& problem, const DeviceInfo&) { return supports(problem, name<m>); },
+      .plan = [](const ConvProblem& problem, const DeviceInfo& device) { return plan(m, problem, device); },
+      .packed_weight = [](const ConvProblem& problem,
+                          const DeviceInfo& device) { return packed_weight(m, problem, device); },
+      .arithmetic = {.tile_rows = m, .tile_columns = m, .noise = noise<m>, .exact = m == 2},
+      .abilities = {.pool = true, .ranges = true},
+  };
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // Winograd on torch's thread pool: the three stages, a chunk of tiles at a time, FP32 arithmetic for every class.
-#include <cstring>
-
 #include "algos/winograd_staged/plan.h"
 #include "core/kernels.h"
+#include "host/pack.h"
 #include "winograd/cpu_tiles.h"
 
 namespace fastconv {
@@ -47,27 +46,18 @@ template <int m, typename T>
 void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Config config = make_config(m, problem, runtime.device());
-  const auto* weight = static_cast<const T*>(args.weight);  // [K, C, 3, 3]
-  auto* snapshot = static_cast<T*>(args.snapshot);          // like weight, or null
-  auto* u = static_cast<float*>(args.packed);               // [alpha^2][K][C_pad]
+  auto* u = static_cast<float*>(args.packed);  // [alpha^2][K][C_pad]
   auto* exponents =
       reinterpret_cast<std::int32_t*>(static_cast<char*>(args.packed) + config.u_bytes(problem.k));  // [K]
-  const std::int64_t filter_size = problem.c * 9;
   const FilterStrides strides = args.strides();
-  runtime.parallel_for(0, problem.k, 4, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t k = begin; k < end; ++k) {
-      const T* filter = weight + k * filter_size;
-      const std::size_t bytes = static_cast<std::size_t>(filter_size) * sizeof(T);
-      if (snapshot != nullptr && std::memcmp(snapshot + k * filter_size, filter, bytes) == 0) continue;
-      for (std::int64_t c = 0; c < config.c_pad; c += winograd::block_channels) {
-        const auto padded = static_cast<int>(std::min<std::int64_t>(winograd::block_channels, config.c_pad - c));
-        const auto channels = static_cast<int>(std::min<std::int64_t>(padded, problem.c - c));
-        winograd::transform_filter<m>(filter + c * strides.channel, strides, channels, padded, u + k * config.c_pad + c,
-                                      problem.k * config.c_pad);
-      }
-      exponents[k] = 0;  // FP32 needs no scale
-      if (snapshot != nullptr) std::memcpy(snapshot + k * filter_size, filter, bytes);
+  pack_changed_filters<T>(args, runtime, 4, [&](std::int64_t k, const T* filter) {
+    for (std::int64_t c = 0; c < config.c_pad; c += winograd::block_channels) {
+      const auto padded = static_cast<int>(std::min<std::int64_t>(winograd::block_channels, config.c_pad - c));
+      const auto channels = static_cast<int>(std::min<std::int64_t>(padded, problem.c - c));
+      winograd::transform_filter<m>(filter + c * strides.channel, strides, channels, padded, u + k * config.c_pad + c,
+                                    problem.k * config.c_pad);
     }
+    exponents[k] = 0;  // FP32 needs no scale
   });
 }
 

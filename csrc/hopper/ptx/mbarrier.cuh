@@ -1,12 +1,18 @@
-// Barriers in shared memory (PTX ISA, "mbarrier"), named by their address there (shared_address).
+// Barriers in shared memory (PTX ISA, "mbarrier"), by their address there or as they are declared.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "device/mma.cuh"
 #include "hopper/wait_report.h"
 
 namespace fastconv::hopper {
+
+// In shared memory. A type of its own, so that none is taken for an address.
+struct Barrier {
+  std::uint64_t state;
+};
 
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -58,6 +64,28 @@ __device__ __forceinline__ void wait_in_place(std::uint32_t barrier, unsigned pa
       "stop:\ntrap;\ndone:\n}" ::"r"(barrier),
       "r"(parity), "l"(report), "n"(kernel), "n"(role), "n"(WaitSite::limit)
       : "memory");
+}
+
+// ---- The same for barriers as they are declared. Where a kernel has no registers to spare, the level of inlining that
+// they add moves what ptxas allocates: persistent, fused and single-tile kernels wait by address.
+
+__device__ __forceinline__ void barrier_init(Barrier& barrier, unsigned arrivals) {
+  barrier_init(shared_address(&barrier), arrivals);
+}
+__device__ __forceinline__ void arrive(Barrier& barrier) { arrive(shared_address(&barrier)); }
+// One arrival for a whole warp.
+__device__ __forceinline__ void arrive_for_warp(Barrier& barrier) {
+  if (threadIdx.x % 32 == 0) arrive(barrier);
+}
+__device__ __forceinline__ void arrive_expecting(Barrier& barrier, unsigned bytes) {
+  arrive_expecting(shared_address(&barrier), bytes);
+}
+__device__ __forceinline__ void wait(Barrier& barrier, unsigned parity, const WaitSite& site) {
+  wait(shared_address(&barrier), parity, site);
+}
+template <int kernel, int role>
+__device__ __forceinline__ void wait_in_place(Barrier& barrier, unsigned parity, WaitReport* report) {
+  wait_in_place<kernel, role>(shared_address(&barrier), parity, report);
 }
 
 }  // namespace fastconv::hopper

@@ -41,7 +41,7 @@ void run_direct(const Sizes& sizes, const Rung& rung, const float* x, const floa
                 cudaStream_t stream) {
   with_flags(rung, sizes.r, [&](auto flags) {
     in_slices(rung.constant_filters, sizes, weight, y, stream, [&](const Sizes& slice, const float* w, float* target) {
-      const dim3 grid(ceil_div(slice.p, tile) * ceil_div(slice.q, tile), slice.k, std::min(slice.n, most_blocks));
+      const dim3 grid(ceil_div(slice.p, tile) * ceil_div(slice.q, tile), slice.k, std::min(slice.n, max_blocks));
       convolve<decltype(flags)><<<grid, dim3(tile, tile), 0, stream>>>(slice, x, w, target);
       check_launch("ladder direct");
     });

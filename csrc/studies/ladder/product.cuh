@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(Block::threads) multiply(Sizes sizes, Pointer<
 template <typename T, typename Block, typename Kernel, bool Gathered>
 void launch_product(const Sizes& sizes, const T* x, const T* weight, T* y, cudaStream_t stream) {
   const dim3 grid(ceil_div(sizes.p * sizes.q, Block::columns), ceil_div(sizes.k, Block::rows),
-                  std::min(sizes.n, most_blocks));
+                  std::min(sizes.n, max_blocks));
   multiply<T, Block, Kernel, Gathered><<<grid, Block::threads, 0, stream>>>(sizes, x, weight, y);
   check_launch("ladder product");
 }

@@ -101,7 +101,7 @@ void with_flags(const Rung& rung, int size, Body&& body) {
   return with_size(std::false_type{}, std::false_type{});
 }
 
-constexpr int most_blocks = 65535;  // of a grid in y and z; images beyond are the blocks' second ones
+constexpr int max_blocks = 65535;  // of a grid in y and z; images beyond are the blocks' second ones
 
 void run_direct(const Sizes& sizes, const Rung& rung, const float* x, const float* weight, float* y,
                 cudaStream_t stream);

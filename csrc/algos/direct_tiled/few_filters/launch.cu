@@ -29,7 +29,7 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
 template <typename T, auto kernel>
 void launch_kernel(const ConvArgs& args, Runtime& runtime, const Config& config) {
   const char* const what = "direct_tiled: few filters";
-  allow_shared_memory<kernel>(static_cast<int>(std::min(most_filter_bytes, max_bytes(runtime.device()))), what);
+  allow_shared_memory<kernel>(static_cast<int>(std::min(max_filter_bytes, max_bytes(runtime.device()))), what);
   kernel<<<static_cast<unsigned>(config.blocks), block_threads, static_cast<std::size_t>(config.shared_bytes),
            stream_of(runtime)>>>(make_params<T>(args, config));
   check_launch(what);

@@ -19,9 +19,9 @@ namespace fastconv::algos::direct_tiled::few_filters {
 
 inline constexpr int block_threads = 256;
 inline constexpr int warps = block_threads / 32;
-inline constexpr int blocks_per_processor = 2;                 // by registers: 128 a thread
-inline constexpr std::int64_t most_filter_bytes = 100 * 1024;  // so that both fit
-inline constexpr int chunk_channels = 64;                      // NCHW: of one chain of sums
+inline constexpr int blocks_per_processor = 2;                // by registers: 128 a thread
+inline constexpr std::int64_t max_filter_bytes = 100 * 1024;  // so that both fit
+inline constexpr int chunk_channels = 64;                     // NCHW: of one chain of sums
 
 // NHWC: a warp computes tile_p x tile_q outputs, each lane the sums of its channels; NCHW: a thread tile_p outputs of a
 // column. k_tile: 3 or 4 filters, those beyond K are zeros.
@@ -54,7 +54,7 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   config.k_tile = problem.k <= 3 ? 3 : 4;
   const std::int64_t taps = problem.r * problem.s, c_pad = ceil_div(problem.c, lanes) * lanes;
   config.shared_bytes = 4 * taps * c_pad * config.k_tile;
-  if (config.shared_bytes > std::min(most_filter_bytes, max_bytes(device))) return std::nullopt;
+  if (config.shared_bytes > std::min(max_filter_bytes, max_bytes(device))) return std::nullopt;
   config.c_pad = static_cast<int>(c_pad);
   const int columns = tile_q(problem.layout);
   config.p_tiles = ceil_div<std::int64_t>(problem.p(), tile_p);

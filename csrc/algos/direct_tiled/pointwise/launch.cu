@@ -34,7 +34,7 @@ Params make_params(const ConvArgs& args, const Config& config, const Runtime& ru
 template <bool nhwc, bool vector_x, bool vector_weight>
 void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   constexpr auto kernel = convolve<nhwc, vector_x, vector_weight>;
-  allow_shared_memory<kernel>(most_shared_bytes, "direct_tiled: shared memory");
+  allow_shared_memory<kernel>(max_shared_bytes, "direct_tiled: shared memory");
   const dim3 grid(static_cast<unsigned>(config.filter_tiles * config.split()),
                   static_cast<unsigned>(config.pixel_tiles));
   LaunchPlan{grid, threads, static_cast<std::size_t>(config.shared_bytes), config.split()}.launch(

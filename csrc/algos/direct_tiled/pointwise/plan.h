@@ -22,7 +22,7 @@ namespace fastconv::algos::direct_tiled::pointwise {
 inline constexpr int warps = 8, threads = warps * 32;
 inline constexpr int warp_pixels = 32, warp_filters = 32;  // 8 x 4 of them a lane's
 inline constexpr int quad = 4;                             // channels, filters or pixels of 16 bytes
-inline constexpr int most_shared_bytes = 112 * 1024;       // two blocks fit a multiprocessor
+inline constexpr int max_shared_bytes = 112 * 1024;        // two blocks fit a multiprocessor
 inline constexpr int max_split = 8;                        // blocks of a cluster, as many as any launch may have
 
 struct Config {
@@ -72,7 +72,7 @@ inline std::optional<Config> configure(const ConvProblem& problem, const DeviceI
   Config config{.pixel_warps_log2 = pixel_warps_log2, .filter_warps_log2 = filter_warps_log2, .split_log2 = split_log2};
   const bool nhwc = problem.layout == Layout::nhwc;
   const std::int64_t quads = ceil_div<std::int64_t>(ceil_div<std::int64_t>(problem.c, quad), config.split());
-  if (quads * quad > most_shared_bytes / 4 / warp_pixels) return std::nullopt;
+  if (quads * quad > max_shared_bytes / 4 / warp_pixels) return std::nullopt;
   config.quads = static_cast<int>(quads);
   const int groups = 1 << config.groups_log2();
   config.first_part = config.quads < 2 * groups ? config.quads : config.quads / 2 / groups * groups;
@@ -92,7 +92,7 @@ inline std::optional<Config> configure(const ConvProblem& problem, const DeviceI
   const int floats = config.operand_floats + (split_log2 > 0 ? config.tile() : 0) + config.filters() +
                      (problem.has_residual() ? owned : 0) + quad;
   config.shared_bytes = 4 * floats;
-  if (config.shared_bytes > most_shared_bytes) return std::nullopt;
+  if (config.shared_bytes > max_shared_bytes) return std::nullopt;
   config.cost_us = cost_us(problem, device, config);
   return config;
 }

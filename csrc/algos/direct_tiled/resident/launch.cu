@@ -4,6 +4,7 @@
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/launch.h"
+#include "device/shared_memory.h"
 
 namespace fastconv::algos::direct_tiled::resident {
 namespace {
@@ -60,13 +61,8 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
 
 template <typename T, int r, int s, int stride>
 void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
-  const auto kernel = convolve<T, r, s, stride>;
-  if (config.shared_bytes > preferred_shared_bytes) {
-    // Always the same value: another thread may launch the same kernel with another size between these two calls.
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(max_bytes(runtime.device()))),
-               "direct_tiled: shared memory");
-  }
+  constexpr auto kernel = convolve<T, r, s, stride>;
+  allow_shared_memory<kernel>(static_cast<int>(max_bytes(runtime.device())), "direct_tiled: shared memory");
   kernel<<<static_cast<unsigned>(config.blocks), static_cast<unsigned>(config.threads()),
            static_cast<std::size_t>(config.shared_bytes), stream_of(runtime)>>>(make_params<T>(args, config));
   check_launch("direct_tiled");

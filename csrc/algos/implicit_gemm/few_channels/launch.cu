@@ -28,10 +28,10 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan) {
   params.in_row = as_int(in.h), params.in_pixel = as_int(in.w), params.in_channel = as_int(in.c);
   params.out_k = as_int(out.c), params.out_p = as_int(out.h), params.out_q = as_int(out.w);
   params.pixel_bytes = as_int(problem.stride_w * plan.pitch * 2);
-  params.by_line_chunks = plan.line_chunks, params.by_row_units = plan.row_units;
+  params.by_line_chunks = plan.line_chunks, params.by_pixel_pairs = plan.pixel_pairs;
   params.by_p_tiles = plan.p_tiles, params.by_q_tiles = plan.q_tiles;
   params.by_patch_h = plan.patch_h, params.by_row_pairs = plan.weights.row_pairs(plan.dense);
-  params.lines_at_once = plan.threads() / plan.line_chunks, params.rows_at_once = plan.threads() / plan.row_units;
+  params.lines_at_once = plan.threads() / plan.line_chunks, params.rows_at_once = plan.threads() / plan.pixel_pairs;
   set_sizes(params, problem);
   params.r = as_int(problem.r), params.s = as_int(problem.s);
   params.stride_h = as_int(problem.stride_h), params.stride_w = as_int(problem.stride_w);

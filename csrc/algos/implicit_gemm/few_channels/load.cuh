@@ -2,6 +2,7 @@
 #pragma once
 
 #include "algos/implicit_gemm/few_channels/tile.cuh"
+#include "device/split_fp16.cuh"
 
 namespace fastconv::algos::implicit_gemm::few_channels {
 
@@ -63,11 +64,11 @@ __device__ __forceinline__ void fetch(const Params<T>& params, const Origin& at,
 // Calls visit(offset, values) for each of the thread's pairs of neighbouring pixels: [2][pitch] values, zeros in the
 // padding, beyond the patch and beyond C; offset: in the patch.
 template <int c, int pitch, typename T, typename Visit>
-__device__ __forceinline__ void for_each_unit(const Params<T>& params, const Window<T>& window,
-                                              const unsigned char* raw, const Visit& visit) {
+__device__ __forceinline__ void for_each_pixel_pair(const Params<T>& params, const Window<T>& window,
+                                                    const unsigned char* raw, const Visit& visit) {
   const int line_bytes = params.plan.line_chunks * 16;
   std::uint32_t row = threadIdx.x;
-  const int column = static_cast<int>(params.by_row_units.divmod(row)) * 2;
+  const int column = static_cast<int>(params.by_pixel_pairs.divmod(row)) * 2;
   if (row >= params.rows_at_once) return;
   const bool exists[2] = {window.has_column(column), window.has_column(column + 1)};
   const int first = (window.w + column - window.first_w) * params.in_pixel * static_cast<int>(sizeof(T));
@@ -119,86 +120,82 @@ struct Converted {
 };
 
 // The range of |x| that each warp has seen, as integers in the same order: the largest, NaN above infinity, and the
-// least but zero, less 1 (float32 alone). [max_warps]; a warp that does not exist has seen nothing.
+// smallest but zero, less 1 (float32 alone). [max_warps]; a warp that does not exist has seen nothing.
 constexpr std::uint32_t nothing = 0xffffffffu;
-__device__ __forceinline__ void note_range(std::uint32_t most, std::uint32_t least, uint2* ranges) {
-  const uint2 range{__reduce_max_sync(0xffffffffu, most), __reduce_min_sync(0xffffffffu, least)};
+__device__ __forceinline__ void note_range(std::uint32_t largest, std::uint32_t smallest, uint2* ranges) {
+  const uint2 range{__reduce_max_sync(0xffffffffu, largest), __reduce_min_sync(0xffffffffu, smallest)};
   if (threadIdx.x % 32 == 0) ranges[threadIdx.x / 32] = range;
   __syncthreads();
 }
 template <typename T>
 __device__ __forceinline__ Converted converted_from(const uint2* ranges) {
-  std::uint32_t most = 0, least = nothing;
+  std::uint32_t largest = 0, smallest = nothing;
 #pragma unroll
   for (int warp = 0; warp < max_warps; ++warp) {
     const uint2 seen = ranges[warp];
-    most = max(most, seen.x), least = min(least, seen.y);
+    largest = max(largest, seen.x), smallest = min(smallest, seen.y);
   }
   Converted result{};
   if constexpr (std::is_same_v<T, float>) {
-    result.special = most >= 0x7f800000u;
-    result.exponent = result.special ? 0 : scale_exponent(__uint_as_float(most), target_exponent);
-    result.tiny = least != nothing && !(__uint_as_float(least + 1) * power_of_two(result.exponent) > 0x1p-25f);
+    result.special = largest >= 0x7f800000u;
+    result.exponent = result.special ? 0 : scale_exponent(__uint_as_float(largest), target_exponent);
+    result.tiny = smallest != nothing && !(__uint_as_float(smallest + 1) * power_of_two(result.exponent) > 0x1p-25f);
   } else {
-    result.special = most >= (std::is_same_v<T, half_t> ? 0x7c00u : 0x7f80u);
+    result.special = largest >= (std::is_same_v<T, half_t> ? 0x7c00u : 0x7f80u);
   }
   return result;
 }
 
 // Half types: the patch as it is.
 template <typename T, int c, int pitch>
-__device__ __forceinline__ void convert_halves(const Params<T>& params, const Window<T>& window,
-                                               const unsigned char* raw, unsigned char* patch, uint2* ranges) {
-  std::uint32_t most = 0;
-  for_each_unit<c, pitch>(params, window, raw, [&](int offset, const T(&values)[2 * pitch]) {
+__device__ __forceinline__ void convert_16bit(const Params<T>& params, const Window<T>& window,
+                                              const unsigned char* raw, unsigned char* patch, uint2* ranges) {
+  std::uint32_t largest = 0;
+  for_each_pixel_pair<c, pitch>(params, window, raw, [&](int offset, const T(&values)[2 * pitch]) {
     std::uint32_t words[pitch];
 #pragma unroll
     for (int word = 0; word < pitch; ++word) {
       words[word] = static_cast<std::uint32_t>(reinterpret_cast<const std::uint16_t&>(values[2 * word])) |
                     static_cast<std::uint32_t>(reinterpret_cast<const std::uint16_t&>(values[2 * word + 1])) << 16;
-      most = __vmaxu2(most, words[word] & 0x7fff7fff);
+      largest = __vmaxu2(largest, words[word] & 0x7fff7fff);
     }
     store_words(patch + offset, words);
   });
-  note_range(max(most % 65536, most / 65536), nothing, ranges);
+  note_range(max(largest % 65536, largest / 65536), nothing, ranges);
 }
 
 // float32: scaled, hi and lo.
 template <int limbs, int c, int pitch>
 __device__ __forceinline__ void convert_floats(const Params<float>& params, const Window<float>& window,
                                                const unsigned char* raw, unsigned char* patch, uint2* ranges) {
-  std::uint32_t most = 0, least = nothing;
-  for_each_unit<c, pitch>(params, window, raw, [&](int, const float (&values)[2 * pitch]) {
+  std::uint32_t largest = 0, smallest = nothing;
+  for_each_pixel_pair<c, pitch>(params, window, raw, [&](int, const float (&values)[2 * pitch]) {
 #pragma unroll
     for (int i = 0; i < 2 * pitch; ++i) {
       if (i % pitch >= c) continue;
       const std::uint32_t bits = __float_as_uint(values[i]) & 0x7fffffff;
-      most = max(most, bits), least = min(least, bits - 1);
+      largest = max(largest, bits), smallest = min(smallest, bits - 1);
     }
   });
-  note_range(most, least, ranges);
+  note_range(largest, smallest, ranges);
   const float scale = power_of_two(converted_from<float>(ranges).exponent);
-  const int plane_bytes = params.plan.plane_bytes;
-  for_each_unit<c, pitch>(params, window, raw, [&](int offset, const float (&values)[2 * pitch]) {
+  const int patch_limb_bytes = params.plan.patch_limb_bytes;
+  for_each_pixel_pair<c, pitch>(params, window, raw, [&](int offset, const float (&values)[2 * pitch]) {
     std::uint32_t high[pitch];
     [[maybe_unused]] std::uint32_t low[pitch];
 #pragma unroll
     for (int word = 0; word < pitch; ++word) {
-      const float a = values[2 * word] * scale, b = values[2 * word + 1] * scale;
-      const __half2 hi = __floats2half2_rn(a, b);
-      high[word] = reinterpret_cast<const std::uint32_t&>(hi);
-      if constexpr (limbs == 2) {
-        const __half2 lo = __floats2half2_rn(a - __low2float(hi), b - __high2float(hi));
-        low[word] = reinterpret_cast<const std::uint32_t&>(lo);
-      }
+      const HalfLimbs split = split_fp16(values[2 * word] * scale, values[2 * word + 1] * scale);
+      high[word] = reinterpret_cast<const std::uint32_t&>(split.high);
+      if constexpr (limbs == 2) low[word] = reinterpret_cast<const std::uint32_t&>(split.low);
     }
     store_words(patch + offset, high);
-    if constexpr (limbs == 2) store_words(patch + plane_bytes + offset, low);
+    if constexpr (limbs == 2) store_words(patch + patch_limb_bytes + offset, low);
   });
   __syncthreads();
 }
 
-// patch: [limb][patch_h] rows of [row_units][2][pitch] halves, complete on return, as is what converted_from() reads.
+// patch: [limb][patch_h] rows of [pixel_pairs][2][pitch] halves, complete on return, as is what converted_from() reads.
 // All threads call it.
 template <typename S>
 __device__ __forceinline__ void convert(const Params<typename S::T>& params, const Origin& at, const unsigned char* raw,
@@ -208,7 +205,7 @@ __device__ __forceinline__ void convert(const Params<typename S::T>& params, con
     if constexpr (S::scaled) {
       convert_floats<S::limbs, c, pitch>(params, window, raw, patch, ranges);
     } else {
-      convert_halves<typename S::T, c, pitch>(params, window, raw, patch, ranges);
+      convert_16bit<typename S::T, c, pitch>(params, window, raw, patch, ranges);
     }
   };
   switch (params.c) {

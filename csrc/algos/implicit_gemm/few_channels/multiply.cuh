@@ -68,7 +68,7 @@ __device__ __forceinline__ void note_largest(__half2 (&largest)[quad], const Fra
 // Class fp32. The tensor cores truncate their accumulator. So a step starts from zero, small products first, and joins
 // the totals by an addition that rounds (docs/concepts/numerics.md).
 template <typename S>
-__device__ __forceinline__ void multiply_split(const unsigned char* window, int plane_bytes, int pixel_bytes,
+__device__ __forceinline__ void multiply_split(const unsigned char* window, int patch_limb_bytes, int pixel_bytes,
                                                const uint4* lane_taps, const unsigned char* b, int steps,
                                                Sums<S>& total, __half2 (&largest)[quad]) {
   constexpr int limb_bytes = S::step_bytes / S::limbs;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply_split(const unsigned char* window, int 
     const uint4 two = *lane_taps;
     Fragments<S> high, low;
     load_fragments<S>(high, window, pixel_bytes, two.x, two.z);
-    load_fragments<S>(low, window + plane_bytes, pixel_bytes, two.x, two.z);
+    load_fragments<S>(low, window + patch_limb_bytes, pixel_bytes, two.x, two.z);
     note_largest<S>(largest, high, {two.x, two.y}, {two.z, two.w});
 #pragma unroll
     for (int n = 0; n < S::column_tiles; n += 2) {
@@ -142,14 +142,14 @@ __device__ __forceinline__ void multiply_single(const unsigned char* window, int
 
 // window: the patch at the lane's first output. Adds what note_largest says to `largest` (scaled classes).
 template <typename S>
-__device__ __forceinline__ void multiply(const unsigned char* window, int plane_bytes, int pixel_bytes, const Tap* taps,
-                                         const unsigned char* filters, int steps, Sums<S>& total,
+__device__ __forceinline__ void multiply(const unsigned char* window, int patch_limb_bytes, int pixel_bytes,
+                                         const Tap* taps, const unsigned char* filters, int steps, Sums<S>& total,
                                          __half2 (&largest)[quad]) {
   const int lane = threadIdx.x % 32;
   const unsigned char* b = filters + lane * 16;
   const uint4* lane_taps = reinterpret_cast<const uint4*>(taps) + lane % 4;
   if constexpr (S::products == 3) {
-    multiply_split<S>(window, plane_bytes, pixel_bytes, lane_taps, b, steps, total, largest);
+    multiply_split<S>(window, patch_limb_bytes, pixel_bytes, lane_taps, b, steps, total, largest);
   } else {
     multiply_single<S>(window, pixel_bytes, lane_taps, b, steps, total, largest);
   }

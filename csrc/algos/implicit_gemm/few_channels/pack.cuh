@@ -27,11 +27,11 @@ __global__ void __launch_bounds__(pack_threads) pack_filters(Weights weights, Fi
   const int filter_tile = weights.filter_tile, tile = k / filter_tile;
   for (int form = 0; form < weights.forms(); ++form) {
     const bool dense = form == 1;
-    const int pitch = weights.pitch(dense), row_halves = static_cast<int>(weights.row_pairs(dense)) * 2;
+    const int pitch = weights.pitch(dense), row_values = static_cast<int>(weights.row_pairs(dense)) * 2;
     unsigned char* target = packed + weights.form_offset(dense) + tile * weights.tile_bytes(dense);
     const int limb_bytes = filter_tile * step_pairs * 4;
     for (int j = threadIdx.x; j < weights.steps(dense) * step_pairs * 2; j += pack_threads) {
-      const int r = j / row_halves, half = j % row_halves, tap = half / pitch, channel = half % pitch;
+      const int r = j / row_values, half = j % row_values, tap = half / pitch, channel = half % pitch;
       const bool inside = exists && r < weights.r && tap < s && channel < c;
       const T raw = inside ? filter[channel * strides.channel + (r * s + tap) * strides.tap] : from_float<T>(0.0f);
       const PackedPlace place(weights.vector, k % filter_tile, j / 2);

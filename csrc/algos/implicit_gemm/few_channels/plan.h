@@ -80,13 +80,13 @@ struct Plan {
   Weights weights;
   bool dense;
   int warps;
-  int tile_p, tile_q;          // outputs of a block at a time: warps * 32
-  int patch_h, patch_w;        // input under them
-  int pitch;                   // halves of a pixel
-  int row_units;               // pairs of pixels of a row of the patch
-  int row_bytes, plane_bytes;  // of the patch in halves
-  int lines, line_chunks;      // the patch in memory: rows, or rows of a channel; 16-byte copies that one may need
-  int steps;                   // of the reduction
+  int tile_p, tile_q;               // outputs of a block at a time: warps * 32
+  int patch_h, patch_w;             // input under them
+  int pitch;                        // halves of a pixel
+  int pixel_pairs;                  // pairs of pixels of a row of the patch
+  int row_bytes, patch_limb_bytes;  // of the patch in halves
+  int lines, line_chunks;           // the patch in memory: rows, or rows of a channel; 16-byte copies that one may need
+  int steps;                        // of the reduction
   std::int64_t p_tiles, q_tiles, tiles;
   std::int64_t blocks;  // of each filter tile, which they keep
   // In shared memory: filters, then taps, bias, exponents, the range of |x| that each warp saw, the patch in halves
@@ -108,9 +108,9 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
   const double filters = plan.weights.filter_tile / 8.0, steps = plan.steps, limbs = split ? 2.0 : 1.0;
   const double products = 2.0 * filters * steps * (split ? 3.0 : 1.0);  // instructions of 8 clocks
   const double multiply = 9.0 * products + (split ? steps * filters * 8.0 : 0.0) + steps * limbs * (20.0 + filters);
-  const double units = static_cast<double>(plan.patch_h * plan.row_units) / plan.threads();
+  const double pairs = static_cast<double>(plan.patch_h * plan.pixel_pairs) / plan.threads();
   const double chunks = static_cast<double>(plan.lines * plan.line_chunks) / plan.threads();
-  const double stage = units * (floats ? 70.0 : 40.0) + chunks * 25.0 + 80.0;
+  const double stage = pairs * (floats ? 70.0 : 40.0) + chunks * 25.0 + 80.0;
   const bool vectors = nhwc ? problem.k % plan.weights.vector == 0 : problem.q() % quad == 0;
   const double store = 150.0 + filters * 8.0 * (floats ? 5.0 : 3.0) * (vectors ? 1.0 : 3.0);
   const double clocks = multiply + stage + store;
@@ -132,12 +132,12 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
 // The most lanes of a warp that read one bank when they load a pair of halves of each: in their rows of `row_words` to
 // the next, quads `quad_words` apart, so many of them in a row.
 inline int lanes_of_a_bank(int row_words, int quad_words, int quads) {
-  int lanes[32] = {}, most = 0;
+  int lanes[32] = {}, count = 0;
   for (int lane = 0; lane < 32; ++lane) {
     const int place = lane / 4 / quads * row_words + lane / 4 % quads * quad_words + lane % 4;
-    most = std::max(most, ++lanes[place % 32]);
+    count = std::max(count, ++lanes[place % 32]);
   }
-  return most;
+  return count;
 }
 
 // One form and one tile; nothing where it does not fit.
@@ -152,12 +152,12 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
   if (patch_h > 4096 || patch_w > 4096) return std::nullopt;
   plan.patch_h = static_cast<int>(patch_h), plan.patch_w = static_cast<int>(patch_w);
   // Dense: the last pair of a row of taps may reach one pixel further.
-  plan.row_units = dense ? plan.patch_w / 2 + 1 : static_cast<int>(ceil_div(patch_w, 2));
+  plan.pixel_pairs = dense ? plan.patch_w / 2 + 1 : static_cast<int>(ceil_div(patch_w, 2));
   const bool nhwc = problem.layout == Layout::nhwc;
   plan.lines = static_cast<int>(nhwc ? patch_h : problem.c * patch_h);
   plan.line_chunks = static_cast<int>(ceil_div(patch_w * (nhwc ? problem.c : 1) * element, 16) + 1);
   plan.pitch = weights.pitch(dense), plan.steps = static_cast<int>(weights.steps(dense));
-  int row_words = plan.row_units * plan.pitch, fewest = 32;
+  int row_words = plan.pixel_pairs * plan.pitch, fewest = 32;
   for (int words = row_words,
            step = plan.pitch == 4   ? 4
                   : plan.pitch == 2 ? 2
@@ -169,16 +169,17 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
     if (found < fewest) fewest = found, row_words = words;
   }
   plan.row_bytes = row_words * 4;
-  plan.plane_bytes = static_cast<int>(round_up(plan.patch_h * plan.row_bytes, 16));
+  plan.patch_limb_bytes = static_cast<int>(round_up(plan.patch_h * plan.row_bytes, 16));
   plan.taps_offset = static_cast<int>(weights.tile_bytes(dense));
   plan.bias_offset = plan.taps_offset + (plan.steps + 1) * step_pairs * 8;
   plan.exponents_offset = plan.bias_offset + weights.filter_tile * 4;
   plan.ranges_offset = plan.exponents_offset + weights.filter_tile * 4;
   plan.patch_offset = plan.ranges_offset + (max_warps + 2) * 8;
-  plan.raw_offset = plan.patch_offset + limbs_of(weights.mode) * plan.plane_bytes;
+  plan.raw_offset = plan.patch_offset + limbs_of(weights.mode) * plan.patch_limb_bytes;
   plan.shared_bytes = plan.raw_offset + static_cast<std::int64_t>(plan.lines) * plan.line_chunks * 16;
-  const auto most = static_cast<std::int64_t>(device.shared_memory_bytes);
-  if (plan.shared_bytes > most || std::max(plan.line_chunks, plan.row_units) > plan.threads()) return std::nullopt;
+  const auto available = static_cast<std::int64_t>(device.shared_memory_bytes);
+  if (plan.shared_bytes > available || std::max(plan.line_chunks, plan.pixel_pairs) > plan.threads())
+    return std::nullopt;
 
   plan.p_tiles = ceil_div<std::int64_t>(problem.p(), plan.tile_p);
   plan.q_tiles = ceil_div<std::int64_t>(problem.q(), plan.tile_q);
@@ -188,7 +189,7 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
   if (static_cast<double>(plan.tiles) >= limit || weights.filter_tiles > max_filter_tiles) return std::nullopt;
   const std::int64_t at_once = std::max<std::int64_t>(
       1, std::min<std::int64_t>(warps_per_processor(weights.filter_tile, weights.mode == Mode::split ? 3 : 1) / warps,
-                                most / (plan.shared_bytes + 1024)));
+                                available / (plan.shared_bytes + 1024)));
   const std::int64_t slots = std::max<std::int64_t>(1, device.processors * at_once / weights.filter_tiles);
   plan.blocks = std::min(plan.tiles, slots);
   plan.cost_us = cost_us(plan, problem, device, at_once);

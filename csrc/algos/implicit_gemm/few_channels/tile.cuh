@@ -27,7 +27,7 @@ struct Params {
   int in_row, in_pixel, in_channel;  // elements of x from one row, pixel, channel to the next
   int out_k, out_p, out_q;           // of y
   int pixel_bytes;                   // from one output to the next, in a row of the patch
-  FastDivide by_line_chunks, by_row_units, by_p_tiles, by_q_tiles, by_patch_h, by_row_pairs;
+  FastDivide by_line_chunks, by_pixel_pairs, by_p_tiles, by_q_tiles, by_patch_h, by_row_pairs;
   unsigned lines_at_once, rows_at_once;  // that the block's threads copy, a chunk each, or convert, a unit each
   int c, h, w, k, p, q, r, s, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w;
   bool nhwc, has_activation;

@@ -22,7 +22,7 @@ class Loader {
     Control& control = *shared_.control;
     unsigned packed_tile = work_tile.filter_tile;
     const unsigned half = params_.by_n_splits.divmod(packed_tile);
-    const unsigned char* filters = params_.weight + packed_tile * params_.packed_tile_bytes + half * S::plane_bytes;
+    const unsigned char* filters = params_.weight + packed_tile * params_.packed_tile_bytes + half * S::limb_bytes;
     for (int stage = work_tile.first_stage; stage < work_tile.last_stage; ++stage) {
       unsigned block = stage, tap = 0;  // of channels
       if (params_.stage_taps != params_.taps) tap = params_.by_taps.divmod(block);
@@ -76,9 +76,9 @@ class Loader {
     hopper::wait(shared_address(&control.filters_free[filters_.slot]), filters_.parity ^ 1, site_);
     hopper::arrive_expecting(full, S::filter_bytes);
 #pragma unroll
-    for (int plane = 0; plane < S::filter_bytes / S::plane_bytes; ++plane) {
-      hopper::copy_bulk(shared_.filters + filters_.slot * S::filter_bytes + plane * S::plane_bytes,
-                        source + plane * params_.packed_bytes, S::plane_bytes, full);
+    for (int limb = 0; limb < S::filter_bytes / S::limb_bytes; ++limb) {
+      hopper::copy_bulk(shared_.filters + filters_.slot * S::filter_bytes + limb * S::limb_bytes,
+                        source + limb * params_.packed_bytes, S::limb_bytes, full);
     }
     filters_.advance(S::slots);
   }
@@ -116,7 +116,7 @@ class ChannelLoader {
       hopper::wait(shared_address(&control.input_free[slot_.slot]), slot_.parity ^ 1, site_);
       if (lane < pairs) store_shared(shared_.channels + place_.slot * S::channels_bytes + lane * 16, pair);
       __syncwarp();
-      if (lane == 0) hopper::arrive(shared_address(&control.input_full[slot_.slot]));
+      if (lane == 0) hopper::arrive(control.input_full[slot_.slot]);
       slot_.advance(params_.input_slots);
       place_.advance(params_.input_slots + 1);
     }
@@ -163,19 +163,19 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
   Control& control = *shared.control;
   if (threadIdx.x == 0) {
     for (int i = 0; i < params.input_slots; ++i) {
-      hopper::barrier_init(shared_address(&control.input_full[i]), loading);
-      hopper::barrier_init(shared_address(&control.input_ready[i]), 4);
-      hopper::barrier_init(shared_address(&control.input_free[i]), multiplying);
+      hopper::barrier_init(control.input_full[i], loading);
+      hopper::barrier_init(control.input_ready[i], 4);
+      hopper::barrier_init(control.input_free[i], multiplying);
     }
     for (int i = 0; i < S::slots; ++i) {
-      hopper::barrier_init(shared_address(&control.filters_full[i]), 1);
-      hopper::barrier_init(shared_address(&control.filters_free[i]), multiplying);
+      hopper::barrier_init(control.filters_full[i], 1);
+      hopper::barrier_init(control.filters_free[i], multiplying);
     }
-    hopper::barrier_init(shared_address(&control.flags_written), multiplying);
-    hopper::barrier_init(shared_address(&control.flags_read), splitting + loading);
+    hopper::barrier_init(control.flags_written, multiplying);
+    hopper::barrier_init(control.flags_read, splitting + loading);
     if constexpr (S::reads_fp16) {
-      hopper::barrier_init(shared_address(&control.partials_ready), params.split_k);
-      hopper::barrier_init(shared_address(&control.partials_read), params.split_k);
+      hopper::barrier_init(control.partials_ready, params.split_k);
+      hopper::barrier_init(control.partials_read, params.split_k);
     }
     hopper::barrier_init_fence();
   }
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(S::threads, 1)
         },
         [&](unsigned parity) {
           __syncwarp();
-          if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control.flags_written));
+          hopper::arrive_for_warp(control.flags_written);
           wait_for_flags(parity, role_multiply);
         },
         [&](unsigned parity) {
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(S::threads, 1)
           [&](unsigned parity) { wait_for_flags(parity, role_transform); },
           [&](unsigned) {
             __syncwarp();
-            if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control.flags_read));
+            hopper::arrive_for_warp(control.flags_read);
           });
     }
   } else {
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(S::threads, 1)
             for (int i = 0; i < (retry ? 2 : 1); ++i) loader.run(work_tile);
           },
           [&](unsigned parity) { wait_for_flags(parity, role_load); },
-          [&](unsigned) { hopper::arrive(shared_address(&control.flags_read)); });
+          [&](unsigned) { hopper::arrive(control.flags_read); });
     }
     if constexpr (S::affine) {
       if (threadIdx.x % 128 / 32 == 1) {
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(S::threads, 1)
             [&](unsigned parity) { wait_for_flags(parity, role_load); },
             [&](unsigned) {
               __syncwarp();
-              if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control.flags_read));
+              hopper::arrive_for_warp(control.flags_read);
             });
       }
     }

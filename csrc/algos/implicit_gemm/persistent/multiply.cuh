@@ -14,12 +14,12 @@ namespace fastconv::algos::implicit_gemm::persistent {
 template <typename S, int first, int last, int count>
 __device__ __forceinline__ void multiply(float (&sums)[count], const Operand<S>& operand, std::uint64_t filters) {
   using Half = typename S::Half;
-  constexpr int plane = 64;  // bytes from hi to lo
+  constexpr int to_low = 64;  // bytes from hi to lo
 #pragma unroll
   for (int i = first; i < last; ++i) {
     const int kind = S::split ? i / S::depth : 2, at = i % S::depth;  // lo hi, hi lo, hi hi
-    const int of_product = S::converted ? 32 * (at % 2) + S::plane_bytes * (at / 2) : 32 * at;
-    const std::uint32_t offset = (of_product + (kind == 1 ? plane : 0)) / 16;
+    const int of_product = S::converted ? 32 * (at % 2) + S::limb_bytes * (at / 2) : 32 * at;
+    const std::uint32_t offset = (of_product + (kind == 1 ? to_low : 0)) / 16;
     // Within 32 bits, which cannot overflow: fewer instructions.
     const std::uint64_t descriptor = (filters & 0xffffffff00000000) | (static_cast<std::uint32_t>(filters) + offset);
     if (S::split && i == 0) {
@@ -358,7 +358,7 @@ class Multiplier {
   // Waits for the stage of the step to come, if that is its first.
   __device__ __forceinline__ void await_stage() {
     if (!S::one_tap && tap_ > 0) return;
-    std::uint64_t* barriers = S::transforms ? control_.input_ready : control_.input_full;
+    hopper::Barrier* barriers = S::transforms ? control_.input_ready : control_.input_full;
     hopper::wait(shared_address(&barriers[slot_.slot]), slot_.parity, site_);
   }
 
@@ -399,7 +399,7 @@ class Multiplier {
   __device__ __forceinline__ void release_stage() {
     hopper::fence_copies();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control_.input_free[slot_.slot]));
+    hopper::arrive_for_warp(control_.input_free[slot_.slot]);
     slot_.advance(params_.input_slots);
     if constexpr (S::affine) place_.advance(params_.input_slots + 1);
   }
@@ -409,7 +409,7 @@ class Multiplier {
   }
   __device__ __forceinline__ void release_filters(unsigned back) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&control_.filters_free[filters_.slot(back)]));
+    hopper::arrive_for_warp(control_.filters_free[filters_.slot(back)]);
   }
 
   const Params<T>& params_;

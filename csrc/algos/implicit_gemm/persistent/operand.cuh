@@ -130,9 +130,9 @@ class Input {
 
   // An affine input of a half type: a step that is loaded.
   static __device__ __forceinline__ void norm(const StageChannels& channels, Operand<S> (&operand)[S::row_blocks]) {
-    using Halves = HalfPair<T>;
-    const auto floor = Halves::rounded(channels.floor, channels.floor);
-    const auto cap = Halves::rounded(channels.cap, channels.cap);
+    using Pair16 = HalfPair<T>;
+    const auto floor = Pair16::rounded(channels.floor, channels.floor);
+    const auto cap = Pair16::rounded(channels.cap, channels.cap);
     const std::uint32_t of_lane = channels.address + threadIdx.x % 4 * 16;
 #pragma unroll
     for (int pair = 0; pair < 2 * S::depth; ++pair) {  // a lane has every fourth pair of a step's channels
@@ -140,14 +140,14 @@ class Input {
 #pragma unroll
       for (int i = 0; i < rows; ++i) {
         std::uint32_t& word = operand[i / 2].high[pair / 2][pair % 2 * 2 + i % 2];
-        word = Halves::norm(word, affine, floor);
+        word = Pair16::norm(word, affine, floor);
       }
     }
     if (!channels.has_cap()) return;
 #pragma unroll
     for (int i = 0; i < S::row_blocks * S::depth * 4; ++i) {
       std::uint32_t& word = operand[i / (S::depth * 4)].high[i / 4 % S::depth][i % 4];
-      word = Halves::at_most(word, cap);
+      word = Pair16::at_most(word, cap);
     }
   }
   // The same of float32: what a lane has of a step, of some pixels.

@@ -78,8 +78,8 @@ struct Shape {
   static constexpr int pixel_tile = 64 * multiply_warpgroups * row_blocks;
   static constexpr int row_bytes = mode == Mode::single ? 64 : 128;
   static constexpr bool paired = mode == Mode::single;  // packed as pairs of channel blocks; converted: one step
-  static constexpr int plane_bytes = filter_tile * row_bytes;
-  static constexpr int filter_bytes = plane_bytes * (converted ? 2 : 1);
+  static constexpr int limb_bytes = filter_tile * row_bytes;
+  static constexpr int filter_bytes = limb_bytes * (converted ? 2 : 1);
   static constexpr int step_channels = input_row_bytes / (reads_fp16 ? 2 : 4);
   static constexpr int channels_bytes = affine ? step_channels * 8 : 0;  // scales and shifts of a stage
   static constexpr int sums = filter_tile / 2;                           // registers of a thread for 64 pixels
@@ -130,13 +130,13 @@ struct OutputStage {
 
 struct Control {
   // Of the rings: an input slot is loaded (full), split (ready; float32 only), read (free).
-  std::uint64_t input_full[max_input_slots], input_ready[max_input_slots], input_free[max_input_slots];
-  std::uint64_t filters_full[max_filter_slots], filters_free[max_filter_slots];
-  std::uint64_t flags_written, flags_read;
-  std::uint64_t partials_ready, partials_read;  // of a cluster: sums are in shared memory; have been read
-  int exponent[max_input_slots];                // of the scale of the slot's tile
-  float largest[4];                             // of the transforming warps
-  unsigned work_tiles;                          // Params::work, or 0 if its condition is not met
+  hopper::Barrier input_full[max_input_slots], input_ready[max_input_slots], input_free[max_input_slots];
+  hopper::Barrier filters_full[max_filter_slots], filters_free[max_filter_slots];
+  hopper::Barrier flags_written, flags_read;
+  hopper::Barrier partials_ready, partials_read;  // of a cluster: sums are in shared memory; have been read
+  int exponent[max_input_slots];                  // of the scale of the slot's tile
+  float largest[4];                               // of the transforming warps
+  unsigned work_tiles;                            // Params::work, or 0 if its condition is not met
   unsigned pad[3];
   unsigned overflow_flags[max_flags / 32];
 };

@@ -47,7 +47,7 @@ class Transformer {
         if (thread_ == 0) control.exponent[slot_.slot] = exponent;
       }
       __syncwarp();
-      if (thread_ % 32 == 0) hopper::arrive(shared_address(&control.input_ready[slot_.slot]));
+      hopper::arrive_for_warp(control.input_ready[slot_.slot]);
       slot_.advance(params_.input_slots);
     }
   }

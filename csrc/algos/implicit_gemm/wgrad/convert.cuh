@@ -9,6 +9,7 @@
 #include "device/image_scale.cuh"
 #include "device/indexing.h"
 #include "device/numeric.h"
+#include "device/split_fp16.cuh"
 
 namespace fastconv::algos::implicit_gemm::wgrad {
 
@@ -81,9 +82,8 @@ class Converter {
       for (int i = 0; i < 4; ++i) {
         const float a = values[2 * i], b = values[2 * i + 1];
         largest_ = fmaxf(largest_, fmaxf(finite(a), finite(b)));
-        const __half2 hi = __floats2half2_rn(a * factor_, b * factor_);
-        highs[i] = bits(hi);
-        lows[i] = bits(__floats2half2_rn(a * factor_ - __low2float(hi), b * factor_ - __high2float(hi)));
+        const HalfLimbs split = split_fp16(a * factor_, b * factor_);
+        highs[i] = bits(split.high), lows[i] = bits(split.low);
       }
       *reinterpret_cast<uint4*>(target) = high;
       if constexpr (limbs == 2) *reinterpret_cast<uint4*>(target + operand_.pitch) = low;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(convert_threads)
   converter.note_largest();
 }
 
-// NCHW: tiles of 64 pixels and 64 channels, turned in shared memory.
+// NCHW: tiles of 64 pixels and 64 channels, transposed in shared memory.
 template <typename T, int limbs>
 __global__ void __launch_bounds__(convert_threads)
     convert_tiles(const __grid_constant__ Operand<T> operand, bool retry) {

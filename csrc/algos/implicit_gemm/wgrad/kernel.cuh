@@ -41,7 +41,7 @@ struct Shape {
 };
 
 struct Barriers {
-  std::uint64_t full[max_slots], free[max_slots];
+  hopper::Barrier full[max_slots], free[max_slots];
 };
 
 // What a block computes: 64 or 128 filters from k0 on, its column blocks, its chunks.
@@ -102,22 +102,22 @@ __device__ __forceinline__ void load(const Params& params, const CUtensorMap& x,
     const int p0 = static_cast<int>(p) * params.tile_p, q0 = static_cast<int>(q) * params.tile_q;
     const int n0 = static_cast<int>(n) * params.tile_n;
     const std::uint32_t full = shared_address(&barriers.full[slot.slot]);
-    hopper::wait(shared_address(&barriers.free[slot.slot]), slot.parity ^ 1, site);
+    hopper::wait(barriers.free[slot.slot], slot.parity ^ 1, site);
     hopper::arrive_expecting(full, params.chunk_bytes);
     std::uint32_t target = ring + slot.slot * params.slot_bytes;
 #pragma unroll
-    for (int plane = 0; plane < S::limbs; ++plane) {
+    for (int limb = 0; limb < S::limbs; ++limb) {
 #pragma unroll
       for (int m = 0; m < S::blocks_m; ++m) {
-        hopper::tma_load(target, grad, plane * params.pitch_grad + work_tile.k0 + m * block_channels, q0, p0, n0, full);
+        hopper::tma_load(target, grad, limb * params.pitch_grad + work_tile.k0 + m * block_channels, q0, p0, n0, full);
         target += params.grad_region;
       }
     }
 #pragma unroll
-    for (int plane = 0; plane < S::limbs; ++plane) {
+    for (int limb = 0; limb < S::limbs; ++limb) {
 #pragma unroll
       for (int i = 0; i < S::boxes_x; ++i) {
-        hopper::tma_load(target, x, plane * params.pitch_x + channel[i], q0 * params.stride_w + dw[i],
+        hopper::tma_load(target, x, limb * params.pitch_x + channel[i], q0 * params.stride_w + dw[i],
                          p0 * params.stride_h + dh[i], n0, full);
         target += params.x_region;
       }
@@ -173,9 +173,9 @@ __device__ __forceinline__ void multiply(const Params& params, std::uint32_t rin
     unsigned image = chunk;
     params.by_chunks_q.divmod(image), params.by_chunks_p.divmod(image);
     const Undo undo(params.sums == nullptr ? 0 : params.sums[image]);
-    hopper::wait(shared_address(&barriers.full[slot.slot]), slot.parity, site);
+    hopper::wait(barriers.full[slot.slot], slot.parity, site);
     multiply_chunk<S>(params, ring + slot.slot * params.slot_bytes, S::rows_by_warps ? warpgroup : 0, sum);
-    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&barriers.free[slot.slot]));
+    hopper::arrive_for_warp(barriers.free[slot.slot]);
     slot.advance(params.slots);
     if constexpr (!S::rows_by_warps) slot.advance(params.slots);
     if (undo.second != 1.0f) {
@@ -228,8 +228,8 @@ __global__ void __launch_bounds__(S::threads, 1)
   hopper::fence_copies();
   if (threadIdx.x == 0) {
     for (int i = 0; i < params.slots; ++i) {
-      hopper::barrier_init(shared_address(&barriers.full[i]), 1);
-      hopper::barrier_init(shared_address(&barriers.free[i]), S::rows_by_warps ? 4 * multiply_warpgroups : 4);
+      hopper::barrier_init(barriers.full[i], 1);
+      hopper::barrier_init(barriers.free[i], S::rows_by_warps ? 4 * multiply_warpgroups : 4);
     }
     hopper::barrier_init_fence();
   }

@@ -57,7 +57,7 @@ static_assert(raw_segment_bytes<2>(1) % 128 == 0 && raw_strip_bytes<2> % 128 == 
 // producers' stores of 2 rows x 2 tiles x 16 channels then meet every bank once.
 constexpr int core_bytes = 128 + 32, v_row_bytes = 2 * core_bytes;
 template <int strips>
-constexpr int v_plane_bytes = strips * strip_input_rows(strips) * v_row_bytes;
+constexpr int v_limb_bytes = strips * strip_input_rows(strips) * v_row_bytes;
 static_assert(core_bytes % 128 == 32 && v_row_bytes % 128 == 64);
 
 // Read again wherever it is needed: some roles have no register to keep it in.
@@ -109,7 +109,7 @@ template <int m_halves>
 struct Exchange<2, m_halves> {
   static constexpr int slices = m_halves * half_groups / 2;
   alignas(128) float4 pairs[slices][consumer_groups][2][128];
-  alignas(8) std::uint64_t full[consumer_groups][4][slices], read[consumer_groups][4];
+  alignas(8) hopper::Barrier full[consumer_groups][4][slices], read[consumer_groups][4];
 };
 
 // What the transform needs to know of a strip's column: in the first and in the second image.
@@ -147,7 +147,7 @@ struct Variant {
 template <Variant variant>
 struct Shared {
   static constexpr int blocks = variant.blocks, strips = variant.strips, m_halves = variant.m_halves();
-  static constexpr int v_points = points / blocks, v_stage_bytes = v_points * 2 * v_plane_bytes<strips>;
+  static constexpr int v_points = points / blocks, v_stage_bytes = v_points * 2 * v_limb_bytes<strips>;
   static constexpr int v_stages = variant.v_reuse == 1 ? 3 : kept_stages, raw_stages = 2;
   using RawRing = hopper::RingCounter<raw_stages>;
   // Work tiles whose outputs and largest values are remembered. One is prepared while the last stage of the one before
@@ -166,8 +166,8 @@ struct Shared {
   Outputs outputs[work_tile_slots][positions];
   // Bits of the largest |V|, scaled, of a warp: for scales that are a mere guess, and of all.
   unsigned watched[work_tile_slots][producer_warps][scales], largest[work_tile_slots][producer_warps];
-  alignas(8) std::uint64_t raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
-  std::uint64_t prepared, last_stage;  // a work tile is prepared; the last stage of a work tile is there
+  alignas(8) hopper::Barrier raw_full[raw_stages], raw_empty[raw_stages], v_full[v_stages], v_empty[v_stages];
+  hopper::Barrier prepared, last_stage;  // a work tile is prepared; the last stage of a work tile is there
   Column columns[work_tile_slots][strips * tile_columns];
   float exact_largest[scales];  // of |x|, for a work tile that is repeated
   unsigned overflow_flags[max_work_tiles / 32];

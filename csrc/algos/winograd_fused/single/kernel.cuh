@@ -18,10 +18,10 @@ template <typename T, Shape shape>
 __device__ __forceinline__ void initialise(Shared<T, shape>& shared, int thread) {
   if (thread == 0) {
     for (int i = 0; i < Stage<T, shape>::v_stages; ++i) {
-      hopper::barrier_init(shared_address(&shared.v_full[i]), producer_warps);
-      hopper::barrier_init(shared_address(&shared.v_empty[i]), consumer_threads / 32);
+      hopper::barrier_init(shared.v_full[i], producer_warps);
+      hopper::barrier_init(shared.v_empty[i], consumer_threads / 32);
     }
-    hopper::barrier_init(shared_address(&shared.pass_done), block_threads);
+    hopper::barrier_init(shared.pass_done, block_threads);
     hopper::barrier_init_fence();
   }
   static_assert(max_work_tiles / 32 <= consumer_threads);
@@ -40,7 +40,7 @@ __device__ __forceinline__ void prefetch_filters(const Params<T>& params) {
 // Between the passes every thread has said all that it knows of work tiles to be repeated. Whether there are any.
 template <int role, typename T, Shape shape>
 __device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shape>& shared) {
-  hopper::arrive(shared_address(&shared.pass_done));
+  hopper::arrive(shared.pass_done);
   wait<role>(shared_address(&shared.pass_done), 0, params.report);
   return any_overflow(shared.overflow_flags);
 }

@@ -149,8 +149,8 @@ struct Shared {
 
   alignas(128) unsigned char raw[Stage<T, shape>::raw_stages][Stage<T, shape>::raw_stage_bytes];
   alignas(128) unsigned char v[Stage<T, shape>::v_stages][Stage<T, shape>::v_stage_bytes];
-  alignas(8) std::uint64_t raw_full[Stage<T, shape>::raw_stages], raw_empty[Stage<T, shape>::raw_stages];
-  std::uint64_t v_full[Stage<T, shape>::v_stages], v_empty[Stage<T, shape>::v_stages], pass_done;
+  alignas(8) hopper::Barrier raw_full[Stage<T, shape>::raw_stages], raw_empty[Stage<T, shape>::raw_stages];
+  hopper::Barrier v_full[Stage<T, shape>::v_stages], v_empty[Stage<T, shape>::v_stages], pass_done;
   FilterEnds ends[2];  // of the work tile that ends, and the next one
   LoaderState<shape> loader;
   WorkTile work_tiles[work_tile_slots];

@@ -75,7 +75,7 @@ __device__ __forceinline__ void accumulate(const Params<T>& params, Shared<T, sh
   }
   const auto release_previous = [&] {  // the stage before the current one has been read
     const int slot = state.v.slot == 0 ? Stage::v_stages - 1 : state.v.slot - 1;
-    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
+    hopper::arrive_for_warp(shared.v_empty[slot]);
   };
   constexpr int stage_points = Stage::steps * group_points, depth = u_depth(shape);
   constexpr int phases = (depth + stage_points - 1) / stage_points;  // stages until u is in its old place
@@ -116,7 +116,7 @@ __device__ __forceinline__ void finish_products(Shared<T, shape>& shared, Sums<s
   hopper::wait_for_products<0>();
   hopper::fence_operand(sum[group_points - 1]);
   const int slot = state.v.slot == 0 ? Stage<T, shape>::v_stages - 1 : state.v.slot - 1;
-  if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
+  hopper::arrive_for_warp(shared.v_empty[slot]);
 }
 
 }  // namespace fastconv::algos::winograd_fused::single

@@ -104,8 +104,8 @@ __device__ __forceinline__ void start_loading(const Params<T>& params, const CUt
   if constexpr (use_tma) {
     hopper::prefetch_map(maps[input_maps(shape) - 1]);
     for (int i = 0; i < Stage<T, shape>::raw_stages; ++i) {
-      hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
-      hopper::barrier_init(shared_address(&shared.raw_empty[i]), producer_warps);
+      hopper::barrier_init(shared.raw_full[i], 1);
+      hopper::barrier_init(shared.raw_empty[i], producer_warps);
     }
     hopper::barrier_init_fence();
     LoaderState<shape> state{};
@@ -391,9 +391,9 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
       for_rows([&] {
 #pragma unroll 1
         for (int i = 0; i < strip_tiles(shape); ++i) {
-          const bool turned = i >= turn;
-          transform_strip<T, shape, 1, scaled, 1>(turned ? other + (i - turn) * tile_bytes : raw + i * tile_bytes,
-                                                  v + i * 16, turned ? other_scale : scale);
+          const bool wrapped = i >= turn;
+          transform_strip<T, shape, 1, scaled, 1>(wrapped ? other + (i - turn) * tile_bytes : raw + i * tile_bytes,
+                                                  v + i * 16, wrapped ? other_scale : scale);
         }
       });
     } else {
@@ -488,8 +488,8 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
       if (lane == 0) {
-        hopper::arrive(shared_address(&shared.v_full[state.v_slot()]));
-        if (use_tma) hopper::arrive(shared_address(&shared.raw_empty[state.raw_slot()]));
+        hopper::arrive(shared.v_full[state.v_slot()]);
+        if (use_tma) hopper::arrive(shared.raw_empty[state.raw_slot()]);
       }
       state.advance();
     }

@@ -40,21 +40,21 @@ template <Variant variant>
 __device__ __forceinline__ void initialise(Shared<variant>& shared) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shared<variant>::raw_stages; ++i) {
-      hopper::barrier_init(shared_address(&shared.raw_full[i]), 1);
-      hopper::barrier_init(shared_address(&shared.raw_empty[i]), variant.blocks * producer_warps);
+      hopper::barrier_init(shared.raw_full[i], 1);
+      hopper::barrier_init(shared.raw_empty[i], variant.blocks * producer_warps);
     }
     for (int i = 0; i < Shared<variant>::v_stages; ++i) {
-      hopper::barrier_init(shared_address(&shared.v_full[i]), producer_warps);
-      hopper::barrier_init(shared_address(&shared.v_empty[i]), consumer_threads / 32);
+      hopper::barrier_init(shared.v_full[i], producer_warps);
+      hopper::barrier_init(shared.v_empty[i], consumer_threads / 32);
     }
-    hopper::barrier_init(shared_address(&shared.prepared), preparing_warps);
-    hopper::barrier_init(shared_address(&shared.last_stage), producer_warps);
+    hopper::barrier_init(shared.prepared, preparing_warps);
+    hopper::barrier_init(shared.last_stage, producer_warps);
     if constexpr (variant.blocks == 2) {
       for (int i = 0; i < consumer_threads / 32; ++i) {
-        for (std::uint64_t& barrier : shared.exchange.full[i / 4][i % 4]) {
-          hopper::barrier_init(shared_address(&barrier), 1);
+        for (hopper::Barrier& barrier : shared.exchange.full[i / 4][i % 4]) {
+          hopper::barrier_init(barrier, 1);
         }
-        hopper::barrier_init(shared_address(&shared.exchange.read[i / 4][i % 4]), 1);
+        hopper::barrier_init(shared.exchange.read[i / 4][i % 4], 1);
       }
     }
     hopper::barrier_init_fence();

@@ -39,8 +39,8 @@ constexpr int half_rows = strips == 1 ? half_groups : strip_input_rows(strips);
 // tensor cores truncate their accumulator at every instruction (docs/concepts/numerics.md).
 template <int strips, int point, int half, int count>
 __device__ __forceinline__ void multiply_rows(float (&sum)[count], const Filters& u, std::uint64_t stage) {
-  constexpr int high = 2 * point * v_plane_bytes<strips> + half * half_rows<strips> * v_row_bytes;
-  constexpr int low = high + v_plane_bytes<strips>;
+  constexpr int high = 2 * point * v_limb_bytes<strips> + half * half_rows<strips> * v_row_bytes;
+  constexpr int low = high + v_limb_bytes<strips>;
   hopper::fence_products();
   hopper::multiply<half_t, false>(sum, u[0][1], hopper::advance_descriptor(stage, high));
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>
   }
   int previous = -1;  // slot of the stage before
   const auto release = [&](int slot) {
-    if (last_turn && threadIdx.x % 32 == 0) hopper::arrive(shared_address(&shared.v_empty[slot]));
+    if (last_turn) hopper::arrive_for_warp(shared.v_empty[slot]);
   };
 #pragma unroll 1
   for (int i = 0; i < stages; ++i) {

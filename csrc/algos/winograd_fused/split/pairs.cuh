@@ -149,7 +149,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
   if (lane == 0) {
 #pragma unroll
     for (int slice = 0; slice < slices; ++slice) {
-      hopper::arrive_expecting(full + slice * sizeof(std::uint64_t), 2 * 32 * sizeof(float4));
+      hopper::arrive_expecting(full + slice * sizeof(hopper::Barrier), 2 * 32 * sizeof(float4));
     }
   }
   // Until the other warp has read what the work tile before gave it.
@@ -166,7 +166,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
     float sums[4];
     Finish::combine(plus, minus, true, sums);
     hopper::store_in_block(target + j / 2 * sizeof(exchange.pairs[0]) + j % 2 * sizeof(exchange.pairs[0][0][0]), sums,
-                           there + j / 2 * sizeof(std::uint64_t));
+                           there + j / 2 * sizeof(hopper::Barrier));
     Finish::combine(plus, minus, false, sums);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -181,7 +181,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
       shared.outputs[state.work_tile_slot] + (m_halves == 2 ? 0 : warpgroup * (positions / 2)) + lane % 4 * 2;
 #pragma unroll 1
   for (int slice = 0; slice < slices; ++slice) {
-    wait<role_multiply>(full + slice * sizeof(std::uint64_t), state.exchanged, params.report);
+    wait<role_multiply>(full + slice * sizeof(hopper::Barrier), state.exchanged, params.report);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       finisher.template finish<plain>(own + 4 * j, exchange.pairs[slice][warpgroup][j][thread], extra + 4 * j,

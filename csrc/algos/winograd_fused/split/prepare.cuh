@@ -258,7 +258,7 @@ __device__ __forceinline__ void prepare_work_tiles(const Params& params, Shared<
     static_assert(producer_warps * scales == preparing_warps * 32);
     if (retry) synchronise<preparing_barrier, preparing_warps * 32>();  // exact_largest was read
     __syncwarp();
-    if (lane == 0) hopper::arrive(shared_address(&shared.prepared));
+    if (lane == 0) hopper::arrive(shared.prepared);
     state.raw.count += params.stages;
     state.work_tiles.advance();
   }

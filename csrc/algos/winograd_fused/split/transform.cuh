@@ -61,8 +61,8 @@ __device__ __forceinline__ void transform_scaled(const float (&d)[points], float
 }
 
 // One tile, four channels: six columns to six points, or to the `count` from `first` on, each of two limbs of
-// `plane` bytes. Returns the largest |hi|.
-template <int first, int count, int plane>
+// `limb_bytes` bytes. Returns the largest |hi|.
+template <int first, int count, int limb_bytes>
 __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsigned char* v, float scale) {
   __half2 largest = __float2half2_rn(0.0f);
   float values[points][4];
@@ -86,8 +86,8 @@ __device__ __forceinline__ __half2 transform_tile(const unsigned char* raw, unsi
     uint2 high, low;
     split(value[0], value[1], high.x, low.x, largest);
     split(value[2], value[3], high.y, low.y, largest);
-    *reinterpret_cast<uint2*>(v + (2 * f) * plane) = high;
-    *reinterpret_cast<uint2*>(v + (2 * f + 1) * plane) = low;
+    *reinterpret_cast<uint2*>(v + (2 * f) * limb_bytes) = high;
+    *reinterpret_cast<uint2*>(v + (2 * f + 1) * limb_bytes) = low;
   }
   return largest;
 }
@@ -128,7 +128,7 @@ __device__ __forceinline__ void transform_work_tiles(const Params& params, Share
       if (state.raw.count != first_stage) wait_for_raw();
       last = state.raw.count - first_stage == params.stages - 1u;
       // By every warp: none may still wait for this work tile when the next one is prepared.
-      if (last && hopper::elect_one()) hopper::arrive(shared_address(&shared.last_stage));
+      if (last && hopper::elect_one()) hopper::arrive(shared.last_stage);
       wait<role_transform>(shared_address(&shared.v_empty[state.v.slot()]), state.v.parity() ^ 1, params.report);
       const unsigned char* raw = shared.raw[state.raw.slot()];
       unsigned char* v = shared.v[state.v.slot()];
@@ -137,7 +137,7 @@ __device__ __forceinline__ void transform_work_tiles(const Params& params, Share
            pair += sharing / strips) {
         launder(column.packed), launder(offsets);  // what is in them is not kept apart, for want of registers
         const bool crosses = strips == 1 && column.crosses(pair);
-        const __half2 here = transform_tile<rank * Memory::v_points, Memory::v_points, v_plane_bytes<strips>>(
+        const __half2 here = transform_tile<rank * Memory::v_points, Memory::v_points, v_limb_bytes<strips>>(
             raw + (offsets & 0xffff) + pair * column.raw_pair(), v + (offsets >> 16) + 2 * pair * v_row_bytes,
             column.scale(crosses));
         largest = __hmax2_nan(largest, here);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void transform_work_tiles(const Params& params, Share
       hopper::fence_copies();  // of V before the products that read it
       __syncwarp();
       if (hopper::elect_one()) {
-        hopper::arrive(shared_address(&shared.v_full[state.v.slot()]));
+        hopper::arrive(shared.v_full[state.v.slot()]);
         const std::uint32_t read = shared_address(&shared.raw_empty[state.raw.slot()]);
         if (variant.use_tma && variant.blocks == 1) hopper::arrive(read);
         if (variant.use_tma && variant.blocks == 2) hopper::arrive_remote(read, slot_owner(state.raw.slot()));

@@ -105,13 +105,13 @@ template <typename T>
 __device__ __forceinline__ void finish_input(const Params<T>& params, const StreamTile& work_tile, float scale,
                                              const Values (&values)[6][6]) {
   const int lane = thread<T>() % 32, chunk = work_tile.channel / chunk_channels;
-  // A lane's two channels: a stage of the chunk, row item.row, 4 bytes of the lo half and 4 of the hi half.
+  // A lane's two channels: a stage of the chunk, row item.row, 4 bytes of the lo half and 4 of the to_high half.
   constexpr int lanes = form<T>.stage_channels() / 2;
   const int piece = hopper::swizzle_128(work_tile.row, lane % lanes / 4);
-  char* lo_target = params.v + work_tile.place * params.v_place_bytes() +
-                    static_cast<std::int64_t>(form<T>.limbs * chunk + lane / lanes) * operand_bytes +
-                    work_tile.row * 128 + lane % 4 * 4 + piece * 16;
-  const std::int64_t hi = (piece & 4) != 0 ? -64 : 64;
+  char* low_target = params.v + work_tile.place * params.v_place_bytes() +
+                     static_cast<std::int64_t>(form<T>.limbs * chunk + lane / lanes) * operand_bytes +
+                     work_tile.row * 128 + lane % 4 * 4 + piece * 16;
+  const std::int64_t to_high = (piece & 4) != 0 ? -64 : 64;
   const int point = params.stages() * operand_bytes;
 #pragma unroll
   for (int i = 0; i < 6; ++i) {
@@ -125,12 +125,12 @@ __device__ __forceinline__ void finish_input(const Params<T>& params, const Stre
       if constexpr (is_split<T>) {
         const float2 back = __half22float2(high);
         const half2 low = __floats2half2_rn(result[j].e[0] - back.x, result[j].e[1] - back.y);
-        *reinterpret_cast<half2*>(lo_target) = low;
-        *reinterpret_cast<half2*>(lo_target + hi) = high;
+        *reinterpret_cast<half2*>(low_target) = low;
+        *reinterpret_cast<half2*>(low_target + to_high) = high;
       } else {
-        *reinterpret_cast<half2*>(lo_target) = high;
+        *reinterpret_cast<half2*>(low_target) = high;
       }
-      lo_target += point;
+      low_target += point;
     }
   }
 }

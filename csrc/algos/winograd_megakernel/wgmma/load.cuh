@@ -24,27 +24,27 @@ struct alignas(1024) ProductStorage {
   static_assert(count + 2 < product_task_slots);  // tasks that fetcher and loading thread can be ahead
   unsigned char buffers[count][operand_bytes];    // U that stays, then a ring; or a ring of V and U in turn
   ProductTask tasks[product_task_slots];
-  std::uint64_t full[count], free[count];
+  hopper::Barrier full[count], free[count];
   // Raising a counter takes as long as the stores before it. A thread of its own waits for that; the multiplying warps
   // hand it the numbers of tasks whose results they have stored. -1: there are no more.
   static constexpr int signal_slots = 2;
-  std::uint64_t stored[signal_slots], taken[signal_slots];
+  hopper::Barrier stored[signal_slots], taken[signal_slots];
   int number[signal_slots];
   // The fetcher hands the loading thread its tasks one at a time, by number.
-  std::uint64_t found, loaded;
+  hopper::Barrier found, loaded;
   bool common[is_split<T> ? 1 : product_task_slots];  // whether all V of a task has the common scale (values.cuh)
 
   __device__ __forceinline__ void init() {
     for (int i = 0; i < count; ++i) {
-      hopper::barrier_init(shared_address(&full[i]), 1);
-      hopper::barrier_init(shared_address(&free[i]), multiplying_warps);
+      hopper::barrier_init(full[i], 1);
+      hopper::barrier_init(free[i], multiplying_warps);
     }
     for (int i = 0; i < signal_slots; ++i) {
-      hopper::barrier_init(shared_address(&stored[i]), multiplying_warps);
-      hopper::barrier_init(shared_address(&taken[i]), 1);
+      hopper::barrier_init(stored[i], multiplying_warps);
+      hopper::barrier_init(taken[i], 1);
     }
-    hopper::barrier_init(shared_address(&found), 1);
-    hopper::barrier_init(shared_address(&loaded), 1);
+    hopper::barrier_init(found, 1);
+    hopper::barrier_init(loaded, 1);
   }
 };
 
@@ -99,7 +99,7 @@ class GemmTaskFetcher {
     if (lane == 0) {
       await_loader();
       shared_.tasks[tasks_ % product_task_slots].rows = 0;
-      hopper::arrive(shared_address(&shared_.found));
+      hopper::arrive(shared_.found);
     }
   }
 
@@ -138,7 +138,7 @@ class GemmTaskFetcher {
     if (params_.trace.records != nullptr) record_begin(params_, number, number, params_.map.gemm_task(number));
     shared_.tasks[tasks_ % product_task_slots] = pending.product;
     if constexpr (!is_split<T>) shared_.common[tasks_ % product_task_slots] = common;
-    hopper::arrive(shared_address(&shared_.found));
+    hopper::arrive(shared_.found);
   }
   __device__ __forceinline__ void await_loader() const {
     wait_in_place<role_load>(shared_.loaded, tasks_ & 1 ^ 1, params_.report);
@@ -164,10 +164,10 @@ class Loader {
       if (product.rows == 0) break;
       fence_global_copies();
       load(product.v, product.u, product.v_hint);
-      hopper::arrive(shared_address(&shared_.loaded));
+      hopper::arrive(shared_.loaded);
     }
     await_slot();
-    hopper::arrive(shared_address(&shared_.full[position_.slot]));
+    hopper::arrive(shared_.full[position_.slot]);
   }
 
  private:

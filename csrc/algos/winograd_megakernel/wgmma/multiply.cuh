@@ -224,9 +224,7 @@ class Multiplier {
   }
   __device__ __forceinline__ void release(int slot) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      hopper::arrive(shared_address(&shared_.free[slot]));
-    }
+    hopper::arrive_for_warp(shared_.free[slot]);
   }
 
   // The products of a stage; of split operands lo hi and hi lo first, the small ones (docs/concepts/numerics.md).
@@ -311,7 +309,7 @@ class Multiplier {
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
       if (warpgroup_ == 0 && threadIdx.x % 128 == 0) shared_.number[slot] = number;
-      hopper::arrive(shared_address(&shared_.stored[slot]));
+      hopper::arrive(shared_.stored[slot]);
     }
   }
 

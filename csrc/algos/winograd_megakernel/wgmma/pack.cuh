@@ -52,18 +52,18 @@ __global__ void __launch_bounds__(pack_threads)
     float value[6][6];
     transform(channel, value);
     const int in_stage = channel % stage_channels;
-    const int lo_piece = hopper::swizzle_128(row, in_stage / 8) * 16, hi_piece = lo_piece ^ 64;
+    const int low_piece = hopper::swizzle_128(row, in_stage / 8) * 16, high_piece = low_piece ^ 64;
     char* target =
         u + (index / tile_n * stages + channel / stage_channels) * operand_bytes + row * 128 + in_stage % 8 * 2;
 #pragma unroll
     for (int i = 0; i < 36; ++i) {
       const float scaled = value[i / 6][i % 6] * scale;
-      const half_t hi = from_float<half_t>(scaled);
+      const half_t high = from_float<half_t>(scaled);
       if constexpr (is_split<T>) {
-        *reinterpret_cast<half_t*>(target + lo_piece) = from_float<half_t>(scaled - to_float(hi));
-        *reinterpret_cast<half_t*>(target + hi_piece) = hi;
+        *reinterpret_cast<half_t*>(target + low_piece) = from_float<half_t>(scaled - to_float(high));
+        *reinterpret_cast<half_t*>(target + high_piece) = high;
       } else {
-        *reinterpret_cast<half_t*>(target + lo_piece) = hi;
+        *reinterpret_cast<half_t*>(target + low_piece) = high;
       }
       target += blocks * stages * operand_bytes;
     }

@@ -151,15 +151,15 @@ struct CounterWait {
   }
 };
 template <int role>
-__device__ __forceinline__ void wait_in_place(std::uint64_t& barrier, unsigned parity, WaitReport* report) {
-  hopper::wait_in_place<kernel_winograd_megakernel, role>(shared_address(&barrier), parity, report);
+__device__ __forceinline__ void wait_in_place(hopper::Barrier& barrier, unsigned parity, WaitReport* report) {
+  hopper::wait_in_place<kernel_winograd_megakernel, role>(barrier, parity, report);
 }
 template <typename T>
 __device__ __forceinline__ CounterWait wait_for(const Params<T>& params, TaskKind kind, int group, int value) {
   return {group < 0 ? nullptr : params.counters + TaskMap::counter_of(kind, group), value};
 }
 // Whether the phase of that parity has ended; does not wait.
-__device__ __forceinline__ bool test_wait(std::uint64_t& barrier, unsigned parity) {
+__device__ __forceinline__ bool test_wait(hopper::Barrier& barrier, unsigned parity) {
   unsigned done;
   asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
                : "=r"(done)

@@ -25,13 +25,13 @@ __device__ __forceinline__ void signal(const Params<T>& params, ProductStorage<T
     if (has_product) {
       number = products.number[product % slots];
       more_products = number >= 0;
-      hopper::arrive(shared_address(&products.taken[product++ % slots]));
+      hopper::arrive(products.taken[product++ % slots]);
     }
     if (has_task) {
       const StreamTask& its = streams.tasks[task % task_slots];
       counter = its.counter, row = params.map.gemms() + its.number;
       more_streams = counter >= 0;
-      hopper::arrive(shared_address(&streams.reusable[task++ % task_slots]));
+      hopper::arrive(streams.reusable[task++ % task_slots]);
     }
     delay_randomly(params.delay);
     fence_device();

@@ -17,17 +17,17 @@ constexpr int patch_elements = 36 * chunk_channels;
 template <typename T>
 struct StreamControl {
   static_assert(streaming_warps<T> <= min_work_tiles);  // a warp takes one work tile of the last task, which says so
-  std::uint64_t full[streaming_warps<T>];
-  std::uint64_t ready[stream_task_slots], done[stream_task_slots], reusable[stream_task_slots];
+  hopper::Barrier full[streaming_warps<T>];
+  hopper::Barrier ready[stream_task_slots], done[stream_task_slots], reusable[stream_task_slots];
   StreamTask tasks[stream_task_slots];
   int next;  // work tile to be taken next: Params::work_tiles() of each task, whether they exist or not
 
   __device__ __forceinline__ void init(int work_tiles) {
-    for (int i = 0; i < streaming_warps<T>; ++i) hopper::barrier_init(shared_address(&full[i]), 1);
+    for (int i = 0; i < streaming_warps<T>; ++i) hopper::barrier_init(full[i], 1);
     for (int i = 0; i < stream_task_slots; ++i) {
-      hopper::barrier_init(shared_address(&ready[i]), 1);
-      hopper::barrier_init(shared_address(&done[i]), work_tiles);
-      hopper::barrier_init(shared_address(&reusable[i]), 1);
+      hopper::barrier_init(ready[i], 1);
+      hopper::barrier_init(done[i], work_tiles);
+      hopper::barrier_init(reusable[i], 1);
     }
     next = 0;
   }
@@ -111,7 +111,7 @@ class TransformTaskFetcher {
     StreamTask end{};
     end.kind = end.counter = -1;
     const int slot = hand_out(end);
-    for (int i = 0; i < params_.work_tiles(); ++i) hopper::arrive(shared_address(&control_.done[slot]));
+    for (int i = 0; i < params_.work_tiles(); ++i) hopper::arrive(control_.done[slot]);
   }
 
  private:
@@ -119,7 +119,7 @@ class TransformTaskFetcher {
     const int slot = static_cast<int>(tasks_ % stream_task_slots);
     wait_in_place<role_dispatch>(control_.reusable[slot], tasks_ / stream_task_slots & 1 ^ 1, params_.report);
     control_.tasks[slot] = task;
-    hopper::arrive(shared_address(&control_.ready[slot]));
+    hopper::arrive(control_.ready[slot]);
     ++tasks_;
     return slot;
   }
@@ -193,7 +193,7 @@ class TransformWorker {
       }
       delay_randomly(params_.delay);
       __syncwarp();  // all lanes' stores happen before the arrival
-      if (lane == 0) hopper::arrive(shared_address(&control_.done[slot_of(current)]));
+      if (lane == 0) hopper::arrive(control_.done[slot_of(current)]);
     }
   }
 

@@ -3,7 +3,7 @@
 //
 // The work is cut into work tiles of 64 tiles or 64 filters, each the business of one of a block's two or three
 // warpgroups, which go their own ways: while one writes its sums, the others multiply. What all need, a block holds
-// (plan.h, Stationary). A stage is what 64 channels need: two limbs of each operand, lo and hi, a row of a plane 128
+// (plan.h, Stationary). A stage is what 64 channels need: two limbs of each operand, lo and hi, a row of a limb 128
 // bytes, its 16-byte pieces swizzled (piece p of row r at p ^ (r & 7)); multiplied lo*hi, hi*lo, hi*hi: the small
 // products first.
 //
@@ -26,9 +26,9 @@
 #include "hopper/wait_report.h"
 namespace fastconv::algos::winograd_staged::gemm {
 
-constexpr int row_bytes = 128;  // of a plane
+constexpr int row_bytes = 128;  // of a limb
 constexpr int limbs = 2;
-constexpr int depth = row_bytes / 32;  // products of 16 channels in a plane
+constexpr int depth = row_bytes / 32;  // products of 16 channels in a limb
 constexpr int max_slots = 3;           // stages of the streaming operand, for a warpgroup
 constexpr int start_barrier = 1;       // the first of named barriers
 
@@ -40,15 +40,15 @@ struct StationaryOperand {
   static constexpr bool filters = stationary != Stationary::tiles, resident = stationary != Stationary::few_stages;
   static constexpr int slots = filters ? stationary_filter_stages : stationary_tile_stages;
   static constexpr int rows = filters ? stationary_filters : tile_m;
-  static constexpr int plane = rows * row_bytes, bytes = limbs * plane;  // a stage of it
-  static constexpr int streaming_tile_rows = streaming_rows, streaming_tile_plane = streaming_tile_rows * row_bytes,
-                       streaming_tile_bytes = limbs * streaming_tile_plane;
+  static constexpr int limb_bytes = rows * row_bytes, bytes = limbs * limb_bytes;  // a stage of it
+  static constexpr int streaming_tile_rows = streaming_rows, streaming_limb_bytes = streaming_tile_rows * row_bytes,
+                       streaming_tile_bytes = limbs * streaming_limb_bytes;
   static constexpr int columns =
       filters ? stationary_filters : streaming_tile_rows;  // filters of a work tile's product
   static constexpr int totals = columns / 2;               // of a thread
-  static constexpr int v_plane = filters ? streaming_tile_plane : plane,
-                       u_plane = filters ? plane : streaming_tile_plane;
-  static_assert(plane % 1024 == 0 && streaming_tile_plane % 1024 == 0);  // the swizzle's period
+  static constexpr int v_limb_bytes = filters ? streaming_limb_bytes : limb_bytes,
+                       u_limb_bytes = filters ? limb_bytes : streaming_limb_bytes;
+  static_assert(limb_bytes % 1024 == 0 && streaming_limb_bytes % 1024 == 0);  // the swizzle's period
 };
 
 // Where something stays, blocks come in groups: those of a group take the same work tiles of all points, each with
@@ -128,18 +128,18 @@ template <typename H>
 struct alignas(1024) Storage {
   // Of a stage's sums, for each tile: [warpgroups][slots] as V passes, [stages] as it stays.
   alignas(16) float factors[H::filters ? H::warpgroups * max_slots : H::slots][tile_m];
-  std::uint64_t full[H::warpgroups][max_slots], free[H::warpgroups][max_slots];
-  std::uint64_t stationary_full[H::slots], stationary_free[H::slots];
+  hopper::Barrier full[H::warpgroups][max_slots], free[H::warpgroups][max_slots];
+  hopper::Barrier stationary_full[H::slots], stationary_free[H::slots];
 
   // By one thread; then the block synchronises.
   __device__ __forceinline__ void initialise() {
     for (int i = 0; i < H::warpgroups * max_slots; ++i) {
-      hopper::barrier_init(shared_address(&full[0][0] + i), 1);
-      hopper::barrier_init(shared_address(&free[0][0] + i), 4);
+      hopper::barrier_init((&full[0][0])[i], 1);
+      hopper::barrier_init((&free[0][0])[i], 4);
     }
     for (int i = 0; i < H::slots; ++i) {
-      hopper::barrier_init(shared_address(&stationary_full[i]), 1);
-      hopper::barrier_init(shared_address(&stationary_free[i]), 4 * H::warpgroups);
+      hopper::barrier_init(stationary_full[i], 1);
+      hopper::barrier_init(stationary_free[i], 4 * H::warpgroups);
     }
     hopper::barrier_init_fence();
   }
@@ -156,8 +156,8 @@ struct alignas(1024) Storage {
 };
 
 template <int role>
-__device__ __forceinline__ void await(const std::uint64_t& barrier, unsigned parity, WaitReport* report) {
-  hopper::wait_in_place<kernel_winograd_products, role>(shared_address(&barrier), parity, report);
+__device__ __forceinline__ void await(hopper::Barrier& barrier, unsigned parity, WaitReport* report) {
+  hopper::wait_in_place<kernel_winograd_products, role>(barrier, parity, report);
 }
 
 // Of the lane's two tiles of 64. A tile's sums are brought to the scale of its largest group of channels before they
@@ -215,7 +215,7 @@ class Factors {
 // The copies of a stage, by tensor maps: c within a group of channels innermost, then rows, points, and parts
 // [group][lo, hi]; outside of the sizes are zeros. Boxes: {64, rows, 1, limbs}.
 __device__ __forceinline__ void copy_stage(std::uint32_t target, int bytes, const CUtensorMap& map, int row, int point,
-                                           int stage, const std::uint64_t& full) {
+                                           int stage, hopper::Barrier& full) {
   const std::uint32_t barrier = shared_address(&full);
   hopper::arrive_expecting(barrier, bytes);
   hopper::tma_load(target, map, 0, row, point, stage * limbs, barrier);
@@ -259,7 +259,7 @@ __device__ __forceinline__ void load_stationary(const Grid& grid, Storage<H>& sh
       }
       __syncwarp();
       for (int stage = 0; lane == 0 && stage < grid.stages; ++stage) {
-        hopper::arrive_expecting(shared_address(&shared.stationary_full[stage]), H::bytes);
+        hopper::arrive_expecting(shared.stationary_full[stage], H::bytes);
       }
       factors.signal(grid);
       ++point, parity ^= 1;
@@ -288,7 +288,7 @@ __device__ __forceinline__ void load_work_tiles(const Grid& grid, Storage<H>& sh
 #pragma unroll 1
     for (int stage = 0; stage < grid.stages; ++stage, ring.advance(grid.slots)) {
       const std::uint32_t target = shared.streaming(grid, warpgroup, ring.slot);
-      const std::uint64_t& full = shared.full[warpgroup][ring.slot];
+      hopper::Barrier& full = shared.full[warpgroup][ring.slot];
       await<role_load>(shared.free[warpgroup][ring.slot], ring.parity ^ 1, grid.report);
       if constexpr (H::filters) {
         // As in load_stationary(): the copy is on its way while the factors are found.
@@ -300,7 +300,7 @@ __device__ __forceinline__ void load_work_tiles(const Grid& grid, Storage<H>& sh
         }
         reinterpret_cast<float2*>(shared.factors[warpgroup * max_slots + ring.slot])[lane] = own(grid, stage);
         __syncwarp();
-        if (lane == 0) hopper::arrive_expecting(shared_address(&full), H::streaming_tile_bytes);
+        if (lane == 0) hopper::arrive_expecting(full, H::streaming_tile_bytes);
         if (stage == 0 && scheduler.exists()) factors = Factors(grid, scheduler.tile());
       } else {
         copy_stage(target, H::streaming_tile_bytes, map, row, point, stage, full);
@@ -315,8 +315,9 @@ __device__ __forceinline__ void issue(float (&sums)[H::totals], std::uint32_t v_
   const std::uint64_t v = hopper::matrix_descriptor<row_bytes>(v_address);
   const std::uint64_t u = hopper::matrix_descriptor<row_bytes>(u_address);
   const auto multiply = [&](auto accumulate, int v_limb, int u_limb, int i) {
-    hopper::multiply_shared<half_t, accumulate()>(sums, hopper::advance_descriptor(v, v_limb * H::v_plane + 32 * i),
-                                                  hopper::advance_descriptor(u, u_limb * H::u_plane + 32 * i));
+    hopper::multiply_shared<half_t, accumulate()>(sums,
+                                                  hopper::advance_descriptor(v, v_limb * H::v_limb_bytes + 32 * i),
+                                                  hopper::advance_descriptor(u, u_limb * H::u_limb_bytes + 32 * i));
   };
   const auto add = [&](int v_limb, int u_limb, int first) {
 #pragma unroll
@@ -380,7 +381,7 @@ __device__ __forceinline__ void multiply_work_tiles(const Grid& grid, Storage<H>
 #pragma unroll 1
       for (int stage = 0; stage < grid.stages; ++stage) {
         await<role_multiply>(shared.stationary_full[stage], passed & 1, grid.report);
-        if (elected) hopper::arrive(shared_address(&shared.stationary_free[stage]));
+        if (elected) hopper::arrive(shared.stationary_free[stage]);
       }
     }
   };
@@ -414,8 +415,8 @@ __device__ __forceinline__ void multiply_work_tiles(const Grid& grid, Storage<H>
       hopper::fence_operand(sums);
       __syncwarp();
       if (elected) {
-        hopper::arrive(shared_address(&shared.free[warpgroup][ring.slot]));
-        if (last) hopper::arrive(shared_address(&shared.stationary_free[stationary.slot]));
+        hopper::arrive(shared.free[warpgroup][ring.slot]);
+        if (last) hopper::arrive(shared.stationary_free[stationary.slot]);
       }
 #pragma unroll
       for (int i = 0; i < H::totals; ++i) totals[i] = fmaf(sums[i], factors[i / 2 % 2], totals[i]);

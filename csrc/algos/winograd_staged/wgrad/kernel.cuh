@@ -85,7 +85,7 @@ __device__ __forceinline__ void load(const Params& params, std::uint32_t ring, B
 // A stage's products, from zero: the small ones first.
 template <typename S>
 __device__ __forceinline__ void multiply_stage(std::uint32_t slot, int warpgroup, float (&sums)[S::sums]) {
-  constexpr int steps = stage_tiles / 16, step = 16 * row_bytes / 16, low = plane_bytes / 16;
+  constexpr int steps = stage_tiles / 16, step = 16 * row_bytes / 16, low = limb_bytes / 16;
   const std::uint64_t a = hopper::transposed_descriptor(slot + warpgroup * block_bytes, 0, 8 * row_bytes);
   const std::uint64_t b = hopper::transposed_descriptor(slot + S::blocks_m * block_bytes, block_bytes, 8 * row_bytes);
   hopper::fence_products();

@@ -22,7 +22,7 @@ namespace fastconv::algos::winograd_staged::wgrad {
 
 constexpr int m = 4, alpha = m + 2, points = alpha * alpha;
 constexpr int stage_tiles = 64, block_channels = 64;
-constexpr int row_bytes = 128, plane_bytes = stage_tiles * row_bytes, block_bytes = 2 * plane_bytes;
+constexpr int row_bytes = 128, limb_bytes = stage_tiles * row_bytes, block_bytes = 2 * limb_bytes;
 constexpr int slots = 3;
 constexpr std::size_t workspace_limit = std::size_t{6} << 30;
 
@@ -43,7 +43,7 @@ struct Plan {
   std::size_t x_bytes() const { return align_bytes(points * stages * x_blocks * block_bytes); }
   std::size_t grad_bytes() const { return align_bytes(points * stages * grad_blocks * block_bytes); }
   std::size_t partial_bytes() const { return align_bytes(split_k * points * rows * pitch * 4); }
-  // NCHW is turned first.
+  // NCHW is transposed first.
   static std::size_t transposed_bytes(const ConvProblem& problem) {
     if (problem.layout == Layout::nhwc) return 0;
     return align_bytes(4 * (problem.n * problem.c * problem.h * problem.w + problem.output_numel()));

@@ -9,6 +9,7 @@
 #include "core/fast_divide.h"
 #include "device/dependent_launch.cuh"
 #include "device/image_scale.cuh"
+#include "device/split_fp16.cuh"
 
 namespace fastconv::algos::winograd_staged::wgrad {
 
@@ -129,10 +130,9 @@ __device__ __forceinline__ void transform_tile(const TileGrid& grid, const Opera
     transform_line<of_x>(columns[i], result);
 #pragma unroll
     for (int j = 0; j < alpha; ++j, target += pitch) {
-      const __half2 high = __floats2half2_rn(result[j].e[0], result[j].e[1]);
-      *reinterpret_cast<__half2*>(target) = high;
-      *reinterpret_cast<__half2*>(target + plane_bytes) =
-          __floats2half2_rn(result[j].e[0] - __low2float(high), result[j].e[1] - __high2float(high));
+      const HalfLimbs split = split_fp16(result[j].e[0], result[j].e[1]);
+      *reinterpret_cast<__half2*>(target) = split.high;
+      *reinterpret_cast<__half2*>(target + limb_bytes) = split.low;
     }
   }
 }

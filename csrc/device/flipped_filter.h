@@ -1,21 +1,21 @@
-// The filter of an input gradient: turned by half a turn, its channels exchanged with its filters.
+// The filter of an input gradient: flipped along both dimensions, its channels exchanged with its filters.
 #pragma once
 
 #include <cstdint>
 
+#include "core/flipped_taps.h"
 #include "core/problem.h"
-#include "core/turned_taps.h"
 #include "device/numeric.h"
 
 namespace fastconv {
 
-struct TurnedFilter {
+struct FlippedFilter {
   std::int64_t channels, filters;  // C/G, K/G
   std::int64_t c, r, s;            // of the weight
-  TurnedTaps rows, columns;
+  FlippedTaps rows, columns;
   bool channels_last;  // whether taps come before channels in memory, in both
 
-  TurnedFilter(const ConvProblem& problem, const TurnedTaps& rows, const TurnedTaps& columns, bool channels_last)
+  FlippedFilter(const ConvProblem& problem, const FlippedTaps& rows, const FlippedTaps& columns, bool channels_last)
       : channels(problem.c_per_group()),
         filters(problem.k_per_group()),
         c(problem.c),
@@ -27,8 +27,8 @@ struct TurnedFilter {
 
   std::int64_t size() const { return rows.residues * columns.residues * c * filters * rows.count * columns.count; }
 
-  // Where in the weight [K, C/G, R, S] the element at `index` of the turned [residues * C, K/G, rows, columns] lies, or
-  // -1 if it is zero; offsets in memory.
+  // Where in the weight [K, C/G, R, S] the element at `index` of the flipped [residues * C, K/G, rows, columns] lies,
+  // or -1 if it is zero; offsets in memory.
   FASTCONV_HOST_DEVICE std::int64_t source(std::int64_t index) const {
     const std::int64_t taps = rows.count * columns.count;
     const std::int64_t line = index / (filters * taps), rest = index % (filters * taps);  // line: residue * C + channel
