@@ -25,9 +25,10 @@ help:
 demo: build
 	$(BIN)/fastconv demo $(ARGS)
 
-# A process for each core, up to four: a GPU is shared by them. ARGS='-n 0' for one.
+# A process for each core, up to four: a GPU is shared by them. ARGS='-n 0' for one. Each has tests that follow one
+# another, which share fixtures and references, until it has none left and takes of another's.
 test: build
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 bench: build
 	$(BIN)/fastconv bench layers $(ARGS)

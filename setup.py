@@ -72,7 +72,8 @@ def ninja_file(module: str, operators: str) -> str:
     if nvcc:
         common += f" -isystem {nvcc.parent.parent}/include -DFASTCONV_WITH_CUDA"
     flags_of_layer = {
-        "bindings": f"{common} -isystem {pybind11.get_include()} -isystem {sysconfig.get_path('include')} "
+        # -O1: nothing but glue, and a quarter less to compile.
+        "bindings": f"{common} -O1 -isystem {pybind11.get_include()} -isystem {sysconfig.get_path('include')} "
         f"-DFASTCONV_CUDA_ARCHITECTURES='\"{architectures}\"' -DFASTCONV_CUDA_COMPILER='\"{version_of(nvcc)}\"'",
         "ops": f"{common} -isystem {torch}/include -isystem {torch}/include/torch/csrc/api/include "
         f"-DTORCH_TARGET_VERSION=0x020a000000000000 -DUSE_CUDA -DFASTCONV_CUDA_ARCHITECTURES='\"{architectures}\"'",

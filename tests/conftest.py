@@ -2,11 +2,13 @@
 
 import atexit
 import os
+import runpy
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before fastconv reads it: the tests, and the processes that they start, know nothing of what the user has measured.
 os.environ["FASTCONV_CACHE_DIR"] = tempfile.mkdtemp(prefix="fastconv-tests-")
@@ -72,6 +74,19 @@ def full_precision() -> Iterator[None]:
     """PyTorch's own convolution is the reference: without TF32."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
+
+
+@pytest.fixture
+def read_settings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """fastconv.settings as a process with these variables would have them, without such a process."""
+
+    def read(**variables: str) -> dict[str, Any]:
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            return runpy.run_path(fastconv.settings.__file__)
+
+    return read
 
 
 @pytest.fixture

@@ -250,10 +250,10 @@ def test_demo_arguments():
 # ------------------------------------------------------------------------------------------------------- the bench
 
 
-def bench_one(modes, peers, out=None, classes=("fp32",), rounds=2, **more):
+def bench_one(modes, peers, out=None, classes=("fp32",), rounds=2, network="resnet18", **more):
     """One small network on the CPU; the rows."""
     options = {"batch": 2, "image": 32, "peers": peers} | more
-    return bench.run(["resnet18"], classes, modes, rounds, "cpu", out, **options)["rows"]
+    return bench.run([network], classes, modes, rounds, "cpu", out, **options)["rows"]
 
 
 def test_bench_rows(tmp_path):
@@ -301,7 +301,7 @@ def test_bench_counts_the_layers_that_ran_on_ours(mode, algorithm, ours):
 def test_compiled_peers(tmp_path):
     """Each form compiles its own network: with other options it is other code."""
     peers = ["torch_eager", "compile_default", "frozen_default"]
-    (row,) = bench_one(["eager"], peers, layouts=["nchw"], compile_workers=1)
+    (row,) = bench_one(["eager"], peers, network="lenet5", image=28, layouts=["nchw"], compile_workers=1)
     assert row["failures"] == {}
     assert row["peer_layouts"]["compile_default"].keys() == {"nchw"}  # class fp32
     assert row["peer_groups"]["frozen_default_nchw"] != row["peer_groups"]["compile_default_nchw"]

@@ -107,20 +107,36 @@ def test_what_is_known_already_counts_and_a_file_is_no_must(timed, monkeypatch, 
     assert len(timed) == 1
 
 
-def test_the_variable():
-    """By the clock, in processes of their own."""
+def test_a_process_with_the_variable_measures():
+    """By the clock."""
     script = (
         "import torch, fastconv; from fastconv import measured, once; c = fastconv.Conv2d(8, 8, 3)\n"
         "with torch.no_grad(): c(torch.randn(2, 8, 9, 10))\n"
         "print(once.wanted, len(measured.choices()))"
     )
+    environment = {**os.environ, "FASTCONV_MEASURE": "1", "FASTCONV_CACHE_DIR": ""}
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert ran.stdout.strip() == "True 1", ran.stderr
 
-    def run(value):
-        environment = {**os.environ, "FASTCONV_MEASURE": value, "FASTCONV_CACHE_DIR": ""}
-        return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
 
-    is_generic = ops.device_info(torch.device("cpu")).instruction_set == _C.InstructionSet.generic
-    for value, expected in (("1", "True 1"), ("0", "False 0"), ("", f"{is_generic} {int(is_generic)}")):
-        ran = run(value)
-        assert ran.stdout.strip() == expected, ran.stderr
-    assert "FASTCONV_MEASURE is 'yes'; expected 0 or 1" in run("yes").stderr
+def test_the_variable(timed, monkeypatch, read_settings):
+    for value, wanted in (("1", True), ("0", False), ("", None)):
+        assert read_settings(FASTCONV_MEASURE=value)["measure"] is wanted
+    with pytest.raises(ValueError, match="FASTCONV_MEASURE is 'yes'; expected 0 or 1"):
+        read_settings(FASTCONV_MEASURE="yes")
+    x = torch.randn(2, 8, 9, 10)
+    with torch.no_grad():
+        monkeypatch.setattr(once, "wanted", False)
+        layer()(x)
+        assert timed == []  # not even where the CPU is unknown
+        monkeypatch.setattr(once, "wanted", None)
+        layer()(x)
+        assert once.wanted is True
+        assert len(timed) == 1
+
+
+def test_a_cpu_is_unknown_without_vectors(monkeypatch):
+    for name in ("generic", "avx2", "avx512"):
+        cpu = _C.cpu_device(1, getattr(_C.InstructionSet, name))
+        monkeypatch.setattr(once.ops, "device_info", lambda _, cpu=cpu: cpu)
+        assert once.is_unknown() == (name == "generic")

@@ -11,6 +11,7 @@
 #include "bindings/fit.h"
 #include "core/error.h"
 #include "core/kernel_extent.h"
+#include "core/names.h"
 #include "plan/gradients.h"
 #include "plan/measured.h"
 #include "plan/registry.h"
@@ -315,7 +316,8 @@ PYBIND11_MODULE(_C, module) {
       .def(py::init<>())
       .def_readwrite("type", &DeviceInfo::type)
       .def_readwrite("index", &DeviceInfo::index)
-      .def_readwrite("name", &DeviceInfo::name)
+      .def_property(
+          "name", [](const DeviceInfo& device) { return std::string(device.name); }, &set_name)
       .def_readwrite("compute_capability", &DeviceInfo::compute_capability)
       .def_readwrite("instruction_set", &DeviceInfo::instruction_set)
       .def_readwrite("processors", &DeviceInfo::processors)

@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <memory>
 #include <string>
-#include <typeinfo>
 #include <utility>
 
 #include "core/device_info.h"
+#include "core/kernel_plan.h"
 #include "core/problem.h"
 
 namespace fastconv {
@@ -24,26 +24,9 @@ struct Support {
   static Support no(std::string code, std::string reason) { return {false, std::move(code), std::move(reason)}; }
 };
 
-// What runs: an algorithm's launchers read it (ConvArgs::kernel_plan) and choose nothing themselves. Each has its own
-// type.
-struct KernelPlan {
-  virtual ~KernelPlan() = default;
-};
-template <typename Plan>
-struct KernelPlanOf final : KernelPlan {
-  Plan plan;
-  explicit KernelPlanOf(Plan plan) : plan(std::move(plan)) {}
-};
 template <typename Plan>
 std::shared_ptr<const KernelPlan> keep_plan(Plan plan) {
   return std::make_shared<const KernelPlanOf<Plan>>(std::move(plan));
-}
-// What keep_plan() was given. Throws std::bad_cast if that was of another type.
-template <typename Plan>
-const Plan& plan_as(const KernelPlan* kept) {
-  const auto* found = dynamic_cast<const KernelPlanOf<Plan>*>(kept);
-  if (found == nullptr) throw std::bad_cast();
-  return found->plan;
 }
 
 struct ConvPlan {

@@ -1,12 +1,17 @@
 #include "core/device_info.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
+#include <string>
 
 namespace fastconv {
 
-void limit_to_build(DeviceInfo& device, const std::string& architectures) {
+void set_name(DeviceInfo& device, const char* name) { std::snprintf(device.name, sizeof device.name, "%s", name); }
+
+void limit_to_build(DeviceInfo& device, const char* architectures) {
   const int own = device.compute_capability;
   bool loads = false, hopper = false;
   std::string list = architectures, entry;
@@ -96,7 +101,7 @@ constexpr Architecture architectures[] = {
 
 void set_rates(DeviceInfo& device, double boost_hz, double memory_bytes_per_s) {
   for (const Gpu& gpu : gpus) {
-    if (device.name != gpu.name) continue;
+    if (std::strcmp(device.name, gpu.name) != 0) continue;
     device.bandwidth_bytes_per_s = gpu.bandwidth_bytes_per_s;
     device.fp32_flops_per_s = gpu.fp32_flops_per_s;
     device.fp16_tensor_flops_per_s = gpu.fp16_tensor_flops_per_s;
@@ -122,7 +127,7 @@ DeviceInfo h200_device() {
   DeviceInfo device;
   device.type = DeviceType::cuda;
   device.index = 0;
-  device.name = "NVIDIA H200";
+  set_name(device, "NVIDIA H200");
   device.compute_capability = 90;
   device.processors = 132;
   device.shared_memory_bytes = 227 * 1024;

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 namespace fastconv {
 
@@ -15,7 +14,7 @@ enum class InstructionSet : std::uint8_t { generic, avx2, avx512 };
 struct DeviceInfo {
   DeviceType type = DeviceType::cpu;
   int index = -1;
-  std::string name = "cpu";
+  char name[256] = "cpu";               // see set_name(); as long as cudaDeviceProp has it
   int compute_capability = 0;           // 90 for sm_90; 0 on the CPU
   int processors = 1;                   // multiprocessors, or threads of torch's pool
   std::size_t shared_memory_bytes = 0;  // most that one block may ask for
@@ -28,9 +27,12 @@ struct DeviceInfo {
   InstructionSet instruction_set = InstructionSet::generic;  // of a CPU
 };
 
+// Of a longer one the beginning.
+void set_name(DeviceInfo& device, const char* name);
+
 // Leaves of a CUDA device what kernels built for these architectures (FASTCONV_CUDA_ARCHS) can run there: without
 // `90a` nothing of Hopper's, whose bodies are empty in all others; has_kernels is false if none can be loaded.
-void limit_to_build(DeviceInfo& device, const std::string& architectures);
+void limit_to_build(DeviceInfo& device, const char* architectures);
 
 // What this machine has, asked at run time as the loader does that picks among the kernels' versions.
 InstructionSet instruction_set_here();

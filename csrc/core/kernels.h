@@ -1,12 +1,12 @@
-// What running an algorithm needs: pointers, and a Runtime that stands between the kernels and torch.
+// What running an algorithm needs: pointers, and a Runtime that stands between the kernels and torch. Every CUDA source
+// reads this, four times over: no heavy headers here.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 
-#include "core/algorithm.h"
 #include "core/device_info.h"
+#include "core/kernel_plan.h"
 #include "core/problem.h"
 
 namespace fastconv {
@@ -74,6 +74,21 @@ struct GemmArgs {
 
 struct WaitReport;  // hopper/wait_report.h
 
+// A reference to a function of a range, for the length of a call.
+class RangeFunction {
+ public:
+  template <typename Body>
+  RangeFunction(const Body& body)  // NOLINT: so that a lambda can be given
+      : body_(&body), call_([](const void* body, std::int64_t begin, std::int64_t end) {
+          (*static_cast<const Body*>(body))(begin, end);
+        }) {}
+  void operator()(std::int64_t begin, std::int64_t end) const { call_(body_, begin, end); }
+
+ private:
+  const void* body_;
+  void (*call_)(const void* body, std::int64_t begin, std::int64_t end);
+};
+
 // The services of the host framework. Implemented once, in csrc/ops.
 class Runtime {
  public:
@@ -85,8 +100,7 @@ class Runtime {
   // The library's GEMM, in FP32 arithmetic for f32 (never TF32), on stream(). On the CPU: f32 only.
   virtual void gemm(const GemmArgs& args) = 0;
   // body(begin, end) over disjoint ranges on torch's thread pool; serial when called from inside itself.
-  virtual void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
-                            const std::function<void(std::int64_t, std::int64_t)>& body) const = 0;
+  virtual void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, RangeFunction body) const = 0;
 };
 
 using RunFunction = void (*)(const ConvArgs& args, Runtime& runtime);

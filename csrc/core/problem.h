@@ -1,9 +1,8 @@
-// What is to be computed: plain data, no torch, no CUDA.
+// What is to be computed: plain data, no torch, no CUDA, and no <string> (core/names.h), for kernels' sources read it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 namespace fastconv {
 
@@ -100,20 +99,8 @@ ConvProblem without_ranges(const ConvProblem& problem);
 std::size_t nhwc_input_bytes(const ConvProblem& problem);
 
 std::size_t hash_value(const ConvProblem& problem);
-std::string to_string(const ConvProblem& problem);
 
 std::size_t size_of(DType dtype);  // bytes; 0 for `other`
-const char* name_of(DType dtype);
-const char* name_of(AccuracyClass accuracy);
-const char* name_of(Layout layout);
-const char* name_of(Activation activation);
-
-// The inverse of name_of; throws InvalidArgument naming the argument, the value and the expected ones.
-AccuracyClass accuracy_from_name(const std::string& name);
-Activation activation_from_name(const std::string& name);
-Layout layout_from_name(const std::string& name);
-DType dtype_from_name(const std::string& name);
-
 // The class in which a tensor of `dtype` is computed when the caller asks for `precision` (ieee, fp32 or tf32).
 AccuracyClass effective_accuracy(DType dtype, AccuracyClass precision);
 

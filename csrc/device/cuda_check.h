@@ -2,16 +2,12 @@
 
 #include <cuda_runtime.h>
 
-#include <string>
-
-#include "core/error.h"
+#include "core/device_error.h"
 
 namespace fastconv {
 
 inline void check_cuda(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) {
-    throw DeviceError(std::string(what) + ": " + cudaGetErrorString(status));
-  }
+  if (status != cudaSuccess) throw_device_error(what, cudaGetErrorString(status));
 }
 
 // After every launch: reports a bad configuration; a fault inside the kernel appears at the next synchronisation.

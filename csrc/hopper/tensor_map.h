@@ -5,9 +5,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <string>
+#include <cstdio>
 
-#include "core/error.h"
+#include "core/device_error.h"
 #include "core/problem.h"
 #include "device/cuda_check.h"
 
@@ -42,7 +42,9 @@ inline CUtensorMap make_tensor_map(const void* x, CUtensorMapDataType type, cons
     cudaDriverEntryPointQueryResult found{};
     check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
                "cuTensorMapEncodeTiled");
-    if (function == nullptr) throw DeviceError("the driver has no cuTensorMapEncodeTiled: CUDA 12.0 or later expected");
+    if (function == nullptr) {
+      throw_device_error("cuTensorMapEncodeTiled", "the driver does not have it; CUDA 12.0 or later expected");
+    }
     return reinterpret_cast<Encode>(function);
   }();
   CUtensorMap map;
@@ -52,7 +54,9 @@ inline CUtensorMap make_tensor_map(const void* x, CUtensorMapDataType type, cons
              shape.swizzled ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
-    throw DeviceError("cuTensorMapEncodeTiled: CUDA error " + std::to_string(static_cast<int>(status)));
+    char reason[32];
+    std::snprintf(reason, sizeof reason, "CUDA error %d", static_cast<int>(status));
+    throw_device_error("cuTensorMapEncodeTiled", reason);
   }
   return map;
 }

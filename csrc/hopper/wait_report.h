@@ -2,8 +2,6 @@
 // waited where, in memory that the host can read after the kernel is gone, and stops the kernel.
 #pragma once
 
-#include <string>
-
 namespace fastconv {
 
 // In pinned host memory. Written by the first wait that expires; the host turns it into an exception.
@@ -21,15 +19,10 @@ enum WaitKernel : int {
   kernel_winograd_products,
   kernel_direct_tiled
 };
+inline constexpr const char* wait_kernel_names[] = {"implicit_gemm", "winograd_fused", "winograd_megakernel",
+                                                    "winograd products", "direct_tiled"};
 enum WaitRole : int { role_load, role_transform, role_multiply, role_dispatch, role_stream, role_signal };
-
-inline std::string describe(const WaitReport& report) {
-  constexpr const char* kernels[] = {"implicit_gemm", "winograd_fused", "winograd_megakernel", "winograd products",
-                                     "direct_tiled"};
-  constexpr const char* roles[] = {"load", "transform", "multiply", "dispatch", "stream", "signal"};
-  return "a wait has expired in kernel " + std::string(kernels[report.kernel]) + ", role " + roles[report.role] +
-         ", block " + std::to_string(report.block) + "; the CUDA context is lost";
-}
+inline constexpr const char* wait_role_names[] = {"load", "transform", "multiply", "dispatch", "stream", "signal"};
 
 #ifdef __CUDACC__
 [[noreturn]] __device__ __noinline__ inline void expire_wait(WaitReport* report, int kernel, int role) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "core/kernel_extent.h"
+#include "core/names.h"
 
 namespace fastconv::ops {
 

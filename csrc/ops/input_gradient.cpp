@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/convolution.h"

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/kernel_extent.h"
+#include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/convolution.h"

@@ -16,6 +16,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/convolution.h"

@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/integers.h"
+#include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/convolution.h"

@@ -19,8 +19,7 @@ class CpuRuntime final : public Runtime {
   const DeviceInfo& device() const override { return device_; }
   void* stream() const override { return nullptr; }
 
-  void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain,
-                    const std::function<void(std::int64_t, std::int64_t)>& body) const override {
+  void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, RangeFunction body) const override {
     torch::stable::parallel_for(begin, end, grain, body);
   }
 
@@ -69,7 +68,7 @@ const DeviceInfo& query_device(DeviceType type, int index) {
   DeviceInfo device;
   if (type == DeviceType::cpu) {
     device = cpu_device(threads, instruction_set_here());
-    device.name = cpu_name();
+    set_name(device, cpu_name().c_str());
   } else {
 #ifdef FASTCONV_WITH_CUDA
     device = query_cuda_device(index);

@@ -95,11 +95,16 @@ WaitReport* waits() {
   return report;
 }
 
+std::string describe(const WaitReport& report) {
+  return "fastconv: a wait has expired in kernel " + std::string(wait_kernel_names[report.kernel]) + ", role " +
+         wait_role_names[report.role] + ", block " + std::to_string(report.block) + "; the CUDA context is lost";
+}
+
 class CudaRuntime final : public Runtime {
  public:
   explicit CudaRuntime(const DeviceInfo& device) : device_(device) {
     const WaitReport& report = *waits();
-    if (report.expired != 0) throw DeviceError("fastconv: " + describe(report));
+    if (report.expired != 0) throw DeviceError(describe(report));
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
   }
 
@@ -112,8 +117,7 @@ class CudaRuntime final : public Runtime {
   }
   WaitReport* wait_report() const override { return waits(); }
 
-  void parallel_for(std::int64_t, std::int64_t, std::int64_t,
-                    const std::function<void(std::int64_t, std::int64_t)>&) const override {
+  void parallel_for(std::int64_t, std::int64_t, std::int64_t, RangeFunction) const override {
     throw DeviceError("parallel_for on a CUDA device");  // host loops belong to the CPU functions
   }
 
@@ -155,7 +159,7 @@ DeviceInfo query_cuda_device(int index) {
   DeviceInfo device;
   device.type = DeviceType::cuda;
   device.index = index;
-  device.name = properties.name;
+  set_name(device, properties.name);
   device.compute_capability = 10 * properties.major + properties.minor;
   limit_to_build(device, FASTCONV_CUDA_ARCHITECTURES);
   if (cap > 0) device.compute_capability = std::min(device.compute_capability, cap);

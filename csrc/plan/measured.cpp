@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/names.h"
 
 namespace fastconv {
 namespace {
@@ -19,9 +20,11 @@ std::atomic<std::uint64_t> generation{0};
 
 std::string measured_device(const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) {
-    return device.name + ", " + std::to_string(device.processors) + (device.processors == 1 ? " thread" : " threads");
+    return std::string(device.name) + ", " + std::to_string(device.processors) +
+           (device.processors == 1 ? " thread" : " threads");
   }
-  return device.name + ", sm_" + std::to_string(device.compute_capability);  // of the kernels, which may be lower
+  return std::string(device.name) + ", sm_" +
+         std::to_string(device.compute_capability);  // of the kernels, which may be lower
 }
 
 void set_measured(const std::string& lines) {

@@ -8,6 +8,7 @@
 
 #include "core/cost.h"
 #include "core/error.h"
+#include "core/names.h"
 #include "core/roundoffs.h"
 #include "plan/measured.h"
 #include "plan/rules.h"

@@ -5,10 +5,13 @@
 
 #include <cstdint>
 
-#include "core/algorithm.h"
+#include "core/device_info.h"
+#include "core/problem.h"
 #include "winograd/task_map.h"
 
 namespace fastconv {
+
+struct ConvPlan;  // core/algorithm.h
 
 struct Instruments {
   std::int32_t d_ig = -1, d_go = -1, m = 0;  // of the map; -1, -1, 0: as planned

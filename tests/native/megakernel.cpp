@@ -43,8 +43,7 @@ class Threads final : public Runtime {
   const DeviceInfo& device() const override { return device_; }
   void* stream() const override { return nullptr; }
   void gemm(const GemmArgs&) override { expect(false, "nobody asks for the library's GEMM"); }
-  void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t,
-                    const std::function<void(std::int64_t, std::int64_t)>& body) const override {
+  void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t, RangeFunction body) const override {
     std::vector<std::thread> threads;
     for (std::int64_t i = begin; i < end; ++i) threads.emplace_back([&body, i] { body(i, i + 1); });
     for (std::thread& thread : threads) thread.join();

@@ -11,8 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/algorithm.h"
+#include "core/device_info.h"
 #include "core/integers.h"
+#include "core/problem.h"
 #include "core/store_mode.h"
 
 namespace fastconv::algos::winograd_fused {

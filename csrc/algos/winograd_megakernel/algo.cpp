@@ -10,6 +10,7 @@
 #include "core/cost.h"
 #include "core/error.h"
 #include "core/fitted.h"
+#include "core/names.h"
 #include "core/roundoffs.h"
 #include "winograd/limits.h"
 

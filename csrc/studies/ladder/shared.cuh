@@ -6,6 +6,7 @@
 #include <string>
 #include <type_traits>
 
+#include "core/error.h"
 #include "core/integers.h"
 #include "core/problem.h"
 #include "device/cuda_check.h"

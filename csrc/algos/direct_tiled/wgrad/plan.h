@@ -7,7 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/algorithm.h"
+#include "core/device_info.h"
+#include "core/problem.h"
 #include "device/indexing.h"
 
 namespace fastconv::algos::direct_tiled::wgrad {

@@ -195,10 +195,11 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
       check_launch("implicit_gemm: conversion");
       params.image_exponents = exponents;
       run_source(args, plan, params, workspace, DType::f16, runtime);
-      params = make_params<T>(args, *plan.fallback, nullptr, runtime);
+      const Plan& fallback = plan.fallback.front();
+      params = make_params<T>(args, fallback, nullptr, runtime);
       params.condition = flags;
       params.condition_count = static_cast<int>(blocks * problem.n);
-      run_source(args, *plan.fallback, params, x, problem.dtype, runtime);
+      run_source(args, fallback, params, x, problem.dtype, runtime);
       return;
     }
     run_source(args, plan, params, x, problem.dtype, runtime);

@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <vector>
 
 #include "algos/implicit_gemm/plan.h"
 #include "core/integers.h"
@@ -136,7 +136,7 @@ struct Plan {
   std::int64_t split_k, whole;
   bool clusters;
   std::int64_t tiles_n, tiles_p, tiles_q;
-  std::shared_ptr<const Plan> fallback;  // of a converted one: if the input's range is too wide for a scale an image
+  std::vector<Plan> fallback;  // one, of a converted plan: if the input's range is too wide for a scale an image
 
   bool affine() const { return source == Source::affine; }
   bool raw() const { return source == Source::raw || (affine() && element_bytes == 4); }
@@ -396,7 +396,7 @@ inline Plan make_plan(const ConvProblem& problem, const Weights& weights, int pr
       min_on_chip = clocks, on_chip = plan;
     }
   });
-  if (best.source == Source::converted) best.fallback = std::make_shared<const Plan>(on_chip);
+  if (best.source == Source::converted) best.fallback = {on_chip};
   return best;
 }
 

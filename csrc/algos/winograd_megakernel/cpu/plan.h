@@ -9,8 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/algorithm.h"
+#include "core/device_info.h"
 #include "core/integers.h"
+#include "core/problem.h"
 #include "winograd/task_map.h"
 
 namespace fastconv::algos::winograd_megakernel::cpu {

@@ -10,7 +10,8 @@
 #include <cstdint>
 
 #include "algos/winograd_megakernel/shared/cost.h"
-#include "core/algorithm.h"
+#include "core/device_info.h"
+#include "core/problem.h"
 #include "core/store_mode.h"
 #include "winograd/instruments.h"
 #include "winograd/task_map.h"

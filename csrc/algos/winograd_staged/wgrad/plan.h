@@ -15,8 +15,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/algorithm.h"
+#include "core/device_info.h"
 #include "core/integers.h"
+#include "core/problem.h"
 
 namespace fastconv::algos::winograd_staged::wgrad {
 
