@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import everything
 from benchmarks.papers.command import paper
 from benchmarks.regret.command import fit, regret
 from fastconv.cli.support import (
@@ -493,6 +494,7 @@ def stages(
     )  # fmt: skip
 
 
+app.command("all")(everything.command)
 app.command("regret")(regret)
 app.command("paper")(paper)
 app.command("fit")(fit)

@@ -19,9 +19,14 @@ def run(
 ) -> results.Document:
     """measure(part, path): measures every workers-th item from `part` on, in a process that it starts, adds the rows to
     the file at `path`, which has what `out` has, and returns that file's content. Returns the content of `out`, which
-    has the rows of all in the end."""
+    has the rows of all in the end, and those that a run left in its parts that was ended from outside."""
     path = Path(out)
     document = results.merge(path, head, key)
+    for left in sorted(path.parent.glob(f"{path.stem}.*.json")):
+        for row in results.merge(left, head, key)["rows"]:
+            if "commit" not in row:
+                results.put(document, row, key)
+        left.unlink()
     held = {json.dumps(row) for row in document["rows"]}
     files = [path.with_suffix(f".{part}.json") for part in range(workers)]
     for file in files:

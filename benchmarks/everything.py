@@ -1,0 +1,159 @@
+"""`fastconv bench all`: the suites that README and docs/performance.md draw from, on one GPU, resumed run by run.
+
+A phase is some queues of steps. Queues go on beside each other and share the GPU in turns (harness/turns.py): while one
+process times, others build plans and compile. What a file holds of this machine, versions and commit is not measured
+again, so that a run that was cut short is continued by the next.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.harness import results, turns
+from fastconv.cli.support import DeviceOption, device_named, fail, say
+
+SHORTEST_S = 20.0  # with less time left no step is begun
+GRACE_S = 90.0  # how far behind its budget a step may end: what it has begun it finishes
+
+# A step imports the packages that this process has, wherever it found them.
+_STEP = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop(1))
+from benchmarks.cli import app
+app()
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the benchmarks. suite: the name of its result file. resumes: it adds to what the file holds;
+    without, it is passed over if the file has rows of this machine and commit."""
+
+    suite: str
+    command: tuple[str, ...]
+    resumes: bool = True
+
+
+Phase = tuple[tuple[Step, ...], ...]  # its queues
+
+
+def _layers(layer_set: str, workers: int, direction: str = "forward", *options: str) -> Step:
+    suite = "layers" if layer_set == "layers" else f"layers_{layer_set}"
+    suite += "" if direction == "forward" else f"_{direction}"
+    command = ("layers", "--set", layer_set, "--pass", direction, "--workers", str(workers), *options)
+    return Step(suite, command)
+
+
+def _gradients(direction: str) -> tuple[Step, ...]:
+    # Layers with strides are the largest: one process, whose plans have the card's memory for themselves.
+    sets = (("layers", 4), ("pointwise", 4), ("groups", 3), ("stems", 3), ("strided", 1))
+    options = ("--batch", "64", "--classes", "fp32,tf32,fp16")
+    return tuple(_layers(layer_set, workers, f"backward_{direction}", *options) for layer_set, workers in sets)
+
+
+# The forms of PyTorch that were ever its fastest, and what its users have: each takes memory, and time to compile.
+_FORMS = "torch_eager,torch_graph,folded_graph,compile_reduce_overhead,frozen_reduce_overhead"
+PHASES: dict[str, Phase] = {
+    "layers": (
+        (_layers("layers", 4), _layers("strided", 1)),
+        (_layers("pointwise", 3), _layers("stems", 3), _layers("groups", 3)),
+    ),
+    "networks": (
+        (Step("networks", ("networks", "--workers", "4", "--peers", _FORMS, "--compile-limit", "150")),),
+    ),
+    "gradients": (_gradients("weight"), _gradients("input")),
+    "alone": (
+        (
+            Step("host", ("host",), resumes=False),
+            Step("training", ("training",)),
+            Step("megakernel", ("megakernel", "--parts", "layers,rivals"), resumes=False),
+        ),
+    ),
+}  # fmt: skip
+
+
+def run(
+    phases: Iterable[Phase], folder: Path, head: results.Document, budget_s: float, report: Callable[[str], None]
+) -> list[str]:
+    """Runs the phases one after the other, with a log for each step beside its result file in `folder`.
+
+    head: of any suite of this machine and commit. budget_s: no step begins in the last seconds of it, and those that
+    run begin nothing new after it. Returns what is missing or went wrong, a line for each step.
+    """
+    deadline = time.monotonic() + budget_s
+    folder.mkdir(parents=True, exist_ok=True)
+    wrong: list[str] = []
+
+    def queue(steps: tuple[Step, ...]) -> list[str]:
+        return [line for step in steps if (line := _run_step(step, folder, head, deadline, report))]
+
+    for phase in phases:
+        with turns.sharing(), ThreadPoolExecutor(len(phase)) as pool:
+            for lines in pool.map(queue, phase):
+                wrong += lines
+    return wrong
+
+
+def _run_step(step: Step, folder: Path, head: results.Document, deadline: float, report: Callable[[str], None]) -> str:
+    """What is missing of a step; "" if nothing is."""
+    path, left = folder / f"{step.suite}.json", deadline - time.monotonic()
+    if not step.resumes and _rows(path, head):
+        report(f"{step.suite}: the file has it")
+        return ""
+    if left < SHORTEST_S:
+        return f"{step.suite}: not begun, the time is spent"
+    options = ["--json", str(path), "--budget", f"{left:.0f}", *(["--resume"] if step.resumes else [])]
+    begin = time.monotonic()
+    with open(path.with_suffix(".log"), "a") as log:
+        command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *step.command, *options]
+        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process:
+            try:
+                code: int | str = process.wait(left + GRACE_S)
+            except subprocess.TimeoutExpired:
+                code = "none, it was ended long after its time"
+            finally:
+                process.kill()
+    report(f"{step.suite}: {_rows(path, head)} rows, {time.monotonic() - begin:.0f} s")
+    if code != 0:
+        return f"{step.suite}: exit code {code}; {path.with_suffix('.log')} says why"
+    missing = len(results.read(path).get("missing", []))
+    return f"{step.suite}: {missing} not measured, the time was over" if missing else ""
+
+
+def _rows(path: Path, head: results.Document) -> int:
+    """How many rows of this machine, versions and commit a file has."""
+    if not path.exists():
+        return 0
+    document = json.loads(path.read_text())
+    same = all(document.get(name) == head[name] for name in ("gpu", "driver", "torch", "cudnn", "commit"))
+    return sum("commit" not in row for row in document["rows"]) if same else 0
+
+
+def command(
+    phases: Annotated[str, typer.Option(help=f"Some of {', '.join(PHASES)}; default all, in this order.")] = "all",
+    folder: Annotated[Path | None, typer.Option(help="Where the files go; default benchmarks/results/<gpu>.")] = None,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", help="Begin nothing after.")] = 3600.0,
+    device: DeviceOption = "auto",
+) -> None:
+    """Every suite of README and performance.md on one GPU; run it again to go on where it ended (GPU)."""
+    from fastconv import environment
+    from fastconv.cli.support import split
+
+    names = list(PHASES) if phases == "all" else split(phases, "phases", list(PHASES))
+    where = device_named(device)
+    if where.type != "cuda":
+        raise fail("no CUDA GPU on this machine: nothing was measured")
+    head: Any = environment.describe("layers", where)
+    wrong = run([PHASES[name] for name in names], folder or results.default_path(head).parent, head, budget, say)
+    if wrong:
+        raise fail("; ".join(wrong))

@@ -1,0 +1,107 @@
+"""`fastconv bench all`: its commands exist, queues go on beside each other, and what a run leaves the next one does."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from benchmarks import everything
+from benchmarks.cli import app
+from benchmarks.everything import Step
+from benchmarks.harness import parts, results
+
+HEAD = {
+    "schema": results.SCHEMA, "suite": "host", "gpu": "a GPU", "driver": "1", "cuda": "1", "torch": "1", "cudnn": "1",
+    "commit": "abc", "date": "today",
+}  # fmt: skip
+ROW: dict[str, object] = {"call": "no_grad", "layer": "3x3", "class": "fp32", "form": "swapped"}
+ROW |= dict.fromkeys(("us", "torch_us", "empty_operator_us"), 1.0)
+# In place of the benchmarks' command line: `OTHER` is a file to wait for, `CODE` the exit code.
+STEP = """
+import json, pathlib, sys, time
+_, _, name, other, code, *options = sys.argv
+path = pathlib.Path(options[options.index("--json") + 1])
+print(name, *options)
+(path.parent / name).touch()
+end = time.monotonic() + 30
+while other and not (path.parent / other).exists() and time.monotonic() < end:
+    time.sleep(0.01)
+head, row = json.loads(HEAD), json.loads(ROW)
+if code == "0" and (not other or (path.parent / other).exists()):
+    path.write_text(json.dumps({**head, "rows": [row], **({"missing": ["more"]} if name == "short" else {})}))
+sys.exit(int(code))
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    literals = f"HEAD, ROW = {json.dumps(HEAD)!r}, {json.dumps(ROW)!r}\n"
+    monkeypatch.setattr(everything, "_STEP", literals + STEP)
+
+
+def step(name: str, other: str = "", code: int = 0, resumes: bool = True) -> Step:
+    return Step(name, (name, other, str(code)), resumes)
+
+
+def run(phases: list[everything.Phase], folder: Path, budget_s: float = 600.0) -> tuple[list[str], list[str]]:
+    said: list[str] = []
+    return everything.run(phases, folder, HEAD, budget_s, said.append), [line.split(":")[0] for line in said]
+
+
+def test_every_step_is_a_command_with_these_options(tmp_path: Path) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    suites = []
+    for phase in everything.PHASES.values():
+        for its in [its for queue in phase for its in queue]:
+            suites.append(its.suite)
+            arguments = [*its.command[1:], "--json", str(tmp_path / "x.json"), "--budget", "5"]
+            arguments += ["--resume"] if its.resumes else []
+            context = group.commands[its.command[0]].make_context(its.command[0], arguments)
+            assert context.params["json_path"] == tmp_path / "x.json"
+    assert len(suites) == len(set(suites))
+
+
+def test_queues_go_on_beside_each_other_and_steps_one_after_the_other(tmp_path: Path) -> None:
+    phase = ((step("first", other="second"), step("third")), (step("second", other="first"),))
+    wrong, said = run([phase, ((step("last", other="third"),),)], tmp_path)
+    assert wrong == []
+    assert said.index("third") > said.index("first")
+    assert said[-1] == "last"
+    assert "--resume" in shlex.split((tmp_path / "first.log").read_text())
+
+
+def test_what_went_wrong_is_said_and_the_others_go_on(tmp_path: Path) -> None:
+    wrong, said = run([((step("bad", code=3), step("short")), (step("good"),))], tmp_path)
+    assert len(wrong) == 2
+    assert wrong[0].startswith("bad: exit code 3")
+    assert str(tmp_path / "bad.log") in wrong[0]
+    assert wrong[1] == "short: 1 not measured, the time was over"
+    assert sorted(said) == ["bad", "good", "short"]
+
+
+def test_nothing_begins_when_the_time_is_spent(tmp_path: Path) -> None:
+    wrong, said = run([((step("late"),),)], tmp_path, budget_s=everything.SHORTEST_S / 2)
+    assert (wrong, said) == (["late: not begun, the time is spent"], [])
+
+
+def test_what_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
+    once = ((step("once", resumes=False),),)
+    for _ in range(2):
+        assert run([once], tmp_path) == ([], ["once"])
+    assert (tmp_path / "once.log").read_text().count("--json") == 1
+    results.write(tmp_path / "once.json", {**HEAD, "commit": "another", "rows": [ROW]})
+    run([once], tmp_path)
+    assert (tmp_path / "once.log").read_text().count("--json") == 2
+
+
+def test_parts_of_a_run_that_was_ended_are_found_by_the_next(tmp_path: Path) -> None:
+    key, path = ("layer", "class"), tmp_path / "host.json"
+    results.write(tmp_path / "host.1.json", {**HEAD, "rows": [ROW]})
+    results.write(tmp_path / "host.0.json", {**HEAD, "commit": "another", "rows": [ROW | {"layer": "1x1"}]})
+    document = parts.run(path, HEAD, key, 2, lambda part, out: json.loads(Path(out).read_text()))
+    assert [row["layer"] for row in document["rows"]] == ["3x3"]
+    assert [file.name for file in tmp_path.iterdir()] == ["host.json"]
