@@ -12,7 +12,7 @@ from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
 
 TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "densenet161": "DenseNet-161"}
-TITLES |= {"yolov3": "YOLOv3", "unet": "U-Net", "rrdb": "RRDB (ESRGAN)", "sd_vae_decoder": "VAE decoder (Stable Diffusion)"}
+TITLES |= {"yolov3": "YOLOv3", "unet": "U-Net", "rrdb": "RRDB (ESRGAN)", "sd_vae_decoder": "VAE decoder"}
 
 
 def best_peer(row: Row) -> tuple[str | None, float | None]:
