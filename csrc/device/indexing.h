@@ -1,7 +1,6 @@
 // Element offsets of the two memory orders. 64-bit throughout: tensors may exceed 2^31 elements.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "core/integers.h"
@@ -43,11 +42,6 @@ void set_sizes(Params& params, const ConvProblem& problem) {
   params.c = as_int(problem.c), params.h = as_int(problem.h), params.w = as_int(problem.w);
   params.k = as_int(problem.k), params.p = as_int(problem.p()), params.q = as_int(problem.q());
   params.pad_h = as_int(problem.pad_h), params.pad_w = as_int(problem.pad_w);
-}
-
-// Whether accesses of so many bytes at a time may begin there.
-inline bool is_aligned(const void* pointer, std::size_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
 }  // namespace fastconv
