@@ -14,7 +14,7 @@ from fastconv.instrumented import RECORD
 costs = st.tuples(*[st.floats(0.1, 100.0)] * 4)
 
 
-@given(maps(most_tiles=150, most_tasks=500), st.integers(1, 40), costs)
+@given(maps(max_tiles=150, max_tasks=500), st.integers(1, 40), costs)
 def test_a_run_obeys_counters_and_workers(made, workers, each):
     arguments, task_map = made
     for tasks in (trace.mapped(task_map), trace.staged(task_map)):
