@@ -175,8 +175,8 @@ def test_sets_table(project):
     document = {**HEAD, "suite": "layers_backward_weight", "commit": "d" * 40, "rows": slower}
     results.write(folder / "h200/layers_backward_weight.json", document)
     table = documents.region("h200/sets", folder)
-    assert "| first layers, 5x5 and 7x7 | 64 | - | - | 1.00 (0.50 to 2.00) | - |" in table
-    assert "| weight gradient, 3x3 | 64 | **0.50 (0.50 to 0.50)** | - | - | - |" in table
+    assert "| first layers, 5x5 and 7x7 | 64 | - | - | 1.00 (0.50 to 2.00, 1 of 6) | - |" in table
+    assert "| weight gradient, 3x3 | 64 | **0.50 (0.50 to 0.50, 1 of 22)** | - | - | - |" in table
     assert table.endswith("**Of several commits: 0123456789ab: layers_stems; dddddddddddd: layers_backward_weight.**")
 
 
@@ -197,8 +197,8 @@ def test_overview_has_a_row_for_each_set_and_network(project):
     table = documents.region("h200/overview", project / "benchmarks/results").splitlines()
     assert table[0] == "|  | `fp32` | `tf32` | `fp16` | `bf16` |"
     assert table[2:] == [
-        "| 3x3 layers, batch 64 | 1.00x | - | - | - |",  # 4, 0.5 and 0.5
-        "| 3x3 layers, batch 1 | 3.00x | - | - | - |",
+        "| 3x3 layers, batch 64, 1 of 22 | 1.00x | - | - | - |",  # 4, 0.5 and 0.5
+        "| 3x3 layers, batch 1, 1 of 22 | 3.00x | - | - | - |",
         "| ResNet-50, batch 64 | 2.00x | - | - | - |",
     ]
 

@@ -13,6 +13,7 @@ from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.layers.suite import is_wrong, ratio
 from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
+from fastconv.models import layers as known
 
 REFUSED = re.compile(r"error (\S+) is beyond the class")  # a note of benchmarks.layers.group
 
@@ -173,9 +174,17 @@ PASSES = {"": "", "bias_relu": "with bias and ReLU, ", "bias_residual_relu": "wi
 PASSES |= {"backward_input": "input gradient, ", "backward_weight": "weight gradient, "}
 
 
+def share(suite: str, rows: Sequence[Row]) -> str:
+    """ ", 6 of 14" where a class of a suite has rows of so many of its set's layers; "" where it has all."""
+    name = re.sub("^layers_?|_?(backward_(input|weight)|bias_(residual_)?relu)$", "", suite)
+    found, every = len({row["layer"] for row in rows}), len(known.SETS[name or "layers"])
+    return "" if found == every else f", {found} of {every}"
+
+
 def sets_table(documents: dict[str, Document]) -> str:
     """A row per set and pass but the forward 3x3: geometric mean over the set at its largest batch against the best
-    peer of the class, in brackets the range over its layers. documents: suite -> its file."""
+    peer of the class, in brackets the range over its layers, and how many these are if not all. documents: suite -> its
+    file."""
     classes = [accuracy for accuracy in CLASSES if accuracy != "ieee"]
     lines, shown = [], {}
     for pass_name, direction in PASSES.items():
@@ -187,8 +196,10 @@ def sets_table(documents: dict[str, Document]) -> str:
             n = max((row["n"] for row in document["rows"]), default=0)
             cells = []
             for accuracy in classes:
-                ratios = [value for row in rows_of(document, accuracy, n) if (value := ratio(row))]
-                text = f"{common.mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"
+                rows = rows_of(document, accuracy, n)
+                ratios = [value for row in rows if (value := ratio(row))]
+                span = f" ({min(ratios):.2f} to {max(ratios):.2f}{share(suite, rows)})" if ratios else ""
+                text = f"{common.mean(ratios):.2f}{span}" if ratios else "-"
                 cells.append(f"**{text}**" if ratios and (common.mean(ratios) or 0) < 1 else text)
             lines.append([direction + title, str(n), *cells])
     table = common.markdown_table(["set", "batch", *(f"`{accuracy}`" for accuracy in classes)], lines)

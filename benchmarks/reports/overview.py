@@ -29,8 +29,10 @@ def table(documents: Mapping[str, Document]) -> str:
         if suite in documents:
             rows = documents[suite]["rows"]
             n = batch or max((row["n"] for row in rows), default=0)
-            of_class = {name: common.mean(map(ratio, layers.rows_of(documents[suite], name, n))) for name in classes}
-            lines.append([title, *(common.times(of_class[name]) for name in classes)])
+            of_class = [layers.rows_of(documents[suite], name, n) for name in classes]
+            fewest = min((its for its in of_class if its), key=len, default=[])
+            cells = [common.times(common.mean(map(ratio, its))) for its in of_class]
+            lines.append([title + layers.share(suite, fewest), *cells])
     if "networks" in documents:
         found = networks.by_network(documents["networks"], None)
         for network, batch in dict.fromkeys((network, batch) for network, _, batch in found):
