@@ -7,7 +7,10 @@ again, so that a run that was cut short is continued by the next.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -116,13 +119,14 @@ def _run_step(step: Step, folder: Path, head: results.Document, deadline: float,
     begin = time.monotonic()
     with open(path.with_suffix(".log"), "a") as log:
         command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *step.command, *options]
-        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process:
+        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True) as process:
             try:
                 code: int | str = process.wait(left + GRACE_S)
             except subprocess.TimeoutExpired:
                 code = "none, it was ended long after its time"
             finally:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):  # it and the processes that it has started
+                    os.killpg(process.pid, signal.SIGKILL)
     report(f"{step.suite}: {_rows(path, head)} rows, {time.monotonic() - begin:.0f} s")
     if code != 0:
         return f"{step.suite}: exit code {code}; {path.with_suffix('.log')} says why"

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,27 @@ def test_what_went_wrong_is_said_and_the_others_go_on(tmp_path: Path) -> None:
     assert str(tmp_path / "bad.log") in wrong[0]
     assert wrong[1] == "short: 1 not measured, the time was over"
     assert sorted(said) == ["bad", "good", "short"]
+
+
+def test_a_step_that_does_not_end_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(sys.argv[sys.argv.index("--json") + 1]).with_suffix(".pid").write_text(str(child.pid))
+time.sleep(600)
+"""
+    monkeypatch.setattr(everything, "_STEP", program)
+    monkeypatch.setattr(everything, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(everything, "GRACE_S", 1.0)
+    wrong, _ = run([((step("endless"),),)], tmp_path, budget_s=2.0)
+    assert wrong == [f"endless: exit code none, it was ended long after its time; {tmp_path / 'endless.log'} says why"]
+    status = Path(f"/proc/{(tmp_path / 'endless.pid').read_text()}/stat")
+    end = time.monotonic() + 10
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_nothing_begins_when_the_time_is_spent(tmp_path: Path) -> None:
