@@ -64,7 +64,7 @@ class LayerState:
         self.max_workspace = max_workspace
         self.frozen = frozen
         # What the operators get for them: the environment's settings do not change.
-        self.resolved = settings.auto_algorithm if algorithm == "auto" or settings.disabled else algorithm
+        self.resolved = settings.resolve_algorithm(algorithm)
         self.limits = settings.resolve_limits(max_error, max_workspace, self.resolved)
         self.layers: dict[Settings, int] = {}
         self.calls: dict[tuple[int, int], int] = {}  # by layer and mode: what autograd's record takes

@@ -182,9 +182,7 @@ def _resolved_algorithm(algorithm: str) -> str:
     """What the operators get for what the caller asked for."""
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
-    if algorithm != "auto" and not settings.disabled:
-        return algorithm
-    name = settings.auto_algorithm
+    name = settings.resolve_algorithm(algorithm)
     if name not in ALGORITHMS:
         raise ValueError(f"FASTCONV_ALGORITHM is {name!r}; expected one of {', '.join(ALGORITHMS)}")
     return name

@@ -170,6 +170,12 @@ def resolve_max_workspace(asked: Any, algorithm: str) -> int | None:
     return asked if symbolic else operator.index(asked)
 
 
+def resolve_algorithm(asked: str) -> str:
+    """What the operators get for the name that was asked for: what the environment says in the place of ``"auto"``, or
+    of all."""
+    return auto_algorithm if asked == "auto" or disabled else asked
+
+
 def resolve_limits(asked_error: Any, asked_workspace: Any, algorithm: str) -> Limits:
     """Both limits as the operators get them."""
     return Limits(resolve_max_error(asked_error, algorithm), resolve_max_workspace(asked_workspace, algorithm))

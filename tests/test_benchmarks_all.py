@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from test_benchmarks import HEAD, layer_row
 from typer.core import TyperGroup
 
 from benchmarks import everything
@@ -14,12 +15,7 @@ from benchmarks.cli import app
 from benchmarks.everything import Step
 from benchmarks.harness import parts, results
 
-HEAD = {
-    "schema": results.SCHEMA, "suite": "host", "gpu": "a GPU", "driver": "1", "cuda": "1", "torch": "1", "cudnn": "1",
-    "commit": "abc", "date": "today",
-}  # fmt: skip
-ROW: dict[str, object] = {"call": "no_grad", "layer": "3x3", "class": "fp32", "form": "swapped"}
-ROW |= dict.fromkeys(("us", "torch_us", "empty_operator_us"), 1.0)
+ROW = layer_row("res1", "fp32", 1.0, 2.0)
 # In place of the benchmarks' command line: `OTHER` is a file to wait for, `CODE` the exit code.
 STEP = """
 import json, pathlib, sys, time
@@ -30,7 +26,7 @@ print(name, *options)
 end = time.monotonic() + 30
 while other and not (path.parent / other).exists() and time.monotonic() < end:
     time.sleep(0.01)
-head, row = json.loads(HEAD), json.loads(ROW)
+head, row = {**json.loads(HEAD), "suite": path.stem}, json.loads(ROW)
 if code == "0" and (not other or (path.parent / other).exists()):
     path.write_text(json.dumps({**head, "rows": [row], **({"missing": ["more"]} if name == "short" else {})}))
 sys.exit(int(code))
@@ -115,7 +111,7 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
     for _ in range(2):
         assert run([once], tmp_path) == ([], ["once"])
     assert (tmp_path / "once.log").read_text().count("--json") == 1
-    results.write(tmp_path / "once.json", {**HEAD, "commit": "another", "rows": [ROW]})
+    results.write(tmp_path / "once.json", {**HEAD, "suite": "once", "commit": "another", "rows": [ROW]})
     run([once], tmp_path)
     assert (tmp_path / "once.log").read_text().count("--json") == 2
 
@@ -125,5 +121,5 @@ def test_parts_of_a_run_that_was_ended_are_found_by_the_next(tmp_path: Path) -> 
     results.write(tmp_path / "host.1.json", {**HEAD, "rows": [ROW]})
     results.write(tmp_path / "host.0.json", {**HEAD, "commit": "another", "rows": [ROW | {"layer": "1x1"}]})
     document = parts.run(path, HEAD, key, 2, lambda part, out: json.loads(Path(out).read_text()))
-    assert [row["layer"] for row in document["rows"]] == ["3x3"]
+    assert [row["layer"] for row in document["rows"]] == ["res1"]
     assert [file.name for file in tmp_path.iterdir()] == ["host.json"]

@@ -13,6 +13,7 @@ from fastconv.environment import SCHEMA
 Document = dict[str, Any]
 Row = dict[str, Any]
 
+MACHINE = ("gpu", "driver", "cuda", "torch", "cudnn")  # what a time depends on beside our own code
 CLASSES = ("ieee", "fp32", "tf32", "fp16", "bf16")
 HEAD = {"schema": int, "suite": str, "gpu": str, "driver": str, "cuda": str, "torch": str, "cudnn": str}
 HEAD |= {"commit": str, "date": str, "rows": list}
@@ -134,10 +135,7 @@ def merge(path: Path | str, head: Document, key: tuple[str, ...]) -> Document:
     document = {**head, "rows": []}
     if path.exists():
         old = json.loads(path.read_text())
-        if all(
-            old.get(name) == head.get(name)
-            for name in ("schema", "suite", "gpu", "driver", "cuda", "torch", "cudnn", "commit", "measured_choices")
-        ):
+        if all(old.get(name) == head.get(name) for name in ("schema", "suite", *MACHINE, "commit", "measured_choices")):
             document["rows"] = [row for row in old["rows"] if all(name in row for name in key)]
     return document
 

@@ -27,7 +27,6 @@ from fastconv import timing
 from fastconv.models.layers import Layer
 
 NAME = "cudnn_best_layers"
-MACHINE = ("gpu", "driver", "cuda", "torch", "cudnn")  # what cuDNN's times depend on
 GEOMETRY = ("c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
 CONVOLUTIONS = dict.fromkeys(
     ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "fastconv::", "mkldnn::_convolution"),
@@ -90,7 +89,7 @@ class BestLayers:
         self._known: dict[tuple[Any, ...], float] = {}
         for file in sorted(path.parent.glob("layers*.json")) if path else []:
             its = json.loads(file.read_text())
-            if all(its.get(name) == head[name] for name in MACHINE):
+            if all(its.get(name) == head[name] for name in results.MACHINE):
                 for row in its["rows"]:
                     if row["pass"] == "forward":
                         self._note(row)

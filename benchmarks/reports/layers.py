@@ -174,10 +174,14 @@ PASSES = {"": "", "bias_relu": "with bias and ReLU, ", "bias_residual_relu": "wi
 PASSES |= {"backward_input": "input gradient, ", "backward_weight": "weight gradient, "}
 
 
-def share(suite: str, rows: Sequence[Row]) -> str:
-    """ ", 6 of 14" where a class of a suite has rows of so many of its set's layers; "" where it has all."""
-    name = re.sub("^layers_?|_?(backward_(input|weight)|bias_(residual_)?relu)$", "", suite)
-    found, every = len({row["layer"] for row in rows}), len(known.SETS[name or "layers"])
+def suite_of(set_name: str, pass_name: str) -> str:
+    """The suite of one of SETS and PASSES on a GPU."""
+    return "_".join(filter(None, ("layers", set_name, pass_name)))
+
+
+def share(set_name: str, rows: Sequence[Row]) -> str:
+    """Of rows of a class: ", 6 of 14" if they are of so many of a set's layers, "" if of all."""
+    found, every = len({row["layer"] for row in rows}), len(known.SETS[set_name or "layers"])
     return "" if found == every else f", {found} of {every}"
 
 
@@ -189,7 +193,7 @@ def sets_table(documents: dict[str, Document]) -> str:
     lines, shown = [], {}
     for pass_name, direction in PASSES.items():
         for set_name, title in SETS.items():
-            suite = "_".join(filter(None, ("layers", set_name, pass_name)))
+            suite = suite_of(set_name, pass_name)
             if suite == "layers" or suite not in documents:
                 continue
             document = shown[suite] = documents[suite]
@@ -198,7 +202,7 @@ def sets_table(documents: dict[str, Document]) -> str:
             for accuracy in classes:
                 rows = rows_of(document, accuracy, n)
                 ratios = [value for row in rows if (value := ratio(row))]
-                span = f" ({min(ratios):.2f} to {max(ratios):.2f}{share(suite, rows)})" if ratios else ""
+                span = f" ({min(ratios):.2f} to {max(ratios):.2f}{share(set_name, rows)})" if ratios else ""
                 text = f"{common.mean(ratios):.2f}{span}" if ratios else "-"
                 cells.append(f"**{text}**" if ratios and (common.mean(ratios) or 0) < 1 else text)
             lines.append([direction + title, str(n), *cells])

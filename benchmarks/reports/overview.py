@@ -8,15 +8,15 @@ from benchmarks.harness.results import CLASSES, Document
 from benchmarks.layers.suite import ratio
 from benchmarks.reports import common, layers, networks
 
-LAYERS = (  # title, suite, batch (None: the suite's largest)
-    ("3x3 layers, batch 64", "layers", 64),
-    ("3x3 layers, batch 1", "layers", 1),
-    ("1x1", "layers_pointwise", None),
-    ("stride 2, 3x3 and 1x1", "layers_strided", None),
-    ("first layers, 5x5 and 7x7", "layers_stems", None),
-    ("grouped and depthwise", "layers_groups", None),
-    ("3x3, input gradient", "layers_backward_input", None),
-    ("3x3, weight gradient", "layers_backward_weight", None),
+LAYERS = (  # title, set and pass as in layers.SETS and layers.PASSES, batch (None: the suite's largest)
+    ("3x3 layers, batch 64", "", "", 64),
+    ("3x3 layers, batch 1", "", "", 1),
+    ("1x1", "pointwise", "", None),
+    ("stride 2, 3x3 and 1x1", "strided", "", None),
+    ("first layers, 5x5 and 7x7", "stems", "", None),
+    ("grouped and depthwise", "groups", "", None),
+    ("3x3, input gradient", "", "backward_input", None),
+    ("3x3, weight gradient", "", "backward_weight", None),
 )
 
 
@@ -25,14 +25,13 @@ def table(documents: Mapping[str, Document]) -> str:
     fastest form of ours over PyTorch's fastest. documents: suite -> its file."""
     classes = [accuracy for accuracy in CLASSES if accuracy != "ieee"]
     lines: list[list[str]] = []
-    for title, suite, batch in LAYERS:
-        if suite in documents:
-            rows = documents[suite]["rows"]
-            n = batch or max((row["n"] for row in rows), default=0)
-            of_class = [layers.rows_of(documents[suite], name, n) for name in classes]
+    for title, set_name, pass_name, batch in LAYERS:
+        if (document := documents.get(layers.suite_of(set_name, pass_name))) is not None:
+            n = batch or max((row["n"] for row in document["rows"]), default=0)
+            of_class = [layers.rows_of(document, name, n) for name in classes]
             fewest = min((its for its in of_class if its), key=len, default=[])
             cells = [common.times(common.mean(map(ratio, its))) for its in of_class]
-            lines.append([title + layers.share(suite, fewest), *cells])
+            lines.append([title + layers.share(set_name, fewest), *cells])
     if "networks" in documents:
         found = networks.by_network(documents["networks"], None)
         for network, batch in dict.fromkeys((network, batch) for network, _, batch in found):

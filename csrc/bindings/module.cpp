@@ -79,8 +79,6 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   require(h + 2 * problem.pad_h >= extent_h && w + 2 * problem.pad_w >= extent_w,
           "the padded input is " + pair(h + 2 * problem.pad_h, w + 2 * problem.pad_w) +
               ", smaller than the kernel's extent " + pair(extent_h, extent_w));
-  require(problem.input_activation != Activation::leaky_relu,
-          "input_activation is 'leaky_relu'; expected none, relu, relu6 or silu");
   for (const auto& [name, channels, least] :
        {std::tuple{"x_channels", x_channels, c}, std::tuple{"y_channels", y_channels, k}}) {
     require(channels == 0 || (channels >= least && problem.layout == Layout::nhwc),

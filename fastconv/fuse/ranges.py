@@ -39,7 +39,7 @@ def convolve_into(layer: Any, x: Tensor, before: Before, buffer: Tensor | int, b
         buffer = _new(x, buffer, *size)
     out = buffer.narrow(1, begin, layer.out_channels)
     y = _through(layer, x, before, out)
-    if y is None:
+    if y is None and before:
         x = _normed(x, before)
         y = layer._convolve_around(x, out, None, None, "none")
     if y is None:

@@ -29,7 +29,7 @@ class Asked:
     scatters: bool = False  # and whoever lowers the graph does so in place: convolutions may write ranges of channels
 
     def resolved_algorithm(self) -> str:
-        return settings.auto_algorithm if self.algorithm == "auto" or settings.disabled else self.algorithm
+        return settings.resolve_algorithm(self.algorithm)
 
     def limits(self) -> settings.Limits:
         return settings.resolve_limits(self.max_error, None, self.resolved_algorithm())
@@ -82,7 +82,7 @@ def layer_call(layer: Any, input: Any, residual: Any = None) -> Call:
         padding = [d * (size - 1) // 2 for d, size in zip(layer.dilation, layer.kernel_size, strict=True)]
     elif padding == "valid":
         padding = [0] * len(layer.kernel_size)
-    algorithm = settings.auto_algorithm if layer.algorithm == "auto" or settings.disabled else layer.algorithm
+    algorithm = settings.resolve_algorithm(layer.algorithm)
     return Call(
         input, layer.weight, layer.bias, residual, list(layer.stride), list(padding), list(layer.dilation),
         layer.groups, algorithm, settings.resolve_precision(layer.precision, layer.weight.is_cuda),
