@@ -63,7 +63,7 @@ void run(const WeightGradientArgs& args, const Plan& plan, Runtime& runtime) {
                       .by_tiles = plan.tiles(),
                       .by_column_tiles = plan.column_tiles(),
                       .by_image_pixels = image_pixels};
-  for_each_tile([&](auto warpgroups, auto columns) {
+  for_each_tile<limbs>([&](auto warpgroups, auto columns) {
     if (plan.tile.warpgroups != warpgroups() || plan.tile.warpgroup_columns != columns()) return;
     using S = Shape<limbs, warpgroups(), columns()>;
     launch_products<S>(plan, plan.turned ? x_map : grad_map, plan.turned ? grad_map : x_map, params, stream);

@@ -53,16 +53,19 @@ struct Tile {
   }
 };
 
-// Calls with std::integral_constants (warpgroups, warpgroup_columns) of every tile that is compiled.
-template <typename Function>
+// Calls with std::integral_constants (warpgroups, warpgroup_columns) of every tile that is compiled, small ones first.
+// By pixels a chunk has one step for a warpgroup, and with one product that alone is not worth a wait.
+template <int limbs, typename Function>
 void for_each_tile(const Function& function) {
   const auto call = [&]<Warpgroups warpgroups, int columns>() {
     function(std::integral_constant<Warpgroups, warpgroups>{}, std::integral_constant<int, columns>{});
   };
-  call.template operator()<Warpgroups::rows, 128>();
+  if constexpr (limbs == 2) {
+    call.template operator()<Warpgroups::pixels, 64>();
+    call.template operator()<Warpgroups::pixels, 128>();
+  }
   call.template operator()<Warpgroups::columns, 128>();
-  call.template operator()<Warpgroups::pixels, 128>();
-  call.template operator()<Warpgroups::pixels, 64>();
+  call.template operator()<Warpgroups::rows, 128>();
 }
 
 struct Plan {
@@ -122,7 +125,7 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
   double least = 1e300;
   const bool split = problem.accuracy != AccuracyClass::tf32;
   for (const bool turned : {false, true}) {
-    for_each_tile([&](auto warpgroups, auto columns) {
+    const auto consider = [&](auto warpgroups, auto columns) {
       Plan plan{.mode = split ? Mode::split : Mode::single,
                 .turned = turned,
                 .tile = {split ? 2 : 1, warpgroups(), columns()},
@@ -139,7 +142,8 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
         const double clocks = detail::plan_clocks(plan, processors);
         if (clocks < least) least = clocks, best = plan;
       }
-    });
+    };
+    split ? for_each_tile<2>(consider) : for_each_tile<1>(consider);
   }
   return best;
 }
