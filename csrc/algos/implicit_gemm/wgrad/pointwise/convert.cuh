@@ -21,13 +21,13 @@ __device__ __forceinline__ void store_shared(std::uint32_t target, const std::ui
 // A lane's part: one pixel of the chunk, 8 channels of every other box. Eight lanes have 8 pixels and the same
 // channels, so that neither loads nor stores of 16 bytes meet in a bank.
 struct ConvertLane {
-  int pixel, parity;             // of its boxes
+  int pixel;
   std::uint32_t source, target;  // of its bytes in box 0 or 1, in the 64 channels of both
 
   __device__ __forceinline__ ConvertLane() {
     const int warp = static_cast<int>(threadIdx.x) / 32 % convert_warps, lane = static_cast<int>(threadIdx.x) % 32;
-    const int piece = lane / 8;
-    pixel = warp % 4 * 8 + lane % 8, parity = warp / 4;
+    const int piece = lane / 8, parity = warp / 4;  // of its boxes
+    pixel = warp % 4 * 8 + lane % 8;
     source = parity * box_bytes + pixel * row_bytes + hopper::swizzle_128(pixel, 2 * piece) * 16;
     target = pixel * row_bytes + hopper::swizzle_128(pixel, 4 * parity + piece) * 16;
   }
@@ -58,37 +58,26 @@ struct ImageMaxima {
   }
 };
 
-// A lane's values of one operand of a chunk, `boxes` of whose boxes exist.
-template <typename S, int max_boxes>
-__device__ __forceinline__ void convert_operand(std::uint32_t source, std::uint32_t target, int parity, int boxes,
-                                                float factor, float& largest) {
-  constexpr int batch = max_boxes >= 4 ? 2 : 1;  // boxes, of which a lane takes every other one
-  float values[batch][8];
+// A lane's values of one operand of a chunk.
+template <typename S, int boxes>
+__device__ __forceinline__ void convert_operand(std::uint32_t source, std::uint32_t target, float factor,
+                                                float& largest) {
+  constexpr int batch = boxes >= 4 ? 2 : 1;  // boxes at a time, of which a lane takes every other one
+  float values[batch * 8];
 #pragma unroll
-  for (int first = 0; first < max_boxes / 2; first += batch) {
+  for (int first = 0; first < boxes / 2; first += batch) {
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
-      if (2 * (first + i) + parity >= boxes) continue;
       const std::uint32_t at = source + 2 * (first + i) * box_bytes;
-      hopper::load_shared(&values[i][0], at);
-      hopper::load_shared(&values[i][4], at ^ 16);
+      hopper::load_shared(&values[i * 8], at);
+      hopper::load_shared(&values[i * 8 + 4], at ^ 16);
     }
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
-      if (2 * (first + i) + parity >= boxes) continue;
-      float most = 0.0f;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(values[i][j]));
-      if (most == INFINITY) {
-        most = 0.0f;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) most = larger_finite(most, values[i][j]);
-      }
-      largest = fmaxf(largest, most);
       std::uint32_t high[4], low[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float a = values[i][2 * j] * factor, b = values[i][2 * j + 1] * factor;
+        const float a = values[i * 8 + 2 * j] * factor, b = values[i * 8 + 2 * j + 1] * factor;
         const __half2 hi = __floats2half2_rn(a, b);
         high[j] = half_bits(hi);
         if constexpr (S::tile.limbs == 2) {
@@ -99,6 +88,16 @@ __device__ __forceinline__ void convert_operand(std::uint32_t source, std::uint3
       store_shared(to, high);
       if constexpr (S::tile.limbs == 2) store_shared(to + S::tile.plane_bytes(), low);
     }
+    float most[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < batch * 8; ++j) most[j % 2] = fmaxf(most[j % 2], fabsf(values[j]));
+    most[0] = fmaxf(most[0], most[1]);
+    if (most[0] == INFINITY) {
+      most[0] = 0.0f;
+#pragma unroll
+      for (int j = 0; j < batch * 8; ++j) most[0] = larger_finite(most[0], values[j]);
+    }
+    largest = fmaxf(largest, most[0]);
   }
 }
 
@@ -125,9 +124,9 @@ __device__ __forceinline__ void convert(const Params& params, const Memory<S>& m
     if (threadIdx.x % convert_threads == 0) memory.control.sums[operand.slot] = scales.sum;
     const std::uint32_t source = memory.staged + staged.slot * S::tile.staged_bytes() + lane.source;
     const std::uint32_t target = memory.operands + operand.slot * S::tile.operand_bytes() + lane.target;
-    convert_operand<S, S::row_boxes>(source, target, lane.parity, work_tile.row_boxes, of_rows, maxima.of_rows);
+    convert_operand<S, S::row_boxes>(source, target, of_rows, maxima.of_rows);
     convert_operand<S, S::column_boxes>(source + S::row_boxes * box_bytes, target + S::row_boxes / 2 * box_bytes,
-                                        lane.parity, work_tile.column_boxes, of_columns, maxima.of_columns);
+                                        of_columns, maxima.of_columns);
     hopper::fence_copies();  // products read what was stored as copies do
     __syncwarp();
     if (leads) {

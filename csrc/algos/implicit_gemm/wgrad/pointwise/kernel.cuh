@@ -8,26 +8,25 @@
 
 namespace fastconv::algos::implicit_gemm::wgrad::pointwise {
 
-// By one thread.
+// By one thread. Channels that do not exist come as zeros.
 template <typename S>
 __device__ __forceinline__ void load(const Params& params, const CUtensorMap& rows, const CUtensorMap& columns,
                                      const Memory<S>& memory, const WorkTile<S>& work_tile) {
-  const unsigned bytes = (work_tile.row_boxes + work_tile.column_boxes) * box_bytes;
   hopper::RingPosition slot;
 #pragma unroll 1
   for (int chunk = work_tile.first_chunk; chunk < work_tile.last_chunk; ++chunk) {
     const std::uint32_t full = shared_address(&memory.control.full[slot.slot]);
     hopper::wait_in_place<kernel_implicit_gemm, role_load>(shared_address(&memory.control.free[slot.slot]),
                                                            slot.parity ^ 1, params.report);
-    hopper::arrive_expecting(full, bytes);
+    hopper::arrive_expecting(full, S::tile.staged_bytes());
     const std::uint32_t target = memory.staged + slot.slot * S::tile.staged_bytes();
-#pragma unroll 1
-    for (int i = 0; i < work_tile.row_boxes; ++i) {
+#pragma unroll
+    for (int i = 0; i < S::row_boxes; ++i) {
       hopper::tma_load(target + i * box_bytes, rows, work_tile.row0 + i * box_channels, chunk * chunk_pixels, 0, 0,
                        full);
     }
-#pragma unroll 1
-    for (int i = 0; i < work_tile.column_boxes; ++i) {
+#pragma unroll
+    for (int i = 0; i < S::column_boxes; ++i) {
       hopper::tma_load(target + (S::row_boxes + i) * box_bytes, columns, work_tile.column0 + i * box_channels,
                        chunk * chunk_pixels, 0, 0, full);
     }
@@ -152,10 +151,9 @@ __global__ void __launch_bounds__(kernel_threads, 1)
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ unsigned char shared[];
   launch_dependents();
-  const WorkTile<S> work_tile(params);
   if (params.retry) {
     wait_for_predecessor();
-    if (!is_wrong<S>(params, work_tile)) return;
+    if (!is_wrong(params, WorkTile<S>(params))) return;
   }
   const Memory<S> memory(shared);
   if (threadIdx.x == 0) memory.control.initialise();
@@ -163,19 +161,20 @@ __global__ void __launch_bounds__(kernel_threads, 1)
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);  // known to be uniform
   if (warp < multiply_threads / 32) {
     hopper::setmaxnreg_inc<S::multiply_registers>();
+    const WorkTile<S> work_tile(params);
     float total[S::sums];
-    multiply<S>(params, memory, work_tile, warp / 4, total);
-    store<S>(params, work_tile, warp / 4, total);
+    multiply(params, memory, work_tile, warp / 4, total);
+    store(params, work_tile, warp / 4, total);
   } else if (warp < (multiply_threads + convert_threads) / 32) {
     hopper::setmaxnreg_dec<S::convert_registers>();
-    convert<S>(params, memory, work_tile);
+    convert(params, memory, WorkTile<S>(params));
   } else {
     hopper::setmaxnreg_dec<S::load_registers>();
     if (warp == (multiply_threads + convert_threads) / 32) {
-      if (threadIdx.x % 32 == 0) load<S>(params, rows, columns, memory, work_tile);
+      if (threadIdx.x % 32 == 0) load(params, rows, columns, memory, WorkTile<S>(params));
     } else if (warp == (multiply_threads + convert_threads) / 32 + 1) {
       wait_for_predecessor();  // the guesses; the operands were there before
-      find_scales<S>(params, memory, work_tile);
+      find_scales(params, memory, WorkTile<S>(params));
     }
   }
 #endif

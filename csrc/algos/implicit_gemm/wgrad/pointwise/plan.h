@@ -54,7 +54,7 @@ struct Tile {
 };
 
 // Calls with std::integral_constants (warpgroups, warpgroup_columns) of every tile that is compiled, small ones first.
-// By pixels a chunk has one step for a warpgroup, and with one product that alone is not worth a wait.
+// By pixels a warpgroup has one step of a chunk: with one product that is not worth a wait.
 template <int limbs, typename Function>
 void for_each_tile(const Function& function) {
   const auto call = [&]<Warpgroups warpgroups, int columns>() {
@@ -63,6 +63,8 @@ void for_each_tile(const Function& function) {
   if constexpr (limbs == 2) {
     call.template operator()<Warpgroups::pixels, 64>();
     call.template operator()<Warpgroups::pixels, 128>();
+  } else {
+    call.template operator()<Warpgroups::columns, 64>();
   }
   call.template operator()<Warpgroups::columns, 128>();
   call.template operator()<Warpgroups::rows, 128>();
@@ -106,7 +108,7 @@ inline double chunk_clocks(const Tile& tile, std::int64_t rows, std::int64_t col
   };
   const double bytes = 4.0 * chunk_pixels * (existing(rows, tile.rows()) + existing(columns, tile.columns()));
   const double operands = 2.0 * chunk_pixels * tile.products() * (64 + tile.warpgroup_columns);  // of a warpgroup
-  const double shared = bytes * (2.0 + 0.5 * tile.limbs) + operands * (2.0 / tile.parts());
+  const double shared = (2.0 + 0.5 * tile.limbs) * tile.staged_bytes() + operands * (2.0 / tile.parts());
   const double products = 1.0 * chunk_pixels * tile.products() * tile.rows() * tile.columns();
   return 100.0 + 1.1 * std::max({bytes / 24.0, shared / 128.0, products / 2048.0});
 }

@@ -39,22 +39,22 @@ struct Shape {
   static constexpr Tile tile{limbs_, warpgroups_, warpgroup_columns_};
   static constexpr int row_boxes = tile.rows() / box_channels, column_boxes = tile.columns() / box_channels;
   static constexpr int sums = warpgroup_columns_ / 2;  // of a thread, of 64 rows
-  static constexpr int multiply_registers = 160, convert_registers = 56, load_registers = 40;
+  // A block has what its threads begin with, a multiple of 8 each.
+  static constexpr int multiply_registers = 160, convert_registers = 64, load_registers = 32;
+  static_assert(multiply_registers * multiply_threads + convert_registers * convert_threads + load_registers * 128 <=
+                65536 / kernel_threads / 8 * 8 * kernel_threads);
 };
 
 // What a block computes. The blocks of all tiles read the same pixels at the same time.
 template <typename S>
 struct WorkTile {
-  int row0, column0, row_boxes, column_boxes;  // boxes that exist
-  int split, first_chunk, last_chunk;
+  int row0, column0, split, first_chunk, last_chunk;
 
   __device__ __forceinline__ explicit WorkTile(const Params& params) {
     unsigned part = blockIdx.x;
     unsigned row = params.by_tiles.divmod(part);
     const unsigned column = params.by_column_tiles.divmod(row);
     row0 = static_cast<int>(row) * S::tile.rows(), column0 = static_cast<int>(column) * S::tile.columns();
-    row_boxes = min(ceil_div(params.rows - row0, box_channels), S::row_boxes);
-    column_boxes = min(ceil_div(params.columns - column0, box_channels), S::column_boxes);
     split = static_cast<int>(part);
     first_chunk = split * params.chunks_per_split;
     last_chunk = min(first_chunk + params.chunks_per_split, params.chunks);
