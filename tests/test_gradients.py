@@ -72,7 +72,12 @@ CASES = [
     Case(1, 40, 15, 8, 40, 5, 5, stride=2, padding=3, groups=40),
     Case(5, 5, 9, 14, 5, 7, 7, padding=3, groups=5),
     Case(1, 34, 21, 10, 34, 7, 7, stride=2, padding=3, groups=34),
+    Case(3, 72, 9, 7, 136, 1, 1),  # float32 in NHWC is converted on chip, in chunks that know nothing of images' ends
+    Case(2, 264, 13, 11, 64, 1, 1),
+    Case(40, 64, 3, 4, 256, 1, 1),  # several images to a chunk
+    Case(1, 24, 5, 5, 8, 1, 1),
 ]
+POINTWISE = CASES[-4:]
 
 
 def serves(name: str, case: Case, cls: str = "fp32") -> bool:
@@ -133,14 +138,14 @@ def test_weight_gradient(name, case, cls, layout, device):
     assert errors.relative_l2 <= LIMIT[cls], errors
 
 
-@pytest.mark.parametrize(("name", "case"), named([CASES[2], CASES[3], CASES[16]]), ids=str)
+@pytest.mark.parametrize(("name", "case"), named([CASES[2], CASES[3], CASES[16], *POINTWISE]), ids=str)
 def test_weight_gradient_is_the_same_every_time(name, case, device):
     x, grad = operands(case, torch.float32, "nhwc", device)
     results = [own(x, grad, case, "fp32", "nhwc", name) for _ in range(3)]
     assert all(torch.equal(results[0], result) for result in results[1:])
 
 
-@pytest.mark.parametrize(("name", "case"), named([CASES[1], CASES[3], CASES[6], CASES[15]]), ids=str)
+@pytest.mark.parametrize(("name", "case"), named([CASES[1], CASES[3], CASES[6], CASES[15], *POINTWISE[:3]]), ids=str)
 @pytest.mark.parametrize(("of_x", "of_grad"), [(1e-30, 1e25), (1e30, 1e-30), (1e-15, 1e-15), (1e18, 1e18)])
 @pytest.mark.parametrize("layout", FORMATS)
 def test_weight_gradient_at_any_magnitude(name, case, of_x, of_grad, layout, device):
@@ -150,7 +155,7 @@ def test_weight_gradient_at_any_magnitude(name, case, of_x, of_grad, layout, dev
     assert errors.relative_l2 <= LIMIT["fp32"], errors
 
 
-@pytest.mark.parametrize(("name", "case"), named([CASES[2], CASES[3], CASES[6], CASES[15]]), ids=str)
+@pytest.mark.parametrize(("name", "case"), named([CASES[2], CASES[3], CASES[6], CASES[15], *POINTWISE[:3]]), ids=str)
 def test_weight_gradient_of_images_of_unlike_magnitude(name, case, device):
     """Images whose x and dY differ by many powers of ten, but whose products do not: each has its own scales. One is
     zero, its dY large, and one has a value that no sample may find."""
@@ -207,6 +212,9 @@ def test_choice_for_a_gpu_that_is_not_there():
     assert choose(c=64, h=224, w=224, k=64)["algorithm"] == NAME  # the transforms would cost more than they save
     assert choose(algorithm=NAME)["workspace_bytes"] > 2 * 64 * 256 * 56 * 56 * 4  # both operands as two halves a value
     assert choose(layout="nhwc", dtype="float16", algorithm=NAME)["workspace_bytes"] < 100 << 20  # read where they lie
+    pointwise = choose(k=64, r=1, s=1, padding=(0, 0), layout="nhwc")
+    assert "converted on chip" in pointwise["config"]
+    assert pointwise["workspace_bytes"] < 10 << 20  # partial sums alone
     depthwise = {"k": 256, "groups": 256}
     assert choose(**depthwise, layout="nchw")["algorithm"] == "direct_tiled"
     assert choose(**depthwise, layout="nhwc", r=7, s=7, padding=(3, 3))["algorithm"] == "direct_tiled"

@@ -228,7 +228,7 @@ def test_input_gradient(cls, operand, device):
 @pytest.mark.parametrize("value", ["inf", "nan"])
 @pytest.mark.parametrize("of_x", [True, False], ids=["x", "dy"])
 @pytest.mark.parametrize("cls", LIMIT)
-@pytest.mark.parametrize("case", [CASES[i] for i in (2, 3, 6, 15)], ids=str)
+@pytest.mark.parametrize("case", [CASES[i] for i in (2, 3, 6, 15, 21, 23)], ids=str)
 def test_weight_gradient(case, cls, of_x, value, device):
     """What is not finite stays with its channel, or its filter, of the weight; there it may reach all taps."""
     names = [name for name in NAMES if serves(name, case, cls)]

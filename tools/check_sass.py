@@ -66,7 +66,7 @@ ALLOWED: dict[str, str] = {
 # Kernels that are written for wgmma, as a regular expression on the demangled name.
 WGMMA = (
     r"(implicit_gemm::(persistent|single_tile)|winograd_fused::(split|single)|winograd_megakernel::wgmma)::convolve<"
-    r"|wgrad::multiply_pixels<|winograd_staged::gemm::.*multiply<"
+    r"|wgrad::multiply_pixels<|multiply_pointwise<|winograd_staged::gemm::.*multiply<"
 )
 
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "algos/implicit_gemm/wgrad/plan.h"
+#include "algos/implicit_gemm/wgrad/pointwise/plan.h"
 #include "core/algorithm.h"
 #include "core/cost.h"
 #include "core/roundoffs.h"
@@ -72,8 +73,7 @@ double clocks_factor(const wgrad::Plan& plan, const ConvProblem& problem) {
   return large ? 2.5 : 1.6;
 }
 
-ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
-  if (device.type == DeviceType::cpu) return cpu_plan(problem, device);
+ConvPlan converting_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const wgrad::Plan plan = wgrad::make_plan(problem, device.processors);
   const auto text = [](std::int64_t value) { return std::to_string(value); };
   const double clocks = clocks_factor(plan, problem) * wgrad::detail::plan_clocks(plan, problem, device.processors);
@@ -93,6 +93,24 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                                : " channels") +
               ", " + text(plan.splits()) + " splits",
           plan.workspace_bytes(problem), 6.0 + conversion_us + product_us, keep_plan(plan)};
+}
+
+ConvPlan pointwise_plan(const ConvProblem& problem, const DeviceInfo& device) {
+  const wgrad::pointwise::Plan plan = wgrad::pointwise::make_plan(problem, device.processors);
+  const auto text = [](std::int64_t value) { return std::to_string(value); };
+  return {"wgmma, " + std::string(describe(plan.mode)) + ", converted on chip, chunk " +
+              text(wgrad::pointwise::chunk_pixels) + " pixels, " + text(plan.tile.rows()) +
+              (plan.turned ? " channels, " : " filters, ") + text(plan.tile.columns()) +
+              (plan.turned ? " filters, " : " channels, ") + text(plan.splits()) + " splits",
+          plan.workspace_bytes(), wgrad::pointwise::plan_us(plan, device), keep_plan(plan)};
+}
+
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu) return cpu_plan(problem, device);
+  ConvPlan converting = converting_plan(problem, device);
+  if (!wgrad::pointwise::serves(problem)) return converting;
+  ConvPlan pointwise = pointwise_plan(problem, device);
+  return pointwise.cost_us < converting.cost_us ? pointwise : converting;
 }
 
 }  // namespace
