@@ -1,6 +1,6 @@
 """Two processes that compute with swapped models in each way of torch.distributed, against one that is not swapped.
 
-usage: python tests/distributed.py FILE      writes {scenario: findings} as JSON
+usage: python tests/distributed.py cpu|cuda FILE      writes {scenario: findings} as JSON; cuda: a GPU for each, NCCL
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def compared(model: nn.Module, x: Tensor, whole: Tensor) -> dict[str, Any]:
 
 
 def images(count: int = 4) -> Tensor:
-    return torch.randn(count, 3, 10, 13, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator("cpu").manual_seed(1)
+    return torch.randn(count, 3, 10, 13, generator=generator, device="cpu").to(torch.get_default_device())
 
 
 def split(mesh: Any, x: Tensor, *placements: Any) -> Tensor:
@@ -294,12 +295,17 @@ TRAINED: dict[str, Callable[[Any], dict[str, Any]]] = {
 SCENARIOS |= TRAINED
 
 
-def process(rank: int, store: str, result: str) -> None:
+def process(rank: int, kind: str, store: str, result: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=PROCESSES)
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+        torch.set_default_device(torch.device(kind, rank))
+        torch.backends.cudnn.allow_tf32 = False  # layers follow it, and so does F.conv2d, to which some fall back
+    backend = {"cpu": "gloo", "cuda": "nccl"}[kind]
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=PROCESSES)
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (PROCESSES,))
+    mesh = init_device_mesh(kind, (PROCESSES,))
     found = {}
     for name, scenario in SCENARIOS.items():
         try:
@@ -316,4 +322,4 @@ def process(rank: int, store: str, result: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(process, (f"{folder}/store", sys.argv[1]), nprocs=PROCESSES)
+        torch.multiprocessing.spawn(process, (sys.argv[1], f"{folder}/store", sys.argv[2]), nprocs=PROCESSES)

@@ -1,4 +1,4 @@
-"""Swapped models in each way of torch.distributed: two processes, on the CPU (tests/distributed.py)."""
+"""Swapped models in each way of torch.distributed: two processes, on the CPU and on two GPUs (tests/distributed.py)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any
 
 import distributed
 import pytest
+import torch
 
 
-@pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def findings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of each process."""
+    if request.param == "cuda" and torch.cuda.device_count() < distributed.PROCESSES:
+        pytest.skip(f"test_distributed on CUDA: {torch.cuda.device_count()} GPUs on this machine, two are needed")
     folder = Path(__file__).resolve().parent
     result = tmp_path_factory.mktemp("distributed") / "result.json"
     path = os.pathsep.join([str(folder.parent), os.environ.get("PYTHONPATH", "")])
-    run = subprocess.run(
-        [sys.executable, str(folder / "distributed.py"), str(result)], env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=400,
-    )  # fmt: skip
+    command = [sys.executable, str(folder / "distributed.py"), request.param, str(result)]
+    run = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=400)
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads(result.read_text())
 
