@@ -101,8 +101,10 @@ inline bool serves(const ConvProblem& problem) {
 namespace detail {
 
 // Clocks of a multiprocessor for a chunk: copies from the L2 cache at 24 bytes a clock (docs/log/47), shared memory at
-// 128, or the tensor cores.
-inline double chunk_clocks(const Tile& tile, std::int64_t rows, std::int64_t columns) {
+// 128, or the tensor cores; and what the first chunk of an image has more, whose scales and maxima are its own
+// (docs/log/104-pointwise-weight-gradient.md).
+constexpr double image_clocks = 1500.0;
+inline double chunk_clocks(const Tile& tile, std::int64_t rows, std::int64_t columns, double images) {
   const auto existing = [](std::int64_t channels, int of_tile) {  // of those, in whole boxes
     return static_cast<double>(round_up(std::min<std::int64_t>(channels, of_tile), box_channels));
   };
@@ -110,12 +112,14 @@ inline double chunk_clocks(const Tile& tile, std::int64_t rows, std::int64_t col
   const double operands = 2.0 * chunk_pixels * tile.products() * (64 + tile.warpgroup_columns);  // of a warpgroup
   const double shared = (2.0 + 0.5 * tile.limbs) * tile.staged_bytes() + operands * (2.0 / tile.parts());
   const double products = 1.0 * chunk_pixels * tile.products() * tile.rows() * tile.columns();
-  return 100.0 + 1.1 * std::max({bytes / 24.0, shared / 128.0, products / 2048.0});
+  return 100.0 + 1.1 * std::max({bytes / 24.0, shared / 128.0, products / 2048.0}) + image_clocks * images;
 }
 
 inline double plan_clocks(const Plan& plan, int processors) {
   const double rounds = static_cast<double>(ceil_div<std::int64_t>(plan.blocks(), processors));
-  const double block = static_cast<double>(plan.chunks_per_split) * chunk_clocks(plan.tile, plan.rows, plan.columns);
+  const double images = static_cast<double>(plan.images) / static_cast<double>(plan.chunks());  // of a chunk
+  const double chunk = chunk_clocks(plan.tile, plan.rows, plan.columns, images);
+  const double block = static_cast<double>(plan.chunks_per_split) * chunk;
   const double partial = 8.0 * static_cast<double>(plan.splits() * plan.split_numel()) / (20.0 * processors);
   return rounds * (block + 5000.0) + partial;  // its beginning and end; writing and reading partial sums
 }
