@@ -1,4 +1,4 @@
-"""`fastconv bench all`: the suites that README and docs/performance.md draw from, on one GPU, resumed run by run.
+"""`fastconv bench all`: the suites that README and docs draw from, on one GPU, resumed run by run.
 
 A phase is some queues of steps. Queues go on beside each other and share the GPU in turns (harness/turns.py): while one
 process times, others build plans and compile. What a file holds of this machine, versions and commit is not measured
@@ -40,11 +40,18 @@ app()
 @dataclass(frozen=True)
 class Step:
     """One command of the benchmarks. suite: the name of its result file. resumes: it adds to what the file holds;
-    without, it is passed over if the file has rows of this machine and commit."""
+    without, it is passed over if the file has rows of this machine and commit. folder: it is told where its file goes,
+    and not the file."""
 
     suite: str
     command: tuple[str, ...]
     resumes: bool = True
+    folder: bool = False
+
+    def arguments(self, path: Path, budget_s: float) -> list[str]:
+        """All of the command line, for a result file."""
+        where = ["--folder", str(path.parent)] if self.folder else ["--json", str(path)]
+        return [*self.command, *where, "--budget", f"{budget_s:.0f}", *(["--resume"] if self.resumes else [])]
 
 
 Phase = tuple[tuple[Step, ...], ...]  # its queues
@@ -64,6 +71,11 @@ def _gradients(direction: str) -> tuple[Step, ...]:
     return tuple(_layers(layer_set, workers, f"backward_{direction}", *options) for layer_set, workers in sets)
 
 
+def _paper(source: str, part: str, suffix: str = "", *options: str) -> Step:
+    """A part of a source's experiments; suffix: what its file has behind the source."""
+    return Step(f"paper_{source}{suffix}", ("paper", source, "--parts", part, *options), folder=True)
+
+
 # The forms of PyTorch that were ever its fastest, and what its users have: each takes memory, and time to compile.
 _FORMS = "torch_eager,torch_graph,folded_graph,compile_reduce_overhead,frozen_reduce_overhead"
 PHASES: dict[str, Phase] = {
@@ -80,6 +92,34 @@ PHASES: dict[str, Phase] = {
             Step("host", ("host",), resumes=False),
             Step("training", ("training",)),
             Step("megakernel", ("megakernel", "--parts", "layers,rivals"), resumes=False),
+        ),
+    ),
+    # The sources' experiments. Whoever compiles keeps the others from timing all the while, so that they go together.
+    "papers": (
+        (_paper("cuconv", "survey", "", "--workers", "5"),),
+        (
+            _paper("lenet5", "network", "_network"),
+            _paper("megakernel", "filters"),
+            _paper("megakernel", "resnet2", "_resnet2"),
+        ),
+    ),
+    "papers_compiled": (
+        (_paper("single_image", "networks", "_networks", "--workers", "5", "--compile-limit", "150"),),
+        (_paper("single_image", "blocks", "_blocks"),),
+    ),
+    "papers_layers": (
+        (
+            _paper("lenet5", "layers", "", "--workers", "2"),
+            _paper("textbook", "ladder", "", "--workers", "2"),
+            _paper("textbook", "kernels", "_kernels"),
+            _paper("megakernel", "counters", "_counters"),
+        ),
+        (
+            _paper("megakernel", "layers"),
+            _paper("single_image", "layers", "", "--workers", "3"),
+            _paper("single_image", "kernels", "_kernels"),
+            _paper("megakernel", "networks", "_networks", "--workers", "2"),
+            _paper("cuconv", "counters", "_counters"),
         ),
     ),
 }  # fmt: skip
@@ -115,10 +155,9 @@ def _run_step(step: Step, folder: Path, head: results.Document, deadline: float,
         return ""
     if left < SHORTEST_S:
         return f"{step.suite}: not begun, the time is spent"
-    options = ["--json", str(path), "--budget", f"{left:.0f}", *(["--resume"] if step.resumes else [])]
     begin = time.monotonic()
     with open(path.with_suffix(".log"), "a") as log:
-        command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *step.command, *options]
+        command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *step.arguments(path, left)]
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True) as process:
             try:
                 code: int | str = process.wait(left + GRACE_S)

@@ -10,7 +10,7 @@ import typer
 from test_benchmarks import HEAD, layer_row
 from typer.core import TyperGroup
 
-from benchmarks import everything
+from benchmarks import everything, papers
 from benchmarks.cli import app
 from benchmarks.everything import Step
 from benchmarks.harness import parts, results
@@ -51,15 +51,33 @@ def run(phases: list[everything.Phase], folder: Path, budget_s: float = 600.0) -
 def test_every_step_is_a_command_with_these_options(tmp_path: Path) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
-    suites = []
     for phase in everything.PHASES.values():
+        suites = [its.suite for queue in phase for its in queue]
+        assert len(suites) == len(set(suites))  # nobody else writes the file meanwhile
         for its in [its for queue in phase for its in queue]:
-            suites.append(its.suite)
-            arguments = [*its.command[1:], "--json", str(tmp_path / "x.json"), "--budget", "5"]
-            arguments += ["--resume"] if its.resumes else []
-            context = group.commands[its.command[0]].make_context(its.command[0], arguments)
-            assert context.params["json_path"] == tmp_path / "x.json"
-    assert len(suites) == len(set(suites))
+            path = tmp_path / f"{its.suite}.json"
+            name, *arguments = its.arguments(path, 5.0)
+            context = group.commands[name].make_context(name, arguments)
+            assert context.params["budget"] == 5.0
+            if its.folder:
+                assert (context.params["folder"], context.params["resume"]) == (tmp_path, True)
+            else:
+                assert context.params["json_path"] == path
+
+
+class _Asked(Exception):
+    """For a file; the message is its suite."""
+
+
+def test_a_step_of_a_source_is_the_part_that_writes_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out(options: papers.Options, name: str) -> Path:
+        raise _Asked(name)
+
+    monkeypatch.setattr(papers.Options, "out", out)
+    for step in [its for phase in everything.PHASES.values() for queue in phase for its in queue if its.folder]:
+        _, source, _, part, *_ = step.command
+        with pytest.raises(_Asked, match=f"^{step.suite}$"):
+            papers.run(source, papers.Options(device="cuda", parts=[part]))
 
 
 def test_queues_go_on_beside_each_other_and_steps_one_after_the_other(tmp_path: Path) -> None:
@@ -114,6 +132,26 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
     results.write(tmp_path / "once.json", {**HEAD, "suite": "once", "commit": "another", "rows": [ROW]})
     run([once], tmp_path)
     assert (tmp_path / "once.log").read_text().count("--json") == 2
+
+
+def test_the_file_of_all_has_what_its_parts_have_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PERIOD_S", 0.01)
+    path, rows = tmp_path / "host.json", [ROW, ROW | {"layer": "1x1"}]
+
+    def measure(part: int, out: str) -> results.Document:
+        document = {**HEAD, "rows": [rows[part]], **({"missing": ["more"]} if part else {})}
+        results.write(out, document)
+        end = time.monotonic() + 30
+        while len(results.read(path)["rows"]) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(results.read(path)["rows"]) == 2
+        return document
+
+    results.write(path, {**HEAD, "rows": []})
+    document = parts.run(path, HEAD, ("layer", "class"), 2, measure)
+    assert document["rows"] == results.read(path)["rows"]
+    assert (len(document["rows"]), document["missing"]) == (2, ["more"])
+    assert [file.name for file in tmp_path.iterdir()] == ["host.json"]
 
 
 def test_parts_of_a_run_that_was_ended_are_found_by_the_next(tmp_path: Path) -> None:

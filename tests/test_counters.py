@@ -45,6 +45,35 @@ def test_the_table_says_why_there_are_no_counters(tmp_path, monkeypatch):
     assert report.table(document, "h200") == "ncu was not found"
 
 
+def test_counters_are_read_once_and_whom_the_driver_refuses_is_refused_once(tmp_path, monkeypatch):
+    head, asked = environment.describe("c", "cpu"), []
+    monkeypatch.setattr(counters.environment, "describe", lambda suite, device: head)
+    refused = {"two_stage"}
+
+    def measure(layer, n, accuracy, algorithm):
+        asked.append((layer.layer, algorithm))
+        if algorithm in refused:
+            raise counters.NoCounters(f"ncu gave no table: ==ERROR== {counters.FORBIDDEN}")
+        return {"": dict.fromkeys(counters.METRICS, 1.0)}
+
+    monkeypatch.setattr(counters, "measure", measure)
+
+    def run(**more):
+        asked.clear()
+        options = {"out": tmp_path / "c.json", "suite": "c", "report": lambda line: None, **more}
+        return counters.run("res3,res4", 1, ["ieee"], ["torch", "two_stage"], **options)
+
+    assert run(budget_s=-1.0)["rows"] == []
+    assert len(run()["rows"]) == 4
+    assert asked == [("res3", "torch"), ("res3", "two_stage")]
+    refused.clear()
+    document = run(resume=True)
+    assert asked == [("res3", "two_stage"), ("res4", "torch"), ("res4", "two_stage")]
+    assert [row["us"] for row in document["rows"]] == [1.0] * 4
+    run(resume=True)
+    assert asked == []
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_counters_of_a_call(tmp_path):
     from fastconv.models.layers import select

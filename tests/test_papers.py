@@ -215,9 +215,35 @@ def test_single_image_runs_on_the_cpu(options, monkeypatch):
         assert row["logits_error"] < 1e-5
         assert set(row["peers"]) == set(single_image.CPU_PEERS)
     monkeypatch.setattr(timing, "measure", lambda *arguments, **more: pytest.fail("measured again"))
-    held = results.read(options.out("paper_single_image_blocks"))["rows"]
-    again = papers.run("single_image", replace(options, resume=True, parts=["layers", "blocks"]))
-    assert again["blocks"]["rows"] == held
+    monkeypatch.setattr(single_image, "_kernel_rows", lambda *arguments: pytest.fail("measured again"))
+    held = results.read(options.out("paper_single_image_blocks"))
+    again = papers.run("single_image", replace(options, resume=True))
+    assert again["blocks"]["rows"] == held["rows"]
+    assert len(again["kernels"]["rows"]) == len(found["kernels"]["rows"])
+    held["rows"][0]["failures"]["compile_nchw"] = single_image.network_suite.NOT_COMPILED
+    results.write(options.out("paper_single_image_blocks"), held)
+    with pytest.raises(pytest.fail.Exception):  # there was no time for a part of it
+        papers.run("single_image", replace(options, resume=True, parts=["blocks"]))
+
+
+def test_the_parts_of_a_source_share_the_time(options, monkeypatch):
+    left = []
+
+    def part(options):
+        left.append(options.budget_s)
+        return {"rows": []}
+
+    monkeypatch.setattr(textbook, "PARTS", {"ladder": part, "kernels": part})
+    papers.run("textbook", replace(options, budget_s=60.0))
+    assert 0 < left[1] < left[0] < 60
+    papers.run("textbook", options)
+    assert left[2:] == [None, None]
+    monkeypatch.undo()
+    monkeypatch.setattr(textbook, "LAYERS", TINY)
+    monkeypatch.setattr(single_image, "LAYERS", TINY)
+    for name in ("textbook", "single_image", "lenet5"):
+        for document in papers.run(name, replace(options, budget_s=-1.0)).values():
+            assert document["rows"] == []
 
 
 def test_the_statistic_counts_what_is_wrong(monkeypatch):
@@ -255,6 +281,10 @@ def test_lenet5_classifies_alike_on_every_rung(options):
         assert row["logits_error"] < 1e-5
         assert row["accuracy"] == row["torch_accuracy"] == row["float64_accuracy"]
         assert row["batch"] == lenet5.TEST_IMAGES
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lenet5, "trained", lambda *arguments: pytest.fail("trained again"))
+        held = results.read(options.out("paper_lenet5_network"))["rows"]
+        assert lenet5.network(replace(options, image=22, resume=True), epochs=1)["rows"] == held
     images, labels = lenet5.digits(22)
     assert images.shape == (1797, 1, 22, 22)
     assert images.min() >= 0

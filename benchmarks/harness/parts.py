@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.harness import results, turns
+
+PERIOD_S = 10.0  # how often the file of all gets what its parts have
 
 
 def run(
@@ -19,24 +22,40 @@ def run(
 ) -> results.Document:
     """measure(part, path): measures every workers-th item from `part` on, in a process that it starts, adds the rows to
     the file at `path`, which has what `out` has, and returns that file's content. Returns the content of `out`, which
-    has the rows of all in the end, and those that a run left in its parts that was ended from outside."""
+    gets the rows of all every PERIOD_S seconds and in the end, and those that a run left in its parts that was ended
+    from outside."""
     path = Path(out)
     document = results.merge(path, head, key)
     for left in sorted(path.parent.glob(f"{path.stem}.*.json")):
-        for row in results.merge(left, head, key)["rows"]:
-            if "commit" not in row:
-                results.put(document, row, key)
+        _add(document, (row for row in results.merge(left, head, key)["rows"] if "commit" not in row), key)
         left.unlink()
     held = {json.dumps(row) for row in document["rows"]}
     files = [path.with_suffix(f".{part}.json") for part in range(workers)]
     for file in files:
         results.write(file, document)
-    with turns.sharing(), ThreadPoolExecutor(workers) as pool:
-        done = list(pool.map(measure, range(workers), map(str, files)))
+
+    def gather() -> None:
+        for file in files:
+            rows = json.loads(file.read_text())["rows"]
+            _add(document, (row for row in rows if json.dumps(row) not in held), key)
+        results.write(path, document)
+
+    ended = threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(PERIOD_S):
+            gather()
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        with turns.sharing(), ThreadPoolExecutor(workers) as pool:
+            done = list(pool.map(measure, range(workers), map(str, files)))
+    finally:
+        ended.set()
+        keeper.join()
+    gather()
     for file, found in zip(files, done, strict=True):
-        for row in found["rows"]:
-            if json.dumps(row) not in held:
-                results.put(document, row, key)
         for state in ("failed", "missing"):
             if state in found:
                 document[state] = document.get(state, []) + found[state]
@@ -44,3 +63,10 @@ def run(
         file.unlink()
     results.write(path, document)
     return document
+
+
+def _add(document: results.Document, rows: Iterable[results.Row], key: tuple[str, ...]) -> None:
+    """As results.put for each of very many rows."""
+    found = {tuple(row[name] for name in key): row for row in document["rows"]}
+    found |= {tuple(row[name] for name in key): row for row in rows}
+    document["rows"] = list(found.values())

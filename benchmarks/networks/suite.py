@@ -33,6 +33,7 @@ CPU_MODES, CPU_PEERS = ("eager", "fused"), ("torch_eager", "folded_eager", "comp
 KEY = ("network", "batch", "class", "mode", "algorithm")
 SLOWER_LAYOUT = 1.25  # a layout this many times slower than another of its form runs 3 rounds only
 COMPILE_LIMIT_S = 120.0
+NOT_COMPILED = "not compiled: the time is spent"
 
 Report = Callable[[str], None]
 
@@ -66,6 +67,15 @@ def contenders_of(
         for layout in (layouts if forms[name].mode is None else ("nhwc",) if ours else compiled_layouts)
     ]
     return sorted(found, key=lambda contender: contender.form.mode is not None)
+
+
+def held_of(document: results.Document) -> set[tuple[Any, ...]]:
+    """The keys of the rows that need not be measured again: all but those for whose contenders there was no time."""
+    return {
+        tuple(row[name] for name in KEY)
+        for row in document["rows"]
+        if NOT_COMPILED not in row.get("failures", {}).values()
+    }
 
 
 def compiled_layouts_of(cls: str) -> tuple[str, ...]:
@@ -134,7 +144,7 @@ def run(
     deadline = deadline_of(budget_s)
 
     sizes = {name: (batch or zoo.network(name).batch, image or zoo.network(name).image) for name in networks}
-    held = {tuple(row[each] for each in KEY) for row in document["rows"]} if resume else set()
+    held = held_of(document) if resume else set()
     work = {
         name: [
             cls for cls in classes if any((name, sizes[name][0], cls, mode, algorithm) not in held for mode in modes)
@@ -211,7 +221,7 @@ class Measured:
             for contender in contenders:
                 compiled = contender.form.mode is not None
                 if compiled and is_past(deadline):
-                    self.failures[contender.name] = "not compiled: the time is spent"
+                    self.failures[contender.name] = NOT_COMPILED
                     continue
                 begin = time.perf_counter()
                 # cuDNN's search is by time, and its choices hold for the compiled forms as well, which come last. They

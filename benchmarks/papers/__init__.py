@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from benchmarks.harness.runs import deadline_of, seconds_to
 
 NAMES = ("megakernel", "textbook", "cuconv", "single_image", "lenet5")  # in the order of the sources
 
@@ -21,7 +23,7 @@ class Options:
     """What a run is asked for; None: the experiment's own.
 
     folder: where the files go, None: `benchmarks/results/<gpu>`. workers: processes, of which one at a time has the GPU
-    to time. budget_s: nothing is begun after so many seconds. resume: rows that the files hold of this machine,
+    to time. budget_s: nothing is begun after so many seconds, of all parts together. resume: rows that the files hold of this machine,
     versions and commit are not measured again. layers: names or their beginnings, with commas between. image: side of
     the pictures of networks.
     """
@@ -68,4 +70,5 @@ def run(name: str, options: Options) -> dict[str, dict[str, Any]]:
             raise ValueError(f"part is {part!r}; expected one of {', '.join(module.PARTS)}")
         if part in beyond_device:
             raise ValueError(f"device is {options.device!r}; part {part} of the {name} needs cuda")
-    return {part: module.PARTS[part](options) for part in parts}
+    deadline = deadline_of(options.budget_s)
+    return {part: module.PARTS[part](replace(options, budget_s=seconds_to(deadline))) for part in parts}

@@ -116,7 +116,8 @@ def counters(options: Options) -> dict[str, Any]:
     return hardware.run(
         _chosen(options, COUNTED),
         options.batches[0] if options.batches else 1, options.classes or CLASSES[:1], ("two_stage", "torch"),
-        out=options.out(f"{SUITE}_counters"), suite=f"{SUITE}_counters", report=options.report,
+        out=options.out(f"{SUITE}_counters"), suite=f"{SUITE}_counters", budget_s=options.budget_s,
+        resume=options.resume, report=options.report,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import results
+from benchmarks.harness.runs import deadline_of, seconds_to
 from benchmarks.layers import suite as layer_suite
 from benchmarks.papers import Options
 from benchmarks.papers import networks as paper_networks
@@ -29,6 +30,7 @@ RESNET2 = "res1"
 COUNTED = "vgg2_2,vgg4_2,res3"
 NETWORKS = ("vgg16", "resnet50", "yolov3", "densenet161")
 IMAGE, BATCH = 224, 64
+STUDY_S = 600.0  # of the study, unless another budget is given
 ALGORITHM = study.NAME  # serves 3x3 layers with stride 1, and no others
 
 
@@ -45,10 +47,11 @@ def filters(options: Options) -> results.Document:
 def _studied(part: str, options: Options, batches: Sequence[int]) -> results.Document:
     names = options.layers or ",".join(layer.layer for layer in LAYERS)
     document: results.Document = {}
+    deadline = deadline_of(STUDY_S if options.budget_s is None else options.budget_s)
     for batch in options.batches or batches:
         document = study.run(
             (part,), layers=names, classes=options.classes or CLASSES, batch=batch, rounds=options.rounds,
-            budget_s=options.budget_s or 600.0, out=options.out("paper_megakernel"), suite="paper_megakernel",
+            budget_s=seconds_to(deadline) or 0.0, out=options.out("paper_megakernel"), suite="paper_megakernel",
             resume=options.resume, report=options.report,
         )  # fmt: skip
     return document
@@ -59,7 +62,7 @@ def counters(options: Options) -> results.Document:
     return hardware.run(
         options.layers or COUNTED, options.batches[0] if options.batches else BATCH, options.classes or CLASSES,
         (study.NAME, study.STAGED), out=options.out("paper_megakernel_counters"), suite="paper_megakernel_counters",
-        report=options.report,
+        budget_s=options.budget_s, resume=options.resume, report=options.report,
     )  # fmt: skip
 
 

@@ -78,17 +78,21 @@ def kernels(options: Options) -> results.Document:
     device, out = torch.device(options.device), options.out("paper_single_image_kernels")
     head = fastconv.environment.describe(options.suite("paper_single_image_kernels"), device)
     document = results.merge(out, head, KERNEL_KEY)
+    held = {tuple(row[name] for name in ("layer", "n", "class")) for row in document["rows"] if options.resume}
+    deadline = deadline_of(options.budget_s)
     limits = launches.Multiprocessor.of(device) if device.type == "cuda" else launches.Multiprocessor()
     n = (options.batches or (1,))[0]
     with torch.inference_mode():
         for layer in _layers_of(options):
             for accuracy in options.classes or CLASSES:
+                if (layer.layer, n, accuracy) in held or is_past(deadline):
+                    continue
                 with turns.timing():
                     rows = _kernel_rows(layer, n, accuracy, device, limits)
                 for row in rows:
                     results.put(document, row, KERNEL_KEY)
-            results.write(out, document)
-            options.report(f"{layer.layer}: kernels and errors")
+                results.write(out, document)
+                options.report(f"{layer.layer} {accuracy}: kernels and errors")
     return document
 
 
@@ -146,7 +150,7 @@ def blocks(options: Options) -> results.Document:
     document = results.merge(
         out, network_suite.head_of(target, options.suite("paper_single_image_blocks")), network_suite.KEY
     )
-    held = {tuple(row[name] for name in network_suite.KEY) for row in document["rows"]} if options.resume else set()
+    held = network_suite.held_of(document) if options.resume else set()
     (modes, peers), deadline = _forms(options), deadline_of(options.budget_s)
     for layer in _layers_of(options):
         module, x = block(layer)

@@ -15,6 +15,7 @@ import torch
 
 import fastconv
 from benchmarks.harness import launches, ours, results, turns
+from benchmarks.harness.runs import deadline_of, is_past
 from benchmarks.layers import group as layer_group
 from benchmarks.layers import suite as layer_suite
 from benchmarks.layers.sets import BANDWIDTH, FFMA_FLOPS
@@ -124,10 +125,10 @@ def kernels(options: Options) -> results.Document:
     head = fastconv.environment.describe(options.suite("paper_textbook_kernels"), device)
     document = results.merge(out, head, KERNEL_KEY)
     held = {(row["layer"], row["n"]) for row in document["rows"]} if options.resume else set()
-    n = (options.batches or BATCHES)[0]
+    n, deadline = (options.batches or BATCHES)[0], deadline_of(options.budget_s)
     with torch.inference_mode():
         for layer in _layers_of(options):
-            if (layer.layer, n) in held:
+            if (layer.layer, n) in held or is_past(deadline):
                 continue
             with turns.timing():
                 rows = _kernel_rows(layer, n, device)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import itertools
 import json
 import os
 import shutil
@@ -22,7 +23,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import ours, results
+from benchmarks.harness import ours, results, turns
+from benchmarks.harness.runs import deadline_of, is_past
 from benchmarks.papers.common import KERNEL_KEY, empty_row
 from fastconv import environment
 from fastconv.instrumented import Options, kernel_of, random_data
@@ -40,6 +42,7 @@ METRICS = {
     "warps_percent": ("sm__warps_active.avg.pct_of_peak_sustained_active", "mean"),
 }
 MARKER = "spin_kernel"  # of torch.cuda._sleep
+FORBIDDEN = "ERR_NVGPUCTRPERM"  # what ncu says where the driver keeps the counters for the administrator
 LIMIT_S = 150.0
 MEGAKERNEL = "winograd_megakernel"
 # The maps of the megakernel whose counters are compared, as its instruments take them.
@@ -148,22 +151,34 @@ def measure(layer: Layer, n: int, accuracy: str, algorithm: str) -> dict[str, di
 
 def run(
     layers: str | Sequence[Layer], n: int, classes: Sequence[str], algorithms: Sequence[str], *, out: Path, suite: str,
-    report: Callable[[str], None] = print,
+    budget_s: float | None = None, resume: bool = False, report: Callable[[str], None] = print,
 ) -> results.Document:  # fmt: skip
-    """A row for each layer, class, algorithm and variant, into the file of `suite`; `notes` says why one has none."""
+    """A row for each layer, class, algorithm and variant, into the file of `suite`; `notes` says why one has none.
+
+    budget_s: nothing is begun after so many seconds. resume: counters that the file holds are not read again. Whom the
+    driver refuses is refused every time: the others then have the same note.
+    """
     document = results.merge(out, environment.describe(suite, "cuda"), (*KERNEL_KEY, "variant"))
-    for layer in select(layers) if isinstance(layers, str) else layers:
-        for accuracy in classes:
-            for algorithm in algorithms:
-                empty = empty_row(layer, n, accuracy, "nhwc") | {"algorithm": algorithm, "variant": ""}
-                try:
-                    found = measure(layer, n, accuracy, algorithm)
-                    rows = [empty | {"variant": name, **its} for name, its in found.items()]
-                except NoCounters as error:
-                    rows = [empty | {"notes": {algorithm: str(error)}}]
-                for row in rows:
-                    results.put(document, row, (*KERNEL_KEY, "variant"))
-                    said = row["notes"] or f"{row['us']:.0f} us, {row['dram_read_bytes'] / 1e6:.0f} MB read"
-                    report(f"{layer.layer} {accuracy} {algorithm} {row['variant']}: {said}")
-                results.write(out, document)
+    held = {tuple(row[name] for name in KERNEL_KEY) for row in document["rows"] if resume and row["us"] is not None}
+    deadline, refusal = deadline_of(budget_s), ""
+    for layer, accuracy, algorithm in itertools.product(
+        select(layers) if isinstance(layers, str) else layers, classes, algorithms
+    ):
+        empty = empty_row(layer, n, accuracy, "nhwc") | {"algorithm": algorithm, "variant": ""}
+        if tuple(empty[name] for name in KERNEL_KEY) in held or is_past(deadline):
+            continue
+        try:
+            if refusal:
+                raise NoCounters(refusal)
+            with turns.timing():
+                found = measure(layer, n, accuracy, algorithm)
+            rows = [empty | {"variant": name, **its} for name, its in found.items()]
+        except NoCounters as error:
+            rows = [empty | {"notes": {algorithm: str(error)}}]
+            refusal = str(error) if FORBIDDEN in str(error) else ""
+        for row in rows:
+            results.put(document, row, (*KERNEL_KEY, "variant"))
+            said = row["notes"] or f"{row['us']:.0f} us, {row['dram_read_bytes'] / 1e6:.0f} MB read"
+            report(f"{layer.layer} {accuracy} {algorithm} {row['variant']}: {said}")
+        results.write(out, document)
     return document

@@ -57,7 +57,9 @@ class _Suite:
         self.end = time.perf_counter() + budget_s
         self.document = results.merge(path, head, KEY)
         self.held = {
-            tuple(row[name] for name in ("part", "layer", "n", "class")) for row in self.document["rows"] if resume
+            tuple(row[name] for name in ("part", "layer", "n", "class"))
+            for row in self.document["rows"]
+            if resume and row["us"] is not None  # without: there was no time for it, or no kernel
         }
         self.missing: list[str] = []
 
