@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from benchmarks import cli, papers
 from benchmarks.harness import launches, results, turns
 from benchmarks.layers import group as layer_group
-from benchmarks.papers import cuconv, lenet5, megakernel, single_image, textbook
+from benchmarks.papers import cuconv, lenet5, megakernel, megakernel_model, single_image, textbook
 from benchmarks.reports.papers import SOURCES
 from fastconv import timing
 from fastconv.models.layers import Layer
@@ -159,6 +159,24 @@ def test_what_each_rung_moves():
     assert moved["direct"] == moved[textbook.OWN_BLOCK] == moved[textbook.OWN_DIRECT] > moved[textbook.OWN_CONSTANT]
     assert moved[textbook.OWN_CONSTANT] > moved[textbook.OWN_UNROLL] > moved["im2col_gemm"] > moved["fused_unroll"]
     assert moved["fused_unroll"] == moved["implicit_gemm"]
+
+
+def test_the_megakernels_stages_are_counted_as_the_source_has_them():
+    layer, n = Layer("small", 3, 8, 6, 5), 2  # 2 * 2 tiles of 4 x 4 an image, some of them beyond the edge
+    its = megakernel_model.stages(layer, n)
+    u, v, m, x, y = 3 * 5, 8 * 3, 8 * 5, 2 * 3 * 48, 2 * 5 * 48
+    assert its["filter"] == megakernel_model.Stage(72 * u, 4 * (9 + 36) * u)
+    assert its["input"] == megakernel_model.Stage(156 * v, 4 * (x + 36 * v))
+    assert its["gemm"] == megakernel_model.Stage(2 * 36 * 8 * 3 * 5, 4 * 36 * (u + v + m))
+    assert its["output"] == megakernel_model.Stage(90 * m, 4 * (36 * m + y))
+    moved, computed = (its["input"] + its["output"]).bytes, its["gemm"].flops
+    # Arithmetic so slow, or memory, that it alone counts; in series transforms move bytes all the same.
+    series, mixed = megakernel_model.predicted_us(layer, n, memory=1e12, flops=1e6)
+    assert series == pytest.approx((moved / 1e12 + computed / 1e6) * 1e6)
+    assert mixed == pytest.approx((its["input"] + its["gemm"] + its["output"]).flops / 1e6 * 1e6)
+    series, mixed = megakernel_model.predicted_us(layer, n, memory=1e6, flops=1e15)
+    assert series == pytest.approx(mixed)
+    assert mixed == pytest.approx(moved + its["gemm"].bytes)
 
 
 def event(name, start, threads, registers, shared):

@@ -9,7 +9,7 @@ from test_papers import TINY
 import fastconv
 from benchmarks import papers
 from benchmarks.harness import results
-from benchmarks.papers import single_image, textbook
+from benchmarks.papers import megakernel_model, single_image, textbook
 from benchmarks.reports import documents
 from benchmarks.reports.papers import SOURCES, shared
 from fastconv.models.layers import Layer
@@ -202,6 +202,34 @@ def test_the_ladder_and_the_megakernels_networks_are_drawn(tmp_path):
     assert "VGG-16 1.20 times as fast" in region(tmp_path, "megakernel/said")
 
 
+def megakernel_row(layer, n, accuracy, us, series):
+    times = {"winograd_megakernel": us, "winograd_megakernel_series": series, "winograd_f4": us}
+    row = cuconv_row(layer, n, accuracy, {"direct": us}, {"cudnn_winograd_nonfused": 2 * us})
+    return row | {"algorithms": times, "part": "layers", "variant": "", "us": us}
+
+
+def test_what_the_mapping_hides_is_drawn(tmp_path):
+    layer = Layer("vgg4_2", 512, 28, 28, 512)
+    rows = [megakernel_row(layer, n, "ieee", 1000.0, series) for n, series in ((64, 1250.0), (1, 900.0))]
+    rows.append(megakernel_row(layer, 8, "ieee", 1000.0, None))  # no room for all of V and M
+    write(tmp_path, "paper_megakernel", rows)
+    series, mixed = megakernel_model.predicted_us(layer, 64)
+    line, means = region(tmp_path, "megakernel/hidden").splitlines()[2:]
+    assert line == (
+        f"| vgg4_2 | {series:.0f} | 1250 | {mixed:.0f} | 1000 | {series - mixed:.0f} | 250.0 | "
+        f"{series / mixed:.2f}x | 1.25x |"
+    )
+    assert means.endswith(f"| {series / mixed:.2f}x | 1.25x |")
+    batches = region(tmp_path, "megakernel/batches/ieee").splitlines()
+    assert batches[2].startswith("| 1 | 1 | **0.90x** |")
+    assert batches[3].startswith("| 8 | 1 | - |")
+    assert "h200_paper_megakernel_gains_ieee.svg" in region(tmp_path, "megakernel/gains/ieee")
+    documents.figures(tmp_path)["h200_paper_megakernel_gains_ieee.svg"](tmp_path / "gains.svg")
+    assert "0.90 at batch 1, 1.25 at batch 64" in (tmp_path / "gains.svg").read_text()
+    (line,) = (line for line in region(tmp_path, "megakernel/stages").splitlines() if line.startswith("| vgg4_2 |"))
+    assert line == "| vgg4_2 | 512->512 @28x28 | 59.2 | **0.40** | **0.75** | 118.34 | **0.43** |"
+
+
 def test_everybody_on_resnets_layer_is_drawn(tmp_path):
     layer = Layer("res1", 64, 56, 56, 64)
     peers = {"triton_ieee": 400.0, "cutlass_3xtf32": 50.0, "cudnn_direct": None}
@@ -222,6 +250,10 @@ def test_the_index_has_a_row_per_source_and_says_what_is_not_measured(results_fo
     lines = region(tmp_path / "nothing", "index").splitlines()[2:]
     assert len(lines) == len(papers.NAMES)
     assert all(line.endswith("(not measured) | (not measured) |") for line in lines)
+    short = (
+        "[cuConv](docs/papers/cuconv.md) | fastest in 50.0 % of 4, by 3.00x there | A niche of small batches: 25.0 %"
+    )
+    assert short in region(results_folder, "readme")
     (line,) = (line for line in region(results_folder, "index").splitlines() if "[cuConv]" in line)
     assert "fastest in 50.0 % of 4, by 3.00x there | A niche of small batches: 25.0 %" in line
 
@@ -245,7 +277,7 @@ def test_every_idea_has_its_worth_or_none(results_folder, tmp_path):
 def test_every_region_is_empty_without_rows_and_unknown_ones_are_refused(tmp_path, source):
     for table, (needed, _) in SOURCES[source].TABLES.items():
         arguments = {"sizes": "/auto/ieee"}.get(
-            table, "/ieee" if table in ("layers", "ladder", "batches", "resnet2") else ""
+            table, "/ieee" if table in ("layers", "ladder", "batches", "gains", "resnet2") else ""
         )
         if needed is not None and (source, table) != ("single_image", "layers"):
             assert region(tmp_path, f"{source}/{table}{arguments}") == "(not measured)"

@@ -23,9 +23,9 @@ class Options:
     """What a run is asked for; None: the experiment's own.
 
     folder: where the files go, None: `benchmarks/results/<gpu>`. workers: processes, of which one at a time has the GPU
-    to time. budget_s: nothing is begun after so many seconds, of all parts together. resume: rows that the files hold of this machine,
-    versions and commit are not measured again. layers: names or their beginnings, with commas between. image: side of
-    the pictures of networks.
+    to time. budget_s: nothing is begun after so many seconds, of all parts together. resume: rows that the files hold
+    of this machine, versions and commit are not measured again. layers: names or their beginnings, with commas between.
+    image: side of the pictures of networks.
     """
 
     device: str = "cpu"

@@ -1,7 +1,7 @@
 """The Winograd megakernel: its series of layers, and its networks in which only the 3x3 layers are exchanged.
 
 layers    all 22 layers, not only the wide ones: against its own tasks in series, which have the same products and the
-          same type of M, against winograd_f4 and cuDNN's non-fused Winograd; --batch for other batches
+          same type of M, against winograd_f4 and cuDNN's non-fused Winograd; at batch 1 to 128
 resnet2   ResNet's 3x3 layer with 64 channels against every algorithm of ours and every rival, Triton's implicit GEMM
           among them
 filters   its filters transformed beforehand, by a kernel in front of each call, or by tasks of the kernel; --batch
@@ -30,13 +30,14 @@ RESNET2 = "res1"
 COUNTED = "vgg2_2,vgg4_2,res3"
 NETWORKS = ("vgg16", "resnet50", "yolov3", "densenet161")
 IMAGE, BATCH = 224, 64
+BATCHES = (BATCH, 1, 128, 8, 32, 2, 16, 4)  # the source's first; then what is between them closer and closer
 STUDY_S = 600.0  # of the study, unless another budget is given
 ALGORITHM = study.NAME  # serves 3x3 layers with stride 1, and no others
 
 
 def layers(options: Options) -> results.Document:
     """The series, for each batch."""
-    return _studied("layers", options, (BATCH,))
+    return _studied("layers", options, BATCHES)
 
 
 def filters(options: Options) -> results.Document:

@@ -1,6 +1,6 @@
 """Tables and sentences of docs/papers from the files of benchmarks/papers: `<gpu>/paper/<source>/<table>[/...]`.
 
-index                               which source's idea is worth what
+index                               which source's idea is worth what; readme: in short
 worth                               the same, idea by idea
 cuconv/overall                      share of configurations won, mean and largest speedup there
 cuconv/sizes/<algorithm>/<class>    the same by filter size and batch
@@ -9,7 +9,9 @@ single_image/layers|kernels|statistic|blocks|networks
 lenet5/layers/<class>, lenet5/ladder/<class>, lenet5/steps, lenet5/network
 textbook/model                      arithmetic alone: needs no rows
 textbook/ladder/<class>, textbook/kernels
-megakernel/layers/<class>, megakernel/batches/<class>, megakernel/resnet2/<class>, megakernel/networks,
+megakernel/stages                   arithmetic alone
+megakernel/layers/<class>, megakernel/batches/<class>, megakernel/gains/<class>, megakernel/hidden,
+megakernel/resnet2/<class>, megakernel/networks,
 megakernel/filters, megakernel/counters, cuconv/counters
 <source>/machine[/<part>]           what the file was measured on
 <source>/said                       one sentence: what holds of the source's claim
@@ -39,6 +41,8 @@ def region(rest: Sequence[str], gpu: str, file: File) -> str | None:
     match rest:
         case ["index"]:
             return index.table(file)
+        case ["readme"]:
+            return index.readme(file)
         case ["worth"]:
             return index.worth(file)
         case [source, "machine", *part] if source in SOURCES and len(part) < 2:

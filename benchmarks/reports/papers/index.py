@@ -121,6 +121,12 @@ def table(file: File) -> str:
     )
 
 
+def readme(file: File) -> str:
+    """The same in short, for a document that stands above docs."""
+    lines = [[f"[{title}](docs/papers/{page}.md)", *found(file)] for title, page, _, _, found in ROWS]
+    return common.markdown_table(["source", "here, class `ieee` unless it says another", "verdict"], lines)
+
+
 def _rung_gains(file: File, accuracy: str, before: str, after: str) -> list[float]:
     """Of the textbook's layers: how many times as fast one rung is as another, each in its faster layout."""
     found = textbook._fastest(file("paper_textbook") or {"rows": []}, accuracy)

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.results import CLASSES, Document, Row
+from benchmarks.layers.sets import BANDWIDTH, FFMA_FLOPS
+from benchmarks.papers import megakernel_model as model
 from benchmarks.peers import REFUSED
 from benchmarks.reports import common
 from benchmarks.reports import megakernel as study
 from benchmarks.reports.networks import TITLES, speedup_of
 from benchmarks.reports.papers import counters
 from benchmarks.reports.papers.shared import NOTHING, File, of_class
-from benchmarks.studies.megakernel import FILTER_FORMS
+from benchmarks.studies.megakernel import FILTER_FORMS, SERIES
+from fastconv.figures import new_figure, save_figure
+from fastconv.models.layers import LAYERS, Layer
 
 NAME = "megakernel"
 BATCH = 64
@@ -43,6 +47,91 @@ def batches(document: Document, gpu: str, accuracy: str) -> str:
         gains = [gain for row in rows if (gain := study.over_series(row))]
         lines.append([str(n), str(len(rows)), *means, f"{sum(gain > 1 for gain in gains)} of {len(gains)}"])
     return common.markdown_table(header, lines) if lines else NOTHING
+
+
+def stages(document: Document, gpu: str) -> str:
+    """A row per layer: FLOP per byte of each stage in class `ieee`, in bold where memory bounds it."""
+    ridge = FFMA_FLOPS / model.MEMORY.get(gpu, BANDWIDTH)
+    header = ["layer", "C->K @HxW", "GFLOP of the products", *("filter", "input", "gemm", "output")]
+    lines = []
+    for layer in LAYERS:
+        its = model.stages(layer, BATCH)
+        line = [layer.layer, f"{layer.c}->{layer.k} @{layer.h}x{layer.w}", f"{its['gemm'].flops / 1e9:.1f}"]
+        for stage in its.values():
+            shown = f"{stage.intensity:.2f}"
+            line.append(shown if stage.intensity >= ridge else f"**{shown}**")
+        lines.append(line)
+    return common.markdown_table(header, lines)
+
+
+def _hidden(row: Row, gpu: str) -> tuple[float, float, float | None, float]:
+    """Microseconds by (8), by (9), of the tasks in series, and of the megakernel."""
+    layer = Layer(**{name: row[name] for name in Layer.__dataclass_fields__})
+    predicted = model.predicted_us(layer, row["n"], model.MEMORY.get(gpu, BANDWIDTH))
+    return (*predicted, row["algorithms"].get(SERIES), row["us"])
+
+
+def hidden(document: Document, gpu: str) -> str:
+    """A row per layer in class `ieee`: what the source's model predicts of both orders, and what they take."""
+    header = ["layer", "in series: (8) us", "measured us", "mixed: (9) us", "measured us", "hidden by the model us"]
+    header += ["measured us", "gain by the model", "measured"]
+    lines, gains = [], []
+    for row in study.rows_of(_of_batch(document, BATCH), "layers", "ieee"):
+        series, mixed, series_us, us = _hidden(row, gpu)
+        line = [row["layer"], *map(common.us, (series, series_us, mixed, us, series - mixed))]
+        if series_us is None:
+            lines.append([*line, "-", common.times(series / mixed), "-"])
+            continue
+        gains.append((series / mixed, series_us / us))
+        lines.append([*line, f"{series_us - us:.1f}", *map(common.times, gains[-1])])
+    if not gains:
+        return NOTHING
+    means = [common.times(common.mean(its)) for its in zip(*gains, strict=True)]
+    return common.markdown_table(header, [*lines, ["geometric mean", *[""] * 6, *means]])
+
+
+def gains_of(document: Document, gpu: str, accuracy: str) -> str:
+    """The figure of `plot_gains`."""
+    if not study.rows_of(document, "layers", accuracy):
+        return NOTHING
+    return f"![Gain of the mapping, class {accuracy}](../figures/{gpu}_paper_megakernel_gains_{accuracy}.svg)"
+
+
+def plot_gains(document: Document, accuracy: str, path: Path) -> None:
+    """Over its tasks in series: against C + K, against the number of tiles, a point per layer; against the batch, the
+    geometric mean with the least and the most."""
+    rows = study.rows_of(document, "layers", accuracy)
+    timed = [(row, gain) for row in rows if (gain := study.over_series(row))]
+    figure, first = new_figure(9.0, 3.0)
+    first.remove()
+    by_channels, by_tiles, by_batch = figure.subplots(1, 3, sharey=True)
+    for row, gain in timed:
+        if row["n"] == BATCH:
+            colour = common.win_or_loss(gain)
+            tiles = row["n"] * -(-row["h"] // model.TILE) * -(-row["w"] // model.TILE)  # padding 1: P = H, Q = W
+            by_channels.scatter(row["c"] + row["k"], gain, s=14, color=colour)
+            by_tiles.scatter(tiles, gain, s=14, color=colour)
+    batches = sorted({row["n"] for row, _ in timed})
+    its = {n: [gain for row, gain in timed if row["n"] == n] for n in batches}
+    means = [common.mean(its[n]) or 0.0 for n in batches]
+    by_batch.plot(batches, means, marker="o", markersize=4, color=common.OURS)
+    by_batch.fill_between(
+        batches, *[[each(its[n]) for n in batches] for each in (min, max)], color=common.ALSO_OURS, alpha=0.4
+    )
+    for axes, label in (
+        (by_channels, f"C + K, batch {BATCH}"),
+        (by_tiles, f"tiles, batch {BATCH}"),
+        (by_batch, "batch"),
+    ):
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel(label)
+        axes.spines[["top", "right"]].set_visible(False)
+    by_channels.set_ylabel("times faster than\nits tasks in series")
+    said = ", ".join(f"{mean:.2f} at batch {n}" for n, mean in zip(batches, means, strict=True))
+    message = f"Gain of the mapping, class {accuracy}, geometric mean: {said}"
+    figure.suptitle(f"{message} ({document['gpu']})", x=0.01, ha="left", fontsize=8)
+    save_figure(figure, path)
 
 
 def _peer_groups(row: Row) -> dict[str, float]:
@@ -112,9 +201,12 @@ def resnet2(document: Document, gpu: str, accuracy: str) -> str:
     return common.markdown_table(["contender", "us", "the megakernel over it", "error"], lines)
 
 
-TABLES: dict[str, tuple[str, Callable[..., str]]] = {
+TABLES: dict[str, tuple[str | None, Callable[..., str]]] = {
     "layers": ("paper_megakernel", layers),
     "batches": ("paper_megakernel", batches),
+    "gains": ("paper_megakernel", gains_of),
+    "stages": (None, stages),
+    "hidden": ("paper_megakernel", hidden),
     "filters": ("paper_megakernel", filters),
     "counters": ("paper_megakernel_counters", counters.table),
     "resnet2": ("paper_megakernel_resnet2", resnet2),
@@ -149,7 +241,11 @@ def said(file: File) -> str:
 
 
 def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:
-    """<prefix>_layers_<class>.svg."""
+    """<prefix>_layers_<class>.svg and <prefix>_gains_<class>.svg."""
     its: dict[str, Any] = _of_batch(document, BATCH)
     drawn = [accuracy for accuracy in CLASSES if study.rows_of(its, "layers", accuracy)]
-    return {f"{prefix}_layers_{accuracy}.svg": partial(study.plot_layers, its, accuracy) for accuracy in drawn}
+    found: dict[str, Callable[[Path], None]] = {}
+    for accuracy in drawn:
+        found[f"{prefix}_layers_{accuracy}.svg"] = partial(study.plot_layers, its, accuracy)
+        found[f"{prefix}_gains_{accuracy}.svg"] = partial(plot_gains, document, accuracy)
+    return found
