@@ -113,8 +113,11 @@ def test_lenet5_is_drawn(tmp_path):
     first, second = (Layer(f"lenet{i}", 1, 6, 6, 4) for i in (1, 2))
     times = {"direct": 30.0, "fused_unroll": 10.0}
     rows = [cuconv_row(layer, 100, "ieee", times, {"torch_default_nchw": 15.0}) for layer in (first, second)]
+    # One of the two layers at another batch is no sum of both.
+    rows.append(cuconv_row(first, 1000, "ieee", {"direct": 300.0}, {"torch_default_nchw": 15.0}))
     write(tmp_path, "paper_lenet5", rows)
     lines = region(tmp_path, "lenet5/layers/ieee").splitlines()
+    assert lines.pop() == "| 1000 | lenet1 | 300 | - | 15.0 | `torch_default_nchw` | **0.05x** |"
     assert lines[0].startswith("| batch | layer | `direct` us | `fused_unroll` us | best peer us |")
     assert lines[-1] == "| 100 | both | 60.0 | 20.0 | 30.0 |  | 1.50x |"
     assert "the fastest rung first, `fused_unroll` 20.0 us, `direct` 60.0 us." in region(tmp_path, "lenet5/said")
@@ -144,7 +147,7 @@ def test_the_steps_of_the_ladder_are_drawn(tmp_path):
         for layer in (first, second)
         for accuracy, its in (("ieee", times), ("fp16", half))
     ]
-    write(tmp_path, "paper_lenet5", rows)
+    write(tmp_path, "paper_lenet5", [*rows, cuconv_row(first, 1000, "ieee", times, {"cudnn_gemm": 1.0}, errors=errors)])
     lines = region(tmp_path, "lenet5/ladder/ieee").splitlines()
     assert len(lines) == 5
     assert lines[2] == "| `direct` | no | no | global | 16x16 pixels | 40.0 + 40.0 | 1.00x | 1.0e-07 |"

@@ -3,15 +3,19 @@ each rung classifies rightly."""
 
 from __future__ import annotations
 
-from benchmarks.harness.results import CLASSES, Document
+from collections.abc import Sequence
+
+from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.papers.lenet5 import RUNGS
 from benchmarks.reports import common
 from benchmarks.reports.networks import speedup_of
 from benchmarks.reports.papers.shared import NOTHING, File, classes_of, of_class, percent
 from benchmarks.studies.ladder import HALF, PREFIX, TILE, class_of
 from benchmarks.studies.ladder import RUNGS as LADDER
+from fastconv.models.layers import SETS
 
 NAME = "lenet5"
+LAYERS = {layer.layer for layer in SETS["lenet5"]}
 # What a step of the ladder adds, from rung, to rung; names of benchmarks/studies/ladder.py.
 STEPS = [
     ("`direct`: `__restrict__`", "direct", "direct_restrict"),
@@ -33,6 +37,12 @@ STEPS = [
 ]
 
 
+def _both(rows: Sequence[Row], n: int) -> list[Row]:
+    """The rows of a batch in the layers' order; none where one of the layers is missing: the sums are of both."""
+    its = sorted((row for row in rows if row["n"] == n), key=lambda row: row["layer"])
+    return its if {row["layer"] for row in its} >= LAYERS else []
+
+
 def layers(document: Document, gpu: str, accuracy: str) -> str:
     """A row per batch and layer, then both together: op times of each rung, and of the fastest rival."""
     rows = of_class(document, accuracy)
@@ -46,6 +56,8 @@ def layers(document: Document, gpu: str, accuracy: str) -> str:
             cells = [common.us(row["algorithms"].get(rung)) for rung in rungs]
             cells += [common.us(row["best_peer_us"]), f"`{row['best_peer']}`"]
             lines.append([str(n), row["layer"], *cells, common.times(speedup_of(best, row["best_peer_us"]))])
+        if not _both(its, n):
+            continue
         totals = [_total([row["algorithms"].get(rung) for row in its]) for rung in rungs]
         peer = _total([row["best_peer_us"] for row in its])
         best = min((us for us in totals if us), default=None)
@@ -57,9 +69,7 @@ def layers(document: Document, gpu: str, accuracy: str) -> str:
 def totals(document: Document, rung: str) -> dict[int, float]:
     """Batch -> microseconds of all layers by a rung, in its class, where each was timed."""
     rows = of_class(document, class_of(rung))
-    found = {
-        n: _total([row["algorithms"].get(rung) for row in rows if row["n"] == n]) for n in {row["n"] for row in rows}
-    }
+    found = {n: _total([row["algorithms"].get(rung) for row in _both(rows, n)]) for n in {row["n"] for row in rows}}
     return {n: us for n, us in sorted(found.items()) if us}
 
 
@@ -150,9 +160,8 @@ def said(file: File) -> str:
     parts = []
     document = file("paper_lenet5") or {"rows": []}
     rows = of_class(document, "ieee")
-    if rows:
-        n = max(row["n"] for row in rows)
-        its = [row for row in rows if row["n"] == n]
+    if n := max((row["n"] for row in rows if _both(rows, row["n"])), default=0):
+        its = _both(rows, n)
         totals = {rung: total for rung in RUNGS if (total := _total([row["algorithms"].get(rung) for row in its]))}
         order = sorted(totals, key=lambda rung: totals[rung])
         said = ", ".join(f"`{rung}` {common.us(totals[rung])} us" for rung in order)
