@@ -185,7 +185,7 @@ def command(
     budget: Annotated[float, typer.Option(metavar="SECONDS", help="Begin nothing after.")] = 3600.0,
     device: DeviceOption = "auto",
 ) -> None:
-    """Every suite of README and performance.md on one GPU; run it again to go on where it ended (GPU)."""
+    """Every suite of README and docs on one GPU; run it again to go on where it ended (GPU)."""
     from fastconv import environment
     from fastconv.cli.support import split
 

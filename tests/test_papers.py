@@ -155,6 +155,10 @@ def test_what_each_rung_moves():
     # Of the own product of 16 x 16: 25 tiles of pixels and one of filters read 16 lines of both operands.
     assert textbook.roofline(layer, 1, textbook.OWN_UNROLL).bytes == 4 * (x + 2 * 2 * 9 * 400 + 25 * filters + y)
     assert textbook.roofline(layer, 1, textbook.OWN_CONSTANT).bytes == 4 * (macs + filters + y)
+    slower = textbook.roofline(layer, 1, "direct", 1e12)
+    assert slower.floor_us == pytest.approx(slower.bytes / 1e12 * 1e6)
+    assert textbook.Roofline(30e12, 1e12, 3e12).bound == "arithmetic"
+    assert textbook.Roofline(30e12, 1e12, 2e12).bound == "memory"
     moved = {rung: textbook.roofline(layer, 64, rung).bytes for rung in textbook.RUNGS}
     assert moved["direct"] == moved[textbook.OWN_BLOCK] == moved[textbook.OWN_DIRECT] > moved[textbook.OWN_CONSTANT]
     assert moved[textbook.OWN_CONSTANT] > moved[textbook.OWN_UNROLL] > moved["im2col_gemm"] > moved["fused_unroll"]

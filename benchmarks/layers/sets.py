@@ -15,6 +15,7 @@ from fastconv.models.layers import Layer
 BANDWIDTH = 4.5e12  # bytes/s, reading
 TENSOR_FLOPS = 790e12  # FP16 operands, FP32 accumulators
 FFMA_FLOPS = 66.9e12
+BANDWIDTHS = {"h200": BANDWIDTH, "h100": 3.0e12}  # the same of others, by the folder of their results (docs/log/91)
 
 GRADIENTS = ("backward_weight", "backward_input")
 FUSED = ("bias_relu", "bias_residual_relu")  # ReLU(conv + bias), ReLU(conv + bias + residual)
@@ -66,6 +67,11 @@ def suite_of(layer_set: str, device: torch.device, direction: str = "forward") -
     name = layer_set if of_paper or layer_set in ("layers", "sweep") else f"layers_{layer_set}"
     name = name if of_paper or direction == "forward" else f"{name}_{direction}"
     return name if device.type == "cuda" else f"{name}_cpu"
+
+
+def bandwidth_of(gpu: str) -> float:
+    """bytes/s, by the folder of results; of a device that is not known an H200's."""
+    return BANDWIDTHS.get(gpu, BANDWIDTH)
 
 
 def floor_us(layer: Any, n: int, accuracy: str) -> float:

@@ -20,7 +20,6 @@ ELEMENT = 4  # bytes
 POINTS, TILE = 36, 4  # of F(4x4,3x3): values of a transformed tile, outputs of one in height and width
 # Operations of a tile (of a filter) in one channel, additions and multiplications, as Lavin and Gray count them.
 FILTER, INPUT, OUTPUT = 72, 156, 90
-MEMORY = {"h200": BANDWIDTH, "h100": 3.0e12}  # bytes/s, reading, measured; by the folder of results
 
 
 @dataclass(frozen=True)

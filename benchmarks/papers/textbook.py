@@ -58,10 +58,11 @@ def unrolled_bytes(layer: Layer, n: int = 1) -> int:
 
 @dataclass(frozen=True)
 class Roofline:
-    """What a rung does: FLOPs, and bytes that it asks of memory."""
+    """What a rung does: FLOPs, and bytes that it asks of memory, which reads so many in a second."""
 
     flops: float
     bytes: float
+    bandwidth: float = BANDWIDTH
 
     @property
     def intensity(self) -> float:
@@ -69,15 +70,15 @@ class Roofline:
 
     @property
     def floor_us(self) -> float:
-        """At the H200's bandwidth and FP32 rate."""
-        return max(self.flops / FFMA_FLOPS, self.bytes / BANDWIDTH) * 1e6
+        """At that bandwidth and Hopper's FP32 rate."""
+        return max(self.flops / FFMA_FLOPS, self.bytes / self.bandwidth) * 1e6
 
     @property
     def bound(self) -> str:
-        return "memory" if self.intensity < FFMA_FLOPS / BANDWIDTH else "arithmetic"
+        return "memory" if self.intensity < FFMA_FLOPS / self.bandwidth else "arithmetic"
 
 
-def roofline(layer: Layer, n: int, rung: str) -> Roofline:
+def roofline(layer: Layer, n: int, rung: str, bandwidth: float = BANDWIDTH) -> Roofline:
     """In the textbook's model, without caches: a direct thread reads both operands of every product, or one of them
     where constant memory has the other; a tile reads its
     patch of the input once for all its filters, and the filters once; unrolling writes the unrolled input and reads it
@@ -102,7 +103,7 @@ def roofline(layer: Layer, n: int, rung: str) -> Roofline:
         elements = x + 2 * unrolled_bytes(layer, n) / ELEMENT + filters + y
     else:
         elements = x + filters + y
-    return Roofline(flops, elements * ELEMENT)
+    return Roofline(flops, elements * ELEMENT, bandwidth)
 
 
 def _layers_of(options: Options) -> list[Layer]:

@@ -75,8 +75,7 @@ class _Suite:
                 if (part, layer.layer, self.n, accuracy) in self.held:
                     continue
                 where = f"{part}: {layer.layer}, batch {self.n}, {accuracy}"
-                rows = ours.candidates(layer, self.n, accuracy, "nhwc", self.device)
-                (candidate,) = (row for row in rows if row["algorithm"] == NAME)
+                candidate = self._candidate(layer, accuracy)
                 reason = "" if candidate["ok"] else candidate["reason"]
                 if time.perf_counter() > self.end:
                     reason = "the suite's time was over"
@@ -88,6 +87,11 @@ class _Suite:
                 self.missing.append(f"{where}: {reason}")
                 self.say(f"missing: {where}: {reason}")
                 self.put(_row(layer, self.n, accuracy, part) | {"notes": {NAME: reason}})
+
+    def _candidate(self, layer: Layer, accuracy: str) -> dict[str, Any]:
+        rows = ours.candidates(layer, self.n, accuracy, "nhwc", self.device)
+        (candidate,) = (row for row in rows if row["algorithm"] == NAME)
+        return candidate
 
     def measure(self, contenders: Mapping[str, Callable[[], object]]) -> timing.Measurement:
         return timing.measure(contenders, device=self.device, rounds=self.rounds)
@@ -117,6 +121,8 @@ class _Suite:
             times, notes = measured.timings, notes | measured.failures
             row = _row(layer, self.n, accuracy, "layers") | {"notes": notes}
             _timed(row, times.get(NAME))
+            row["workspace_bytes"] = self._candidate(layer, accuracy)["workspace_bytes"]
+            row["packed_bytes"] = ours.packed_bytes(NAME, weight, layer, accuracy)
             if NAME in errors:
                 row |= {"error": errors[NAME]["l2"], "max_error": errors[NAME]["max"]}
             row["algorithms"] = {name: times[name].us if name in times else None for name in calls}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.results import CLASSES, Document, Row
-from benchmarks.layers.sets import BANDWIDTH, FFMA_FLOPS
+from benchmarks.layers.sets import FFMA_FLOPS, bandwidth_of
 from benchmarks.papers import megakernel_model as model
 from benchmarks.peers import REFUSED
 from benchmarks.reports import common
@@ -51,7 +51,7 @@ def batches(document: Document, gpu: str, accuracy: str) -> str:
 
 def stages(document: Document, gpu: str) -> str:
     """A row per layer: FLOP per byte of each stage in class `ieee`, in bold where memory bounds it."""
-    ridge = FFMA_FLOPS / model.MEMORY.get(gpu, BANDWIDTH)
+    ridge = FFMA_FLOPS / bandwidth_of(gpu)
     header = ["layer", "C->K @HxW", "GFLOP of the products", *("filter", "input", "gemm", "output")]
     lines = []
     for layer in LAYERS:
@@ -67,7 +67,7 @@ def stages(document: Document, gpu: str) -> str:
 def _hidden(row: Row, gpu: str) -> tuple[float, float, float | None, float]:
     """Microseconds by (8), by (9), of the tasks in series, and of the megakernel."""
     layer = Layer(**{name: row[name] for name in Layer.__dataclass_fields__})
-    predicted = model.predicted_us(layer, row["n"], model.MEMORY.get(gpu, BANDWIDTH))
+    predicted = model.predicted_us(layer, row["n"], bandwidth_of(gpu))
     return (*predicted, row["algorithms"].get(SERIES), row["us"])
 
 

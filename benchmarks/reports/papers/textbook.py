@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.results import CLASSES, Document, Row
-from benchmarks.layers.sets import BANDWIDTH, FFMA_FLOPS
+from benchmarks.harness.results import CLASSES, Document, Row, slug
+from benchmarks.layers.sets import FFMA_FLOPS, bandwidth_of
 from benchmarks.papers.textbook import (
     BATCHES,
     LAYERS,
@@ -39,10 +39,12 @@ def model(document: Document, gpu: str) -> str:
         line = [layer.layer, shape, f"{layer.direct_flops(n) / 1e9:.1f}", f"{expansion(layer):.2f}"]
         line += [f"{unrolled_bytes(layer, images) / 2**20:.1f}" for images in (1, n)]
         for rung in shown:
-            its = roofline(layer, n, rung)
+            its = roofline(layer, n, rung, bandwidth_of(gpu))
             line.append(f"{its.bytes / 1e9:.2f}, {its.intensity:.2f}, {its.bound}")
         lines.append(line)
-    return common.markdown_table(header, lines)
+    rates = f"Memory reads {bandwidth_of(gpu) / 1e12:.1f} TB/s (measured), FP32 arithmetic has {FFMA_FLOPS / 1e12:.1f} "
+    rates += "TFLOP/s."
+    return f"{common.markdown_table(header, lines)}\n\n{rates}"
 
 
 def _layer(row: Row) -> Layer:
@@ -69,7 +71,7 @@ def ladder(document: Document, gpu: str, accuracy: str) -> str:
     lines = []
     before: dict[str, float] = {}
     for (name, rung), (row, us) in sorted(found.items(), key=lambda item: (item[0][0], list(RUNGS).index(item[0][1]))):
-        its = roofline(_layer(row), row["n"], rung)
+        its = roofline(_layer(row), row["n"], rung, bandwidth_of(gpu))
         line = [name, f"`{rung}`", row["layout"].upper(), common.us(us), f"{its.flops / us / 1e6:.2f}"]
         line += [common.times(before[name] / us) if name in before else "-", common.us(its.floor_us), its.bound]
         lines.append([*line, common.us(row["best_peer_us"]), f"`{row['best_peer']}`"])
@@ -117,13 +119,14 @@ def said(file: File) -> str:
 
 
 def plot(document: Document, accuracy: str, path: Path) -> None:
-    """FLOP/s against FLOP per byte of the model, both logarithmic, under the roof of the H200."""
+    """FLOP/s against FLOP per byte of the model, both logarithmic, under the GPU's roof."""
     figure, axes = new_figure(5.5, 3.4)
+    bandwidth = bandwidth_of(slug(document["gpu"]))
     span = [0.1, 1e4]
-    axes.plot(span, [min(FFMA_FLOPS, BANDWIDTH * x) / 1e12 for x in span], color="white")  # the limits of the axes
-    ridge = FFMA_FLOPS / BANDWIDTH
+    axes.plot(span, [min(FFMA_FLOPS, bandwidth * x) / 1e12 for x in span], color="white")  # the limits of the axes
+    ridge = FFMA_FLOPS / bandwidth
     roof = [span[0], ridge, span[1]]
-    axes.plot(roof, [min(FFMA_FLOPS, BANDWIDTH * x) / 1e12 for x in roof], color="black", linewidth=0.9)
+    axes.plot(roof, [min(FFMA_FLOPS, bandwidth * x) / 1e12 for x in roof], color="black", linewidth=0.9)
     found = _fastest(document, accuracy)
     for index, rung in enumerate(RUNGS):
         points = [(roofline(_layer(row), row["n"], rung), us) for (_, its), (row, us) in found.items() if its == rung]
