@@ -13,8 +13,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,11 +141,37 @@ def run(
     def queue(steps: tuple[Step, ...]) -> list[str]:
         return [line for step in steps if (line := _run_step(step, folder, head, deadline, report))]
 
-    for phase in phases:
-        with turns.sharing(), ThreadPoolExecutor(len(phase)) as pool:
-            for lines in pool.map(queue, phase):
-                wrong += lines
+    with _ends_together():
+        for phase in phases:
+            with turns.sharing(), ThreadPoolExecutor(len(phase)) as pool:
+                for lines in pool.map(queue, phase):
+                    wrong += lines
     return wrong
+
+
+_running: set[int] = set()  # process groups of steps
+
+
+@contextlib.contextmanager
+def _ends_together() -> Iterator[None]:
+    """Whoever ends this process (`timeout`, Ctrl-C) ends its steps, too, which would go on beside what comes next. In
+    the main thread; elsewhere nobody hears of a signal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        for group in list(_running):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        os._exit(128 + number)  # threads wait for the steps, and would begin the next ones
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _run_step(step: Step, folder: Path, head: results.Document, deadline: float, report: Callable[[str], None]) -> str:
@@ -159,6 +186,7 @@ def _run_step(step: Step, folder: Path, head: results.Document, deadline: float,
     with open(path.with_suffix(".log"), "a") as log:
         command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *step.arguments(path, left)]
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True) as process:
+            _running.add(process.pid)
             try:
                 code: int | str = process.wait(left + GRACE_S)
             except subprocess.TimeoutExpired:
@@ -166,6 +194,7 @@ def _run_step(step: Step, folder: Path, head: results.Document, deadline: float,
             finally:
                 with contextlib.suppress(ProcessLookupError):  # it and the processes that it has started
                     os.killpg(process.pid, signal.SIGKILL)
+                _running.discard(process.pid)
     report(f"{step.suite}: {_rows(path, head)} rows, {time.monotonic() - begin:.0f} s")
     if code != 0:
         return f"{step.suite}: exit code {code}; {path.with_suffix('.log')} says why"

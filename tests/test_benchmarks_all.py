@@ -2,6 +2,9 @@
 
 import json
 import shlex
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -30,6 +33,17 @@ head, row = {**json.loads(HEAD), "suite": path.stem}, json.loads(ROW)
 if code == "0" and (not other or (path.parent / other).exists()):
     path.write_text(json.dumps({**head, "rows": [row], **({"missing": ["more"]} if name == "short" else {})}))
 sys.exit(int(code))
+"""
+
+
+# The same, of a step that does not end; beside the result file is the number of the process that it started.
+ENDLESS = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+file = pathlib.Path(sys.argv[sys.argv.index("--json") + 1])
+file.with_suffix(".new").write_text(str(child.pid))
+os.replace(file.with_suffix(".new"), file.with_suffix(".pid"))
+time.sleep(600)
 """
 
 
@@ -101,22 +115,48 @@ def test_what_went_wrong_is_said_and_the_others_go_on(tmp_path: Path) -> None:
 def test_a_step_that_does_not_end_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = """
-import pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-pathlib.Path(sys.argv[sys.argv.index("--json") + 1]).with_suffix(".pid").write_text(str(child.pid))
-time.sleep(600)
-"""
-    monkeypatch.setattr(everything, "_STEP", program)
+    monkeypatch.setattr(everything, "_STEP", ENDLESS)
     monkeypatch.setattr(everything, "SHORTEST_S", 0.0)
     monkeypatch.setattr(everything, "GRACE_S", 1.0)
     wrong, _ = run([((step("endless"),),)], tmp_path, budget_s=2.0)
     assert wrong == [f"endless: exit code none, it was ended long after its time; {tmp_path / 'endless.log'} says why"]
-    status = Path(f"/proc/{(tmp_path / 'endless.pid').read_text()}/stat")
+    assert ends(tmp_path / "endless.pid")
+
+
+def ends(file: Path) -> bool:
+    """Whether the process whose number is in the file ends soon."""
+    status = Path(f"/proc/{file.read_text()}/stat")
     end = time.monotonic() + 10
-    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < end:
+    while time.monotonic() < end:
+        try:
+            if status.read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
         time.sleep(0.01)
-    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+    return False
+
+
+def test_who_ends_the_run_ends_its_steps(tmp_path: Path) -> None:
+    program = f"""
+import json, pathlib, sys
+sys.path[:] = {sys.path!r}
+from benchmarks import everything
+everything._STEP = {ENDLESS!r}
+steps = tuple(everything.Step(name, (name,)) for name in ("endless", "next"))
+everything.run([(steps,)], pathlib.Path({str(tmp_path)!r}), json.loads({json.dumps(HEAD)!r}), 600.0, print)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        begun, end = tmp_path / "endless.pid", time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert ends(begun)
+        assert not (tmp_path / "next.log").exists()
+    finally:
+        process.kill()
 
 
 def test_nothing_begins_when_the_time_is_spent(tmp_path: Path) -> None:
