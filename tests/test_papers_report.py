@@ -65,6 +65,27 @@ def test_the_survey_is_summed_up(results_folder):
     assert region(results_folder, "cuconv/machine").startswith("NVIDIA H200, driver 580")
 
 
+def test_what_one_gpu_has_no_rows_of_is_drawn_from_the_next(results_folder):
+    def both(name):
+        return documents.region(f"h100+h200/paper/{name}", results_folder)
+
+    document = results.read(results_folder / "h200/paper_cuconv.json")
+    assert both("cuconv/overall") == region(results_folder, "cuconv/overall")
+    assert both("cuconv/machine").startswith("NVIDIA H200, ")
+    rows = [row for row in document["rows"] if row["class"] == "fp32"]
+    head = {**HEAD, "gpu": "NVIDIA H100 80GB HBM3", "suite": "paper_cuconv", "rows": rows}
+    results.write(results_folder / "h100/paper_cuconv.json", head)
+    assert "h100_paper_cuconv_auto_fp32.svg" in both("cuconv/sizes/auto/fp32")
+    assert "h200_paper_cuconv_auto_ieee.svg" in both("cuconv/sizes/auto/ieee")
+    assert both("cuconv/said") == region(results_folder, "cuconv/said")
+    machines = [line.split(", driver")[0] for line in both("cuconv/machine").splitlines()]
+    assert machines == ["- `paper_cuconv`: NVIDIA H100 80GB HBM3", "- `paper_cuconv`: NVIDIA H200"]
+    (line,) = (line for line in both("index").splitlines() if "[cuConv]" in line)
+    assert "by 1.46x there | H200 | fastest in 50.0 %" in line
+    (line,) = (line for line in both("worth").splitlines() if "Two stages" in line)
+    assert "| H200 | 1.86x |" in line
+
+
 def test_the_figures_of_the_survey_are_drawn(results_folder):
     (results_folder / "out").mkdir()
     known = documents.figures(results_folder)
@@ -264,7 +285,7 @@ def test_the_index_has_a_row_per_source_and_says_what_is_not_measured(results_fo
 def test_every_idea_has_its_worth_or_none(results_folder, tmp_path):
     empty = region(tmp_path / "nothing", "worth").splitlines()[2:]
     assert len(empty) > 15
-    assert all(line.endswith("| (not measured) |  |  | 0 |") for line in empty)
+    assert all(line.endswith("|  | (not measured) |  |  | 0 |") for line in empty)
     layer = textbook.LAYERS[0]
     times = {"direct": 4000.0, "direct_tiled": 1000.0, "im2col_gemm": 500.0, "ladder_unroll_restrict": 2000.0}
     write(results_folder, "paper_textbook", [cuconv_row(layer, 64, "ieee", times, {"cudnn_gemm": 400.0})])

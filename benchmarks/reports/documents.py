@@ -18,7 +18,8 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/host                         the host's time of a call; or `(not measured)`
     <gpu>/regret                       the choice of `auto` on the convolutions of networks
     <gpu>/megakernel/...               benchmarks/reports/megakernel.py
-    <gpu>/paper/...                    benchmarks/reports/papers: docs/papers; or `(not measured)`
+    <gpu>[+<gpu>]/paper/...            benchmarks/reports/papers: docs/papers, of the first GPU that has it; or
+                                       `(not measured)`
     <gpu>/soak_megakernel              how many launches, how many of them differ
     <gpu>/machine/<suite>              what the file was measured on
     <gpu>/commits[/short]              of which commits the tables are
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, TRAINING_CLASSES, Document, read
@@ -52,25 +54,29 @@ def _files(results: Path, gpu: str) -> dict[Path, Document]:
     return {path: read(path) for path in sorted((results / gpu).glob("*.json"))}
 
 
+def _paths(results: Path, gpu: str, suite: str) -> list[Path]:
+    # The CPU's suites carry the device in their name.
+    return [results / gpu / f"{suite}.json", results / gpu / f"{suite}_{gpu}.json"]
+
+
+def _found(results: Path, gpu: str, suite: str) -> Document | None:
+    return next((read(path) for path in _paths(results, gpu, suite) if path.exists()), None)
+
+
 def region(name: str, results: Path) -> str:
     """The Markdown of a region's name. Raises ValueError if the name or the file it needs does not exist."""
     gpu, _, rest = name.partition("/")
 
-    def paths(suite: str) -> list[Path]:
-        # The CPU's suites carry the device in their name.
-        return [results / gpu / f"{suite}.json", results / gpu / f"{suite}_{gpu}.json"]
-
-    def found(suite: str) -> Document | None:
-        return next((read(path) for path in paths(suite) if path.exists()), None)
+    found = partial(_found, results, gpu)
 
     def file(suite: str) -> Document:
         if (document := found(suite)) is None:
-            raise ValueError(f"region {name!r}: {paths(suite)[0]} does not exist")
+            raise ValueError(f"region {name!r}: {_paths(results, gpu, suite)[0]} does not exist")
         return document
 
     match rest.split("/"):
         case ["training" | "host" as suite, *_] | ["machine", "training" | "host" as suite] if not any(
-            path.exists() for path in paths(suite)
+            path.exists() for path in _paths(results, gpu, suite)
         ):
             return sentences.NOTHING
         case ["training"]:
@@ -117,7 +123,8 @@ def region(name: str, results: Path) -> str:
             if (text := sentences.said(sentence, arguments, file)) is not None:
                 return text
         case ["paper", *name_of]:
-            if (text := papers.region(name_of, gpu, found)) is not None:
+            files = {each: partial(_found, results, each) for each in gpu.split("+")}
+            if (text := papers.region(name_of, files)) is not None:
                 return text
         case ["megakernel", *name_of]:
             if (text := megakernel.region(name_of, gpu, file("megakernel"))) is not None:

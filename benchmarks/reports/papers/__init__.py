@@ -13,7 +13,7 @@ megakernel/stages                   arithmetic alone
 megakernel/layers/<class>, megakernel/batches/<class>, megakernel/gains/<class>, megakernel/hidden,
 megakernel/resnet2/<class>, megakernel/networks,
 megakernel/filters, megakernel/counters, cuconv/counters
-<source>/machine[/<part>]           what the file was measured on
+<source>/machine                    what the files were measured on
 <source>/said                       one sentence: what holds of the source's claim
 
 Where a file does not exist yet: `(not measured)`.
@@ -21,44 +21,61 @@ Where a file does not exist yet: `(not measured)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, Document
 from benchmarks.reports import common
 from benchmarks.reports.papers import cuconv, index, lenet5, megakernel, single_image, textbook
-from benchmarks.reports.papers.shared import NOTHING, File
+from benchmarks.reports.papers.shared import NOTHING, File, first
 
 SOURCES = {"megakernel": megakernel, "textbook": textbook, "cuconv": cuconv, "single_image": single_image}
 SOURCES |= {"lenet5": lenet5}
 
 
-def region(rest: Sequence[str], gpu: str, file: File) -> str | None:
+def region(rest: Sequence[str], files: Mapping[str, File]) -> str | None:
     """The Markdown of a region, for a document in docs/papers; None for a name that is none of these.
 
-    file: suite -> its document, None if there is none.
+    files: GPU -> suite -> its document, None if there is none. What the first GPU has no rows of the next one may have.
     """
     match rest:
         case ["index"]:
-            return index.table(file)
+            return index.table(files)
         case ["readme"]:
-            return index.readme(file)
+            return index.readme(files)
         case ["worth"]:
-            return index.worth(file)
-        case [source, "machine", *part] if source in SOURCES and len(part) < 2:
-            document = file("_".join(["paper", source, *part]))
-            return NOTHING if document is None else common.machine_line(document)
+            return index.worth(files)
+        case [source, "machine"] if source in SOURCES:
+            return _machines(source, files)
         case [source, "said"] if source in SOURCES:
-            return SOURCES[source].said(file)
+            return first(SOURCES[source].said(file) for file in files.values())
         case [source, table, *arguments] if source in SOURCES and table in SOURCES[source].TABLES:
-            needed, draw = SOURCES[source].TABLES[table]
             if any(argument not in CLASSES and argument not in ("two_stage", "auto") for argument in arguments):
                 return None
-            document = None if needed is None else file(needed)
-            if needed is not None and (document is None or not document["rows"]):
-                return NOTHING
-            return draw(document or {"rows": []}, gpu, *arguments)
+            return first(_drawn(source, table, arguments, gpu, file) for gpu, file in files.items())
     return None
+
+
+def _drawn(source: str, table: str, arguments: Sequence[str], gpu: str, file: File) -> str:
+    needed, draw = SOURCES[source].TABLES[table]
+    document = file(needed or f"paper_{source}")  # arithmetic alone is of the GPU that its source's rows are of
+    if document is None or not document["rows"]:
+        return NOTHING
+    text: str = draw(document, gpu, *arguments)
+    return text
+
+
+def _machines(source: str, files: Mapping[str, File]) -> str:
+    """What the source's files were measured on, a line for each machine and commit."""
+    suites = dict.fromkeys(needed for needed, _ in SOURCES[source].TABLES.values() if needed is not None)
+    found: dict[str, list[str]] = {}
+    for file in files.values():
+        for suite in suites:
+            if (document := file(suite)) is not None and document["rows"]:
+                found.setdefault(common.machine_line(document), []).append(f"`{suite}`")
+    if len(found) == 1:
+        return next(iter(found))
+    return "\n".join(f"- {', '.join(its)}: {line}" for line, its in found.items()) or NOTHING
 
 
 def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:

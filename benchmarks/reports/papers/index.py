@@ -3,6 +3,8 @@ rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from benchmarks.layers.suite import ratio
 from benchmarks.papers.textbook import LAYERS, OWN_CONSTANT, OWN_DIRECT, OWN_UNROLL
 from benchmarks.reports import common
@@ -110,21 +112,28 @@ ROWS = (  # title, page, idea, claim, what the files say
 )
 
 
-def table(file: File) -> str:
-    """A row per source: the idea, the source's claim, the same number here, and what follows."""
-    lines = []
-    for title, page, idea, claim, found in ROWS:
+HERE = "here, class `ieee` unless it says another"
+
+
+def _here(found: Callable[[File], tuple[str, str]], files: Mapping[str, File]) -> tuple[str, str, str]:
+    """The GPU that has it, the number, the verdict."""
+    for gpu, file in files.items():
         here, verdict = found(file)
-        lines.append([f"[{title}]({page}.md)", idea, claim, here, verdict])
-    return common.markdown_table(
-        ["source", "idea", "its claim", "here, class `ieee` unless it says another", "verdict"], lines
-    )
+        if here != NOTHING:
+            return gpu.upper(), here, verdict
+    return "", NOTHING, NOTHING
 
 
-def readme(file: File) -> str:
+def table(files: Mapping[str, File]) -> str:
+    """A row per source: the idea, the source's claim, the same number here, and what follows."""
+    lines = [[f"[{title}]({page}.md)", idea, claim, *_here(found, files)] for title, page, idea, claim, found in ROWS]
+    return common.markdown_table(["source", "idea", "its claim", "GPU", HERE, "verdict"], lines)
+
+
+def readme(files: Mapping[str, File]) -> str:
     """The same in short, for a document that stands above docs."""
-    lines = [[f"[{title}](docs/papers/{page}.md)", *found(file)] for title, page, _, _, found in ROWS]
-    return common.markdown_table(["source", "here, class `ieee` unless it says another", "verdict"], lines)
+    lines = [[f"[{title}](docs/papers/{page}.md)", *_here(found, files)[1:]] for title, page, _, _, found in ROWS]
+    return common.markdown_table(["source", HERE, "verdict"], lines)
 
 
 def _rung_gains(file: File, accuracy: str, before: str, after: str) -> list[float]:
@@ -154,10 +163,9 @@ def _fused_gains(file: File, accuracy: str) -> list[float]:
     return [gain for gain in found if gain]
 
 
-def worth(file: File) -> str:
-    """A row per idea: what is compared with what, and how many times as fast it is, in the geometric mean, at least and
-    at most over the layers (or batches) of its experiment."""
-    ideas = [
+def _ideas(file: File) -> list[tuple[str, str, list[float]]]:
+    """Idea, what is compared with what, gains."""
+    return [
         ("Filters in constant memory", "`direct` in blocks, the textbook's layers",
          _rung_gains(file, "ieee", OWN_DIRECT, OWN_CONSTANT)),
         ("Tiles in shared memory", "`direct_tiled` over `direct`", _rung_gains(file, "ieee", "direct", "direct_tiled")),
@@ -178,10 +186,17 @@ def worth(file: File) -> str:
         ("Norm and ReLU inside, batch 1", "over cuDNN's fused convolution, `ieee`", _fused_gains(file, "ieee")),
         ("The same on tensor cores", "over cuDNN's fused convolution, `fp32`", _fused_gains(file, "fp32")),
     ]  # fmt: skip
+
+
+def worth(files: Mapping[str, File]) -> str:
+    """A row per idea: what is compared with what, and how many times as fast it is, in the geometric mean, at least and
+    at most over the layers (or batches) of its experiment."""
     lines = []
-    for idea, compared, gains in ideas:
+    for same in zip(*(_ideas(file) for file in files.values()), strict=True):  # idea by idea, of every GPU
+        idea, compared, _ = same[0]
+        gpu, gains = next(((gpu, its[2]) for gpu, its in zip(files, same, strict=True) if its[2]), ("", []))
         numbers = (
             [common.times(value) for value in (common.mean(gains), min(gains), max(gains))] if gains else [NOTHING]
         )
-        lines.append([idea, compared, *numbers, *[""] * (3 - len(numbers)), str(len(gains))])
-    return common.markdown_table(["idea", "what over what", "mean", "least", "most", "of"], lines)
+        lines.append([idea, compared, gpu.upper(), *numbers, *[""] * (3 - len(numbers)), str(len(gains))])
+    return common.markdown_table(["idea", "what over what", "GPU", "mean", "least", "most", "of"], lines)

@@ -15,7 +15,7 @@ from benchmarks.reports import common
 from benchmarks.reports import megakernel as study
 from benchmarks.reports.networks import TITLES, speedup_of
 from benchmarks.reports.papers import counters
-from benchmarks.reports.papers.shared import NOTHING, File, of_class
+from benchmarks.reports.papers.shared import NOTHING, File, of_class, rates
 from benchmarks.studies.megakernel import FILTER_FORMS, SERIES
 from fastconv.figures import new_figure, save_figure
 from fastconv.models.layers import LAYERS, Layer
@@ -61,7 +61,7 @@ def stages(document: Document, gpu: str) -> str:
             shown = f"{stage.intensity:.2f}"
             line.append(shown if stage.intensity >= ridge else f"**{shown}**")
         lines.append(line)
-    return common.markdown_table(header, lines)
+    return f"{common.markdown_table(header, lines)}\n\n{rates(gpu)}"
 
 
 def _hidden(row: Row, gpu: str) -> tuple[float, float, float | None, float]:

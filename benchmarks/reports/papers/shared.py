@@ -7,9 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.harness.results import Document, Row
+from benchmarks.layers.sets import FFMA_FLOPS, bandwidth_of
 
 NOTHING = "(not measured)"
 File = Callable[[str], Document | None]
+
+
+def first(texts: Iterable[str]) -> str:
+    """The first that says something; NOTHING if none does."""
+    return next((text for text in texts if text != NOTHING), NOTHING)
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,12 @@ def wins(speedups: Iterable[float | None]) -> Wins:
 def of_class(document: Document, accuracy: str, layout: str | None = None) -> list[Row]:
     rows = [row for row in document["rows"] if row["class"] == accuracy]
     return [row for row in rows if layout is None or row["layout"] == layout]
+
+
+def rates(gpu: str) -> str:
+    """What a model divides by."""
+    memory, arithmetic = bandwidth_of(gpu) / 1e12, FFMA_FLOPS / 1e12
+    return f"Memory reads {memory:.1f} TB/s (measured), FP32 arithmetic has {arithmetic:.1f} TFLOP/s."
 
 
 def classes_of(document: Document, order: Sequence[str]) -> list[str]:

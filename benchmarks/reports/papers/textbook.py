@@ -19,7 +19,7 @@ from benchmarks.papers.textbook import (
     unrolled_bytes,
 )
 from benchmarks.reports import common
-from benchmarks.reports.papers.shared import NOTHING, File, of_class
+from benchmarks.reports.papers.shared import NOTHING, File, of_class, rates
 from fastconv.figures import new_figure, save_figure
 from fastconv.models.layers import Layer
 
@@ -28,7 +28,7 @@ ALIKE = (OWN_BLOCK, OWN_DIRECT, "implicit_gemm")  # rungs that move what another
 
 
 def model(document: Document, gpu: str) -> str:
-    """Arithmetic alone, at the experiment's batch: the same whatever was measured."""
+    """Arithmetic alone, at the experiment's batch."""
     (n,) = BATCHES
     header = ["layer", "C->K @HxW, filter", "GFLOP", "unrolled / input", "unrolled, one image MiB", f"batch {n} MiB"]
     shown = [rung for rung in RUNGS if rung not in ALIKE]
@@ -42,9 +42,7 @@ def model(document: Document, gpu: str) -> str:
             its = roofline(layer, n, rung, bandwidth_of(gpu))
             line.append(f"{its.bytes / 1e9:.2f}, {its.intensity:.2f}, {its.bound}")
         lines.append(line)
-    rates = f"Memory reads {bandwidth_of(gpu) / 1e12:.1f} TB/s (measured), FP32 arithmetic has {FFMA_FLOPS / 1e12:.1f} "
-    rates += "TFLOP/s."
-    return f"{common.markdown_table(header, lines)}\n\n{rates}"
+    return f"{common.markdown_table(header, lines)}\n\n{rates(gpu)}"
 
 
 def _layer(row: Row) -> Layer:
