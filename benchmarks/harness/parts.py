@@ -67,6 +67,9 @@ def run(
 
 def _add(document: results.Document, rows: Iterable[results.Row], key: tuple[str, ...]) -> None:
     """As results.put for each of very many rows."""
-    found = {tuple(row[name] for name in key): row for row in document["rows"]}
-    found |= {tuple(row[name] for name in key): row for row in rows}
+
+    def of(row: results.Row) -> str:
+        return json.dumps([row[name] for name in key])  # a value may be a pair
+
+    found = {of(row): row for row in document["rows"]} | {of(row): row for row in rows}
     document["rows"] = list(found.values())
