@@ -74,6 +74,16 @@ def test_rows_keep_the_contract_and_replace_one_another(tmp_path):
     assert again["rows"][0]["us"] == 1.0
 
 
+def test_a_row_without_a_time_is_for_the_next_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    results.write(tmp_path / "megakernel.json", some_document())
+    arguments = 64, 1, 0.0, tmp_path / "megakernel.json", HEAD
+    held = megakernel._Suite(*arguments, True, print).held
+    assert ("layers", "vgg5", 64, "fp32") in held
+    assert ("layers", "res3", 64, "fp32") not in held
+    assert megakernel._Suite(*arguments, False, print).held == set()
+
+
 def test_tables_show_what_the_file_holds():
     document = some_document()
     table = megakernel_report.layer_table(document, "fp32")

@@ -12,6 +12,7 @@ from benchmarks.harness import results
 from benchmarks.papers import megakernel_model, single_image, textbook
 from benchmarks.reports import documents
 from benchmarks.reports.papers import SOURCES, shared
+from benchmarks.studies.megakernel import FILTER_FORMS
 from fastconv.models.layers import Layer
 
 
@@ -252,6 +253,15 @@ def test_what_the_mapping_hides_is_drawn(tmp_path):
     assert "0.90 at batch 1, 1.25 at batch 64" in (tmp_path / "gains.svg").read_text()
     (line,) = (line for line in region(tmp_path, "megakernel/stages").splitlines() if line.startswith("| vgg4_2 |"))
     assert line == "| vgg4_2 | 512->512 @28x28 | 59.2 | **0.40** | **0.75** | 118.34 | **0.43** |"
+
+
+def test_where_filters_are_transformed_is_drawn(tmp_path):
+    row = megakernel_row(Layer("res1", 64, 56, 56, 64), 1, "ieee", 80.0, None) | {"part": "filters", "error": 2e-7}
+    row["algorithms"] = dict(zip(FILTER_FORMS, (70.0, 100.0, 80.0), strict=True))
+    write(tmp_path, "paper_megakernel", [row])
+    line, mean = region(tmp_path, "megakernel/filters").splitlines()[2:]
+    assert line == "| res1 | 1 | 70.0 | 100 | 80.0 | 1.25x | 2.0e-07 |"
+    assert mean == "| geometric mean |  |  |  |  | 1.25x |  |"
 
 
 def test_everybody_on_resnets_layer_is_drawn(tmp_path):

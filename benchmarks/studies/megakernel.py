@@ -180,8 +180,10 @@ class _Suite:
                 PACKING: ours.packing_contender(NAME, x, weight, layer, accuracy),
                 FILTER_TASKS: functools.partial(kernel, Options(filters=True)),
             }
-            times = self.measure(calls).timings
             row = _row(layer, self.n, accuracy, "filters")
+            error = layer_group.Reference(x, weight, layer).error(kernel(Options(filters=True)))
+            row |= {"error": error["l2"], "max_error": error["max"]}
+            times = self.measure(calls).timings
             _timed(row, times.get(FILTER_TASKS))
             row["algorithms"] = {name: times[name].us if name in times else None for name in calls}
             self.put(row)

@@ -165,7 +165,7 @@ def networks(document: Document, gpu: str) -> str:
 
 def filters(document: Document, gpu: str) -> str:
     """A row per layer and batch: U made beforehand, by a kernel of its own in each call, and by tasks."""
-    header = ["layer", "batch", *FILTER_FORMS, "tasks over packing in each call"]
+    header = ["layer", "batch", *FILTER_FORMS, "tasks over packing in each call", "error"]
     found = study.rows_of(document, "filters", "ieee")
     if not found:
         return NOTHING
@@ -174,9 +174,9 @@ def filters(document: Document, gpu: str) -> str:
         beforehand, packing, tasks = (row["algorithms"].get(name) for name in FILTER_FORMS)
         gains.append(speedup_of(tasks, packing))
         times = [common.us(us) for us in (beforehand, packing, tasks)]
-        lines.append([row["layer"], str(row["n"]), *times, common.times(gains[-1])])
+        lines.append([row["layer"], str(row["n"]), *times, common.times(gains[-1]), common.scientific(row["error"])])
     means = [common.times(common.mean([gain for gain in gains if gain]))]
-    return common.markdown_table(header, [*lines, ["geometric mean", "", "", "", "", *means]])
+    return common.markdown_table(header, [*lines, ["geometric mean", "", "", "", "", *means, ""]])
 
 
 def resnet2(document: Document, gpu: str, accuracy: str) -> str:
