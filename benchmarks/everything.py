@@ -97,7 +97,11 @@ PHASES: dict[str, Phase] = {
     ),
     # The sources' experiments. Whoever compiles keeps all others from timing all the while.
     "papers": (
-        (_paper("cuconv", "survey", "", "--workers", "5"),),
+        (
+            _paper("cuconv", "survey", "", "--batch", "1,8,16,32,64", "--workers", "5"),
+            # VGG-19's first layers with their rivals' workspaces take most of a card of 80 GB.
+            _paper("cuconv", "survey", "", "--batch", "128,256", "--workers", "2"),
+        ),
         (
             _paper("lenet5", "network", "_network"),
             _paper("megakernel", "filters"),
