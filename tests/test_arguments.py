@@ -37,6 +37,10 @@ def compiled(**arguments: Any) -> Any:
     return fastconv.compile(**arguments)
 
 
+def exported(**arguments: Any) -> Any:
+    return fastconv.export(nn.Conv2d(4, 4, 3).eval(), **{"example_inputs": (X,), "path": "never.pt2"} | arguments)
+
+
 SIZES = "expected an integer"
 WRONG: list[tuple[Callable[..., Any], str, Any, type[Exception], str]] = [
     (layer, "stride", 1.5, TypeError, SIZES),
@@ -64,6 +68,9 @@ WRONG: list[tuple[Callable[..., Any], str, Any, type[Exception], str]] = [
     (explain, "device", -1, ValueError, "expected cpu or cuda"),
     (compiled, "model", "resnet50", TypeError, "expected a torch.nn.Module or a function"),
     (compiled, "model", None, TypeError, "expected a torch.nn.Module or a function"),
+    (exported, "example_inputs", X, TypeError, "a Tensor; expected a tuple of arguments"),
+    (exported, "path", None, ValueError, "expected one that ends in .pt2"),
+    (exported, "path", "model.pt", ValueError, "expected one that ends in .pt2"),
 ]
 
 
