@@ -414,8 +414,8 @@ def megakernel(
 
 @app.command("megakernel-soak")
 def megakernel_soak(
-    launches: Annotated[int, typer.Option(min=1)] = 1_000_000,
-    shapes: Annotated[int, typer.Option(min=1, help="Random layers among which they are divided.")] = 200,
+    launches: Annotated[int, typer.Option(min=1, help="Of all classes together.")] = 1_000_000,
+    shapes: Annotated[int, typer.Option(min=1, help="Random layers of each class.")] = 200,
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,ieee",
     seed: Annotated[int, typer.Option(help="Of layers, maps and grids.")] = 0,
     budget: Annotated[float, typer.Option(metavar="SECONDS", help="No layer begins after.")] = 600.0,

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.nn.modules.utils import _pair
 
 from fastconv import failures, once, ops, settings
 from fastconv.ops import plain, pooling
+from fastconv.ops.geometry import integer, pair
 from fastconv.tensors import PLAIN
 
 # Layers' states whose packed weights a captured CUDA graph reads: they live as long as the layer, as its parameters do.
@@ -39,7 +39,8 @@ Settings = tuple[Any, ...]
 def _geometry(key: Settings) -> tuple[int, ...]:
     """Stride, padding and dilation, each of height and width, and groups."""
     _, stride, padding, dilation, groups, *_ = key
-    return (*_pair(stride), *padding, *_pair(dilation), groups)
+    pairs = pair("stride", stride), pair("padding", padding), pair("dilation", dilation)
+    return (*(size for each in pairs for size in each), integer("groups", groups))
 
 
 class LayerState:

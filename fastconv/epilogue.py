@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.modules.utils import _pair
 
 from fastconv import ops
 from fastconv.functional import conv2d, kernel_of
+from fastconv.ops.geometry import pair
 from fastconv.ops.plain import activate
 
 
@@ -19,8 +19,8 @@ def explicit_padding(x: Tensor, weight: Tensor, padding: Any, dilation: Any) -> 
     if padding == "valid":
         return x, (0, 0)
     if padding != "same":
-        return x, _pair(padding)
-    total = [d * (size - 1) for d, size in zip(_pair(dilation), kernel_of(weight), strict=True)]
+        return x, tuple(pair("padding", padding))
+    total = [d * (size - 1) for d, size in zip(pair("dilation", dilation), kernel_of(weight), strict=True)]
     if any(t % 2 for t in total) and x.dim() in (3, 4):
         x = F.pad(x, [0, total[1] % 2, 0, total[0] % 2])
     return x, (total[0] // 2, total[1] // 2)
@@ -53,5 +53,7 @@ def is_output_like(residual: Any, x: Tensor, weight: Tensor, stride: Any, paddin
     autocast = torch.is_autocast_enabled(x.device.type)
     if residual.dtype != (torch.get_autocast_dtype(x.device.type) if autocast else x.dtype):
         return False
-    size = ops.output_size(x.shape, weight.shape, _pair(stride), padding, _pair(dilation))
+    size = ops.output_size(
+        x.shape, weight.shape, pair("stride", stride), pair("padding", padding), pair("dilation", dilation)
+    )
     return list(residual.shape) == [*x.shape[:-3], weight.shape[0], *size]

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from fastconv import _C, measured, ops, settings
-from fastconv.functional import _named_padding_sizes, _pair
+from fastconv.functional import _named_padding_sizes
+from fastconv.ops.geometry import integer, pair
 
 
 @dataclass(frozen=True)
@@ -146,26 +147,28 @@ def explain(
     FASTCONV_ALGORITHM names an algorithm that does not fit."""
     if pass_ not in PASSES:
         raise ValueError(f"pass_ is {pass_!r}; expected one of {', '.join(PASSES)}")
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device is {device}; expected cpu or cuda")
+    device = _device(device)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype is {dtype!r}; expected a torch.dtype")
     (n, c, h, w), (k, c_per_group, r, s) = _sizes("x_shape", x_shape), _sizes("w_shape", w_shape)
+    groups = integer("groups", groups)
     if c != c_per_group * groups:
         raise ValueError(f"x_shape has C = {c} channels; expected w_shape[1] * groups = {c_per_group * groups}")
-    strides, dilations = _pair("stride", stride), _pair("dilation", dilation)
+    flags: dict[str, Any] = {"bias": bias, "residual": residual, "residual_after": residual_after, "max_pool": max_pool}
+    for name, flag in flags.items():
+        settings.check_flag(name, flag)
+    strides, dilations = pair("stride", stride), pair("dilation", dilation)
     if isinstance(padding, str):
         paddings, extra = _named_padding_sizes((r, s), padding, strides, dilations)
         h, w = h + extra[0], w + extra[1]
     else:
-        paddings = _pair("padding", padding)
+        paddings = pair("padding", padding)
     problem = _C.ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(strides), padding=tuple(paddings), dilation=tuple(dilations),
         groups=groups, dtype=ops.dtype_name(dtype),
-        precision=settings.resolve_precision(precision, device.type == "cuda"), layout=layout, bias=bias,
-        residual=residual, activation=settings.resolve_activation(activation), residual_after=residual_after,
-        max_pool=max_pool, **settings.resolve_limits(max_error, max_workspace, settings.auto_algorithm)._asdict(),
+        precision=settings.resolve_precision(precision, device.type == "cuda"), layout=layout,
+        activation=settings.resolve_activation(activation), **flags,
+        **settings.resolve_limits(max_error, max_workspace, settings.auto_algorithm)._asdict(),
     )  # fmt: skip
     info = ops.device_info(device)
     missing = device.type == "cuda" and not torch.cuda.is_available()
@@ -180,6 +183,18 @@ def explain(
     )  # fmt: skip
     limit = _C.error_limit(problem, info)
     return Explanation(repr(problem), problem.accuracy, info.name, note + detail, pass_, choice, limit, rows)
+
+
+def _device(asked: Any) -> torch.device:
+    if asked is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+    except (TypeError, ValueError, RuntimeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {asked!r}; expected cpu or cuda")
+    return device
 
 
 def _planned(problem: _C.ConvProblem, info: _C.DeviceInfo, pass_: str) -> tuple[list[dict[str, Any]], str, str]:

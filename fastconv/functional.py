@@ -1,6 +1,5 @@
 """`conv2d`: `torch.nn.functional.conv2d` with residual, activation and max-pool, through fastconv's operators."""
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastconv import _C, ops, settings
+from fastconv import ops, settings
 from fastconv.eager import convolve, is_eager, needs_gradient, state_of
 from fastconv.ops import autograd, plain
-from fastconv.ops.geometry import Geometry
+from fastconv.ops.geometry import Geometry, integer, pair
 from fastconv.tensors import is_foreign
 
-ALGORITHMS = ("auto", *(row["name"] for row in _C.algorithms()))
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _DEVICES = ("cuda", "cpu", "meta")
 
@@ -89,23 +87,22 @@ def conv2d(
     limits = settings.resolve_limits(max_error, max_workspace, algorithm)
     precision = settings.resolve_precision(precision, input.is_cuda)
     activation = settings.resolve_activation(activation)
-    if not isinstance(residual_after, bool):
-        raise TypeError(f"residual_after is {residual_after!r}; expected a bool")
+    if type(residual_after) is not bool or type(max_pool) is not bool:
+        settings.check_flag("residual_after", residual_after)
+        settings.check_flag("max_pool", max_pool)
+    if type(negative_slope) is not float:
+        settings.check_slope(negative_slope)
     residual_after = residual_after and residual is not None and activation != "none"
-    if not isinstance(max_pool, bool):
-        raise TypeError(f"max_pool is {max_pool!r}; expected a bool")
     if max_pool and residual is not None:
         raise RuntimeError("max_pool is True; expected no residual beside it")
-    if not (isinstance(negative_slope, (float, torch.SymFloat)) or hasattr(negative_slope, "__float__")):
-        raise TypeError(f"negative_slope is {negative_slope!r}; expected a number")
     batched = _batched_input(input, weight, residual)
-    strides = _pair("stride", stride)
-    dilations = _pair("dilation", dilation)
-    groups = _integer("groups", groups)
+    strides = pair("stride", stride)
+    dilations = pair("dilation", dilation)
+    groups = integer("groups", groups)
     if isinstance(padding, str):
         x, paddings = _named_padding(batched, weight, padding, strides, dilations)
     else:
-        x, paddings = batched, _pair("padding", padding)
+        x, paddings = batched, pair("padding", padding)
     geometry = Geometry(strides, paddings, dilations, groups)
     if residual is not None and input.dim() == 3:
         residual = residual.unsqueeze(0)
@@ -180,12 +177,8 @@ def _require_operators() -> None:
 
 def _resolved_algorithm(algorithm: str) -> str:
     """What the operators get for what the caller asked for."""
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
-    name = settings.resolve_algorithm(algorithm)
-    if name not in ALGORITHMS:
-        raise ValueError(f"FASTCONV_ALGORITHM is {name!r}; expected one of {', '.join(ALGORITHMS)}")
-    return name
+    settings.check_algorithm(algorithm)
+    return settings.resolve_algorithm(algorithm)
 
 
 def _batched_input(input: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor:
@@ -197,35 +190,6 @@ def _batched_input(input: Tensor, weight: Tensor, residual: Tensor | None) -> Te
     if residual is not None and residual.dim() != dims:
         raise RuntimeError(f"residual has shape {list(residual.shape)}; expected {dims} dimensions, as input")
     return input if dims == 4 else input.unsqueeze(0)
-
-
-def _integer(name: str, value: Any) -> Any:
-    """The value as an int, or as the torch.SymInt that it is while a program is traced."""
-    if type(value) is int or isinstance(value, torch.SymInt):
-        return value
-    if isinstance(value, bool):
-        raise TypeError(f"{name} is {value}; expected an integer")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; expected an integer") from None
-
-
-def _pair(name: str, value: Any) -> list[int]:
-    if type(value) is int:
-        return [value, value]
-    if type(value) is tuple and len(value) == 2 and type(value[0]) is int and type(value[1]) is int:
-        return list(value)
-    if not isinstance(value, (list, tuple)):
-        if isinstance(value, str):
-            raise TypeError(f"{name} is {value!r}; expected an integer or a pair of integers")
-        value = (value,)
-    values = [_integer(name, element) for element in value]
-    if len(values) == 1:
-        return [values[0], values[0]]
-    if len(values) != 2:
-        raise RuntimeError(f"{name} is {value!r}; expected an integer or a pair of integers")
-    return values
 
 
 def kernel_of(weight: Tensor) -> list[int]:

@@ -17,7 +17,7 @@ from fastconv.functional import conv2d
 from fastconv.layer import Layer
 from fastconv.norm import InputNorm
 from fastconv.ops import pooling
-from fastconv.ops.geometry import Geometry
+from fastconv.ops.geometry import Geometry, pair
 from fastconv.tensors import is_plain
 
 __all__ = ["Conv2d", "FusedConv2d", "MaxPool2d", "refresh"]
@@ -146,7 +146,8 @@ class Conv2d(Layer, nn.Conv2d):
         return convolve_around(self._fastconv, x, weight, bias, (out, scale, shift, input_activation), key, precision)
 
     def _log(self, x: Tensor, padding: Any, algorithm: str, precision: str, activation: str) -> None:
-        geometry = Geometry(list(_pair(self.stride)), list(padding), list(_pair(self.dilation)), self.groups)
+        pairs = pair("stride", self.stride), pair("padding", padding), pair("dilation", self.dilation)
+        geometry = Geometry(*pairs, self.groups)
         functional._log(x, self.weight, geometry, algorithm, precision, activation)
 
     def _plain(
@@ -190,7 +191,7 @@ class FusedConv2d(Conv2d):
         others: as for fastconv.Conv2d.
 
     Raises:
-        ValueError: an unknown activation. The others as fastconv.Conv2d.
+        TypeError, ValueError: an argument that is not one of these. The others as fastconv.Conv2d.
 
     `fastconv.fuse` makes them out of a convolution and what follows it.
     """
@@ -203,10 +204,13 @@ class FusedConv2d(Conv2d):
     ) -> None:  # fmt: skip
         super().__init__(*args, **kwargs)
         settings.resolve_activation(activation)
+        settings.check_slope(negative_slope)
+        settings.check_flag("residual_after", residual_after)
+        settings.check_flag("max_pool", max_pool)
         self.activation = activation
         self.negative_slope = float(negative_slope)
-        self.residual_after = bool(residual_after)
-        self.max_pool = bool(max_pool)
+        self.residual_after = residual_after
+        self.max_pool = max_pool
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """`residual` is what `+` takes: of the output's shape and dtype it is added inside the convolution; of another
@@ -235,7 +239,7 @@ class MaxPool2d(nn.MaxPool2d):
         if not is_eager(input) or not input.is_cuda or self.return_indices or needs_gradient(input):
             return super().forward(input)
         pairs = self.kernel_size, self.stride, self.padding, self.dilation
-        kernel, stride, padding, dilation = [pair if type(pair) is tuple else _pair(pair) for pair in pairs]
+        kernel, stride, padding, dilation = [sizes if type(sizes) is tuple else _pair(sizes) for sizes in pairs]
         return pooling.max_pool2d(input, kernel, stride, padding, dilation, self.ceil_mode)
 
     def __prepare_scriptable__(self) -> nn.MaxPool2d:
@@ -250,10 +254,7 @@ def check_settings(
     """TypeError or ValueError if these are not an algorithm of the registry, or "auto", a precision and limits."""
     settings.check_max_error(max_error)
     settings.check_max_workspace(max_workspace)
-    if not isinstance(algorithm, str):
-        raise TypeError(f"algorithm is {algorithm!r}; expected a string")
-    if algorithm not in functional.ALGORITHMS:
-        raise ValueError(f"algorithm is '{algorithm}'; expected one of {', '.join(functional.ALGORITHMS)}")
+    settings.check_algorithm(algorithm)
     if precision is not None and not isinstance(precision, str):
         raise TypeError(f"precision is {precision!r}; expected None or a string")
     if precision is not None and precision not in settings.PRECISIONS:

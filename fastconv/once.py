@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.utils import _pair
 
 from fastconv import _C, measured, ops, settings, tuning
+from fastconv.ops.geometry import pair
 
 _CANDIDATES, _ROUNDS = 2, 3
 
@@ -51,9 +51,10 @@ def see(
         return
     try:
         convolution = tuning.Convolution(
-            x.device, x.dtype, tuple(x.shape), tuple(weight.shape), _pair(stride), tuple(padding), _pair(dilation),
-            groups, precision, ops.format_of(x), ops.format_of(weight), bias is not None, residual is not None,
-            activation, slope, max_error, max_workspace, after and residual is not None, max_pool,
+            x.device, x.dtype, tuple(x.shape), tuple(weight.shape), tuple(pair("stride", stride)),
+            tuple(pair("padding", padding)), tuple(pair("dilation", dilation)), groups, precision, ops.format_of(x),
+            ops.format_of(weight), bias is not None, residual is not None, activation, slope, max_error, max_workspace,
+            after and residual is not None, max_pool,
         )  # fmt: skip
         problem = repr(convolution.problem())
     except (RuntimeError, ValueError):  # the call itself says what is wrong with it

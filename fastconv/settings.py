@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fastconv import _C
+
+ALGORITHMS = ("auto", *(row["name"] for row in _C.algorithms()))
 PRECISIONS = ("ieee", "fp32", "tf32")
 ACTIVATIONS = ("relu", "relu6", "silu", "leaky_relu")
 
 disabled: bool = os.environ.get("FASTCONV_DISABLE", "0") not in ("", "0")
-auto_algorithm: str = "torch" if disabled else os.environ.get("FASTCONV_ALGORITHM") or "auto"
 cache_dir: str | None = os.environ.get("FASTCONV_CACHE_DIR")  # None: the user's cache folder
 log_calls: bool = os.environ.get("FASTCONV_LOG", "").lower() == "debug"
 logger = logging.getLogger("fastconv")
@@ -34,6 +36,33 @@ if log_calls:
     logger.setLevel(logging.DEBUG)
     if not logging.getLogger().handlers and not logger.handlers:
         logger.addHandler(logging.StreamHandler())
+
+
+def check_algorithm(algorithm: Any, name: str = "algorithm") -> None:
+    """TypeError or ValueError unless it is a name of the registry, or "auto"."""
+    if not isinstance(algorithm, str):
+        raise TypeError(f"{name} is {algorithm!r}; expected a string")
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"{name} is {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
+
+
+def _algorithm_of_environment() -> str:
+    asked = os.environ.get("FASTCONV_ALGORITHM") or "auto"
+    check_algorithm(asked, "FASTCONV_ALGORITHM")
+    return "torch" if disabled else asked
+
+
+auto_algorithm: str = _algorithm_of_environment()
+
+
+def _check_compute_capability() -> None:
+    """The variable is read where devices are asked (csrc/ops/runtime_cuda.cpp)."""
+    text = os.environ.get("FASTCONV_MAX_COMPUTE_CAPABILITY", "")
+    if text and not (text.isascii() and text.isdigit()):
+        raise ValueError(f"FASTCONV_MAX_COMPUTE_CAPABILITY is {text!r}; expected an integer, as 80")
+
+
+_check_compute_capability()
 
 
 def _measure_of_environment() -> bool | None:
@@ -46,12 +75,33 @@ def _measure_of_environment() -> bool | None:
 measure: bool | None = _measure_of_environment()  # None: `fastconv.once` says
 
 
+def is_number(value: Any) -> bool:
+    """Whether `float` takes it for one; text is none."""
+    if isinstance(value, (int, float, torch.SymFloat)):
+        return True
+    try:
+        return not isinstance(value, (str, bytes)) and float(value) is not None
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def check_flag(name: str, value: Any) -> None:
+    """TypeError unless it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}; expected a bool")
+
+
+def check_slope(negative_slope: Any) -> None:
+    """TypeError unless it is a number."""
+    if not is_number(negative_slope):
+        raise TypeError(f"negative_slope is {negative_slope!r}; expected a number")
+
+
 def check_max_error(max_error: Any, name: str = "max_error") -> None:
     """TypeError or ValueError unless it is None or a number of at least 1."""
     if max_error is None:
         return
-    number = isinstance(max_error, (int, float, torch.SymFloat)) or hasattr(max_error, "__float__")
-    if isinstance(max_error, bool) or not number:
+    if isinstance(max_error, bool) or not is_number(max_error):
         raise TypeError(f"{name} is {max_error!r}; expected None or a number of at least 1")
     if not max_error >= 1.0:
         raise ValueError(f"{name} is {max_error!r}; expected None or a number of at least 1")
@@ -73,13 +123,20 @@ def _max_error_of_environment() -> float | None:
 max_error: float | None = _max_error_of_environment()
 
 
+_ANY_WORKSPACE = (1 << 63) - 1  # what the operators take for more bytes than there are
+
+
 def check_max_workspace(max_workspace: Any, name: str = "max_workspace") -> None:
     """TypeError or ValueError unless it is None or an integer of at least 0."""
     if max_workspace is None or isinstance(max_workspace, torch.SymInt):
         return
-    if isinstance(max_workspace, bool) or not hasattr(max_workspace, "__index__"):
+    try:
+        size = operator.index(max_workspace)
+    except TypeError:
+        size = None
+    if size is None or isinstance(max_workspace, bool):
         raise TypeError(f"{name} is {max_workspace!r}; expected None or an integer of at least 0, in bytes")
-    if operator.index(max_workspace) < 0:
+    if size < 0:
         raise ValueError(f"{name} is {max_workspace!r}; expected None or an integer of at least 0, in bytes")
 
 
@@ -89,7 +146,7 @@ def _max_workspace_of_environment() -> int | None:
         return None
     if not text.isascii() or not text.isdigit():
         raise ValueError(f"FASTCONV_MAX_WORKSPACE is {text!r}; expected an integer of at least 0, in bytes")
-    return int(text)
+    return min(int(text), _ANY_WORKSPACE)
 
 
 max_workspace: int | None = _max_workspace_of_environment()
@@ -167,7 +224,7 @@ def resolve_max_workspace(asked: Any, algorithm: str) -> int | None:
     if asked is None:
         return max_workspace if algorithm == "auto" else None
     symbolic: Any = isinstance(asked, torch.SymInt)
-    return asked if symbolic else operator.index(asked)
+    return asked if symbolic else min(operator.index(asked), _ANY_WORKSPACE)
 
 
 def resolve_algorithm(asked: str) -> str:

@@ -24,7 +24,7 @@ from fastconv.eager import LayerState
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, check_settings
 from fastconv.ops import transposed
-from fastconv.ops.geometry import Geometry
+from fastconv.ops.geometry import Geometry, pair
 from fastconv.reports import by, json_text, plain_table
 from fastconv.tensors import is_distributed
 from fastconv.views import Conv1d, ConvTranspose2d, without_height
@@ -214,8 +214,7 @@ def swap_(
     if filter_fn is not None and not callable(filter_fn):
         raise TypeError(f"filter_fn is a {type(filter_fn).__name__}; expected a function of (name, module), or None")
     for name, flag in (("dry_run", dry_run), ("strict", strict), ("frozen", frozen)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"{name} is {flag!r}; expected a bool")
+        settings.check_flag(name, flag)
     check_settings(algorithm, precision, max_error, max_workspace)
 
     # First decide, then change: an exception on the way leaves the model as it was.
@@ -365,9 +364,11 @@ def _fits(
     """The algorithms that fit whatever input may come, or the reason code and text why none of those asked for does."""
     library = {row["name"] for row in _C.algorithms() if row["family"] == "library"}
     device = ops.device_info(module.weight.device)
-    refused = isinstance(module, nn.ConvTranspose2d) and transposed.reason_for_torch(
-        module.stride, module.output_padding, module.dilation
-    )
+    try:
+        geometry, extras = _geometry(module), pair("output_padding", module.output_padding)
+    except (TypeError, RuntimeError) as error:
+        return (), "invalid", str(error)
+    refused = module.transposed and transposed.reason_for_torch(geometry.stride, extras, geometry.dilation)
     if refused and algorithm != "torch":
         return (), "output_padding", refused
     fitting: list[str] = []
@@ -380,7 +381,7 @@ def _fits(
             **settings.resolve_limits(max_error, max_workspace, algorithm)._asdict(),
         }  # fmt: skip
         try:
-            problems = _problems(module, common)
+            problems = _problems(module, geometry, common)
         except ValueError as error:
             return (), "invalid", str(error)
         found = [_C.candidates(problem, device) for problem in problems]
@@ -406,25 +407,42 @@ def _fits(
     return (), codes.pop() if len(codes) == 1 else "unsupported", "; ".join(texts)
 
 
-def _problems(module: Any, common: dict[str, Any]) -> list[_C.ConvProblem]:
-    """The convolutions that a module is made of, for an input of nominal size; the largest filter first."""
-    flat = isinstance(module, nn.Conv1d)
-    height = (1,) if flat else ()
-    kernel, stride, dilation = ((*height, *size) for size in (module.kernel_size, module.stride, module.dilation))
-    padding: tuple[int, ...] = (0, 0)
+def _geometry(module: Any) -> Geometry:
+    """That of a two-dimensional convolution: a row has a height of 1. Raises TypeError or RuntimeError for none."""
+
+    def sizes(name: str, height: int) -> list[int]:
+        both = pair(name, getattr(module, name))
+        return [height, both[1]] if isinstance(module, nn.Conv1d) else both
+
+    dilation, padding = sizes("dilation", 1), [0, 0]
     if module.padding == "same":
-        padding = tuple(d * (size - 1) // 2 for d, size in zip(dilation, kernel, strict=True))
+        padding = [d * (size - 1) // 2 for d, size in zip(dilation, _kernel(module), strict=True)]
     elif not isinstance(module.padding, str) and module.padding_mode == "zeros":
-        padding = (*(0 for _ in height), *module.padding)
-    size = [1 if flat else max(_NOMINAL_SIZE, dilation[0] * (kernel[0] - 1) + 1)]
-    size.append(max(_NOMINAL_SIZE, dilation[1] * (kernel[1] - 1) + 1))
+        padding = sizes("padding", 0)
+    return Geometry(sizes("stride", 1), padding, dilation, module.groups)
+
+
+def _kernel(module: Any) -> list[int]:
+    """R and S."""
+    sizes = [1] * isinstance(module, nn.Conv1d) + list(module.weight.shape[2:])
+    if len(sizes) != 2:
+        raise RuntimeError(f"weight has shape {list(module.weight.shape)}; expected R and S at its end")
+    return sizes
+
+
+def _problems(module: Any, geometry: Geometry, common: dict[str, Any]) -> list[_C.ConvProblem]:
+    """The convolutions that a module is made of, for an input of nominal size; the largest filter first."""
+    stride, padding, dilation, groups = geometry
+    kernel = _kernel(module)
+    height, width = (max(_NOMINAL_SIZE, d * (size - 1) + 1) for d, size in zip(dilation, kernel, strict=True))
+    if isinstance(module, nn.Conv1d):
+        height = 1
     if isinstance(module, nn.ConvTranspose2d):
-        return transposed.convolutions(
-            module.weight.shape, size, Geometry(stride, padding, dilation, module.groups), module.output_padding, common
-        )
+        extras = pair("output_padding", module.output_padding)
+        return transposed.convolutions(module.weight.shape, [height, width], geometry, extras, common)
     problem = _C.ConvProblem(
-        n=1, c=module.weight.shape[1] * module.groups, k=module.weight.shape[0], r=kernel[0], s=kernel[1], h=size[0],
-        w=size[1], stride=stride, padding=padding, dilation=dilation, groups=module.groups, **common,
+        n=1, c=module.weight.shape[1] * groups, k=module.weight.shape[0], r=kernel[0], s=kernel[1], h=height, w=width,
+        stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=groups, **common,
     )  # fmt: skip
     return [problem]
 

@@ -17,6 +17,7 @@ from fastconv.functional import conv2d
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, check_settings
 from fastconv.ops import transposed
+from fastconv.ops.geometry import integer, pair
 
 __all__ = ["Conv1d", "ConvTranspose2d", "conv1d", "conv_transpose2d"]
 
@@ -81,7 +82,7 @@ def _row(name: str, value: Any, height: int) -> tuple[Any, Any]:
     values = value if isinstance(value, (list, tuple)) else (value,)
     if len(values) != 1:
         raise RuntimeError(f"{name} is {value!r}; expected an integer or a sequence of one")
-    return height, functional._integer(name, values[0])
+    return height, integer(name, values[0])
 
 
 def conv_transpose2d(
@@ -134,9 +135,9 @@ def conv_transpose2d(
         raise RuntimeError(f"input has shape {list(input.shape)}; expected [N, C, H, W] or [C, H, W]")
     if weight.dim() != 4:
         raise RuntimeError(f"weight has shape {list(weight.shape)}; expected [C, K/groups, R, S]")
-    strides, paddings = functional._pair("stride", stride), functional._pair("padding", padding)
-    extras, dilations = functional._pair("output_padding", output_padding), functional._pair("dilation", dilation)
-    groups = functional._integer("groups", groups)
+    strides, paddings = pair("stride", stride), pair("padding", padding)
+    extras, dilations = pair("output_padding", output_padding), pair("dilation", dilation)
+    groups = integer("groups", groups)
 
     refused = functional._refused(input, weight, bias) or transposed.reason_for_torch(strides, extras, dilations)
     if refused:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 os.environ["FASTCONV_CACHE_DIR"] = ""
 
@@ -54,7 +54,24 @@ class PooledNet(Net):
         return F.avg_pool2d(x, x.shape[2:]).flatten(1)
 
 
-def made(kind: type[Net] = Net) -> Net:
+class Views(nn.Module):
+    """The layers that are views of a Conv2d."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.up = nn.ConvTranspose2d(8, 8, 4, stride=2, padding=1, bias=False)
+        self.wide = nn.ConvTranspose2d(8, 4, 3)
+        self.row = nn.Conv1d(4, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.row(self.wide(self.up(self.stem(x))).flatten(2))
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def made(kind: type[Model]) -> Model:
     torch.manual_seed(0)
     return kind()
 
@@ -67,17 +84,17 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((full(found) - expected).norm() / expected.norm())
 
 
-def reference(x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+def reference(x: Tensor, kind: type[nn.Module] = Net) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Output, gradient of the input and of the parameters of a model in float64, for the sum of squares."""
-    model, x = made().double(), x.double().requires_grad_()
+    model, x = made(kind).double(), x.double().requires_grad_()
     y = model(x)
     y.square().sum().backward()
     return y.detach(), x.grad, [p.grad for p in model.parameters()]
 
 
-def compared(model: nn.Module, x: Tensor, whole: Tensor) -> dict[str, Any]:
+def compared(model: nn.Module, x: Tensor, whole: Tensor, kind: type[nn.Module] = Net) -> dict[str, Any]:
     """What the model computes of x, of which `whole` is all: errors of output and gradients, and how they lie."""
-    expected, expected_x, expected_parameters = reference(whole)
+    expected, expected_x, expected_parameters = reference(whole, kind)
     x = x.detach().requires_grad_()
     y = model(x)
     y.square().sum().backward()
@@ -104,7 +121,7 @@ def distributed(mesh: Any, dim: int | None, count: int, swap_first: bool) -> dic
     """distribute_module, every parameter everywhere; the images everywhere, or split along dim."""
     from torch.distributed.tensor import Replicate, Shard, distribute_module
 
-    model = made()
+    model = made(Net)
     if swap_first:
         fastconv.swap_(model, strict=True)
     model = distribute_module(model, mesh)
@@ -123,9 +140,28 @@ def parts_of_filters(mesh: Any, dim: int) -> dict[str, Any]:
         if name in ("wide", "deep"):
             module.weight = nn.Parameter(distribute_tensor(module.weight.data, mesh, [Shard(dim)]))
 
-    model = made()
+    model = made(Net)
     fastconv.swap_(model, strict=True)
     return compared(distribute_module(model, mesh, partition), split(mesh, images(), Replicate()), images())
+
+
+def views(mesh: Any, images_dim: int | None, weights_dim: int | None, swap_first: bool) -> dict[str, Any]:
+    """Transposed and one-dimensional convolutions: their images, or their weights, in parts along a dimension."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+
+    def partition(name: str, module: nn.Module, mesh: Any) -> None:
+        if name in ("up", "wide", "row") and weights_dim is not None:
+            module.weight = nn.Parameter(distribute_tensor(module.weight.data, mesh, [Shard(weights_dim)]))
+
+    model = made(Views)
+    if swap_first:
+        fastconv.swap_(model, strict=True)
+    model = distribute_module(model, mesh, partition)
+    if not swap_first:
+        fastconv.swap_(model, strict=True)
+    x = split(mesh, images(), Replicate() if images_dim is None else Shard(images_dim))
+    kinds = (type(model.up), type(model.row))
+    return compared(model, x, images(), Views) | {"ours": kinds == (fastconv.ConvTranspose2d, fastconv.Conv1d)}
 
 
 def parallelized(mesh: Any, swap_first: bool) -> dict[str, Any]:
@@ -147,7 +183,7 @@ def parallelized(mesh: Any, swap_first: bool) -> dict[str, Any]:
                 ),
             )
 
-    model = made()
+    model = made(Net)
     if swap_first:
         fastconv.swap_(model, strict=True)
     plan: dict[str, Any] = {name: BatchParallel() for name in ("stem.0", "grouped", "wide", "deep")}
@@ -162,7 +198,7 @@ def fully_sharded(mesh: Any, swap_first: bool) -> dict[str, Any]:
     """fully_shard on one convolution and on the whole; each process has its part of the batch. undo() takes back."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    model: Any = made()
+    model: Any = made(Net)
     report = fastconv.swap_(model, strict=True) if swap_first else None
     fully_shard(model.wide, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -195,7 +231,7 @@ def fully_sharded(mesh: Any, swap_first: bool) -> dict[str, Any]:
 
 def data_parallel(mesh: Any) -> dict[str, Any]:
     """DistributedDataParallel around a swapped model."""
-    model = made()
+    model = made(Net)
     fastconv.swap_(model, strict=True)
     wrapped = nn.parallel.DistributedDataParallel(model)
     expected, _, gradients = reference(images())
@@ -280,6 +316,10 @@ SCENARIOS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "batch, distributed before the swap": lambda mesh: distributed(mesh, 0, 4, False),
     "filters": lambda mesh: parts_of_filters(mesh, 0),
     "channels of the filters": lambda mesh: parts_of_filters(mesh, 1),
+    "views, batch": lambda mesh: views(mesh, 0, None, True),
+    "views, batch, distributed before the swap": lambda mesh: views(mesh, 0, None, False),
+    "views, dimension 0 of the weights": lambda mesh: views(mesh, None, 0, True),
+    "views, dimension 1 of the weights": lambda mesh: views(mesh, None, 1, True),
     "tensor parallel": lambda mesh: parallelized(mesh, True),
     "tensor parallel before the swap": lambda mesh: parallelized(mesh, False),
     "fully sharded": lambda mesh: fully_sharded(mesh, True),

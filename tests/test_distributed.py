@@ -41,7 +41,8 @@ def test_computes_and_trains_as_one_process(findings: list[dict[str, Any]], scen
 
 
 def test_a_part_of_the_batch_stays_a_part(findings: list[dict[str, Any]]) -> None:
-    for scenario in ("batch", "uneven batch", "batch, distributed before the swap"):
+    batches = ("batch", "uneven batch", "batch, distributed before the swap", "views, batch")
+    for scenario in batches:
         assert findings[0][scenario]["placements"] == "(Shard(dim=0),)"
 
 

@@ -27,10 +27,14 @@ def works(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("algorithm", ["auto", "torch"])
 @pytest.mark.parametrize(
-    ("weight", "arguments"), [((4, 3, 0, 3), {}), ((4, 3, 3, 3), {"stride": 1 << 31})], ids=["no_rows", "stride"]
+    ("images", "weight", "arguments"),
+    [(2, (4, 3, 0, 3), {}), (2, (4, 3, 3, 3), {"stride": 1 << 31}), (0, (4, 3, 3, 0), {})],
+    ids=["no_rows", "stride", "no_images"],  # the last one is an IndexError of PyTorch's on the CPU
 )
-def test_what_pytorch_refuses(device: str, algorithm: str, weight: tuple[int, ...], arguments: dict) -> None:
-    x, w = torch.randn(2, 3, 8, 8, device=device), torch.randn(weight, device=device)
+def test_what_pytorch_refuses(
+    device: str, algorithm: str, images: int, weight: tuple[int, ...], arguments: dict
+) -> None:
+    x, w = torch.randn(images, 3, 8, 8, device=device), torch.randn(weight, device=device)
     try:
         expected: Tensor | type[Exception] = F.conv2d(x, w, **arguments)
     except Exception as error:

@@ -95,7 +95,8 @@ def run(
     out: Path | str | None = None,
     report: Callable[[str], None] = print,
 ) -> results.Document:
-    """Launches the megakernel `launches` times, over `shapes` random layers in each class, and writes a result file.
+    """Launches the megakernel `launches` times, in all classes together, over `shapes` random layers in each, and
+    writes a result file.
 
     Eight layers at a time, a stream each, in a CUDA graph that is replayed; each launch in it has a map, a grid and
     delays of its own, and another input than the one before. A launch that hangs ends in an exception that names the

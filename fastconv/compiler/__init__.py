@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from fastconv import settings
 from fastconv.nn import check_settings
 from fastconv.rewrites.report import RewriteReport
 
@@ -26,8 +27,7 @@ class _Backend:
         frozen: bool = False, report: RewriteReport | None = None,
     ) -> None:  # fmt: skip
         check_settings(algorithm, precision, max_error)
-        if not isinstance(frozen, bool):
-            raise TypeError(f"frozen is {frozen!r}; expected a bool")
+        settings.check_flag("frozen", frozen)
         self.algorithm, self.precision, self.max_error, self.frozen = algorithm, precision, max_error, frozen
         self.report = report
         self.__name__ = "fastconv"
@@ -92,6 +92,8 @@ def compile(
     """
     if "backend" in torch_compile_options:
         raise TypeError("fastconv.compile has no backend to choose; use torch.compile")
+    if not callable(model):
+        raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a function")
     report = RewriteReport()
     ours = _Backend(algorithm, precision, max_error, frozen, report)
     compiled: Any = torch.compile(model, backend=ours, **torch_compile_options)

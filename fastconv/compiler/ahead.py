@@ -54,8 +54,10 @@ def export(
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if model.training:
         raise RuntimeError("model is in training mode; expected model.eval()")
-    if Path(path).suffix != ".pt2":
-        raise ValueError(f"path is '{path}'; expected one that ends in .pt2")
+    if not isinstance(example_inputs, (tuple, list)):  # of a tensor each image would be an argument
+        raise TypeError(f"example_inputs is a {type(example_inputs).__name__}; expected a tuple of arguments")
+    if not isinstance(path, (str, os.PathLike)) or Path(path).suffix != ".pt2":
+        raise ValueError(f"path is {path!r}; expected one that ends in .pt2")
     asked = rewrites.Asked(algorithm, precision, max_error, packed=True, scatters=True)
     report = RewriteReport()
     inputs = tuple(example_inputs)

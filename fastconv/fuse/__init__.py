@@ -24,7 +24,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from fastconv import ops, rewrites, swap
+from fastconv import ops, rewrites, settings, swap
 from fastconv.fuse import graph as graphs
 from fastconv.fuse.lowering import Lowerings, is_candidate
 from fastconv.layer import Layer
@@ -172,8 +172,7 @@ def fuse(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    if not isinstance(strict, bool):
-        raise TypeError(f"strict is {strict!r}; expected a bool")
+    settings.check_flag("strict", strict)
     check_settings(algorithm, precision, max_error, max_workspace)
     if model.training:
         raise RuntimeError("model is in training mode; expected model.eval(): batch norms are folded as they are there")

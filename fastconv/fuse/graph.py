@@ -17,6 +17,7 @@ from fastconv import ops
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d
 from fastconv.norm import InputNorm
+from fastconv.ops.geometry import pair
 from fastconv.rewrites.convolution import describe, layer_call
 from fastconv.rewrites.editor import Obstacle, Spelled
 from fastconv.rewrites.patterns import ACTIVATIONS
@@ -170,7 +171,7 @@ def _padding_obstacle(layer: Conv2d) -> Obstacle | None:
     """What the operator's padding is not: a mode of its own, or more at one side than at the other."""
     if layer.padding_mode != "zeros":
         return "padding", f"its padding_mode is {layer.padding_mode}"
-    extents = [d * (size - 1) for d, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+    extents = [d * (size - 1) for d, size in zip(pair("dilation", layer.dilation), layer.kernel_size, strict=True)]
     if layer.padding == "same" and any(extent % 2 for extent in extents):
         return "padding", "its padding is 'same', of an even kernel"
     return None

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.utils import _pair
 
 from fastconv import ops
 from fastconv.epilogue import explicit_padding
 from fastconv.nn import Conv2d
 from fastconv.norm import InputNorm
 from fastconv.ops import plain
+from fastconv.ops.geometry import pair
 
 # [], or an InputNorm, the activation's name, and its module if it is one.
 Before = Sequence[Any]
@@ -33,7 +33,8 @@ def convolve_into(layer: Any, x: Tensor, before: Before, buffer: Tensor | int, b
         return copy_into(layer(_normed(x, before)), buffer, begin)
     if isinstance(buffer, int):
         _, padding = explicit_padding(x, layer.weight, layer.padding, layer.dilation)
-        size = ops.output_size(x.shape, layer.weight.shape, _pair(layer.stride), padding, _pair(layer.dilation))
+        where = pair("stride", layer.stride), padding, pair("dilation", layer.dilation)
+        size = ops.output_size(x.shape, layer.weight.shape, *where)
         if min(size) < 1:
             return convolve(layer, x, before)  # which says so
         buffer = _new(x, buffer, *size)

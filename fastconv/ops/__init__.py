@@ -84,7 +84,7 @@ def _raise_translated(operator: Callable[..., Any], error: RuntimeError, args: t
         raise error
     repeats = operator in (conv2d_op, _layer_forward, _recorded_convolution)
     is_torch = repeats and (last_call() or {}).get("algorithm") == "torch"
-    if not (is_torch and failures.is_silent(error)):
+    if not (is_torch and (failures.is_silent(error) or type(failure) is RuntimeError)):
         raise failure from None
     if operator is not conv2d_op:
         raise failures.UnseenError(str(failure)) from None

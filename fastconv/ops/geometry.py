@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+
+_MOST = (1 << 63) - 1  # the operators' integers have 64 bits
 
 
 class Geometry(NamedTuple):
@@ -28,3 +32,37 @@ def from_operator(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return function(first, second, sizes, Geometry(*rest[:4]), *rest[4:])
 
     return flat
+
+
+def integer(name: str, value: Any) -> Any:
+    """The argument as an int, or as the torch.SymInt that it is while a program is traced."""
+    if isinstance(value, torch.SymInt):
+        return value
+    if isinstance(value, bool):
+        raise TypeError(f"{name} is {value}; expected an integer")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; expected an integer") from None
+    if not -_MOST <= number <= _MOST:
+        raise RuntimeError(f"{name} is {number}; expected an integer of 64 bits")
+    return number
+
+
+def pair(name: str, value: Any) -> list[int]:
+    """The argument for height and width: one integer, or one in a sequence, is for both."""
+    if type(value) is int and -_MOST <= value <= _MOST:
+        return [value, value]
+    if type(value) is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int:
+        small = -_MOST <= value[0] <= _MOST and -_MOST <= value[1] <= _MOST
+        return list(value) if small else [integer(name, size) for size in value]
+    if not isinstance(value, (list, tuple)):
+        if isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}; expected an integer or a pair of integers")
+        value = (value,)
+    values = [integer(name, element) for element in value]
+    if len(values) == 1:
+        return [values[0], values[0]]
+    if len(values) != 2:
+        raise RuntimeError(f"{name} is {value!r}; expected an integer or a pair of integers")
+    return values

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from fastconv import _C, ops, settings
 from fastconv.ops import plain
-from fastconv.ops.geometry import Geometry
+from fastconv.ops.geometry import Geometry, pair
 from fastconv.reports import by
 from fastconv.rewrites.editor import Obstacle, hint_of, read, value_of
 
@@ -77,14 +77,14 @@ def call_of(node: Any) -> Call | None:
 def layer_call(layer: Any, input: Any, residual: Any = None) -> Call:
     """What one of fastconv's layers computes: weight and bias are its tensors. Padding in another mode than zeros, and
     what "same" pads on one side alone, are taken for zeros on both."""
-    padding = layer.padding
+    dilation, padding = pair("dilation", layer.dilation), layer.padding
     if padding == "same":
-        padding = [d * (size - 1) // 2 for d, size in zip(layer.dilation, layer.kernel_size, strict=True)]
+        padding = [d * (size - 1) // 2 for d, size in zip(dilation, layer.kernel_size, strict=True)]
     elif padding == "valid":
-        padding = [0] * len(layer.kernel_size)
+        padding = 0
     algorithm = settings.resolve_algorithm(layer.algorithm)
     return Call(
-        input, layer.weight, layer.bias, residual, list(layer.stride), list(padding), list(layer.dilation),
+        input, layer.weight, layer.bias, residual, pair("stride", layer.stride), pair("padding", padding), dilation,
         layer.groups, algorithm, settings.resolve_precision(layer.precision, layer.weight.is_cuda),
         getattr(layer, "activation", None) or "none", getattr(layer, "negative_slope", 0.0),
         settings.switches.backend_flags,
