@@ -76,7 +76,7 @@ def test_every_step_is_a_command_with_these_options(tmp_path: Path) -> None:
             if its.folder:
                 assert (context.params["folder"], context.params["resume"]) == (tmp_path, True)
             else:
-                assert context.params["json_path"] == path
+                assert Path(context.params["json_path"]) == path  # a str in some of typer
 
 
 class _Asked(Exception):
