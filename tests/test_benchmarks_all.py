@@ -74,7 +74,7 @@ def test_every_step_is_a_command_with_these_options(tmp_path: Path) -> None:
             context = group.commands[name].make_context(name, arguments)
             assert context.params["budget"] == 5.0
             if its.folder:
-                assert (context.params["folder"], context.params["resume"]) == (tmp_path, True)
+                assert (Path(context.params["folder"]), context.params["resume"]) == (tmp_path, True)
             else:
                 assert Path(context.params["json_path"]) == path  # a str in some of typer
 
