@@ -139,6 +139,7 @@ struct Variant {
   int strips = 1;             // of a work tile
   int v_reuse = 1;            // that a work tile's V serves, each with other filters
   int filter_tiles = blocks;  // of a turn of a work tile
+  bool plain = false;         // NHWC: nothing is behind the sums but bias and ReLU (split/pairs.cuh)
 
   // Of the positions, that a warpgroup has: half of them, if it shares its filters and points with the other.
   constexpr int m_halves() const { return filter_tiles == blocks ? 2 : 1; }

@@ -43,18 +43,27 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     launch_work_tiles<convolve<variant()>, block_threads>(params, config, sizeof(Shared<variant()>), processors, stream,
                                                           maps);
   };
-  // So that a value that is known now is known to the compiler.
+  // What is known now is known to the compiler: variant is of NHWC.
+  const auto by_filters = [&](auto variant) {
+    constexpr auto with = [](Variant value, bool plain) {
+      value.plain = plain;
+      return value;
+    };
+    is_plain(params.epilogue) ? run(constant<with(variant(), true)>) : run(constant<with(variant(), false)>);
+  };
   const auto with_output = [&](auto by_tma) {
     switch (config.store) {
-      case StoreMode::filters: return run(constant<Variant{1, by_tma(), StoreMode::filters}>);
+      case StoreMode::filters: return by_filters(constant<Variant{1, by_tma(), StoreMode::filters}>);
       case StoreMode::pixels: return run(constant<Variant{1, by_tma(), StoreMode::pixels}>);
       case StoreMode::elements: return run(constant<Variant{1, by_tma(), StoreMode::elements}>);
     }
   };
-  if (config.v_reuse == 2) return run(constant<Variant{1, true, StoreMode::filters, 1, 2}>);
+  if (config.v_reuse == 2) return by_filters(constant<Variant{1, true, StoreMode::filters, 1, 2}>);
   const auto with_strips = [&](auto strips) {
-    if (config.work_tile_filter_tiles == 1) return run(constant<Variant{2, true, StoreMode::filters, strips(), 1, 1}>);
-    run(constant<Variant{2, true, StoreMode::filters, strips()}>);
+    if (config.work_tile_filter_tiles == 1) {
+      return by_filters(constant<Variant{2, true, StoreMode::filters, strips(), 1, 1}>);
+    }
+    by_filters(constant<Variant{2, true, StoreMode::filters, strips()}>);
   };
   if (config.strips == 2) return with_strips(std::integral_constant<int, 2>{});
   if (config.blocks == 2) return with_strips(std::integral_constant<int, 1>{});

@@ -48,13 +48,10 @@ __device__ __forceinline__ void for_each_output(const Params& params, const Targ
     } else {
 #pragma unroll
       for (int i = 0; i < tile_outputs; ++i) {
-        const bool inside = i < at.count[e] && at.k < params.k;
-        if constexpr (output == StoreMode::filters) {
-          if (inside) visit(at.index[e] + i * params.y_column, e, 0, i);
-        } else {
 #pragma unroll
-          for (int b = 0; b < 2; ++b) {
-            if (inside && at.k + b < params.k) visit(at.index[e] + i * params.y_column + b * params.y_channel, e, b, i);
+        for (int b = 0; b < 2; ++b) {
+          if (i < at.count[e] && at.k + b < params.k) {
+            visit(at.index[e] + i * params.y_column + b * params.y_channel, e, b, i);
           }
         }
       }
@@ -70,10 +67,7 @@ __device__ __forceinline__ void store(const Params& params, const Target& at, Va
   const ActivationFunction& activate = params.epilogue.activate;
   const auto add = [&](std::int64_t index, int e, int b, int i) {
     const float* residual = params.epilogue.residual + index;
-    if constexpr (output == StoreMode::filters) {
-      const float2 other = *reinterpret_cast<const float2*>(residual);
-      value[e][0][i] += other.x, value[e][1][i] += other.y;
-    } else if constexpr (output == StoreMode::pixels) {
+    if constexpr (output == StoreMode::pixels) {
       const float4 other = *reinterpret_cast<const float4*>(residual);
       value[e][b][0] += other.x, value[e][b][1] += other.y, value[e][b][2] += other.z, value[e][b][3] += other.w;
     } else {
@@ -81,9 +75,7 @@ __device__ __forceinline__ void store(const Params& params, const Target& at, Va
     }
   };
   const auto write = [&](std::int64_t index, int e, int b, int i) {
-    if constexpr (output == StoreMode::filters) {
-      *reinterpret_cast<float2*>(y + index) = make_float2(value[e][0][i], value[e][1][i]);
-    } else if constexpr (output == StoreMode::pixels) {
+    if constexpr (output == StoreMode::pixels) {
       *reinterpret_cast<float4*>(y + index) =
           make_float4(value[e][b][0], value[e][b][1], value[e][b][2], value[e][b][3]);
     } else {
@@ -121,7 +113,8 @@ __device__ __forceinline__ void apply_silu(const Params& params, const Outputs* 
   }
 }
 
-// Each warpgroup finishes half of the positions, with the other's sums of three points, 8 at a time.
+// In NCHW, or where y is not aligned. Each warpgroup finishes half of the positions, with the other's sums of three
+// points, 8 at a time.
 template <int group, Variant variant>
 __device__ __forceinline__ void finish_work_tile(const Params& params, Shared<variant>& shared, const Totals<2>& total,
                                                  int filter_block, int slot) {
@@ -233,16 +226,10 @@ __device__ __forceinline__ void consume(const Params& params, Shared<variant>& s
     const bool again = !retry && must_retry(shared, state.work_tile_slot);
     if (again) mark<group>(shared, ordinal);
     if (again && blocks == 1) {  // a cluster's other block may not know of it
-    } else if (output == StoreMode::filters && is_plain(params.epilogue)) {
-      if constexpr (blocks == 1) {
-        finish_pairs<group>(params, shared, total, filter_block, state);
-      } else {
-        finish_pairs<group, true>(params, shared, total, filter_block, state);
-      }
-    } else if constexpr (blocks == 1) {
-      finish_work_tile<group>(params, shared, total, filter_block, state.work_tile_slot);
+    } else if constexpr (output == StoreMode::filters) {
+      finish_pairs<group>(params, shared, total, filter_block, state);
     } else {
-      finish_pairs<group, false>(params, shared, total, filter_block, state);
+      finish_work_tile<group>(params, shared, total, filter_block, state.work_tile_slot);
     }
     if (last_turn || warming) {
       state.work_tile_slot = (state.work_tile_slot + 1) % Shared<variant>::work_tile_slots;

@@ -1,7 +1,6 @@
-// The end of a work tile in NHWC, in one block without anything but bias and ReLU behind it: the even and odd sums of
-// the pairs of points are all that the columns of a tile share (single/pairs.cuh), so that the owner of three points,
-// a warpgroup or a block, finishes two columns where its sums are. Straight-line code: branches cost more than
-// arithmetic.
+// The end of a work tile in NHWC: the even and odd sums of the pairs of points are all that the columns of a tile share
+// (single/pairs.cuh), so that the owner of three points, a warpgroup or a block, finishes two columns where its sums
+// are. With nothing but bias and ReLU behind them without a branch, which costs more than arithmetic.
 #pragma once
 
 #include "algos/winograd_fused/split/multiply.cuh"
@@ -10,7 +9,7 @@
 
 namespace fastconv::algos::winograd_fused::split {
 
-__device__ __forceinline__ bool is_plain(const Epilogue<float>& epilogue) {
+inline bool is_plain(const Epilogue<float>& epilogue) {
   const ActivationFunction& activate = epilogue.activate;
   return epilogue.residual == nullptr && !activate.is_silu && activate.cap == INFINITY &&
          (activate.negative_slope == 1.0f || activate.clamps);
@@ -50,10 +49,30 @@ struct Finisher {
     for (int i = 0; i < 4; ++i) sums[i] = (group == 0) != theirs ? plus[i] + minus[i] : plus[i] - minus[i];
   }
 
+  // The residual of two positions: [column][position] of both filters, -0 where there is none.
+  using Residuals = float2[2][2];
+  __device__ __forceinline__ void load_residuals(const Params& params, const Outputs* at, Residuals& result) const {
+    const std::int64_t to_residual =
+        reinterpret_cast<const char*>(epilogue.residual) - reinterpret_cast<const char*>(params.y);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const std::int64_t offset = at[e].even_bytes() + to_residual;
+      const int count = epilogue.residual != nullptr ? at[e].count() : 0;
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {  // without a branch
+        float2& two = result[which][e];
+        two = make_float2(-0.0f, -0.0f);
+        asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p ld.global.nc.v2.f32 {%0, %1}, [%4];\n}"
+                     : "+f"(two.x), "+f"(two.y)
+                     : "r"(column(which) + most), "r"(count), "l"(y[which] + offset));
+      }
+    }
+  }
+
   // plain: is_plain.
   template <bool plain>
   __device__ __forceinline__ void finish(const float* own, const float4& received, const float* extras,
-                                         const Outputs* at, const Params& params) const {
+                                         const Outputs* at, const Residuals& residuals) const {
     using Transform = winograd::Transform<4>;
     constexpr float first_own = group == 0 ? 1.0f : 2.0f * Transform::b;
     constexpr float first_other = group == 0 ? 1.0f : 0.5f * Transform::a;
@@ -86,11 +105,7 @@ struct Finisher {
                        "r"(count), "l"(target), "f"(two.x), "f"(two.y)
                        : "memory");
         } else if (column(which) + most < count) {
-          float2 more = make_float2(-0.0f, -0.0f);
-          if (epilogue.residual != nullptr) {
-            const std::int64_t element = target - reinterpret_cast<char*>(params.y);
-            more = *reinterpret_cast<const float2*>(reinterpret_cast<const char*>(epilogue.residual) + element);
-          }
+          const float2& more = residuals[which][e];
           *reinterpret_cast<float2*>(target) =
               make_float2(epilogue.finish_value(two.x, more.x), epilogue.finish_value(two.y, more.y));
         }
@@ -99,12 +114,16 @@ struct Finisher {
   }
 };
 
-// group: of points.
+// In one block. group: of points. The residual of two rows is on its way while they are exchanged.
 template <int group, Variant variant>
+  requires(variant.blocks == 1)
 __device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared, const Totals<2>& total,
                                              int filter_block, ConsumerState& state) {
   using Finish = Finisher<group>;
-  const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+  constexpr bool plain = variant.plain;
+  int thread_here = static_cast<int>(threadIdx.x);
+  if constexpr (!plain || variant.v_reuse > 1) launder(thread_here);  // as below
+  const int thread = thread_here % 128, lane = thread % 32, warp = thread / 32;
   const Finish finisher(params, filter_block * filter_tile + warp * 16 + lane / 4 * 2);
   const Outputs* outputs = shared.outputs[state.work_tile_slot] + lane % 4 * 2;
 #pragma unroll
@@ -122,24 +141,31 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
       Finish::combine(total[Finish::pair][half] + first, total[Finish::pair + 1][half] + first, true, other);
       given[j][thread] = make_float4(other[0], other[1], other[2], other[3]);
     }
+    typename Finish::Residuals residuals[2];
+    if constexpr (!plain) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) finisher.load_residuals(params, outputs + (slice * 2 + j) * 8, residuals[j]);
+    }
     hopper::synchronise(pair_barrier + warp, 64);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int first = 4 * (slice % 2 * 2 + j);
-      finisher.template finish<true>(own[j], received[j][thread], total[Finish::extra][half] + first,
-                                     outputs + (slice * 2 + j) * 8, params);
+      finisher.template finish<plain>(own[j], received[j][thread], total[Finish::extra][half] + first,
+                                      outputs + (slice * 2 + j) * 8, residuals[j]);
     }
   }
 }
 
-// The same with the warp of the same number in the cluster's other block. plain: is_plain. In a loop, since code that
+// The same with the warp of the same number in the cluster's other block. In a loop, since code that
 // runs once a work tile has to be fetched each time: the sums move up.
-template <int group, bool plain, Variant variant>
+template <int group, Variant variant>
+  requires(variant.blocks == 2)
 __device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared,
                                              const Totals<Shared<variant>::m_halves>& total, int filter_block,
                                              ConsumerState& state) {
   using Finish = Finisher<group>;
   using Exchange = decltype(shared.exchange);
+  constexpr bool plain = variant.plain;
   constexpr int m_halves = variant.m_halves(), slices = Exchange::slices, other_rank = 1 - group;
   int thread_here = static_cast<int>(threadIdx.x);
   launder(thread_here);  // nothing of what follows is kept in registers from work tile to work tile
@@ -181,11 +207,16 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
       shared.outputs[state.work_tile_slot] + (m_halves == 2 ? 0 : warpgroup * (positions / 2)) + lane % 4 * 2;
 #pragma unroll 1
   for (int slice = 0; slice < slices; ++slice) {
+    typename Finish::Residuals residuals[2];
+    if constexpr (!plain) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) finisher.load_residuals(params, outputs + (slice * 2 + j) * 8, residuals[j]);
+    }
     wait<role_multiply>(full + slice * sizeof(hopper::Barrier), state.exchanged, params.report);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       finisher.template finish<plain>(own + 4 * j, exchange.pairs[slice][warpgroup][j][thread], extra + 4 * j,
-                                      outputs + (slice * 2 + j) * 8, params);
+                                      outputs + (slice * 2 + j) * 8, residuals[j]);
     }
 #pragma unroll
     for (int i = 8; i < m_halves * half_groups * 4; ++i) own[i - 8] = own[i], extra[i - 8] = extra[i];

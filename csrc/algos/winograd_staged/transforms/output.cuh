@@ -122,10 +122,13 @@ __global__ void __launch_bounds__(segment_threads, pools ? 5 : 4)
         for (int j = 0; j < m; ++j) {
           const std::int64_t index = corner + i * chunk.out.h + j * chunk.out.w;
           const bool exists = i < left_p && j < left_q;
-          Aligned<T, vec> result;
+          Aligned<T, vec> result, other{};
+          const bool adds = !plain && exists && epilogue.residual != nullptr;
+          if (adds) other = *reinterpret_cast<const Aligned<T, vec>*>(epilogue.residual + index);
 #pragma unroll
           for (int e = 0; e < vec; ++e) {
-            result.e[e] = finish(row[j].e[e] * first[e] * second[e] + bias[e], index + e, exists);
+            const float value = row[j].e[e] * first[e] * second[e] + bias[e];
+            result.e[e] = from_float<T>(finish(value, adds ? to_float(other.e[e]) : -0.0f));
           }
           if (exists) *reinterpret_cast<Aligned<T, vec>*>(y + index) = result;
         }
@@ -159,13 +162,11 @@ __global__ void __launch_bounds__(segment_threads, pools ? 5 : 4)
     } else if constexpr (pools) {
       write_pooled([](float value) { return ActivationFunction::silu(value); });
     } else if constexpr (!plain) {
-      write([&](float value, std::int64_t index, bool exists) {
-        return exists ? epilogue.finish(value, index) : from_float<T>(0.0f);
-      });
+      write([&](float value, float other) { return epilogue.finish_value(value, other); });
     } else if (activate.is_linear()) {
-      write([](float value, std::int64_t, bool) { return from_float<T>(value); });
+      write([](float value, float) { return value; });
     } else {
-      write([&](float value, std::int64_t, bool) { return from_float<T>(activate.piecewise(value)); });
+      write([&](float value, float) { return activate.piecewise(value); });
     }
     if (real) return;
     is_warm = true;
