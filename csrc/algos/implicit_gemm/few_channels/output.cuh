@@ -2,6 +2,7 @@
 #pragma once
 
 #include "algos/implicit_gemm/few_channels/multiply.cuh"
+#include "algos/implicit_gemm/shared/activation.cuh"
 
 namespace fastconv::algos::implicit_gemm::few_channels {
 
@@ -49,6 +50,28 @@ __device__ __forceinline__ void for_each_vector(const Params<typename S::T>& par
         visit(filter * params.out_k, extent.columns, values);
       }
     }
+  }
+}
+
+// Which activation it is, is asked once for all sums.
+template <typename S>
+__device__ __forceinline__ void apply_activation(const ActivationFunction& activate, Sums<S>& sum) {
+  const auto for_each_sum = [&](const auto& apply) {
+#pragma unroll
+    for (int m = 0; m < S::row_tiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < S::column_tiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[m][n][i] = apply(sum[m][n][i]);
+      }
+    }
+  };
+  if (activate.clamps) {
+    for_each_sum([cap = activate.cap](float value) { return clamp(value, cap); });
+  } else if (activate.is_silu) {
+    for_each_sum([](float value) { return ActivationFunction::silu(value); });
+  } else {
+    for_each_sum([slope = activate.negative_slope](float value) { return value <= 0.0f ? value * slope : value; });
   }
 }
 
@@ -105,15 +128,7 @@ __device__ __forceinline__ void finish(const Params<typename S::T>& params, cons
     });
   };
   params.epilogue.in_order(add_residual, [&] {
-    if (!params.has_activation) return;
-#pragma unroll
-    for (int m = 0; m < S::row_tiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < S::column_tiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[m][n][i] = params.epilogue.activate(sum[m][n][i]);
-      }
-    }
+    if (params.has_activation) apply_activation<S>(params.epilogue.activate, sum);
   });
   T* y = params.y + first;
   asm volatile("" : "+l"(y));  // or the compiler would rather add `first` to each of the offsets

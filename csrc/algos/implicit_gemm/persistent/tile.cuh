@@ -87,7 +87,8 @@ struct Shape {
   static constexpr int depth = reads_fp16 ? 4 : 2;
   static constexpr int slots = filter_slots(filter_bytes, raw);
   // Whether copies can bring sums to y (Plan::stores_by_tma).
-  static constexpr bool stores_by_tma = !transforms && filter_tile * sizeof(T) % box_bytes == 0;
+  static constexpr bool stores_by_tma =
+      !transforms && filter_tile * sizeof(T) % box_bytes == 0 && pixel_tile * filter_tile * sizeof(T) <= max_staging;
 
   // How the work of a warpgroup is cut into the groups that alternate on the tensor cores (Multiplier).
   static constexpr IssueGroups issue_groups = row_blocks == 2              ? IssueGroups::row_blocks
