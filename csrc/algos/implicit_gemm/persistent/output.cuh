@@ -334,8 +334,9 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     for (int i = 0; i < rows; ++i)
       moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
   }
-  auto finish = static_cast<unsigned>(uniform || !S::transforms ? finish_of(params) : Finish::general);
-  const bool use_tma = S::stores_by_tma && params.stores_by_tma && finish != static_cast<unsigned>(Finish::general);
+  const bool in_rows = S::transforms && !uniform;  // rare, and so by the way that is for all
+  auto finish = static_cast<unsigned>(finish_of(params));
+  const bool use_tma = S::stores_by_tma && params.stores_by_tma;
   if (use_tma) {
     if (threadIdx.x == 0) hopper::wait_for_reading<0>();
     moderate = !any_of_multipliers(!moderate);  // either all copy, or none
@@ -356,6 +357,12 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     }
     __syncwarp();
   }
+  const bool whole = (work_tile.filter_tile + 1) * S::filter_tile <= params.k && !in_rows;
+  if (finish == static_cast<unsigned>(Finish::general) && (whole || with_tma != 0)) {
+    const auto index_of = [&](int row) { return output_index(params, work_tile, pixel_of_lane<S>(row)); };
+    finish_in_place<S>(params, work_tile.filter_tile * S::filter_tile, index_of, filters, sums, factor);
+    finish = static_cast<unsigned>(Finish::plain);
+  }
   const auto with_finish = [&](auto&& store, auto... finishes) {  // the one of them that it is
     return ((finish == static_cast<unsigned>(finishes()) && (store(finishes), true)) || ...);
   };
@@ -369,7 +376,6 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
       return;
     }
   }
-  const bool whole = (work_tile.filter_tile + 1) * S::filter_tile <= params.k;
   if (!whole ||
       !with_finish([&](auto finish) { store_straight<S, finish()>(params, work_tile, filters, sums, factor); },
                    is<Finish::partial>, is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>)) {

@@ -23,4 +23,17 @@ __device__ __forceinline__ float leak(float value, float slope) {
   return result;
 }
 
+// Any activation (none: the slope is 1): for_each(apply) with what is to be done to each value. It is asked once which
+// one that is.
+template <typename ForEach>
+__device__ __forceinline__ void apply_activation(const ActivationFunction& activate, const ForEach& for_each) {
+  if (activate.clamps) {
+    for_each([cap = activate.cap](float value) { return clamp(value, cap); });
+  } else if (activate.is_silu) {
+    for_each([](float value) { return ActivationFunction::silu(value); });
+  } else {
+    for_each([slope = activate.negative_slope](float value) { return value <= 0.0f ? value * slope : value; });
+  }
+}
+
 }  // namespace fastconv::algos::implicit_gemm
