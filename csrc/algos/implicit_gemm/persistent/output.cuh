@@ -104,6 +104,48 @@ __device__ __forceinline__ void store_pixel_quads(const Params<typename S::T>& p
   store_vectors(params, split, index, value, bias);
 }
 
+// The same of NHWC, where four filters of a pixel are not one access: a lane has one filter, of a few pixels at a time.
+template <typename S, int width>
+__device__ __forceinline__ void store_columns(const Params<typename S::T>& params, int split,
+                                              const FilterData<S>& filters, const OutputStage& stage, int first,
+                                              int first_k) {
+  using T = typename S::T;
+  constexpr int batch = 4, step = 32 / width;  // pixels; from one of a lane to the next
+  const int lane = threadIdx.x % 32, column = lane % width, k = first_k + column;
+  if (k >= params.k) return;
+  const Epilogue<T>& epilogue = params.epilogue;
+  const float bias = to_float(filters.bias[first + column]);
+  const float of_filter = S::scaled ? power_of_two(-filters.exponent[first + column]) : 1.0f;
+#pragma unroll 1
+  for (int row = lane / width; row < OutputStage::rows; row += batch * step) {
+    std::int64_t index[batch];
+    float value[batch], other[batch];
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const int at = row + i * step;
+      index[i] = stage.index[at] >= 0 ? stage.index[at] + k : -1;
+      value[i] = stage.values[at][column];
+      if constexpr (S::scaled) value[i] *= power_of_two(-stage.exponent[at]) * of_filter;
+    }
+    if (params.partial != nullptr) {
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        if (index[i] >= 0) params.partial[split * params.y_numel + index[i]] = value[i];
+      }
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      other[i] = epilogue.residual != nullptr && index[i] >= 0 ? to_float(epilogue.residual[index[i]]) : -0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const T result = from_float<T>(epilogue.finish_value(value[i] + bias, other[i]));
+      if (index[i] >= 0) params.y[index[i]] = result;
+    }
+  }
+}
+
 // The same one by one, in any order of y, for any scales.
 template <typename S, int width>
 __device__ __forceinline__ void store_single(const Params<typename S::T>& params, int split,
@@ -309,6 +351,8 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
       const int first = turn * width, first_k = work_tile.filter_tile * S::filter_tile + first;
       if (params.quads && moderate) {
         store_pixel_quads<S, width>(params, work_tile.split, filters, stage, first, first_k);
+      } else if (params.along_filters && moderate) {
+        store_columns<S, width>(params, work_tile.split, filters, stage, first, first_k);
       } else {
         store_single<S, width>(params, work_tile.split, filters, stage, first, first_k);
       }
