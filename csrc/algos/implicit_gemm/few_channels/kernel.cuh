@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(max_warps * 32, S::blocks_per_processor)
       const unsigned char* window = patch + place.p * params.stride_h * plan.row_bytes + place.q * params.pixel_bytes;
       multiply<S>(window, plan.patch_limb_bytes, params.pixel_bytes, taps, memory, plan.steps, total, largest);
     }
-    asm volatile("" : "+r"(tile));  // found out again: registers are few above
+    asm volatile("" : "+r"(tile) : : "memory");  // what follows is found out here: registers are few above
     const Origin at(tile, params, params.plan);
     const Converted converted = converted_from<typename S::T>(ranges);
     const Place place(plan.tile_q, thread_index());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "algos/implicit_gemm/few_channels/multiply.cuh"
+#include "algos/implicit_gemm/shared/activation.cuh"
 
 namespace fastconv::algos::implicit_gemm::few_channels {
 
@@ -15,40 +16,86 @@ struct Extent {
   int columns, filters;
 };
 
-// Calls visit.template operator()<count>(offset, left, values) for neighbours in memory: `offset` of the first from the
-// lane's first output and the tile's first filter, `left` of them exist; values: pointers' stand-ins, references to
-// sums.
-template <typename S, typename Visit>
+// Calls visit.template operator()<count>(at, offset, left, values) for neighbours in memory, in part `part` of `parts`:
+// `at` values of the part come before them, whether they exist or not; `offset` of the first from the lane's first
+// output and the tile's first filter, `left` of them exist; values: pointers' stand-ins, references to sums.
+template <typename S, int parts = 1, typename Visit>
 __device__ __forceinline__ void for_each_vector(const Params<typename S::T>& params, const Extent& extent, Sums<S>& sum,
-                                                const Visit& visit) {
+                                                const Visit& visit, int part = 0) {
   const int lane = threadIdx.x % 32;
   if (params.nhwc) {
-    constexpr int count = S::vector;
+    constexpr int count = S::vector, pixels = quad / parts;
 #pragma unroll
-    for (int pixel = 0; pixel < quad; ++pixel) {
+    for (int i = 0; i < pixels; ++i) {
+      const int pixel = part * pixels + i;
       if (pixel >= extent.columns) break;
 #pragma unroll
       for (int n = 0; n < S::column_tiles; n += count / 2) {
         const int filter = filter_of<count>(lane, n, 0);
         float* values[count];
 #pragma unroll
-        for (int i = 0; i < count; ++i) values[i] = &sum_of<S>(sum, pixel, n + i / 2, i % 2);
-        visit(pixel * params.out_q + filter, extent.filters - filter, values);
+        for (int e = 0; e < count; ++e) values[e] = &sum_of<S>(sum, pixel, n + e / 2, e % 2);
+        visit(2 * (i * S::column_tiles + n), pixel * params.out_q + filter, extent.filters - filter, values);
       }
     }
   } else {
+    constexpr int tiles = S::column_tiles / parts;
 #pragma unroll
-    for (int n = 0; n < S::column_tiles; ++n) {
+    for (int i = 0; i < tiles; ++i) {
+      const int n = part * tiles + i;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int filter = filter_of<S::vector>(lane, n, j);
         if (filter >= extent.filters) continue;
         float* values[quad];
 #pragma unroll
-        for (int i = 0; i < quad; ++i) values[i] = &sum_of<S>(sum, i, n, j);
-        visit(filter * params.out_k, extent.columns, values);
+        for (int e = 0; e < quad; ++e) values[e] = &sum_of<S>(sum, e, n, j);
+        visit((2 * i + j) * quad, filter * params.out_k, extent.columns, values);
       }
     }
+  }
+}
+
+// Adds the residual, `residual` for the lane's first output and the tile's first filter: a part of it is in registers
+// before any of that is needed, for a warp waits for memory once a part.
+template <typename S>
+__device__ __forceinline__ void add_residual(const Params<typename S::T>& params, const Extent& extent,
+                                             const typename S::T* residual, Sums<S>& sum) {
+  using T = typename S::T;
+  asm volatile("" : "+l"(residual));  // or offsets from somewhere else are kept in registers
+  if (!params.vector) {
+    for_each_vector<S>(params, extent, sum, [&]<int count>(int, int offset, int left, float*(&values)[count]) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        if (i < left) *values[i] += to_float(residual[offset + i]);
+      }
+    });
+    return;
+  }
+  constexpr int per_word = 4 / sizeof(T), words = S::row_tiles * S::column_tiles * 4 / per_word;
+  constexpr int max_words = 16, parts = words > max_words ? 2 : 1;  // of registers
+#pragma unroll
+  for (int part = 0; part < parts; ++part) {
+    std::uint32_t word[words / parts];
+    for_each_vector<S, parts>(
+        params, extent, sum,
+        [&]<int count>(int at, int offset, int left, float*(&)[count]) {
+          if (left <= 0) return;
+          const auto from = *reinterpret_cast<const Vector<count / per_word, std::uint32_t>*>(residual + offset);
+#pragma unroll
+          for (int i = 0; i < count / per_word; ++i) word[at / per_word + i] = from.of[i];
+        },
+        part);
+    for_each_vector<S, parts>(
+        params, extent, sum,
+        [&]<int count>(int at, int, int left, float*(&values)[count]) {
+          if (left <= 0) return;
+#pragma unroll
+          for (int i = 0; i < count; ++i) {
+            *values[i] += to_float(reinterpret_cast<const T*>(&word[(at + i) / per_word])[i % per_word]);
+          }
+        },
+        part);
   }
 }
 
@@ -88,37 +135,24 @@ __device__ __forceinline__ void finish(const Params<typename S::T>& params, cons
     });
   }
   if (extent.columns <= 0) return;
-  const auto add_residual = [&] {
-    const T* residual = params.epilogue.residual + first;
-    for_each_vector<S>(params, extent, sum, [&]<int count>(int offset, int left, float*(&values)[count]) {
-      if (params.vector) {
-        if (left <= 0) return;
-        const auto from = *reinterpret_cast<const Vector<count, T>*>(residual + offset);
-#pragma unroll
-        for (int i = 0; i < count; ++i) *values[i] += to_float(from.of[i]);
-      } else {
-#pragma unroll
-        for (int i = 0; i < count; ++i) {
-          if (i < left) *values[i] += to_float(residual[offset + i]);
-        }
-      }
-    });
-  };
-  params.epilogue.in_order(add_residual, [&] {
-    if (!params.has_activation) return;
+  const auto for_each_sum = [&](const auto& apply) {
 #pragma unroll
     for (int m = 0; m < S::row_tiles; ++m) {
 #pragma unroll
       for (int n = 0; n < S::column_tiles; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[m][n][i] = params.epilogue.activate(sum[m][n][i]);
+        for (int i = 0; i < 4; ++i) sum[m][n][i] = apply(sum[m][n][i]);
       }
     }
-  });
+  };
+  params.epilogue.in_order([&] { add_residual<S>(params, extent, params.epilogue.residual + first, sum); },
+                           [&] {
+                             if (params.has_activation) apply_activation(params.epilogue.activate, for_each_sum);
+                           });
   T* y = params.y + first;
   asm volatile("" : "+l"(y));  // or the compiler would rather add `first` to each of the offsets
   __builtin_assume(__isGlobal(y));
-  for_each_vector<S>(params, extent, sum, [&]<int count>(int offset, int left, float*(&values)[count]) {
+  for_each_vector<S>(params, extent, sum, [&]<int count>(int, int offset, int left, float*(&values)[count]) {
     if (params.vector) {
       if (left <= 0) return;
       Vector<count, T> to;

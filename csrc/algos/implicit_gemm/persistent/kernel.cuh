@@ -196,7 +196,7 @@ __device__ __forceinline__ void initialise(const Params<typename S::T>& params, 
 template <typename S>
 __global__ void __launch_bounds__(S::threads, 1)
     convolve(const __grid_constant__ CUtensorMap map, const __grid_constant__ CUtensorMap output_map,
-             const __grid_constant__ Params<typename S::T> params) {
+             const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ Params<typename S::T> params) {
 #if defined(FASTCONV_HAS_WGMMA)
   extern __shared__ unsigned char memory[];
   const Shared<S> shared(memory, params);
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   // each pixel, and to multiply with a scale for each pixel.
   if (warpgroup < multiply_warpgroups) {
     hopper::setmaxnreg_inc<S::multiply_registers>();
-    Multiplier<S> multiplier(params, output_map, shared);
+    Multiplier<S> multiplier(params, output_map, residual_map, shared);
     for_each_work_tile<S>(
         params, shared,
         [&](unsigned index, unsigned flag, bool retry) {

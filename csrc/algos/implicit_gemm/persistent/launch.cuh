@@ -77,6 +77,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .vectors = false,
       .quads = false,
       .stores_by_tma = false,
+      .prefetches_residual = false,
       .staging_bytes = static_cast<int>(plan.staging_bytes),
       .flat_nchw = product && problem.layout == Layout::nchw,
       .by_image = problem.p() * problem.q(),
@@ -101,16 +102,17 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
   params.vectors = plan.stores_vectors;
   params.stores_by_tma = plan.stores_by_tma && params.partial == nullptr;
   params.quads = plan.stores_quads;
+  params.prefetches_residual = plan.stores_vectors && args.residual != nullptr && params.partial == nullptr;
   return params;
 }
 
 template <typename S>
 void launch(const Params<typename S::T>& params, const CUtensorMap& x_map, const CUtensorMap& y_map,
-            std::size_t shared_bytes, int blocks, int cluster, cudaStream_t stream) {
+            const CUtensorMap& residual_map, std::size_t shared_bytes, int blocks, int cluster, cudaStream_t stream) {
   allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");
   const unsigned grid = std::min(params.work_tiles, static_cast<unsigned>(blocks));  // one fits on a multiprocessor
   LaunchPlan{grid, S::threads, shared_bytes, cluster}.launch(convolve<S>, stream, "implicit_gemm", x_map, y_map,
-                                                             params);
+                                                             residual_map, params);
 }
 
 // `sources`: those that the plan may have.
@@ -137,13 +139,17 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
   const CUtensorMap y_map = params.stores_by_tma ? make_map(args.y, problem.dtype, problem.p(), problem.q(), problem.k,
                                                             problem.y_pitch(), y_box, params.in_a_row)
                                                  : CUtensorMap{};
+  const CUtensorMap residual_map =
+      params.prefetches_residual
+          ? make_map(args.residual, problem.dtype, problem.p(), problem.q(), problem.k, 0, y_box, params.in_a_row)
+          : CUtensorMap{};
   const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));
   const int cluster = plan.clusters ? static_cast<int>(plan.split_k) : 1;
   const auto try_source = [&](auto filter_tile, auto row_blocks, auto source) {
     if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks() || plan.source != source()) return;
     if constexpr (source() != Source::affine || has_affine_kernel(filter_tile(), row_blocks())) {
-      launch<Shape<T, mode, filter_tile(), row_blocks(), source()>>(params, x_map, y_map, plan.shared_bytes(), blocks,
-                                                                    cluster, stream);
+      launch<Shape<T, mode, filter_tile(), row_blocks(), source()>>(params, x_map, y_map, residual_map,
+                                                                    plan.shared_bytes(), blocks, cluster, stream);
     }
   };
   const auto try_rows = [&](auto filter_tile, auto source) {

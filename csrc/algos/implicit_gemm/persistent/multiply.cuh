@@ -5,6 +5,7 @@
 
 #include "algos/implicit_gemm/persistent/cluster_reduce.cuh"
 #include "algos/implicit_gemm/persistent/operand.cuh"
+#include "hopper/ptx/prefetch.cuh"
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
@@ -44,9 +45,11 @@ class Multiplier {
  public:
   using T = typename S::T;
 
-  __device__ __forceinline__ Multiplier(const Params<T>& params, const CUtensorMap& output_map, const Shared<S>& shared)
+  __device__ __forceinline__ Multiplier(const Params<T>& params, const CUtensorMap& output_map,
+                                        const CUtensorMap& residual_map, const Shared<S>& shared)
       : params_(params),
         output_map_(output_map),
+        residual_map_(residual_map),
         shared_(shared),
         control_(*shared.control),
         site_{params.report, kernel_implicit_gemm, role_multiply},
@@ -56,6 +59,7 @@ class Multiplier {
   // One work tile. exact: with the scales that measure() has left. Else returns whether a scale does not fit one of
   // the lane's pixels.
   __device__ __forceinline__ bool run(unsigned index, bool exact) {
+    if (params_.prefetches_residual && threadIdx.x == 0) prefetch_residual(index);
     Total total;
 #pragma unroll
     for (int m = 0; m < S::row_blocks; ++m) {
@@ -130,6 +134,19 @@ class Multiplier {
 
   using Total = float[S::row_blocks][S::sums];
   using Sums = float[S::split ? 2 : 1][S::group_sums];
+
+  // That of the block's next work tile, so that it is in the L2 cache when it is wanted; and of its first.
+  __device__ __forceinline__ void prefetch_residual(unsigned index) {
+    const unsigned next = index + gridDim.x;
+#pragma unroll 1
+    for (unsigned at = index < gridDim.x ? index : next; at <= next && at < params_.work_tiles; at += gridDim.x) {
+      const WorkTile tile(params_, at);
+#pragma unroll 1
+      for (int filter = 0; filter < S::filter_tile; filter += box_bytes / static_cast<int>(sizeof(T))) {
+        hopper::tma_prefetch(residual_map_, tile.filter_tile * S::filter_tile + filter, tile.q, tile.p, tile.n);
+      }
+    }
+  }
 
   __device__ __forceinline__ void multiply_promoted(Total& total) {
     Operand<S> operand[operands];
@@ -413,7 +430,7 @@ class Multiplier {
   }
 
   const Params<T>& params_;
-  const CUtensorMap& output_map_;
+  const CUtensorMap &output_map_, &residual_map_;
   const Shared<S>& shared_;
   Control& control_;
   WaitSite site_;

@@ -2,6 +2,7 @@
 // adds.
 #pragma once
 
+#include "algos/implicit_gemm/persistent/finish.cuh"
 #include "algos/implicit_gemm/persistent/operand.cuh"
 
 namespace fastconv::algos::implicit_gemm::persistent {
@@ -24,41 +25,6 @@ __device__ __forceinline__ std::int64_t output_index(const Params<T>& params, co
 
 // One factor can hold the scales of a pixel and a filter if both exponents are smaller: all but always.
 constexpr int moderate_exponent = 64;
-
-template <typename T, int size>
-struct alignas(size * sizeof(T) < 16 ? size * sizeof(T) : 16) Vector {
-  T e[size];
-};
-template <typename T, int count>
-__device__ __forceinline__ uint4 pack_vec(const float (&values)[count]) {
-  static_assert(count * sizeof(T) == 16);
-  if constexpr (std::is_same_v<T, float>) {
-    return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
-            __float_as_uint(values[3])};
-  } else {
-    const auto pair = [&](int e) {
-      if constexpr (std::is_same_v<T, bfloat16_t>) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[e], values[e + 1]);
-        return *reinterpret_cast<const unsigned*>(&pair);
-      } else {
-        const __half2 pair = __floats2half2_rn(values[e], values[e + 1]);
-        return *reinterpret_cast<const unsigned*>(&pair);
-      }
-    };
-    return {pair(0), pair(2), pair(4), pair(6)};
-  }
-}
-template <typename T, int count>
-__device__ __forceinline__ void store_vec(T* target, const float (&values)[count]) {
-  if constexpr (std::is_same_v<T, float>) {  // partial sums of half types are more than 16 bytes
-#pragma unroll
-    for (int e = 0; e < count; e += 4) {
-      *reinterpret_cast<float4*>(target + e) = {values[e], values[e + 1], values[e + 2], values[e + 3]};
-    }
-  } else {
-    *reinterpret_cast<uint4*>(target) = pack_vec<T>(values);
-  }
-}
 
 // Some vectors, each of `size` neighbours in y (or in the partial sums), with bias; index -1: not in y. Everything is
 // done for all of them at once: the warps are too few to hide the latency of one after the other.
@@ -136,6 +102,48 @@ __device__ __forceinline__ void store_pixel_quads(const Params<typename S::T>& p
     }
   }
   store_vectors(params, split, index, value, bias);
+}
+
+// The same of NHWC, where four filters of a pixel are not one access: a lane has one filter, of a few pixels at a time.
+template <typename S, int width>
+__device__ __forceinline__ void store_columns(const Params<typename S::T>& params, int split,
+                                              const FilterData<S>& filters, const OutputStage& stage, int first,
+                                              int first_k) {
+  using T = typename S::T;
+  constexpr int batch = 4, step = 32 / width;  // pixels; from one of a lane to the next
+  const int lane = threadIdx.x % 32, column = lane % width, k = first_k + column;
+  if (k >= params.k) return;
+  const Epilogue<T>& epilogue = params.epilogue;
+  const float bias = to_float(filters.bias[first + column]);
+  const float of_filter = S::scaled ? power_of_two(-filters.exponent[first + column]) : 1.0f;
+#pragma unroll 1
+  for (int row = lane / width; row < OutputStage::rows; row += batch * step) {
+    std::int64_t index[batch];
+    float value[batch], other[batch];
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const int at = row + i * step;
+      index[i] = stage.index[at] >= 0 ? stage.index[at] + k : -1;
+      value[i] = stage.values[at][column];
+      if constexpr (S::scaled) value[i] *= power_of_two(-stage.exponent[at]) * of_filter;
+    }
+    if (params.partial != nullptr) {
+#pragma unroll
+      for (int i = 0; i < batch; ++i) {
+        if (index[i] >= 0) params.partial[split * params.y_numel + index[i]] = value[i];
+      }
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      other[i] = epilogue.residual != nullptr && index[i] >= 0 ? to_float(epilogue.residual[index[i]]) : -0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const T result = from_float<T>(epilogue.finish_value(value[i] + bias, other[i]));
+      if (index[i] >= 0) params.y[index[i]] = result;
+    }
+  }
 }
 
 // The same one by one, in any order of y, for any scales.
@@ -222,64 +230,6 @@ __device__ __forceinline__ void store_rows(const Params<typename S::T>& params, 
         sums[(i - values) / S::sums][(i - values) % S::sums] = sums[i / S::sums][i % S::sums];
       }
     }
-  }
-}
-
-// How an output is finished.
-enum class Finish {
-  partial,  // not at all: it goes to the partial sums
-  plain,    // bias
-  clamped,  // bias, ReLU or ReLU6
-  general,  // the rest
-};
-template <typename T>
-__device__ __forceinline__ Finish finish_of(const Params<T>& params) {
-  const ActivationFunction& activate = params.epilogue.activate;
-  if (params.partial != nullptr) return Finish::partial;
-  if (params.epilogue.residual != nullptr || activate.is_silu) return Finish::general;
-  if (activate.clamps) return Finish::clamped;
-  return activate.negative_slope == 1.0f && activate.cap == INFINITY ? Finish::plain : Finish::general;
-}
-
-// Within [0, cap]; NaN passes.
-__device__ __forceinline__ float clamp(float value, float cap) {
-  float result;
-  asm("max.NaN.f32 %0, %1, 0f00000000;\n\tmin.NaN.f32 %0, %0, %2;" : "=&f"(result) : "f"(value), "f"(cap));
-  return result;
-}
-
-// 16 bytes of filters of a lane, finished, for all of its pixels: store(row, values).
-template <typename S, Finish finish, int rows, typename Store>
-__device__ __forceinline__ void finish_vec(const Params<typename S::T>& params, const FilterData<S>& filters,
-                                           const float (&sums)[S::row_blocks][S::sums], const float (&factor)[rows],
-                                           int column, int first_row, int last_row, Store&& store) {
-  using T = typename S::T;
-  constexpr int vec = vec_of<T>;
-  const int of_lane = static_cast<int>(threadIdx.x) % 4 * vec;
-  float scale[vec], bias[vec];
-  if constexpr (S::scaled) {
-    const float4 scales = *reinterpret_cast<const float4*>(filters.exponent + column + of_lane);
-    scale[0] = scales.x, scale[1] = scales.y, scale[2] = scales.z, scale[3] = scales.w;
-  }
-  if constexpr (finish != Finish::partial) {
-    const auto of_filters = *reinterpret_cast<const Vector<T, vec>*>(filters.bias + column + of_lane);
-#pragma unroll
-    for (int e = 0; e < vec; ++e) bias[e] = to_float(of_filters.e[e]);
-  }
-#pragma unroll
-  for (int i = first_row; i < last_row; ++i) {
-    float values[vec];
-#pragma unroll
-    for (int e = 0; e < vec; ++e) {
-      float value = sums[i / 2][(column / 8 + e / 2) * 4 + i % 2 * 2 + e % 2];
-      if constexpr (S::scaled && !S::transforms) value *= factor[i];
-      if constexpr (S::scaled && finish == Finish::partial) value *= scale[e];
-      if constexpr (S::scaled && finish != Finish::partial) value = fmaf(value, scale[e], bias[e]);
-      if constexpr (!S::scaled && finish != Finish::partial) value += bias[e];
-      if constexpr (finish == Finish::clamped) value = clamp(value, params.epilogue.activate.cap);
-      values[e] = value;
-    }
-    store(i, values);
   }
 }
 
@@ -401,6 +351,8 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
       const int first = turn * width, first_k = work_tile.filter_tile * S::filter_tile + first;
       if (params.quads && moderate) {
         store_pixel_quads<S, width>(params, work_tile.split, filters, stage, first, first_k);
+      } else if (params.along_filters && moderate) {
+        store_columns<S, width>(params, work_tile.split, filters, stage, first, first_k);
       } else {
         store_single<S, width>(params, work_tile.split, filters, stage, first, first_k);
       }
@@ -426,15 +378,15 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     for (int i = 0; i < rows; ++i)
       moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
   }
-  Finish finish = uniform || !S::transforms ? finish_of(params) : Finish::general;
-  const bool use_tma =
-      S::stores_by_tma && params.stores_by_tma && (finish == Finish::plain || finish == Finish::clamped);
+  const bool in_rows = S::transforms && !uniform;  // rare, and so by the way that is for all
+  auto finish = static_cast<unsigned>(finish_of(params));
+  const bool use_tma = S::stores_by_tma && params.stores_by_tma;
   if (use_tma) {
     if (threadIdx.x == 0) hopper::wait_for_reading<0>();
     moderate = !any_of_multipliers(!moderate);  // either all copy, or none
   }
   unsigned is_moderate = moderate, with_tma = use_tma;
-  asm volatile("" : "+r"(is_moderate), "+r"(with_tma));  // so that no predicate is spilled
+  asm volatile("" : "+r"(is_moderate), "+r"(with_tma), "+r"(finish));  // so that no predicate is spilled
   if (!params.vectors || is_moderate == 0) [[unlikely]] {
     store_staged<S>(params, work_tile, filters, shared.output[threadIdx.x / 32], sums, exponents, is_moderate != 0);
     return;
@@ -449,24 +401,28 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     }
     __syncwarp();
   }
+  const bool whole = (work_tile.filter_tile + 1) * S::filter_tile <= params.k && !in_rows;
+  if (finish == static_cast<unsigned>(Finish::general) && (whole || with_tma != 0)) {
+    const auto index_of = [&](int row) { return output_index(params, work_tile, pixel_of_lane<S>(row)); };
+    finish_in_place<S>(params, work_tile.filter_tile * S::filter_tile, index_of, filters, sums, factor);
+    finish = static_cast<unsigned>(Finish::plain);
+  }
+  const auto with_finish = [&](auto&& store, auto... finishes) {  // the one of them that it is
+    return ((finish == static_cast<unsigned>(finishes()) && (store(finishes), true)) || ...);
+  };
   if constexpr (S::stores_by_tma) {
     if (with_tma != 0) {
-      if (finish == Finish::plain) {
-        store_by_tma<S, Finish::plain>(params, map, work_tile, filters, shared.staging, sums, factor);
-      } else {
-        store_by_tma<S, Finish::clamped>(params, map, work_tile, filters, shared.staging, sums, factor);
-      }
+      with_finish(
+          [&](auto finish) {
+            store_by_tma<S, finish()>(params, map, work_tile, filters, shared.staging, sums, factor);
+          },
+          is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>);
       return;
     }
   }
-  const bool whole = (work_tile.filter_tile + 1) * S::filter_tile <= params.k;
-  if (whole && finish == Finish::partial) {
-    store_straight<S, Finish::partial>(params, work_tile, filters, sums, factor);
-  } else if (whole && finish == Finish::plain) {
-    store_straight<S, Finish::plain>(params, work_tile, filters, sums, factor);
-  } else if (whole && finish == Finish::clamped) {
-    store_straight<S, Finish::clamped>(params, work_tile, filters, sums, factor);
-  } else {
+  if (!whole ||
+      !with_finish([&](auto finish) { store_straight<S, finish()>(params, work_tile, filters, sums, factor); },
+                   is<Finish::partial>, is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>)) {
     store_rows<S>(params, work_tile, filters, sums, factor);
   }
 }

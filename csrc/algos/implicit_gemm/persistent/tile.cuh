@@ -41,10 +41,11 @@ struct Params {
   int row_bytes;               // flat: of a row of a stage
   FastDivide by_row, by_rows;
   int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  bool along_filters;  // of y: NHWC, else NCHW
-  bool vectors;        // NHWC: 16 bytes of filters of y and of the residual are one aligned access
-  bool quads;          // NCHW: four neighbouring pixels are
-  bool stores_by_tma;  // y is written by copies, not by the warps
+  bool along_filters;        // of y: NHWC, else NCHW
+  bool vectors;              // NHWC: 16 bytes of filters of y and of the residual are one aligned access
+  bool quads;                // NCHW: four neighbouring pixels are
+  bool stores_by_tma;        // y is written by copies, not by the warps
+  bool prefetches_residual;  // which is vectors, and read by this kernel
   int staging_bytes;
   bool flat_nchw;  // a matrix product into NCHW: pixels are numbered through all images
   FastDivide by_image;
@@ -87,7 +88,8 @@ struct Shape {
   static constexpr int depth = reads_fp16 ? 4 : 2;
   static constexpr int slots = filter_slots(filter_bytes, raw);
   // Whether copies can bring sums to y (Plan::stores_by_tma).
-  static constexpr bool stores_by_tma = !transforms && filter_tile * sizeof(T) % box_bytes == 0;
+  static constexpr bool stores_by_tma =
+      !transforms && filter_tile * sizeof(T) % box_bytes == 0 && pixel_tile * filter_tile * sizeof(T) <= max_staging;
 
   // How the work of a warpgroup is cut into the groups that alternate on the tensor cores (Multiplier).
   static constexpr IssueGroups issue_groups = row_blocks == 2              ? IssueGroups::row_blocks

@@ -1,0 +1,205 @@
+// How sums become values of y: bias and activation, 16 bytes of filters at a time.
+#pragma once
+
+#include "algos/implicit_gemm/persistent/tile.cuh"
+#include "algos/implicit_gemm/shared/activation.cuh"
+#include "device/power_of_two.h"
+
+namespace fastconv::algos::implicit_gemm::persistent {
+
+template <typename T, int size>
+struct alignas(size * sizeof(T) < 16 ? size * sizeof(T) : 16) Vector {
+  T e[size];
+};
+template <typename T, int count>
+__device__ __forceinline__ uint4 pack_vec(const float (&values)[count]) {
+  static_assert(count * sizeof(T) == 16);
+  if constexpr (std::is_same_v<T, float>) {
+    return {__float_as_uint(values[0]), __float_as_uint(values[1]), __float_as_uint(values[2]),
+            __float_as_uint(values[3])};
+  } else {
+    const auto pair = [&](int e) {
+      if constexpr (std::is_same_v<T, bfloat16_t>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[e], values[e + 1]);
+        return *reinterpret_cast<const unsigned*>(&pair);
+      } else {
+        const __half2 pair = __floats2half2_rn(values[e], values[e + 1]);
+        return *reinterpret_cast<const unsigned*>(&pair);
+      }
+    };
+    return {pair(0), pair(2), pair(4), pair(6)};
+  }
+}
+template <typename T, int count>
+__device__ __forceinline__ void store_vec(T* target, const float (&values)[count]) {
+  if constexpr (std::is_same_v<T, float>) {  // partial sums of half types are more than 16 bytes
+#pragma unroll
+    for (int e = 0; e < count; e += 4) {
+      *reinterpret_cast<float4*>(target + e) = {values[e], values[e + 1], values[e + 2], values[e + 3]};
+    }
+  } else {
+    *reinterpret_cast<uint4*>(target) = pack_vec<T>(values);
+  }
+}
+
+// How an output is finished.
+enum class Finish {
+  partial,  // not at all: it goes to the partial sums
+  plain,    // bias
+  clamped,  // bias, ReLU or ReLU6
+  leaky,    // bias, leaky_relu with a slope in (0, 1)
+  general,  // the rest: by finish_in_place()
+};
+template <Finish finish>
+constexpr std::integral_constant<Finish, finish> is{};
+
+template <typename T>
+__device__ __forceinline__ Finish finish_of(const Params<T>& params) {
+  const ActivationFunction& activate = params.epilogue.activate;
+  if (params.partial != nullptr) return Finish::partial;
+  if (params.epilogue.residual != nullptr || activate.is_silu) return Finish::general;
+  if (activate.clamps) return Finish::clamped;
+  if (activate.negative_slope == 1.0f) return Finish::plain;
+  return leaks(activate) ? Finish::leaky : Finish::general;
+}
+
+// 16 bytes of filters of a lane, finished, for all of its pixels: store(row, values).
+template <typename S, Finish finish, int rows, typename Store>
+__device__ __forceinline__ void finish_vec(const Params<typename S::T>& params, const FilterData<S>& filters,
+                                           const float (&sums)[S::row_blocks][S::sums], const float (&factor)[rows],
+                                           int column, int first_row, int last_row, Store&& store) {
+  using T = typename S::T;
+  constexpr int vec = vec_of<T>;
+  const int of_lane = static_cast<int>(threadIdx.x) % 4 * vec;
+  float scale[vec], bias[vec];
+  if constexpr (S::scaled) {
+    const float4 scales = *reinterpret_cast<const float4*>(filters.exponent + column + of_lane);
+    scale[0] = scales.x, scale[1] = scales.y, scale[2] = scales.z, scale[3] = scales.w;
+  }
+  if constexpr (finish != Finish::partial) {
+    const auto of_filters = *reinterpret_cast<const Vector<T, vec>*>(filters.bias + column + of_lane);
+#pragma unroll
+    for (int e = 0; e < vec; ++e) bias[e] = to_float(of_filters.e[e]);
+  }
+#pragma unroll
+  for (int i = first_row; i < last_row; ++i) {
+    float values[vec];
+#pragma unroll
+    for (int e = 0; e < vec; ++e) {
+      float value = sums[i / 2][(column / 8 + e / 2) * 4 + i % 2 * 2 + e % 2];
+      if constexpr (S::scaled && !S::transforms) value *= factor[i];
+      if constexpr (S::scaled && finish == Finish::partial) value *= scale[e];
+      if constexpr (S::scaled && finish != Finish::partial) value = fmaf(value, scale[e], bias[e]);
+      if constexpr (!S::scaled && finish != Finish::partial) value += bias[e];
+      if constexpr (finish == Finish::clamped) value = clamp(value, params.epilogue.activate.cap);
+      if constexpr (finish == Finish::leaky) value = leak(value, params.epilogue.activate.negative_slope);
+      values[e] = value;
+    }
+    store(i, values);
+  }
+}
+
+// Whatever the others do not know (a residual, SiLU, any slope), in place: the sums become values of y, and what
+// belongs to pixels and filters becomes neutral, so that Finish::plain can follow. Registers cannot be indexed: a loop
+// takes 16 sums (8), and turns all of them around. The residual comes a turn ahead. index_of(row): in y, of a pixel its
+// first filter; -1 if it is not there.
+template <typename S, int rows, typename IndexOf>
+__device__ __forceinline__ void finish_in_place(const Params<typename S::T>& params, int first_filter,
+                                                const IndexOf& index_of, FilterData<S>& filters,
+                                                float (&sums)[S::row_blocks][S::sums], float (&factor)[rows]) {
+  using T = typename S::T;
+  constexpr bool has_registers = S::row_blocks * S::sums < 128 || !S::scaled;
+  constexpr int vec = vec_of<T>, width = S::filter_tile % 32 == 0 && has_registers ? 32 : 16;  // filters of a turn
+  constexpr int vectors = width / (2 * vec), values = width / 2, total = S::row_blocks * S::sums;
+  const Epilogue<T>& epilogue = params.epilogue;
+  const int lane = static_cast<int>(threadIdx.x) % 32, of_lane = lane % 4 * vec;
+#pragma unroll 1
+  for (int m = 0; m < S::row_blocks; ++m) {
+    const T* of_row[2] = {};
+    uint4 next[vectors] = {};  // of the residual: vector v is row v % 2's
+    const auto load = [&](int column) {
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {  // of filters that are not in y any
+        const int filter = min(first_filter + column + v / 2 * 4 * vec + of_lane, params.k - vec);
+        next[v] = __ldg(reinterpret_cast<const uint4*>(of_row[v % 2] + filter));
+      }
+    };
+    if (epilogue.residual != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const std::int64_t index = index_of(2 * m + i);
+        of_row[i] = epilogue.residual + (index >= 0 ? index : 0);
+      }
+      load(0);
+    }
+#pragma unroll 1
+    for (int first = 0; first < S::filter_tile; first += width) {
+      uint4 residual[vectors];
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) residual[v] = next[v];
+      if (epilogue.residual != nullptr && first + width < S::filter_tile) load(first + width);
+      float value[vectors][vec];
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+        const int column = first + v / 2 * 4 * vec + of_lane;
+        const auto bias = *reinterpret_cast<const Vector<T, vec>*>(filters.bias + column);
+        float4 scales{};
+        if constexpr (S::scaled) scales = *reinterpret_cast<const float4*>(filters.exponent + column);
+        const float scale[4] = {scales.x, scales.y, scales.z, scales.w};
+#pragma unroll
+        for (int e = 0; e < vec; ++e) {
+          float one = sums[0][4 * (v / 2 * vec / 2 + e / 2) + v % 2 * 2 + e % 2];
+          if constexpr (S::scaled && !S::transforms) one *= m == 0 ? factor[v % 2] : factor[rows - 2 + v % 2];
+          if constexpr (S::scaled) {
+            value[v][e] = fmaf(one, scale[e % 4], to_float(bias.e[e]));
+          } else {
+            value[v][e] = one + to_float(bias.e[e]);
+          }
+        }
+      }
+      const auto for_each_value = [&](const auto& apply) {
+#pragma unroll
+        for (int v = 0; v < vectors; ++v) {
+#pragma unroll
+          for (int e = 0; e < vec; ++e) value[v][e] = apply(value[v][e]);
+        }
+      };
+      const auto add_residual = [&] {
+        constexpr int per_word = 4 / sizeof(T);
+#pragma unroll
+        for (int v = 0; v < vectors; ++v) {
+          const std::uint32_t words[4] = {residual[v].x, residual[v].y, residual[v].z, residual[v].w};
+#pragma unroll
+          for (int e = 0; e < vec; ++e) {
+            value[v][e] += to_float(reinterpret_cast<const T*>(&words[e / per_word])[e % per_word]);
+          }
+        }
+      };
+      epilogue.in_order(add_residual, [&] {
+        if (!epilogue.activate.is_linear()) apply_activation(epilogue.activate, for_each_value);
+      });
+#pragma unroll
+      for (int i = values; i < total; ++i) {
+        sums[(i - values) / S::sums][(i - values) % S::sums] = sums[i / S::sums][i % S::sums];
+      }
+#pragma unroll
+      for (int v = 0; v < vectors; ++v) {
+#pragma unroll
+        for (int e = 0; e < vec; ++e) {
+          sums[S::row_blocks - 1][S::sums - values + 4 * (v / 2 * vec / 2 + e / 2) + v % 2 * 2 + e % 2] = value[v][e];
+        }
+      }
+    }
+  }
+  __syncwarp();  // all lanes have read what follows
+#pragma unroll 1
+  for (int k = lane; k < S::filter_tile; k += 32) {
+    filters.bias[k] = from_float<T>(-0.0f);  // added to -0, too, it changes nothing
+    if constexpr (S::scaled) filters.exponent[k] = __float_as_int(1.0f);
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < rows; ++i) factor[i] = 1.0f;
+}
+
+}  // namespace fastconv::algos::implicit_gemm::persistent
