@@ -38,7 +38,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
     Sums<shape> sum;
     accumulate(params, shared, sum, u, source, group, state);
     const int slot = static_cast<int>(state.work_tile % Shared<T, shape>::work_tile_slots);
-    const WorkTile work_tile = shared.work_tiles[slot];
+    const WorkTile& work_tile = shared.work_tiles[slot];
     SumExponents<shape> exponents;
     if constexpr (!shape.packs_columns) {  // else where they are needed: registers
       find_exponents<T, shape>(params, work_tile, shared.exponents[slot], static_cast<int>(threadIdx.x) % 32,

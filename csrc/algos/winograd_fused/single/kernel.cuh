@@ -28,15 +28,6 @@ __device__ __forceinline__ void initialise(Shared<T, shape>& shared, int thread)
   if (thread < max_work_tiles / 32) shared.overflow_flags[thread] = 0;
 }
 
-// U into the L2 cache: in the first round of work tiles, memory is too far away for the few pieces of U that the
-// registers look ahead.
-template <typename T, Shape shape>
-__device__ __forceinline__ void prefetch_filters(const Params<T>& params) {
-  constexpr unsigned piece = u_step * sizeof(uint4) / 8;
-  const unsigned tiles = (params.k + filter_tile - 1) / filter_tile;
-  hopper::prefetch_pieces<piece>(params.u, tiles * params.stages * (Stage<T, shape>::steps * 8));
-}
-
 // Between the passes every thread has said all that it knows of work tiles to be repeated. Whether there are any.
 template <int role, typename T, Shape shape>
 __device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shape>& shared) {
@@ -62,10 +53,12 @@ __global__ void __launch_bounds__(block_threads, 1)
     if (thread == block_threads - 32) prefetch_filters<T, shape>(params);
     __syncthreads();
     ProducerState<T, shape> state;
+    constexpr bool by_lines = output == StoreMode::filters;
+    const CUtensorMap* residual = by_lines && params.epilogue.residual != nullptr ? &lines.residual : nullptr;
     // Passes in code of their own: what is repeated takes no registers of the first.
-    produce<T, shape, use_tma, output != StoreMode::filters>(params, input.map, shared, false, state);
+    produce<T, shape, use_tma, !by_lines>(params, input.map, residual, shared, false, state);
     if (end_pass<role_transform>(params, shared)) {
-      produce<T, shape, use_tma, output != StoreMode::filters>(params, input.map, shared, true, state);
+      produce<T, shape, use_tma, !by_lines>(params, input.map, residual, shared, true, state);
     }
   } else {
     hopper::setmaxnreg_inc<consumer_registers(shape)>();

@@ -35,6 +35,10 @@ LineMaps<line_maps(shape)> make_line_maps(const ConvArgs& args, const Config& co
   };
   const int step = shape.packs_columns ? packed_step(config) : 1;
   for (int left = 0; left < line_maps(shape); left += step) make(left);
+  if (args.residual != nullptr) {
+    const Box4 box{.c = filter_tile, .w = shape.width(), .h = residual_rows, .n = shape.images, .swizzled = false};
+    maps.residual = make_tensor_map(args.residual, problem.dtype, problem.n, p, q, k, box, pixel);
+  }
   return maps;
 }
 

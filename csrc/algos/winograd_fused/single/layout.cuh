@@ -174,11 +174,13 @@ static_assert(sizeof(Shared<float, wide>) <= 195 * 1024 && sizeof(Shared<float, 
               Shared<half_t, wide>::bytes_for_exchange() <= 195 * 1024);  // the rest is L1 cache
 
 // y for the copies, a tensor for each column of the tiles: [P, N, tiles with that column, K], in the order of
-// positions. Of a work tile of packed columns' left segment: so many tiles.
+// positions. Of a work tile of packed columns' left segment: so many tiles. And the residual, if there is one,
+// [N, P, Q, K], for prefetches of residual_rows.
 template <int count>
 struct LineMaps {
-  CUtensorMap column[count][tile_outputs];
+  CUtensorMap column[count][tile_outputs], residual;
 };
+constexpr int residual_rows = 7;
 constexpr int line_maps(Shape shape) { return shape.packs_columns ? shape.tiles : 1; }
 
 // x for the copies: of a work tile of packed columns, by the number of a part's tiles less 1.

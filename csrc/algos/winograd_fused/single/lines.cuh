@@ -2,7 +2,7 @@
 // overlap the next item.
 #pragma once
 
-#include "algos/winograd_fused/single/pairs.cuh"
+#include "algos/winograd_fused/single/epilogue.cuh"
 
 namespace fastconv::algos::winograd_fused::single {
 
@@ -62,7 +62,7 @@ __device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMa
 }
 __device__ __forceinline__ bool copies(int warp, int lane) { return warp < 2 && lane == 0; }
 
-// What straight-line code serves: a branch costs more than the arithmetic of 8 positions.
+// What needs no step but the clamping: a branch costs more than the arithmetic of 8 positions.
 template <typename T, Shape shape>
 __device__ __forceinline__ bool is_plain(const Params<T>& params, const FilterScales<shape>& filters) {
   const ActivationFunction& activate = params.epilogue.activate;
@@ -87,7 +87,7 @@ __device__ __forceinline__ float finish_plain_fp16(const Params<T>& params, cons
   for (int j = 0; j < groups; ++j) {
     if (j + ahead < groups) load(j + ahead);
     between(j);
-    PairOutputs value;
+    float value[2][4];  // [column][2 * filter + position]
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float own = sum[0][4 * j + i], other = sum[1][4 * j + i];
@@ -106,6 +106,40 @@ __device__ __forceinline__ float finish_plain_fp16(const Params<T>& params, cons
   return bad == 0 ? 0.0f : NAN;
 }
 
+// Half types, any epilogue.
+template <typename T, Shape shape, typename Between>
+__device__ __forceinline__ float finish_any_fp16(const Params<T>& params, const Fragment<T, shape>& mine,
+                                                 Sums<shape>& sum, const Between& between) {
+  constexpr int groups = position_groups(shape);
+#pragma unroll
+  for (int j = 0; j < groups; ++j) hopper::load_shared(&sum[1][4 * j], mine.received + j * group_bytes<T>);
+  const float bad = transform_in_place(mine, sum, [&](int j) {
+    if (j == 3 && params.epilogue.residual != nullptr) start_residual(params, mine);  // the first registers are free
+  });
+  params.epilogue.in_order([&] { add_residual(mine, sum); },
+                           [&] {
+                             activate_all(params.epilogue.activate, [&](const auto& function) {
+#pragma unroll
+                               for (int which = 0; which < 2; ++which) {
+                                 for_outputs<shape>(sum[which], [&](float& v, int) { v = function(v); });
+                               }
+                             });
+                           });
+#pragma unroll
+  for (int j = 0; j < groups; ++j) between(j);
+#pragma unroll
+  for (int j = 0; j < groups; ++j) {
+    std::uint32_t packed[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* two = &sum[i / 2][4 * j + i % 2 * 2];
+      packed[i] = pack_half2<T>(two[0], two[1]);
+    }
+    hopper::store_transposed(mine.received + j * group_bytes<T>, packed);
+  }
+  return bad;
+}
+
 // Whether it is so for all threads of a warpgroup.
 __device__ __forceinline__ bool all_of_group(int group, bool mine) {
   unsigned all;
@@ -117,7 +151,45 @@ __device__ __forceinline__ bool all_of_group(int group, bool mine) {
   return all != 0;
 }
 
-// float32, likewise: one column after the other, since shared memory holds half of the outputs.
+// float32: one column after the other, since shared memory holds half of the outputs.
+template <typename T, Shape shape>
+struct HalfLines {
+  const Params<T>& params;
+  const LineMaps<line_maps(shape)>& maps;
+  Shared<T, shape>& shared;
+  const Fragment<T, shape>& mine;
+  // Filters 2 (lane / 4) and the next of the warp's 16, of the positions 2 (lane % 4) and the next.
+  std::uint32_t place[2];
+
+  __device__ __forceinline__ HalfLines(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
+                                       Shared<T, shape>& shared, const Fragment<T, shape>& mine)
+      : params(params), maps(maps), shared(shared), mine(mine) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int position = mine.lane % 4 * 2 + i;
+      place[i] = shared_address(shared.half_lines[mine.group][mine.warp / 2]) + position * line_bytes +
+                 ((mine.warp % 2 * 4 + mine.lane / 8) ^ position) * 16 + mine.lane / 4 % 2 * 8;
+    }
+  }
+  __device__ __forceinline__ void store(int j, int i, float first, float second) const {
+    hopper::store_shared(place[i] + j * 8 * line_bytes, first, second);
+  }
+  // Of the column before.
+  __device__ __forceinline__ void wait() const {
+    if (copies(mine.warp, mine.lane)) hopper::wait_for_reading<0>();
+    hopper::synchronise(group_barrier + mine.group, 128);
+  }
+  __device__ __forceinline__ void copy(int which) const {
+    hopper::fence_copies();
+    hopper::synchronise(group_barrier + mine.group, 128);
+    if (copies(mine.warp, mine.lane)) {
+      copy_lines<shape>(params, maps, mine.work_tile, own_column(mine.group, which), mine.warp * filter_tile / 2,
+                        shared.half_lines[mine.group][mine.warp]);
+    }
+  }
+};
+
+// No activation or ReLU.
 template <typename T, Shape shape, typename Between>
 __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
                                                      Shared<T, shape>& shared, const Fragment<T, shape>& mine,
@@ -127,8 +199,7 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
   const float least = params.epilogue.activate.clamps ? 0.0f : -INFINITY;
   const auto end = [&](float value, int i) {
     value = fmaf(value, mine.filters.scale[mine.filters.index(i)], mine.filters.bias[i / 2]);
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(least));
-    return value;
+    return max_keeping_nan(value, least);
   };
 #pragma unroll
   for (int j = 0; j < groups; ++j) {
@@ -136,22 +207,7 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
     if (!late) between(j);
   }
   hopper::synchronise(group_barrier + mine.group, 128);  // all of it has been received
-  // Filters 2 (lane / 4) and the next of the warp's 16, of the positions 2 (lane % 4) and the next.
-  std::uint32_t place[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int position = mine.lane % 4 * 2 + i;
-    place[i] = shared_address(shared.half_lines[mine.group][mine.warp / 2]) + position * line_bytes +
-               ((mine.warp % 2 * 4 + mine.lane / 8) ^ position) * 16 + mine.lane / 4 % 2 * 8;
-  }
-  const auto copy = [&](int which) {
-    hopper::fence_copies();
-    hopper::synchronise(group_barrier + mine.group, 128);
-    if (copies(mine.warp, mine.lane)) {
-      copy_lines<shape>(params, maps, mine.work_tile, own_column(mine.group, which), mine.warp * filter_tile / 2,
-                        shared.half_lines[mine.group][mine.warp]);
-    }
-  };
+  const HalfLines<T, shape> lines(params, maps, shared, mine);
   float bad = 0.0f;
 #pragma unroll
   for (int j = 0; j < groups; ++j) {
@@ -160,11 +216,9 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
     for (int i = 0; i < 4; ++i) value[i] = mine.pairs.first(sum[0][4 * j + i], sum[1][4 * j + i], sum[2][4 * j + i]);
     if (is_position<shape>(j, mine.lane)) bad = fmaf(value[1], 0.0f, fmaf(value[0], 0.0f, bad));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      hopper::store_shared(place[i] + j * 8 * line_bytes, end(value[i], i), end(value[2 + i], 2 + i));
-    }
+    for (int i = 0; i < 2; ++i) lines.store(j, i, end(value[i], i), end(value[2 + i], 2 + i));
   }
-  copy(0);
+  lines.copy(0);
 #pragma unroll
   for (int j = 0; j < groups; ++j) {
     if (late) between(j);
@@ -174,16 +228,52 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
       value = end(mine.pairs.second(sum[0][4 * j + i], value), i);
     }
   }
-  if (copies(mine.warp, mine.lane)) hopper::wait_for_reading<0>();
-  hopper::synchronise(group_barrier + mine.group, 128);
+  lines.wait();
 #pragma unroll
   for (int j = 0; j < groups; ++j) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      hopper::store_shared(place[i] + j * 8 * line_bytes, sum[1][4 * j + i], sum[1][4 * j + 2 + i]);
-    }
+    for (int i = 0; i < 2; ++i) lines.store(j, i, sum[1][4 * j + i], sum[1][4 * j + 2 + i]);
   }
-  copy(1);
+  lines.copy(1);
+  return bad;
+}
+
+// Any epilogue. The residual of a column is loaded while the column before is finished, U once that one's registers
+// are free.
+template <typename T, Shape shape, typename Between>
+__device__ __forceinline__ float finish_any_floats(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
+                                                   Shared<T, shape>& shared, const Fragment<T, shape>& mine,
+                                                   Sums<shape>& sum, const Between& between) {
+  constexpr int groups = position_groups(shape);
+#pragma unroll
+  for (int j = 0; j < groups; ++j) hopper::load_shared(&sum[1][4 * j], mine.received + j * group_bytes<T>);
+  hopper::synchronise(group_barrier + mine.group, 128);  // all of it has been received
+  const float bad = transform_in_place(mine, sum, [](int) {});
+  const bool adds = params.epilogue.residual != nullptr;
+  if (adds) load_residual(params, mine, 0, sum[2]);
+  const HalfLines<T, shape> lines(params, maps, shared, mine);
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    auto& values = sum[which];
+    params.epilogue.in_order([&] { for_outputs<shape>(values, [&](float& v, int i) { v += sum[2][i]; }); },
+                             [&] {
+                               activate_all(params.epilogue.activate, [&](const auto& function) {
+                                 for_outputs<shape>(values, [&](float& v, int) { v = function(v); });
+                               });
+                             });
+    if (which == 0) {
+      if (adds) load_residual(params, mine, 1, sum[2]);
+    } else {
+      lines.wait();
+    }
+#pragma unroll
+    for (int j = 0; j < groups; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) lines.store(j, i, values[4 * j + i], values[4 * j + 2 + i]);
+      if (which == 0) between(j);
+    }
+    lines.copy(which);
+  }
   return bad;
 }
 
@@ -213,14 +303,7 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
     if (__builtin_expect(plain, 1)) {
       bad = finish_plain_fp16(params, mine, sum, load_next);
     } else {
-#pragma unroll
-      for (int j = 0; j < groups; ++j) load_next(j);
-      bad = finish_groups(params, mine, sum, [&](const PairOutputs& value, int j) {
-        std::uint32_t packed[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) packed[i] = pack_half2<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
-        hopper::store_transposed(mine.received + j * group_bytes<T>, packed);
-      });
+      bad = finish_any_fp16(params, mine, sum, load_next);
     }
     hopper::fence_copies();
     hopper::synchronise(group_barrier + group, 128);
@@ -229,23 +312,9 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
       copy_lines<shape>(params, maps, work_tile, column, 0, shared.lines[column]);
     }
   } else {
-    plain = all_of_group(group, plain);  // it has barriers
-    if (__builtin_expect(plain, 1)) {
-      bad = finish_plain_floats(params, maps, shared, mine, sum, load_next);
-    } else {
-#pragma unroll
-      for (int j = 0; j < groups; ++j) load_next(j);
-      bad = finish_groups(params, mine, sum, [&](const PairOutputs& value, int j) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          for_columns(params, mine, 8 * j + lane % 4 * 2 + i, mine.first_filter() + lane / 4 * 2,
-                      [&](std::int64_t index, int which) {
-                        *reinterpret_cast<float2*>(params.y + index) =
-                            make_float2(value[which][i], value[which][2 + i]);
-                      });
-        }
-      });
-    }
+    plain = all_of_group(group, plain);  // both have barriers
+    bad = __builtin_expect(plain, 1) ? finish_plain_floats(params, maps, shared, mine, sum, load_next)
+                                     : finish_any_floats(params, maps, shared, mine, sum, load_next);
   }
   return bad;
 }

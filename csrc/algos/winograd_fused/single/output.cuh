@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "algos/winograd_fused/single/activation.cuh"
 #include "algos/winograd_fused/single/multiply.cuh"
 #include "winograd/matrices.h"
 
@@ -94,12 +95,6 @@ __device__ __forceinline__ float transform_sums(const float (&m)[points][thread_
     bad = fmaf(value[b][0] + value[b][3], 0.0f, bad);  // the first and the last output hold all six sums
   }
   return bad;
-}
-
-__device__ __forceinline__ float clamp_keeping_nan(float value, float least, float most) {
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(least));
-  asm("min.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(most));
-  return value;
 }
 
 template <typename T>

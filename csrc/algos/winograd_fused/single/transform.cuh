@@ -2,7 +2,7 @@
 #pragma once
 
 #include "algos/winograd_fused/shared/elements.cuh"
-#include "algos/winograd_fused/single/layout.cuh"
+#include "algos/winograd_fused/single/prefetch.cuh"
 #include "winograd/matrices.h"
 
 namespace fastconv::algos::winograd_fused::single {
@@ -12,12 +12,6 @@ namespace fastconv::algos::winograd_fused::single {
 constexpr int guessed_target = 6, exact_target = 12, unknown_exponent = 126;
 constexpr float min_unscaled = 0x1p-6f, max_unscaled = 0x1p10f;
 static_assert(winograd::Transform<4>::input_gain * (2 << exact_target) < 65504.0f);
-
-// Keeps the compiler from deriving anything from a value before this point, which it would keep in registers.
-template <typename Integer>
-__device__ __forceinline__ void launder(Integer& value) {
-  asm volatile("" : "+r"(value));
-}
 
 template <typename T, Shape shape>
 struct ProducerState {
@@ -427,7 +421,8 @@ __device__ __forceinline__ void transform_stage(const unsigned char* raw, unsign
 // One pass over the work tiles. use_tma: x is loaded by tensor copies.
 template <typename T, Shape shape, bool use_tma, bool few_registers>
 __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorMap (&maps)[input_maps(shape)],
-                                        Shared<T, shape>& shared, bool retry, ProducerState<T, shape>& state) {
+                                        const CUtensorMap* residual, Shared<T, shape>& shared, bool retry,
+                                        ProducerState<T, shape>& state) {
   const int thread = static_cast<int>(threadIdx.x) - consumer_threads, warp = thread / 32, lane = thread % 32;
   const int image = shape.packs_columns ? 0 : strip_of_lane<shape>(lane);
   // One thread of each image, of the last warp: the first has the copies to issue.
@@ -474,7 +469,11 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       }
       wait<role_transform>(shared_address(&shared.v_empty[state.v_slot()]), state.v_parity() ^ 1, params.report);
       if (stage == 0 && tells) {
-        if (image == 0) shared.work_tiles[state.work_tile_slot] = find_work_tile<shape>(params, scheduler.number());
+        if (image == 0) {
+          const WorkTile work_tile = find_work_tile<shape>(params, scheduler.number());
+          shared.work_tiles[state.work_tile_slot] = work_tile;
+          prefetch_residual<shape>(params, residual, work_tile);
+        }
 #pragma unroll
         for (int i = 0; i < sums_segments(shape); ++i)
           shared.exponents[state.work_tile_slot][image + i] = exponents.of[i];
