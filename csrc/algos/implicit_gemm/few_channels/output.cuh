@@ -63,6 +63,7 @@ __device__ __forceinline__ void add_residual(const Params<typename S::T>& params
                                              const typename S::T* residual, Sums<S>& sum) {
   using T = typename S::T;
   asm volatile("" : "+l"(residual));  // or offsets from somewhere else are kept in registers
+  __builtin_assume(__isGlobal(residual));
   if (!params.vector) {
     for_each_vector<S>(params, extent, sum, [&]<int count>(int, int offset, int left, float*(&values)[count]) {
 #pragma unroll

@@ -1,0 +1,50 @@
+"""How a tile of the implicit GEMM ends: every way to y with every epilogue, many tiles for each block of the grid."""
+
+import pytest
+import torch
+from harness import CLASSES, LAYOUTS, Epilogue, make_case, planner_device, problem, yardstick
+from harness import conv2d as run
+from shapes import Shape
+
+from fastconv import _C
+from fastconv.testing import poisoned_memory
+
+pytestmark = [
+    pytest.mark.usefixtures("full_precision"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SHAPES = [
+    Shape(16, 64, 28, 28, 256, 1, 1),  # by copies
+    Shape(16, 64, 27, 27, 120, 1, 1),  # by copies, cut short in both dimensions
+    Shape(16, 64, 55, 55, 128, 1, 1, stride=(2, 2)),
+    Shape(16, 64, 56, 56, 64, 3, 3, padding=(1, 1)),
+    Shape(16, 32, 56, 56, 48, 3, 3, padding=(1, 1)),
+    Shape(16, 64, 28, 28, 255, 1, 1),  # filters that are no multiple of 16 bytes
+    Shape(16, 3, 64, 64, 32, 3, 3, padding=(1, 1)),  # a first layer
+    Shape(16, 3, 65, 65, 44, 3, 3, padding=(1, 1)),
+]
+EPILOGUES = [
+    Epilogue(bias=True, activation="leaky_relu", negative_slope=0.1),
+    Epilogue(bias=True, activation="leaky_relu", negative_slope=1.5),
+    Epilogue(bias=True, activation="silu"),
+    Epilogue(residual=True),
+    Epilogue(bias=True, residual=True, activation="relu"),
+    Epilogue(bias=True, residual=True, activation="relu6", residual_after=True),
+    Epilogue(bias=True, residual=True, activation="leaky_relu", negative_slope=0.1),
+    Epilogue(bias=True, residual=True, activation="leaky_relu", negative_slope=0.1, residual_after=True),
+    Epilogue(bias=True, residual=True, activation="silu", residual_after=True),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls != "ieee"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_epilogue(layout, cls, shape):
+    wrong = []
+    with poisoned_memory():
+        for epilogue in EPILOGUES:
+            case = make_case(shape, cls, layout, "cuda", epilogue)
+            found = yardstick(case, cls).violations(run(case, "implicit_gemm", cls), "implicit_gemm", cls)
+            config = _C.choose("implicit_gemm", problem(shape, cls, layout, epilogue), planner_device("cuda"))["config"]
+            wrong += [f"{config}, {epilogue}: {text}" for text in found]
+    assert not wrong, "\n".join(wrong)
