@@ -32,7 +32,7 @@ ALLOWED: dict[str, str] = {
     r"implicit_gemm::few_channels::convolve<fastconv::algos::implicit_gemm::few_channels::Shape<float, 3, 8>": (
         "sm_80: two values of the loop over tiles parked, stored in front of the loop over steps and loaded behind it"
     ),
-    r"winograd_fused::split::convolve<.*Variant\{1, true, \(fastconv::StoreMode\)0, 1, [12], 1, false\}": (
+    r"winograd_fused::split::convolve<.*Variant\{1, (true|false), \(fastconv::StoreMode\)0, 1, [12], 1, false\}": (
         "residuals, leaky ReLU, SiLU: three of the transforming warps' 48 registers parked, a load and a store for a "
         "row of tiles; the kernel of plain epilogues has none"
     ),

@@ -44,11 +44,12 @@ __device__ __forceinline__ void store_vec(T* target, const float (&values)[count
 
 // How an output is finished.
 enum class Finish {
-  partial,  // not at all: it goes to the partial sums
-  plain,    // bias
-  clamped,  // bias, ReLU or ReLU6
-  leaky,    // bias, leaky_relu with a slope in (0, 1)
-  general,  // the rest: by finish_in_place()
+  partial,   // not at all: it goes to the partial sums
+  plain,     // bias
+  clamped,   // bias, ReLU or ReLU6
+  leaky,     // bias, leaky_relu with a slope in (0, 1)
+  residual,  // one of these, and a residual before or after the activation
+  general,   // the rest: by finish_in_place()
 };
 template <Finish finish>
 constexpr std::integral_constant<Finish, finish> is{};
@@ -57,17 +58,41 @@ template <typename T>
 __device__ __forceinline__ Finish finish_of(const Params<T>& params) {
   const ActivationFunction& activate = params.epilogue.activate;
   if (params.partial != nullptr) return Finish::partial;
-  if (params.epilogue.residual != nullptr || activate.is_silu) return Finish::general;
-  if (activate.clamps) return Finish::clamped;
-  if (activate.negative_slope == 1.0f) return Finish::plain;
-  return leaks(activate) ? Finish::leaky : Finish::general;
+  const Finish finish = activate.clamps                                        ? Finish::clamped
+                        : activate.negative_slope == 1.0f && !activate.is_silu ? Finish::plain
+                        : leaks(activate)                                      ? Finish::leaky
+                                                                               : Finish::general;
+  return params.epilogue.residual != nullptr && finish != Finish::general ? Finish::residual : finish;
 }
 
-// 16 bytes of filters of a lane, finished, for all of its pixels: store(row, values).
-template <typename S, Finish finish, int rows, typename Store>
+// Residual and activation of 16 bytes of y (Finish::residual).
+template <typename T>
+__device__ __forceinline__ void end_with_residual(const Epilogue<T>& epilogue, const uint4& residual,
+                                                  float (&values)[vec_of<T>]) {
+  constexpr int vec = vec_of<T>, per_word = 4 / sizeof(T);
+  const ActivationFunction& activate = epilogue.activate;
+  const std::uint32_t words[4] = {residual.x, residual.y, residual.z, residual.w};
+  const auto for_each = [&](const auto& apply) {
+#pragma unroll
+    for (int e = 0; e < vec; ++e) {
+      values[e] = apply(values[e], to_float(reinterpret_cast<const T*>(&words[e / per_word])[e % per_word]));
+    }
+  };
+  if (!epilogue.residual_after) for_each([](float value, float other) { return value + other; });
+  if (activate.clamps) {
+    for_each([&](float value, float) { return clamp(value, activate.cap); });
+  } else {  // none has the slope 1
+    for_each([&](float value, float) { return leak(value, activate.negative_slope); });
+  }
+  if (epilogue.residual_after) for_each([](float value, float other) { return value + other; });
+}
+
+// 16 bytes of filters of a lane, finished, for all of its pixels: store(row, values). residual_of(row): its 16 bytes.
+template <typename S, Finish finish, int rows, typename ResidualOf, typename Store>
 __device__ __forceinline__ void finish_vec(const Params<typename S::T>& params, const FilterData<S>& filters,
                                            const float (&sums)[S::row_blocks][S::sums], const float (&factor)[rows],
-                                           int column, int first_row, int last_row, Store&& store) {
+                                           int column, int first_row, int last_row, const ResidualOf& residual_of,
+                                           Store&& store) {
   using T = typename S::T;
   constexpr int vec = vec_of<T>;
   const int of_lane = static_cast<int>(threadIdx.x) % 4 * vec;
@@ -95,14 +120,15 @@ __device__ __forceinline__ void finish_vec(const Params<typename S::T>& params, 
       if constexpr (finish == Finish::leaky) value = leak(value, params.epilogue.activate.negative_slope);
       values[e] = value;
     }
+    if constexpr (finish == Finish::residual) end_with_residual<T>(params.epilogue, residual_of(i), values);
     store(i, values);
   }
 }
 
-// Whatever the others do not know (a residual, SiLU, any slope), in place: the sums become values of y, and what
-// belongs to pixels and filters becomes neutral, so that Finish::plain can follow. Registers cannot be indexed: a loop
-// takes 16 sums (8), and turns all of them around. The residual comes a turn ahead. index_of(row): in y, of a pixel its
-// first filter; -1 if it is not there.
+// Whatever the others do not know (SiLU, any slope), with a residual or without, in place: the sums become values of y,
+// and what belongs to pixels and filters becomes neutral, so that Finish::plain can follow. Registers cannot be
+// indexed: a loop takes 16 sums (8), and turns all of them around. The residual comes a turn ahead. index_of(row): in
+// y, of a pixel its first filter; -1 if it is not there.
 template <typename S, int rows, typename IndexOf>
 __device__ __forceinline__ void finish_in_place(const Params<typename S::T>& params, int first_filter,
                                                 const IndexOf& index_of, FilterData<S>& filters,

@@ -243,10 +243,12 @@ __device__ __forceinline__ void store_straight(const Params<typename S::T>& para
                                                const float (&factor)[rows]) {
   using T = typename S::T;
   using Out = std::conditional_t<finish == Finish::partial, float, T>;
-  constexpr int vec = vec_of<T>;
+  constexpr int vec = vec_of<T>, vectors = S::filter_tile / (4 * vec);  // of a pixel and lane
+  constexpr int batch = S::row_blocks == 2 ? 1 : vectors % 4 == 0 ? 4 : vectors % 3 == 0 ? 3 : vectors % 2 == 0 ? 2 : 1;
 #pragma unroll
   for (int m = 0; m < S::row_blocks; ++m) {
     Out* target[2];
+    const T* residual[2];
     bool exists[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -259,14 +261,30 @@ __device__ __forceinline__ void store_straight(const Params<typename S::T>& para
       } else {
         target[i] = params.y;
       }
-      target[i] += index + work_tile.filter_tile * S::filter_tile + static_cast<int>(threadIdx.x) % 4 * vec;
+      const std::int64_t first =
+          index + work_tile.filter_tile * S::filter_tile + static_cast<int>(threadIdx.x) % 4 * vec;
+      target[i] += first;
+      if constexpr (finish == Finish::residual) residual[i] = params.epilogue.residual + first;
     }
 #pragma unroll
-    for (int column = 0; column < S::filter_tile; column += 4 * vec) {
-      finish_vec<S, finish>(params, filters, sums, factor, column, 2 * m, 2 * m + 2,
-                            [&](int i, const float (&values)[vec]) {
-                              if (exists[i % 2]) store_vec(target[i % 2] + column, values);
-                            });
+    for (int columns = 0; columns < S::filter_tile; columns += batch * 4 * vec) {
+      uint4 others[batch][2] = {};
+      if constexpr (finish == Finish::residual) {  // on its way all at once, and the next ones during the stores
+#pragma unroll
+        for (int b = 0; b < batch * 2; ++b) {
+          const auto* source = reinterpret_cast<const uint4*>(residual[b % 2] + columns + b / 2 * 4 * vec);
+          if (exists[b % 2]) others[b / 2][b % 2] = __ldg(source);
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < batch; ++b) {
+        const int column = columns + b * 4 * vec;
+        finish_vec<S, finish>(
+            params, filters, sums, factor, column, 2 * m, 2 * m + 2, [&](int i) { return others[b][i % 2]; },
+            [&](int i, const float (&values)[vec]) {
+              if (exists[i % 2]) store_vec(target[i % 2] + column, values);
+            });
+      }
     }
   }
 }
@@ -296,13 +314,29 @@ __device__ __forceinline__ void store_by_tma(const Params<typename S::T>& params
   constexpr int vec = vec_of<T>, filters_of_box = box_bytes / sizeof(T), bytes = S::pixel_tile * box_bytes;
   const int lane = threadIdx.x % 32;
   const std::uint32_t of_lane = staging + pixel_of_lane<S>(0) * box_bytes;
+  const auto place = [&](int column, int row) {
+    const int box = column / filters_of_box, piece = column % filters_of_box / vec + lane % 4;
+    return of_lane + box * bytes + hopper::swizzle_128(lane / 4, piece) * 16 + (row / 2 * 64 + row % 2 * 8) * box_bytes;
+  };
+  if constexpr (finish == Finish::residual) {  // where a lane's outputs will be, and read by nobody else
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row) {
+      const std::int64_t index = output_index(params, work_tile, pixel_of_lane<S>(row));
+      const int first = work_tile.filter_tile * S::filter_tile + lane % 4 * vec;
+#pragma unroll
+      for (int column = 0; column < S::filter_tile; column += 4 * vec) {
+        const bool exists = index >= 0 && first + column < params.k;
+        copy_async(place(column, row), params.epilogue.residual + (exists ? index + first + column : 0), exists);
+      }
+    }
+    commit_copies();
+    wait_for_copies<0>();
+  }
 #pragma unroll
   for (int column = 0; column < S::filter_tile; column += 4 * vec) {
-    const int box = column / filters_of_box, piece = column % filters_of_box / vec + lane % 4;
-    const std::uint32_t target = of_lane + box * bytes + hopper::swizzle_128(lane / 4, piece) * 16;
-    finish_vec<S, finish>(params, filters, sums, factor, column, 0, rows, [&](int i, const float (&values)[vec]) {
-      store_shared(target + (i / 2 * 64 + i % 2 * 8) * box_bytes, pack_vec<T>(values));
-    });
+    finish_vec<S, finish>(
+        params, filters, sums, factor, column, 0, rows, [&](int row) { return load_shared(place(column, row)); },
+        [&](int row, const float (&values)[vec]) { store_shared(place(column, row), pack_vec<T>(values)); });
   }
   hopper::fence_copies();
   synchronise_multipliers();
@@ -416,13 +450,14 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
           [&](auto finish) {
             store_by_tma<S, finish()>(params, map, work_tile, filters, shared.staging, sums, factor);
           },
-          is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>);
+          is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>, is<Finish::residual>);
       return;
     }
   }
   if (!whole ||
       !with_finish([&](auto finish) { store_straight<S, finish()>(params, work_tile, filters, sums, factor); },
-                   is<Finish::partial>, is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>)) {
+                   is<Finish::partial>, is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>,
+                   is<Finish::residual>)) {
     store_rows<S>(params, work_tile, filters, sums, factor);
   }
 }

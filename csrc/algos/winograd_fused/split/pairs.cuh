@@ -91,26 +91,49 @@ struct Finisher {
         if constexpr (plain) asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(least));
       }
     }
+    if constexpr (!plain) end(residuals, value);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const std::int64_t offset = at[e].even_bytes();
       const int count = at[e].count();
 #pragma unroll
-      for (int which = 0; which < 2; ++which) {
-        float2 two = make_float2(value[which][e], value[which][2 + e]);
-        char* const target = y[which] + offset;
-        if constexpr (plain) {  // without a branch
-          asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, %1;\n@p st.global.v2.f32 [%2], {%3, %4};\n}" ::"r"(
-                           column(which) + most),
-                       "r"(count), "l"(target), "f"(two.x), "f"(two.y)
-                       : "memory");
-        } else if (column(which) + most < count) {
-          const float2& more = residuals[which][e];
-          *reinterpret_cast<float2*>(target) =
-              make_float2(epilogue.finish_value(two.x, more.x), epilogue.finish_value(two.y, more.y));
-        }
+      for (int which = 0; which < 2; ++which) {  // without a branch
+        asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %0, %1;\n@p st.global.v2.f32 [%2], {%3, %4};\n}" ::"r"(
+                         column(which) + most),
+                     "r"(count), "l"(y[which] + offset), "f"(value[which][e]), "f"(value[which][2 + e])
+                     : "memory");
       }
     }
+  }
+
+ private:
+  // Activation and residual, [column][2 * filter + position]. What they are is asked for once: most of the code is
+  // skipped, and none of that has to be fetched.
+  __device__ __forceinline__ void end(const Residuals& residuals, float (&value)[2][4]) const {
+    const auto for_each = [&](const auto& function) {
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2& two = residuals[which][i % 2];
+          value[which][i] = function(value[which][i], i < 2 ? two.x : two.y);
+        }
+      }
+    };
+    const ActivationFunction& activate = epilogue.activate;
+    const float slope = activate.negative_slope;
+    if (epilogue.adds_before()) for_each([](float v, float other) { return v + other; });
+    if (activate.is_silu) {
+      for_each([](float v, float) { return ActivationFunction::silu(v); });
+    } else if (slope > 0.0f && slope < 1.0f) {
+      for_each([&](float v, float) {
+        asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(v * slope));
+        return v;
+      });
+    } else if (!activate.is_linear()) {
+      for_each([&](float v, float) { return activate.piecewise(v); });
+    }
+    if (epilogue.adds_after()) for_each([](float v, float other) { return v + other; });
   }
 };
 
