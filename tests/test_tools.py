@@ -283,6 +283,7 @@ def test_sanitize_says_where_a_known_report_ended_kernels(monkeypatch):
         sanitize, "KNOWN", {("synccheck", r"a\.cuh:4:"): "a reason", ("racecheck", r"a\.cuh:4:"): "one"}
     )
     assert sanitize.judge("synccheck", 1, RACE).status == "aborted"
+    assert sanitize.judge("synccheck", sanitize.REPORTED, RACE + "\n1 failed").status == "aborted"
     assert sanitize.judge("racecheck", 1, RACE).status == "failed"  # which ends no kernel
     assert sanitize.judge("synccheck", 1, RACE.replace("a.cuh", "b.cuh")).status == "failed"
     assert sanitize.judge("synccheck", 1, "1 failed").status == "failed"
