@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 
 from fastconv import failures, once, ops, settings
 from fastconv.ops import plain, pooling
+from fastconv.ops.autocast import cast
 from fastconv.ops.geometry import integer, pair
 from fastconv.tensors import PLAIN
 
@@ -180,13 +181,6 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
     return False
 
 
-def _autocast(tensor: Any, dtype: torch.dtype) -> Any:
-    """What autocast makes of an argument of a convolution."""
-    if tensor is None or tensor.dtype is dtype or not tensor.is_floating_point() or tensor.dtype is torch.float64:
-        return tensor
-    return tensor.to(dtype=dtype)  # by name: found without trying the other forms of `to`
-
-
 def _run_torch(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings
 ) -> Tensor | None:  # fmt: skip
@@ -230,8 +224,8 @@ def convolve(
     mode = ops.PRECISIONS[precision]
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := "cuda" if x.is_cuda else "cpu"):
         dtype = torch.get_autocast_dtype(device)
-        x, weight = _autocast(x, dtype), _autocast(weight, dtype)
-        bias, residual = _autocast(bias, dtype), _autocast(residual, dtype)
+        x, weight = cast(x, dtype), cast(weight, dtype)
+        bias, residual = cast(bias, dtype), cast(residual, dtype)
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)

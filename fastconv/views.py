@@ -157,7 +157,8 @@ def conv_transpose2d(
             list(input.shape), list(weight.shape), strides, paddings, extras, dilations, groups, input.dtype,
             input.device, algorithm, precision,
         )  # fmt: skip
-    y = transposed.conv_transpose2d(
+    call = transposed.of_eager if is_eager(input, weight, bias) else transposed.conv_transpose2d
+    y = call(
         input if input.dim() == 4 else input.unsqueeze(0), weight, bias, strides, paddings, extras, dilations, groups,
         algorithm, precision, settings.switches.backend_flags, *limits,
     )  # fmt: skip

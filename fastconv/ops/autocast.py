@@ -11,17 +11,22 @@ from torch._ops import OpOverload
 from fastconv import ops
 
 
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """What autocast makes of an argument of a convolution."""
+    if not isinstance(value, Tensor) or value.dtype is dtype or not value.is_floating_point():
+        return value
+    if value.dtype is torch.float64:
+        return value
+    return value.to(dtype=dtype)  # by name: found without trying the other forms of `to`
+
+
 def _register_autocast(operator: OpOverload, device: str, key: str) -> None:
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def cast(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
-            return value.to(torch.get_autocast_dtype(device))
-        return value
-
     def kernel(*args: Any) -> Tensor:
+        dtype = torch.get_autocast_dtype(device)
         with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return operator(*[cast(arg) for arg in args])
+            return operator(*[cast(arg, dtype) for arg in args])
 
     ops.library.impl(operator, kernel, key)
 

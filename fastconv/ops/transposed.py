@@ -8,14 +8,14 @@ convolution and its weight gradient: it joins the closed system of `autograd`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastconv import _C, ops
-from fastconv.ops import autograd, gradients, plain
+from fastconv.ops import autocast, autograd, gradients, plain
 from fastconv.ops.geometry import Geometry
 
 
@@ -91,14 +91,22 @@ def convolutions(
     return [made[taps] for taps in sorted(made, key=lambda taps: -taps[0] * taps[1])]
 
 
+def _check(condition: bool, message: str) -> None:
+    """Of numbers: `torch._check`, which knows symbols, takes microseconds each time."""
+    if not condition:
+        raise RuntimeError("fastconv: " + message)
+
+
+def _check_symbols(condition: Any, message: str) -> None:
+    torch._check(condition, lambda: "fastconv: " + message)
+
+
 def _checked_shape(
-    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, output_padding: Sequence[int]
-) -> list[int]:
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, output_padding: Sequence[int],
+    check: Callable[[Any, str], None] = _check,
+) -> list[int]:  # fmt: skip
     """The output's shape. Raises RuntimeError for what is no transposed convolution, as PyTorch does."""
     stride, padding, dilation, groups = geometry
-
-    def check(condition: Any, message: str) -> None:
-        torch._check(condition, lambda: "fastconv: " + message)
 
     for name, tensor, layout in (("input", input, "[N, C, H, W]"), ("weight", weight, "[C, K/groups, R, S]")):
         check(tensor.dim() == 4, f"{name} has shape {list(tensor.shape)}; expected 4 dimensions {layout}")
@@ -165,7 +173,8 @@ def _kernel(
 
 @torch.library.register_fake(ops.conv_transpose2d_op, lib=ops.library)
 def _(input, weight, bias, stride, padding, output_padding, dilation, groups, *_):  # type: ignore[no-untyped-def]
-    shape = _checked_shape(input, weight, bias, Geometry(stride, padding, dilation, groups), output_padding)
+    geometry = Geometry(stride, padding, dilation, groups)
+    shape = _checked_shape(input, weight, bias, geometry, output_padding, _check_symbols)
     return torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=ops.format_of(input, weight))
 
 
@@ -218,3 +227,26 @@ ops.library.impl("conv_transpose2d", _kernel, "CompositeExplicitAutograd")
 # input [N, C, H, W], weight [C, K/groups, R, S], bias [K], stride, padding, output_padding, dilation, groups,
 # algorithm, precision, flags, max_error=None, max_workspace=None -> [N, K, P, Q]
 conv_transpose2d = autograd._differentiable(ops.conv_transpose2d_op, _setup, _backward, _vmap, plain.conv_transpose2d)
+
+
+class _Recorded(torch.autograd.Function):
+    """What the operator's registration makes of it, without the dispatcher's way through Python for each part."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        y = _kernel(*args)
+        _setup(ctx, args, y)
+        return y
+
+    backward = staticmethod(_backward)  # type: ignore[assignment]
+
+
+def of_eager(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """`conv_transpose2d` of plain tensors in no mode (`eager.is_eager`)."""
+    device = input.device.type
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        input, weight, bias = (autocast.cast(tensor, dtype) for tensor in (input, weight, bias))
+    tensors = (input, weight, bias)
+    recorded = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+    return ops.call(_Recorded.apply if recorded else _kernel, *tensors, *rest)
