@@ -85,9 +85,10 @@ PHASES: dict[str, Phase] = {
         (_layers("pointwise", 3), _layers("stems", 3), _layers("groups", 3)),
     ),
     "networks": (
-        (Step("networks", ("networks", "--workers", "4", "--peers", _FORMS, "--compile-limit", "150")),),
+        (Step("networks", ("networks", "--workers", "3", "--peers", _FORMS, "--compile-limit", "150")),),
     ),
-    "gradients": (_gradients("weight"), _gradients("input")),
+    # One queue: the plans of eight processes are more than a card of 80 GB.
+    "gradients": ((*_gradients("weight"), *_gradients("input")),),
     "alone": (
         (
             Step("host", ("host",), resumes=False),
