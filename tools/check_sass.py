@@ -29,8 +29,8 @@ ALLOWED: dict[str, str] = {
     r"\(fastconv::algos::implicit_gemm::Mode\)1, 128, 2, \(fastconv::algos::implicit_gemm::persistent::Source\)": (
         "class tf32: counters of the loop over tiles parked, none within the loop over steps"
     ),
-    r"implicit_gemm::few_channels::convolve<fastconv::algos::implicit_gemm::few_channels::Shape<float, 3, 8>": (
-        "sm_80: two values of the loop over tiles parked, stored in front of the loop over steps and loaded behind it"
+    r"implicit_gemm::few_channels::convolve<fastconv::algos::implicit_gemm::few_channels::Shape<float, 3, [468]>": (
+        "a few values of the loop over tiles parked, stored in front of the loop over steps and loaded behind it"
     ),
     r"winograd_fused::split::convolve<.*Variant\{1, (true|false), \(fastconv::StoreMode\)0, 1, [12], 1, false\}": (
         "residuals, leaky ReLU, SiLU: three of the transforming warps' 48 registers parked, a load and a store for a "
@@ -40,8 +40,8 @@ ALLOWED: dict[str, str] = {
         "narrow work tiles, 168 sums beside 36 registers of filters: values of the loop over work tiles parked, none "
         "within the loops over products or over the tiles of a row"
     ),
-    r"winograd_fused::single::convolve<__nv_bfloat16, 3, ": (
-        "packed columns: two values of the loop over work tiles parked, none within the loops over products or tiles"
+    r"winograd_fused::single::convolve<(__half|__nv_bfloat16), 3, ": (
+        "packed columns: values of the loop over work tiles parked, none within the loops over products or tiles"
     ),
     r"winograd_staged::input_transform_nhwc<(__half|__nv_bfloat16), [24], "
     r"\(fastconv::algos::winograd_staged::Mode\)[23], 1>": (
