@@ -223,9 +223,7 @@ def convolve(
     layer = state.layer_of(key)
     mode = ops.PRECISIONS[precision]
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := "cuda" if x.is_cuda else "cpu"):
-        dtype = torch.get_autocast_dtype(device)
-        x, weight = cast(x, dtype), cast(weight, dtype)
-        bias, residual = cast(bias, dtype), cast(residual, dtype)
+        x, weight, bias, residual = cast(device, x, weight, bias, residual)
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)

@@ -11,8 +11,13 @@ from torch._ops import OpOverload
 from fastconv import ops
 
 
-def cast(value: Any, dtype: torch.dtype) -> Any:
-    """What autocast makes of an argument of a convolution."""
+def cast(device: str, *arguments: Any) -> list[Any]:
+    """What autocast makes of the arguments of a convolution."""
+    dtype = torch.get_autocast_dtype(device)
+    return [_cast(value, dtype) for value in arguments]
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
     if not isinstance(value, Tensor) or value.dtype is dtype or not value.is_floating_point():
         return value
     if value.dtype is torch.float64:
@@ -24,9 +29,8 @@ def _register_autocast(operator: OpOverload, device: str, key: str) -> None:
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def kernel(*args: Any) -> Tensor:
-        dtype = torch.get_autocast_dtype(device)
         with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return operator(*[cast(arg, dtype) for arg in args])
+            return operator(*cast(device, *args))
 
     ops.library.impl(operator, kernel, key)
 

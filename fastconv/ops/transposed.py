@@ -245,8 +245,6 @@ def of_eager(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> 
     """`conv_transpose2d` of plain tensors in no mode (`eager.is_eager`)."""
     device = input.device.type
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        input, weight, bias = (autocast.cast(tensor, dtype) for tensor in (input, weight, bias))
+        input, weight, bias = autocast.cast(device, input, weight, bias)
     tensors = (input, weight, bias)
-    recorded = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
-    return ops.call(_Recorded.apply if recorded else _kernel, *tensors, *rest)
+    return ops.call(_Recorded.apply if autograd._may_need_gradient(tensors) else _kernel, *tensors, *rest)
