@@ -1,9 +1,19 @@
-// Activations in one or two instructions, for all of a tile's values: as ActivationFunction has them (NaN, infinities).
+// Activations of Hopper in one or two instructions, for all of a tile's values: as ActivationFunction has them (NaN,
+// infinities).
 #pragma once
 
 #include "device/epilogue.h"
 
-namespace fastconv::algos::implicit_gemm {
+namespace fastconv {
+
+__device__ __forceinline__ float max_keeping_nan(float a, float b) {
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+  return a;
+}
+__device__ __forceinline__ float min_keeping_nan(float a, float b) {
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+  return a;
+}
 
 // ReLU, ReLU6 (ActivationFunction::clamps): within [0, cap]; NaN passes.
 __device__ __forceinline__ float clamp(float value, float cap) {
@@ -36,4 +46,4 @@ __device__ __forceinline__ void apply_activation(const ActivationFunction& activ
   }
 }
 
-}  // namespace fastconv::algos::implicit_gemm
+}  // namespace fastconv

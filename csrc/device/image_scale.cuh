@@ -107,6 +107,17 @@ struct Undo {
     first = power_of_two(exponent), second = power_of_two(max(-126, min(-sum - exponent, 127)));
   }
   __device__ __forceinline__ float operator()(float value) const { return value * first * second; }
+
+  // total += the values that these sums stand for, which are changed.
+  template <int count>
+  __device__ __forceinline__ void add(float (&sum)[count], float (&total)[count]) const {
+    if (second != 1.0f) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) sum[i] *= second;
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i) total[i] = fmaf(sum[i], first, total[i]);
+  }
 };
 
 // Block (image, 0 or 1 of the two tensors): a sample over the whole of the image. target: the exponent to which the

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "algos/implicit_gemm/few_channels/multiply.cuh"
-#include "algos/implicit_gemm/shared/activation.cuh"
+#include "device/activation.cuh"
 
 namespace fastconv::algos::implicit_gemm::few_channels {
 

@@ -15,16 +15,6 @@ struct StageChannels {
   __device__ __forceinline__ bool has_cap() const { return cap != INFINITY; }
 };
 
-// NaN passes.
-__device__ __forceinline__ float at_least(float value, float floor) {
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(floor));
-  return value;
-}
-__device__ __forceinline__ float at_most(float value, float cap) {
-  asm("min.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(cap));
-  return value;
-}
-
 // Two neighbouring channels of a half type in a word. Both limits are numbers of these types, so that it is the same to
 // round before them.
 template <typename T>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "algos/implicit_gemm/persistent/tile.cuh"
-#include "algos/implicit_gemm/shared/activation.cuh"
+#include "device/activation.cuh"
 #include "device/power_of_two.h"
 
 namespace fastconv::algos::implicit_gemm::persistent {

@@ -7,6 +7,7 @@
 
 #include "algos/implicit_gemm/persistent/affine.cuh"
 #include "algos/implicit_gemm/persistent/tile.cuh"
+#include "device/activation.cuh"
 #include "device/power_of_two.h"
 
 namespace fastconv::algos::implicit_gemm::persistent {
@@ -172,12 +173,13 @@ class Input {
     const auto set = [](std::uint32_t& word, float value) { word = __float_as_uint(value); };
     for_each_pair([&](int pair, std::uint32_t& x, std::uint32_t& y) {
       const uint4& of = affine[pair];
-      set(x, at_least(fmaf(__uint_as_float(x), __uint_as_float(of.x), __uint_as_float(of.z)), channels.floor));
-      set(y, at_least(fmaf(__uint_as_float(y), __uint_as_float(of.y), __uint_as_float(of.w)), channels.floor));
+      set(x, max_keeping_nan(fmaf(__uint_as_float(x), __uint_as_float(of.x), __uint_as_float(of.z)), channels.floor));
+      set(y, max_keeping_nan(fmaf(__uint_as_float(y), __uint_as_float(of.y), __uint_as_float(of.w)), channels.floor));
     });
     if (!channels.has_cap()) return;
     for_each_pair([&](int, std::uint32_t& x, std::uint32_t& y) {
-      set(x, at_most(__uint_as_float(x), channels.cap)), set(y, at_most(__uint_as_float(y), channels.cap));
+      set(x, min_keeping_nan(__uint_as_float(x), channels.cap)),
+          set(y, min_keeping_nan(__uint_as_float(y), channels.cap));
     });
   }
 

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "algos/implicit_gemm/single_tile/load.cuh"
+#include "device/activation.cuh"
 #include "hopper/ptx/cluster.cuh"
 
 namespace fastconv::algos::implicit_gemm::single_tile {
@@ -238,13 +239,6 @@ enum class Finish {
   general,  // the rest of NHWC
   nchw,
 };
-
-// Within [0, cap]; NaN passes.
-__device__ __forceinline__ float clamp(float value, float cap) {
-  float result;
-  asm("max.NaN.f32 %0, %1, 0f00000000;\n\tmin.NaN.f32 %0, %0, %2;" : "=&f"(result) : "f"(value), "f"(cap));
-  return result;
-}
 
 template <typename T>
 struct alignas(16) Chunk {

@@ -178,12 +178,7 @@ __device__ __forceinline__ void multiply(const Params& params, std::uint32_t rin
     hopper::arrive_for_warp(barriers.free[slot.slot]);
     slot.advance(params.slots);
     if constexpr (!S::rows_by_warps) slot.advance(params.slots);
-    if (undo.second != 1.0f) {
-#pragma unroll
-      for (int i = 0; i < S::sums; ++i) sum[i] *= undo.second;
-    }
-#pragma unroll
-    for (int i = 0; i < S::sums; ++i) total[i] = fmaf(sum[i], undo.first, total[i]);
+    undo.add(sum, total);
   }
 }
 

@@ -1,19 +1,9 @@
 // The activations of many outputs, asked for once.
 #pragma once
 
-#include "device/epilogue.h"
+#include "device/activation.cuh"
 
 namespace fastconv::algos::winograd_fused::single {
-
-__device__ __forceinline__ float max_keeping_nan(float a, float b) {
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
-  return a;
-}
-__device__ __forceinline__ float clamp_keeping_nan(float value, float least, float most) {
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(least));
-  asm("min.NaN.f32 %0, %0, %1;" : "+f"(value) : "f"(most));
-  return value;
-}
 
 // By 2^x and 1/x as the hardware has them: within 2^-16 of what is not vanishing, where these classes have 2^-11. What
 // is flushed to zero is added to 1, or has been divided by more than 2^126.
@@ -31,7 +21,7 @@ __device__ __forceinline__ void activate_all(const ActivationFunction& activatio
   if (__builtin_expect(activation.is_silu, 0)) {
     for_all([](float v) { return fast_silu(v); });
   } else if (activation.clamps) {
-    for_all([&](float v) { return clamp_keeping_nan(v, 0.0f, activation.cap); });
+    for_all([&](float v) { return min_keeping_nan(max_keeping_nan(v, 0.0f), activation.cap); });
   } else if (slope > 0.0f && slope < 1.0f) {
     for_all([&](float v) { return max_keeping_nan(v, v * slope); });
   } else if (slope != 1.0f) {

@@ -109,7 +109,7 @@ __device__ __forceinline__ void activate(const ActivationFunction& activation, O
   if (__builtin_expect(activation.is_silu, 0)) {
     for_each([&](float v) { return activation.silu(v); });
   } else if (activation.clamps) {
-    for_each([&](float v) { return clamp_keeping_nan(v, 0.0f, activation.cap); });
+    for_each([&](float v) { return min_keeping_nan(max_keeping_nan(v, 0.0f), activation.cap); });
   } else if (activation.negative_slope != 1.0f) {
     for_each([&](float v) { return activation.piecewise(v); });
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "algos/winograd_fused/split/multiply.cuh"
+#include "device/activation.cuh"
 #include "hopper/ptx/cluster.cuh"
 #include "winograd/matrices.h"
 
@@ -88,7 +89,7 @@ struct Finisher {
       for (int which = 0; which < 2; ++which) {
         float& v = value[which][i];
         v = fmaf(v * two, one, bias[i / 2]);
-        if constexpr (plain) asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(least));
+        if constexpr (plain) v = max_keeping_nan(v, least);
       }
     }
     if constexpr (!plain) end(residuals, value);
@@ -126,10 +127,7 @@ struct Finisher {
     if (activate.is_silu) {
       for_each([](float v, float) { return ActivationFunction::silu(v); });
     } else if (slope > 0.0f && slope < 1.0f) {
-      for_each([&](float v, float) {
-        asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(v * slope));
-        return v;
-      });
+      for_each([&](float v, float) { return max_keeping_nan(v, v * slope); });
     } else if (!activate.is_linear()) {
       for_each([&](float v, float) { return activate.piecewise(v); });
     }

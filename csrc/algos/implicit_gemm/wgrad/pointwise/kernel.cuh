@@ -107,12 +107,7 @@ __device__ __forceinline__ void multiply(const Params& params, const Memory<S>& 
     multiply_chunk<S>(memory.operands + slot.slot * S::tile.operand_bytes(), warpgroup, sum);
     if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&memory.control.read[slot.slot]));
     slot.advance(S::tile.operand_slots());
-    if (undo.second != 1.0f) {
-#pragma unroll
-      for (int i = 0; i < S::sums; ++i) sum[i] *= undo.second;
-    }
-#pragma unroll
-    for (int i = 0; i < S::sums; ++i) total[i] = fmaf(sum[i], undo.first, total[i]);
+    undo.add(sum, total);
   }
 }
 
