@@ -48,21 +48,22 @@ enum class Finish {
   plain,     // bias
   clamped,   // bias, ReLU or ReLU6
   leaky,     // bias, leaky_relu with a slope in (0, 1)
-  residual,  // one of these, and a residual before or after the activation
+  residual,  // one of these, and a residual before or after the activation; where the sums do not start with it
   general,   // the rest: by finish_in_place()
 };
 template <Finish finish>
 constexpr std::integral_constant<Finish, finish> is{};
 
-template <typename T>
-__device__ __forceinline__ Finish finish_of(const Params<T>& params) {
+template <typename S>
+__device__ __forceinline__ Finish finish_of(const Params<typename S::T>& params) {
   const ActivationFunction& activate = params.epilogue.activate;
   if (params.partial != nullptr) return Finish::partial;
   const Finish finish = activate.clamps                                        ? Finish::clamped
                         : activate.negative_slope == 1.0f && !activate.is_silu ? Finish::plain
                         : leaks(activate)                                      ? Finish::leaky
                                                                                : Finish::general;
-  return params.epilogue.residual != nullptr && finish != Finish::general ? Finish::residual : finish;
+  if (params.epilogue.residual == nullptr) return finish;
+  return S::starts_with_residual || finish == Finish::general ? Finish::general : Finish::residual;
 }
 
 // Residual and activation of 16 bytes of y (Finish::residual).

@@ -14,12 +14,18 @@ class Loader {
  public:
   using T = typename S::T;
 
-  __device__ __forceinline__ Loader(const Params<T>& params, const CUtensorMap& map, const Shared<S>& shared)
-      : params_(params), map_(map), shared_(shared), site_{params.report, kernel_implicit_gemm, role_load} {}
+  __device__ __forceinline__ Loader(const Params<T>& params, const CUtensorMap& map, const CUtensorMap& residual_map,
+                                    const Shared<S>& shared)
+      : params_(params),
+        map_(map),
+        residual_map_(residual_map),
+        shared_(shared),
+        site_{params.report, kernel_implicit_gemm, role_load} {}
 
   // Everything that one work tile reads.
   __device__ __forceinline__ void run(const WorkTile& work_tile) {
     Control& control = *shared_.control;
+    if constexpr (S::starts_with_residual) load_residual(work_tile);
     unsigned packed_tile = work_tile.filter_tile;
     const unsigned half = params_.by_n_splits.divmod(packed_tile);
     const unsigned char* filters = params_.weight + packed_tile * params_.packed_tile_bytes + half * S::limb_bytes;
@@ -51,6 +57,19 @@ class Loader {
   }
 
  private:
+  __device__ __forceinline__ void load_residual(const WorkTile& work_tile) {
+    Control& control = *shared_.control;
+    int filter = work_tile.filter_tile * S::filter_tile;
+#pragma unroll 1
+    for (int i = 0; i < work_tile.residual_stages; ++i, filter += residual_filters<T>) {
+      const std::uint32_t full = shared_address(&control.input_full[input_.slot]);
+      hopper::wait(shared_address(&control.input_free[input_.slot]), input_.parity ^ 1, site_);
+      hopper::arrive_expecting(full, params_.tile_n * params_.tile_p * params_.tile_q * box_bytes);
+      hopper::tma_load(shared_.input + input_.slot * params_.stage_bytes, residual_map_, filter, work_tile.q,
+                       work_tile.p, work_tile.n, full);
+      input_.advance(params_.input_slots);
+    }
+  }
   // A stage of a flat tile: the rows of input under its pixels, with the halo of each image.
   __device__ __forceinline__ void load_rows(const WorkTile& work_tile, int channel, std::uint32_t target,
                                             std::uint32_t full) {
@@ -84,7 +103,7 @@ class Loader {
   }
 
   const Params<T>& params_;
-  const CUtensorMap& map_;
+  const CUtensorMap &map_, &residual_map_;
   const Shared<S>& shared_;
   WaitSite site_;
   hopper::RingPosition input_, filters_;
@@ -105,10 +124,11 @@ class ChannelLoader {
     Control& control = *shared_.control;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     constexpr int pairs = S::step_channels / 2;
-    for (int stage = work_tile.first_stage; stage < work_tile.last_stage; ++stage) {
+    const int first = work_tile.first_stage;
+    for (int stage = first - work_tile.residual_stages; stage < work_tile.last_stage; ++stage) {
       const int channel = stage * S::step_channels + 2 * lane;  // C is even, taps are one
       uint4 pair{};
-      if (lane < pairs && channel < params_.c) {
+      if (lane < pairs && stage >= first && channel < params_.c) {
         const auto bits = [](const float* at) { return __float_as_uint(__ldg(at)); };
         pair = {bits(params_.scale + channel), bits(params_.scale + channel + 1), bits(params_.shift + channel),
                 bits(params_.shift + channel + 1)};
@@ -252,7 +272,7 @@ __global__ void __launch_bounds__(S::threads, 1)
     hopper::setmaxnreg_dec<S::load_registers>();
     if (threadIdx.x % 128 == 0) {
       hopper::prefetch_map(map);
-      Loader<S> loader(params, map, shared);
+      Loader<S> loader(params, map, residual_map, shared);
       for_each_work_tile<S>(
           params, shared,
           [&](unsigned index, unsigned, bool retry) {

@@ -78,6 +78,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .quads = false,
       .stores_by_tma = false,
       .prefetches_residual = false,
+      .residual_stages = 0,
       .staging_bytes = static_cast<int>(plan.staging_bytes),
       .flat_nchw = product && problem.layout == Layout::nchw,
       .by_image = problem.p() * problem.q(),
@@ -102,7 +103,16 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
   params.vectors = plan.stores_vectors;
   params.stores_by_tma = plan.stores_by_tma && params.partial == nullptr;
   params.quads = plan.stores_quads;
-  params.prefetches_residual = plan.stores_vectors && args.residual != nullptr && params.partial == nullptr;
+  if (plan.stores_vectors && args.residual != nullptr && params.partial == nullptr) {
+    const Epilogue<T>& epilogue = params.epilogue;
+    const bool comes_first = !epilogue.residual_after || epilogue.activate.is_linear();
+    if (std::is_same_v<T, float>) {
+      params.prefetches_residual = true;
+    } else if (comes_first && plan.stage_bytes() >= static_cast<std::size_t>(plan.pixel_tile()) * box_bytes) {
+      params.residual_stages = static_cast<int>(ceil_div(plan.filter_tile, residual_filters<T>));
+      params.epilogue.residual = nullptr;
+    }
+  }
   return params;
 }
 
@@ -140,7 +150,7 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
                                                             problem.y_pitch(), y_box, params.in_a_row)
                                                  : CUtensorMap{};
   const CUtensorMap residual_map =
-      params.prefetches_residual
+      params.prefetches_residual || params.residual_stages > 0
           ? make_map(args.residual, problem.dtype, problem.p(), problem.q(), problem.k, 0, y_box, params.in_a_row)
           : CUtensorMap{};
   const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));

@@ -59,7 +59,6 @@ class Multiplier {
   // One work tile. exact: with the scales that measure() has left. Else returns whether a scale does not fit one of
   // the lane's pixels.
   __device__ __forceinline__ bool run(unsigned index, bool exact) {
-    if (params_.prefetches_residual && threadIdx.x == 0) prefetch_residual(index);
     Total total;
 #pragma unroll
     for (int m = 0; m < S::row_blocks; ++m) {
@@ -67,11 +66,17 @@ class Multiplier {
       for (int i = 0; i < S::sums; ++i) total[m][i] = 0.0f;
     }
     const WorkTile work_tile(params_, index);
+    if constexpr (!S::starts_with_residual) {
+      if (params_.prefetches_residual && threadIdx.x == 0) prefetch_residual(index);
+    }
     begin(work_tile);
     if (S::reads_fp16 && !S::one_tap && params_.flat) input_.place_flat(params_, work_tile);
     if constexpr (S::converted) find_exponents(work_tile);
     FilterData<S>& filters = shared_.filter_data[threadIdx.x / 32];
     filters.fetch(params_, work_tile.filter_tile);
+    if constexpr (S::starts_with_residual) {
+      if (work_tile.residual_stages > 0) start_with_residual(total);
+    }
     bool off = false;
     if (S::retries && exact) {
       multiply_exact(total);
@@ -134,6 +139,34 @@ class Multiplier {
 
   using Total = float[S::row_blocks][S::sums];
   using Sums = float[S::split ? 2 : 1][S::group_sums];
+
+  // From the stages that come before those of the input.
+  __device__ __forceinline__ void start_with_residual(Total& total) {
+    constexpr int vec = vec_of<T>, per_word = 4 / sizeof(T);
+    int lane = static_cast<int>(threadIdx.x) % 32;
+    asm volatile("" : "+r"(lane));  // so that no address is kept in registers for the next tile
+    const std::uint32_t of_lane = pixel_of_lane<S>(0) * box_bytes;
+#pragma unroll
+    for (int filter = 0; filter < S::filter_tile; filter += residual_filters<T>) {
+      hopper::wait(shared_address(&control_.input_full[slot_.slot]), slot_.parity, site_);
+#pragma unroll
+      for (int column = filter; column < min(filter + residual_filters<T>, S::filter_tile); column += 4 * vec) {
+        const std::uint32_t source =
+            stage() + of_lane + hopper::swizzle_128(lane / 4, (column - filter) / vec + lane % 4) * 16;
+#pragma unroll
+        for (int row = 0; row < rows; ++row) {
+          const uint4 values = load_shared(source + (row / 2 * 64 + row % 2 * 8) * box_bytes);
+          const std::uint32_t words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+          for (int e = 0; e < vec; ++e) {
+            total[row / 2][(column / 8 + e / 2) * 4 + row % 2 * 2 + e % 2] =
+                to_float(reinterpret_cast<const T*>(&words[e / per_word])[e % per_word]);
+          }
+        }
+      }
+      release_stage();
+    }
+  }
 
   // That of the block's next work tile, so that it is in the L2 cache when it is wanted; and of its first.
   __device__ __forceinline__ void prefetch_residual(unsigned index) {

@@ -413,7 +413,7 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
       moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
   }
   const bool in_rows = S::transforms && !uniform;  // rare, and so by the way that is for all
-  auto finish = static_cast<unsigned>(finish_of(params));
+  auto finish = static_cast<unsigned>(finish_of<S>(params));
   const bool use_tma = S::stores_by_tma && params.stores_by_tma;
   if (use_tma) {
     if (threadIdx.x == 0) hopper::wait_for_reading<0>();
@@ -442,7 +442,13 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     finish = static_cast<unsigned>(Finish::plain);
   }
   const auto with_finish = [&](auto&& store, auto... finishes) {  // the one of them that it is
-    return ((finish == static_cast<unsigned>(finishes()) && (store(finishes), true)) || ...);
+    const auto is_done = [&](auto one) {
+      if constexpr (one() != Finish::residual || !S::starts_with_residual) {
+        if (finish == static_cast<unsigned>(one())) return store(one), true;
+      }
+      return false;
+    };
+    return (is_done(finishes) || ...);
   };
   if constexpr (S::stores_by_tma) {
     if (with_tma != 0) {

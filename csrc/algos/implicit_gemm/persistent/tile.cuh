@@ -46,6 +46,7 @@ struct Params {
   bool quads;                // NCHW: four neighbouring pixels are
   bool stores_by_tma;        // y is written by copies, not by the warps
   bool prefetches_residual;  // which is vectors, and read by this kernel
+  int residual_stages;       // S::starts_with_residual: stages of a tile that bring it; then the epilogue has none
   int staging_bytes;
   bool flat_nchw;  // a matrix product into NCHW: pixels are numbered through all images
   FastDivide by_image;
@@ -72,6 +73,7 @@ struct Shape {
   static constexpr bool raw = source_ == Source::raw || (affine && scaled), transforms = source_ == Source::transformed;
   static constexpr bool one_tap = raw || affine;  // a stage is one, and a tile not flat
   static constexpr bool converted = source_ == Source::converted, reads_fp16 = converted || !scaled;
+  static constexpr bool starts_with_residual = !scaled;                 // the sums begin with it, before the activation
   static constexpr bool retries = scaled && !converted;                 // tiles whose scale does not fit
   static constexpr bool conditional = retries && mode == Mode::single;  // it may be a fallback (Plan::fallback)
   static_assert((affine || scaled == (source_ != Source::fp16)) && (!converted || mode == Mode::single));
@@ -106,6 +108,10 @@ struct Shape {
   static_assert(multiply_warpgroups * multiply_registers + (transforms ? transform_registers : 0) + load_registers <=
                 65536 / threads / 8 * 8 * warpgroups);  // more, and setmaxnreg waits forever
 };
+
+// Those of a stage of the residual, which is a box of y.
+template <typename T>
+constexpr int residual_filters = box_bytes / static_cast<int>(sizeof(T));
 
 // Of y, 16 bytes: the filters that a lane stores at once. wgmma gives lane l columns 2t and 2t + 1 (t = l % 4) of each
 // 8; the order of columns is free, so that we let them mean neighbours. This is the column of filter `filter` of a
@@ -211,7 +217,7 @@ static_assert(sizeof(Control) % 16 == 0);
 // One tile of the output, or one split of its reduction: whole tiles come first, and splits of one tile side by side.
 struct WorkTile {
   int filter_tile, n, p, q;  // first image, row and column of the tile
-  int split, first_stage, last_stage;
+  int split, first_stage, last_stage, residual_stages;
 
   template <typename T>
   __device__ __forceinline__ WorkTile(const Params<T>& params, unsigned index) {
@@ -228,6 +234,7 @@ struct WorkTile {
     n = static_cast<int>(params.by_tiles_n.divmod(index)) * params.tile_n;
     first_stage = split * params.stages_per_split;
     last_stage = is_split ? min(first_stage + params.stages_per_split, params.stages) : params.stages;
+    residual_stages = split == 0 ? params.residual_stages : 0;
   }
 };
 
