@@ -48,7 +48,7 @@ enum class Finish {
   plain,     // bias
   clamped,   // bias, ReLU or ReLU6
   leaky,     // bias, leaky_relu with a slope in (0, 1)
-  residual,  // one of these, and a residual before or after the activation; where the sums do not start with it
+  residual,  // bias, the residual, and ReLU, ReLU6 or nothing
   general,   // the rest: by finish_in_place()
 };
 template <Finish finish>
@@ -63,29 +63,23 @@ __device__ __forceinline__ Finish finish_of(const Params<typename S::T>& params)
                         : leaks(activate)                                      ? Finish::leaky
                                                                                : Finish::general;
   if (params.epilogue.residual == nullptr) return finish;
-  return S::starts_with_residual || finish == Finish::general ? Finish::general : Finish::residual;
+  const bool is_quick = finish == Finish::plain || (finish == Finish::clamped && !params.epilogue.residual_after);
+  const bool comes = !params.stores_by_tma || params.residual_stages > 0;
+  return !residual_first<typename S::T> && is_quick && comes ? Finish::residual : Finish::general;
 }
 
-// Residual and activation of 16 bytes of y (Finish::residual).
+// 16 bytes of y with their residual (Finish::residual).
 template <typename T>
-__device__ __forceinline__ void end_with_residual(const Epilogue<T>& epilogue, const uint4& residual,
-                                                  float (&values)[vec_of<T>]) {
+__device__ __forceinline__ void add_residual(const ActivationFunction& activate, const uint4& residual,
+                                             float (&values)[vec_of<T>]) {
   constexpr int vec = vec_of<T>, per_word = 4 / sizeof(T);
-  const ActivationFunction& activate = epilogue.activate;
   const std::uint32_t words[4] = {residual.x, residual.y, residual.z, residual.w};
-  const auto for_each = [&](const auto& apply) {
+  const float floor = activate.clamps ? 0.0f : -INFINITY;
 #pragma unroll
-    for (int e = 0; e < vec; ++e) {
-      values[e] = apply(values[e], to_float(reinterpret_cast<const T*>(&words[e / per_word])[e % per_word]));
-    }
-  };
-  if (!epilogue.residual_after) for_each([](float value, float other) { return value + other; });
-  if (activate.clamps) {
-    for_each([&](float value, float) { return clamp(value, activate.cap); });
-  } else {  // none has the slope 1
-    for_each([&](float value, float) { return leak(value, activate.negative_slope); });
+  for (int e = 0; e < vec; ++e) {
+    const float other = to_float(reinterpret_cast<const T*>(&words[e / per_word])[e % per_word]);
+    values[e] = min_keeping_nan(max_keeping_nan(values[e] + other, floor), activate.cap);
   }
-  if (epilogue.residual_after) for_each([](float value, float other) { return value + other; });
 }
 
 // 16 bytes of filters of a lane, finished, for all of its pixels: store(row, values). residual_of(row): its 16 bytes.
@@ -121,7 +115,7 @@ __device__ __forceinline__ void finish_vec(const Params<typename S::T>& params, 
       if constexpr (finish == Finish::leaky) value = leak(value, params.epilogue.activate.negative_slope);
       values[e] = value;
     }
-    if constexpr (finish == Finish::residual) end_with_residual<T>(params.epilogue, residual_of(i), values);
+    if constexpr (finish == Finish::residual) add_residual<T>(params.epilogue.activate, residual_of(i), values);
     store(i, values);
   }
 }

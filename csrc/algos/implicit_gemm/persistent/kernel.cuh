@@ -22,10 +22,10 @@ class Loader {
         shared_(shared),
         site_{params.report, kernel_implicit_gemm, role_load} {}
 
-  // Everything that one work tile reads.
-  __device__ __forceinline__ void run(const WorkTile& work_tile) {
+  // Everything that one work tile reads. stores: it is not only measured.
+  __device__ __forceinline__ void run(const WorkTile& work_tile, bool stores) {
     Control& control = *shared_.control;
-    if constexpr (S::starts_with_residual) load_residual(work_tile);
+    if constexpr (residual_first<T>) load_residual(work_tile);
     unsigned packed_tile = work_tile.filter_tile;
     const unsigned half = params_.by_n_splits.divmod(packed_tile);
     const unsigned char* filters = params_.weight + packed_tile * params_.packed_tile_bytes + half * S::limb_bytes;
@@ -53,6 +53,9 @@ class Loader {
       for (int i = 0; i < params_.stage_taps; ++i, source += params_.packed_bytes * (S::paired ? 2 : 1)) {
         load_filters(source);
       }
+    }
+    if constexpr (!residual_first<T> && !S::transforms) {
+      if (stores) load_residual(work_tile);
     }
   }
 
@@ -120,15 +123,16 @@ class ChannelLoader {
   __device__ __forceinline__ ChannelLoader(const Params<T>& params, const Shared<S>& shared)
       : params_(params), shared_(shared), site_{params.report, kernel_implicit_gemm, role_load} {}
 
-  __device__ __forceinline__ void run(const WorkTile& work_tile) {
+  __device__ __forceinline__ void run(const WorkTile& work_tile, bool stores) {
     Control& control = *shared_.control;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     constexpr int pairs = S::step_channels / 2;
-    const int first = work_tile.first_stage;
-    for (int stage = first - work_tile.residual_stages; stage < work_tile.last_stage; ++stage) {
+    const int first = work_tile.first_stage, last = work_tile.last_stage, others = work_tile.residual_stages;
+    const int end = last + (!residual_first<T> && stores ? others : 0);
+    for (int stage = first - (residual_first<T> ? others : 0); stage < end; ++stage) {
       const int channel = stage * S::step_channels + 2 * lane;  // C is even, taps are one
       uint4 pair{};
-      if (lane < pairs && stage >= first && channel < params_.c) {
+      if (lane < pairs && stage >= first && stage < last && channel < params_.c) {
         const auto bits = [](const float* at) { return __float_as_uint(__ldg(at)); };
         pair = {bits(params_.scale + channel), bits(params_.scale + channel + 1), bits(params_.shift + channel),
                 bits(params_.shift + channel + 1)};
@@ -277,7 +281,8 @@ __global__ void __launch_bounds__(S::threads, 1)
           params, shared,
           [&](unsigned index, unsigned, bool retry) {
             const WorkTile work_tile(params, index);
-            for (int i = 0; i < (retry ? 2 : 1); ++i) loader.run(work_tile);
+            if (retry) loader.run(work_tile, false);
+            loader.run(work_tile, true);
           },
           [&](unsigned parity) { wait_for_flags(parity, role_load); },
           [&](unsigned) { hopper::arrive(control.flags_read); });
@@ -289,7 +294,8 @@ __global__ void __launch_bounds__(S::threads, 1)
             params, shared,
             [&](unsigned index, unsigned, bool retry) {
               const WorkTile work_tile(params, index);
-              for (int i = 0; i < (retry ? 2 : 1); ++i) loader.run(work_tile);
+              if (retry) loader.run(work_tile, false);
+              loader.run(work_tile, true);
             },
             [&](unsigned parity) { wait_for_flags(parity, role_load); },
             [&](unsigned) {

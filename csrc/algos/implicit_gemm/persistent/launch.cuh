@@ -106,11 +106,14 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
   if (plan.stores_vectors && args.residual != nullptr && params.partial == nullptr) {
     const Epilogue<T>& epilogue = params.epilogue;
     const bool comes_first = !epilogue.residual_after || epilogue.activate.is_linear();
-    if (std::is_same_v<T, float>) {
-      params.prefetches_residual = true;
-    } else if (comes_first && plan.stage_bytes() >= static_cast<std::size_t>(plan.pixel_tile()) * box_bytes) {
+    const bool joins = residual_first<T> ? comes_first
+                                         : params.stores_by_tma && comes_first &&
+                                               (epilogue.activate.clamps || epilogue.activate.is_linear());
+    if (joins && static_cast<std::size_t>(plan.tile_n * plan.tile_p * plan.tile_q) * box_bytes <= plan.stage_bytes()) {
       params.residual_stages = static_cast<int>(ceil_div(plan.filter_tile, residual_filters<T>));
-      params.epilogue.residual = nullptr;
+      if (residual_first<T>) params.epilogue.residual = nullptr;
+    } else {
+      params.prefetches_residual = !residual_first<T>;
     }
   }
   return params;

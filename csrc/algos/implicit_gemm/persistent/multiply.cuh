@@ -66,7 +66,7 @@ class Multiplier {
       for (int i = 0; i < S::sums; ++i) total[m][i] = 0.0f;
     }
     const WorkTile work_tile(params_, index);
-    if constexpr (!S::starts_with_residual) {
+    if constexpr (!residual_first<T>) {
       if (params_.prefetches_residual && threadIdx.x == 0) prefetch_residual(index);
     }
     begin(work_tile);
@@ -74,7 +74,7 @@ class Multiplier {
     if constexpr (S::converted) find_exponents(work_tile);
     FilterData<S>& filters = shared_.filter_data[threadIdx.x / 32];
     filters.fetch(params_, work_tile.filter_tile);
-    if constexpr (S::starts_with_residual) {
+    if constexpr (residual_first<T>) {
       if (work_tile.residual_stages > 0) start_with_residual(total);
     }
     bool off = false;
@@ -107,7 +107,16 @@ class Multiplier {
         return false;
       }
     }
-    store_tile<S>(params_, output_map_, output, filters, shared_, total, exponents_, S::transforms && !exact);
+    int residual_stages = !residual_first<T> && !S::transforms ? output.residual_stages : 0;
+    const auto with_residual = [&](const auto& use) {  // of the next filters: what use() does with their stage
+      hopper::wait(shared_address(&control_.input_full[slot_.slot]), slot_.parity, site_);
+      use(stage());
+      release_stage();
+      --residual_stages;
+    };
+    store_tile<S>(params_, output_map_, output, filters, shared_, total, exponents_, S::transforms && !exact,
+                  with_residual);
+    while (residual_stages > 0) with_residual([](std::uint32_t) {});  // they were not wanted
     return misfit != 0;
   }
 
@@ -140,7 +149,7 @@ class Multiplier {
   using Total = float[S::row_blocks][S::sums];
   using Sums = float[S::split ? 2 : 1][S::group_sums];
 
-  // From the stages that come before those of the input.
+  // From the stages that come before those of the input (residual_first).
   __device__ __forceinline__ void start_with_residual(Total& total) {
     constexpr int vec = vec_of<T>, per_word = 4 / sizeof(T);
     int lane = static_cast<int>(threadIdx.x) % 32;

@@ -304,39 +304,39 @@ __device__ __forceinline__ bool any_of_multipliers(bool condition) {
 }
 
 // Both warpgroups' tile, through shared memory and by copies, which go on while the next tile is multiplied. What was
-// copied before must have left shared memory.
-template <typename S, Finish finish, int rows>
+// copied before must have left shared memory. with_residual(use): use() with the stage of the next box's residual.
+template <typename S, Finish finish, int rows, typename WithResidual>
 __device__ __forceinline__ void store_by_tma(const Params<typename S::T>& params, const CUtensorMap& map,
                                              const WorkTile& work_tile, const FilterData<S>& filters,
                                              std::uint32_t staging, const float (&sums)[S::row_blocks][S::sums],
-                                             const float (&factor)[rows]) {
+                                             const float (&factor)[rows], const WithResidual& with_residual) {
   using T = typename S::T;
   constexpr int vec = vec_of<T>, filters_of_box = box_bytes / sizeof(T), bytes = S::pixel_tile * box_bytes;
   const int lane = threadIdx.x % 32;
-  const std::uint32_t of_lane = staging + pixel_of_lane<S>(0) * box_bytes;
-  const auto place = [&](int column, int row) {
-    const int box = column / filters_of_box, piece = column % filters_of_box / vec + lane % 4;
-    return of_lane + box * bytes + hopper::swizzle_128(lane / 4, piece) * 16 + (row / 2 * 64 + row % 2 * 8) * box_bytes;
+  const auto place = [&](std::uint32_t box, int column, int row) {
+    const int piece = column % filters_of_box / vec + lane % 4;
+    return box + (pixel_of_lane<S>(0) + row / 2 * 64 + row % 2 * 8) * box_bytes +
+           hopper::swizzle_128(lane / 4, piece) * 16;
   };
-  if constexpr (finish == Finish::residual) {  // where a lane's outputs will be, and read by nobody else
-#pragma unroll 1
-    for (int row = 0; row < rows; ++row) {
-      const std::int64_t index = output_index(params, work_tile, pixel_of_lane<S>(row));
-      const int first = work_tile.filter_tile * S::filter_tile + lane % 4 * vec;
 #pragma unroll
-      for (int column = 0; column < S::filter_tile; column += 4 * vec) {
-        const bool exists = index >= 0 && first + column < params.k;
-        copy_async(place(column, row), params.epilogue.residual + (exists ? index + first + column : 0), exists);
+  for (int first = 0; first < S::filter_tile; first += filters_of_box) {
+    const std::uint32_t target = staging + first / filters_of_box * bytes;
+    const auto finish_box = [&](std::uint32_t residual) {
+#pragma unroll
+      for (int column = first; column < first + filters_of_box; column += 4 * vec) {
+        finish_vec<S, finish>(
+            params, filters, sums, factor, column, 0, rows,
+            [&](int row) { return load_shared(place(residual, column, row)); },
+            [&](int row, const float (&values)[vec]) {
+              store_shared(place(target, column, row), pack_vec<T>(values));
+            });
       }
+    };
+    if constexpr (finish == Finish::residual) {
+      with_residual(finish_box);
+    } else {
+      finish_box(0);
     }
-    commit_copies();
-    wait_for_copies<0>();
-  }
-#pragma unroll
-  for (int column = 0; column < S::filter_tile; column += 4 * vec) {
-    finish_vec<S, finish>(
-        params, filters, sums, factor, column, 0, rows, [&](int row) { return load_shared(place(column, row)); },
-        [&](int row, const float (&values)[vec]) { store_shared(place(column, row), pack_vec<T>(values)); });
   }
   hopper::fence_copies();
   synchronise_multipliers();
@@ -399,12 +399,12 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
   }
 }
 
-// uniform: the pixels' exponents are all the same.
-template <typename S, int rows>
+// uniform: the pixels' exponents are all the same. with_residual: as store_by_tma() has it.
+template <typename S, int rows, typename WithResidual>
 __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, const CUtensorMap& map,
                                            const WorkTile& work_tile, FilterData<S>& filters, const Shared<S>& shared,
                                            float (&sums)[S::row_blocks][S::sums], const int (&exponents)[rows],
-                                           bool uniform) {
+                                           bool uniform, const WithResidual& with_residual) {
   __syncwarp();  // what the lanes have copied is there
   bool moderate = are_moderate(filters);
   if constexpr (S::scaled) {
@@ -443,7 +443,7 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
   }
   const auto with_finish = [&](auto&& store, auto... finishes) {  // the one of them that it is
     const auto is_done = [&](auto one) {
-      if constexpr (one() != Finish::residual || !S::starts_with_residual) {
+      if constexpr (one() != Finish::residual || !residual_first<typename S::T>) {
         if (finish == static_cast<unsigned>(one())) return store(one), true;
       }
       return false;
@@ -454,7 +454,7 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     if (with_tma != 0) {
       with_finish(
           [&](auto finish) {
-            store_by_tma<S, finish()>(params, map, work_tile, filters, shared.staging, sums, factor);
+            store_by_tma<S, finish()>(params, map, work_tile, filters, shared.staging, sums, factor, with_residual);
           },
           is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>, is<Finish::residual>);
       return;

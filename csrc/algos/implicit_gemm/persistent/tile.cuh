@@ -46,7 +46,7 @@ struct Params {
   bool quads;                // NCHW: four neighbouring pixels are
   bool stores_by_tma;        // y is written by copies, not by the warps
   bool prefetches_residual;  // which is vectors, and read by this kernel
-  int residual_stages;       // S::starts_with_residual: stages of a tile that bring it; then the epilogue has none
+  int residual_stages;       // those that bring the residual of a tile, or 0: its first or its last (residual_first)
   int staging_bytes;
   bool flat_nchw;  // a matrix product into NCHW: pixels are numbered through all images
   FastDivide by_image;
@@ -73,7 +73,6 @@ struct Shape {
   static constexpr bool raw = source_ == Source::raw || (affine && scaled), transforms = source_ == Source::transformed;
   static constexpr bool one_tap = raw || affine;  // a stage is one, and a tile not flat
   static constexpr bool converted = source_ == Source::converted, reads_fp16 = converted || !scaled;
-  static constexpr bool starts_with_residual = !scaled;                 // the sums begin with it, before the activation
   static constexpr bool retries = scaled && !converted;                 // tiles whose scale does not fit
   static constexpr bool conditional = retries && mode == Mode::single;  // it may be a fallback (Plan::fallback)
   static_assert((affine || scaled == (source_ != Source::fp16)) && (!converted || mode == Mode::single));
@@ -109,9 +108,13 @@ struct Shape {
                 65536 / threads / 8 * 8 * warpgroups);  // more, and setmaxnreg waits forever
 };
 
-// Those of a stage of the residual, which is a box of y.
+// Filters of a stage of the residual, which is a box of y.
 template <typename T>
 constexpr int residual_filters = box_bytes / static_cast<int>(sizeof(T));
+// Sums of half types start with the residual, and the epilogue knows nothing of it. Those of float32 have scales that
+// are not known then: it joins them at the end.
+template <typename T>
+constexpr bool residual_first = !std::is_same_v<T, float>;
 
 // Of y, 16 bytes: the filters that a lane stores at once. wgmma gives lane l columns 2t and 2t + 1 (t = l % 4) of each
 // 8; the order of columns is free, so that we let them mean neighbours. This is the column of filter `filter` of a
@@ -234,7 +237,7 @@ struct WorkTile {
     n = static_cast<int>(params.by_tiles_n.divmod(index)) * params.tile_n;
     first_stage = split * params.stages_per_split;
     last_stage = is_split ? min(first_stage + params.stages_per_split, params.stages) : params.stages;
-    residual_stages = split == 0 ? params.residual_stages : 0;
+    residual_stages = (residual_first<T> ? split == 0 : !is_split) ? params.residual_stages : 0;
   }
 };
 
