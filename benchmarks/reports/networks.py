@@ -63,8 +63,8 @@ def against(peers: tuple[str, ...], *documents: Document | None) -> dict[Key, Ve
 
 
 def speedups(document: Document, autotune: Document | None = None) -> dict[Key, float | None]:
-    """The fastest of ours over the fastest form of PyTorch: the least of what a run's ratio is. autotune: the file of
-    the run against max-autotune."""
+    """The fastest of ours over the fastest form of PyTorch: the least of the ratios, each of one run. autotune: the
+    file of the run against max-autotune."""
     other = against(AUTOTUNED, autotune)
     found: dict[Key, float | None] = {}
     for key, its in by_network(document, None).items():
