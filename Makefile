@@ -2,22 +2,25 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+# What torch has to be beside what the build asks for, as "torch==2.12.*": when the environment is made.
+TORCH  ?=
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Without compiling the 12 000 modules that come along to bytecode: Python does that with those that it imports.
 INSTALL := $(PIP) install --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench docs lint sanitize build compile_commands clean
+.PHONY: help demo test test-oldest bench docs lint sanitize build compile_commands clean
 
 help:
-	@echo "make demo      swap real networks, run them on photographs, compare and time them"
-	@echo "make test      all tests (those that need a GPU are skipped without one)"
-	@echo "make bench     time ours against PyTorch and cuDNN: layers, then networks (GPU)"
-	@echo "make sanitize  every kernel under the four tools of compute-sanitizer, a table of what they say (GPU)"
-	@echo "make docs      the documents as a site, with the API from the docstrings: build/docs/index.html"
-	@echo "make lint      ruff, mypy, clang-format, include rules, links of the documents"
-	@echo "make clean     remove what was built (.venv stays)"
+	@echo "make demo         swap real networks, run them on photographs, compare and time them"
+	@echo "make test         all tests (those that need a GPU are skipped without one)"
+	@echo "make test-oldest  the same with the oldest torch that is supported, built and run in $(OLDEST)"
+	@echo "make bench        time ours against PyTorch and cuDNN: layers, then networks (GPU)"
+	@echo "make sanitize     every kernel under the four tools of compute-sanitizer, a table of what they say (GPU)"
+	@echo "make docs         the documents as a site, with the API from the docstrings: build/docs/index.html"
+	@echo "make lint         ruff, mypy, clang-format, include rules, links of the documents"
+	@echo "make clean        remove what was built (.venv stays)"
 	@echo
 	@echo "ARGS goes to the command: make demo ARGS='--network resnet50 --batch 4', make test ARGS='-k winograd'."
 	@echo "PYTHON names the interpreter ($(PYTHON)), VENV the environment ($(VENV))."
@@ -30,6 +33,16 @@ demo: build
 test: build
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
+# In a copy of the tree, with a build and an environment of its own: what is built here stays as it is.
+OLDEST_TORCH := $(shell sed -n 's/^dependencies = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+OLDEST       := build/torch-$(OLDEST_TORCH)
+
+test-oldest:
+	mkdir -p $(OLDEST)
+	find $(OLDEST) -mindepth 1 -maxdepth 1 ! -name build ! -name .venv -exec rm -r {} +
+	git ls-files -z --cached --others --exclude-standard | tar -c --null --files-from - | tar -x -C $(OLDEST)
+	$(MAKE) -C $(OLDEST) test VENV=.venv TORCH="torch==$(OLDEST_TORCH).*"
+
 bench: build
 	$(BIN)/fastconv bench layers $(ARGS)
 	$(BIN)/fastconv bench networks $(ARGS)
@@ -39,7 +52,7 @@ $(VENV)/build.stamp: tools/build/backend.py
 	$(PYTHON) tools/build/python_version.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --upgrade pip "setuptools>=77"
-	$(BIN)/python tools/build/backend.py | xargs $(INSTALL) torchvision
+	$(BIN)/python tools/build/backend.py | xargs $(INSTALL) torchvision $(TORCH)
 	touch $@
 
 # Not isolated: the build uses the torch just installed instead of fetching a second one.

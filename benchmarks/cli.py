@@ -178,9 +178,7 @@ def networks(
         ),
     ] = "",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nchw,nhwc",
-    compiled_layouts: Annotated[
-        str, typer.Option(help="Of compiled networks; default nchw in ieee and fp32, else nhwc.")
-    ] = "",
+    compiled_layouts: Annotated[str, typer.Option(help="If compiled; default nchw in ieee and fp32, else nhwc.")] = "",
     algorithm: Annotated[str, typer.Option(help="Ask for this one in every layer.")] = "auto",
     rounds: Annotated[int, typer.Option(min=1, help="Forward passes of each contender.")] = 20,
     batch: BatchOption = None,
@@ -198,6 +196,7 @@ def networks(
         typer.Option(metavar="SECONDS", min=0.1, help="So long for the energy of an image; a file of its own."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Pass over what the file already holds.")] = False,
+    suite_name: Annotated[str, typer.Option("--suite", help="Of the file, if not networks.")] = "",
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
@@ -210,7 +209,7 @@ def networks(
     from fastconv.models.compare import CLASS_DTYPE
 
     where = device_named(device)
-    name = suite.suite_name(where, energy)
+    name = suite_name or suite.suite_name(where, energy)
     out = json_path or results.default_path(environment.describe(name, where))
     names = list(MAIN_NETWORKS) if network == "all" else split(network, "network", zoo.names())
     wanted = split(classes, "classes", list(CLASS_DTYPE))

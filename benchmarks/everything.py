@@ -65,10 +65,10 @@ def _layers(layer_set: str, workers: int, direction: str = "forward", *options: 
     return Step(suite, command)
 
 
-def _gradients(direction: str) -> tuple[Step, ...]:
+def _gradients(direction: str, classes: str) -> tuple[Step, ...]:
     # Layers with strides are the largest: one process, whose plans have the card's memory for themselves.
     sets = (("layers", 4), ("pointwise", 4), ("groups", 3), ("stems", 3), ("strided", 1))
-    options = ("--batch", "64", "--classes", "fp32,tf32,fp16")
+    options = ("--batch", "64", "--classes", classes)
     return tuple(_layers(layer_set, workers, f"backward_{direction}", *options) for layer_set, workers in sets)
 
 
@@ -77,8 +77,16 @@ def _paper(source: str, part: str, suffix: str = "", *options: str) -> Step:
     return Step(f"paper_{source}{suffix}", ("paper", source, "--parts", part, *options), folder=True)
 
 
+def _networks(suite: str, peers: str, *options: str) -> Step:
+    """Whole networks against other rivals, in a file of their own. Ours is timed again, in the forms that are its
+    fastest: a speed is a ratio of times of one run."""
+    command = ("networks", "--suite", suite, "--modes", "compile,fused_graph", "--peers", peers, *options)
+    return Step(suite, command)
+
+
 # The forms of PyTorch that were ever its fastest, and what its users have: each takes memory, and time to compile.
 _FORMS = "torch_eager,torch_graph,folded_graph,compile_reduce_overhead,frozen_reduce_overhead"
+_CLASSES, _OTHER_CLASSES = "fp32,tf32,fp16", "bf16,ieee"
 PHASES: dict[str, Phase] = {
     "layers": (
         (_layers("layers", 4), _layers("strided", 1)),
@@ -88,7 +96,7 @@ PHASES: dict[str, Phase] = {
         (Step("networks", ("networks", "--workers", "3", "--peers", _FORMS, "--compile-limit", "150")),),
     ),
     # One queue: the plans of eight processes are more than a card of 80 GB.
-    "gradients": ((*_gradients("weight"), *_gradients("input")),),
+    "gradients": ((*_gradients("weight", _CLASSES), *_gradients("input", _CLASSES)),),
     "alone": (
         (
             Step("host", ("host",), resumes=False),
@@ -128,6 +136,25 @@ PHASES: dict[str, Phase] = {
             _paper("single_image", "kernels", "_kernels"),
             _paper("megakernel", "networks", "_networks", "--workers", "2"),
             _paper("cuconv", "counters", "_counters"),
+        ),
+    ),
+    "gradients_others": ((*_gradients("weight", _OTHER_CLASSES), *_gradients("input", _OTHER_CLASSES)),),
+    # What is timed of cuDNN alone goes with the leanest kernels around it, which are those of frozen networks.
+    "networks_cudnn": (
+        (
+            _networks(
+                "networks_cudnn", "torch_eager,folded_eager,frozen_default,cudnn_best_layers", "--workers", "3",
+                "--compile-limit", "150",
+            ),
+        ),
+    ),
+    # Compiled beside each other for the caches alone; what max-autotune keeps it has timed with the GPU for itself.
+    "networks_autotune": (
+        (
+            _networks(
+                "networks_autotune", "compile_max_autotune,frozen_max_autotune", "--compile-workers", "3",
+                "--compile-limit", "600",
+            ),
         ),
     ),
 }  # fmt: skip

@@ -17,6 +17,8 @@ from benchmarks import everything, papers
 from benchmarks.cli import app
 from benchmarks.everything import Step
 from benchmarks.harness import parts, results
+from benchmarks.networks.forms import MODES
+from benchmarks.networks.suite import contenders_of
 
 ROW = layer_row("res1", "fp32", 1.0, 2.0)
 # In place of the benchmarks' command line: `OTHER` is a file to wait for, `CODE` the exit code.
@@ -77,6 +79,42 @@ def test_every_step_is_a_command_with_these_options(tmp_path: Path) -> None:
                 assert (Path(context.params["folder"]), context.params["resume"]) == (tmp_path, True)
             else:
                 assert Path(context.params["json_path"]) == path  # a str in some of typer
+
+
+def options(step: Step) -> dict[str, list[str]]:
+    _, *arguments = step.command
+    return {name: value.split(",") for name, value in zip(arguments[::2], arguments[1::2], strict=True)}
+
+
+def test_every_rival_of_networks_is_timed_beside_ours() -> None:
+    peers: set[str] = set()
+    for its in [its for phase in everything.PHASES.values() for queue in phase for its in queue]:
+        if its.command[0] == "networks":
+            asked = options(its)
+            assert asked.get("--suite", ["networks"]) == [its.suite]
+            modes = asked.get("--modes", list(MODES))
+            found = contenders_of(modes, asked["--peers"], ["nchw", "nhwc"], ["nhwc"])
+            assert {contender.ours for contender in found} == {True, False}
+            peers |= set(asked["--peers"])
+    assert peers >= {"torch_eager", "torch_graph", "folded_graph", "cudnn_best_layers"}
+    assert peers >= {f"{form}_{mode}" for form in ("compile", "frozen") for mode in ("reduce_overhead", "max_autotune")}
+
+
+def test_what_others_time_beside_the_best_cudnn_layers_can_be_profiled() -> None:
+    """The bound is of a form whose kernels can be told apart."""
+    ((step,),) = everything.PHASES["networks_cudnn"]
+    found = contenders_of([], options(step)["--peers"], ["nhwc"], ["nhwc"])
+    assert any(contender.form.mode in (None, "default") and not contender.has_graph for contender in found)
+
+
+@pytest.mark.parametrize("direction", ["input", "weight"])
+def test_gradients_are_measured_in_every_class_once(direction: str) -> None:
+    classes: dict[str, list[str]] = {}
+    for its in [its for phase in everything.PHASES.values() for queue in phase for its in queue]:
+        if its.suite.endswith(f"backward_{direction}"):
+            classes.setdefault(its.suite, []).extend(options(its)["--classes"])
+    assert len(classes) == 5
+    assert all(sorted(its) == sorted(results.CLASSES) for its in classes.values())
 
 
 class _Asked(Exception):

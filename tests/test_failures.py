@@ -1,5 +1,6 @@
 """What fails inside PyTorch, or on the device, arrives as PyTorch's exception, and the next call works."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -7,15 +8,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from layers import DEVICES, packed_algorithms, relative_error
-from torch import Tensor
+from torch import Tensor, nn
 
 import fastconv
-from fastconv import failures, ops
+from fastconv import _C, failures, ops
 
 needs_cuda = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU; torch.cuda.is_available() is False"
 )
 MIB = 1 << 20
+# Of the CUDA driver's API: CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED.
+RELAXED, INVALIDATED = 2, 901
+
+
+def on_a_gpu(problem: _C.ConvProblem) -> list[str]:
+    """The algorithms of ours that serve a problem on some GPU."""
+    rows = _C.candidates(problem, _C.h200_device())
+    return [row["algorithm"] for row in rows if row["ok"] and row["algorithm"] != "torch"]
 
 
 def works(device: str) -> None:
@@ -201,3 +210,84 @@ def test_out_of_memory(case: Callable[[], tuple[Callable[[], object], int]]) -> 
         works("cuda")
     call()  # there is enough now
     torch.cuda.synchronize()
+
+
+@contextmanager
+def launches_fail() -> Iterator[type[RuntimeError]]:
+    """Every launch on the current stream fails: it records a CUDA graph, and a call that is illegal meanwhile has
+    invalidated the recording. Yields the exception of PyTorch's own launches. The driver is told to record, not
+    PyTorch, whose allocator would take it that the recording goes on."""
+    driver, stream, ones = ctypes.CDLL("libcuda.so.1"), torch.cuda.current_stream(), torch.ones(4, device="cuda")
+    handle, graph = ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p()
+    torch.cuda.synchronize()
+    assert driver.cuStreamBeginCapture_v2(handle, RELAXED) == 0
+    try:
+        with pytest.raises(RuntimeError, match="captur"):
+            stream.synchronize()
+        with pytest.raises(RuntimeError, match="captur") as theirs:
+            ones.add_(1)
+        yield theirs.type
+    finally:
+        status = driver.cuStreamEndCapture(handle, ctypes.byref(graph))
+    assert status == INVALIDATED
+
+
+@needs_cuda
+@pytest.mark.parametrize("algorithm", on_a_gpu(_C.ConvProblem(n=2, c=64, h=14, w=14, k=64, r=3, s=3, padding=(1, 1))))
+def test_a_failing_launch(algorithm: str) -> None:
+    layer, x = nn.Conv2d(64, 64, 3, padding=1, device="cuda"), torch.randn(2, 64, 14, 14, device="cuda")
+    expected = F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1).float()
+    unseen = layer.weight.detach().clone()
+    fastconv.swap_(layer, algorithm=algorithm, precision="fp32", frozen=True)
+
+    def function(algorithm: str) -> Tensor:
+        return fastconv.conv2d(x, unseen, layer.bias, padding=1, algorithm=algorithm, precision="fp32")
+
+    # Of the layer the convolution's own launch fails, of the function that which packs the weight, if there is one.
+    calls = (lambda: layer(x), lambda: function(algorithm))
+    torch.cuda.synchronize()
+    with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+        try:
+            for _ in range(2):  # what is packed stays
+                layer(x)
+        except fastconv.UnsupportedError as error:
+            pytest.skip(f"on this GPU {error}")
+        for call in calls:
+            with launches_fail() as theirs:
+                for _ in range(3):
+                    with pytest.raises(theirs, match="captur") as ours:
+                        call()
+                    assert ours.type is theirs
+            # At once, by another kernel: of what failed nothing is left that its launch would be blamed for.
+            assert relative_error(function("direct"), expected) < 1e-5
+            assert relative_error(call(), expected) < 1e-5
+        torch.cuda.synchronize()
+    with torch.no_grad():
+        for call in calls:
+            assert relative_error(call(), expected) < 1e-5
+    works("cuda")
+
+
+@needs_cuda
+@pytest.mark.parametrize("of", ["input", "weight"])
+def test_a_failing_launch_in_a_backward_pass(of: str) -> None:
+    layer = fastconv.Conv2d(64, 64, 3, padding=1, precision="fp32", device="cuda")
+    x = torch.randn(8, 64, 56, 56, device="cuda", requires_grad=True)
+    seed = torch.randn(8, 64, 56, 56, device="cuda")
+    doubles = [tensor.detach().double().requires_grad_() for tensor in (x, layer.weight)]
+    output = F.conv2d(*doubles, padding=1)
+    (expected,) = torch.autograd.grad(output, doubles[of == "weight"], seed.double())
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        y = layer(x)
+
+        def gradient() -> Tensor:
+            return torch.autograd.grad(y, layer.weight if of == "weight" else x, seed, retain_graph=True)[0]
+
+        gradient()
+        with launches_fail() as theirs, pytest.raises(theirs, match="captur") as ours:
+            gradient()
+        assert ours.type is theirs
+        assert relative_error(gradient().double(), expected) < 1e-5
+        torch.cuda.synchronize()
+    works("cuda")

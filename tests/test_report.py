@@ -127,11 +127,49 @@ def test_network_summary_tells_what_pytorch_does_and_what_cudnn_could(project):
     document = results.read(project / "benchmarks/results/h200/networks.json")
     table = network_report.summary(document, "fp32").splitlines()
     # Ours eager 9 ms, compiled 36; PyTorch eager 18, its other form 20; what nobody can run is no form of PyTorch.
-    assert table[2] == ("| resnet50 | 64 | 18.00 | 18.00 | `torch_eager` | 6.00 | 9.00 | 36.00 | 2.00x | **0.67x** |")
+    assert table[2] == (
+        "| resnet50 | 64 | 18.00 | 18.00 | `torch_eager` | - | 6.00 | 9.00 | 36.00 | 2.00x | - | **0.67x** |"
+    )
     assert "| `fp32` |" in network_report.summary(document)
     peers_table = network_report.peers_table(document, "fp32")
     assert "| resnet50 | 64 | **18.00** | 20.00 | 6.00 |" in peers_table
     assert peers_table.endswith("- resnet50, `frozen_default_nchw`: not ready")
+
+
+def rival_file(project, suite, **peers):
+    """Of a run in which ours took 10 and 12 ms."""
+    path = project / "benchmarks/results/h200"
+    row = results.read(path / "networks.json")["rows"][0] | {"peers": peers, "failures": {}}
+    rows = [row | {"mode": "compile", "us": 12000.0}, row | {"mode": "fused_graph", "us": 10000.0}]
+    results.write(path / f"{suite}.json", {**HEAD, "suite": suite, "rows": rows})
+
+
+def test_a_rival_with_a_run_of_its_own_is_compared_with_ours_of_that_run(project):
+    folder = project / "benchmarks/results"
+    assert documents.region("h200/networks/rivals", folder) == "(not measured)"
+    rival_file(project, "networks_autotune", compile_max_autotune=None, frozen_max_autotune=15000.0)
+    rival_file(project, "networks_cudnn", torch_eager=19000.0, cudnn_best_layers=5000.0)
+    table = documents.region("h200/networks/summary/fp32", folder).splitlines()
+    assert table[2].startswith("| resnet50 | 64 | 18.00 | 18.00 | `torch_eager` | 15.00 | 5.00 | 9.00 | 36.00 |")
+    assert table[2].endswith("| 2.00x | 1.50x | **0.50x** |")
+    assert documents.region("h200/networks/rivals", folder).splitlines()[2] == (
+        "| ResNet-50 | 64 | `fp32` | 10.00 | 15.00 | `frozen_max_autotune` | 1.50x | 10.00 | 5.00 | **0.50x** |"
+    )
+    # README has the least of the ratios.
+    assert "| ResNet-50, batch 64 | 1.50x | - | - | - |" in documents.region("h200/overview", folder)
+    rival_file(project, "networks_autotune", compile_max_autotune=30000.0)
+    assert "| ResNet-50, batch 64 | 2.00x | - | - | - |" in documents.region("h200/overview", folder)
+
+
+def test_a_rival_without_a_time_says_why(project):
+    path = project / "benchmarks/results/h200/networks_autotune.json"
+    rival_file(project, "networks_autotune", compile_max_autotune=None)
+    document = results.read(path)
+    document["rows"][0]["failures"] = {"compile_max_autotune_nchw": "not ready within 600 s", "fastconv_x_nchw": "ours"}
+    results.write(path, document)
+    table = documents.region("h200/networks/rivals", path.parents[1])
+    assert table.endswith("- resnet50, `fp32`, `compile_max_autotune_nchw`: not ready within 600 s")
+    assert "| 2.00x | - | **0.67x** |" in documents.region("h200/networks/summary", path.parents[1])
 
 
 def test_rows_of_another_commit_are_loudly_named(project):

@@ -19,11 +19,23 @@ import sanitize  # noqa: E402
 import toolchain  # noqa: E402
 import winograd_norms  # noqa: E402
 
-from fastconv import _C  # noqa: E402
+from fastconv import _C, built  # noqa: E402
 
 
 def test_this_tree_keeps_the_rules():
     assert check_includes.check_tree(ROOT) == []
+
+
+def test_the_oldest_torch_is_that_of_the_package():
+    show = "show: ; @echo $(OLDEST_TORCH)"
+    said = subprocess.run(
+        ["make", "--silent", "--no-print-directory", "--eval", show, "show"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == ".".join(map(str, built.OLDEST_TORCH))
 
 
 @pytest.mark.parametrize(

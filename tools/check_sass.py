@@ -58,6 +58,15 @@ ALLOWED: dict[str, str] = {
     r"\(fastconv::algos::winograd_staged::Mode\)1>)": (
         "sm_80 alone: conversions and packing beside the products, not the products"
     ),
+    r"direct_tiled::few_filters::convolve_nhwc<(float|__half|__nv_bfloat16), 3, [34]>": (
+        "sm_80 alone: five words of a task, for the writing of its outputs, parked around the loop over channels, none "
+        "within it; sm_90a, which was measured, has none"
+    ),
+    r"(implicit_gemm::persistent::pack_filters<float, \(fastconv::algos::implicit_gemm::Mode\)0>"
+    r"|winograd_megakernel::wgmma::pack_filters<float>)": (
+        "one value that waits for a loop's end (the filter's exponent; how many elements are compared by fours): a "
+        "store and a load in a thread's life, outside of every loop"
+    ),
     r"direct_tiled::wgrad::.*sum_nhwc<": (
         "sm_80 alone: one or two values of the loop over strips parked; sm_90a, which was measured, has none"
     ),

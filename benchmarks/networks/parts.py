@@ -27,6 +27,7 @@ from fastconv import timing
 from fastconv.models.layers import Layer
 
 NAME = "cudnn_best_layers"
+SPENT = "the time is spent"  # ends a reason that the next run may not have
 GEOMETRY = ("c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
 CONVOLUTIONS = dict.fromkeys(
     ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "fastconv::", "mkldnn::_convolution"),
@@ -134,7 +135,7 @@ class BestLayers:
         total, done = 0.0, 0
         for layer, count in layers.items():
             if is_over():
-                return None, f"{done} of {len(layers)} layers measured: the time is spent"
+                return None, f"{done} of {len(layers)} layers measured: {SPENT}"
             us = self.us(layer, n, cls)
             if us is None:
                 return None, f"no peer ran {layer.layer}"

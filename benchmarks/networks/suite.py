@@ -33,7 +33,7 @@ CPU_MODES, CPU_PEERS = ("eager", "fused"), ("torch_eager", "folded_eager", "comp
 KEY = ("network", "batch", "class", "mode", "algorithm")
 SLOWER_LAYOUT = 1.25  # a layout this many times slower than another of its form runs 3 rounds only
 COMPILE_LIMIT_S = 120.0
-NOT_COMPILED = "not compiled: the time is spent"
+NOT_COMPILED = f"not compiled: {network_parts.SPENT}"
 
 Report = Callable[[str], None]
 
@@ -70,11 +70,11 @@ def contenders_of(
 
 
 def held_of(document: results.Document) -> set[tuple[Any, ...]]:
-    """The keys of the rows that need not be measured again: all but those for whose contenders there was no time."""
+    """The keys of the rows that need not be measured again: all but those for whose peers there was no time."""
     return {
         tuple(row[name] for name in KEY)
         for row in document["rows"]
-        if NOT_COMPILED not in row.get("failures", {}).values()
+        if not any(why.endswith(network_parts.SPENT) for why in row.get("failures", {}).values())
     }
 
 

@@ -55,6 +55,8 @@ def run(
                 return
             path = Path(folder) / "-".join(pair) / out.name
             results.write(path, json.loads(begun))  # for `resume`
+            with writing:
+                results.write(path.with_name(layers_out.name), layers)
             for known in out.parent.glob("layers*.json"):  # what cudnn_best_layers need not measure
                 (path.parent / known.name).symlink_to(known.resolve())
             job = {**arguments, "networks": pair[:1], "classes": pair[1:], "out": str(path), "budget_s": left}
@@ -68,9 +70,9 @@ def run(
                     if (row["network"], row["class"]) == pair:
                         results.put(document, row, suite.KEY)
                 results.write(out, document)
-                if (its := path.with_name(layers_out.name)).exists():
-                    for row in json.loads(its.read_text())["rows"]:
-                        results.put(layers, row, ROW_KEY)
+                for row in json.loads(path.with_name(layers_out.name).read_text())["rows"]:
+                    results.put(layers, row, ROW_KEY)
+                if layers["rows"]:
                     results.write(layers_out, layers)
             report(f"{' '.join(pair)}: {'done' if done.returncode == 0 else f'ended with code {done.returncode}'}")
 

@@ -11,6 +11,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/sets                         geometric means of all other sets and passes
     <gpu>/networks/<class>             whole networks, a row per mode
     <gpu>/networks/summary[/<class>]   a row per network: ours, PyTorch today, what cuDNN could do
+    <gpu>/networks/rivals              against max-autotune and the best cuDNN layers; or `(not measured)`
     <gpu>/networks/peers/<class>       every form of PyTorch
     <gpu>/energy                       of an image, whole networks; or `(not measured)`
     <gpu>/training[/<class>]           training steps, a row per network, class and mode; or `(not measured)`
@@ -74,6 +75,9 @@ def region(name: str, results: Path) -> str:
             raise ValueError(f"region {name!r}: {_paths(results, gpu, suite)[0]} does not exist")
         return document
 
+    def rivals() -> tuple[Document | None, Document | None]:
+        return found("networks_autotune"), found("networks_cudnn")
+
     match rest.split("/"):
         case ["training" | "host" as suite, *_] | ["machine", "training" | "host" as suite] if not any(
             path.exists() for path in _paths(results, gpu, suite)
@@ -107,9 +111,11 @@ def region(name: str, results: Path) -> str:
         case ["sets"]:
             return layers.sets_table({path.stem: document for path, document in _files(results, gpu).items()})
         case ["networks", "summary"]:
-            return networks.summary(file("networks"))
+            return networks.summary(file("networks"), None, *rivals())
         case ["networks", "summary", accuracy] if accuracy in CLASSES:
-            return networks.summary(file("networks"), accuracy)
+            return networks.summary(file("networks"), accuracy, *rivals())
+        case ["networks", "rivals"]:
+            return networks.rivals_table(*rivals()) if any(rivals()) else sentences.NOTHING
         case ["networks", "peers", accuracy] if accuracy in CLASSES:
             return networks.peers_table(file("networks"), accuracy)
         case ["networks", accuracy] if accuracy in CLASSES:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.networks.parts import NAME as CUDNN_BEST
 from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
 
+AUTOTUNED = ("compile_max_autotune", "frozen_max_autotune")
 TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "densenet161": "DenseNet-161"}
 TITLES |= {"yolov3": "YOLOv3", "unet": "U-Net", "rrdb": "RRDB (ESRGAN)", "sd_vae_decoder": "VAE decoder"}
 
@@ -30,6 +32,45 @@ def fastest(rows: Mapping[str, Row]) -> tuple[float | None, float | None]:
     """Microseconds of the fastest form of ours and of PyTorch's, of a network's rows by mode."""
     ours = min((row["us"] for row in rows.values() if row["us"]), default=None)
     return ours, min((us for row in rows.values() if (us := best_peer(row)[1])), default=None)
+
+
+Key = tuple[str, str, int]  # network, class, batch
+
+
+class Versus(NamedTuple):
+    """Microseconds of the fastest of ours and of the fastest of some peers, of one run."""
+
+    us: float
+    peer: str
+    peer_us: float
+
+    @property
+    def speedup(self) -> float:
+        return self.peer_us / self.us
+
+
+def against(peers: tuple[str, ...], *documents: Document | None) -> dict[Key, Versus]:
+    """Ours against these peers, of the first document where any of them has a time."""
+    found: dict[Key, Versus] = {}
+    for document in filter(None, documents):
+        for key, its in by_network(document, None).items():
+            ours, _ = fastest(its)
+            timed = {name: us for row in its.values() for name in peers if (us := row["peers"].get(name))}
+            if ours and timed:
+                best = min(timed, key=lambda name: timed[name])
+                found.setdefault(key, Versus(ours, best, timed[best]))
+    return found
+
+
+def speedups(document: Document, autotune: Document | None = None) -> dict[Key, float | None]:
+    """The fastest of ours over the fastest form of PyTorch: the least of the ratios, each of one run. autotune: the
+    file of the run against max-autotune."""
+    other = against(AUTOTUNED, autotune)
+    found: dict[Key, float | None] = {}
+    for key, its in by_network(document, None).items():
+        ratios = [speedup_of(*fastest(its)), other[key].speedup if key in other else None]
+        found[key] = min((ratio for ratio in ratios if ratio), default=None)
+    return found
 
 
 def table(document: Document, accuracy: str) -> str:
@@ -54,9 +95,9 @@ def table(document: Document, accuracy: str) -> str:
     return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, rows)])
 
 
-def by_network(document: Document, accuracy: str | None) -> dict[tuple[str, str, int], dict[str, Row]]:
-    """(network, class, batch) -> mode -> row."""
-    found: dict[tuple[str, str, int], dict[str, Row]] = {}
+def by_network(document: Document, accuracy: str | None) -> dict[Key, dict[str, Row]]:
+    """Of every network -> mode -> row."""
+    found: dict[Key, dict[str, Row]] = {}
     for cls in CLASSES if accuracy is None else [accuracy]:
         for row in document["rows"]:
             if row["class"] == cls:
@@ -82,28 +123,59 @@ def energy_table(document: Document) -> str:
     return common.markdown_table(header, lines)
 
 
-def summary(document: Document, accuracy: str | None = None) -> str:
-    """A row per network (and class, without `accuracy`): PyTorch eager and its fastest form, the bound of the best
-    cuDNN algorithm of each layer, ours in its modes, and the fastest of ours against the two."""
+def summary(
+    document: Document, accuracy: str | None = None, autotune: Document | None = None, cudnn: Document | None = None
+) -> str:
+    """A row per network (and class, without `accuracy`): PyTorch eager and its fastest form, ours in its modes, and
+    the fastest of ours against the latter, max-autotune and the bound of the best cuDNN algorithm of each layer.
+
+    autotune, cudnn: the files of the runs against these two, from which their times and ratios are then."""
     modes = [mode for mode in ("eager", "compile", "graph", "fused", "fused_graph")
              if any(row["mode"] == mode for row in document["rows"])]  # fmt: skip
+    rivals = against(AUTOTUNED, autotune, document), against((CUDNN_BEST,), cudnn, document)
     header = ["network", "batch", *([] if accuracy else ["class"]), "PyTorch eager ms", "PyTorch at its best ms"]
-    header += ["its form"]
-    header += ["best cuDNN layers ms", *(f"ours, {mode}" for mode in modes), "speedup", "over best cuDNN layers"]
+    header += ["its form", "max-autotune ms", "best cuDNN layers ms", *(f"ours, {mode}" for mode in modes)]
+    header += ["speedup", "over max-autotune", "over best cuDNN layers"]
     lines: list[list[str]] = []
     rows: list[Row] = []
-    for (name, cls, batch), its in by_network(document, accuracy).items():
+    for key, its in by_network(document, accuracy).items():
+        name, cls, batch = key
         rows += its.values()
         best, best_us = min(map(best_peer, its.values()), key=lambda pair: pair[1] or float("inf"))
         peers = next(iter(its.values()))["peers"]
         ours, _ = fastest(its)
+        of_rivals = [found.get(key) for found in rivals]
         line = [name, str(batch), *([] if accuracy else [f"`{cls}`"]), common.ms(peers.get("torch_eager"))]
-        line += [common.ms(best_us), f"`{best}`" if best else "-", common.ms(peers.get(CUDNN_BEST))]
+        line += [common.ms(best_us), f"`{best}`" if best else "-", *(common.ms(v and v.peer_us) for v in of_rivals)]
         line += [common.ms(its[mode]["us"]) if mode in its else "-" for mode in modes]
         lines.append(
-            [*line, common.times(speedup_of(ours, best_us)), common.times(speedup_of(ours, peers.get(CUDNN_BEST)))]
+            [*line, common.times(speedup_of(ours, best_us)), *(common.times(v and v.speedup) for v in of_rivals)]
         )
     return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, rows)])
+
+
+def rivals_table(autotune: Document | None, cudnn: Document | None) -> str:
+    """Two groups of columns, ours and a rival of one run each: max-autotune, and the best cuDNN algorithm of each
+    layer; below, why one has no time."""
+    groups = against(AUTOTUNED, autotune), against((CUDNN_BEST,), cudnn)
+    lines = []
+    for key in dict.fromkeys(key for found in groups for key in found):
+        name, cls, batch = key
+        tuned, layers = (found.get(key) for found in groups)
+        line = [TITLES.get(name, name), str(batch), f"`{cls}`", common.ms(tuned and tuned.us)]
+        line += [common.ms(tuned and tuned.peer_us), f"`{tuned.peer}`" if tuned else "-"]
+        line += [common.times(tuned and tuned.speedup), common.ms(layers and layers.us)]
+        lines.append([*line, common.ms(layers and layers.peer_us), common.times(layers and layers.speedup)])
+    reasons = {
+        f"- {network}, `{cls}`, `{name}`: {why}": None
+        for document, names in ((autotune, AUTOTUNED), (cudnn, (CUDNN_BEST,)))
+        for (network, cls, _), its in (by_network(document, None) if document else {}).items()
+        for name, why in next(iter(its.values())).get("failures", {}).items()
+        if name.startswith(names)
+    }
+    header = ["network", "batch", "class", "ours ms", "max-autotune ms", "its form", "speedup"]
+    header += ["ours ms", "best cuDNN layers ms", "speedup"]
+    return "\n\n".join([common.markdown_table(header, lines), *(["\n".join(reasons)] if reasons else [])])
 
 
 def peers_table(document: Document, accuracy: str) -> str:

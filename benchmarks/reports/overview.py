@@ -33,9 +33,8 @@ def table(documents: Mapping[str, Document]) -> str:
             cells = [common.times(common.mean(map(ratio, its))) for its in of_class]
             lines.append([title + layers.share(set_name, fewest), *cells])
     if "networks" in documents:
-        found = networks.by_network(documents["networks"], None)
+        found = networks.speedups(documents["networks"], documents.get("networks_autotune"))
         for network, batch in dict.fromkeys((network, batch) for network, _, batch in found):
-            its = [found.get((network, name, batch), {}) for name in classes]
-            cells = [common.times(networks.speedup_of(*networks.fastest(rows))) for rows in its]
+            cells = [common.times(found.get((network, name, batch))) for name in classes]
             lines.append([f"{networks.TITLES.get(network, network)}, batch {batch}", *cells])
     return common.markdown_table(["", *(f"`{name}`" for name in classes)], lines)
