@@ -48,6 +48,7 @@ def test_this_tree_keeps_the_rules():
         ("csrc/algos/implicit_gemm/wgrad/plan.h", "#include <cuda_fp16.h>", "need no CUDA"),
         ("csrc/ops/operators.cpp", "#include <pybind11/pybind11.h>", "only csrc/bindings knows Python"),
         ("fastconv/nn.py", "y = torch.ops.fastconv.conv2d(x)", "fastconv/ops/__init__.py alone"),
+        ("fastconv/nn.py", "pays = x.shape[1] >= 64", "csrc/plan has the choices"),
         ("fastconv/nn.py", 'ops = getattr(torch.ops, "fastconv")', "fastconv/ops/__init__.py alone"),
     ],
 )

@@ -6,6 +6,7 @@ usage: python tools/check_includes.py [root]      exit status 1 if a rule is bro
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LONGEST_FILE = 500
+LARGEST_NUMBER = 8  # that fastconv's Python compares with: dimensions of tensors, arguments of calls
 # Shader-like sources, Python, and the build's own files; documents may be as long as they need.
 SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".py"}
 
@@ -89,14 +91,24 @@ def check_includes(path: str, text: str) -> list[str]:
 
 
 def check_python(path: str, text: str) -> list[str]:
-    """fastconv/ops/__init__.py is the only file of the package that names torch.ops.fastconv."""
-    if not path.startswith(("fastconv/", "benchmarks/")) or path == "fastconv/ops/__init__.py":
+    """fastconv/ops/__init__.py is the only file of the package that names torch.ops.fastconv. No file of it has a
+    threshold: what pays from which size on is known to csrc/plan and the cost models alone."""
+    if not path.startswith(("fastconv/", "benchmarks/")):
         return []
-    return [
+    found = [
         f"{path}:{number}: names torch.ops: fastconv/ops/__init__.py alone does"
         for number, line in enumerate(text.splitlines(), 1)
-        if OPERATORS.search(line.split("#")[0])
+        if OPERATORS.search(line.split("#")[0]) and path != "fastconv/ops/__init__.py"
     ]
+    if path.startswith("fastconv/"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Compare) and any(map(_is_threshold, (node.left, *node.comparators))):
+                found.append(f"{path}:{node.lineno}: {ast.unparse(node)}: a threshold: csrc/plan has the choices")
+    return found
+
+
+def _is_threshold(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and isinstance(value.value, (int, float)) and value.value > LARGEST_NUMBER
 
 
 def check_names(root: Path) -> Iterator[str]:
