@@ -134,7 +134,7 @@ def check_gradient(algorithm: str, config: str, kernels: list[str]) -> str | Non
         if "fastconv" in name and not re.search(f"{own}|{around}|{TRANSPOSITION}", name):
             return f"runs {name}"
         columns = re.search(r"wgrad::Shape<[^<>,]*, (?:\([^()]*\))?\d+, (?:\([^()]*\))?(\d+), ", name)
-        if columns and f", {columns[1]} x " not in config:
+        if columns and f"filters, {columns[1]} x " not in config:
             return f"runs a tile of {columns[1]} blocks of columns"
     return None
 
