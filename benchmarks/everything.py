@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.harness import results, turns
+from benchmarks.layers.sets import suite_of
 from fastconv.cli.support import DeviceOption, device_named, fail, say
 
 SHORTEST_S = 20.0  # with less time left no step is begun
@@ -59,10 +60,8 @@ Phase = tuple[tuple[Step, ...], ...]  # its queues
 
 
 def _layers(layer_set: str, workers: int, direction: str = "forward", *options: str) -> Step:
-    suite = "layers" if layer_set == "layers" else f"layers_{layer_set}"
-    suite += "" if direction == "forward" else f"_{direction}"
     command = ("layers", "--set", layer_set, "--pass", direction, "--workers", str(workers), *options)
-    return Step(suite, command)
+    return Step(suite_of(layer_set, direction), command)
 
 
 def _gradients(direction: str, classes: str) -> tuple[Step, ...]:

@@ -31,6 +31,7 @@ def test_what_is_wrong_is_found(tmp_path):
     (tmp_path / "docs/performance.md").write_text("# `A` title, here\n![x](figures/shown.svg) [out](../csrc/a.h)\n")
     (tmp_path / "README.md").write_text(
         "[a](docs/performance.md#a-title-here) [b](docs/performance.md#b) [c](docs/c.md) `[d](e)` [f](https://g)\n"
+        "`csrc/a.h` `a.h` `b/a.h` `c`\n```\n`d.h`\n```\n"
     )
     assert [line.partition(" ")[2] for line in check_docs.problems(tmp_path)] == [
         "docs/performance.md has no heading #b",
@@ -38,6 +39,7 @@ def test_what_is_wrong_is_found(tmp_path):
         "../csrc/a.h is outside of docs/, where the site does not have it",
         "is shown by no document",
         "docs/gone.md does not exist",
+        "b/a.h does not exist",
     ]
     (tmp_path / "README.md").write_text("x" * 9000)
     assert "README.md has 9000 bytes; at most 8192" in check_docs.problems(tmp_path)

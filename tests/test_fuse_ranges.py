@@ -232,6 +232,18 @@ def test_hooks_see_what_they_saw() -> None:
         assert fuse_quietly(sequence_with_hook(m), **OURS)(x).shape == y.shape
 
 
+@pytest.mark.parametrize("name", ["a", "wide", "norm", "wide_norm"])
+def test_a_forward_of_its_own_is_called(name: str) -> None:
+    m, x = model(NORMS["in a dense block"][0]).eval(), picture()
+    result = fuse_quietly(m, **OURS)
+    with torch.no_grad():
+        y = result(x)
+        inner, called = result.get_submodule(name), []
+        inner.forward = lambda x, forward=inner.forward: called.append(name) or forward(x)
+        assert relative_error(result(x), y) < 1e-6
+    assert called == [name]
+
+
 def sequence_with_hook(m: nn.Module) -> nn.Module:
     m.norm = hooked(m.norm)
     return m

@@ -20,7 +20,12 @@ def test_the_file_covers_every_algorithm_class_device_and_pass():
     cases = list(golden_plans.read())
     assert {device for _, device, _, _ in cases} == set(golden_plans.devices())
     assert {row[11] for row, _, _, _ in cases} == set(golden_plans.CLASSES)
-    assert {pass_ for _, _, pass_, _ in cases} == {"forward", "backward_weight"}
+    assert {pass_ for _, _, pass_, _ in cases} == set(golden_plans.PASSES)
+    assert {found["auto"] for _, _, pass_, found in cases if pass_ == "backward_input"} == {
+        "torch",
+        "phases",
+        "together",
+    }
     planned = {name for *_, found in cases for name, value in found.items() if isinstance(value, tuple)}
     assert planned >= {row["name"] for row in golden_plans._C.algorithms()} - {"null"}
 
@@ -28,7 +33,7 @@ def test_the_file_covers_every_algorithm_class_device_and_pass():
 @pytest.mark.parametrize("change", ["cost", "workspace", "configuration", "choice", "reason"])
 def test_a_changed_answer_is_a_difference(tmp_path, change):
     golden = json.loads(golden_plans.GOLDEN.read_text())
-    golden["backward_weight"] = []
+    golden["backward_weight"] = golden["backward_input"] = []
     case = golden["forward"] = [next(case for case in golden["forward"] if "stride" in case)]
     plan = next(value for value in case[0] if isinstance(value, list))
     if change == "cost":

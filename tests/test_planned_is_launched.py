@@ -1,8 +1,9 @@
 """What was planned is what is launched: the profiler's kernels against the plan's words, for every problem of the
-golden file on the device that runs the tests.
+golden file, in all three passes, on the device that runs the tests.
 
 A plan's configuration names the kernel that it is for (KERNELS). Nothing else of fastconv runs with it, but the
-conversion of NCHW input where the plan reads NHWC, and the kernels around a product that are listed with it.
+conversion of NCHW input where the plan reads NHWC, and the kernels around a product that are listed with it. An input
+gradient is made of convolutions, whose filters are flipped: where there is one, its plan is what runs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,12 +58,40 @@ KERNELS = [
     ("winograd_fused", r"^3 x", r"winograd_fused::split::convolve", None),
     ("winograd_fused", r"^1 x", r"winograd_fused::single::convolve", None),
 ]
+# The same of weight gradients.
+GRADIENT_KERNELS = [
+    (
+        "direct_tiled",
+        r"^depthwise",
+        r"direct_tiled::wgrad::.*sum_n(chw|hwc)<",
+        r"direct_tiled::wgrad::.*reduce_split_k",
+    ),
+    (
+        "winograd_f4",
+        r"^F\(4x4\)",
+        r"winograd_staged::wgrad::.*multiply_tiles<",
+        r"winograd_staged::wgrad::.*transform|guess_image_scales",
+    ),
+    (
+        "implicit_gemm",
+        r"^wgmma.*converted on chip",
+        r"implicit_gemm::wgrad::pointwise::multiply_pointwise<",
+        r"implicit_gemm::wgrad::pointwise::sum_parts|guess_image_scales",
+    ),
+    (
+        "implicit_gemm",
+        r"^wgmma",
+        r"implicit_gemm::wgrad::multiply_pixels<",
+        r"implicit_gemm::wgrad::(convert_|reduce_split_k)|guess_image_scales",
+    ),
+]
+FLIP = r"fastconv::.*\bflip<"
 PACKING = r"pack_filters|filter_transform"
 TRANSPOSITION = r"fastconv::transpose_(fours|any)"
 
 
-def expected(algorithm: str, config: str) -> tuple[str, str | None]:
-    return next((own, around) for name, words, own, around in KERNELS
+def expected(algorithm: str, config: str, kernels: list[tuple[str, str, str, str | None]]) -> tuple[str, str | None]:
+    return next((own, around) for name, words, own, around in kernels
                 if re.fullmatch(name, algorithm) and re.search(words, config))  # fmt: skip
 
 
@@ -78,7 +108,7 @@ def tile_filters(kernel: str) -> int | None:
 
 def check(algorithm: str, config: str, reads_nhwc: bool, kernels: list[str]) -> str | None:
     """What is wrong with the kernels that ran for a plan; None if nothing is."""
-    own, around = expected(algorithm, config)
+    own, around = expected(algorithm, config, KERNELS)
     known = "|".join(filter(None, (own, around, PACKING)))
     mine = [name for name in kernels if not re.search(PACKING, name)]
     if not any(re.search(own, name) for name in mine):
@@ -95,12 +125,26 @@ def check(algorithm: str, config: str, reads_nhwc: bool, kernels: list[str]) -> 
     return None
 
 
-def golden_cases() -> list[tuple[list[object], dict[str, str]]]:
+def check_gradient(algorithm: str, config: str, kernels: list[str]) -> str | None:
+    """The same of a weight gradient's plan."""
+    own, around = expected(algorithm, config, GRADIENT_KERNELS)
+    if not any(re.search(own, name) for name in kernels):
+        return f"no kernel {own}"
+    for name in kernels:
+        if "fastconv" in name and not re.search(f"{own}|{around}|{TRANSPOSITION}", name):
+            return f"runs {name}"
+        columns = re.search(r"wgrad::Shape<[^<>,]*, (?:\([^()]*\))?\d+, (?:\([^()]*\))?(\d+), ", name)
+        if columns and f"filters, {columns[1]} x " not in config:
+            return f"runs a tile of {columns[1]} blocks of columns"
+    return None
+
+
+def golden_cases(pass_: str = "forward") -> list[tuple[list[object], dict[str, str]]]:
     """Problems that the golden file plans for an H200, and its configurations."""
     found = []
-    for row, device, pass_, answers in golden_plans.read():
+    for row, device, of_pass, answers in golden_plans.read():
         configs = {name: value[0] for name, value in answers.items() if isinstance(value, tuple) and name != "torch"}
-        if device == "h200" and pass_ == "forward" and row[0] > 0:  # an empty batch launches nothing
+        if device == "h200" and of_pass == pass_ and row[0] > 0:  # an empty batch launches nothing
             found.append((row, configs))
     return found
 
@@ -110,64 +154,150 @@ def demangled(names: list[str]) -> list[str]:
     return tool.stdout.splitlines()
 
 
-def run_all(
-    row: list[object], configs: dict[str, str], generator: torch.Generator
-) -> tuple[list[tuple[str, str]], str]:
-    """Runs the problem with each algorithm that has a plan, a marker before each; (name, configuration that ran), and
-    the layout, which for a tensor that is dense in both is that of its strides."""
-    n, c, h, w, k, r, s, stride, padding, dilation, groups, cls, layout, epilogue = row
-    dtype, precision = CLASSES[cls]
-    p, q = golden_plans.problem_of(row).p, golden_plans.problem_of(row).q
+class Tensors:
+    """Random tensors of a problem of the golden file, and what its operators are told of it."""
 
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device="cuda", generator=generator).to(dtype)
+    def __init__(self, row: list[object], generator: torch.Generator) -> None:
+        n, c, h, w, k, r, s, *geometry, self.cls, self.layout, self.epilogue = row
+        self.dtype, self.precision = CLASSES[self.cls]
+        self.problem, self.generator, self.geometry = golden_plans.problem_of(row), generator, geometry
+        self.x_size, self.weight_size = (n, c, h, w), (k, c // geometry[-1], r, s)
+        self.y_size = (n, k, self.problem.p, self.problem.q)
 
-    x, weight = random(n, c, h, w).to(memory_format=LAYOUTS[layout]), random(k, c // groups, r, s)
-    bias = random(k) if "bias" in epilogue else None
-    residual = random(n, k, p, q).to(memory_format=LAYOUTS[layout]) if "residual" in epilogue else None
-    torch.cuda.synchronize()
+    def random(self, *shape: int) -> torch.Tensor:
+        values = torch.randn(shape, device="cuda", generator=self.generator).to(self.dtype)
+        return values.to(memory_format=LAYOUTS[self.layout]) if shape in (self.x_size, self.y_size) else values
+
+
+def run_forward(row: list[object], names: list[str], generator: torch.Generator) -> tuple[list[tuple[str, str]], str]:
+    """Runs the problem with each algorithm, a marker before each; (name, configuration that ran), and the layout, which
+    for a tensor that is dense in both is that of its strides."""
+    tensors = Tensors(row, generator)
+    x, weight = tensors.random(*tensors.x_size), tensors.random(*tensors.weight_size)
+    bias = tensors.random(tensors.y_size[1]) if "bias" in tensors.epilogue else None
+    residual = tensors.random(*tensors.y_size) if "residual" in tensors.epilogue else None
     ran = []
-    for name in configs:
+    for name in names:
         torch.cuda._sleep(1)
-        fastconv.conv2d(x, weight, bias, stride, padding, dilation, groups, algorithm=name, residual=residual,
-                        precision=precision if dtype is torch.float32 else None,
-                        activation="relu" if "relu" in epilogue else None)  # fmt: skip
+        fastconv.conv2d(x, weight, bias, *tensors.geometry, algorithm=name, residual=residual,
+                        precision=tensors.precision if tensors.dtype is torch.float32 else None,
+                        activation="relu" if "relu" in tensors.epilogue else None)  # fmt: skip
         ran.append((name, fastconv.last_call()["config"]))
-    torch.cuda._sleep(1)
-    torch.cuda.synchronize()
     return ran, "nhwc" if ops.format_of(x, weight) == torch.channels_last else "nchw"
+
+
+def launches(run: Callable[[], None]) -> list[list[str]]:
+    """The kernels that ran after each of the markers."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda._sleep(1)
+        torch.cuda.synchronize()
+    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda event: event.time_range.start)
+    found: list[list[str]] = []
+    for name in demangled([event.name for event in events]):
+        if MARKER in name:
+            found.append([])
+        elif found and not name.startswith(("Memcpy", "Memset")):
+            found[-1].append(name)
+    return found[:-1]
+
+
+def transposes(plan: dict[str, object], problem: _C.ConvProblem, layout: str) -> bool:
+    is_both = problem.c == 1 or problem.h == problem.w == 1  # dense in either order
+    return bool(plan["reads_nhwc"]) and layout == "nchw" and not is_both
+
+
+def assert_none(wrong: list[str]) -> None:
+    assert not wrong, f"{len(wrong)} plans are not what was launched:\n" + "\n".join(wrong[:10])
 
 
 @needs_cuda
 def test_what_was_planned_is_launched():
-    from torch.profiler import ProfilerActivity, profile
-
     generator = torch.Generator("cuda").manual_seed(2026)
     device = ops.device_info(torch.device("cuda"))
     wrong = []
     for row, configs in golden_cases():
-        configs = {name: config for name, config in configs.items() if name != "null"}
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            ran, row[12] = run_all(row, configs, generator)
-        events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-        events.sort(key=lambda event: event.time_range.start)
-        launches: list[list[str]] = []
-        for name in demangled([event.name for event in events]):
-            if MARKER in name:
-                launches.append([])
-            elif launches and not name.startswith(("Memcpy", "Memset")):
-                launches[-1].append(name)
-        assert len(launches) == len(ran) + 1, "a marker is missing"
-        plans = {plan["algorithm"]: plan for plan in _C.candidates(golden_plans.problem_of(row), device)}
-        for (name, config), kernels in zip(ran, launches, strict=False):
-            planned = plans[name]
-            is_both = row[1] == 1 or row[2] == row[3] == 1  # dense in either order
-            fault = check(name, config, planned["reads_nhwc"] and row[12] == "nchw" and not is_both, kernels)
-            if planned["config"] != config:
-                fault = f"was planned as {planned['config']}"
+        ran: list[tuple[str, str]] = []
+
+        def run(row=row, configs=configs, ran=ran):
+            found, row[12] = run_forward(row, [name for name in configs if name != "null"], generator)
+            ran.extend(found)
+
+        kernels_of = launches(run)
+        assert len(kernels_of) == len(ran), "a marker is missing"
+        problem = golden_plans.problem_of(row)
+        plans = {plan["algorithm"]: plan for plan in _C.candidates(problem, device)}
+        for (name, config), kernels in zip(ran, kernels_of, strict=True):
+            fault = check(name, config, transposes(plans[name], problem, row[12]), kernels)
+            if plans[name]["config"] != config:
+                fault = f"was planned as {plans[name]['config']}"
             if fault:
                 wrong.append(f"{name} {row}: {config}: {fault}; launched {kernels}")
-    assert not wrong, f"{len(wrong)} plans are not what was launched:\n" + "\n".join(wrong[:10])
+    assert_none(wrong)
+
+
+@needs_cuda
+def test_what_was_planned_of_weight_gradients_is_launched():
+    generator = torch.Generator("cuda").manual_seed(2027)
+    device = ops.device_info(torch.device("cuda"))
+    wrong = []
+    for row, configs in golden_cases("backward_weight"):
+        tensors = Tensors(row, generator)
+        plans = {name: _C.choose_weight_gradient(name, tensors.problem, device) for name in configs}
+        x, grad = tensors.random(*tensors.x_size), tensors.random(*tensors.y_size)
+
+        def run(tensors=tensors, plans=plans, x=x, grad=grad):
+            for name in plans:
+                torch.cuda._sleep(1)
+                ops.weight_gradient_kernel_op(x, grad, tensors.weight_size, *tensors.geometry,
+                                              tensors.layout == "nhwc", name, tensors.precision)  # fmt: skip
+
+        kernels_of = launches(run)
+        assert len(kernels_of) == len(plans), "a marker is missing"
+        for (name, plan), kernels in zip(plans.items(), kernels_of, strict=True):
+            if fault := check_gradient(name, plan["config"], kernels):
+                wrong.append(f"{name} {row}: {plan['config']}: {fault}; launched {kernels}")
+    assert_none(wrong)
+
+
+@needs_cuda
+def test_what_was_planned_of_input_gradients_is_launched():
+    generator = torch.Generator("cuda").manual_seed(2028)
+    device = ops.device_info(torch.device("cuda"))
+    wrong = []
+    for row, _ in golden_cases("backward_input"):
+        tensors = Tensors(row, generator)
+        made = _C.choose_input_gradient("auto", tensors.problem, device)
+        if made["method"] == "torch" or made["convolutions"] != 1:
+            continue
+        grad, weight = tensors.random(*tensors.y_size), tensors.random(*tensors.weight_size)
+        layout = "nhwc" if ops.format_of(grad, weight) == torch.channels_last else "nchw"
+        if layout != row[12]:
+            continue  # dense in both orders: planned in that of its strides
+        plan, last = _C.choose("auto", made["convolution"], device), {}
+
+        def run(tensors=tensors, made=made, grad=grad, weight=weight, last=last):
+            torch.cuda._sleep(1)
+            ops.input_gradient_by_convolutions(grad, weight, None, tensors.x_size, *tensors.geometry,
+                                               made["method"] == "together", "auto", tensors.precision)  # fmt: skip
+            last.update(fastconv.last_call())
+
+        (kernels,) = launches(run)
+        fault = None
+        if (plan["algorithm"], plan["config"]) != (last["algorithm"], last["config"]):
+            fault = f"ran {last['algorithm']}: {last['config']}"
+        elif not any(re.search(FLIP, name) for name in kernels):
+            fault = "no filter is flipped"
+        elif plan["algorithm"] != "torch":
+            others = [name for name in kernels if not re.search(FLIP, name)]
+            fault = check(plan["algorithm"], plan["config"], transposes(plan, made["convolution"], layout), others)
+        if fault:
+            wrong.append(f"{plan['algorithm']} {row}: {plan['config']}: {fault}; launched {kernels}")
+    assert_none(wrong)
 
 
 SINGLE_TILE = "implicit_gemm::single_tile::convolve<single_tile::Shape<__half, 32, false> >"
@@ -188,7 +318,32 @@ def test_the_check_sees_another_kernel(algorithm, config, reads_nhwc, kernel, fa
     assert found is None if fault is None else fault in found
 
 
-def test_every_plan_of_the_golden_file_names_its_kernel():
-    for row, configs in golden_cases():
+WGRAD = "void fastconv::algos::implicit_gemm::wgrad"
+PIXELS = f"{WGRAD}::multiply_pixels<fastconv::algos::implicit_gemm::wgrad::Shape<__half, 3, 2, true, false> >()"
+CONVERTED = "wgmma, 3 x float16, chunk 1x8x8 pixels, 128 filters, 2 x 64 channels, 4 splits"
+
+
+@pytest.mark.parametrize(
+    ("config", "kernels", "fault"),
+    [
+        (CONVERTED, [PIXELS, f"{WGRAD}::reduce_split_k<float>()", "at::native::copy()"], None),
+        (CONVERTED, [f"{WGRAD}::reduce_split_k<float>()"], "no kernel"),
+        (CONVERTED, [PIXELS, f"{WGRAD}::pointwise::sum_parts()"], "runs"),
+        (CONVERTED.replace("2 x 64", "3 x 64"), [PIXELS], "tile of 2 blocks"),
+        ("wgmma, 3 x float16, converted on chip, chunk 32 pixels", [PIXELS], "no kernel"),
+    ],
+)
+def test_the_check_of_gradients_sees_another_kernel(config, kernels, fault):
+    found = check_gradient("implicit_gemm", config, kernels)
+    assert found is None if fault is None else fault in found
+
+
+@pytest.mark.parametrize(
+    ("pass_", "kernels"), [("forward", KERNELS), ("backward_weight", GRADIENT_KERNELS), ("backward_input", KERNELS)]
+)
+def test_every_plan_of_the_golden_file_names_its_kernel(pass_, kernels):
+    cases = golden_cases(pass_)
+    assert any(configs for _, configs in cases)
+    for row, configs in cases:
         for name, config in configs.items():
-            assert name == "null" or expected(name, config), row
+            assert name == "null" or expected(name, config, kernels), row

@@ -60,6 +60,7 @@ def test_the_oldest_torch_is_that_of_the_package():
         ("csrc/algos/implicit_gemm/wgrad/plan.h", "#include <cuda_fp16.h>", "need no CUDA"),
         ("csrc/ops/operators.cpp", "#include <pybind11/pybind11.h>", "only csrc/bindings knows Python"),
         ("fastconv/nn.py", "y = torch.ops.fastconv.conv2d(x)", "fastconv/ops/__init__.py alone"),
+        ("fastconv/nn.py", "pays = x.shape[1] >= 64", "csrc/plan has the choices"),
         ("fastconv/nn.py", 'ops = getattr(torch.ops, "fastconv")', "fastconv/ops/__init__.py alone"),
     ],
 )
@@ -94,6 +95,43 @@ def test_a_long_file_is_caught(tmp_path, path):
     file.parent.mkdir(parents=True)
     file.write_text("\n" * 501)
     assert check_includes.check_tree(tmp_path) == [f"{path}: 501 lines; at most 500"]
+
+
+ALGORITHMS = {
+    "csrc/plan/algorithms.def": "// one a line\nFASTCONV_PLAIN(direct)\nFASTCONV_PACKED(winograd_f2)\n",
+    "csrc/algos/direct/algo.cpp": 'namespace fastconv::algos::direct {\n    .name = "direct",\n',
+    "csrc/algos/direct/resident/plan.h": "namespace fastconv {\nnamespace algos::direct::resident {\n",
+    "csrc/algos/winograd_staged/plan.h": "namespace fastconv::algos::winograd_staged {\n",
+    "csrc/algos/winograd_staged/algo.cpp": 'namespace algos::winograd_f2 {\n    .name = "winograd_f2",\n',
+    "csrc/algos/direct/affine_fp16.cu": "", "csrc/algos/direct/affine_bf16.cu": "",
+    "csrc/algos/direct/affine_fp32.cu": "", "csrc/algos/direct/few_loads.cuh": "", "csrc/algos/direct/few_loads.h": "",
+    "csrc/algos/direct/few_stores.cuh": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        ("csrc/algos/direct/cpu.cpp", "namespace fastconv::algos::direct {\n", []),
+        ("csrc/algos/direct/cpu.cpp", "namespace fastconv::algos::straight {\n",
+         ["csrc/algos/direct/cpu.cpp: namespace algos::straight: its folder is direct"]),
+        ("csrc/algos/direct/resident/kernel.cuh", "namespace fastconv::algos::direct::tiled {\n",
+         ["csrc/algos/direct/resident/kernel.cuh: namespace algos::direct::tiled is not its folder's"]),
+        ("csrc/algos/direct/algo.cpp", 'namespace fastconv::algos::direct {\n    .name = "straight",\n',
+         ["csrc/algos/direct/algo.cpp: the name 'straight' is no namespace of the file"]),
+        ("csrc/algos/lost/plan.h", "namespace fastconv::algos::lost {\n",
+         ["csrc/algos/lost: is not in algorithms.def"]),
+        ("csrc/plan/algorithms.def", "FASTCONV_PLAIN(direct)\nFASTCONV_PACKED(winograd_f2)\nFASTCONV_PLAIN(gone)\n",
+         ["csrc/plan/algorithms.def: gone has no namespace in csrc/algos"]),
+        ("csrc/algos/direct/few_filters.cuh", "",
+         ["csrc/algos/direct: 3 files begin with few_: make it a folder"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_name_is_caught(tmp_path, path, text, expected):
+    for file, content in (ALGORITHMS | {path: text}).items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(content)
+    assert check_includes.check_tree(tmp_path) == expected
 
 
 def test_check_includes_as_a_program(tmp_path):

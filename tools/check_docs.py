@@ -1,6 +1,7 @@
 """Checks the documents, without network: every relative link of a document leads to a file of the checkout and, with an
-anchor, to a heading; every figure is shown somewhere; every document that the source names exists; README and
-docs/performance.md stay as short as they are meant to be."""
+anchor, to a heading; every figure is shown somewhere; every document that the source names exists, and every source
+file that a document names, but for the frozen log; README and docs/performance.md stay as short as they are meant to
+be."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".def", ".md"}
 MAX_README_BYTES, MAX_PERFORMANCE_LINES = 8192, 250
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 CITED = re.compile(r"\bdocs/[\w./-]*\.md\b")
+NAMED = re.compile(r"`([\w./-]+\.(?:cuh|cu|h|cpp|py|def))`")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 
 
@@ -66,6 +68,18 @@ def wrong_citations(root: Path) -> Iterator[str]:
                             yield f"{path.relative_to(root)}:{line}: {cited} does not exist"
 
 
+def wrong_names(root: Path) -> Iterator[str]:
+    """A document names a file by its path, or by as much of the end of it as is clear there."""
+    sources = [path.relative_to(root) for folder in (*SOURCES, "examples") for path in root.glob(f"{folder}/**/*")]
+    known = {"/".join(path.parts[first:]) for path in sources for first in range(len(path.parts))}
+    known |= {path.name for path in root.glob("*.py")}
+    for path in documents(root):
+        if root / "docs/log" not in path.parents and path.name != "CHANGELOG.md":
+            for name in NAMED.findall(FENCE.sub("", path.read_text())):
+                if name not in known:
+                    yield f"{path.relative_to(root)}: {name} does not exist"
+
+
 def lengths(root: Path) -> Iterator[str]:
     if (size := (root / "README.md").stat().st_size) > MAX_README_BYTES:
         yield f"README.md has {size} bytes; at most {MAX_README_BYTES}"
@@ -74,7 +88,7 @@ def lengths(root: Path) -> Iterator[str]:
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    return [*broken_links(root), *hidden_figures(root), *wrong_citations(root), *lengths(root)]
+    return [*broken_links(root), *hidden_figures(root), *wrong_citations(root), *wrong_names(root), *lengths(root)]
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
-"""Checks the rules between the layers of the source tree (docs/concepts/architecture.md), and the length of files.
+"""Checks the rules between the layers of the source tree (docs/concepts/architecture.md), the names of an algorithm's
+folder, namespace and registry line, and of files, and their length.
 
 usage: python tools/check_includes.py [root]      exit status 1 if a rule is broken, one line per violation
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 LONGEST_FILE = 500
+LARGEST_NUMBER = 8  # that fastconv's Python compares with: dimensions of tensors, arguments of calls
 # Shader-like sources, Python, and the build's own files; documents may be as long as they need.
 SUFFIXES = {".cpp", ".h", ".cu", ".cuh", ".py"}
 
@@ -20,6 +25,10 @@ CUDA = re.compile(
 )
 PYBIND = re.compile(r"pybind11/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+NAMESPACE = re.compile(r"^namespace (?:fastconv::)?algos::([\w:]+)", re.MULTILINE)
+RECORD = re.compile(r'(?:\.name = |WeightGradient weight_gradient\{)"(\w+)"')
+REGISTERED = re.compile(r"^FASTCONV_\w+\((\w+)\)", re.MULTILINE)
+CLASSES = {"ieee", "fp32", "tf32", "fp16", "bf16"}
 OPERATORS = re.compile(r"\btorch\s*\.\s*ops\s*\.\s*(fastconv\b|__getattr__|load_library)|getattr\(\s*torch\.ops\s*,")
 
 
@@ -82,19 +91,76 @@ def check_includes(path: str, text: str) -> list[str]:
 
 
 def check_python(path: str, text: str) -> list[str]:
-    """fastconv/ops/__init__.py is the only file of the package that names torch.ops.fastconv."""
-    if not path.startswith(("fastconv/", "benchmarks/")) or path == "fastconv/ops/__init__.py":
+    """fastconv/ops/__init__.py is the only file of the package that names torch.ops.fastconv. No file of it has a
+    threshold: what pays from which size on is known to csrc/plan and the cost models alone."""
+    if not path.startswith(("fastconv/", "benchmarks/")):
         return []
-    return [
+    found = [
         f"{path}:{number}: names torch.ops: fastconv/ops/__init__.py alone does"
         for number, line in enumerate(text.splitlines(), 1)
-        if OPERATORS.search(line.split("#")[0])
+        if OPERATORS.search(line.split("#")[0]) and path != "fastconv/ops/__init__.py"
     ]
+    if path.startswith("fastconv/"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Compare) and any(map(_is_threshold, (node.left, *node.comparators))):
+                found.append(f"{path}:{node.lineno}: {ast.unparse(node)}: a threshold: csrc/plan has the choices")
+    return found
+
+
+def _is_threshold(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and isinstance(value.value, (int, float)) and value.value > LARGEST_NUMBER
+
+
+def check_names(root: Path) -> Iterator[str]:
+    """Folder, namespace and registry name of an algorithm are one; of a folder with several instances, which have names
+    of their own, the namespaces of these are. Namespaces within it are folders within it."""
+    registry = root / "csrc/plan/algorithms.def"
+    if not registry.exists():
+        return
+    registered = set(REGISTERED.findall(registry.read_text(encoding="utf-8")))
+    folders = {folder.name: folder for folder in sorted((root / "csrc/algos").glob("*/"))}
+    instances = registered - folders.keys()
+    found: set[str] = set()
+    for name, folder in folders.items():
+        files = sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES)
+        own = set()
+        for file in files:
+            text, path = file.read_text(encoding="utf-8"), file.relative_to(root).as_posix()
+            namespaces = NAMESPACE.findall(text)
+            for namespace in namespaces:
+                first, *rest = namespace.split("::")
+                own.add(first)
+                if first != name and first not in instances:
+                    yield f"{path}: namespace algos::{first}: its folder is {name}"
+                elif not set(rest) <= set(file.relative_to(folder).parts[:-1]):
+                    yield f"{path}: namespace algos::{namespace} is not its folder's"
+            for record in RECORD.findall(text):
+                if record not in {namespace.split("::")[0] for namespace in namespaces}:
+                    yield f"{path}: the name '{record}' is no namespace of the file"
+        if not own & registered:
+            yield f"csrc/algos/{name}: is not in {registry.name}"
+        found |= own
+    for name in sorted(registered - found):
+        yield f"csrc/plan/{registry.name}: {name} has no namespace in csrc/algos"
+
+
+def check_prefixes(root: Path) -> Iterator[str]:
+    """Three files with a common prefix are a folder; those of one kernel for each class are not."""
+    for top in ("csrc", "fastconv", "benchmarks"):
+        files = {path.with_suffix("") for path in (root / top).rglob("*") if path.suffix in SUFFIXES}
+        counts = Counter(
+            (path.parent, prefix)
+            for path in files
+            if (parts := path.name.partition("_"))[2] and (prefix := parts[0]) and parts[2] not in CLASSES
+        )
+        for (folder, prefix), count in sorted(counts.items()):
+            if count > 2:
+                yield f"{folder.relative_to(root).as_posix()}: {count} files begin with {prefix}_: make it a folder"
 
 
 def check_tree(root: Path) -> list[str]:
-    """All violations below `root`, sorted by path."""
-    found = []
+    """All violations below `root`."""
+    found = [*check_names(root), *check_prefixes(root)]
     for top in ("csrc", "fastconv", "tests", "benchmarks", "tools", "setup.py"):
         base = root / top
         for file in sorted([base] if base.is_file() else base.rglob("*")):

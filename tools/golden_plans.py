@@ -8,7 +8,8 @@ that is meant, `--write` replaces the file, and its diff belongs into the review
 The file holds its own problems, so that comparing asks for exactly those; `--write` collects them anew from the tests'
 shapes and the benchmarks' layers. A case is a line: problem, device, the choice of `auto`, then per algorithm of the
 file's list the index of its configuration, the workspace in bytes and the cost in us; or the code of the reason why it
-does not fit; or null where it has no weight gradient for the problem.
+does not fit; or null where it has no weight gradient for the problem. An input gradient is made of convolutions: its
+choice is how, and it has the one plan of these, or the code of why it is PyTorch's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fastconv import _C  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden" / "plans.json"
 COST_DIGITS = 4  # in the file; compared to within 1 %, as another compiler may round elsewhere
+PASSES = ("forward", "backward_weight", "backward_input")
 CLASSES = {
     "ieee": ("float32", "ieee"),
     "fp32": ("float32", "fp32"),
@@ -90,13 +92,17 @@ def collect() -> Iterator[tuple[list[Any], str, str]]:
             sizes.append([n, layer.c, layer.h, layer.w, layer.k, layer.r, layer.s, *pairs, layer.groups])
     classes, epilogues = list(CLASSES), ["", "bias", "bias relu", "bias residual relu"]
     others = [device for device in devices() if device != "h200"]
+    inputs: list[tuple[list[Any], str, str]] = []
     for index, size in enumerate(sizes):
         # On the H200, for which costs are fitted, and on one of the others.
         for place, device in enumerate(("h200", others[index % len(others)])):
             cls = classes[(index + index // len(others) + 2 * place) % len(classes)]
             layout = ("nhwc", "nchw")[(index + place) % 2]
             yield [*size, cls, layout, epilogues[(index // 2 + place) % 4]], device, "forward"
-            yield [*size, cls, layout, ""], device, "backward_weight"
+            bare = [*size, cls, layout, ""]
+            yield bare, device, "backward_weight"
+            inputs.append((bare, device, "backward_input"))
+    yield from inputs
 
 
 def answer(row: list[Any], device: _C.DeviceInfo, pass_: str) -> dict[str, Any]:
@@ -107,6 +113,12 @@ def answer(row: list[Any], device: _C.DeviceInfo, pass_: str) -> dict[str, Any]:
         for candidate in _C.candidates(problem, device):
             found[candidate["algorithm"]] = _plan(candidate) if candidate["ok"] else candidate["code"]
         return found
+    if pass_ == "backward_input":
+        made = _C.choose_input_gradient("auto", problem, device)
+        if made["method"] == "torch":
+            return {"auto": "torch", "torch": made["code"]}
+        plan = _C.choose("auto", made["convolution"], device)
+        return {"auto": made["method"], plan["algorithm"]: _plan(plan)}
     found = {"auto": _C.choose_weight_gradient("auto", problem, device)["algorithm"]}
     for algorithm in _C.algorithms():
         choice = _C.choose_weight_gradient(algorithm["name"], problem, device)
@@ -125,7 +137,7 @@ def write(path: Path = GOLDEN) -> int:
     names = [algorithm["name"] for algorithm in _C.algorithms()]
     problems: dict[str, int] = {}
     configs: dict[str, int] = {}
-    lines: dict[str, list[str]] = {"forward": [], "backward_weight": []}
+    lines: dict[str, list[str]] = {pass_: [] for pass_ in PASSES}
     for row, device, pass_ in collect():
         found = answer(row, made[device], pass_)
         case: list[Any] = [problems.setdefault(_packed(row), len(problems)), device, found["auto"]]
@@ -146,7 +158,7 @@ def read(path: Path = GOLDEN) -> Iterator[tuple[list[Any], str, str, dict[str, A
     """(problem, device, pass, answer) of every case in the file."""
     golden = json.loads(path.read_text())
     (names,) = golden["algorithms"]
-    for pass_ in ("forward", "backward_weight"):
+    for pass_ in PASSES:
         for problem, device, auto, *values in golden[pass_]:
             found: dict[str, Any] = {"auto": auto}
             for name, value in zip(names, values, strict=True):

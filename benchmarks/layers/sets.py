@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
-import torch
-
 from fastconv.models.layers import Layer
 
 # What one H200 sustains, measured (docs/performance.md); FFMA by its peak, 132 SMs x 128 lanes at 1.98 GHz.
@@ -61,12 +59,12 @@ def grid(
     return layers
 
 
-def suite_of(layer_set: str, device: torch.device, direction: str = "forward") -> str:
-    """The suite under whose name results of a set, or of a sweep, for a pass (of PASSES) on that device are kept."""
+def suite_of(layer_set: str, direction: str = "forward", device: str = "cuda") -> str:
+    """The suite under whose name results of a set, or of a sweep, for a pass (of PASSES) on such a device are kept."""
     of_paper = layer_set.startswith("paper_")  # which has one pass, and its own name
     name = layer_set if of_paper or layer_set in ("layers", "sweep") else f"layers_{layer_set}"
     name = name if of_paper or direction == "forward" else f"{name}_{direction}"
-    return name if device.type == "cuda" else f"{name}_cpu"
+    return name if device == "cuda" else f"{name}_cpu"
 
 
 def bandwidth_of(gpu: str) -> float:

@@ -137,7 +137,7 @@ def run(
     chosen = [layer for layer in layers or () if isinstance(layer, Layer)]
     if not chosen:
         chosen = select(layers, layer_set)  # type: ignore[arg-type]
-    suite = suite_of(layer_set, device, direction)
+    suite = suite_of(layer_set, direction, device.type)
     head = environment.describe(suite, device)
     path = Path(out) if out is not None else results.default_path(head)
     plan = _Plan(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.results import CLASSES, Document, Row
+from benchmarks.layers.sets import suite_of
 from benchmarks.layers.suite import is_wrong, ratio
 from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
@@ -168,20 +169,15 @@ def _strict(within: dict[str, Any]) -> dict[str, Any]:
     return {"us": within["us"], "error": within["error"], "algorithm": within["auto"], "auto": within["auto"]}
 
 
-SETS = {"": "3x3", "pointwise": "1x1", "strided": "stride 2", "stems": "first layers, 5x5 and 7x7"}
+SETS = {"layers": "3x3", "pointwise": "1x1", "strided": "stride 2", "stems": "first layers, 5x5 and 7x7"}
 SETS |= {"groups": "grouped and depthwise", "lenet5": "LeNet-5, 7x7"}
-PASSES = {"": "", "bias_relu": "with bias and ReLU, ", "bias_residual_relu": "with bias, residual and ReLU, "}
+PASSES = {"forward": "", "bias_relu": "with bias and ReLU, ", "bias_residual_relu": "with bias, residual and ReLU, "}
 PASSES |= {"backward_input": "input gradient, ", "backward_weight": "weight gradient, "}
-
-
-def suite_of(set_name: str, pass_name: str) -> str:
-    """The suite of one of SETS and PASSES on a GPU."""
-    return "_".join(filter(None, ("layers", set_name, pass_name)))
 
 
 def share(set_name: str, rows: Sequence[Row]) -> str:
     """Of rows of a class: ", 6 of 14" if they are of so many of a set's layers, "" if of all."""
-    found, every = len({row["layer"] for row in rows}), len(known.SETS[set_name or "layers"])
+    found, every = len({row["layer"] for row in rows}), len(known.SETS[set_name])
     return "" if found == every else f", {found} of {every}"
 
 

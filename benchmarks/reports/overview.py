@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.harness.results import CLASSES, Document
+from benchmarks.layers.sets import suite_of
 from benchmarks.layers.suite import ratio
 from benchmarks.reports import common, layers, networks
 
 LAYERS = (  # title, set and pass as in layers.SETS and layers.PASSES, batch (None: the suite's largest)
-    ("3x3 layers, batch 64", "", "", 64),
-    ("3x3 layers, batch 1", "", "", 1),
-    ("1x1", "pointwise", "", None),
-    ("stride 2, 3x3 and 1x1", "strided", "", None),
-    ("first layers, 5x5 and 7x7", "stems", "", None),
-    ("grouped and depthwise", "groups", "", None),
-    ("3x3, input gradient", "", "backward_input", None),
-    ("3x3, weight gradient", "", "backward_weight", None),
+    ("3x3 layers, batch 64", "layers", "forward", 64),
+    ("3x3 layers, batch 1", "layers", "forward", 1),
+    ("1x1", "pointwise", "forward", None),
+    ("stride 2, 3x3 and 1x1", "strided", "forward", None),
+    ("first layers, 5x5 and 7x7", "stems", "forward", None),
+    ("grouped and depthwise", "groups", "forward", None),
+    ("3x3, input gradient", "layers", "backward_input", None),
+    ("3x3, weight gradient", "layers", "backward_weight", None),
 )
 
 
@@ -26,7 +27,7 @@ def table(documents: Mapping[str, Document]) -> str:
     classes = [accuracy for accuracy in CLASSES if accuracy != "ieee"]
     lines: list[list[str]] = []
     for title, set_name, pass_name, batch in LAYERS:
-        if (document := documents.get(layers.suite_of(set_name, pass_name))) is not None:
+        if (document := documents.get(suite_of(set_name, pass_name))) is not None:
             n = batch or max((row["n"] for row in document["rows"]), default=0)
             of_class = [layers.rows_of(document, name, n) for name in classes]
             fewest = min((its for its in of_class if its), key=len, default=[])

@@ -36,12 +36,15 @@ CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 _MAX_POOLS = (F.max_pool2d, torch.max_pool2d)
 _POOL_ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 _IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def is_altered(module: nn.Module) -> bool:
     """Whether it does more than its class says: by hooks, or a forward of the instance's own."""
-    return "forward" in module.__dict__ or any(getattr(module, name, None) for name in _HOOKS)
+    own = module.__dict__  # not getattr, nor a loop: fused models ask at every call
+    return bool(
+        "forward" in own or own.get("_forward_hooks") or own.get("_forward_pre_hooks")
+        or own.get("_backward_hooks") or own.get("_backward_pre_hooks")
+    )  # fmt: skip
 
 
 class _Proxy(fx.Proxy):

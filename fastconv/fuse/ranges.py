@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fastconv import ops
 from fastconv.epilogue import explicit_padding
+from fastconv.fuse.graph import is_altered
 from fastconv.nn import Conv2d
 from fastconv.norm import InputNorm
 from fastconv.ops import plain
@@ -42,7 +43,7 @@ def convolve_into(layer: Any, x: Tensor, before: Before, buffer: Tensor | int, b
     y = _through(layer, x, before, out)
     if y is None and before:
         x = _normed(x, before)
-        y = layer._convolve_around(x, out, None, None, "none")
+        y = _through(layer, x, (), out)
     if y is None:
         _copy(out, layer(x))
     return buffer
@@ -58,21 +59,17 @@ def copy_into(value: Tensor, buffer: Tensor | int, begin: int) -> Tensor:
 
 def _through(layer: Any, x: Tensor, before: Before, out: Tensor | None) -> Tensor | None:
     """What the layer's kernels make of activation(norm(x)); None if a norm apart is faster, or modules are not what
-    they were when the code was made: replaced, in training mode, with hooks."""
-    if not isinstance(layer, Conv2d):
+    they were when the code was made: replaced, in training mode, altered."""
+    if not isinstance(layer, Conv2d) or is_altered(layer):
         return None
     if not before:
         return layer._convolve_around(x, out, None, None, "none")
     norm, name, activation = before
-    if type(norm) is not InputNorm or norm.training or _has_hooks(norm):
+    if type(norm) is not InputNorm or norm.training or is_altered(norm):
         return None
-    if activation is not None and _has_hooks(activation):
+    if activation is not None and is_altered(activation):
         return None
     return layer._convolve_around(x, out, *norm.factors(), name)
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _normed(x: Tensor, before: Before) -> Tensor:

@@ -43,8 +43,8 @@ ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
   plan.workspace_bytes = static_cast<std::size_t>(device.processors * config.scratch_bytes());
   const double flops = 2.0 * static_cast<double>(config.tasks * config.sum_floats) *
                        static_cast<double>(problem.c_per_group() * problem.r * problem.s);
-  plan.cost_us = 15.0 + 1e6 * std::max(flops / (own::product.of(device) * device.fp32_flops_per_s),
-                                       problem.compulsory_bytes() / device.bandwidth_bytes_per_s);
+  plan.cost_us = 15.0 + std::max(fp32_us(flops, own::product.of(device), device),
+                                 memory_us(problem.compulsory_bytes(), 1.0, device));
   return plan;
 }
 

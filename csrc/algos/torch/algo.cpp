@@ -160,8 +160,8 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
 // What follows the convolution takes passes over the output: the bias (on CUDA, where cuDNN is not asked to add it, by
 // a kernel far from the bandwidth), the residual, the activation.
 double epilogue_us(const ConvProblem& problem, const DeviceInfo& device) {
-  const double y_us = 1e6 * static_cast<double>(problem.output_numel()) * static_cast<double>(size_of(problem.dtype)) /
-                      device.bandwidth_bytes_per_s;
+  const double y_us =
+      memory_us(static_cast<double>(problem.output_numel()) * static_cast<double>(size_of(problem.dtype)), 1.0, device);
   const bool bias_pass = problem.has_bias && device.type == DeviceType::cuda;
   return (bias_pass ? 2.0 + (problem.dtype == DType::f32 ? 3.0 : 5.5) * y_us : 0.0) +
          (problem.has_residual() ? 2.0 + 3.0 * y_us : 0.0) +
@@ -188,8 +188,8 @@ double depthwise_gradient_us(const ConvProblem& problem, const DeviceInfo& devic
                       : problem.r == 5 ? own::wgrad_depthwise_5
                                        : own::wgrad_depthwise_7;
   return (half ? own::wgrad_depthwise_half_launch : own::wgrad_depthwise_f32_launch) +
-         1e6 * std::max(problem.direct_flops() / (rate * device.fp32_flops_per_s),
-                        problem.compulsory_bytes() / (own::wgrad_depthwise_memory * device.bandwidth_bytes_per_s));
+         std::max(fp32_us(problem.direct_flops(), rate, device),
+                  memory_us(problem.compulsory_bytes(), own::wgrad_depthwise_memory, device));
 }
 
 // Of the weight gradient, fitted to the layer set likewise. In FP32 it takes about as long as the forward convolution:
@@ -216,9 +216,8 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
     return result;
   }
   const double c = static_cast<double>(problem.c), k = static_cast<double>(problem.k);
-  const double conversions = problem.layout == Layout::nchw
-                                 ? own::wgrad_convert * problem.compulsory_bytes() / device.bandwidth_bytes_per_s
-                                 : 0.0;
+  const double conversions_us =
+      problem.layout == Layout::nchw ? memory_us(own::wgrad_convert * problem.compulsory_bytes(), 1.0, device) : 0.0;
   if (problem.c <= 4) {  // first layers: the products of few channels, and the gradient of the output read
     const bool tf32 = problem.accuracy == AccuracyClass::tf32;
     const double share = tf32                        ? own::wgrad_tf32_first
@@ -228,17 +227,16 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
     result.cost_us =
         own::wgrad_tf32_launch + tensor_us(problem.direct_flops(), share, device) +
         memory_us((tf32 ? own::wgrad_tf32_first_output : own::wgrad_half_first_output) * gradient, 1.0, device) +
-        1e6 * conversions;
+        conversions_us;
   } else if (problem.accuracy == AccuracyClass::tf32) {
     const double filling = std::max(own::wgrad_tf32_least, std::min(1.0, std::min(c, k) / own::wgrad_tf32_full));
-    const double rate = own::wgrad_tf32 * filling * device.fp16_tensor_flops_per_s;
-    result.cost_us = own::wgrad_tf32_launch + 1e6 * (problem.direct_flops() / rate + conversions);
+    result.cost_us =
+        own::wgrad_tf32_launch + tensor_us(problem.direct_flops(), own::wgrad_tf32 * filling, device) + conversions_us;
   } else {
     const double filling = std::max(own::wgrad_half_least, std::min(1.0, (k - 10.0) / own::wgrad_half_filters) *
                                                                std::min(1.0, c / own::wgrad_half_channels));
-    const double rate = own::wgrad_half * filling * device.fp16_tensor_flops_per_s;
     const double latency = problem.r * problem.s > 1 ? own::wgrad_half_launch : own::wgrad_half_tap_launch;
-    result.cost_us = latency + 1e6 * (problem.direct_flops() / rate + conversions);
+    result.cost_us = latency + tensor_us(problem.direct_flops(), own::wgrad_half * filling, device) + conversions_us;
   }
   return result;
 }

@@ -39,8 +39,8 @@ ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
   const double plane_bytes = single_stage(problem) ? 0.0
                                                    : 2.0 * static_cast<double>(problem.n) *
                                                          static_cast<double>(planes_bytes_per_image(problem));
-  plan.cost_us = 15.0 + 1e6 * (flops / (fitted::two_stage::product.of(device) * device.fp32_flops_per_s) +
-                               (problem.compulsory_bytes() + plane_bytes) / device.bandwidth_bytes_per_s);
+  plan.cost_us = 15.0 + fp32_us(flops, fitted::two_stage::product.of(device), device) +
+                 memory_us(problem.compulsory_bytes() + plane_bytes, 1.0, device);
   return plan;
 }
 

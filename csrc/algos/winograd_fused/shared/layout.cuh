@@ -17,7 +17,7 @@
 namespace fastconv::algos::winograd_fused {
 
 // Two warpgroups multiply (three points each), one transforms the input; of another, one warp loads it, and two
-// prepare the next item.
+// prepare the next work tile.
 constexpr int consumer_groups = 2, producer_warps = 4, preparing_warps = 2, loader_warp = preparing_warps;
 constexpr int consumer_threads = consumer_groups * 128, producer_threads = producer_warps * 32;
 constexpr int block_threads = consumer_threads + 2 * producer_threads;
@@ -266,7 +266,7 @@ struct Place {
   int first, tiles;  // column of the first tile; tiles in that block, the others are the first ones of the next
 };
 
-// strip: of the item.
+// strip: of the work tile.
 template <int strips>
 __device__ __forceinline__ Place find_place(const Params& params, unsigned work_tile, int strip) {
   params.by_filters.divmod(work_tile);
@@ -291,7 +291,7 @@ struct WorkTileScheduler {
   const unsigned* overflow_flags;  // null: the first pass
   unsigned ordinal = ~0u;
 
-  // Whether there is a next item. Then number() is its number.
+  // Whether there is a next work tile. Then number() is its number.
   __device__ __forceinline__ bool next() {
 #pragma unroll 1
     for (;;) {

@@ -43,7 +43,7 @@ constexpr int sums_segments(Shape shape) { return shape.packs_columns ? 2 : 1; }
 
 constexpr int raw_column_bytes = 64;
 
-// What the producers' threads go along: the tiles of an image in a row, or half of the tiles of a listed item.
+// What the producers' threads go along: the tiles of an image in a row, or half of the tiles of packed columns.
 constexpr int strips(Shape shape) { return shape.packs_columns ? 2 : shape.images; }
 constexpr int strip_tiles(Shape shape) { return shape.row_positions() / strips(shape); }
 

@@ -1,5 +1,5 @@
 // The end of a work tile in NHWC (single/pairs.cuh), and y by tensor copies of whole lines, 128 bytes of filters, which
-// overlap the next item.
+// overlap the next work tile.
 #pragma once
 
 #include "algos/winograd_fused/single/epilogue.cuh"
@@ -278,7 +278,7 @@ __device__ __forceinline__ float finish_any_floats(const Params<T>& params, cons
 }
 
 // Returns NaN if a sum is not finite. prepare_next: once sum[2] may be waited for; load_next(j), j a group of
-// positions: into registers of the next item. slot: of the work tile and its exponents.
+// positions: into registers of the next work tile. slot: of the work tile and its exponents.
 template <typename T, Shape shape, typename Prepare, typename Load>
 __device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
                                               Shared<T, shape>& shared, Sums<shape>& sum, int slot,

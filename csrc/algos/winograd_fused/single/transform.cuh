@@ -123,7 +123,7 @@ __device__ __forceinline__ unsigned largest_bits(const uint4& d) {
   }
 }
 
-// The exponents of a thread's scales: of its image, or of both parts of a listed item.
+// The exponents of a thread's scales: of its image, or of both parts of packed columns.
 template <Shape shape>
 struct Exponents {
   int of[sums_segments(shape)] = {};

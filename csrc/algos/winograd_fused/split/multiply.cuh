@@ -103,9 +103,9 @@ struct ConsumerState {
 };
 
 // The whole reduction of a work tile (stages: all of its, or none). u[0] holds its first point, and at the end that of
-// the next item. present: whether any of the warp's 16 filters exists. Else it keeps the first stage's U, since nobody
-// looks at its sums: fewer bytes through the L1 cache, which bounds this kernel. In one block, and of half of the
-// positions, the warpgroups' products take turns: fewer instructions, and 4 to 6 % less time; in a cluster with all
+// the next work tile. present: whether any of the warp's 16 filters exists. Else it keeps the first stage's U, since
+// nobody looks at its sums: fewer bytes through the L1 cache, which bounds this kernel. In one block, and of half of
+// the positions, the warpgroups' products take turns: fewer instructions, and 4 to 6 % less time; in a cluster with all
 // positions halves take 2 % less. last_turn: V is not needed again.
 template <int group, Variant variant>
 __device__ __forceinline__ void accumulate(const Params& params, Shared<variant>& shared,

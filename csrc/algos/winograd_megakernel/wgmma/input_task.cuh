@@ -105,7 +105,7 @@ template <typename T>
 __device__ __forceinline__ void finish_input(const Params<T>& params, const StreamTile& work_tile, float scale,
                                              const Values (&values)[6][6]) {
   const int lane = thread<T>() % 32, chunk = work_tile.channel / chunk_channels;
-  // A lane's two channels: a stage of the chunk, row item.row, 4 bytes of the lo half and 4 of the to_high half.
+  // A lane's two channels: a stage of the chunk, row work_tile.row, 4 bytes of the lo half and 4 of the hi half.
   constexpr int lanes = form<T>.stage_channels() / 2;
   const int piece = hopper::swizzle_128(work_tile.row, lane % lanes / 4);
   char* low_target = params.v + work_tile.place * params.v_place_bytes() +
