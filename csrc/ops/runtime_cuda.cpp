@@ -105,7 +105,6 @@ class CudaRuntime final : public Runtime {
   explicit CudaRuntime(const DeviceInfo& device) : device_(device) {
     const WaitReport& report = *waits();
     if (report.expired != 0) throw DeviceError(describe(report));
-    cudaGetLastError();  // what failed in an earlier call was told there; launches of this one ask for the last error
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
   }
 
