@@ -53,6 +53,8 @@ enum class Finish {
 };
 template <Finish finish>
 constexpr std::integral_constant<Finish, finish> is{};
+template <typename S>
+constexpr bool has_residual_finish = !residual_first<typename S::T> && !S::transforms;
 
 template <typename S>
 __device__ __forceinline__ Finish finish_of(const Params<typename S::T>& params) {
@@ -64,8 +66,7 @@ __device__ __forceinline__ Finish finish_of(const Params<typename S::T>& params)
                                                                                : Finish::general;
   if (params.epilogue.residual == nullptr) return finish;
   const bool is_quick = finish == Finish::plain || (finish == Finish::clamped && !params.epilogue.residual_after);
-  const bool comes = !params.stores_by_tma || params.residual_stages > 0;
-  return !residual_first<typename S::T> && is_quick && comes ? Finish::residual : Finish::general;
+  return has_residual_finish<S> && is_quick && params.residual_stages > 0 ? Finish::residual : Finish::general;
 }
 
 // 16 bytes of y with their residual (Finish::residual).

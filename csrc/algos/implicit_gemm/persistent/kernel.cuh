@@ -54,7 +54,7 @@ class Loader {
         load_filters(source);
       }
     }
-    if constexpr (!residual_first<T> && !S::transforms) {
+    if constexpr (has_residual_finish<S>) {
       if (stores) load_residual(work_tile);
     }
   }
@@ -64,7 +64,7 @@ class Loader {
     Control& control = *shared_.control;
     int filter = work_tile.filter_tile * S::filter_tile;
 #pragma unroll 1
-    for (int i = 0; i < work_tile.residual_stages; ++i, filter += residual_filters<T>) {
+    for (int i = 0; i < work_tile.residual_stages; ++i, filter += box_filters<T>) {
       const std::uint32_t full = shared_address(&control.input_full[input_.slot]);
       hopper::wait(shared_address(&control.input_free[input_.slot]), input_.parity ^ 1, site_);
       hopper::arrive_expecting(full, params_.tile_n * params_.tile_p * params_.tile_q * box_bytes);

@@ -106,11 +106,10 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
   if (plan.stores_vectors && args.residual != nullptr && params.partial == nullptr) {
     const Epilogue<T>& epilogue = params.epilogue;
     const bool comes_first = !epilogue.residual_after || epilogue.activate.is_linear();
-    const bool joins = residual_first<T> ? comes_first
-                                         : params.stores_by_tma && comes_first &&
-                                               (epilogue.activate.clamps || epilogue.activate.is_linear());
-    if (joins && static_cast<std::size_t>(plan.tile_n * plan.tile_p * plan.tile_q) * box_bytes <= plan.stage_bytes()) {
-      params.residual_stages = static_cast<int>(ceil_div(plan.filter_tile, residual_filters<T>));
+    const bool is_quick = residual_first<T> || epilogue.activate.clamps || epilogue.activate.is_linear();
+    const std::size_t box = static_cast<std::size_t>(plan.tile_n * plan.tile_p * plan.tile_q) * box_bytes;
+    if (plan.source != Source::transformed && comes_first && is_quick && box <= plan.stage_bytes()) {
+      params.residual_stages = static_cast<int>(ceil_div(plan.filter_tile, box_filters<T>));
       if (residual_first<T>) params.epilogue.residual = nullptr;
     } else {
       params.prefetches_residual = !residual_first<T>;

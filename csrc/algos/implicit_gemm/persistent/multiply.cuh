@@ -107,7 +107,7 @@ class Multiplier {
         return false;
       }
     }
-    int residual_stages = !residual_first<T> && !S::transforms ? output.residual_stages : 0;
+    int residual_stages = has_residual_finish<S> ? output.residual_stages : 0;
     const auto with_residual = [&](const auto& use) {  // of the next filters: what use() does with their stage
       hopper::wait(shared_address(&control_.input_full[slot_.slot]), slot_.parity, site_);
       use(stage());
@@ -154,17 +154,14 @@ class Multiplier {
     constexpr int vec = vec_of<T>, per_word = 4 / sizeof(T);
     int lane = static_cast<int>(threadIdx.x) % 32;
     asm volatile("" : "+r"(lane));  // so that no address is kept in registers for the next tile
-    const std::uint32_t of_lane = pixel_of_lane<S>(0) * box_bytes;
 #pragma unroll
-    for (int filter = 0; filter < S::filter_tile; filter += residual_filters<T>) {
+    for (int filter = 0; filter < S::filter_tile; filter += box_filters<T>) {
       hopper::wait(shared_address(&control_.input_full[slot_.slot]), slot_.parity, site_);
 #pragma unroll
-      for (int column = filter; column < min(filter + residual_filters<T>, S::filter_tile); column += 4 * vec) {
-        const std::uint32_t source =
-            stage() + of_lane + hopper::swizzle_128(lane / 4, (column - filter) / vec + lane % 4) * 16;
+      for (int column = filter; column < min(filter + box_filters<T>, S::filter_tile); column += 4 * vec) {
 #pragma unroll
         for (int row = 0; row < rows; ++row) {
-          const uint4 values = load_shared(source + (row / 2 * 64 + row % 2 * 8) * box_bytes);
+          const uint4 values = load_shared(place_in_box<S>(stage(), lane, column, row));
           const std::uint32_t words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
           for (int e = 0; e < vec; ++e) {

@@ -236,23 +236,24 @@ __device__ __forceinline__ void store_rows(const Params<typename S::T>& params, 
 // The lane's pixels, all filters of the tile, which all exist: straight from registers to NHWC, where a lane has 16
 // bytes of neighbouring filters and four lanes have 64 (column_of). Unrolled, since registers cannot be indexed, and so
 // with as few instructions as can be: each runs once a tile, and never from the nearest instruction cache.
-template <typename S, Finish finish, int rows>
+// with_residual(use): use() with the stage of the next box's residual.
+template <typename S, Finish finish, int rows, typename WithResidual>
 __device__ __forceinline__ void store_straight(const Params<typename S::T>& params, const WorkTile& work_tile,
                                                const FilterData<S>& filters,
-                                               const float (&sums)[S::row_blocks][S::sums],
-                                               const float (&factor)[rows]) {
+                                               const float (&sums)[S::row_blocks][S::sums], const float (&factor)[rows],
+                                               const WithResidual& with_residual) {
   using T = typename S::T;
   using Out = std::conditional_t<finish == Finish::partial, float, T>;
-  constexpr int vec = vec_of<T>, vectors = S::filter_tile / (4 * vec);  // of a pixel and lane
-  constexpr int batch = S::row_blocks == 2 ? 1 : vectors % 4 == 0 ? 4 : vectors % 3 == 0 ? 3 : vectors % 2 == 0 ? 2 : 1;
+  constexpr int vec = vec_of<T>;
+  constexpr int together = finish == Finish::residual ? rows : 2;  // rows: a box of the residual has those of the tile
+  const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-  for (int m = 0; m < S::row_blocks; ++m) {
-    Out* target[2];
-    const T* residual[2];
-    bool exists[2];
+  for (int first_row = 0; first_row < rows; first_row += together) {
+    Out* target[together];
+    bool exists[together];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int row = 2 * m + i;
+    for (int i = 0; i < together; ++i) {
+      int row = first_row + i;
       asm volatile("" : "+r"(row));  // so that it is not computed for all rows beforehand, in registers
       const std::int64_t index = output_index(params, work_tile, pixel_of_lane<S>(row));
       exists[i] = index >= 0;
@@ -261,29 +262,25 @@ __device__ __forceinline__ void store_straight(const Params<typename S::T>& para
       } else {
         target[i] = params.y;
       }
-      const std::int64_t first =
-          index + work_tile.filter_tile * S::filter_tile + static_cast<int>(threadIdx.x) % 4 * vec;
-      target[i] += first;
-      if constexpr (finish == Finish::residual) residual[i] = params.epilogue.residual + first;
+      target[i] += index + work_tile.filter_tile * S::filter_tile + lane % 4 * vec;
     }
 #pragma unroll
-    for (int columns = 0; columns < S::filter_tile; columns += batch * 4 * vec) {
-      uint4 others[batch][2] = {};
-      if constexpr (finish == Finish::residual) {  // on its way all at once, and the next ones during the stores
+    for (int first = 0; first < S::filter_tile; first += box_filters<T>) {
+      const auto finish_box = [&](std::uint32_t residual) {
 #pragma unroll
-        for (int b = 0; b < batch * 2; ++b) {
-          const auto* source = reinterpret_cast<const uint4*>(residual[b % 2] + columns + b / 2 * 4 * vec);
-          if (exists[b % 2]) others[b / 2][b % 2] = __ldg(source);
+        for (int column = first; column < min(first + box_filters<T>, S::filter_tile); column += 4 * vec) {
+          finish_vec<S, finish>(
+              params, filters, sums, factor, column, first_row, first_row + together,
+              [&](int row) { return load_shared(place_in_box<S>(residual, lane, column, row)); },
+              [&](int row, const float (&values)[vec]) {
+                if (exists[row - first_row]) store_vec(target[row - first_row] + column, values);
+              });
         }
-      }
-#pragma unroll
-      for (int b = 0; b < batch; ++b) {
-        const int column = columns + b * 4 * vec;
-        finish_vec<S, finish>(
-            params, filters, sums, factor, column, 2 * m, 2 * m + 2, [&](int i) { return others[b][i % 2]; },
-            [&](int i, const float (&values)[vec]) {
-              if (exists[i % 2]) store_vec(target[i % 2] + column, values);
-            });
+      };
+      if constexpr (finish == Finish::residual) {
+        with_residual(finish_box);
+      } else {
+        finish_box(0);
       }
     }
   }
@@ -304,31 +301,26 @@ __device__ __forceinline__ bool any_of_multipliers(bool condition) {
 }
 
 // Both warpgroups' tile, through shared memory and by copies, which go on while the next tile is multiplied. What was
-// copied before must have left shared memory. with_residual(use): use() with the stage of the next box's residual.
+// copied before must have left shared memory. with_residual: as store_straight() has it.
 template <typename S, Finish finish, int rows, typename WithResidual>
 __device__ __forceinline__ void store_by_tma(const Params<typename S::T>& params, const CUtensorMap& map,
                                              const WorkTile& work_tile, const FilterData<S>& filters,
                                              std::uint32_t staging, const float (&sums)[S::row_blocks][S::sums],
                                              const float (&factor)[rows], const WithResidual& with_residual) {
   using T = typename S::T;
-  constexpr int vec = vec_of<T>, filters_of_box = box_bytes / sizeof(T), bytes = S::pixel_tile * box_bytes;
+  constexpr int vec = vec_of<T>, bytes = S::pixel_tile * box_bytes;
   const int lane = threadIdx.x % 32;
-  const auto place = [&](std::uint32_t box, int column, int row) {
-    const int piece = column % filters_of_box / vec + lane % 4;
-    return box + (pixel_of_lane<S>(0) + row / 2 * 64 + row % 2 * 8) * box_bytes +
-           hopper::swizzle_128(lane / 4, piece) * 16;
-  };
 #pragma unroll
-  for (int first = 0; first < S::filter_tile; first += filters_of_box) {
-    const std::uint32_t target = staging + first / filters_of_box * bytes;
+  for (int first = 0; first < S::filter_tile; first += box_filters<T>) {
+    const std::uint32_t target = staging + first / box_filters<T> * bytes;
     const auto finish_box = [&](std::uint32_t residual) {
 #pragma unroll
-      for (int column = first; column < first + filters_of_box; column += 4 * vec) {
+      for (int column = first; column < first + box_filters<T>; column += 4 * vec) {
         finish_vec<S, finish>(
             params, filters, sums, factor, column, 0, rows,
-            [&](int row) { return load_shared(place(residual, column, row)); },
+            [&](int row) { return load_shared(place_in_box<S>(residual, lane, column, row)); },
             [&](int row, const float (&values)[vec]) {
-              store_shared(place(target, column, row), pack_vec<T>(values));
+              store_shared(place_in_box<S>(target, lane, column, row), pack_vec<T>(values));
             });
       }
     };
@@ -342,8 +334,8 @@ __device__ __forceinline__ void store_by_tma(const Params<typename S::T>& params
   synchronise_multipliers();
   if (threadIdx.x == 0) {
 #pragma unroll 1
-    for (int box = 0; box < S::filter_tile / filters_of_box; ++box) {
-      hopper::tma_store(map, work_tile.filter_tile * S::filter_tile + box * filters_of_box, work_tile.q, work_tile.p,
+    for (int box = 0; box < S::filter_tile / box_filters<T>; ++box) {
+      hopper::tma_store(map, work_tile.filter_tile * S::filter_tile + box * box_filters<T>, work_tile.q, work_tile.p,
                         work_tile.n, staging + box * bytes);
     }
     hopper::commit_stores();
@@ -399,7 +391,7 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
   }
 }
 
-// uniform: the pixels' exponents are all the same. with_residual: as store_by_tma() has it.
+// uniform: the pixels' exponents are all the same. with_residual: as store_straight() has it.
 template <typename S, int rows, typename WithResidual>
 __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, const CUtensorMap& map,
                                            const WorkTile& work_tile, FilterData<S>& filters, const Shared<S>& shared,
@@ -443,7 +435,7 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
   }
   const auto with_finish = [&](auto&& store, auto... finishes) {  // the one of them that it is
     const auto is_done = [&](auto one) {
-      if constexpr (one() != Finish::residual || !residual_first<typename S::T>) {
+      if constexpr (one() != Finish::residual || has_residual_finish<S>) {
         if (finish == static_cast<unsigned>(one())) return store(one), true;
       }
       return false;
@@ -461,9 +453,9 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     }
   }
   if (!whole ||
-      !with_finish([&](auto finish) { store_straight<S, finish()>(params, work_tile, filters, sums, factor); },
-                   is<Finish::partial>, is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>,
-                   is<Finish::residual>)) {
+      !with_finish(
+          [&](auto finish) { store_straight<S, finish()>(params, work_tile, filters, sums, factor, with_residual); },
+          is<Finish::partial>, is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>, is<Finish::residual>)) {
     store_rows<S>(params, work_tile, filters, sums, factor);
   }
 }

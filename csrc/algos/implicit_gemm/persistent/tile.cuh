@@ -108,9 +108,9 @@ struct Shape {
                 65536 / threads / 8 * 8 * warpgroups);  // more, and setmaxnreg waits forever
 };
 
-// Filters of a stage of the residual, which is a box of y.
+// Filters of a box of y; a stage of the residual is one.
 template <typename T>
-constexpr int residual_filters = box_bytes / static_cast<int>(sizeof(T));
+constexpr int box_filters = box_bytes / static_cast<int>(sizeof(T));
 // Sums of half types start with the residual, and the epilogue knows nothing of it. Those of float32 have scales that
 // are not known then: it joins them at the end.
 template <typename T>
@@ -126,6 +126,21 @@ constexpr __host__ __device__ int column_of(int filter) {
   constexpr int vec = vec_of<T>, group = 4 * vec;
   const int within = filter % group;
   return filter / group * group + within % vec / 2 * 8 + within / vec * 2 + within % 2;
+}
+
+// The pixel of the tile that is the lane's row i: wgmma's rows 16w + l/4 and 8 behind it, of each 64.
+template <typename S>
+__device__ __forceinline__ unsigned pixel_of_lane(int i) {
+  return threadIdx.x / 128 * 64 * S::row_blocks + i / 2 * 64 + threadIdx.x % 128 / 32 * 16 + i % 2 * 8 +
+         threadIdx.x % 32 / 4;
+}
+
+// In a box, what a lane stores at once of its row `row` (pixel_of_lane) and the filters from `column` of the tile.
+template <typename S>
+__device__ __forceinline__ std::uint32_t place_in_box(std::uint32_t box, int lane, int column, int row) {
+  using T = typename S::T;
+  const int piece = column % box_filters<T> / vec_of<T> + lane % 4;
+  return box + pixel_of_lane<S>(row) * box_bytes + hopper::swizzle_128(lane / 4, piece) * 16;
 }
 
 constexpr int max_flags = 8192;  // tiles that a block has overflow flags for, before it must retry
@@ -240,12 +255,5 @@ struct WorkTile {
     residual_stages = (residual_first<T> ? split == 0 : !is_split) ? params.residual_stages : 0;
   }
 };
-
-// The pixel of the tile that is the lane's row i: wgmma's rows 16w + l/4 and 8 behind it, of each 64.
-template <typename S>
-__device__ __forceinline__ unsigned pixel_of_lane(int i) {
-  return threadIdx.x / 128 * 64 * S::row_blocks + i / 2 * 64 + threadIdx.x % 128 / 32 * 16 + i % 2 * 8 +
-         threadIdx.x % 32 / 4;
-}
 
 }  // namespace fastconv::algos::implicit_gemm::persistent
