@@ -111,9 +111,8 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
     if (plan.source != Source::transformed && comes_first && is_quick && box <= plan.stage_bytes()) {
       params.residual_stages = static_cast<int>(ceil_div(plan.filter_tile, box_filters<T>));
       if (residual_first<T>) params.epilogue.residual = nullptr;
-    } else {
-      params.prefetches_residual = !residual_first<T>;
     }
+    params.prefetches_residual = !residual_first<T>;
   }
   return params;
 }
