@@ -134,7 +134,7 @@ def conv2d(
 def _by_layer(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, algorithm: str,
     precision: str, activation: str, negative_slope: float, limits: settings.Limits, residual_after: bool,
-    max_pool: bool,
+    max_pool: bool, output_padding: Sequence[int] | None = None,
 ) -> Tensor | None:  # fmt: skip
     """The call by what is kept for its weight; None if the weight is new, or the general operator has to do it."""
     if not is_eager(x, weight, bias, residual):
@@ -146,7 +146,7 @@ def _by_layer(
     slope = negative_slope if activation == "leaky_relu" else 0.0
     key = (
         algorithm, tuple(stride), tuple(padding), tuple(dilation), groups, activation, slope, limits, residual_after,
-        max_pool,
+        max_pool, None if output_padding is None else tuple(output_padding),
     )  # fmt: skip
     return convolve(state, x, weight, bias, residual, key, precision)
 

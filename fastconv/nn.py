@@ -85,14 +85,8 @@ class Conv2d(Layer, nn.Conv2d):
         residual_after: bool = False, max_pool: bool = False,
     ) -> Tensor:  # fmt: skip
         """activation(conv(input) + bias + residual), or the residual or a 2x2 max-pool behind the activation"""
-        state, parameters = self._fastconv, self._parameters
-        # nn.Module's __getattr__ takes longer than all else here; a parametrized weight is no parameter of the layer.
-        weight: Any = parameters.get("weight")
-        bias: Any = parameters.get("bias")
-        if weight is None:
-            weight = self.weight
-        if bias is None and "bias" not in parameters:
-            bias = self.bias
+        state = self._fastconv
+        weight, bias = self._weight_and_bias()
         x, padding = input, self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0, 0)
@@ -118,7 +112,7 @@ class Conv2d(Layer, nn.Conv2d):
         state, own = self._fastconv, self.__dict__
         key = (
             state.resolved, own["stride"], padding, own["dilation"], own["groups"], activation, slope, state.limits,
-            residual_after, max_pool,
+            residual_after, max_pool, None,
         )  # fmt: skip
         return key, settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
 

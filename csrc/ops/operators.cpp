@@ -33,6 +33,13 @@ thread_local LastCall last;
 
 void remember(std::shared_ptr<const Candidate> choice, AccuracyClass accuracy) { last = {std::move(choice), accuracy}; }
 
+void remember_torch(AccuracyClass accuracy) {
+  static const auto torch = std::make_shared<const Candidate>(Candidate{&find_algorithm("torch"), Support::yes(), {}});
+  remember(torch, accuracy);
+}
+
+const Algorithm* remembered_algorithm() { return last.choice == nullptr ? nullptr : last.choice->algorithm; }
+
 namespace {
 
 // Chooses, records the choice for last_call(), and runs it.
@@ -289,10 +296,7 @@ std::string last_call() {
 }
 
 // Records for last_call() a convolution that Python left to PyTorch.
-void record_torch(std::string accuracy) {
-  remember(std::make_shared<const Candidate>(Candidate{&find_algorithm("torch"), Support::yes(), {}}),
-           accuracy_from_name(accuracy));
-}
+void record_torch(std::string accuracy) { remember_torch(accuracy_from_name(accuracy)); }
 
 std::string device_json(std::int64_t index) {
   const DeviceInfo& device = query_device(index < 0 ? DeviceType::cpu : DeviceType::cuda, static_cast<int>(index));

@@ -34,12 +34,6 @@ library.define(
     f"conv2d_weight_gradient(Tensor input, Tensor grad, SymInt[] weight_size, {_CONVOLUTION}, str algorithm, "
     "str precision, int backend_flags, float? max_error=None, int? max_workspace=None) -> Tensor"
 )
-
-library.define(
-    "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
-    "SymInt[] output_padding, SymInt[] dilation, SymInt groups, str algorithm, str precision, int backend_flags, "
-    "float? max_error=None, int? max_workspace=None) -> Tensor"
-)
 library.define("channel_scatter(Tensor x, Tensor buffer, SymInt begin) -> Tensor")
 library.define(
     "conv2d_packed_scatter(Tensor input, Tensor packed, Tensor? bias, Tensor? scale, Tensor? shift, Tensor buffer, "
@@ -139,8 +133,8 @@ def refresh_packed(
 # What the operators leave to Python of a layer's gradients, why a backward pass has failed, and PyTorch's switches:
 # for csrc/ops/layer_gradients.cpp alone.
 library.define(
-    "gradients_in_python(Tensor grad, Tensor input, Tensor weight, int[] geometry, str algorithm, str precision, "
-    "float max_error, int max_workspace, int wanted) -> (Tensor?, Tensor?, Tensor?)"
+    "gradients_in_python(Tensor grad, Tensor input, Tensor weight, int[] geometry, bool transposed, str algorithm, "
+    "str precision, float max_error, int max_workspace, int wanted) -> (Tensor?, Tensor?, Tensor?)"
 )
 library.define("backward_failed(str message, Tensor grad) -> ()")
 library.define("allows_tf32() -> int")
@@ -168,10 +162,12 @@ _layer_forward = torch.ops.fastconv.layer_forward.default
 def layer_new(
     algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float,
     limits: settings.Limits, residual_after: bool = False, max_pool: bool = False,
+    output_padding: Sequence[int] | None = None,
 ) -> int:  # fmt: skip
     """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers. `residual_after`: a
-    call's residual is added to the activation's value. `max_pool`: of that value each 2 x 2 give their largest."""
-    arguments = (algorithm, geometry, activation, negative_slope, *limits, residual_after, max_pool)
+    call's residual is added to the activation's value. `max_pool`: of that value each 2 x 2 give their largest.
+    `output_padding`: of a transposed convolution, which has no activation."""
+    arguments = (algorithm, geometry, activation, negative_slope, *limits, residual_after, max_pool, output_padding)
     return int(call(torch.ops.fastconv.layer_new.default, *arguments))
 
 
@@ -179,8 +175,9 @@ def layer_forward(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, layer: int, mode: int
 ) -> Tensor | None:
     """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the
-    residual behind the activation, below autograd, after comparing the weight with what was packed. None if that takes
-    Python: `layer_status()` says what."""
+    residual behind the activation, below autograd, after comparing the weight with what was packed; of a transposed
+    layer conv_transpose(input [N, C, H, W], weight [C, K/groups, R, S]) + bias [K]. None if that takes Python:
+    `layer_status()` says what."""
     try:
         y: Tensor | None = _layer_forward(input, weight, bias, residual, layer, mode)
     except RuntimeError as error:
