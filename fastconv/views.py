@@ -222,7 +222,11 @@ class Conv1d(Layer, nn.Conv1d):
                 precision=state.precision, max_error=state.max_error,
             max_workspace=state.max_workspace,
             )  # fmt: skip
-        return self._as_conv2d(weight, bias, padding)._convolve(x.unsqueeze(-2)).squeeze(-2)
+        return (
+            self._as_conv2d(weight, bias, padding)
+            ._convolve(x.unsqueeze(-2), None, "none", 0.0, False, False)
+            .squeeze(-2)
+        )
 
     def _packed_weight(self) -> Tensor:
         return self.weight.unsqueeze(-2)

@@ -25,6 +25,10 @@ from fastconv.tensors import is_plain
 
 aten = torch.ops.aten
 
+# By names that are found at once: where `torch.compile` traces, each step to a name is a guard.
+_is_compiling = torch.compiler.is_compiling
+_is_transformed = torch._C._are_functorch_transforms_active
+
 
 def _differentiable(
     operator: Any,
@@ -51,8 +55,10 @@ def _differentiable(
     def call(*args: Any) -> Tensor:
         if forward_ad._current_level >= 0:
             return by_pytorch(*args)
-        if not torch._C._are_functorch_transforms_active():
-            if torch.compiler.is_compiling() or _may_need_gradient(args):
+        if not _is_transformed():
+            if _is_compiling():
+                return operator(*args)
+            if _may_need_gradient(args):
                 return ops.call(operator, *args)
             with torch._C._AutoDispatchBelowAutograd():  # saves a third of a small call
                 return ops.call(operator, *args)
