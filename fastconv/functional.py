@@ -10,7 +10,7 @@ from torch import Tensor
 from fastconv import ops, settings
 from fastconv.eager import convolve, is_eager, needs_gradient, state_of
 from fastconv.ops import autograd, plain
-from fastconv.ops.geometry import Geometry, integer, pair
+from fastconv.ops.geometry import integer, pair
 from fastconv.tensors import PLAIN, is_foreign
 
 _is_compiling = torch.compiler.is_compiling
@@ -102,7 +102,7 @@ def conv2d(
         x, paddings = _named_padding(batched, weight, padding, strides, dilations)
     else:
         x, paddings = batched, pair("padding", padding)
-    geometry = Geometry(strides, paddings, dilations, groups)
+    geometry = strides, paddings, dilations, groups
     if residual is not None and input.dim() == 3:
         residual = residual.unsqueeze(0)
 
@@ -167,7 +167,8 @@ def _by_layer(
 
 def _refused(input: Tensor, *others: Tensor | None) -> str | None:
     """What the operators do not take, if anything: PyTorch takes or refuses it as it always does."""
-    known = input.is_floating_point() and input.element_size() > 1 and input.device.type in ("cuda", "cpu", "meta")
+    dtype = input.dtype
+    known = dtype.is_floating_point and dtype.itemsize > 1 and (input.is_cuda or input.is_cpu or input.is_meta)
     if not known or input.layout is not torch.strided:
         return f"{input.dtype} on {input.device.type}; expected float32, float16 or bfloat16 on cpu or cuda"
     for tensor in (input, *others):

@@ -17,9 +17,11 @@ from fastconv.functional import conv2d
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, check_settings
 from fastconv.ops import transposed
-from fastconv.ops.geometry import Geometry, integer, pair
+from fastconv.ops.geometry import integer, pair
 
 __all__ = ["Conv1d", "ConvTranspose2d", "conv1d", "conv_transpose2d"]
+
+_is_compiling = torch.compiler.is_compiling
 
 # torch.fx records each as one call, as it does conv2d.
 torch.fx.wrap("conv1d")
@@ -139,29 +141,43 @@ def conv_transpose2d(
     extras, dilations = pair("output_padding", output_padding), pair("dilation", dilation)
     groups = integer("groups", groups)
 
-    refused = functional._refused(input, weight, bias) or transposed.reason_for_torch(strides, extras, dilations)
-    if refused:
+    x = input if input.dim() == 4 else input.unsqueeze(0)
+    arguments = (strides, paddings, extras, dilations, groups, algorithm, precision)
+    y = _resolved_conv_transpose2d(x, weight, bias, *arguments, limits)
+    return y if input.dim() == 4 else y.squeeze(0)
+
+
+def _resolved_conv_transpose2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    output_padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str,
+    limits: settings.Limits,
+) -> Tensor:  # fmt: skip
+    """`conv_transpose2d` of a batch, with arguments as the operators get them (`functional.resolved_conv2d`)."""
+    refused = functional._refused(x, weight, bias)
+    if refused is None and output_padding != (0, 0):
+        refused = transposed.reason_for_torch(stride, output_padding, dilation) or None
+    if refused is not None:
         if algorithm not in ("auto", "torch"):
             raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
-        y = F.conv_transpose2d(input, weight, bias, strides, paddings, extras, groups, dilations)
-        if y.dim() == 4:  # not every kernel of PyTorch's keeps channels_last
-            y = y.contiguous(memory_format=ops.format_of(input, weight))
-        if not torch.compiler.is_compiling():
-            ops.record_torch(input.dtype, precision)
-        return y
-    functional._require_operators()
-    if settings.log_calls and not torch.compiler.is_compiling():
-        _log(input, weight, strides, paddings, extras, dilations, groups, algorithm, precision)
-    x = input if input.dim() == 4 else input.unsqueeze(0)
-    geometry = Geometry(strides, paddings, dilations, groups)
-    kept = functional._by_layer(
-        x, weight, bias, None, geometry, algorithm, precision, "none", 0.0, limits, False, False, extras
-    )
-    y = kept if kept is not None else transposed.conv_transpose2d(
-        x, weight, bias, strides, paddings, extras, dilations, groups, algorithm, precision,
+        y = F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[arg-type]
+        if not _is_compiling():
+            ops.record_torch(x.dtype, precision)
+        # Not every kernel of PyTorch's keeps channels_last.
+        return y.contiguous(memory_format=ops.format_of(x, weight)) if y.dim() == 4 else y
+    if not _is_compiling():
+        functional._require_operators()
+        if settings.log_calls:
+            _log(x, weight, stride, padding, output_padding, dilation, groups, algorithm, precision)
+        geometry = (stride, padding, dilation, groups)
+        kept = functional._by_layer(
+            x, weight, bias, None, geometry, algorithm, precision, "none", 0.0, limits, False, False, output_padding
+        )
+        if kept is not None:
+            return kept
+    return transposed.conv_transpose2d(
+        x, weight, bias, stride, padding, output_padding, dilation, groups, algorithm, precision,
         settings.switches.backend_flags, *limits,
     )  # fmt: skip
-    return y if input.dim() == 4 else y.squeeze(0)
 
 
 def _log(input: Tensor, weight: Tensor, *arguments: Any) -> None:
@@ -299,6 +315,10 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
             given: Any = (stride, padding, self.kernel_size, 2, dilation)
             extra = tuple(self._output_padding(input, output_size, *given))
         weight, bias = self._weight_and_bias()
+        if _is_compiling() and input.dim() == 4:
+            precision = settings.resolve_precision(state.precision, input.is_cuda)
+            arguments = (stride, padding, extra, dilation, groups, state.resolved, precision)
+            return _resolved_conv_transpose2d(input, weight, bias, *arguments, state.limits)
         eager = is_eager(input, weight, bias) and "_is_replica" not in own
         y = None
         if eager and (extra == (0, 0) or not transposed.reason_for_torch(stride, extra, dilation)):

@@ -219,6 +219,25 @@ def test_what_a_layer_cannot_do_is_told_alike_with_gradients_and_without(recorde
     assert other.last_algorithm == "torch"
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm"])
+def test_compiled_code_calls_the_operator_without_a_formula_for_gradients(algorithm: str, device: str) -> None:
+    torch._dynamo.reset()
+    layer = fastconv.ConvTranspose2d(8, 16, 3, 2, 1, 1, algorithm=algorithm, precision="fp32", device=device)
+    x = torch.randn(2, 8, 7, 7, device=device)
+    leaves, z = exact(layer, x)
+    compiled = torch.compile(layer, fullgraph=True)
+    with torch.no_grad():
+        compiled(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            y = compiled(x)
+    names = {event.key for event in profile.key_averages() if event.key.startswith("fastconv::conv")}
+    assert names == {"fastconv::conv_transpose2d_compiled"}
+    assert relative_error(y.double(), z) < 2e-6
+    found = torch.autograd.grad(compiled(x.requires_grad_()).square().sum(), (x, *layer.parameters()))
+    assert_alike(found, torch.autograd.grad(z.square().sum(), leaves), 1e-5)
+
+
 PAIRS = {"stride": [1, 1], "padding": [0, 0], "output_padding": [0, 0], "dilation": [1, 1]}
 WRONG: list[dict[str, Any]] = [
     {"stride": [0, 1]}, {"stride": [1]}, {"padding": [-1, 0]}, {"output_padding": [1, 0]}, {"output_padding": [0, -1]},

@@ -130,15 +130,21 @@ Tensor general_transposed(const Tensor& input, const Tensor& weight, const std::
 }  // namespace fastconv::ops
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
-  library.def(
-      "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
-      "SymInt[] output_padding, SymInt[] dilation, SymInt groups, str algorithm, str precision, int backend_flags, "
-      "float? max_error=None, int? max_workspace=None) -> Tensor");
+  // The second is what Inductor's code calls: without the first one's formula for gradients, which is Python's.
+  for (const char* name : {"conv_transpose2d", "conv_transpose2d_compiled"}) {
+    library.def((std::string(name) +
+                 "(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
+                 "SymInt[] output_padding, SymInt[] dilation, SymInt groups, str algorithm, "
+                 "str precision, int backend_flags, float? max_error=None, int? max_workspace=None) -> "
+                 "Tensor")
+                    .c_str());
+  }
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                 \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                           \
-    library.impl("conv_transpose2d", TORCH_BOX(&fastconv::ops::conv_transpose2d)); \
+#define FASTCONV_IMPLEMENT(DEVICE)                                                          \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                    \
+    library.impl("conv_transpose2d", TORCH_BOX(&fastconv::ops::conv_transpose2d));          \
+    library.impl("conv_transpose2d_compiled", TORCH_BOX(&fastconv::ops::conv_transpose2d)); \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)

@@ -44,7 +44,7 @@ library.define(
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
 pack_weight_op: OpOverload = torch.ops.fastconv.pack_weight.default
 conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
-# In their place in Inductor's code: without gradients, and with one list of all sizes.
+# In their place in Inductor's code: without gradients, with one list of all sizes and one text of all else.
 conv2d_compiled_op: OpOverload = torch.ops.fastconv.conv2d_compiled.default
 conv2d_packed_compiled_op: OpOverload = torch.ops.fastconv.conv2d_packed_compiled.default
 # Into a range of channels, in place, and as graphs have it (`scatter`): what Inductor's code calls in its place.
@@ -55,6 +55,8 @@ refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
 input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
 conv_transpose2d_op: OpOverload = torch.ops.fastconv.conv_transpose2d.default
+conv_transpose2d_compiled_op: OpOverload = torch.ops.fastconv.conv_transpose2d_compiled.default
+compiled_operators = conv2d_compiled_op, conv2d_packed_compiled_op, conv2d_packed_into_op, conv_transpose2d_compiled_op
 weight_gradient_kernel_op: OpOverload = torch.ops.fastconv.weight_gradient.default
 max_pool2d_op: OpOverload = torch.ops.fastconv.max_pool2d.default  # `pooling` has it as a function
 
@@ -90,6 +92,15 @@ def options(
 ) -> tuple[settings.Limits, bool, bool]:  # fmt: skip
     """The last arguments of `conv2d`, which PyTorch leaves out where they are the default."""
     return settings.Limits(max_error, max_workspace), residual_after, max_pool
+
+
+def compiled_settings(
+    algorithm: str, precision: str, activation: str, slope: float, flags: int, residual_after: bool, max_pool: bool,
+    max_error: float | None = None, max_workspace: int | None = None,
+) -> str:  # fmt: skip
+    """The last argument of `conv2d_compiled` and `conv2d_packed_compiled` (csrc/ops/operators.cpp)."""
+    values = algorithm, precision, activation, float(slope), flags, int(residual_after), int(max_pool)
+    return " ".join(map(str, (*values, max_error, max_workspace)))
 
 
 def packed_options(residual_after: bool = False, max_pool: bool = False) -> tuple[bool, bool]:

@@ -91,6 +91,7 @@ def convolutions(
     return [made[taps] for taps in sorted(made, key=lambda taps: -taps[0] * taps[1])]
 
 
+@torch.library.register_fake(ops.conv_transpose2d_compiled_op, lib=ops.library)
 @torch.library.register_fake(ops.conv_transpose2d_op, lib=ops.library)
 def _(input, weight, bias, stride, padding, output_padding, dilation, groups, *_):  # type: ignore[no-untyped-def]
     def check(condition: Any, message: str) -> None:
