@@ -33,7 +33,8 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
 
-# algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after, max_pool
+# algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after, max_pool,
+# output_padding of a transposed convolution or None
 Settings = tuple[Any, ...]
 
 
@@ -91,10 +92,11 @@ class LayerState:
         return layer
 
     def new_layer(self, key: Settings) -> int:
-        algorithm, *_, activation, slope, limits, after, max_pool = key
+        algorithm, *_, activation, slope, limits, after, max_pool, extra = key
         with self.lock:
             if key not in self.layers:
-                arguments = (algorithm, _geometry(key), activation, slope, limits, after, max_pool)
+                extra = None if extra is None else pair("output_padding", extra)
+                arguments = (algorithm, _geometry(key), activation, slope, limits, after, max_pool, extra)
                 self.layers[key] = ops.layer_new(*arguments)
             return self.layers[key]
 
@@ -189,7 +191,7 @@ def _run_torch(
     if status not in (ops.STATUS_TORCH, ops.STATUS_TORCH_CHANNELS_LAST):
         return None
     memory_format = torch.contiguous_format if status == ops.STATUS_TORCH else torch.channels_last
-    _, stride, padding, dilation, groups, activation, slope, _, after, max_pool = key
+    _, stride, padding, dilation, groups, activation, slope, _, after, max_pool, _ = key
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups).contiguous(memory_format=memory_format)
     # In place: nobody else has y, and there is no gradient to record.
     if residual is not None and not after:
@@ -217,9 +219,9 @@ def convolve(
     state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings,
     precision: str, follows: bool = False,
 ) -> Tensor | None:  # fmt: skip
-    """activation(conv(input) + bias + residual), or the residual or a max-pool behind the activation, of eager tensors
-    (`is_eager`), batched or not; None if the general operator has to do it. follows: precision is known to be what
-    PyTorch's switch says."""
+    """activation(conv(input) + bias + residual), or the residual or a max-pool behind the activation, or a transposed
+    convolution, of eager tensors (`is_eager`), batched or not; None if the general operator has to do it. follows:
+    precision is known to be what PyTorch's switch says."""
     layer = state.layer_of(key)
     mode = ops.PRECISIONS[precision]
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := "cuda" if x.is_cuda else "cpu"):

@@ -10,11 +10,10 @@ from torch import Tensor
 from fastconv import ops, settings
 from fastconv.eager import convolve, is_eager, needs_gradient, state_of
 from fastconv.ops import autograd, plain
-from fastconv.ops.geometry import Geometry, integer, pair
-from fastconv.tensors import is_foreign
+from fastconv.ops.geometry import integer, pair
+from fastconv.tensors import PLAIN, is_foreign
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_DEVICES = ("cuda", "cpu", "meta")
+_is_compiling = torch.compiler.is_compiling
 
 
 def conv2d(
@@ -103,38 +102,53 @@ def conv2d(
         x, paddings = _named_padding(batched, weight, padding, strides, dilations)
     else:
         x, paddings = batched, pair("padding", padding)
-    geometry = Geometry(strides, paddings, dilations, groups)
+    geometry = strides, paddings, dilations, groups
     if residual is not None and input.dim() == 3:
         residual = residual.unsqueeze(0)
 
-    refused = _refused(input, weight, bias, residual)
-    if refused is not None:
-        if algorithm not in ("auto", "torch"):
-            raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
-        y = _through_torch(x, weight, bias, residual, geometry, activation, negative_slope, residual_after, max_pool)
-    else:
-        _require_operators()
-        if settings.log_calls and not torch.compiler.is_compiling():
-            _log(x, weight, geometry, algorithm, precision, activation)
-        apart = (residual_after or max_pool) and needs_gradient(x, weight, bias)
-        inside, after, pools = (None, False, False) if apart else (residual, residual_after, max_pool)
-        kept = _by_layer(
-            x, weight, bias, inside, geometry, algorithm, precision, activation, float(negative_slope), limits, after,
-            pools,
-        )  # fmt: skip
-        y = kept if kept is not None else autograd.conv2d(
-            x, weight, bias, inside, *geometry, algorithm, precision, activation, float(negative_slope),
-            settings.switches.backend_flags, *limits, after, pools,
-        )  # fmt: skip
-        if apart:
-            y = plain.pooled(y) if max_pool else _added(y, residual)
+    y = resolved_conv2d(
+        x, weight, bias, residual, geometry, algorithm, precision, activation, float(negative_slope), limits,
+        residual_after, max_pool,
+    )  # fmt: skip
     return y.squeeze(0) if input.dim() == 3 else y
 
 
-def _by_layer(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, algorithm: str,
+def resolved_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Sequence[Any], algorithm: str,
     precision: str, activation: str, negative_slope: float, limits: settings.Limits, residual_after: bool,
     max_pool: bool,
+) -> Tensor:  # fmt: skip
+    """`conv2d` of a batch, with arguments as the operators get them. In a function that `torch.compile` traces every
+    name that is read is a guard, which every call of the compiled code pays for."""
+    refused = _refused(x, weight, bias, residual)
+    if refused is not None:
+        if algorithm not in ("auto", "torch"):
+            raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
+        return _through_torch(x, weight, bias, residual, geometry, activation, negative_slope, residual_after, max_pool)
+    apart = (residual_after or max_pool) and needs_gradient(x, weight, bias)
+    inside, after, pools = (None, False, False) if apart else (residual, residual_after, max_pool)
+    y = None
+    if not _is_compiling():
+        _require_operators()
+        if settings.log_calls:
+            _log(x, weight, geometry, algorithm, precision, activation)
+        y = _by_layer(
+            x, weight, bias, inside, geometry, algorithm, precision, activation, negative_slope, limits, after, pools
+        )
+    if y is None:
+        y = autograd.conv2d(
+            x, weight, bias, inside, *geometry, algorithm, precision, activation, negative_slope,
+            settings.switches.backend_flags, *limits, after, pools,
+        )  # fmt: skip
+    if apart:
+        y = plain.pooled(y) if max_pool else _added(y, residual)
+    return y
+
+
+def _by_layer(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Sequence[Any], algorithm: str,
+    precision: str, activation: str, negative_slope: float, limits: settings.Limits, residual_after: bool,
+    max_pool: bool, output_padding: Sequence[int] | None = None,
 ) -> Tensor | None:  # fmt: skip
     """The call by what is kept for its weight; None if the weight is new, or the general operator has to do it."""
     if not is_eager(x, weight, bias, residual):
@@ -146,17 +160,19 @@ def _by_layer(
     slope = negative_slope if activation == "leaky_relu" else 0.0
     key = (
         algorithm, tuple(stride), tuple(padding), tuple(dilation), groups, activation, slope, limits, residual_after,
-        max_pool,
+        max_pool, None if output_padding is None else tuple(output_padding),
     )  # fmt: skip
     return convolve(state, x, weight, bias, residual, key, precision)
 
 
 def _refused(input: Tensor, *others: Tensor | None) -> str | None:
     """What the operators do not take, if anything: PyTorch takes or refuses it as it always does."""
-    if input.dtype not in _DTYPES or input.device.type not in _DEVICES or input.layout is not torch.strided:
+    dtype = input.dtype
+    known = dtype.is_floating_point and dtype.itemsize > 1 and (input.is_cuda or input.is_cpu or input.is_meta)
+    if not known or input.layout is not torch.strided:
         return f"{input.dtype} on {input.device.type}; expected float32, float16 or bfloat16 on cpu or cuda"
     for tensor in (input, *others):
-        if tensor is not None and is_foreign(tensor):
+        if tensor is not None and type(tensor) not in PLAIN and is_foreign(tensor):
             return f"a {type(tensor).__module__}.{type(tensor).__qualname__}; expected plain tensors"
     return None
 
@@ -219,8 +235,8 @@ def _named_padding_sizes(
 
 
 def _through_torch(
-    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, activation: str,
-    negative_slope: float, residual_after: bool, max_pool: bool,
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Sequence[Any],
+    activation: str, negative_slope: float, residual_after: bool, max_pool: bool,
 ) -> Tensor:  # fmt: skip
     y = F.conv2d(input, weight, bias, *geometry)
     if residual is not None:
@@ -244,7 +260,9 @@ def _require_alike(residual: Tensor, y: Tensor) -> None:
         )
 
 
-def _log(input: Tensor, weight: Tensor, geometry: Geometry, algorithm: str, precision: str, activation: str) -> None:
+def _log(
+    input: Tensor, weight: Tensor, geometry: Sequence[Any], algorithm: str, precision: str, activation: str
+) -> None:
     settings.logger.debug(
         "conv2d input %s%s weight %s stride %s padding %s dilation %s groups %d %s %s algorithm %s precision %s "
         "activation %s",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import importlib.abc
 import importlib.util
 import sys
@@ -202,23 +203,42 @@ def _register_lowerings() -> None:
     from torch._inductor import ir, lowering
     from torch._library.utils import get_layout_constraint_tag
 
-    def register(operator: Any, compiled: Any, packed: bool) -> None:
-        fallback = lowering.fallback_handler(compiled)
-
-        def lowered(input: Any, weight: Any, *rest: Any, **named: Any) -> Any:
-            shape, rest = (list(rest[0]), rest[1:]) if packed else ([], rest)
-            bias, residual, stride, padding, dilation, groups, *others = rest
-            geometry = [*shape, *stride, *padding, *dilation, groups]
-            return fallback(input, weight, bias, residual, geometry, *others, **named)
-
+    def register(operator: Any, lowered: Callable[..., Any]) -> None:
         lowering.add_needs_realized_inputs(operator)
         constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(operator, with_default=True))
         if constraint is not None:
             lowering.add_layout_constraint(operator, constraint)
         lowering.register_lowering(operator, type_promotion_kind=None)(lowered)
 
-    register(ops.conv2d_op, ops.conv2d_compiled_op, packed=False)
-    register(ops.conv2d_packed_op, ops.conv2d_packed_compiled_op, packed=True)
+    plain = lowering.fallback_handler(ops.conv2d_compiled_op)
+    packing = lowering.fallback_handler(ops.conv2d_packed_compiled_op)
+
+    def conv2d(
+        input: Any, weight: Any, bias: Any, residual: Any, stride: Any, padding: Any, dilation: Any, groups: Any,
+        algorithm: str, precision: str, activation: str, slope: float, flags: int, max_error: float | None = None,
+        max_workspace: int | None = None, residual_after: bool = False, max_pool: bool = False,
+    ) -> Any:  # fmt: skip
+        rest = (flags, residual_after, max_pool, max_error, max_workspace)
+        settings = ops.compiled_settings(algorithm, precision, activation, slope, *rest)
+        return plain(input, weight, bias, residual, [*stride, *padding, *dilation, groups], settings)
+
+    def conv2d_packed(
+        input: Any, packed: Any, shape: Any, bias: Any, residual: Any, stride: Any, padding: Any, dilation: Any,
+        groups: Any, channels_last: bool, algorithm: str, precision: str, activation: str, slope: float,
+        residual_after: bool = False, max_pool: bool = False,
+    ) -> Any:  # fmt: skip
+        settings = ops.compiled_settings(algorithm, precision, activation, slope, 0, residual_after, max_pool)
+        geometry = [*shape, *stride, *padding, *dilation, groups]
+        return packing(input, packed, bias, residual, geometry, channels_last, settings)
+
+    # Code that another version of these operators was lowered to must not come out of a cache on disk, whose keys know
+    # the graph alone.
+    schemas = [str(operator._schema) for operator in ops.compiled_operators]
+    torch.compiler.config.cache_key_tag += f" fastconv {hashlib.sha256(repr(schemas).encode()).hexdigest()[:16]}"
+
+    register(ops.conv2d_op, conv2d)
+    register(ops.conv2d_packed_op, conv2d_packed)
+    register(ops.conv_transpose2d_op, lowering.fallback_handler(ops.conv_transpose2d_compiled_op))
 
     # In place: of what `fastconv.rewrites` makes, every later value of a tensor holds all earlier ones.
 

@@ -64,6 +64,17 @@ class Layer(nn.Module):
         if is_eager(weight):
             self._fastconv.refresh(weight)
 
+    def _weight_and_bias(self) -> tuple[Any, Any]:
+        parameters = self._parameters
+        # nn.Module's __getattr__ takes longer than all else here; a parametrized weight is no parameter of the layer.
+        weight: Any = parameters.get("weight")
+        bias: Any = parameters.get("bias")
+        if weight is None:
+            weight = self.weight
+        if bias is None and "bias" not in parameters:
+            bias = self.bias
+        return weight, bias
+
     def _packed_weight(self) -> Tensor:
         """The weight as it is packed."""
         return self.weight  # type: ignore[return-value]

@@ -22,6 +22,8 @@ from fastconv.tensors import is_plain
 
 __all__ = ["Conv2d", "FusedConv2d", "MaxPool2d", "refresh"]
 
+_is_compiling = torch.compiler.is_compiling
+
 # torch.fx records the convolution as one call instead of tracing into its argument checks.
 torch.fx.wrap("conv2d")
 torch.fx.wrap("conv2d_with_epilogue")
@@ -78,26 +80,20 @@ class Conv2d(Layer, nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.Conv2d."""
-        return self._convolve(input)
+        return self._convolve(input, None, "none", 0.0, False, False)
 
     def _convolve(
-        self, input: Tensor, residual: Tensor | None = None, activation: str = "none", slope: float = 0.0,
-        residual_after: bool = False, max_pool: bool = False,
+        self, input: Tensor, residual: Tensor | None, activation: str, slope: float, residual_after: bool,
+        max_pool: bool,
     ) -> Tensor:  # fmt: skip
         """activation(conv(input) + bias + residual), or the residual or a 2x2 max-pool behind the activation"""
-        state, parameters = self._fastconv, self._parameters
-        # nn.Module's __getattr__ takes longer than all else here; a parametrized weight is no parameter of the layer.
-        weight: Any = parameters.get("weight")
-        bias: Any = parameters.get("bias")
-        if weight is None:
-            weight = self.weight
-        if bias is None and "bias" not in parameters:
-            bias = self.bias
+        state = self._fastconv
+        weight, bias = self._weight_and_bias()
         x, padding = input, self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0, 0)
         # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
-        if not is_eager(x, weight, bias, residual) or "_is_replica" in self.__dict__:
+        if _is_compiling() or not is_eager(x, weight, bias, residual) or "_is_replica" in self.__dict__:
             return self._plain(x, weight, bias, padding, residual, activation, slope, residual_after, max_pool)
         if type(padding) is not tuple:
             x, padding = explicit_padding(x, weight, padding, self.dilation)
@@ -118,7 +114,7 @@ class Conv2d(Layer, nn.Conv2d):
         state, own = self._fastconv, self.__dict__
         key = (
             state.resolved, own["stride"], padding, own["dilation"], own["groups"], activation, slope, state.limits,
-            residual_after, max_pool,
+            residual_after, max_pool, None,
         )  # fmt: skip
         return key, settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
 
@@ -155,6 +151,13 @@ class Conv2d(Layer, nn.Conv2d):
         slope: float, residual_after: bool, max_pool: bool,
     ) -> Tensor:  # fmt: skip
         state = self._fastconv
+        if _is_compiling() and type(padding) is tuple and x.dim() == 4 and residual is None:
+            geometry = self.stride, padding, self.dilation, self.groups
+            precision = settings.resolve_precision(state.precision, x.is_cuda)
+            return functional.resolved_conv2d(
+                x, weight, bias, None, geometry, state.resolved, precision, activation, slope, state.limits, False,
+                max_pool,
+            )  # fmt: skip
         arguments = (x, weight, bias, self.stride, padding, self.dilation, self.groups)
         if residual is None and activation == "none" and not max_pool:
             return conv2d(

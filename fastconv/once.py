@@ -35,7 +35,8 @@ def see(
     global wanted
     if wanted is None:
         wanted = is_unknown()
-    if not wanted or key[0] != "auto" or not x.is_cpu:
+    *_, output_padding = key
+    if not wanted or key[0] != "auto" or not x.is_cpu or output_padding is not None:
         return
     call = (
         x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), bias is None, residual is None, key, precision,
@@ -44,7 +45,7 @@ def see(
     if call in _seen:
         return
     _seen.add(call)
-    _, stride, padding, dilation, groups, activation, slope, limits, after, max_pool = key
+    _, stride, padding, dilation, groups, activation, slope, limits, after, max_pool, _ = key
     max_error, max_workspace = limits
     fits = x.dim() == 4 and weight.dim() == 4 and x.shape[1] == weight.shape[1] * groups
     if not fits or ops.dtype_name(x.dtype) == "other" or 0 in (*x.shape, *weight.shape):

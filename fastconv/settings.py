@@ -159,6 +159,7 @@ class Limits(NamedTuple):
     max_workspace: int | None = None
 
 
+_TORCH: Any = torch._C
 _FLAG_BENCHMARK, _FLAG_DETERMINISTIC, _FLAG_ENABLED = 1, 2, 4
 
 
@@ -175,13 +176,13 @@ class _Switches(ModuleType):
 
     @property
     def backend_flags(self) -> int:
-        """`torch.backends.cudnn`'s switches as the operators take them."""
-        cudnn: Any = torch.backends.cudnn
-        deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+        """`torch.backends.cudnn`'s switches as the operators take them, by the C functions that its attributes read: a
+        guard of compiled code asks in every call."""
+        deterministic = _TORCH._get_cudnn_deterministic() or _TORCH._get_deterministic_algorithms()
         return (
-            (_FLAG_BENCHMARK if cudnn.benchmark else 0)
+            (_FLAG_BENCHMARK if _TORCH._get_cudnn_benchmark() else 0)
             | (_FLAG_DETERMINISTIC if deterministic else 0)
-            | (_FLAG_ENABLED if cudnn.enabled else 0)
+            | (_FLAG_ENABLED if _TORCH._get_cudnn_enabled() else 0)
         )
 
 

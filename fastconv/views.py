@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.common_types import _size_1_t, _size_2_t
 
 from fastconv import functional, ops, settings
-from fastconv.eager import LayerState, is_eager
+from fastconv.eager import LayerState, convolve, is_eager
 from fastconv.functional import conv2d
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, check_settings
@@ -20,6 +20,8 @@ from fastconv.ops import transposed
 from fastconv.ops.geometry import integer, pair
 
 __all__ = ["Conv1d", "ConvTranspose2d", "conv1d", "conv_transpose2d"]
+
+_is_compiling = torch.compiler.is_compiling
 
 # torch.fx records each as one call, as it does conv2d.
 torch.fx.wrap("conv1d")
@@ -139,30 +141,52 @@ def conv_transpose2d(
     extras, dilations = pair("output_padding", output_padding), pair("dilation", dilation)
     groups = integer("groups", groups)
 
-    refused = functional._refused(input, weight, bias) or transposed.reason_for_torch(strides, extras, dilations)
-    if refused:
+    x = input if input.dim() == 4 else input.unsqueeze(0)
+    arguments = (strides, paddings, extras, dilations, groups, algorithm, precision)
+    y = _resolved_conv_transpose2d(x, weight, bias, *arguments, limits)
+    return y if input.dim() == 4 else y.squeeze(0)
+
+
+def _resolved_conv_transpose2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    output_padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str,
+    limits: settings.Limits,
+) -> Tensor:  # fmt: skip
+    """`conv_transpose2d` of a batch, with arguments as the operators get them (`functional.resolved_conv2d`)."""
+    refused = functional._refused(x, weight, bias)
+    if refused is None and output_padding != (0, 0):
+        refused = transposed.reason_for_torch(stride, output_padding, dilation) or None
+    if refused is not None:
         if algorithm not in ("auto", "torch"):
             raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {refused}")
-        y = F.conv_transpose2d(input, weight, bias, strides, paddings, extras, groups, dilations)
-        if y.dim() == 4:  # not every kernel of PyTorch's keeps channels_last
-            y = y.contiguous(memory_format=ops.format_of(input, weight))
-        if not torch.compiler.is_compiling():
-            ops.record_torch(input.dtype, precision)
-        return y
-    functional._require_operators()
-    if settings.log_calls and not torch.compiler.is_compiling():
-        settings.logger.debug(
-            "conv_transpose2d input %s weight %s stride %s padding %s output_padding %s dilation %s groups %d %s %s "
-            "algorithm %s precision %s",
-            list(input.shape), list(weight.shape), strides, paddings, extras, dilations, groups, input.dtype,
-            input.device, algorithm, precision,
-        )  # fmt: skip
-    call = transposed.of_eager if is_eager(input, weight, bias) else transposed.conv_transpose2d
-    y = call(
-        input if input.dim() == 4 else input.unsqueeze(0), weight, bias, strides, paddings, extras, dilations, groups,
-        algorithm, precision, settings.switches.backend_flags, *limits,
+        y = F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[arg-type]
+        if not _is_compiling():
+            ops.record_torch(x.dtype, precision)
+        # Not every kernel of PyTorch's keeps channels_last.
+        return y.contiguous(memory_format=ops.format_of(x, weight)) if y.dim() == 4 else y
+    if not _is_compiling():
+        functional._require_operators()
+        if settings.log_calls:
+            _log(x, weight, stride, padding, output_padding, dilation, groups, algorithm, precision)
+        geometry = (stride, padding, dilation, groups)
+        kept = functional._by_layer(
+            x, weight, bias, None, geometry, algorithm, precision, "none", 0.0, limits, False, False, output_padding
+        )
+        if kept is not None:
+            return kept
+    return transposed.conv_transpose2d(
+        x, weight, bias, stride, padding, output_padding, dilation, groups, algorithm, precision,
+        settings.switches.backend_flags, *limits,
     )  # fmt: skip
-    return y if input.dim() == 4 else y.squeeze(0)
+
+
+def _log(input: Tensor, weight: Tensor, *arguments: Any) -> None:
+    """`arguments`: stride, padding, output_padding, dilation, groups, algorithm, precision."""
+    settings.logger.debug(
+        "conv_transpose2d input %s weight %s stride %s padding %s output_padding %s dilation %s groups %d "
+        "algorithm %s precision %s %s %s",
+        list(input.shape), list(weight.shape), *arguments, input.dtype, input.device,
+    )  # fmt: skip
 
 
 class Conv1d(Layer, nn.Conv1d):
@@ -214,7 +238,11 @@ class Conv1d(Layer, nn.Conv1d):
                 precision=state.precision, max_error=state.max_error,
             max_workspace=state.max_workspace,
             )  # fmt: skip
-        return self._as_conv2d(weight, bias, padding)._convolve(x.unsqueeze(-2)).squeeze(-2)
+        return (
+            self._as_conv2d(weight, bias, padding)
+            ._convolve(x.unsqueeze(-2), None, "none", 0.0, False, False)
+            .squeeze(-2)
+        )
 
     def _packed_weight(self) -> Tensor:
         return self.weight.unsqueeze(-2)
@@ -278,17 +306,33 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
         """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.ConvTranspose2d.
 
         `output_size`: P and Q (or the whole shape), of the sizes that the stride admits."""
-        if self.padding_mode != "zeros":
+        state, own = self._fastconv, self.__dict__
+        stride, padding, dilation, groups = own["stride"], own["padding"], own["dilation"], own["groups"]
+        extra: Any = own["output_padding"]
+        if own["padding_mode"] != "zeros":
             raise ValueError(f"padding_mode is '{self.padding_mode}'; expected 'zeros' for ConvTranspose2d")
-        given: Any = (self.stride, self.padding, self.kernel_size, 2, self.dilation)
-        output_padding = self._output_padding(input, output_size, *given)
-        state = self._fastconv
-        y = conv_transpose2d(
-            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,  # type: ignore[arg-type]
-            self.dilation, algorithm=state.algorithm, precision=state.precision, max_error=state.max_error,
-            max_workspace=state.max_workspace,
-        )  # fmt: skip
-        if is_eager(input):
-            last = ops.last_call()
-            state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
+        if output_size is not None:
+            given: Any = (stride, padding, self.kernel_size, 2, dilation)
+            extra = tuple(self._output_padding(input, output_size, *given))
+        weight, bias = self._weight_and_bias()
+        if _is_compiling() and input.dim() == 4:
+            precision = settings.resolve_precision(state.precision, input.is_cuda)
+            arguments = (stride, padding, extra, dilation, groups, state.resolved, precision)
+            return _resolved_conv_transpose2d(input, weight, bias, *arguments, state.limits)
+        eager = is_eager(input, weight, bias) and "_is_replica" not in own
+        y = None
+        if eager and (extra == (0, 0) or not transposed.reason_for_torch(stride, extra, dilation)):
+            key = (state.resolved, stride, padding, dilation, groups, "none", 0.0, state.limits, False, False, extra)
+            precision = settings.resolve_precision(state.precision, input.is_cuda)
+            if settings.log_calls:
+                _log(input, weight, stride, padding, extra, dilation, groups, state.resolved, precision)
+            y = convolve(state, input, weight, bias, None, key, precision, state.precision is None)
+        if y is None:
+            y = conv_transpose2d(
+                input, weight, bias, stride, padding, extra, groups, dilation, algorithm=state.algorithm,
+                precision=state.precision, max_error=state.max_error, max_workspace=state.max_workspace,
+            )  # fmt: skip
+            if eager:
+                last = ops.last_call()
+                state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
         return y

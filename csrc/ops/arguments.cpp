@@ -89,6 +89,17 @@ Limits limits_of(std::optional<double> max_error, std::optional<std::int64_t> ma
   return {max_error.value_or(0.0), max_workspace.value_or(-1)};
 }
 
+ConvProblem settings_of(const IntList& stride, const IntList& padding, const IntList& dilation, std::int64_t groups,
+                        const Limits& limits) {
+  ConvProblem settings;
+  settings.stride_h = stride.at(0), settings.stride_w = stride.at(1);
+  settings.pad_h = padding.at(0), settings.pad_w = padding.at(1);
+  settings.dilation_h = dilation.at(0), settings.dilation_w = dilation.at(1);
+  settings.groups = groups;
+  settings.limits = limits;
+  return settings;
+}
+
 ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments) {
   FASTCONV_REQUIRE(input.dim() == 4,
                    "input has shape " + to_text(shape_of(input)) + "; expected 4 dimensions [N, C, H, W]");
@@ -100,13 +111,10 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
                    "padding is " + to_text(arguments.padding) + "; expected two non-negative integers");
   FASTCONV_REQUIRE(arguments.dilation.size() == 2 && arguments.dilation[0] > 0 && arguments.dilation[1] > 0,
                    "dilation is " + to_text(arguments.dilation) + "; expected two positive integers");
-  ConvProblem problem;
+  ConvProblem problem =
+      settings_of(arguments.stride, arguments.padding, arguments.dilation, arguments.groups, arguments.limits);
   problem.n = input.size(0), problem.c = input.size(1), problem.h = input.size(2), problem.w = input.size(3);
   problem.k = weight_shape[0], problem.r = weight_shape[2], problem.s = weight_shape[3];
-  problem.stride_h = arguments.stride[0], problem.stride_w = arguments.stride[1];
-  problem.pad_h = arguments.padding[0], problem.pad_w = arguments.padding[1];
-  problem.dilation_h = arguments.dilation[0], problem.dilation_w = arguments.dilation[1];
-  problem.groups = arguments.groups;
   problem.dtype = dtype_of(input);
   problem.accuracy = effective_accuracy(problem.dtype, accuracy_from_name(arguments.precision));
   problem.layout = layout;
@@ -115,7 +123,6 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
   problem.residual = residual_of(arguments.residual.has_value(), arguments.residual_after, problem.activation);
   problem.negative_slope = static_cast<float>(arguments.negative_slope);
   problem.max_pool = arguments.max_pool;
-  problem.limits = arguments.limits;
 
   // As PyTorch: an empty batch and no input channels are problems, other empty inputs are mistakes.
   FASTCONV_REQUIRE(problem.n == 0 || problem.c == 0 || (problem.h > 0 && problem.w > 0),

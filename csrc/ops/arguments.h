@@ -63,6 +63,10 @@ struct Arguments {
 // A missing max_error is the planner's default, a missing max_workspace no limit. Throws as make_problem.
 Limits limits_of(std::optional<double> max_error, std::optional<std::int64_t> max_workspace);
 
+// Of pairs: what all calls of a convolution share.
+ConvProblem settings_of(const IntList& stride, const IntList& padding, const IntList& dilation, std::int64_t groups,
+                        const Limits& limits);
+
 // Throws std::runtime_error naming the argument, its value and what was expected.
 ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments);
 

@@ -37,9 +37,15 @@ Tensor empty_strided(std::int64_t dimensions, const std::int64_t* shape, const s
 }
 
 struct Geometry {
-  explicit Geometry(const ConvProblem& p)
-      : stride{p.stride_h, p.stride_w}, padding{p.pad_h, p.pad_w}, dilation{p.dilation_h, p.dilation_w} {}
-  std::array<std::int64_t, 2> stride, padding, dilation, output_padding{};
+  Geometry(const ConvProblem& p, const std::optional<OutputPadding>& transposed)
+      : stride{p.stride_h, p.stride_w},
+        padding{p.pad_h, p.pad_w},
+        dilation{p.dilation_h, p.dilation_w},
+        output_padding(transposed.value_or(OutputPadding{})),
+        is_transposed(transposed.has_value()) {}
+  std::array<std::int64_t, 2> stride, padding, dilation;
+  OutputPadding output_padding;
+  std::int32_t is_transposed;
 };
 
 }  // namespace
@@ -61,28 +67,29 @@ Tensor empty_bytes(std::size_t bytes, const Tensor& like) {
 }
 
 Tensor aten_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                        const ConvProblem& problem) {
-  const Geometry g(problem);
+                        const ConvProblem& problem, const std::optional<OutputPadding>& transposed) {
+  const Geometry g(problem, transposed);
   AtenTensorHandle given = bias ? bias->get() : nullptr, made = nullptr;
   const auto convolve = input.is_cuda() ? aoti_torch_cuda_convolution : aoti_torch_cpu_convolution;
   check(convolve(input.get(), weight.get(), bias ? &given : nullptr, g.stride.data(), 2, g.padding.data(), 2,
-                 g.dilation.data(), 2, 0, g.output_padding.data(), 2, problem.groups, &made),
+                 g.dilation.data(), 2, g.is_transposed, g.output_padding.data(), 2, problem.groups, &made),
         "aten::convolution");
   return Tensor(made);
 }
 
 std::array<Tensor, 3> aten_convolution_backward(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                                const ConvProblem& problem, const std::array<bool, 3>& wanted) {
-  const Geometry g(problem);
+                                                const ConvProblem& problem, const std::array<bool, 3>& wanted,
+                                                const std::optional<OutputPadding>& transposed) {
+  const Geometry g(problem, transposed);
   const std::array<std::int32_t, 3> mask{wanted[0], wanted[1], wanted[2]};
-  const std::int64_t filters = weight.size(0);
+  const std::int64_t filters = transposed ? weight.size(1) * problem.groups : weight.size(0);
   const std::int64_t* bias_sizes = &filters;
   std::array<AtenTensorHandle, 3> made{};
   const auto differentiate =
       grad.is_cuda() ? aoti_torch_cuda_convolution_backward : aoti_torch_cpu_convolution_backward;
   check(differentiate(grad.get(), input.get(), weight.get(), &bias_sizes, 1, g.stride.data(), 2, g.padding.data(), 2,
-                      g.dilation.data(), 2, 0, g.output_padding.data(), 2, problem.groups, mask.data(), 3, &made[0],
-                      &made[1], &made[2]),
+                      g.dilation.data(), 2, g.is_transposed, g.output_padding.data(), 2, problem.groups, mask.data(), 3,
+                      &made[0], &made[1], &made[2]),
         "aten::convolution_backward");
   return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2])};
 }

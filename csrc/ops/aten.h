@@ -17,12 +17,16 @@ namespace fastconv::ops {
 Tensor empty(const std::array<std::int64_t, 4>& shape, Layout layout, const Tensor& like);
 Tensor empty_bytes(std::size_t bytes, const Tensor& like);
 
-// aten::convolution, as PyTorch's switches have it; the problem's epilogue and layout say nothing.
+using OutputPadding = std::array<std::int64_t, 2>;  // of height and width: what the stride leaves open
+
+// aten::convolution, as PyTorch's switches have it; the problem's epilogue and layout say nothing. transposed: of a
+// transposed convolution, where the problem is that of the convolution whose input gradient it is.
 Tensor aten_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                        const ConvProblem& problem);
+                        const ConvProblem& problem, const std::optional<OutputPadding>& transposed = {});
 
 // aten::convolution_backward of input, weight and bias; undefined tensors where they are not wanted.
 std::array<Tensor, 3> aten_convolution_backward(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                                                const ConvProblem& problem, const std::array<bool, 3>& wanted);
+                                                const ConvProblem& problem, const std::array<bool, 3>& wanted,
+                                                const std::optional<OutputPadding>& transposed = {});
 
 }  // namespace fastconv::ops

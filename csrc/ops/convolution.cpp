@@ -5,9 +5,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "core/error.h"
 #include "core/integers.h"
+#include "core/kernel_extent.h"
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/debug.h"
@@ -66,20 +68,95 @@ bool is_written(const Tensor& out, const ConvProblem& problem) {
   return is_dense && !problem.max_pool && reinterpret_cast<std::uintptr_t>(out.const_data_ptr()) % 16 == 0;
 }
 
+// Sets the sizes of the convolution of an input with a weight; whether there is one, and something to compute.
+bool set_sizes(ConvProblem& problem, const Sizes4& input, const Tensor& weight) {
+  std::tie(problem.n, problem.c, problem.h, problem.w) = std::tuple_cat(input);
+  problem.k = weight.size(0), problem.r = weight.size(2), problem.s = weight.size(3);
+  const bool is_geometry = problem.stride_h > 0 && problem.stride_w > 0 && problem.dilation_h > 0 &&
+                           problem.dilation_w > 0 && problem.groups > 0 && problem.pad_h >= 0 && problem.pad_w >= 0 &&
+                           problem.pad_h < max_extent / 2 && problem.pad_w < max_extent / 2;
+  return is_geometry && problem.n > 0 && problem.c > 0 && problem.h > 0 && problem.w > 0 && problem.k > 0 &&
+         problem.r > 0 && problem.s > 0 && problem.k % problem.groups == 0 &&
+         problem.c == weight.size(1) * problem.groups &&
+         problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
+         problem.w + 2 * problem.pad_w >= kernel_extent(problem.s, problem.dilation_w) &&
+         (!problem.max_pool || (problem.p() >= 2 && problem.q() >= 2));
+}
+
+// What a call's tensors, of which `input` is the one that is read, say beside their sizes.
+void set_kind(ConvProblem& problem, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+              AccuracyClass accuracy) {
+  problem.dtype = dtype_of(input);
+  problem.accuracy = effective_accuracy(problem.dtype, accuracy);
+  problem.layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
+  problem.has_bias = bias.has_value();
+}
+
+bool is_bias(const std::optional<Tensor>& bias, std::int64_t size, const Tensor& input) {
+  return !bias || (bias->dim() == 1 && bias->size(0) == size && is_alike(input, *bias));
+}
+
 }  // namespace
+
+bool is_alike(const Tensor& a, const Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.is_cuda() == b.is_cuda() &&
+         a.get_device_index() == b.get_device_index();
+}
+
+bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
+  return tensor.dim() == 4 && tensor.size(0) == a && tensor.size(1) == b && tensor.size(2) == c && tensor.size(3) == d;
+}
+
+std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
+                                      const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                                      AccuracyClass accuracy) {
+  if (input.dim() != 4 || weight.dim() != 4 || !is_alike(input, weight)) return std::nullopt;
+  ConvProblem problem = settings;
+  set_kind(problem, input, weight, bias, accuracy);
+  problem.residual = residual_of(residual.has_value(), settings.residual == Residual::after, problem.activation);
+  if (problem.max_pool && residual) return std::nullopt;
+  if (!set_sizes(problem, {input.size(0), input.size(1), input.size(2), input.size(3)}, weight)) return std::nullopt;
+  if (!is_bias(bias, problem.k, input)) return std::nullopt;
+  if (residual &&
+      !(has_shape(*residual, problem.n, problem.k, problem.p(), problem.q()) && is_alike(input, *residual))) {
+    return std::nullopt;
+  }
+  return problem;
+}
+
+std::optional<ConvProblem> input_gradient_problem(const ConvProblem& settings, const Sizes4& input_size,
+                                                  const Tensor& grad, const Tensor& weight,
+                                                  const std::optional<Tensor>& bias, AccuracyClass accuracy) {
+  if (weight.dim() != 4 || !is_alike(grad, weight)) return std::nullopt;
+  ConvProblem problem = settings;
+  set_kind(problem, grad, weight, std::nullopt, accuracy);  // the bias is not the convolution's
+  problem.residual = Residual::none;
+  const bool fits = set_sizes(problem, input_size, weight) &&
+                    has_shape(grad, problem.n, problem.k, problem.p(), problem.q()) && is_bias(bias, problem.c, grad);
+  return fits ? std::optional(problem) : std::nullopt;
+}
 
 Tensor dense(const Tensor& weight) { return is_channels_last(weight) ? weight : in_layout(weight, Layout::nchw); }
 
-Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& problem, const Arguments& arguments) {
-  const auto flag = [&](std::int64_t bit) { return (arguments.backend_flags & bit) != 0; };
-  Tensor y =
-      call_dispatcher("aten::_convolution", "", input, weight, arguments.bias, arguments.stride, arguments.padding,
-                      arguments.dilation, false, IntList{0, 0}, problem.groups, flag(flag_benchmark),
+Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                         const ConvProblem& problem, std::int64_t backend_flags,
+                         const std::optional<OutputPadding>& transposed) {
+  const auto flag = [&](std::int64_t bit) { return (backend_flags & bit) != 0; };
+  const OutputPadding extra = transposed.value_or(OutputPadding{});
+  const Tensor y =
+      call_dispatcher("aten::_convolution", "", input, weight, bias, IntList{problem.stride_h, problem.stride_w},
+                      IntList{problem.pad_h, problem.pad_w}, IntList{problem.dilation_h, problem.dilation_w},
+                      transposed.has_value(), IntList{extra.begin(), extra.end()}, problem.groups, flag(flag_benchmark),
                       flag(flag_deterministic), flag(flag_cudnn_enabled), problem.accuracy == AccuracyClass::tf32);
+  return in_layout(y, problem.layout);
+}
+
+Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& problem, const Arguments& arguments) {
+  Tensor y = torch_convolution(input, weight, arguments.bias, problem, arguments.backend_flags);
   if (problem.residual == Residual::before) y = add(y, *arguments.residual);
   y = activate(y, problem.activation, arguments.negative_slope);
   if (problem.residual == Residual::after) y = add(y, *arguments.residual);
-  y = torch::stable::contiguous(y, memory_format(problem.layout));
+  y = in_layout(y, problem.layout);
   return problem.max_pool ? pooled(y, problem) : y;
 }
 

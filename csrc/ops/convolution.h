@@ -1,6 +1,7 @@
 // The steps of a convolution that operators and layers share.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "ops/arguments.h"
+#include "ops/aten.h"
 #include "ops/runtime.h"
 #include "ops/stable.h"
 #include "plan/gradients.h"
@@ -17,6 +19,8 @@ namespace fastconv::ops {
 
 // For last_call(), on this thread. The choice outlives the table that it comes from.
 void remember(std::shared_ptr<const Candidate> choice, AccuracyClass accuracy);
+void remember_torch(AccuracyClass accuracy);  // whose own convolution ran without a plan
+const Algorithm* remembered_algorithm();      // null before the first
 
 // Whether kernels of this library run; false for PyTorch's own convolution alone.
 bool is_own(const Algorithm& algorithm);
@@ -36,7 +40,13 @@ struct Around {
 
 Tensor dense(const Tensor& weight);  // in channels_last if it is that, else contiguous
 
-// Runs PyTorch's own convolution, with its switches as the arguments have them, and what follows it.
+// PyTorch's own convolution in the problem's class and layout, with its switches as `backend_flags` has them; without
+// an epilogue. transposed: as for aten_convolution.
+Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                         const ConvProblem& problem, std::int64_t backend_flags,
+                         const std::optional<OutputPadding>& transposed = {});
+
+// That, with what follows it.
 Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& problem, const Arguments& arguments);
 
 // Runs an algorithm of ours. Exactly one of `weight` (plain) and `packed` is given.
@@ -52,6 +62,8 @@ bool admits_torch(const Tensor& tensor, AccuracyClass accuracy, bool admitted = 
 // What an operator that is written in Python, without arguments, returns.
 std::int64_t integer_of_python(const char* name);
 
+using Sizes4 = std::array<std::int64_t, 4>;
+
 bool is_alike(const Tensor& a, const Tensor& b);  // in dtype and device
 bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d);
 
@@ -59,6 +71,11 @@ bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_
 std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
                                       const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                                       AccuracyClass accuracy);
+
+// That of the convolution whose input gradient of input_size [N, C, H, W] is asked for, with `bias` [C] added to it.
+std::optional<ConvProblem> input_gradient_problem(const ConvProblem& settings, const Sizes4& input_size,
+                                                  const Tensor& grad, const Tensor& weight,
+                                                  const std::optional<Tensor>& bias, AccuracyClass accuracy);
 
 // Calls the operator conv2d, which reports invalid arguments, with a problem's geometry, limits and class, and
 // PyTorch's current switches.

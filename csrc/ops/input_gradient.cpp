@@ -164,22 +164,12 @@ Tensor input_gradient(const Tensor& grad, const Tensor& weight, std::optional<Te
                       std::string algorithm, std::string precision, std::optional<double> max_error,
                       std::optional<std::int64_t> max_workspace) {
   FASTCONV_REQUIRE(input_size.size() == 4, "input_size is " + to_text(input_size) + "; expected [N, C, H, W]");
-  ConvProblem settings;
-  settings.stride_h = stride.at(0), settings.stride_w = stride.at(1);
-  settings.pad_h = padding.at(0), settings.pad_w = padding.at(1);
-  settings.dilation_h = dilation.at(0), settings.dilation_w = dilation.at(1);
-  settings.groups = groups;
-  settings.limits = limits_of(max_error, max_workspace);
-  // A tensor like the input, which is not read.
-  const Tensor input = torch::stable::from_blob(grad.mutable_data_ptr(), input_size, IntList{0, 0, 0, 0}, grad.device(),
-                                                grad.scalar_type());
-  std::optional<ConvProblem> problem = problem_of(settings, input, weight, {}, {}, accuracy_from_name(precision));
-  const bool fits = problem && is_alike(grad, weight) &&
-                    has_shape(grad, problem->n, problem->k, problem->p(), problem->q()) &&
-                    (!bias || (bias->dim() == 1 && bias->size(0) == problem->c && is_alike(*bias, grad)));
-  FASTCONV_REQUIRE(fits, "grad " + to_text(shape_of(grad)) + " and weight " + to_text(shape_of(weight)) +
-                             " do not make an input gradient " + to_text(input_size));
-  problem->layout = suggests_channels_last(grad) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
+  const ConvProblem settings = settings_of(stride, padding, dilation, groups, limits_of(max_error, max_workspace));
+  const std::optional<ConvProblem> problem =
+      input_gradient_problem(settings, {input_size[0], input_size[1], input_size[2], input_size[3]}, grad, weight, bias,
+                             accuracy_from_name(precision));
+  FASTCONV_REQUIRE(problem, "grad " + to_text(shape_of(grad)) + " and weight " + to_text(shape_of(weight)) +
+                                " do not make an input gradient " + to_text(input_size));
   const auto method = together ? InputGradientMethod::together : InputGradientMethod::phases;
   return input_gradient_by_convolutions(method, algorithm, *problem, grad, weight, bias);
 }

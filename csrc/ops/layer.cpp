@@ -4,54 +4,15 @@
 #include <atomic>
 #include <utility>
 
-#include "core/kernel_extent.h"
 #include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/convolution.h"
+#include "ops/input_gradient.h"
 #include "ops/kernel_table.h"
+#include "ops/transposed.h"
 
 namespace fastconv::ops {
-
-bool is_alike(const Tensor& a, const Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.is_cuda() == b.is_cuda() &&
-         a.get_device_index() == b.get_device_index();
-}
-
-bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
-  return tensor.dim() == 4 && tensor.size(0) == a && tensor.size(1) == b && tensor.size(2) == c && tensor.size(3) == d;
-}
-
-std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
-                                      const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
-                                      AccuracyClass accuracy) {
-  if (input.dim() != 4 || weight.dim() != 4 || !is_alike(input, weight)) return std::nullopt;
-  ConvProblem problem = settings;
-  problem.n = input.size(0), problem.c = input.size(1), problem.h = input.size(2), problem.w = input.size(3);
-  problem.k = weight.size(0), problem.r = weight.size(2), problem.s = weight.size(3);
-  problem.dtype = dtype_of(input);
-  problem.accuracy = effective_accuracy(problem.dtype, accuracy);
-  problem.layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
-  problem.has_bias = bias.has_value();
-  problem.residual = residual_of(residual.has_value(), settings.residual == Residual::after, problem.activation);
-  if (problem.max_pool && residual) return std::nullopt;
-  const bool is_geometry = problem.stride_h > 0 && problem.stride_w > 0 && problem.dilation_h > 0 &&
-                           problem.dilation_w > 0 && problem.groups > 0 && problem.pad_h >= 0 && problem.pad_w >= 0 &&
-                           problem.pad_h < max_extent / 2 && problem.pad_w < max_extent / 2;
-  const bool fits = is_geometry && problem.n > 0 && problem.c > 0 && problem.h > 0 && problem.w > 0 && problem.k > 0 &&
-                    problem.r > 0 && problem.s > 0 && problem.k % problem.groups == 0 &&
-                    problem.c == weight.size(1) * problem.groups &&
-                    problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
-                    problem.w + 2 * problem.pad_w >= kernel_extent(problem.s, problem.dilation_w) &&
-                    (!problem.max_pool || (problem.p() >= 2 && problem.q() >= 2));
-  if (!fits) return std::nullopt;
-  if (bias && !(bias->dim() == 1 && bias->size(0) == problem.k && is_alike(input, *bias))) return std::nullopt;
-  if (residual &&
-      !(has_shape(*residual, problem.n, problem.k, problem.p(), problem.q()) && is_alike(input, *residual))) {
-    return std::nullopt;
-  }
-  return problem;
-}
 
 CallMode::CallMode(std::int64_t mode)
     : frozen((mode & frozen_bit) != 0), trained((mode & trained_bit) != 0), admits_torch((mode & torch_bit) != 0) {
@@ -101,7 +62,8 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
                                      const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status,
                                      const Around& around, Activation input_activation) {
   status = CallStatus::general;
-  std::optional<ConvProblem> problem = problem_of(settings_, input, weight, bias, residual, mode.accuracy);
+  if (settings_.transposed) return forward_transposed(input, weight, bias, mode, status);
+  std::optional<ConvProblem> problem = problem_of(settings_.problem, input, weight, bias, residual, mode.accuracy);
   if (!problem || !fits_around(around, *problem, input)) return std::nullopt;
   if (problem->layout == Layout::nhwc) {
     problem->x_channels = channels_around(input);
@@ -109,7 +71,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   }
   problem->input_affine = around.scale.has_value(), problem->input_activation = input_activation;
   const DeviceInfo& device = device_of(input);
-  const auto choice = choose_cached<choose>(algorithm_, *problem, device);
+  const auto choice = choose_cached<choose>(settings_.algorithm, *problem, device);
   const Algorithm& algorithm = *choice->algorithm;
   if (problem->input_affine && (choice->plan.norms_apart || !is_own(algorithm))) {
     status = CallStatus::norm;
@@ -160,6 +122,29 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
                  *runtime, around);
 }
 
+std::optional<Tensor> Layer::forward_transposed(const Tensor& input, const Tensor& weight,
+                                                const std::optional<Tensor>& bias, const CallMode& mode,
+                                                CallStatus& status) {
+  const std::optional<ConvProblem> problem =
+      transposed_problem(settings_.problem, *settings_.transposed, input, weight, bias, mode.accuracy);
+  if (!problem) return std::nullopt;
+  const auto choice = choose_cached<choose_input_gradient>(settings_.algorithm, *problem, device_of(input));
+  std::optional<Tensor> y;
+  if (choice->method != InputGradientMethod::torch) {
+    y = input_gradient_by_convolutions(choice->method, settings_.algorithm, *problem, input, weight, bias,
+                                       mode.admits_torch);
+  } else if (mode.admits_torch && may_be_torch(settings_.algorithm)) {
+    remember_torch(problem->accuracy);
+    y = in_layout(aten_convolution(input, weight, bias, *problem, settings_.transposed), problem->layout);
+  } else {
+    return std::nullopt;
+  }
+  last_algorithm_ = remembered_algorithm();
+  last_shape_ = {input.size(0), input.size(1), input.size(2), input.size(3)};
+  status = CallStatus::ran;
+  return y;
+}
+
 void Layer::adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy) {
   const auto guard = device_guard(packed);
   const std::unique_ptr<Runtime> runtime = make_runtime(device_of(packed));
@@ -181,7 +166,7 @@ void Layer::refresh(const Tensor& weight) {
   const std::unique_ptr<Runtime> runtime = make_runtime(device_of(weight));
   for (const std::shared_ptr<Packed>& entry : packed_) {
     if (!entry->fits(weight)) continue;
-    ConvProblem problem = settings_;
+    ConvProblem problem = settings_.problem;
     problem.k = weight.size(0), problem.c = weight.size(1) * problem.groups;
     problem.n = 1, problem.h = problem.r = weight.size(2), problem.w = problem.s = weight.size(3);
     problem.dtype = dtype_of(weight), problem.accuracy = entry->accuracy;
@@ -297,20 +282,19 @@ namespace {
 
 std::int64_t layer_new(std::string algorithm, IntList geometry, std::string activation, double negative_slope,
                        std::optional<double> max_error, std::optional<std::int64_t> max_workspace, bool residual_after,
-                       bool max_pool) {
+                       bool max_pool, std::optional<IntList> output_padding) {
   FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) +
                                              "; expected 7 integers: stride, padding, dilation (two each), groups");
-  ConvProblem problem;
-  problem.stride_h = geometry[0], problem.stride_w = geometry[1];
-  problem.pad_h = geometry[2], problem.pad_w = geometry[3];
-  problem.dilation_h = geometry[4], problem.dilation_w = geometry[5];
-  problem.groups = geometry[6];
+  const auto g = geometry.begin();
+  ConvProblem problem =
+      settings_of({g, g + 2}, {g + 2, g + 4}, {g + 4, g + 6}, g[6], limits_of(max_error, max_workspace));
   problem.activation = activation_from_name(activation);
   problem.negative_slope = static_cast<float>(negative_slope);
   problem.residual = residual_after ? Residual::after : Residual::before;  // of calls that have one
   problem.max_pool = max_pool;
-  problem.limits = limits_of(max_error, max_workspace);
-  return layers().add(std::make_unique<Layer>(std::move(algorithm), problem));
+  LayerSettings settings{std::move(algorithm), problem, std::nullopt};
+  if (output_padding) settings.transposed = {output_padding->at(0), output_padding->at(1)};
+  return layers().add(std::make_unique<Layer>(std::move(settings)));
 }
 
 void layer_free(std::int64_t layer) { layers().remove(layer); }
@@ -366,7 +350,7 @@ std::string layer_last(std::int64_t number) {
 STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
       "layer_new(str algorithm, int[] geometry, str activation, float negative_slope, float? max_error, "
-      "int? max_workspace=None, bool residual_after=False, bool max_pool=False) -> int");
+      "int? max_workspace=None, bool residual_after=False, bool max_pool=False, int[]? output_padding=None) -> int");
   library.def("layer_free(int layer) -> ()");
   library.def(
       "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int mode) -> "

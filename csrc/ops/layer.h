@@ -12,6 +12,7 @@
 
 #include "core/algorithm.h"
 #include "core/problem.h"
+#include "ops/aten.h"
 #include "ops/convolution.h"
 #include "ops/stable.h"
 
@@ -39,23 +40,31 @@ struct CallMode {
   explicit CallMode(std::int64_t mode);
 };
 
+// What every call of a layer shares.
+struct LayerSettings {
+  std::string algorithm;  // as asked for
+  // Stride, padding, dilation, groups, limits, activation and max-pool, and where a call that has a residual adds it.
+  ConvProblem problem;
+  // Of a transposed convolution, whose geometry is that of the convolution of which it is the input gradient.
+  std::optional<OutputPadding> transposed;
+  bool operator==(const LayerSettings&) const = default;
+};
+
 class Layer {
  public:
-  // problem: stride, padding, dilation, groups, activation and max-pool of every call, and where one that has a
-  // residual adds it.
-  Layer(std::string algorithm, const ConvProblem& problem) : algorithm_(std::move(algorithm)), settings_(problem) {}
+  explicit Layer(LayerSettings settings) : settings_(std::move(settings)) {}
 
   // activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the
   // residual behind the activation; no value if the status is not `ran`. The weight is compared with what was packed,
   // on the device; one that is frozen, once.
+  // A transposed layer: conv_transpose(input [N, C, H, W], weight [C, K/groups, R, S]) + bias [K].
   // around: its tensors are used as they are (`fits_around`), input_activation(input * scale + shift) is read in the
   // input's place; beside an output that is given there is no residual and no max-pool.
   std::optional<Tensor> forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                 const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status,
                                 const Around& around = {}, Activation input_activation = Activation::none);
 
-  const std::string& algorithm() const { return algorithm_; }  // as asked for
-  const ConvProblem& settings() const { return settings_; }
+  const LayerSettings& settings() const { return settings_; }
 
   // Keeps a packed weight, in place of all for weights of another shape, dtype or device.
   void adopt(const Tensor& packed, const Tensor& snapshot, const std::string& algorithm, AccuracyClass accuracy);
@@ -88,11 +97,14 @@ class Layer {
     bool is_verified(const Tensor& weight) const;
   };
 
+  // Of a transposed layer, which keeps no packed weight: it is turned in every call.
+  std::optional<Tensor> forward_transposed(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                                           const CallMode& mode, CallStatus& status);
+
   void forget_verified();  // frozen weights are compared again
   std::shared_ptr<Packed> find(const Algorithm& algorithm, AccuracyClass accuracy, const Tensor& weight);
 
-  const std::string algorithm_;
-  const ConvProblem settings_;
+  const LayerSettings settings_;
   std::mutex mutex_;  // of the lists
   std::vector<std::shared_ptr<Packed>> packed_, held_by_graphs_;
   const Algorithm* last_algorithm_ = nullptr;

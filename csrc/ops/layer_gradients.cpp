@@ -22,6 +22,7 @@
 #include "ops/convolution.h"
 #include "ops/input_gradient.h"
 #include "ops/layer.h"
+#include "ops/transposed.h"
 
 namespace fastconv::ops {
 namespace {
@@ -30,8 +31,7 @@ namespace {
 struct LayerCall {
   CallMode mode;
   std::int64_t mode_bits;
-  std::string algorithm;
-  ConvProblem settings;
+  LayerSettings settings;
 };
 
 // The calls that there have been, by number: few, since layers that are called alike share one. They are never removed,
@@ -44,7 +44,7 @@ class LayerCalls {
     const std::lock_guard lock(mutex_);
     for (std::size_t i = 0; i < count_; ++i) {
       const LayerCall& known = *calls_[i].load(std::memory_order_relaxed);
-      if (known.mode_bits == call.mode_bits && known.algorithm == call.algorithm && known.settings == call.settings) {
+      if (known.mode_bits == call.mode_bits && known.settings == call.settings) {
         return static_cast<std::int64_t>(i);
       }
     }
@@ -74,11 +74,10 @@ LayerCalls& layer_calls() {
 
 // The code of a call of a layer. mode: a CallMode.
 std::int64_t layer_call(std::int64_t layer, std::int64_t mode) {
-  const Layer& its = layer_at(layer);
-  return (layer << LayerCalls::bits) + layer_calls().number_of({CallMode(mode), mode, its.algorithm(), its.settings()});
+  return (layer << LayerCalls::bits) + layer_calls().number_of({CallMode(mode), mode, layer_at(layer).settings()});
 }
 
-// conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K]. A status of `pack` or `stream` says what Python
+// Layer::forward without a residual, which has a value always. A status of `pack` or `stream` says what Python
 // should do before the next call: autograd has recorded this one, so that it cannot be repeated.
 Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, IntList, IntList,
                             IntList, std::int64_t code) {
@@ -93,50 +92,71 @@ Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::opti
     y = layer.forward(input, weight, bias, std::nullopt, mode, status);
     if (y) return *y;
   }
-  ConvProblem problem = call.settings;
+  const auto& [algorithm, settings, transposed] = call.settings;
+  ConvProblem problem = settings;
   problem.accuracy = mode.accuracy;
-  return general_convolution(input, weight, bias, problem, call.algorithm);
+  return transposed ? general_transposed(input, weight, bias, problem, *transposed, algorithm)
+                    : general_convolution(input, weight, bias, problem, algorithm);
 }
 
 // Of input, weight and bias.
 using Gradients = std::array<std::optional<Tensor>, 3>;
 using Wanted = std::array<bool, 3>;
 
+const std::string any_algorithm = "auto";
+
 // What is wanted and has no value is Python's to compute: PyTorch's in another class than its switch says.
 // All tensors are taken in the layout of the call's output.
-Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& weight, const ConvProblem& settings,
-                         const std::string& algorithm, const CallMode& mode, const Wanted& wanted) {
+Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& weight, const LayerSettings& layer,
+                         const CallMode& mode, const Wanted& wanted) {
   Gradients result;
-  const std::optional<ConvProblem> problem = problem_of(settings, input, weight, {}, {}, mode.accuracy);
-  const bool fits =
-      problem && is_alike(grad, input) && has_shape(grad, problem->n, problem->k, problem->p(), problem->q());
-  if (!fits) return result;
+  const auto& [name, settings, transposed] = layer;
+  if (grad.dim() != 4 || !is_alike(grad, input)) return result;
+  // Of the convolution whose derivatives are asked for. A transposed one is the input gradient of such: what goes in
+  // here comes out there.
+  const Tensor &x = transposed ? grad : input, &y = transposed ? input : grad;
+  const std::optional<ConvProblem> problem =
+      transposed ? input_gradient_problem(settings, {grad.size(0), grad.size(1), grad.size(2), grad.size(3)}, input,
+                                          weight, {}, mode.accuracy)
+                 : problem_of(settings, input, weight, {}, {}, mode.accuracy);
+  if (!problem || !has_shape(y, problem->n, problem->k, problem->p(), problem->q())) return result;
+  // A name says what computes a transposed convolution; its derivatives are others, which that may not fit.
+  const std::string& algorithm = transposed && name != "torch" ? any_algorithm : name;
+  const DeviceInfo& device = device_of(grad);
   Wanted by_torch{false, false, wanted[2]};
   bool admitted = true;
+  const auto admits = [&] { return admitted = admits_torch(grad, mode.accuracy, mode.admits_torch); };
   if (wanted[1]) {
-    const DeviceInfo& device = device_of(input);
     auto choice = choose_cached<choose_weight_gradient>(algorithm, *problem, device);
-    if (choice->algorithm == nullptr && !(admitted = admits_torch(grad, mode.accuracy, mode.admits_torch))) {
+    if (choice->algorithm == nullptr && !admits()) {
       choice = choose_cached<choose_own_weight_gradient>(algorithm, *problem, device);
     }
     by_torch[1] = choice->algorithm == nullptr;
-    if (!by_torch[1]) result[1] = run_weight_gradient(input, grad, *choice, *problem);
+    if (!by_torch[1]) result[1] = run_weight_gradient(x, y, *choice, *problem);
   }
-  if (wanted[0]) {
-    auto plan = choose_cached<choose_input_gradient>(algorithm, *problem, device_of(grad));
-    if (plan->method == InputGradientMethod::torch &&
-        !(admitted = admits_torch(grad, mode.accuracy, mode.admits_torch))) {
-      plan = choose_cached<choose_own_input_gradient>(algorithm, *problem, device_of(grad));
+  if (wanted[0] && transposed) {
+    const auto choice = choose_cached<choose>(algorithm, *problem, device);
+    by_torch[0] = !is_own(*choice->algorithm);
+    if (by_torch[0]) {
+      admits();
+    } else {
+      const auto guard = device_guard(grad);
+      result[0] = run_own(grad, &weight, nullptr, *choice, *problem, {}, {}, *make_runtime(device));
+    }
+  } else if (wanted[0]) {
+    auto plan = choose_cached<choose_input_gradient>(algorithm, *problem, device);
+    if (plan->method == InputGradientMethod::torch && !admits()) {
+      plan = choose_cached<choose_own_input_gradient>(algorithm, *problem, device);
     }
     by_torch[0] = plan->method == InputGradientMethod::torch;
     if (!by_torch[0]) {
       // Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
-      result[0] =
-          input_gradient_by_convolutions(plan->method, "auto", *problem, grad, weight, std::nullopt, mode.admits_torch);
+      result[0] = input_gradient_by_convolutions(plan->method, any_algorithm, *problem, grad, weight, std::nullopt,
+                                                 mode.admits_torch);
     }
   }
   if ((by_torch[0] || by_torch[1]) && admitted) {
-    const std::array<Tensor, 3> found = aten_convolution_backward(grad, input, weight, settings, by_torch);
+    const std::array<Tensor, 3> found = aten_convolution_backward(grad, input, weight, settings, by_torch, transposed);
     for (std::size_t i = 0; i < 3; ++i) {
       if (by_torch[i]) result[i] = found[i];
     }
@@ -151,17 +171,18 @@ Gradients gradients_in_python(const Tensor& grad, const Tensor& input, const Ten
                               const Wanted& wanted) {
   using torch::stable::detail::from;
   const std::int64_t bits = wanted[0] + 2 * wanted[1] + 4 * wanted[2];
-  const ConvProblem& p = call.settings;
+  const ConvProblem& p = call.settings.problem;
   const IntList geometry{p.stride_h, p.stride_w, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w, p.groups};
-  std::array<StableIValue, 9> stack{from(grad),
-                                    from(input),
-                                    from(weight),
-                                    from(geometry),
-                                    from(call.algorithm),
-                                    from(std::string(name_of(call.mode.accuracy))),
-                                    from(p.limits.max_error),
-                                    from(p.limits.max_workspace),
-                                    from(bits)};
+  std::array<StableIValue, 10> stack{from(grad),
+                                     from(input),
+                                     from(weight),
+                                     from(geometry),
+                                     from(call.settings.transposed.has_value()),
+                                     from(call.settings.algorithm),
+                                     from(std::string(name_of(call.mode.accuracy))),
+                                     from(p.limits.max_error),
+                                     from(p.limits.max_workspace),
+                                     from(bits)};
   STABLE_TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("fastconv::gradients_in_python", "", stack.data(), TORCH_ABI_VERSION));
   using torch::stable::detail::to;
@@ -198,7 +219,7 @@ std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& input, const
   try {
     // Gradients that are differentiated again, or traced, are made of operators that autograd knows.
     if (!aoti_torch_grad_mode_is_enabled() && has_memory(grad)) {
-      result = gradients_here(grad, input, weight, call.settings, call.algorithm, call.mode, wanted);
+      result = gradients_here(grad, input, weight, call.settings, call.mode, wanted);
       for (std::size_t i = 0; i < 3; ++i) wanted[i] = wanted[i] && !result[i];
     }
     if (wanted[0] || wanted[1] || wanted[2]) {

@@ -5,7 +5,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <unordered_map>
+#include <utility>
 
 #include "core/error.h"
 #include "core/integers.h"
@@ -32,6 +35,13 @@ thread_local LastCall last;
 }  // namespace
 
 void remember(std::shared_ptr<const Candidate> choice, AccuracyClass accuracy) { last = {std::move(choice), accuracy}; }
+
+void remember_torch(AccuracyClass accuracy) {
+  static const auto torch = std::make_shared<const Candidate>(Candidate{&find_algorithm("torch"), Support::yes(), {}});
+  remember(torch, accuracy);
+}
+
+const Algorithm* remembered_algorithm() { return last.choice == nullptr ? nullptr : last.choice->algorithm; }
 
 namespace {
 
@@ -213,29 +223,57 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
   return run(input, nullptr, &packed, problem, arguments);
 }
 
-// What Inductor's code calls in place of the two operators: below autograd, whose formula is Python's, and with one
-// list. geometry: stride, padding and dilation, each for height and width, and groups; of conv2d_packed behind the
+// What is neither tensor nor size of a call from Inductor's code, as one text: an argument of an operator takes longer
+// from Python than all that is done here.
+struct CompiledSettings {
+  std::string algorithm, precision, activation;
+  double negative_slope = 0.0;
+  std::int64_t backend_flags = 0;
+  bool residual_after = false, max_pool = false;
+  std::optional<double> max_error;
+  std::optional<std::int64_t> max_workspace;
+};
+
+// text: the members in their order, with spaces between them, flags as 0 or 1, what is missing as "None".
+const CompiledSettings& settings_of_text(const std::string& text) {
+  thread_local std::unordered_map<std::string, CompiledSettings> known;  // few: a model's code has a handful
+  const auto found = known.find(text);
+  if (found != known.end()) return found->second;
+  CompiledSettings s;
+  std::istringstream in(text);
+  std::string max_error, max_workspace, rest;
+  in >> s.algorithm >> s.precision >> s.activation >> s.negative_slope >> s.backend_flags >> s.residual_after >>
+      s.max_pool >> max_error >> max_workspace;
+  FASTCONV_REQUIRE(in && !(in >> rest), "settings are '" + text +
+                                            "'; expected algorithm, precision, activation, negative_slope, "
+                                            "backend_flags, residual_after, max_pool, max_error, max_workspace");
+  if (max_error != "None") s.max_error = std::stod(max_error);
+  if (max_workspace != "None") s.max_workspace = std::stoll(max_workspace);
+  return known.emplace(text, std::move(s)).first->second;
+}
+
+// What Inductor's code calls in place of the two operators: below autograd, whose formula is Python's, and with few
+// arguments. geometry: stride, padding and dilation, each for height and width, and groups; of conv2d_packed behind the
 // weight's shape.
 Tensor conv2d_compiled(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
-                       std::optional<Tensor> residual, IntList geometry, std::string algorithm, std::string precision,
-                       std::string activation, double negative_slope, std::int64_t backend_flags,
-                       std::optional<double> max_error, std::optional<std::int64_t> max_workspace, bool residual_after,
-                       bool max_pool) {
+                       std::optional<Tensor> residual, IntList geometry, std::string settings) {
   FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) + "; expected 7 integers");
+  const CompiledSettings& s = settings_of_text(settings);
   const auto g = geometry.begin();
-  return conv2d(input, weight, bias, residual, {g, g + 2}, {g + 2, g + 4}, {g + 4, g + 6}, g[6], algorithm, precision,
-                activation, negative_slope, backend_flags, max_error, max_workspace, residual_after, max_pool);
+  return conv2d(input, weight, bias, residual, {g, g + 2}, {g + 2, g + 4}, {g + 4, g + 6}, g[6], s.algorithm,
+                s.precision, s.activation, s.negative_slope, s.backend_flags, s.max_error, s.max_workspace,
+                s.residual_after, s.max_pool);
 }
 
 Tensor conv2d_packed_compiled(const Tensor& input, const Tensor& packed, std::optional<Tensor> bias,
                               std::optional<Tensor> residual, IntList geometry, bool channels_last,
-                              std::string algorithm, std::string precision, std::string activation,
-                              double negative_slope, bool residual_after, bool max_pool) {
+                              std::string settings) {
   FASTCONV_REQUIRE(geometry.size() == 11, "geometry is " + to_text(geometry) + "; expected 11 integers");
+  const CompiledSettings& s = settings_of_text(settings);
   const auto g = geometry.begin();
   return conv2d_packed(input, packed, {g, g + 4}, bias, residual, {g + 4, g + 6}, {g + 6, g + 8}, {g + 8, g + 10},
-                       g[10], channels_last, algorithm, precision, activation, negative_slope, residual_after,
-                       max_pool);
+                       g[10], channels_last, s.algorithm, s.precision, s.activation, s.negative_slope, s.residual_after,
+                       s.max_pool);
 }
 
 // conv2d_packed_compiled into `out`, which may be a range of channels of a larger tensor, of an input that is read as
@@ -289,10 +327,7 @@ std::string last_call() {
 }
 
 // Records for last_call() a convolution that Python left to PyTorch.
-void record_torch(std::string accuracy) {
-  remember(std::make_shared<const Candidate>(Candidate{&find_algorithm("torch"), Support::yes(), {}}),
-           accuracy_from_name(accuracy));
-}
+void record_torch(std::string accuracy) { remember_torch(accuracy_from_name(accuracy)); }
 
 std::string device_json(std::int64_t index) {
   const DeviceInfo& device = query_device(index < 0 ? DeviceType::cpu : DeviceType::cuda, static_cast<int>(index));
@@ -327,13 +362,11 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
       "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, "
       "str precision, str activation, float negative_slope, bool residual_after=False, bool max_pool=False) -> Tensor");
   library.def(
-      "conv2d_compiled(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] geometry, "
-      "str algorithm, str precision, str activation, float negative_slope, int backend_flags, float? max_error=None, "
-      "int? max_workspace=None, bool residual_after=False, bool max_pool=False) -> Tensor");
+      "conv2d_compiled(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] geometry, str settings) "
+      "-> Tensor");
   library.def(
       "conv2d_packed_compiled(Tensor input, Tensor packed, Tensor? bias, Tensor? residual, SymInt[] geometry, "
-      "bool channels_last, str algorithm, str precision, str activation, float negative_slope, "
-      "bool residual_after=False, bool max_pool=False) -> Tensor");
+      "bool channels_last, str settings) -> Tensor");
   library.def(
       "conv2d_packed_into(Tensor(a!) out, Tensor input, Tensor packed, Tensor? bias, Tensor? scale, Tensor? shift, "
       "SymInt[] geometry, bool channels_last, str algorithm, str precision, str activation, float negative_slope, "

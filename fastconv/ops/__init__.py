@@ -34,12 +34,6 @@ library.define(
     f"conv2d_weight_gradient(Tensor input, Tensor grad, SymInt[] weight_size, {_CONVOLUTION}, str algorithm, "
     "str precision, int backend_flags, float? max_error=None, int? max_workspace=None) -> Tensor"
 )
-
-library.define(
-    "conv_transpose2d(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
-    "SymInt[] output_padding, SymInt[] dilation, SymInt groups, str algorithm, str precision, int backend_flags, "
-    "float? max_error=None, int? max_workspace=None) -> Tensor"
-)
 library.define("channel_scatter(Tensor x, Tensor buffer, SymInt begin) -> Tensor")
 library.define(
     "conv2d_packed_scatter(Tensor input, Tensor packed, Tensor? bias, Tensor? scale, Tensor? shift, Tensor buffer, "
@@ -50,7 +44,7 @@ library.define(
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
 pack_weight_op: OpOverload = torch.ops.fastconv.pack_weight.default
 conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
-# In their place in Inductor's code: without gradients, and with one list of all sizes.
+# In their place in Inductor's code: without gradients, with one list of all sizes and one text of all else.
 conv2d_compiled_op: OpOverload = torch.ops.fastconv.conv2d_compiled.default
 conv2d_packed_compiled_op: OpOverload = torch.ops.fastconv.conv2d_packed_compiled.default
 # Into a range of channels, in place, and as graphs have it (`scatter`): what Inductor's code calls in its place.
@@ -61,6 +55,8 @@ refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
 input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
 conv_transpose2d_op: OpOverload = torch.ops.fastconv.conv_transpose2d.default
+conv_transpose2d_compiled_op: OpOverload = torch.ops.fastconv.conv_transpose2d_compiled.default
+compiled_operators = conv2d_compiled_op, conv2d_packed_compiled_op, conv2d_packed_into_op, conv_transpose2d_compiled_op
 weight_gradient_kernel_op: OpOverload = torch.ops.fastconv.weight_gradient.default
 max_pool2d_op: OpOverload = torch.ops.fastconv.max_pool2d.default  # `pooling` has it as a function
 
@@ -96,6 +92,15 @@ def options(
 ) -> tuple[settings.Limits, bool, bool]:  # fmt: skip
     """The last arguments of `conv2d`, which PyTorch leaves out where they are the default."""
     return settings.Limits(max_error, max_workspace), residual_after, max_pool
+
+
+def compiled_settings(
+    algorithm: str, precision: str, activation: str, slope: float, flags: int, residual_after: bool, max_pool: bool,
+    max_error: float | None = None, max_workspace: int | None = None,
+) -> str:  # fmt: skip
+    """The last argument of `conv2d_compiled` and `conv2d_packed_compiled` (csrc/ops/operators.cpp)."""
+    values = algorithm, precision, activation, float(slope), flags, int(residual_after), int(max_pool)
+    return " ".join(map(str, (*values, max_error, max_workspace)))
 
 
 def packed_options(residual_after: bool = False, max_pool: bool = False) -> tuple[bool, bool]:
@@ -139,8 +144,8 @@ def refresh_packed(
 # What the operators leave to Python of a layer's gradients, why a backward pass has failed, and PyTorch's switches:
 # for csrc/ops/layer_gradients.cpp alone.
 library.define(
-    "gradients_in_python(Tensor grad, Tensor input, Tensor weight, int[] geometry, str algorithm, str precision, "
-    "float max_error, int max_workspace, int wanted) -> (Tensor?, Tensor?, Tensor?)"
+    "gradients_in_python(Tensor grad, Tensor input, Tensor weight, int[] geometry, bool transposed, str algorithm, "
+    "str precision, float max_error, int max_workspace, int wanted) -> (Tensor?, Tensor?, Tensor?)"
 )
 library.define("backward_failed(str message, Tensor grad) -> ()")
 library.define("allows_tf32() -> int")
@@ -168,10 +173,12 @@ _layer_forward = torch.ops.fastconv.layer_forward.default
 def layer_new(
     algorithm: str, geometry: Sequence[int], activation: str, negative_slope: float,
     limits: settings.Limits, residual_after: bool = False, max_pool: bool = False,
+    output_padding: Sequence[int] | None = None,
 ) -> int:  # fmt: skip
     """`geometry`: stride, padding and dilation, each for height and width, and groups: 7 integers. `residual_after`: a
-    call's residual is added to the activation's value. `max_pool`: of that value each 2 x 2 give their largest."""
-    arguments = (algorithm, geometry, activation, negative_slope, *limits, residual_after, max_pool)
+    call's residual is added to the activation's value. `max_pool`: of that value each 2 x 2 give their largest.
+    `output_padding`: of a transposed convolution, which has no activation."""
+    arguments = (algorithm, geometry, activation, negative_slope, *limits, residual_after, max_pool, output_padding)
     return int(call(torch.ops.fastconv.layer_new.default, *arguments))
 
 
@@ -179,8 +186,9 @@ def layer_forward(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, layer: int, mode: int
 ) -> Tensor | None:
     """activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the
-    residual behind the activation, below autograd, after comparing the weight with what was packed. None if that takes
-    Python: `layer_status()` says what."""
+    residual behind the activation, below autograd, after comparing the weight with what was packed; of a transposed
+    layer conv_transpose(input [N, C, H, W], weight [C, K/groups, R, S]) + bias [K]. None if that takes Python:
+    `layer_status()` says what."""
     try:
         y: Tensor | None = _layer_forward(input, weight, bias, residual, layer, mode)
     except RuntimeError as error:

@@ -25,6 +25,10 @@ from fastconv.tensors import is_plain
 
 aten = torch.ops.aten
 
+# By names that are found at once: where `torch.compile` traces, each step to a name is a guard.
+_is_compiling = torch.compiler.is_compiling
+_is_transformed = torch._C._are_functorch_transforms_active
+
 
 def _differentiable(
     operator: Any,
@@ -51,8 +55,10 @@ def _differentiable(
     def call(*args: Any) -> Tensor:
         if forward_ad._current_level >= 0:
             return by_pytorch(*args)
-        if not torch._C._are_functorch_transforms_active():
-            if torch.compiler.is_compiling() or _may_need_gradient(args):
+        if not _is_transformed():
+            if _is_compiling():
+                return operator(*args)
+            if _may_need_gradient(args):
                 return ops.call(operator, *args)
             with torch._C._AutoDispatchBelowAutograd():  # saves a third of a small call
                 return ops.call(operator, *args)
@@ -426,24 +432,27 @@ conv2d_packed = _differentiable(
 
 
 def _gradients_in_python(
-    grad: Tensor, input: Tensor, weight: Tensor, geometry: Sequence[int], algorithm: str, precision: str,
-    max_error: float, max_workspace: int, wanted: int,
+    grad: Tensor, input: Tensor, weight: Tensor, geometry: Sequence[int], transposed: bool, algorithm: str,
+    precision: str, max_error: float, max_workspace: int, wanted: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """The gradients of input (wanted & 1), weight (2) and bias (4); differentiable where gradients are recorded.
     max_error, max_workspace: 0 and -1 are none."""
     try:
         split = Geometry(geometry[0:2], geometry[2:4], geometry[4:6], geometry[6])
-        rest = (
-            algorithm,
-            precision,
-            settings.switches.backend_flags,
-            max_error or None,
-            None if max_workspace < 0 else max_workspace,
-        )
+        limits = max_error or None, None if max_workspace < 0 else max_workspace
+        if transposed and algorithm != "torch":
+            algorithm = "auto"  # a name says what computes the transposed convolution
+        rest = algorithm, precision, settings.switches.backend_flags, *limits
         memory_format = ops.format_of(input, weight)
         seen = grad.contiguous(memory_format=memory_format)  # so that its gradients are what nn.Conv2d's are
         dx = dw = db = None
-        if torch.is_grad_enabled() or not is_plain(grad):
+        if transposed:
+            if wanted & 1:
+                flags = rest[2]
+                dx = conv2d(seen, weight, None, None, *split, algorithm, precision, "none", 0.0, flags, *limits)
+            if wanted & 2:
+                dw = weight_gradient(seen, input, weight.shape, *split, *rest)
+        elif torch.is_grad_enabled() or not is_plain(grad):
             if wanted & 1:
                 dx = input_gradient(seen, weight, input.shape, *split, *rest)
             if wanted & 2:

@@ -58,17 +58,20 @@ def _fake_conv2d(
     return torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=memory_format)
 
 
+def _pools(settings: str) -> bool:
+    """max_pool in `ops.compiled_settings`."""
+    return settings.split()[6] == "1"
+
+
 @torch.library.register_fake(ops.conv2d_compiled_op, lib=ops.library)
-def _(input, weight, bias, residual, geometry, *rest):  # type: ignore[no-untyped-def]
-    _, _, max_pool = ops.options(*rest[5:])
-    return _fake_of_weight(input, weight, bias, residual, _split(geometry), max_pool)
+def _(input, weight, bias, residual, geometry, settings):  # type: ignore[no-untyped-def]
+    return _fake_of_weight(input, weight, bias, residual, _split(geometry), _pools(settings))
 
 
 @torch.library.register_fake(ops.conv2d_packed_compiled_op, lib=ops.library)
-def _(input, packed, bias, residual, geometry, channels_last, *rest):  # type: ignore[no-untyped-def]
+def _(input, packed, bias, residual, geometry, channels_last, settings):  # type: ignore[no-untyped-def]
     memory_format = torch.channels_last if channels_last else ops.format_of(input)
-    _, max_pool = ops.packed_options(*rest[4:])
-    return _fake_conv2d(input, geometry[:4], bias, residual, _split(geometry[4:]), max_pool, memory_format)
+    return _fake_conv2d(input, geometry[:4], bias, residual, _split(geometry[4:]), _pools(settings), memory_format)
 
 
 @torch.library.register_fake(ops.conv2d_packed_into_op, lib=ops.library)

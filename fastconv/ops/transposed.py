@@ -8,14 +8,14 @@ convolution and its weight gradient: it joins the closed system of `autograd`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastconv import _C, ops
-from fastconv.ops import autocast, autograd, gradients, plain
+from fastconv.ops import autograd, plain
 from fastconv.ops.geometry import Geometry
 
 
@@ -91,22 +91,11 @@ def convolutions(
     return [made[taps] for taps in sorted(made, key=lambda taps: -taps[0] * taps[1])]
 
 
-def _check(condition: bool, message: str) -> None:
-    """Of numbers: `torch._check`, which knows symbols, takes microseconds each time."""
-    if not condition:
-        raise RuntimeError("fastconv: " + message)
-
-
-def _check_symbols(condition: Any, message: str) -> None:
-    torch._check(condition, lambda: "fastconv: " + message)
-
-
-def _checked_shape(
-    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, output_padding: Sequence[int],
-    check: Callable[[Any, str], None] = _check,
-) -> list[int]:  # fmt: skip
-    """The output's shape. Raises RuntimeError for what is no transposed convolution, as PyTorch does."""
-    stride, padding, dilation, groups = geometry
+@torch.library.register_fake(ops.conv_transpose2d_compiled_op, lib=ops.library)
+@torch.library.register_fake(ops.conv_transpose2d_op, lib=ops.library)
+def _(input, weight, bias, stride, padding, output_padding, dilation, groups, *_):  # type: ignore[no-untyped-def]
+    def check(condition: Any, message: str) -> None:
+        torch._check(condition, lambda: "fastconv: " + message)
 
     for name, tensor, layout in (("input", input, "[N, C, H, W]"), ("weight", weight, "[C, K/groups, R, S]")):
         check(tensor.dim() == 4, f"{name} has shape {list(tensor.shape)}; expected 4 dimensions {layout}")
@@ -141,40 +130,6 @@ def _checked_shape(
         check(bias.shape[0] == shape[1], f"bias has shape {list(bias.shape)}; expected {shape[1:2]}")
         check(bias.dtype == input.dtype, f"bias is {bias.dtype}; expected input's {input.dtype}")
         check(bias.device == input.device, f"bias is on {bias.device}; expected input's {input.device}")
-    return shape
-
-
-def _kernel(
-    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
-    output_padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, flags: int,
-    *limits: Any,
-) -> Tensor:  # fmt: skip
-    geometry = Geometry(stride, padding, dilation, groups)
-    shape = _checked_shape(input, weight, bias, geometry, output_padding)
-    reason = reason_for_torch(stride, output_padding, dilation)
-    if not reason:
-        row = gradients.planned_input_gradient(input, weight, shape, geometry, algorithm, precision)
-        if row["method"] != "torch":
-            return ops.input_gradient_by_convolutions(
-                input, weight, bias, shape, *geometry, row["method"] == "together", algorithm, precision, *limits
-            )
-        reason = row["reason"]
-    if algorithm not in ("auto", "torch") and 0 not in (*shape, *weight.shape):
-        raise ops.UnsupportedError(
-            f"algorithm '{algorithm}' cannot serve conv_transpose2d of {list(input.shape)} by {list(weight.shape)}: "
-            + reason
-        )
-    ops.record_torch(input.dtype, precision)
-    y = plain.conv_transpose2d(
-        input, weight, bias, stride, padding, output_padding, dilation, groups, algorithm, precision, flags
-    )
-    return y.contiguous(memory_format=ops.format_of(input, weight))
-
-
-@torch.library.register_fake(ops.conv_transpose2d_op, lib=ops.library)
-def _(input, weight, bias, stride, padding, output_padding, dilation, groups, *_):  # type: ignore[no-untyped-def]
-    geometry = Geometry(stride, padding, dilation, groups)
-    shape = _checked_shape(input, weight, bias, geometry, output_padding, _check_symbols)
     return torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=ops.format_of(input, weight))
 
 
@@ -223,28 +178,6 @@ def _vmap(info, in_dims, *args):  # type: ignore[no-untyped-def]
     return y, 0
 
 
-ops.library.impl("conv_transpose2d", _kernel, "CompositeExplicitAutograd")
 # input [N, C, H, W], weight [C, K/groups, R, S], bias [K], stride, padding, output_padding, dilation, groups,
 # algorithm, precision, flags, max_error=None, max_workspace=None -> [N, K, P, Q]
 conv_transpose2d = autograd._differentiable(ops.conv_transpose2d_op, _setup, _backward, _vmap, plain.conv_transpose2d)
-
-
-class _Recorded(torch.autograd.Function):
-    """What the operator's registration makes of it, without the dispatcher's way through Python for each part."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        y = _kernel(*args)
-        _setup(ctx, args, y)
-        return y
-
-    backward = staticmethod(_backward)  # type: ignore[assignment]
-
-
-def of_eager(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """`conv_transpose2d` of plain tensors in no mode (`eager.is_eager`)."""
-    device = input.device.type
-    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device):
-        input, weight, bias = autocast.cast(device, input, weight, bias)
-    tensors = (input, weight, bias)
-    return ops.call(_Recorded.apply if autograd._may_need_gradient(tensors) else _kernel, *tensors, *rest)
