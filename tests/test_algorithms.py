@@ -6,6 +6,7 @@ A failure names the shape and what was violated. Nothing here has to be told tha
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import replace
 
 import pytest
@@ -418,3 +419,17 @@ def test_for_sanitizer(algorithm, layout, cls, device):
             if not errors.relative_l2 < limit:  # coarse: the precise bounds are test_every_shape's
                 wrong.append(f"{shape}: {errors}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("algorithm", packed_algorithms())
+def test_a_thread_without_a_context(algorithm):
+    """A thread of autograd's may begin with our call: PyTorch has its memory, and nothing has asked for a context."""
+    case = make_case(Shape(2, 16, 12, 12, 16, 3, 3, padding=(1, 1)), "fp16", "nhwc", "cuda")
+    packed = pack_weight(case.weight, 1, algorithm, "fp16")
+    results = [conv2d_packed(case, packed, algorithm, "fp16", "nhwc")]
+    thread = threading.Thread(target=lambda: results.append(conv2d_packed(case, packed, algorithm, "fp16", "nhwc")))
+    thread.start()
+    thread.join()
+    assert len(results) == 2
+    assert torch.equal(*results)

@@ -105,6 +105,9 @@ class CudaRuntime final : public Runtime {
   explicit CudaRuntime(const DeviceInfo& device) : device_(device) {
     const WaitReport& report = *waits();
     if (report.expired != 0) throw DeviceError(describe(report));
+    // A thread of autograd's may begin here: it has no context yet, and the driver's functions make none.
+    thread_local const cudaError_t has_context = cudaSetDevice(device.index);
+    check(has_context, "cudaSetDevice");
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
   }
 

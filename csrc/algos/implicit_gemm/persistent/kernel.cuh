@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(S::threads, 1)
   // each pixel, and to multiply with a scale for each pixel.
   if (warpgroup < multiply_warpgroups) {
     hopper::setmaxnreg_inc<S::multiply_registers>();
-    Multiplier<S> multiplier(params, output_map, residual_map, shared);
+    Multiplier<S> multiplier(params, output_map, shared);
     for_each_work_tile<S>(
         params, shared,
         [&](unsigned index, unsigned flag, bool retry) {

@@ -77,7 +77,6 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .vectors = false,
       .quads = false,
       .stores_by_tma = false,
-      .prefetches_residual = false,
       .residual_stages = 0,
       .staging_bytes = static_cast<int>(plan.staging_bytes),
       .flat_nchw = product && problem.layout == Layout::nchw,
@@ -112,7 +111,6 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       params.residual_stages = static_cast<int>(ceil_div(plan.filter_tile, box_filters<T>));
       if (residual_first<T>) params.epilogue.residual = nullptr;
     }
-    params.prefetches_residual = !residual_first<T>;
   }
   return params;
 }
@@ -151,7 +149,7 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
                                                             problem.y_pitch(), y_box, params.in_a_row)
                                                  : CUtensorMap{};
   const CUtensorMap residual_map =
-      params.prefetches_residual || params.residual_stages > 0
+      params.residual_stages > 0
           ? make_map(args.residual, problem.dtype, problem.p(), problem.q(), problem.k, 0, y_box, params.in_a_row)
           : CUtensorMap{};
   const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));

@@ -5,7 +5,6 @@
 
 #include "algos/implicit_gemm/persistent/cluster_reduce.cuh"
 #include "algos/implicit_gemm/persistent/operand.cuh"
-#include "hopper/ptx/prefetch.cuh"
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
@@ -45,11 +44,9 @@ class Multiplier {
  public:
   using T = typename S::T;
 
-  __device__ __forceinline__ Multiplier(const Params<T>& params, const CUtensorMap& output_map,
-                                        const CUtensorMap& residual_map, const Shared<S>& shared)
+  __device__ __forceinline__ Multiplier(const Params<T>& params, const CUtensorMap& output_map, const Shared<S>& shared)
       : params_(params),
         output_map_(output_map),
-        residual_map_(residual_map),
         shared_(shared),
         control_(*shared.control),
         site_{params.report, kernel_implicit_gemm, role_multiply},
@@ -66,9 +63,6 @@ class Multiplier {
       for (int i = 0; i < S::sums; ++i) total[m][i] = 0.0f;
     }
     const WorkTile work_tile(params_, index);
-    if constexpr (!residual_first<T>) {
-      if (params_.prefetches_residual && threadIdx.x == 0) prefetch_residual(index);
-    }
     begin(work_tile);
     if (S::reads_fp16 && !S::one_tap && params_.flat) input_.place_flat(params_, work_tile);
     if constexpr (S::converted) find_exponents(work_tile);
@@ -171,19 +165,6 @@ class Multiplier {
         }
       }
       release_stage();
-    }
-  }
-
-  // That of the block's next work tile, so that it is in the L2 cache when it is wanted; and of its first.
-  __device__ __forceinline__ void prefetch_residual(unsigned index) {
-    const unsigned next = index + gridDim.x;
-#pragma unroll 1
-    for (unsigned at = index < gridDim.x ? index : next; at <= next && at < params_.work_tiles; at += gridDim.x) {
-      const WorkTile tile(params_, at);
-#pragma unroll 1
-      for (int filter = 0; filter < S::filter_tile; filter += box_bytes / static_cast<int>(sizeof(T))) {
-        hopper::tma_prefetch(residual_map_, tile.filter_tile * S::filter_tile + filter, tile.q, tile.p, tile.n);
-      }
     }
   }
 
@@ -469,7 +450,7 @@ class Multiplier {
   }
 
   const Params<T>& params_;
-  const CUtensorMap &output_map_, &residual_map_;
+  const CUtensorMap& output_map_;
   const Shared<S>& shared_;
   Control& control_;
   WaitSite site_;

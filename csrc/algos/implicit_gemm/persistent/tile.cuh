@@ -41,12 +41,11 @@ struct Params {
   int row_bytes;               // flat: of a row of a stage
   FastDivide by_row, by_rows;
   int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-  bool along_filters;        // of y: NHWC, else NCHW
-  bool vectors;              // NHWC: 16 bytes of filters of y and of the residual are one aligned access
-  bool quads;                // NCHW: four neighbouring pixels are
-  bool stores_by_tma;        // y is written by copies, not by the warps
-  bool prefetches_residual;  // which is vectors, and read by this kernel
-  int residual_stages;       // those that bring the residual of a tile, or 0: its first or its last (residual_first)
+  bool along_filters;   // of y: NHWC, else NCHW
+  bool vectors;         // NHWC: 16 bytes of filters of y and of the residual are one aligned access
+  bool quads;           // NCHW: four neighbouring pixels are
+  bool stores_by_tma;   // y is written by copies, not by the warps
+  int residual_stages;  // those that bring the residual of a tile, or 0: its first or its last (residual_first)
   int staging_bytes;
   bool flat_nchw;  // a matrix product into NCHW: pixels are numbered through all images
   FastDivide by_image;
