@@ -29,6 +29,10 @@ ALLOWED: dict[str, str] = {
     r"\(fastconv::algos::implicit_gemm::Mode\)1, 128, 2, \(fastconv::algos::implicit_gemm::persistent::Source\)": (
         "class tf32: counters of the loop over tiles parked, none within the loop over steps"
     ),
+    r"implicit_gemm::persistent::convolve<fastconv::algos::implicit_gemm::persistent::Shape<(__half|__nv_bfloat16), "
+    r"\(fastconv::algos::implicit_gemm::Mode\)[23], (128, 2|32, 1), ": (
+        "one or two values of the loop over tiles parked, none within the loop over steps"
+    ),
     r"implicit_gemm::few_channels::convolve<fastconv::algos::implicit_gemm::few_channels::Shape<float, 3, [468]>": (
         "a few values of the loop over tiles parked, stored in front of the loop over steps and loaded behind it"
     ),

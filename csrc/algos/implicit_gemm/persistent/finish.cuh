@@ -54,7 +54,7 @@ enum class Finish {
 template <Finish finish>
 constexpr std::integral_constant<Finish, finish> is{};
 template <typename S>
-constexpr bool has_residual_finish = !residual_first<typename S::T> && !S::transforms;
+constexpr bool has_residual_finish = S::split && !S::transforms;
 
 template <typename S>
 __device__ __forceinline__ Finish finish_of(const Params<typename S::T>& params) {

@@ -15,7 +15,7 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-template <typename T>
+template <typename T, Mode mode>
 Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Weights& weights = plan.weights;
@@ -105,9 +105,10 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
   if (plan.stores_vectors && args.residual != nullptr && params.partial == nullptr) {
     const Epilogue<T>& epilogue = params.epilogue;
     const bool comes_first = !epilogue.residual_after || epilogue.activate.is_linear();
-    const bool is_quick = residual_first<T> || epilogue.activate.clamps || epilogue.activate.is_linear();
+    const bool is_quick = epilogue.activate.clamps || epilogue.activate.is_linear();
+    const bool joins = residual_first<T> || (mode == Mode::split && plan.source != Source::transformed && is_quick);
     const std::size_t box = static_cast<std::size_t>(plan.tile_n * plan.tile_p * plan.tile_q) * box_bytes;
-    if (plan.source != Source::transformed && comes_first && is_quick && box <= plan.stage_bytes()) {
+    if (joins && comes_first && box <= plan.stage_bytes()) {
       params.residual_stages = static_cast<int>(ceil_div(plan.filter_tile, box_filters<T>));
       if (residual_first<T>) params.epilogue.residual = nullptr;
     }
@@ -195,7 +196,7 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const void* x = args.x;
   void* workspace = args.workspace;  // plan.workspace_bytes()
-  Params<T> params = make_params<T>(args, plan, workspace, runtime);
+  Params<T> params = make_params<T, mode>(args, plan, workspace, runtime);
   if constexpr (mode == Mode::single) {
     constexpr auto run_source = run_kernel<T, mode, Source::transformed, Source::raw, Source::converted>;
     if (plan.source == Source::converted) {
@@ -211,7 +212,7 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
       params.image_exponents = exponents;
       run_source(args, plan, params, workspace, DType::f16, runtime);
       const Plan& fallback = plan.fallback.front();
-      params = make_params<T>(args, fallback, nullptr, runtime);
+      params = make_params<T, mode>(args, fallback, nullptr, runtime);
       params.condition = flags;
       params.condition_count = static_cast<int>(blocks * problem.n);
       run_source(args, fallback, params, x, problem.dtype, runtime);
@@ -227,7 +228,7 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
 
 template <typename T, Mode mode>
 void run_affine(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  run_kernel<T, mode, Source::affine>(args, plan, make_params<T>(args, plan, args.workspace, runtime), args.x,
+  run_kernel<T, mode, Source::affine>(args, plan, make_params<T, mode>(args, plan, args.workspace, runtime), args.x,
                                       args.problem.dtype, runtime);
 }
 
