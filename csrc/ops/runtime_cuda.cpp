@@ -100,13 +100,19 @@ std::string describe(const WaitReport& report) {
          wait_role_names[report.role] + ", block " + std::to_string(report.block) + "; the CUDA context is lost";
 }
 
+// A thread of autograd's may begin with a call of ours: it has no context yet, and the driver's functions make none.
+cudaError_t make_context() {
+  int device = 0;  // the current one, which stays that
+  const cudaError_t error = cudaGetDevice(&device);
+  return error == cudaSuccess ? cudaSetDevice(device) : error;
+}
+
 class CudaRuntime final : public Runtime {
  public:
   explicit CudaRuntime(const DeviceInfo& device) : device_(device) {
     const WaitReport& report = *waits();
     if (report.expired != 0) throw DeviceError(describe(report));
-    // A thread of autograd's may begin here: it has no context yet, and the driver's functions make none.
-    thread_local const cudaError_t has_context = cudaSetDevice(device.index);
+    thread_local const cudaError_t has_context = make_context();
     check(has_context, "cudaSetDevice");
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
   }
