@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fastconv
 from fastconv import ops
+from fastconv.ops import transposed
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -258,3 +259,19 @@ def test_the_operator_names_what_is_wrong(wrong: dict[str, Any]) -> None:
         tensors = [None if values[n] is None else values[n].to(device) for n in ("input", "weight", "bias")]
         with pytest.raises(RuntimeError, match=f"fastconv: ({name}|input|weight)"):
             ops.conv_transpose2d_op(*tensors, *geometry, "auto", "fp32", 4)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_operator_s_own_formula_with_much_output_padding(stride: int, padding: int) -> None:
+    """PyTorch admits an output padding beyond the stride, if the dilation is larger: no convolution has such an output,
+    so the operator runs PyTorch's and its formula cuts what a convolution would make more."""
+    geometry = ([stride] * 2, [padding] * 2, [2, 1], [3, 3], 1)
+    x, w, b = (torch.randn(*size, dtype=torch.float64) for size in ((2, 4, 5, 6), (4, 3, 3, 2), (3,)))
+    leaves = [t.float().requires_grad_() for t in (x, w, b)]
+    exact = [t.float().double().requires_grad_() for t in (x, w, b)]
+    y = transposed.conv_transpose2d(*leaves, *geometry, "auto", "fp32", 0)
+    z = F.conv_transpose2d(*exact, geometry[0], geometry[1], geometry[2], 1, geometry[3])
+    grad = torch.randn_like(y)
+    assert relative_error(y.double(), z) < 2e-6
+    assert_alike(torch.autograd.grad(y, leaves, grad), torch.autograd.grad(z, exact, grad.double()), 2e-6)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastconv import _C, ops
@@ -134,8 +135,10 @@ def _(input, weight, bias, stride, padding, output_padding, dilation, groups, *_
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    input, weight, _, stride, padding, _, dilation, groups, algorithm, *rest = inputs
+    input, weight, _, stride, padding, output_padding, dilation, groups, algorithm, *rest = inputs
     ctx.geometry = stride, padding, dilation, groups
+    # Rows and columns that a convolution makes of the output beside the input's own.
+    ctx.more = [extra // step for extra, step in zip(output_padding, stride, strict=True)]
     # A name says what computes the transposed convolution; its derivatives are others, which it may not fit.
     ctx.algorithm = "torch" if algorithm == "torch" else "auto"
     ctx.precision, ctx.flags, *ctx.limits = rest
@@ -150,8 +153,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     dx = dw = None
     if of_input:
         dx = autograd.conv2d(grad, weight, None, None, *shared, "none", 0.0, ctx.flags, *ctx.limits)
+        dx = dx[:, :, : dx.shape[2] - ctx.more[0], : dx.shape[3] - ctx.more[1]] if any(ctx.more) else dx
     if of_weight:
-        dw = autograd.weight_gradient(grad, input, ctx.sizes, *shared, ctx.flags, *ctx.limits)
+        x = F.pad(input, (0, ctx.more[1], 0, ctx.more[0])) if any(ctx.more) else input
+        dw = autograd.weight_gradient(grad, x, ctx.sizes, *shared, ctx.flags, *ctx.limits)
     return dx, dw, grad.sum((0, 2, 3)) if of_bias else None, *[None] * 10
 
 
