@@ -65,8 +65,7 @@ __device__ __forceinline__ Finish finish_of(const Params<typename S::T>& params)
                         : leaks(activate)                                      ? Finish::leaky
                                                                                : Finish::general;
   if (params.epilogue.residual == nullptr) return finish;
-  const bool is_quick = finish == Finish::plain || (finish == Finish::clamped && !params.epilogue.residual_after);
-  return has_residual_finish<S> && is_quick && params.residual_stages > 0 ? Finish::residual : Finish::general;
+  return has_residual_finish<S> && params.residual_stages > 0 ? Finish::residual : Finish::general;
 }
 
 // 16 bytes of y with their residual (Finish::residual).
