@@ -1,7 +1,10 @@
 """What the tests of the layer and of the swap share."""
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastconv import _C
@@ -22,6 +25,21 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     assert actual.dtype == expected.dtype
     actual, expected = actual.detach().double(), expected.detach().double()
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def assert_alike(found: Any, expected: Any, bound: float, what: Any = None) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert relative_error(a.double(), b) < bound, what
+
+
+def exact(layer: nn.Module, x: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Leaves in float64, input first, and what PyTorch makes of them."""
+    leaves = [t.detach().double().requires_grad_() for t in (x, *layer.parameters())]
+    bias = leaves[2] if len(leaves) > 2 else None
+    if isinstance(layer, nn.ConvTranspose2d):
+        geometry = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
+        return leaves, F.conv_transpose2d(*leaves[:2], bias, *geometry)
+    return leaves, F.conv2d(*leaves[:2], bias, layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
 def reference(layer: nn.Conv2d, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from layers import DEVICES, relative_error
+from layers import DEVICES, assert_alike, exact, relative_error
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("full_precision")
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 # Sums of independent products in float32; half types end with one rounding.
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
+KINDS = pytest.mark.parametrize("kind", ["Conv2d", "ConvTranspose2d"])
 GEOMETRIES = list(itertools.product((1, 2), (0, 1, 3), (1, 2), (1, 2, 16)))  # stride, padding, dilation, groups
 
 
@@ -106,12 +107,13 @@ def test_the_layer_may_be_gone(device: str) -> None:
         assert relative_error(a.double(), b) < 2e-6
 
 
+@KINDS
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm", "torch"])
-def test_gradients_have_the_format_of_pytorchs(algorithm: str, stride: int, device: str) -> None:
+def test_gradients_have_the_format_of_pytorchs(algorithm: str, stride: int, device: str, kind: str) -> None:
     for x_format, w_format, grad_format in itertools.product(FORMATS.values(), repeat=3):
-        plain = nn.Conv2d(16, 32, 3, stride, 1, device=device).to(memory_format=w_format)
+        plain = getattr(nn, kind)(16, 32, 3, stride, 1, device=device).to(memory_format=w_format)
         ours = copy.deepcopy(plain)
         fastconv.swap_(ours, algorithm=algorithm, precision="fp32")
         x = torch.randn(2, 16, 9, 11, device=device).to(memory_format=x_format).requires_grad_()
@@ -119,7 +121,9 @@ def test_gradients_have_the_format_of_pytorchs(algorithm: str, stride: int, devi
         for layer in (plain, ours):
             y = layer(x)
             grad = torch.ones_like(y).contiguous(memory_format=grad_format)
-            strides.append([y.stride()] + [g.stride() for g in torch.autograd.grad(y, (x, layer.weight), grad)])
+            outputs = [y] if kind == "Conv2d" else []
+            outputs += torch.autograd.grad(y, (x, layer.weight), grad)
+            strides.append([g.stride() for g in outputs])
         assert strides[0] == strides[1], (x_format, w_format, grad_format)
 
 
@@ -171,19 +175,19 @@ def test_a_message_of_the_operators_is_raised_as_what_it_stands_for() -> None:
         Fails.apply(torch.ones(2, requires_grad=True)).sum().backward()
 
 
+@KINDS
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm", "torch"])
-def test_gradients_are_differentiated_again(algorithm: str, stride: int, device: str) -> None:
-    layer = fastconv.Conv2d(8, 16, 3, stride, 1, algorithm=algorithm, precision="fp32", device=device)
+def test_gradients_are_differentiated_again(algorithm: str, stride: int, device: str, kind: str) -> None:
+    layer = getattr(fastconv, kind)(8, 16, 3, stride, 1, algorithm=algorithm, precision="fp32", device=device)
     x = torch.randn(2, 8, 7, 7, device=device, requires_grad=True)
-    exact = [t.detach().double().requires_grad_() for t in (x, layer.weight, layer.bias)]
+    leaves, z = exact(layer, x)
     found = []
-    for tensors, y in (((x, *layer.parameters()), layer(x)), (exact, F.conv2d(*exact, stride, 1))):
+    for tensors, y in (((x, *layer.parameters()), layer(x)), (leaves, z)):
         first = torch.autograd.grad(y.square().sum(), tensors, create_graph=True)
         found.append(torch.autograd.grad(sum(g.square().sum() for g in first), tensors))
-    for a, b in zip(*found, strict=True):
-        assert relative_error(a.double(), b) < 1e-5
+    assert_alike(*found, 1e-5)
 
 
 def test_a_call_by_others_is_refused() -> None:
@@ -193,31 +197,29 @@ def test_a_call_by_others_is_refused() -> None:
             torch._mps_convolution(x, w, None, [0, 0], [1, 1], [1, 1], groups)
 
 
-def test_without_an_operator_for_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+@KINDS
+def test_without_an_operator_for_the_record(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "_recorded_convolution", None)
-    layer = fastconv.Conv2d(8, 16, 3, padding=1, algorithm="implicit_gemm")
+    layer = getattr(fastconv, kind)(8, 16, 3, padding=1, algorithm="implicit_gemm")
     x = torch.randn(2, 8, 7, 7, requires_grad=True)
-    y = layer(x)
-    found = torch.autograd.grad(y.sum(), (x, layer.weight))
+    found = torch.autograd.grad(layer(x).sum(), (x, layer.weight))
     assert layer.last_algorithm == "implicit_gemm"
-    exact = [t.detach().double().requires_grad_() for t in (x, layer.weight)]
-    expected = torch.autograd.grad(F.conv2d(*exact, None, 1, 1).sum(), exact)
-    for a, b in zip(found, expected, strict=True):
-        assert relative_error(a.double(), b) < 2e-6
+    leaves, z = exact(layer, x)
+    assert_alike(found, torch.autograd.grad(z.sum(), leaves[:2]), 2e-6)
 
 
+@KINDS
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_backward_pass_that_is_compiled(device: str) -> None:
-    layers = [fastconv.Conv2d(8, 8, 3, stride, 1, algorithm="implicit_gemm", device=device) for stride in (1, 2)]
+def test_a_backward_pass_that_is_compiled(device: str, kind: str) -> None:
+    layers = [getattr(fastconv, kind)(8, 8, 3, s, 1, algorithm="implicit_gemm", device=device) for s in (1, 2)]
     network = nn.Sequential(*layers)
-    exact = nn.Sequential(*[nn.Conv2d(8, 8, 3, stride, 1, device=device) for stride in (1, 2)]).double()
-    exact.load_state_dict(network.state_dict())
+    double = nn.Sequential(*[getattr(nn, kind)(8, 8, 3, stride, 1, device=device) for stride in (1, 2)]).double()
+    double.load_state_dict(network.state_dict())
     for size in (5, 6):  # whose sizes are symbols the second time
         x = torch.randn(2, 8, size, size, device=device, requires_grad=True)
         network.zero_grad()
         with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
             network(x).square().sum().backward()
         y = x.detach().double().requires_grad_()
-        expected = torch.autograd.grad(exact(y).square().sum(), (y, *exact.parameters()))
-        for found, wanted in zip((x, *network.parameters()), expected, strict=True):
-            assert relative_error(found.grad.double(), wanted) < 2e-5
+        expected = torch.autograd.grad(double(y).square().sum(), (y, *double.parameters()))
+        assert_alike([t.grad for t in (x, *network.parameters())], expected, 2e-5)

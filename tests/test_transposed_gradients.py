@@ -1,4 +1,5 @@
-"""A transposed layer's call and its gradients, by the way that convolutions' take, against float64."""
+"""A transposed layer's call and its gradients, by the way that convolutions' take, against float64; what both kinds of
+layers do alike is in test_layer_gradients.py."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from layers import DEVICES, relative_error
+from layers import DEVICES, assert_alike, exact, relative_error
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -23,19 +24,6 @@ FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 # stride, padding, output_padding, dilation, groups
 GEOMETRIES = [g for g in itertools.product((1, 2), (0, 1, 3), (0, 1), (1, 2), (1, 2, 16)) if g[2] < g[0]]
-
-
-def exact(layer: nn.Module, x: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Leaves in float64, input first, and what PyTorch makes of them."""
-    leaves = [t.detach().double().requires_grad_() for t in (x, *layer.parameters())]
-    bias = leaves[2] if len(leaves) > 2 else None
-    geometry = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
-    return leaves, F.conv_transpose2d(*leaves[:2], bias, *geometry)
-
-
-def assert_alike(found: Any, expected: Any, bound: float, what: Any = None) -> None:
-    for a, b in zip(found, expected, strict=True):
-        assert relative_error(a.double(), b) < bound, what
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -93,37 +81,6 @@ def test_no_operator_of_python_is_called() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm", "torch"])
-def test_gradients_have_the_format_of_pytorchs(algorithm: str, stride: int, device: str) -> None:
-    for x_format, w_format, grad_format in itertools.product(FORMATS.values(), repeat=3):
-        plain = nn.ConvTranspose2d(16, 32, 3, stride, 1, device=device).to(memory_format=w_format)
-        ours = copy.deepcopy(plain)
-        fastconv.swap_(ours, algorithm=algorithm, precision="fp32")
-        x = torch.randn(2, 16, 9, 11, device=device).to(memory_format=x_format).requires_grad_()
-        strides = []
-        for layer in (plain, ours):
-            y = layer(x)
-            grad = torch.ones_like(y).contiguous(memory_format=grad_format)
-            strides.append([g.stride() for g in torch.autograd.grad(y, (x, layer.weight), grad)])
-        assert strides[0] == strides[1], (x_format, w_format, grad_format)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm", "torch"])
-def test_gradients_are_differentiated_again(algorithm: str, stride: int, device: str) -> None:
-    layer = fastconv.ConvTranspose2d(8, 16, 3, stride, 1, algorithm=algorithm, precision="fp32", device=device)
-    x = torch.randn(2, 8, 7, 7, device=device, requires_grad=True)
-    leaves, z = exact(layer, x)
-    found = []
-    for tensors, y in (((x, *layer.parameters()), layer(x)), (leaves, z)):
-        first = torch.autograd.grad(y.square().sum(), tensors, create_graph=True)
-        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), tensors))
-    assert_alike(*found, 1e-5)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_the_layer_may_be_gone_and_the_weight_may_not_change(device: str) -> None:
     layer = fastconv.ConvTranspose2d(8, 16, 3, 2, 1, 1, algorithm="implicit_gemm", precision="fp32", device=device)
     x = torch.randn(2, 8, 7, 7, device=device, requires_grad=True)
@@ -174,32 +131,6 @@ def test_tensors_that_are_not_plain() -> None:
     assert relative_error(y.detach().as_subclass(Tensor), layer(x).detach()) < 1e-6
     meta = copy.deepcopy(layer).to("meta")
     assert meta(x.to("meta")).shape == y.shape
-
-
-def test_without_an_operator_for_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "_recorded_convolution", None)
-    layer = fastconv.ConvTranspose2d(8, 16, 3, padding=1, algorithm="implicit_gemm")
-    x = torch.randn(2, 8, 7, 7, requires_grad=True)
-    found = torch.autograd.grad(layer(x).sum(), (x, layer.weight))
-    assert layer.last_algorithm == "implicit_gemm"
-    leaves, z = exact(layer, x)
-    assert_alike(found, torch.autograd.grad(z.sum(), leaves[:2]), 2e-6)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_backward_pass_that_is_compiled(device: str) -> None:
-    layers = [fastconv.ConvTranspose2d(8, 8, 3, s, 1, algorithm="implicit_gemm", device=device) for s in (1, 2)]
-    network = nn.Sequential(*layers)
-    double = nn.Sequential(*[nn.ConvTranspose2d(8, 8, 3, stride, 1, device=device) for stride in (1, 2)]).double()
-    double.load_state_dict(network.state_dict())
-    for size in (5, 6):  # whose sizes are symbols the second time
-        x = torch.randn(2, 8, size, size, device=device, requires_grad=True)
-        network.zero_grad()
-        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-            network(x).square().sum().backward()
-        y = x.detach().double().requires_grad_()
-        expected = torch.autograd.grad(double(y).square().sum(), (y, *double.parameters()))
-        assert_alike([t.grad for t in (x, *network.parameters())], expected, 2e-5)
 
 
 @pytest.mark.parametrize("recorded", [False, True])
