@@ -54,7 +54,7 @@ enum class Finish {
 template <Finish finish>
 constexpr std::integral_constant<Finish, finish> is{};
 template <typename S>
-constexpr bool has_residual_finish = S::split && !S::transforms;
+constexpr bool has_residual_finish = S::split && !S::transforms && !S::affine;
 
 template <typename S>
 __device__ __forceinline__ Finish finish_of(const Params<typename S::T>& params) {

@@ -123,16 +123,14 @@ class ChannelLoader {
   __device__ __forceinline__ ChannelLoader(const Params<T>& params, const Shared<S>& shared)
       : params_(params), shared_(shared), site_{params.report, kernel_implicit_gemm, role_load} {}
 
-  __device__ __forceinline__ void run(const WorkTile& work_tile, bool stores) {
+  __device__ __forceinline__ void run(const WorkTile& work_tile) {
     Control& control = *shared_.control;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     constexpr int pairs = S::step_channels / 2;
-    const int first = work_tile.first_stage, last = work_tile.last_stage, others = work_tile.residual_stages;
-    const int end = last + (!residual_first<T> && stores ? others : 0);
-    for (int stage = first - (residual_first<T> ? others : 0); stage < end; ++stage) {
+    for (int stage = work_tile.first_stage; stage < work_tile.last_stage; ++stage) {
       const int channel = stage * S::step_channels + 2 * lane;  // C is even, taps are one
       uint4 pair{};
-      if (lane < pairs && stage >= first && stage < last && channel < params_.c) {
+      if (lane < pairs && channel < params_.c) {
         const auto bits = [](const float* at) { return __float_as_uint(__ldg(at)); };
         pair = {bits(params_.scale + channel), bits(params_.scale + channel + 1), bits(params_.shift + channel),
                 bits(params_.shift + channel + 1)};
@@ -294,8 +292,7 @@ __global__ void __launch_bounds__(S::threads, 1)
             params, shared,
             [&](unsigned index, unsigned, bool retry) {
               const WorkTile work_tile(params, index);
-              if (retry) loader.run(work_tile, false);
-              loader.run(work_tile, true);
+              for (int i = 0; i < (retry ? 2 : 1); ++i) loader.run(work_tile);
             },
             [&](unsigned parity) { wait_for_flags(parity, role_load); },
             [&](unsigned) {

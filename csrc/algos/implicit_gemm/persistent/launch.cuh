@@ -106,7 +106,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
     const Epilogue<T>& epilogue = params.epilogue;
     const bool comes_first = !epilogue.residual_after || epilogue.activate.is_linear();
     const bool is_quick = epilogue.activate.clamps || epilogue.activate.is_linear();
-    const bool joins = residual_first<T> || (mode == Mode::split && plan.source != Source::transformed && is_quick);
+    const bool joins = plan.source == Source::fp16 || (plan.source == Source::raw && mode == Mode::split && is_quick);
     const std::size_t box = static_cast<std::size_t>(plan.tile_n * plan.tile_p * plan.tile_q) * box_bytes;
     if (joins && comes_first && box <= plan.stage_bytes()) {
       params.residual_stages = static_cast<int>(ceil_div(plan.filter_tile, box_filters<T>));
