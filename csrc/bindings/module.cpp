@@ -10,6 +10,7 @@
 
 #include "bindings/fit.h"
 #include "core/error.h"
+#include "core/group_norm.h"
 #include "core/kernel_extent.h"
 #include "core/names.h"
 #include "plan/gradients.h"
@@ -440,6 +441,16 @@ PYBIND11_MODULE(_C, module) {
       py::arg("algorithm"), py::arg("problem"), py::arg("device"), py::arg("own") = false,
       "How the input gradient of a convolution asked for as `algorithm` is computed; code and reason if by PyTorch. "
       "own: where PyTorch's would be one in another class.");
+  module.def(
+      "has_group_norm",
+      [](std::int64_t n, std::int64_t c, std::int64_t h, std::int64_t w, const std::string& dtype,
+         const DeviceInfo& device) {
+        GroupNorm norm;
+        norm.n = n, norm.c = c, norm.pixels = h * w, norm.dtype = dtype_from_name(dtype);
+        return norm.has_kernels(device);
+      },
+      py::arg("n"), py::arg("c"), py::arg("h"), py::arg("w"), py::arg("dtype"), py::arg("device"),
+      "Whether the operator group_norm has kernels for an NHWC input of these sizes.");
   module.def(
       "packed_weight_bytes",
       [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {

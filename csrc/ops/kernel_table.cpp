@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "device/flipped_filter.h"
+#include "device/group_norm.h"
 #include "device/max_pool.h"
 
 namespace fastconv {
@@ -93,6 +94,17 @@ bool has_max_pool(const MaxPool& pool, const DeviceInfo& device) {
 }
 
 void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime) { pool_on_cuda(pool, x, y, runtime); }
+
+using NormFunction = void (*)(const GroupNorm&, const void* x, const void* weight, const void* bias, void* y,
+                              void* workspace, Runtime&);
+constexpr NormFunction norm_on_cuda = FASTCONV_CUDA_FUNCTION(fastconv::group_norm);
+
+bool has_group_norm(const GroupNorm& norm, const DeviceInfo& device) { return with_cuda && norm.has_kernels(device); }
+
+void group_norm(const GroupNorm& norm, const void* x, const void* weight, const void* bias, void* y, void* workspace,
+                Runtime& runtime) {
+  norm_on_cuda(norm, x, weight, bias, y, workspace, runtime);
+}
 
 void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const void* weight, void* flipped,
                  Runtime& runtime) {

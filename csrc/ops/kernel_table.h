@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/algorithm.h"
+#include "core/group_norm.h"
 #include "core/kernels.h"
 #include "core/max_pool.h"
 #include "device/flipped_filter.h"
@@ -28,6 +29,11 @@ PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem,
 // Whether max_pool() of device/max_pool.h runs on that device.
 bool has_max_pool(const MaxPool& pool, const DeviceInfo& device);
 void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime);
+
+// Whether group_norm() of device/group_norm.h runs on that device.
+bool has_group_norm(const GroupNorm& norm, const DeviceInfo& device);
+void group_norm(const GroupNorm& norm, const void* x, const void* weight, const void* bias, void* y, void* workspace,
+                Runtime& runtime);
 
 // The weight [K, C/G, R, S] of the problem as the filters of its input gradient.
 void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const void* weight, void* flipped,

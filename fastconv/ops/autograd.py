@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fastconv import failures, ops, settings
-from fastconv.ops import autocast, fake, gradients, plain, scatter  # noqa: F401  (three register themselves)
+from fastconv.ops import autocast, fake, gradients, norms, plain, scatter  # noqa: F401  (four register themselves)
 from fastconv.ops.geometry import Geometry, from_operator
 from fastconv.tensors import is_plain
 

@@ -4,6 +4,7 @@
                                                                     or     ... -> [activation] -> max-pool
 
 and, with frozen weights, a norm with an activation before them, and the range of a concatenation that they write into.
+A group norm with an activation behind it becomes an operator of fastconv's where it has kernels.
 
 A rewrite is a declaration in `patterns`; `apply` goes through a graph with a list of them. The graph of `rewrite` is a
 functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each: `table` says which
@@ -42,6 +43,7 @@ _KEPT = (
     aten.silu.default,
     aten.hardtanh.default,
     aten.leaky_relu.default,
+    aten.native_group_norm.default,
 )
 _MAX_POOL = aten.max_pool2d_with_indices.default  # kept if it is one that a convolution can end in
 
@@ -150,10 +152,12 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
         if node.op == "call_function" and is_kept and node.target in decompositions:
             edit.inline(node, decompositions[node.target], decompositions)
     edit.refresh()
-    for operator, residual in ((ops.conv2d_op, 3), (ops.conv2d_packed_op, 4), (ops.conv2d_packed_scatter_op, 0)):
+    images = {ops.conv2d_op: (0, 3), ops.conv2d_packed_op: (0, 4), ops.conv2d_packed_scatter_op: (0,)}
+    images[ops.group_norm_op] = (0,)
+    for operator, places in images.items():
         for node in graph.find_nodes(op="call_function", target=operator):
             if ops.format_of(value_of(node)) == torch.channels_last:
-                edit.expect_channels_last(node, node.args[0], node.args[residual])
+                edit.expect_channels_last(node, *(node.args[place] for place in places))
     graph.eliminate_dead_code()
     graph.lint()
     found = [node.meta["fastconv"] for node in graph.nodes if isinstance(node.meta.get("fastconv"), Taken)]

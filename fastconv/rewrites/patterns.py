@@ -24,7 +24,7 @@ from fastconv.rewrites.convolution import (
     pools_inside,
     problem_of,
 )
-from fastconv.rewrites.editor import Editor, read, same, spelled, value_of
+from fastconv.rewrites.editor import Editor, hint_of, read, same, spelled, value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -395,6 +395,67 @@ GRADIENTS = Rewrite(
     "gradients", (aten.convolution_backward.default,), _find_gradient, _gradient_obstacle, _as_gradients
 )
 
+# Group norms ---------------------------------------------------------------------------------------------------------
+
+
+def _find_group_norm(node: fx.Node, asked: Asked) -> Match | None:
+    x, weight, bias, _, _, _, groups, epsilon = node.args
+    output = first_output(node)
+    return None if output is None else Match(output, found={"call": (x, weight, bias, groups, epsilon)})
+
+
+def _group_norm_obstacle(match: Match, asked: Asked) -> Obstacle | None:
+    x, *parameters = (value_of(each) for each in match.found["call"][:3])
+    if x.dim() != 4 or not x.is_cuda or ops.format_of(x) != torch.channels_last:
+        return "layout", "its kernels are for images in channels_last, on a GPU"
+    if any(parameter is not None and parameter.dtype != x.dtype for parameter in parameters):
+        return "dtype", "input, weight and bias differ in dtype"
+    sizes = [hint_of(size) for size in x.shape]
+    if None in sizes or not _C.has_group_norm(*sizes, ops.dtype_name(x.dtype), ops.device_info(x.device)):
+        return "no_kernel", "its kernels do not fit the sizes"
+    return None
+
+
+def _as_group_norm(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    return edit.emit(ops.group_norm_op, *match.found["call"], "none")
+
+
+GROUP_NORM = Rewrite(
+    "group norm", (aten.native_group_norm.default,), _find_group_norm, _group_norm_obstacle, _as_group_norm
+)
+
+
+def _find_norm_activation(node: fx.Node, asked: Asked) -> Match | None:
+    x, *rest = node.args
+    is_open = isinstance(x, fx.Node) and x.target is ops.group_norm_op and len(x.users) == 1 and x.args[-1] == "none"
+    name = next(name for name, (operator, *_) in ACTIVATIONS.items() if operator is node.target)
+    return Match(node, x, {"name": name}) if is_open and tuple(rest) == ACTIVATIONS[name][1:] else None
+
+
+def _norm_activation(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    assert match.conv is not None
+    return edit.emit(ops.group_norm_op, *match.conv.args[:-1], match.found["name"])
+
+
+NORM_ACTIVATION = Rewrite(
+    "group norm's activation", tuple(target for name, (target, *_) in ACTIVATIONS.items() if name != "leaky_relu"),
+    _find_norm_activation, never, _norm_activation,
+)  # fmt: skip
+
+
+def _find_one(node: fx.Node, asked: Asked) -> Match | None:
+    x, factor = node.args
+    is_one = not isinstance(factor, fx.Node) and factor == 1
+    return Match(node, found={"value": x}) if is_one and call_of(x) is not None and len(x.users) == 1 else None  # type: ignore[union-attr]
+
+
+def _same_value(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    return match.found["value"]  # type: ignore[no-any-return]
+
+
+# Models that scale a residual sum divide by one where they do not: a pass over memory between two of our operators.
+ONE = Rewrite("factor of one", (aten.div.Tensor, aten.mul.Tensor), _find_one, never, _same_value)
+
 # A node meets those of a list whose targets have its operator; lists are gone through one after the other.
 EPILOGUE = (BATCH_NORM, RESIDUAL, ACTIVATION, MAX_POOL)
-FUSING = (CONVOLUTION, *EPILOGUE, GRADIENTS)
+FUSING = (CONVOLUTION, *EPILOGUE, GRADIENTS, GROUP_NORM, NORM_ACTIVATION, ONE)

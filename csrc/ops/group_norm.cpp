@@ -1,0 +1,75 @@
+// The operator group_norm: PyTorch's with an activation behind it, by kernels of ours on CUDA in channels_last.
+#include "core/group_norm.h"
+
+#include <optional>
+#include <string>
+
+#include "core/names.h"
+#include "ops/arguments.h"
+#include "ops/debug.h"
+#include "ops/kernel_table.h"
+
+namespace fastconv::ops {
+namespace {
+
+Tensor activated(const Tensor& y, Activation activation) {
+  switch (activation) {
+    case Activation::relu: return call_dispatcher("aten::relu", "", y);
+    case Activation::relu6: return call_dispatcher("aten::relu6", "", y);
+    case Activation::silu: return call_dispatcher("aten::silu", "", y);
+    default: return y;
+  }
+}
+
+void require_parameter(const char* name, const std::optional<Tensor>& parameter, const Tensor& x) {
+  if (!parameter) return;
+  require_same_device(x, *parameter, name);
+  FASTCONV_REQUIRE(parameter->dim() == 1 && parameter->size(0) == x.size(1),
+                   std::string(name) + " has shape " + to_text(shape_of(*parameter)) + "; expected [C] = [" +
+                       std::to_string(x.size(1)) + "]");
+  FASTCONV_REQUIRE(
+      parameter->scalar_type() == x.scalar_type(),
+      std::string(name) + " is " + name_of(dtype_of(*parameter)) + "; expected x's " + name_of(dtype_of(x)));
+}
+
+Tensor normed(const Tensor& x, std::optional<Tensor> weight, std::optional<Tensor> bias, std::int64_t groups,
+              double epsilon, std::string activation_name) {
+  FASTCONV_REQUIRE(x.dim() == 4, "x has shape " + to_text(shape_of(x)) + "; expected [N, C, H, W]");
+  FASTCONV_REQUIRE(
+      groups > 0 && x.size(1) % groups == 0,
+      "groups is " + std::to_string(groups) + "; expected a divisor of x's " + std::to_string(x.size(1)) + " channels");
+  FASTCONV_REQUIRE(epsilon >= 0.0, "epsilon is " + std::to_string(epsilon) + "; expected 0 or more");
+  require_parameter("weight", weight, x), require_parameter("bias", bias, x);
+  GroupNorm norm;
+  norm.activation = activation_from_name(activation_name);
+  FASTCONV_REQUIRE(norm.activation != Activation::leaky_relu,
+                   "activation is 'leaky_relu'; expected none, relu, relu6 or silu");
+  norm.n = x.size(0), norm.c = x.size(1), norm.pixels = x.size(2) * x.size(3);
+  norm.groups = groups, norm.epsilon = epsilon, norm.dtype = dtype_of(x);
+  const DeviceInfo& device = device_of(x);
+  const Layout layout = suggests_channels_last(x) ? Layout::nhwc : Layout::nchw;
+  if (layout == Layout::nchw || x.numel() == 0 || !has_group_norm(norm, device)) {
+    const Tensor y = call_dispatcher("aten::group_norm", "", x, groups, weight, bias, epsilon, false);
+    return in_layout(activated(y, norm.activation), layout);
+  }
+  const auto guard = device_guard(x);
+  const Tensor dense = aligned(in_layout(x, layout));
+  if (weight) weight = torch::stable::contiguous(*weight);
+  if (bias) bias = torch::stable::contiguous(*bias);
+  GuardedBytes workspace(GroupNormPlan(norm, device.processors).workspace_bytes(norm), x);
+  GuardedOutput output(x, {norm.n, norm.c, x.size(2), x.size(3)}, layout);
+  group_norm(norm, dense.const_data_ptr(), weight ? weight->const_data_ptr() : nullptr,
+             bias ? bias->const_data_ptr() : nullptr, output.data(), workspace.data(), *make_runtime(device));
+  workspace.check("workspace", "group norm");
+  return output.finish("group norm");
+}
+
+}  // namespace
+}  // namespace fastconv::ops
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
+  library.def(
+      "group_norm(Tensor x, Tensor? weight, Tensor? bias, int groups, float epsilon, str activation) -> Tensor");
+}
+STABLE_TORCH_LIBRARY_IMPL(fastconv, CPU, library) { library.impl("group_norm", TORCH_BOX(&fastconv::ops::normed)); }
+STABLE_TORCH_LIBRARY_IMPL(fastconv, CUDA, library) { library.impl("group_norm", TORCH_BOX(&fastconv::ops::normed)); }

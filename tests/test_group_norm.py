@@ -1,0 +1,235 @@
+"""The operator `group_norm`, and the group norms that `fastconv.compile` makes of it."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import LAYOUTS, hostile
+from layers import DEVICES, NO_GPU
+from rewriting import OURS, check, compiled
+from torch import Tensor, fx, nn
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.library import opcheck
+
+import fastconv
+from fastconv import _C, ops, rewrites
+from fastconv.testing import poisoned_memory
+
+pytestmark = pytest.mark.usefixtures("full_precision")
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ACTIVATIONS: dict[str, Any] = {"none": lambda y: y, "relu": F.relu, "relu6": F.relu6, "silu": F.silu}
+# N, C, H, W and groups. Groups of a part of an access, of several, across them; one group, one channel each; few pixels
+# and one; more than a block's accesses to a pixel; pixels that no chunks and rows divide.
+CASES = [
+    ((2, 64, 13, 14), 32), ((1, 320, 9, 7), 32), ((3, 40, 5, 5), 8), ((2, 24, 17, 3), 1), ((1, 16, 40, 41), 16),
+    ((2, 8, 1, 1), 2), ((1, 2560, 4, 5), 32), ((1, 4096, 2, 3), 64), ((5, 128, 67, 31), 32), ((1, 96, 1, 700), 3),
+    ((1, 6, 9, 8), 3), ((1, 4104, 2, 2), 8),
+]  # fmt: skip
+
+
+def error_bound(x: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """Of each value of a norm without weights: some units in the last place of its group's largest value over the
+    standard deviation (the mean is rounded, and so is the deviation from it), and one rounding of the result."""
+    grouped = x.double().flatten(2).unflatten(1, (groups, -1)).flatten(2)
+    spread = (grouped.var(-1, correction=0) + 1e-5).sqrt()
+    largest = (grouped - grouped.mean(-1, keepdim=True)).abs().amax(-1) / spread
+    unit = 2.0**-24
+    rounding = torch.finfo(dtype).eps if dtype != torch.float32 else 0.0
+    bound = 8 * unit * (1 + grouped.abs().amax(-1) / spread + largest) + rounding * (1 + largest)
+    return bound.repeat_interleave(x.shape[1] // groups, 1)[:, :, None, None]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("sizes", "groups"), CASES)
+def test_it_is_the_norm(sizes: tuple[int, ...], groups: int, layout: str, dtype: torch.dtype, device: str) -> None:
+    """Against float64, whatever surrounds the input; by our kernels far from zero as well, where the sums of squares of
+    PyTorch's for the CPU cancel."""
+    ours = device == "cuda" and layout == "nhwc"
+    generator = torch.Generator().manual_seed(sum(sizes))
+    for scale, offset in ((1.0, 0.0), (3.0, (100.0 if dtype == torch.float32 else 4.0) * ours), (1e-3, 0.0)):
+        x = (torch.randn(sizes, generator=generator) * scale + offset).to(dtype)
+        weight, bias = ((torch.randn(sizes[1], generator=generator) + 1).to(dtype) for _ in range(2))
+        for parameters in ((weight, bias), (weight, None), (None, None)):
+            for name, activation in ACTIVATIONS.items():
+                exact = F.group_norm(x.double(), groups, *(p if p is None else p.double() for p in parameters))
+                given = hostile(x.to(device), layout)
+                with poisoned_memory():
+                    placed = [p if p is None else p.to(device) for p in parameters]
+                    y = ops.call(ops.group_norm_op, given, *placed, groups, 1e-5, name)
+                assert (y.shape, y.dtype) == (x.shape, dtype)
+                assert ops.format_of(y) == ops.format_of(given)
+                bound = error_bound(x, groups, dtype) * (weight.double().abs().amax() + bias.double().abs().amax() + 1)
+                error = (y.cpu().double() - activation(exact)).abs()
+                assert bool((error <= bound).all()), (scale, name, float((error / bound).max()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_not_finite_stays_in_its_group(device: str) -> None:
+    x = torch.randn(2, 32, 9, 8).to(memory_format=torch.channels_last)
+    expected = F.group_norm(x, 8)
+    x[0, 5, 3, 3], x[1, 30, 0, 0] = math.inf, math.nan
+    y = ops.group_norm_op(x.to(device), None, None, 8, 1e-5, "none").cpu()
+    touched = torch.zeros(2, 8, dtype=torch.bool)
+    touched[0, 1] = touched[1, 7] = True
+    touched = touched.repeat_interleave(4, 1)[:, :, None, None].expand_as(y)
+    assert not y[touched].isfinite().any()
+    torch.testing.assert_close(y[~touched], expected[~touched])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_is_deterministic(device: str) -> None:
+    x = torch.randn(1, 64, 150, 151, device=device).to(memory_format=torch.channels_last)
+    first = ops.group_norm_op(x, None, None, 32, 1e-5, "silu")
+    for _ in range(5):
+        assert torch.equal(ops.group_norm_op(x, None, None, 32, 1e-5, "silu"), first)
+
+
+def test_bad_arguments() -> None:
+    x, weight = torch.randn(2, 6, 8, 9), torch.randn(6)
+    good: dict[str, Any] = {
+        "x": x, "weight": weight, "bias": None, "groups": 3, "epsilon": 1e-5, "activation": "none",
+    }  # fmt: skip
+    for changed, message in (
+        ({"x": x[0]}, r"x has shape \[6, 8, 9\]; expected \[N, C, H, W\]"),
+        ({"groups": 4}, r"groups is 4; expected a divisor of x's 6 channels"),
+        ({"groups": 0}, r"groups is 0; expected a divisor"),
+        ({"epsilon": -1.0}, r"epsilon is -1.0+; expected 0 or more"),
+        ({"weight": weight[:5]}, r"weight has shape \[5\]; expected \[C\] = \[6\]"),
+        ({"bias": weight.half()}, r"bias is float16; expected x's float32"),
+        ({"activation": "leaky_relu"}, "activation is 'leaky_relu'; expected none, relu, relu6 or silu"),
+        ({"activation": "gelu"}, "activation is 'gelu'"),
+    ):
+        with pytest.raises((RuntimeError, ValueError), match=message):
+            ops.group_norm_op(*(good | changed).values())
+    assert ops.group_norm_op(x[:0], weight, None, 3, 1e-5, "silu").shape == (0, 6, 8, 9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_and_transforms(device: str) -> None:
+    x, v = (torch.randn(2, 6, 5, 4, device=device).to(memory_format=torch.channels_last) for _ in range(2))
+    weight, bias = torch.randn(6, device=device), torch.randn(6, device=device)
+
+    def ours(x: Tensor, weight: Tensor = weight) -> Tensor:
+        return ops.group_norm_op(x, weight, bias, 3, 1e-5, "silu")
+
+    def theirs(x: Tensor, weight: Tensor = weight) -> Tensor:
+        return F.silu(F.group_norm(x, 3, weight, bias))
+
+    for transform in (
+        lambda f: torch.func.grad(lambda x: (f(x) ** 2).sum())(x),
+        lambda f: torch.func.vmap(f)(x.expand(4, *x.shape)),
+        lambda f: torch.func.vmap(f, in_dims=1)(x.expand(4, *x.shape).transpose(0, 1)),
+        lambda f: torch.func.vmap(lambda w: f(x, w))(torch.stack([weight, 2 * weight])),
+        lambda f: torch.func.jvp(f, (x,), (v,))[1],
+    ):
+        torch.testing.assert_close(transform(ours), transform(theirs), rtol=1e-4, atol=1e-5)
+    for leaf in (x.clone().requires_grad_(), x):
+        opcheck(ops.group_norm_op, (leaf, weight, bias, 3, 1e-5, "silu"))
+
+
+# --- The rewrite
+
+
+class Block(nn.Module):
+    """As of a decoder or a UNet."""
+
+    def __init__(self, activation: Any = F.silu) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(8, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Conv2d(16, 8, 3)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.activation(self.norm(self.first(x))))
+
+
+def rewritten(model: nn.Module, dtype: torch.dtype = torch.float16, like: torch.dtype | None = None) -> fx.Graph:
+    """The graph of a call on a GPU, which need not be there, rewritten. like: the dtype of the norm's parameters."""
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+        x = torch.empty(2, 8, 9, 10, dtype=dtype).to(memory_format=torch.channels_last)
+        named = {
+            name: torch.empty(each.shape, dtype=(like or dtype) if "norm" in name else dtype)
+            for name, each in model.named_parameters()
+        }
+        table = rewrites.table(select_decomp_table())
+        graph = make_fx(lambda x, named: torch.func.functional_call(model, named, (x,)), table)(x, named).graph
+    graph.eliminate_dead_code()
+    rewrites.rewrite(graph, OURS, select_decomp_table())
+    return graph
+
+
+def norms(graph: fx.Graph) -> list[str]:
+    """The activations behind the group norms of ours."""
+    return [str(node.args[-1]) for node in graph.find_nodes(op="call_function", target=ops.group_norm_op)]
+
+
+def test_the_planner_has_kernels_for_the_sizes_that_fit() -> None:
+    h200, cpu = _C.h200_device(), _C.cpu_device(1)
+    for size, dtype, device, expected in (
+        ((1, 512, 64, 64), "float16", h200, True), ((1, 320, 64, 64), "bfloat16", h200, True),
+        ((2, 12, 8, 8), "float32", h200, True), ((2, 12, 8, 8), "float16", h200, False),
+        ((1, 8192, 8, 8), "float16", h200, False), ((1, 256, 2048, 2048), "float16", h200, True),
+        ((1, 64, 8, 8), "other", h200, False), ((1, 64, 8, 8), "float32", cpu, False),
+    ):  # fmt: skip
+        assert _C.has_group_norm(*size, dtype, device) is expected, (size, dtype)
+
+
+def test_compile_takes_it_with_its_activation() -> None:
+    for activation, name in ((F.silu, "silu"), (F.relu, "relu"), (F.relu6, "relu6"), (nn.Identity(), "none")):
+        assert norms(rewritten(Block(activation))) == [name]
+    assert norms(rewritten(Block(F.leaky_relu))) == ["none"]
+    assert norms(rewritten(Block(lambda y: F.silu(y) + y))) == ["none"]
+    assert norms(rewritten(Block(lambda y: F.silu(y).to(memory_format=torch.contiguous_format)))) == ["silu"]
+    assert norms(rewritten(Block(), torch.bfloat16)) == norms(rewritten(Block(), torch.float32)) == ["silu"]
+    assert norms(rewritten(Block(), torch.bfloat16, like=torch.float32)) == []
+
+
+def test_a_factor_of_one_is_no_pass_over_memory() -> None:
+    class Scaled(Block):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = (self.first(x) + F.relu(self.first(x))) / self.factor
+            return self.second(F.silu(self.norm(y)) * self.factor) / self.factor
+
+    for factor, divisions in ((1.0, 0), (2.0, 2)):
+        graph = rewritten(Scaled(factor))
+        assert norms(graph) == ["silu"]
+        assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.div.Tensor)) == divisions
+    x = torch.randn(2, 8, 9, 10)
+    check(Scaled(1.0), x)
+    check(Scaled(2.0), x)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_left_to_inductor(device: str) -> None:
+    """On a CPU every norm; on a GPU one in another layout, and one that records a gradient."""
+    x = torch.randn(2, 8, 9, 10, device=device)
+    backend = check(Block().to(device), x, limit=1e-5)
+    assert backend.count(ops.group_norm_op) == 0
+    model = Block().to(device).to(memory_format=torch.channels_last)
+    function, backend = compiled(model)
+    function(x.to(memory_format=torch.channels_last)).sum().backward()
+    assert backend.count(ops.group_norm_op) == 0
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_compiled_block(frozen: bool, dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    model = Block().cuda().to(dtype=dtype).to(memory_format=torch.channels_last).eval()
+    x = torch.randn(2, 8, 33, 35, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+    compiled_model = fastconv.compile(model, "fp32", frozen=frozen)
+    with torch.no_grad():
+        y, exact = compiled_model(x), model.double()(x.double())
+    error = (y.double() - exact).norm() / exact.norm()
+    assert float(error) < 4 * torch.finfo(dtype).eps
