@@ -156,6 +156,10 @@ def rewritten(model: nn.Module, dtype: torch.dtype = torch.float16, like: torch.
             name: torch.empty(each.shape, dtype=(like or dtype) if "norm" in name else dtype)
             for name, each in model.named_parameters()
         }
+        named = {
+            name: each.to(memory_format=torch.channels_last) if each.dim() == 4 else each
+            for name, each in named.items()
+        }
         table = rewrites.table(select_decomp_table())
         graph = make_fx(lambda x, named: torch.func.functional_call(model, named, (x,)), table)(x, named).graph
     graph.eliminate_dead_code()
@@ -187,6 +191,34 @@ def test_compile_takes_it_with_its_activation() -> None:
     assert norms(rewritten(Block(lambda y: F.silu(y).to(memory_format=torch.contiguous_format)))) == ["silu"]
     assert norms(rewritten(Block(), torch.bfloat16)) == norms(rewritten(Block(), torch.float32)) == ["silu"]
     assert norms(rewritten(Block(), torch.bfloat16, like=torch.float32)) == []
+
+
+def test_a_copy_to_nchw_before_it_goes_and_what_is_returned_keeps_its_format() -> None:
+    """PyTorch's kernel for GPUs reads NCHW, and its operator may copy before it."""
+
+    class Copied(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.first(x).contiguous())
+
+    class Returned(Copied):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(super().forward(x))
+
+    clone = torch.ops.aten.clone.default
+    inside = rewritten(Returned())
+    assert norms(inside) == ["none"]
+    assert not inside.find_nodes(op="call_function", target=clone)
+    graph = rewritten(Copied())
+    (norm,) = graph.find_nodes(op="call_function", target=ops.group_norm_op)
+    assert ops.format_of(norm.meta["val"]) == torch.channels_last
+    ((y,),) = (graph.output_node().all_input_nodes,)
+    assert ops.format_of(y.meta["val"]) == ops.format_of(eager_norm()), y.target
+
+
+def eager_norm() -> Tensor:
+    """What PyTorch's group norm of a contiguous value is on a GPU, as a fake tensor."""
+    with FakeTensorMode(), torch.device("cuda"):
+        return F.group_norm(torch.empty(2, 16, 9, 10), 4)
 
 
 def test_a_factor_of_one_is_no_pass_over_memory() -> None:

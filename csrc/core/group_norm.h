@@ -35,7 +35,7 @@ struct GroupNormPlan {
   std::int64_t chunks = 1, chunk_pixels = 1;
 
   static constexpr int block_threads = 256;  // and more where a pixel has more accesses
-  static constexpr int blocks_per_processor = 4, least_pixels = 8;
+  static constexpr int blocks_per_processor = 4, least_pixels = 4;
 
   GroupNormPlan(const GroupNorm& norm, int processors) {
     lanes = static_cast<int>(norm.c / norm.channels_per_access());

@@ -3,6 +3,7 @@
 // (docs/log/112-group-norm.md).
 #include <type_traits>
 
+#include "core/fast_divide.h"
 #include "device/activation.cuh"
 #include "device/cuda_check.h"
 #include "device/dependent_launch.cuh"
@@ -22,43 +23,40 @@ struct alignas(16) Access {
   T e[count];
 };
 
-// Of some values: how many, their mean, and the sum of squared deviations from it.
+// Of some values: their mean, and the sum of squared deviations from it. Those of parts are taken together by what they
+// are, count-weighted means and sum(squares + count * (mean - common mean)^2): nothing cancels, however far from zero.
 struct Moments {
-  float count = 0.0f, mean = 0.0f, squares = 0.0f;
-
-  // Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
-  __device__ void add(const Moments& other) {
-    const float total = count + other.count;
-    if (other.count == 0.0f) return;
-    const float delta = other.mean - mean, share = other.count / total;
-    mean += delta * share;
-    squares += other.squares + delta * delta * count * share;
-    count = total;
-  }
-  __device__ Moments of_lane(int offset) const {
-    return {__shfl_xor_sync(~0u, count, offset), __shfl_xor_sync(~0u, mean, offset),
-            __shfl_xor_sync(~0u, squares, offset)};
-  }
-  // Of all lanes of the warp, in every lane the same.
-  __device__ void add_lanes() {
-#pragma unroll
-    for (int offset = 1; offset < warp_threads; offset *= 2) {
-      Moments other = of_lane(offset);
-      // The lower lanes' come first, in both: the sum is one and the same.
-      if (threadIdx.x & static_cast<unsigned>(offset)) {
-        other.add(*this);
-        *this = other;
-      } else {
-        add(other);
-      }
-    }
-  }
+  float mean, squares;
 };
+
+__device__ __forceinline__ float sum_over(int lanes, float value) {  // a power of two of neighbours; in all of them
+  for (int offset = 1; offset < lanes; offset *= 2) value += __shfl_xor_sync(~0u, value, offset);
+  return value;
+}
+
+// Of `parts` moments, by a number of neighbouring lanes, of which this is number `lane`; the same in all of them. In a
+// fixed order. read(i) -> Moments, count(i): how many values.
+template <typename Read, typename Count>
+__device__ __forceinline__ Moments taken_together(int parts, float total, int lane, int lanes, const Read& read,
+                                                  const Count& count) {
+  float sum = 0.0f, squares = 0.0f;
+#pragma unroll 4
+  for (int i = lane; i < parts; i += lanes) sum = fmaf(count(i), read(i).mean, sum);
+  const float mean = sum_over(lanes, sum) / total;
+#pragma unroll 4
+  for (int i = lane; i < parts; i += lanes) {
+    const Moments part = read(i);
+    const float deviation = part.mean - mean;
+    squares += fmaf(count(i) * deviation, deviation, part.squares);
+  }
+  return {mean, sum_over(lanes, squares)};
+}
 
 struct Parameters {
   std::int64_t image;                // accesses of x
-  int pixels, c, groups, per_group;  // per_group: channels
-  int lanes, rows, chunk_pixels, chunks;
+  int pixels, c, groups, chunk_pixels, chunks;
+  FastDivide per_group, lanes, rows;  // per_group: channels
+  int group_lanes;  // that take a group of a chunk together
   float epsilon;
   ActivationFunction activate;
 };
@@ -76,7 +74,7 @@ struct Chunk {
 
   __device__ std::int64_t first_access(const Parameters& a) const { return image * a.image + begin * a.lanes + lane; }
   __device__ int pixels_of(const Parameters& a, int which) const {  // of that row
-    return max(0, (end - begin - which + a.rows - 1) / a.rows);
+    return (end - begin - which + a.rows - 1) / a.rows;
   }
 
   // visit(access, values) of the thread's accesses, counted from first_access(): from the last one on if `backwards`.
@@ -105,8 +103,8 @@ struct Chunk {
 // x [N][pixels][lanes] -> moments [N][chunks][groups]: mean and squares.
 template <typename T>
 __global__ void __launch_bounds__(most_threads)
-    find_moments(const Access<T>* __restrict__ x, float2* moments, const Parameters a) {
-  extern __shared__ float2 shared[];  // [rows][C]
+    find_moments(const Access<T>* __restrict__ x, Moments* moments, const Parameters a) {
+  extern __shared__ Moments shared[];  // [rows][C]
   constexpr int count = Access<T>::count;
   const Chunk chunk(a);
   launch_dependents();
@@ -134,19 +132,17 @@ __global__ void __launch_bounds__(most_threads)
     }
   }
   __syncthreads();
-  // A warp for each group: its channels' rows.
-  const int thread = static_cast<int>(threadIdx.x), warps = static_cast<int>(blockDim.x) / warp_threads;
-  for (int group = thread / warp_threads; group < a.groups; group += warps) {
-    Moments all;
-    for (int i = thread % warp_threads; i < a.per_group * a.rows; i += warp_threads) {
-      const int which = i / a.per_group;
-      const float2 one = shared[which * a.c + group * a.per_group + (i - which * a.per_group)];
-      all.add({static_cast<float>(chunk.pixels_of(a, which)), one.x, one.y});
-    }
-    all.add_lanes();
-    if (thread % warp_threads == 0) {
-      moments[(static_cast<std::int64_t>(chunk.image) * a.chunks + blockIdx.x) * a.groups + group] = {all.mean,
-                                                                                                      all.squares};
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % a.group_lanes;
+  const int at_once = static_cast<int>(blockDim.x) / a.group_lanes;
+  for (int first = 0; first < a.groups; first += at_once) {  // all lanes of a warp stay in here: shuffles
+    const int group = first + thread / a.group_lanes;
+    const Moments* const channels = shared + min(group, a.groups - 1) * a.per_group;
+    const Moments all = taken_together(
+        a.per_group * a.rows, static_cast<float>((chunk.end - chunk.begin) * a.per_group), lane, a.group_lanes,
+        [&](int i) { return channels[i / a.per_group * (a.c - a.per_group) + i]; },
+        [&](int i) { return static_cast<float>(chunk.pixels_of(a, i / a.per_group)); });
+    if (lane == 0 && group < a.groups) {
+      moments[(static_cast<std::int64_t>(chunk.image) * a.chunks + blockIdx.x) * a.groups + group] = all;
     }
   }
 }
@@ -155,18 +151,18 @@ __global__ void __launch_bounds__(most_threads)
 // of an image.
 template <typename T>
 __global__ void __launch_bounds__(warp_threads)
-    find_factors(const float2* moments, const T* weight, const T* bias, float* factors, const Parameters a) {
+    find_factors(const Moments* moments, const T* weight, const T* bias, float* factors, const Parameters a) {
   launch_dependents();
   wait_for_predecessor();
   const int image = static_cast<int>(blockIdx.y), group = static_cast<int>(blockIdx.x);
-  Moments all;
-  for (int chunk = static_cast<int>(threadIdx.x); chunk < a.chunks; chunk += warp_threads) {
-    const float2 one = moments[(static_cast<std::int64_t>(image) * a.chunks + chunk) * a.groups + group];
-    const int pixels = min(a.chunk_pixels, a.pixels - chunk * a.chunk_pixels);
-    all.add({static_cast<float>(pixels) * static_cast<float>(a.per_group), one.x, one.y});
-  }
-  all.add_lanes();
-  const float scale = rsqrtf(all.squares / all.count + a.epsilon);
+  const Moments* const chunks = moments + static_cast<std::int64_t>(image) * a.chunks * a.groups + group;
+  const float total = static_cast<float>(a.pixels) * static_cast<float>(a.per_group);
+  const Moments all = taken_together(
+      a.chunks, total, static_cast<int>(threadIdx.x), warp_threads, [&](int i) { return chunks[i * a.groups]; },
+      [&](int i) {
+        return static_cast<float>(min(a.chunk_pixels, a.pixels - i * a.chunk_pixels)) * static_cast<float>(a.per_group);
+      });
+  const float scale = rsqrtf(all.squares / total + a.epsilon);
   float* const of_image = factors + static_cast<std::int64_t>(image) * 3 * a.c;
   for (int i = static_cast<int>(threadIdx.x); i < a.per_group; i += warp_threads) {
     const int channel = group * a.per_group + i;
@@ -208,16 +204,18 @@ void group_norm(const GroupNorm& norm, const void* x, const void* weight, const 
   const GroupNormPlan plan(norm, runtime.device().processors);
   Parameters a{};
   a.pixels = static_cast<int>(norm.pixels), a.c = static_cast<int>(norm.c);
-  a.groups = static_cast<int>(norm.groups), a.per_group = static_cast<int>(norm.c / norm.groups);
+  a.groups = static_cast<int>(norm.groups), a.per_group = norm.c / norm.groups;
   a.lanes = plan.lanes, a.rows = plan.rows, a.image = norm.pixels * plan.lanes;
   a.chunk_pixels = static_cast<int>(plan.chunk_pixels), a.chunks = static_cast<int>(plan.chunks);
+  a.group_lanes = 1;
+  while (a.group_lanes < warp_threads && 2 * a.group_lanes * a.groups <= plan.threads()) a.group_lanes *= 2;
   a.epsilon = static_cast<float>(norm.epsilon);
   a.activate = ActivationFunction(norm.activation, 0.0f);
-  auto* const moments = static_cast<float2*>(workspace);
+  auto* const moments = static_cast<Moments*>(workspace);
   auto* const factors = reinterpret_cast<float*>(static_cast<char*>(workspace) + plan.moments_bytes(norm));
   const auto images = static_cast<unsigned>(norm.n);
   const bool early = runtime.device().compute_capability >= 90;
-  const std::size_t shared_bytes = static_cast<std::size_t>(a.rows * a.c) * sizeof(float2);
+  const std::size_t shared_bytes = static_cast<std::size_t>(a.rows * a.c) * sizeof(Moments);
   const dim3 grid(static_cast<unsigned>(a.chunks), images), block(static_cast<unsigned>(plan.threads()));
   dispatch_dtype(norm.dtype, [&](auto zero) {
     using T = decltype(zero);

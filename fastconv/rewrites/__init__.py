@@ -136,6 +136,8 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
         decompositions: what takes apart the operators that `table` kept whole, as far as they are left.
     """
     edit = Editor(graph)
+    returned: list[Any] = []
+    fx.map_arg(graph.output_node().args, lambda arg: returned.append(value_of(arg)))
     for node in graph.nodes:
         if (call := call_of(node)) is not None:
             taken = describe(node, call.weight, call.stride, call.groups, "conv")
@@ -158,7 +160,23 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
         for node in graph.find_nodes(op="call_function", target=operator):
             if ops.format_of(value_of(node)) == torch.channels_last:
                 edit.expect_channels_last(node, *(node.args[place] for place in places))
+    _return_formats(graph, returned, edit)
     graph.eliminate_dead_code()
     graph.lint()
     found = [node.meta["fastconv"] for node in graph.nodes if isinstance(node.meta.get("fastconv"), Taken)]
     return [*{id(taken): taken for taken in found}.values(), *left, *concatenations]
+
+
+def _return_formats(graph: fx.Graph, values: list[Any], edit: Editor) -> None:
+    """Has the graph return images in the memory formats of these values, in which eager mode returns them: whoever gets
+    them may take a view."""
+    output, before = graph.output_node(), iter(values)
+
+    def returned(arg: fx.Node) -> fx.Node:
+        old, new = next(before), value_of(arg)
+        if not isinstance(old, torch.Tensor) or old.dim() != 4 or ops.format_of(old) == ops.format_of(new):
+            return arg
+        with graph.inserting_before(output):
+            return edit.emit(aten.clone.default, arg, memory_format=ops.format_of(old))
+
+    output.args = fx.map_arg(output.args, returned)

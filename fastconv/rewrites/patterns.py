@@ -401,6 +401,8 @@ GRADIENTS = Rewrite(
 def _find_group_norm(node: fx.Node, asked: Asked) -> Match | None:
     x, weight, bias, _, _, _, groups, epsilon = node.args
     output = first_output(node)
+    while isinstance(x, fx.Node) and x.target is aten.clone.default:  # PyTorch's kernel for GPUs reads NCHW
+        x = x.args[0]
     return None if output is None else Match(output, found={"call": (x, weight, bias, groups, epsilon)})
 
 
