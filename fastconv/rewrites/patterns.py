@@ -412,10 +412,9 @@ def _group_norm_obstacle(match: Match, asked: Asked) -> Obstacle | None:
         return "layout", "its kernels are for images in channels_last, on a GPU"
     if any(parameter is not None and parameter.dtype != x.dtype for parameter in parameters):
         return "dtype", "input, weight and bias differ in dtype"
-    sizes = [hint_of(size) for size in x.shape]
-    if None in sizes or not _C.has_group_norm(*sizes, ops.dtype_name(x.dtype), ops.device_info(x.device)):
-        return "no_kernel", "its kernels do not fit the sizes"
-    return None
+    sizes = [size for size in map(hint_of, x.shape) if size is not None]
+    fits = len(sizes) == 4 and _C.has_group_norm(*sizes, ops.dtype_name(x.dtype), ops.device_info(x.device))  # type: ignore[call-arg, arg-type]
+    return None if fits else ("no_kernel", "its kernels do not fit the sizes")
 
 
 def _as_group_norm(match: Match, asked: Asked, edit: Editor) -> fx.Node:
@@ -429,9 +428,10 @@ GROUP_NORM = Rewrite(
 
 def _find_norm_activation(node: fx.Node, asked: Asked) -> Match | None:
     x, *rest = node.args
-    is_open = isinstance(x, fx.Node) and x.target is ops.group_norm_op and len(x.users) == 1 and x.args[-1] == "none"
+    if not isinstance(x, fx.Node) or x.target is not ops.group_norm_op or len(x.users) > 1 or x.args[-1] != "none":
+        return None
     name = next(name for name, (operator, *_) in ACTIVATIONS.items() if operator is node.target)
-    return Match(node, x, {"name": name}) if is_open and tuple(rest) == ACTIVATIONS[name][1:] else None
+    return Match(node, x, {"name": name}) if tuple(rest) == ACTIVATIONS[name][1:] else None
 
 
 def _norm_activation(match: Match, asked: Asked, edit: Editor) -> fx.Node:
