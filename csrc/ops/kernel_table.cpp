@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "device/flipped_filter.h"
 #include "device/max_pool.h"
+#include "device/upsampling.h"
 
 namespace fastconv {
 
@@ -93,6 +94,18 @@ bool has_max_pool(const MaxPool& pool, const DeviceInfo& device) {
 }
 
 void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime) { pool_on_cuda(pool, x, y, runtime); }
+
+using UpsampleFunction = void (*)(const Upsampling&, const void* x, void* y, Runtime&);
+constexpr UpsampleFunction upsample_on_cuda = FASTCONV_CUDA_FUNCTION(fastconv::upsample);
+
+bool has_upsampling(const Upsampling& upsampling, const DeviceInfo& device) {
+  return with_cuda && device.type == DeviceType::cuda && device.has_kernels && upsampling.dtype != DType::other &&
+         upsampling.counts_in_31_bits() && upsampling.is_pytorchs();
+}
+
+void upsample(const Upsampling& upsampling, const void* x, void* y, Runtime& runtime) {
+  upsample_on_cuda(upsampling, x, y, runtime);
+}
 
 void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const void* weight, void* flipped,
                  Runtime& runtime) {

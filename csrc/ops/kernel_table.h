@@ -4,6 +4,7 @@
 #include "core/algorithm.h"
 #include "core/kernels.h"
 #include "core/max_pool.h"
+#include "core/upsampling.h"
 #include "device/flipped_filter.h"
 
 namespace fastconv::ops {
@@ -28,6 +29,10 @@ PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem,
 // Whether max_pool() of device/max_pool.h runs on that device.
 bool has_max_pool(const MaxPool& pool, const DeviceInfo& device);
 void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime);
+
+// Whether upsample() of device/upsampling.h runs on that device, and picks the pixels that PyTorch picks.
+bool has_upsampling(const Upsampling& upsampling, const DeviceInfo& device);
+void upsample(const Upsampling& upsampling, const void* x, void* y, Runtime& runtime);
 
 // The weight [K, C/G, R, S] of the problem as the filters of its input gradient.
 void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const void* weight, void* flipped,

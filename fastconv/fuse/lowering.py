@@ -35,6 +35,10 @@ from fastconv.rewrites.editor import Editor, Spelled, read, spelled, value_of
 aten = torch.ops.aten
 _log = logging.getLogger("torch._subclasses.fake_tensor")
 
+# The operators that the rewrites know and that have no one shape in and out.
+_SHAPED = (
+    aten.cat.default, aten.add.Tensor, aten.max_pool2d_with_indices.default, aten.upsample_nearest2d.vec,
+)  # fmt: skip
 # The planner is asked for so many inputs that differ in batch and image size alone, and for so many in all. Those after
 # them are served as the latest of their like was.
 _SIZES, _INPUTS = 8, 64
@@ -175,7 +179,7 @@ def _value_like(node: fx.Node) -> Tensor | None:
         if residual is not None and (residual.shape != shape or residual.dtype != x.dtype):
             return None
         return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=ops.format_of(x, weight))
-    if target in (aten.cat.default, aten.add.Tensor, aten.max_pool2d_with_indices.default):
+    if target in _SHAPED:
         return None
     return x if spelled(node).writes else torch.empty_like(x)  # a norm, an activation
 

@@ -59,6 +59,8 @@ conv_transpose2d_compiled_op: OpOverload = torch.ops.fastconv.conv_transpose2d_c
 compiled_operators = conv2d_compiled_op, conv2d_packed_compiled_op, conv2d_packed_into_op, conv_transpose2d_compiled_op
 weight_gradient_kernel_op: OpOverload = torch.ops.fastconv.weight_gradient.default
 max_pool2d_op: OpOverload = torch.ops.fastconv.max_pool2d.default  # `pooling` has it as a function
+upsample_nearest2d_op: OpOverload = torch.ops.fastconv.upsample_nearest2d.default  # `upsampling` has both as functions
+upsample_nearest2d_into_op: OpOverload = torch.ops.fastconv.upsample_nearest2d_into.default
 
 
 def call(operator: Callable[..., Any], *args: Any) -> Any:
