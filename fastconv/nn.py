@@ -259,14 +259,6 @@ class Upsample(nn.Upsample):
         scales = self.scales(input)
         return super().forward(input) if scales is None else upsampling.upsample_nearest2d(input, *scales)
 
-    def forward_into(self, out: Tensor, input: Tensor) -> None:
-        """`forward`, into a tensor, which may be a range of channels in channels_last."""
-        scales = self.scales(input)
-        if scales is None:
-            out.copy_(super().forward(input))
-        else:
-            upsampling.upsample_nearest2d_into(out, input, *scales)
-
     def scales(self, input: Tensor) -> tuple[int, int] | None:
         """The integers of a call that is the operator's."""
         if not is_eager(input) or not input.is_cuda or needs_gradient(input):

@@ -20,7 +20,7 @@ _LEFT_CONCATENATIONS = {
     "dtype": "their values differ in dtype",
     "in_place": "an operation in place writes over them, or over what is in them",
     "layout": "they are not in channels_last",
-    "producers": "no convolution in them has kernels that write a range",
+    "producers": "nothing in them is computed by kernels that write a range",
     "readers": "those who read them read no range, or they are returned",
     "sizes": "a size is dynamic, or zero",
     "twice": "a value stands in them twice",
