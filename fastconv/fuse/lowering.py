@@ -241,21 +241,22 @@ class _Ranges(Editor):
             self.layers[taken.name] = taken, around.arguments()
         return node
 
-    def _scatter(self, node: fx.Node) -> None:
-        value, tensor, begin = node.args
-        if concatenation.is_upsampling(value) and list(value.users) == [node]:  # type: ignore[union-attr]
+    def _write(self, node: fx.Node) -> None:
+        """What writes a range, by a call: an upsampling that nobody else reads is computed there."""
+        value, *where = node.args
+        node.target = ranges.copy_into
+        assert isinstance(value, fx.Node)
+        if concatenation.is_upsampling(value) and list(value.users) == [node]:
             with self.graph.inserting_before(node):
-                layer = self.graph.get_attr(str(value.target))  # type: ignore[union-attr]
-            node.target, node.args = ranges.upsample_into, (layer, value.args[0], tensor, begin)  # type: ignore[union-attr]
-            self.erase(value)  # type: ignore[arg-type]
-        else:
-            node.target = ranges.copy_into
+                layer = self.graph.get_attr(str(value.target))
+            node.target, node.args = ranges.upsample_into, (layer, *value.args, *where)
+            self.erase(value)
 
     def finish(self) -> bool:
         """Whether there was anything."""
         for node in list(self.graph.nodes):
             if node.target is ops.channel_scatter_op:
-                self._scatter(node)
+                self._write(node)
             if node.target in (ranges.copy_into, ranges.convolve_into, ranges.upsample_into):
                 node.args = tuple(self.new.get(arg, arg) if isinstance(arg, fx.Node) else arg for arg in node.args)
             if node.target is aten.slice.Tensor:
