@@ -16,11 +16,11 @@ from fastconv.epilogue import conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
 from fastconv.layer import Layer
 from fastconv.norm import InputNorm
-from fastconv.ops import pooling
+from fastconv.ops import pooling, upsampling
 from fastconv.ops.geometry import Geometry, pair
 from fastconv.tensors import is_plain
 
-__all__ = ["Conv2d", "FusedConv2d", "MaxPool2d", "refresh"]
+__all__ = ["Conv2d", "FusedConv2d", "MaxPool2d", "Upsample", "refresh"]
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -249,6 +249,29 @@ class MaxPool2d(nn.MaxPool2d):
         """What torch.jit.script compiles in its place."""
         sizes = (self.kernel_size, self.stride, self.padding, self.dilation)
         return nn.MaxPool2d(*sizes, self.return_indices, self.ceil_mode).train(self.training)
+
+
+class Upsample(nn.Upsample):
+    """torch.nn.Upsample, whose eager calls on a GPU that need no gradient and repeat each pixel an integer number of
+    times run a kernel of fastconv's, in channels_last. `fastconv.fuse` puts it where a model does that."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        scales = self.scales(input)
+        return super().forward(input) if scales is None else upsampling.upsample_nearest2d(input, *scales)
+
+    def scales(self, input: Tensor) -> tuple[int, int] | None:
+        """The integers of a call that is the operator's."""
+        if not is_eager(input) or not input.is_cuda or needs_gradient(input):
+            return None
+        if input.dim() != 4 or input.is_contiguous():  # in NCHW it is PyTorch's, without a detour
+            return None
+        return upsampling.scales_of(self.mode, self.size, self.scale_factor, self.recompute_scale_factor)
+
+    def __prepare_scriptable__(self) -> nn.Upsample:
+        """What torch.jit.script compiles in its place."""
+        return nn.Upsample(
+            self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
+        ).train(self.training)
 
 
 def check_settings(

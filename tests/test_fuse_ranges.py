@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import torchvision
 from concatenating import CASES, NORMS, Model, calibrated, cat, dense, model, nested, picture
 from fusing import check, fuse_quietly, hooked, parts
-from layers import NO_GPU, relative_error
+from layers import DEVICES, NO_GPU, relative_error
 from torch import Tensor, nn
 
 import fastconv
@@ -86,6 +86,41 @@ def test_branches_and_blocks() -> None:
     block = definitions.Dense(12, 12).to(memory_format=torch.channels_last)  # of RRDB
     x = torch.randn(1, 12, 7, 9).contiguous(memory_format=torch.channels_last)
     assert codes(fused(block, x)) == [""] * 5
+
+
+def twice(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2)
+
+
+# Upsamplings by integers write their range, too: the model, codes, how many of the convolutions and of them do.
+UPSAMPLED: dict[str, Any] = {
+    "lateral": (lambda m, x: m.wide(cat(twice(m.a(F.avg_pool2d(x, 2, 2))), x[:, :, :6, :4])), [""], 0, 1),
+    "two": (lambda m, x: cat(twice(m.a(x)), twice(m.b(x))), [""], 0, 2),
+    "beside a convolution": (lambda m, x: cat(m.b(m.up(x)), twice(m.a(x))), [""], 1, 1),
+    "in two": (lambda m, x: cat(y := twice(m.a(x)), m.up(x)) + cat(m.b(m.up(x)), y), ["", ""], 1, 1),
+    "read by an activation": (lambda m, x: cat(y := twice(m.a(x)), m.up(x)).sum() * F.relu(y), [""], 0, 1),
+    "another reader": (lambda m, x: cat(y := twice(m.a(x)), m.up(x)).sum() * y.sin(), ["producers"], 0, 0),
+    "twice the same": (lambda m, x: cat(y := twice(m.a(x)), y), ["twice"], 0, 0),
+    "written over": (lambda m, x: cat(twice(m.a(x)).add_(1), m.up(x)), ["in_place"], 0, 0),
+    "no integer": (lambda m, x: cat(F.interpolate(x, scale_factor=1.5), m.up(x)[..., :10, :7]), ["producers"], 0, 0),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", UPSAMPLED)
+def test_upsamplings(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, expected, convolutions, upsamplings = UPSAMPLED[name]
+    calls = []
+    made = ranges.upsample_into
+    monkeypatch.setattr(ranges, "upsample_into", lambda *args: calls.append(1) or made(*args))
+    x = picture().to(device)
+    result = fused(model(forward).to(device), x)
+    assert codes(result) == expected
+    assert sum(each.endswith("+cat") for each in ours(result)) == convolutions
+    with torch.no_grad():
+        calls.clear()
+        result(x)
+    assert len(calls) == upsamplings
 
 
 def test_layout_alignment_and_empty_batches() -> None:

@@ -6,6 +6,7 @@
 #include "device/flipped_filter.h"
 #include "device/group_norm.h"
 #include "device/max_pool.h"
+#include "device/upsampling.h"
 
 namespace fastconv {
 
@@ -104,6 +105,18 @@ bool has_group_norm(const GroupNorm& norm, const DeviceInfo& device) { return wi
 void group_norm(const GroupNorm& norm, const void* x, const void* weight, const void* bias, void* y, void* workspace,
                 Runtime& runtime) {
   norm_on_cuda(norm, x, weight, bias, y, workspace, runtime);
+}
+
+using UpsampleFunction = void (*)(const Upsampling&, const void* x, void* y, Runtime&);
+constexpr UpsampleFunction upsample_on_cuda = FASTCONV_CUDA_FUNCTION(fastconv::upsample);
+
+bool has_upsampling(const Upsampling& upsampling, const DeviceInfo& device) {
+  return with_cuda && device.type == DeviceType::cuda && device.has_kernels && upsampling.dtype != DType::other &&
+         upsampling.counts_in_31_bits() && upsampling.is_pytorchs();
+}
+
+void upsample(const Upsampling& upsampling, const void* x, void* y, Runtime& runtime) {
+  upsample_on_cuda(upsampling, x, y, runtime);
 }
 
 void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const void* weight, void* flipped,

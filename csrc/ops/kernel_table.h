@@ -5,6 +5,7 @@
 #include "core/group_norm.h"
 #include "core/kernels.h"
 #include "core/max_pool.h"
+#include "core/upsampling.h"
 #include "device/flipped_filter.h"
 
 namespace fastconv::ops {
@@ -34,6 +35,10 @@ void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime);
 bool has_group_norm(const GroupNorm& norm, const DeviceInfo& device);
 void group_norm(const GroupNorm& norm, const void* x, const void* weight, const void* bias, void* y, void* workspace,
                 Runtime& runtime);
+
+// Whether upsample() of device/upsampling.h runs on that device, and picks the pixels that PyTorch picks.
+bool has_upsampling(const Upsampling& upsampling, const DeviceInfo& device);
+void upsample(const Upsampling& upsampling, const void* x, void* y, Runtime& runtime);
 
 // The weight [K, C/G, R, S] of the problem as the filters of its input gradient.
 void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const void* weight, void* flipped,

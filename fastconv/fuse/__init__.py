@@ -28,13 +28,13 @@ from fastconv import ops, rewrites, settings, swap
 from fastconv.fuse import graph as graphs
 from fastconv.fuse.lowering import Lowerings, is_candidate
 from fastconv.layer import Layer
-from fastconv.nn import Conv2d, FusedConv2d, MaxPool2d, check_settings
+from fastconv.nn import Conv2d, FusedConv2d, MaxPool2d, Upsample, check_settings
 from fastconv.norm import InputNorm
 from fastconv.reports import by
 from fastconv.rewrites.choosing import norm_before
-from fastconv.rewrites.convolution import Call, Left, Pool, Record, Taken, call_of, layer_call
+from fastconv.rewrites.convolution import Call, Left, Pool, Record, Taken, Upsampling, call_of, layer_call
 from fastconv.rewrites.editor import Editor, Spelled, spelled
-from fastconv.rewrites.patterns import EPILOGUE, POOL
+from fastconv.rewrites.patterns import EPILOGUE, POOL, UPSAMPLING
 from fastconv.rewrites.report import RewriteReport
 
 __all__ = ["FusedModule", "fuse"]
@@ -143,9 +143,10 @@ def fuse(
     after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d with running statistics, folded
     into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU or LeakyReLU, as module or function. A sum
     may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place of a sum. Max-pools that stay
-    apart become fastconv's (`fastconv.nn.MaxPool2d`). In calls without gradients convolutions also write, and read,
-    ranges of concatenations along channels, and compute a norm with ReLU, ReLU6 or SiLU that stands before them, where
-    the planner expects that to pay for the inputs of the call.
+    apart become fastconv's (`fastconv.nn.MaxPool2d`), and so do nearest-neighbour upsamplings by integers
+    (`fastconv.nn.Upsample`). In calls without gradients convolutions also write, and read, ranges of concatenations
+    along channels, and compute a norm with ReLU, ReLU6 or SiLU that stands before them, where the planner expects that
+    to pay for the inputs of the call.
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
@@ -193,7 +194,7 @@ def fuse(
         )
     if not any(taken.parts for taken in found):
         warnings.warn("fastconv.fuse found no convolution that fastconv serves", stacklevel=2)
-    return _fused_module(root, graph, (*found, *fused.left, *fused.pools)).requires_grad_(False)
+    return _fused_module(root, graph, (*found, *fused.left, *fused.apart)).requires_grad_(False)
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -212,13 +213,13 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 class _Layers(Editor):
-    """Of a graph of modules: what depends on weights is computed at once, and convolutions and max-pools are calls of
-    their layers."""
+    """Of a graph of modules: what depends on weights is computed at once, and convolutions, max-pools and
+    upsamplings are calls of their layers."""
 
     def __init__(self, graph: fx.Graph, root: nn.Module) -> None:
         super().__init__(graph)
         self.root = root
-        self.pools: list[Pool] = []
+        self.apart: list[Pool | Upsampling] = []
 
     @torch.no_grad()
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> Any:
@@ -235,12 +236,19 @@ class _Layers(Editor):
         return new
 
     def max_pool(self, node: fx.Node, *arguments: Any) -> fx.Node:
-        free = (f"max_pool_{i}" for i in itertools.count(1) if not hasattr(self.root, f"max_pool_{i}"))
-        name = str(node.target) if node.op == "call_module" else next(free)
         kernel, stride, padding, dilation, ceil_mode = arguments
         pool = MaxPool2d(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
-        self.root.set_submodule(name, pool.eval())
-        self.pools.append(Pool(name))
+        return self._put(node, "max_pool", pool, Pool)
+
+    def upsampling(self, node: fx.Node, scales: Sequence[float]) -> fx.Node:
+        return self._put(node, "upsample", Upsample(scale_factor=tuple(scales)), Upsampling)
+
+    def _put(self, node: fx.Node, kind: str, layer: nn.Module, record: Callable[[str], Pool | Upsampling]) -> fx.Node:
+        """The layer's call, under the name of the module that the node calls, or a new one."""
+        free = (f"{kind}_{i}" for i in itertools.count(1) if not hasattr(self.root, f"{kind}_{i}"))
+        name = str(node.target) if node.op == "call_module" else next(free)
+        self.root.set_submodule(name, layer.eval())
+        self.apart.append(record(name))
         return self.graph.call_module(name, (node.all_input_nodes[0],))
 
 
@@ -253,8 +261,8 @@ class _Model:
         graphs.drop_identities(graph, self.modules)
         graphs.spell(graph, self.modules)
         layers = _Layers(graph, root)
-        self.left = rewrites.apply(graph, (*EPILOGUE, POOL), rewrites.Asked(), layers)
-        self.pools = layers.pools
+        self.left = rewrites.apply(graph, (*EPILOGUE, POOL, UPSAMPLING), rewrites.Asked(), layers)
+        self.apart = layers.apart
         for node in graph.find_nodes(op="call_module"):
             call = call_of(node) if "fastconv" in node.meta else None
             norm = norm_before(call.input) if call is not None else None

@@ -15,9 +15,10 @@ from torch.nn.modules.utils import _pair
 
 from fastconv import ops
 from fastconv.layer import Layer
-from fastconv.nn import Conv2d
+from fastconv.nn import Conv2d, Upsample
 from fastconv.norm import InputNorm
 from fastconv.ops.geometry import pair
+from fastconv.ops.upsampling import scales_of
 from fastconv.rewrites.convolution import describe, layer_call
 from fastconv.rewrites.editor import Obstacle, Spelled
 from fastconv.rewrites.patterns import ACTIVATIONS
@@ -35,6 +36,11 @@ _ACTIVATION_FUNCTIONS: dict[Any, str] = {
 CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 _MAX_POOLS = (F.max_pool2d, torch.max_pool2d)
 _POOL_ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+_UPSAMPLINGS = (nn.Upsample, nn.UpsamplingNearest2d, Upsample)
+_UPSAMPLING_ARGUMENTS = {
+    "size": None, "scale_factor": None, "mode": "nearest", "align_corners": None, "recompute_scale_factor": None,
+    "antialias": False,
+}  # fmt: skip
 _IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
@@ -160,6 +166,8 @@ def _module_of(node: fx.Node, module: nn.Module) -> Spelled | None:
         )
     if type(module) is nn.MaxPool2d:
         return _max_pool(node, module, hooks)
+    if type(module) in _UPSAMPLINGS:
+        return _upsampling({name: getattr(module, name, None) for name in _UPSAMPLING_ARGUMENTS}, hooks)
     name = _ACTIVATION_MODULES.get(type(module))
     return None if name is None else _activation(name, getattr(module, "negative_slope", 0.01), hooks)
 
@@ -203,6 +211,9 @@ def _function_of(node: fx.Node) -> Spelled | None:
         return None
     if node.target in _MAX_POOLS:
         return _max_pool(node, None)
+    if node.target is F.interpolate:
+        given = dict(zip(_UPSAMPLING_ARGUMENTS, node.args[1:], strict=False))
+        return _upsampling(_UPSAMPLING_ARGUMENTS | given | node.kwargs)
     name = _ACTIVATION_FUNCTIONS.get(node.target)
     if name is None:
         return None
@@ -239,6 +250,13 @@ def _max_pool(node: fx.Node, module: nn.Module | None, obstacle: Obstacle | None
         return None
     rest = (*map(_pair, (kernel, kernel if stride is None else stride, padding, dilation)), ceil)
     return Spelled(aten.max_pool2d_with_indices.default, lambda x: (x, *rest), obstacle=obstacle)
+
+
+def _upsampling(asked: dict[str, Any], obstacle: Obstacle | None = None) -> Spelled | None:
+    scales = scales_of(asked["mode"], asked["size"], asked["scale_factor"], asked["recompute_scale_factor"])
+    if scales is None or asked["align_corners"] is not None or asked["antialias"]:
+        return None  # with the last two PyTorch raises an error
+    return Spelled(aten.upsample_nearest2d.vec, lambda x: (x, None, list(map(float, scales))), obstacle=obstacle)
 
 
 def may_write(node: fx.Node, module: nn.Module | None) -> bool:

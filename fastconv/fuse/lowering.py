@@ -35,6 +35,10 @@ from fastconv.rewrites.editor import Editor, Spelled, read, spelled, value_of
 aten = torch.ops.aten
 _log = logging.getLogger("torch._subclasses.fake_tensor")
 
+# The operators that the rewrites know and that have no one shape in and out.
+_SHAPED = (
+    aten.cat.default, aten.add.Tensor, aten.max_pool2d_with_indices.default, aten.upsample_nearest2d.vec,
+)  # fmt: skip
 # The planner is asked for so many inputs that differ in batch and image size alone, and for so many in all. Those after
 # them are served as the latest of their like was.
 _SIZES, _INPUTS = 8, 64
@@ -175,7 +179,7 @@ def _value_like(node: fx.Node) -> Tensor | None:
         if residual is not None and (residual.shape != shape or residual.dtype != x.dtype):
             return None
         return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=ops.format_of(x, weight))
-    if target in (aten.cat.default, aten.add.Tensor, aten.max_pool2d_with_indices.default):
+    if target in _SHAPED:
         return None
     return x if spelled(node).writes else torch.empty_like(x)  # a norm, an activation
 
@@ -237,12 +241,23 @@ class _Ranges(Editor):
             self.layers[taken.name] = taken, around.arguments()
         return node
 
+    def _write(self, node: fx.Node) -> None:
+        """What writes a range, by a call: an upsampling that nobody else reads is computed there."""
+        value, *where = node.args
+        node.target = ranges.copy_into
+        assert isinstance(value, fx.Node)
+        if concatenation.is_upsampling(value) and list(value.users) == [node]:
+            with self.graph.inserting_before(node):
+                layer = self.graph.get_attr(str(value.target))
+            node.target, node.args = ranges.upsample_into, (layer, *value.args, *where)
+            self.erase(value)
+
     def finish(self) -> bool:
         """Whether there was anything."""
         for node in list(self.graph.nodes):
             if node.target is ops.channel_scatter_op:
-                node.target = ranges.copy_into
-            if node.target in (ranges.copy_into, ranges.convolve_into):
+                self._write(node)
+            if node.target in (ranges.copy_into, ranges.convolve_into, ranges.upsample_into):
                 node.args = tuple(self.new.get(arg, arg) if isinstance(arg, fx.Node) else arg for arg in node.args)
             if node.target is aten.slice.Tensor:
                 tensor, dim, begin, end = node.args

@@ -12,9 +12,9 @@ from torch import Tensor
 from fastconv import ops
 from fastconv.epilogue import explicit_padding
 from fastconv.fuse.graph import is_altered
-from fastconv.nn import Conv2d
+from fastconv.nn import Conv2d, Upsample
 from fastconv.norm import InputNorm
-from fastconv.ops import plain
+from fastconv.ops import plain, upsampling
 from fastconv.ops.geometry import pair
 
 # [], or an InputNorm, the activation's name, and its module if it is one.
@@ -57,6 +57,17 @@ def copy_into(value: Tensor, buffer: Tensor | int, begin: int) -> Tensor:
     return buffer
 
 
+def upsample_into(layer: Any, x: Tensor, buffer: Tensor | int, begin: int) -> Tensor:
+    """What the layer makes of x, there. Returns the tensor."""
+    scales = layer.scales(x) if type(layer) is Upsample and not is_altered(layer) else None
+    if scales is None:
+        return copy_into(layer(x), buffer, begin)
+    if isinstance(buffer, int):
+        buffer = _new(x, buffer, x.shape[2] * scales[0], x.shape[3] * scales[1])
+    upsampling.upsample_nearest2d_into(buffer.narrow(1, begin, x.shape[1]), x, *scales)
+    return buffer
+
+
 def _through(layer: Any, x: Tensor, before: Before, out: Tensor | None) -> Tensor | None:
     """What the layer's kernels make of activation(norm(x)); None if a norm apart is faster, or modules are not what
     they were when the code was made: replaced, in training mode, altered."""
@@ -93,4 +104,7 @@ def _copy(out: Tensor, value: Tensor) -> None:
             f"values of {list(out.shape)}, {out.dtype} and {list(value.shape)}, {value.dtype} are concatenated along "
             "channels; expected the same dtype, and sizes that differ in channels alone"
         )
-    out.copy_(value)
+    if out.is_cuda:
+        upsampling.upsample_nearest2d_into(out, value)  # 16 bytes at a time, PyTorch's copy an element
+    else:
+        out.copy_(value)

@@ -60,6 +60,8 @@ compiled_operators = conv2d_compiled_op, conv2d_packed_compiled_op, conv2d_packe
 weight_gradient_kernel_op: OpOverload = torch.ops.fastconv.weight_gradient.default
 max_pool2d_op: OpOverload = torch.ops.fastconv.max_pool2d.default  # `pooling` has it as a function
 group_norm_op: OpOverload = torch.ops.fastconv.group_norm.default  # with an activation: `norms`
+upsample_nearest2d_op: OpOverload = torch.ops.fastconv.upsample_nearest2d.default  # `upsampling` has both as functions
+upsample_nearest2d_into_op: OpOverload = torch.ops.fastconv.upsample_nearest2d_into.default
 
 
 def call(operator: Callable[..., Any], *args: Any) -> Any:

@@ -31,6 +31,7 @@ from fastconv.rewrites.convolution import Left as Left
 from fastconv.rewrites.convolution import Pool as Pool
 from fastconv.rewrites.convolution import Record as Record
 from fastconv.rewrites.convolution import Taken as Taken
+from fastconv.rewrites.convolution import Upsampling as Upsampling
 from fastconv.rewrites.convolution import call_of, describe
 from fastconv.rewrites.editor import Decompositions, Editor, Obstacle, read, value_of
 from fastconv.rewrites.patterns import Rewrite

@@ -48,7 +48,7 @@ class _Buffer:
 
     whole: _List
     lists: list[_List] = field(default_factory=list)  # all of them
-    direct: set[fx.Node] = field(default_factory=set)  # convolutions that write their range themselves
+    direct: set[fx.Node] = field(default_factory=set)  # those that write their range themselves
 
     @property
     def channels(self) -> int:
@@ -174,8 +174,16 @@ def _is_made_there(part: fx.Node) -> bool:
 
 
 def _is_direct(part: fx.Node, channels: int) -> bool:
-    """Whether it is a convolution that writes its range itself, so that all its readers read that."""
-    return can_stand_around(call_of(part)) and writes_range(part, channels) and _reads_range(part, channels)
+    """Whether it is a convolution or an upsampling that writes its range itself, so that all its readers read that."""
+    writes = is_upsampling(part) or (can_stand_around(call_of(part)) and writes_range(part, channels))
+    return writes and _reads_range(part, channels)
+
+
+def is_upsampling(node: Any) -> bool:
+    """Whether it is a call of fastconv's layer for that, in a graph of modules."""
+    is_layer = isinstance(node, fx.Node) and node.op == "call_module"
+    is_wanted = is_layer and read(node)[0] is aten.upsample_nearest2d.vec
+    return is_wanted and ops.dtype_name(value_of(node).dtype) != "other"
 
 
 def _rewrite(graph: fx.Graph, buffer: _Buffer, now: dict[fx.Node, fx.Node], edit: Editor) -> None:

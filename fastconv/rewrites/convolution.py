@@ -145,6 +145,13 @@ class Pool:
 
 
 @dataclass
+class Upsampling:
+    """A nearest-neighbour upsampling by integers, by a kernel of ours where it runs on a GPU in channels_last."""
+
+    name: str
+
+
+@dataclass
 class Concatenation:
     """One along the channels of pictures, in a graph of which ranges of channels can be written."""
 
@@ -152,7 +159,7 @@ class Concatenation:
     code: str = ""  # why it was left; empty: it is gone
 
 
-Record = Taken | Left | Pool | Concatenation
+Record = Taken | Left | Pool | Upsampling | Concatenation
 
 
 def describe(node: fx.Node, weight: fx.Node, stride: Any, groups: int, part: str) -> Taken:

@@ -141,6 +141,10 @@ class Editor:
         """A max-pool of fastconv's in the place of a node: kernel, stride, padding, dilation and ceil_mode."""
         return self.emit(ops.max_pool2d_op, node.args[0], *arguments)
 
+    def upsampling(self, node: fx.Node, scales: Sequence[float]) -> fx.Node:
+        """A nearest-neighbour upsampling of fastconv's in the place of a node, by integers for height and width."""
+        return self.emit(ops.upsample_nearest2d_op, node.args[0], *map(int, scales))
+
     def once(self, function: Callable[..., Any], *args: Any) -> Any:
         """``function(emit, *args)``; where it was made of the same before, that."""
         key = (function, *(arg if isinstance(arg, float) else id(arg) for arg in args))

@@ -332,6 +332,19 @@ def _pool(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 POOL = Rewrite("pool", (aten.max_pool2d_with_indices.default,), _find_pool, never, _pool)
 
 
+def _find_upsampling(node: fx.Node, asked: Asked) -> Match | None:
+    return Match(node) if spelled(node).obstacle is None else None
+
+
+def _upsampling(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    _, _, scales = read(match.node)[1]
+    return edit.upsampling(match.node, scales)
+
+
+# By integers, in a graph of modules: Inductor reads such a value through its index.
+UPSAMPLING = Rewrite("upsampling", (aten.upsample_nearest2d.vec,), _find_upsampling, never, _upsampling)
+
+
 # Gradients -----------------------------------------------------------------------------------------------------------
 
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from fastconv.reports import by, json_text, plain_table
-from fastconv.rewrites.convolution import Concatenation, Left, Pool, Record, Taken
+from fastconv.rewrites.convolution import Concatenation, Left, Pool, Record, Taken, Upsampling
 
 __all__ = ["RewriteReport", "RewriteRow"]
 
-_Kind = TypeVar("_Kind", Taken, Left, Pool, Concatenation)
+_Kind = TypeVar("_Kind", Taken, Left, Pool, Upsampling, Concatenation)
 
 # Why a concatenation along channels was left, by its code.
 _LEFT_CONCATENATIONS = {
@@ -20,7 +20,7 @@ _LEFT_CONCATENATIONS = {
     "dtype": "their values differ in dtype",
     "in_place": "an operation in place writes over them, or over what is in them",
     "layout": "they are not in channels_last",
-    "producers": "no convolution in them has kernels that write a range",
+    "producers": "nothing in them is computed by kernels that write a range",
     "readers": "those who read them read no range, or they are returned",
     "sizes": "a size is dynamic, or zero",
     "twice": "a value stands in them twice",
@@ -117,6 +117,12 @@ class RewriteReport:
         return len(self._records(Pool))
 
     @property
+    def upsamplings(self) -> int:
+        """How many nearest-neighbour upsamplings by integers are `fastconv.nn.Upsample`, a kernel of fastconv's on a
+        GPU in channels_last: `fuse` puts it there."""
+        return len(self._records(Upsampling))
+
+    @property
     def concatenations(self) -> dict[str, int]:
         """How many concatenations along channels there are, by the code of what kept each one from vanishing: those of
         the empty code are ranges of one tensor. Empty where nothing is frozen; of `fuse` those of the latest call."""
@@ -150,7 +156,7 @@ class RewriteReport:
         document = {
             "graphs": len(self.graphs), "cached": self.cached, "total": self.total, "ours": self.ours,
             "fused": self.fused, "expected_us": self.expected_us, "left": self.left,
-            "pools": self.pools, "concatenations": self.concatenations,
+            "pools": self.pools, "upsamplings": self.upsamplings, "concatenations": self.concatenations,
             "rows": [asdict(row) | {"count": row.count} for row in self.rows],
         }  # fmt: skip
         return json_text(document, path)
@@ -173,6 +179,8 @@ class RewriteReport:
             lines.append(f"left apart [{code}]: {', '.join(f'{count} {what}' for what, count in kinds.items())}")
         if self.pools:
             lines.append(f"max-pools that stand alone: {self.pools} ours, on a GPU")
+        if self.upsamplings:
+            lines.append(f"upsamplings by integers: {self.upsamplings} ours, on a GPU in channels_last")
         for code, count in self.concatenations.items():
             why = f"left [{code}]: {count}; {_LEFT_CONCATENATIONS[code]}" if code else f"without a copy: {count}"
             lines.append(f"concatenations {why}")
