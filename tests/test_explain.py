@@ -79,22 +79,24 @@ def test_passes():
 
 
 @pytest.mark.parametrize(
-    ("c", "dtype", "device", "stride", "expected"),
+    ("c", "dtype", "device", "stride", "layout", "expected"),
     [
-        (64, torch.float32, "cuda", 1, ""),
-        (64, torch.float32, "cuda", 2, ""),
-        (4, torch.float32, "cuda", 1, ""),
-        (4, torch.float32, "cuda", 2, "filters: C/groups is 4"),
-        (6, torch.float32, "cuda", 1, "filters: C/groups is 6"),
-        (64, torch.float16, "cuda", 1, "cost: PyTorch's gradient of half types"),
-        (64, torch.float32, "cpu", 2, "stride: the stride is not 1"),
-        (64, torch.float64, "cpu", 1, "dtype"),
+        (64, torch.float32, "cuda", 1, "nchw", ""),
+        (64, torch.float32, "cuda", 2, "nhwc", ""),
+        (64, torch.float16, "cuda", 1, "nhwc", ""),
+        (64, torch.float16, "cuda", 1, "nchw", "layout: of half types"),
+        (6, torch.float32, "cuda", 1, "nchw", "layout: of half types and of fewer than 8 channels"),
+        (6, torch.float32, "cuda", 1, "nhwc", ""),
+        (3, torch.float32, "cuda", 2, "nhwc", ""),
+        (64, torch.float32, "cpu", 2, "nchw", "stride: the stride is not 1"),
+        (6, torch.float32, "cpu", 1, "nchw", "filters: C/groups is 6"),
+        (64, torch.float64, "cpu", 1, "nchw", "dtype"),
     ],
 )
-def test_why_pytorch_computes_an_input_gradient(c, dtype, device, stride, expected):
-    found = fastconv.explain((8, c, 28, 28), (32, c, 3, 3), stride, 1, dtype=dtype, device=device, precision="fp32",
-                             pass_="backward_input")  # fmt: skip
-    assert (f"PyTorch's gradient, {expected}" in found.note) == bool(expected)
+def test_why_pytorch_computes_an_input_gradient(c, dtype, device, stride, layout, expected):
+    found = fastconv.explain((64, c, 56, 56), (64, c, 3, 3), stride, 1, dtype=dtype, device=device, precision="fp32",
+                             layout=layout, pass_="backward_input")  # fmt: skip
+    assert (f"PyTorch's gradient, {expected}" in found.note) == bool(expected), found.note
     if expected:
         assert found.choice == "torch"
 

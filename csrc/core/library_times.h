@@ -30,4 +30,16 @@ inline double image_tiles_factor(const ConvProblem& problem) {
   return static_cast<double>(ceil_div<std::int64_t>(pixels, 128) * 128) / static_cast<double>(pixels);
 }
 
+namespace algos::torch {
+
+// What is known of an input gradient beside its problem: what PyTorch takes for the convolutions that it is made of and
+// what it takes to weave them, and whether they are the alternative.
+struct SameConvolutions {
+  double us, weaving_us;
+  bool are_torch;
+};
+// What PyTorch's input gradient takes on a GPU (algos/torch/algo.cpp).
+double input_gradient_us(const ConvProblem& problem, const SameConvolutions& same, const DeviceInfo& device);
+
+}  // namespace algos::torch
 }  // namespace fastconv

@@ -6,6 +6,7 @@
 
 #include "core/cost.h"
 #include "core/few_filters.h"
+#include "core/library_times.h"
 #include "core/roundoffs.h"
 #include "plan/gradient_parts.h"
 #include "plan/registry.h"
@@ -104,7 +105,7 @@ const char* name_of(InputGradientMethod method) {
 
 namespace {
 
-constexpr std::int64_t min_filters = 8;     // with fewer, most tiles would be nearly empty
+constexpr std::int64_t min_filters = 8;     // with fewer, most of a phase's tiles would be nearly empty
 constexpr std::int64_t many_channels = 64;  // with which a phase has enough filters to be fast alone
 
 // A dimension's phase with the most taps, and the number of phases.
@@ -123,29 +124,42 @@ struct Phases {
 };
 
 // Whether the gradient's convolution, whose filters are the forward channels, is one of direct_tiled's kernel for few
-// filters, where that beats PyTorch: 3x3, FP32, on a GPU.
-bool has_kernel_for_few(const ConvProblem& problem, const DeviceInfo& device) {
+// filters, where that beats PyTorch: 3x3, FP32.
+bool is_few_filters(const ConvProblem& problem) {
   ConvProblem gradient = problem;
   std::swap(gradient.k, gradient.c);
-  return device.type == DeviceType::cuda && problem.dtype == DType::f32 && problem.r == 3 &&
-         is_for_few_filters(gradient);
+  return problem.dtype == DType::f32 && problem.r == 3 && is_for_few_filters(gradient);
 }
 
 // What flipping the filter and packing it takes of each call: launches, and passes over the filter far from the
-// memory's rate. PyTorch's gradient takes up to a quarter more than its convolution of the same products. Measured on
-// an H200.
-bool torch_is_faster(const InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
-  const bool product = problem.r * problem.s == 1;
+// memory's rate. Measured on an H200.
+double flipping_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double bytes = static_cast<double>(problem.k * problem.c_per_group() * problem.r * problem.s) *
                        static_cast<double>(size_of(problem.dtype));
-  const double flipping =
-      product ? 5.0 + memory_us(7.0 * bytes, 1.0, device) : 8.0 + memory_us(14.0 * bytes, 1.0, device);
+  return problem.r * problem.s == 1 ? 5.0 + memory_us(7.0 * bytes, 1.0, device)
+                                    : 8.0 + memory_us(14.0 * bytes, 1.0, device);
+}
+
+// Phases are put in their places by strided copies (csrc/ops/input_gradient.cpp), which move 16 bytes at a time, or an
+// element where channels are no whole 16 bytes: so many in a clock of a multiprocessor (docs/log/49: 26 MB in 11 us).
+double weaving_us(const InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
+  if (problem.stride_h * problem.stride_w == 1) return 0.0;
+  const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
+  const bool in_pieces = problem.layout == Layout::nhwc && problem.c * size % 16 == 0;
+  const double bytes = static_cast<double>(problem.n * problem.c * problem.h * problem.w * size);
+  const double moves = bytes / (in_pieces ? 16.0 : static_cast<double>(size));
+  return launch_us * choice.convolutions +
+         std::max(memory_us(2.0 * bytes, 0.8, device), clocks_us(moves / (0.73 * device.processors), device));
+}
+
+bool torch_is_faster(const InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
   const Candidate own = choose("auto", choice.convolution, device);
-  // PyTorch's convolution with a flipped filter gains where both are products of matrices, if at all.
-  if (!product && own.algorithm == &algos::torch::algorithm) return true;
-  const double count = static_cast<double>(choice.convolutions);
-  return count * own.plan.cost_us + flipping >=
-         1.25 * count * algos::torch::algorithm.plan(choice.convolution, device).cost_us;
+  const double weaving = weaving_us(choice, problem, device);
+  const double own_us = choice.convolutions * own.plan.cost_us + flipping_us(problem, device) + weaving;
+  const algos::torch::SameConvolutions same{
+      choice.convolutions * algos::torch::algorithm.plan(choice.convolution, device).cost_us, weaving,
+      own.algorithm == &algos::torch::algorithm};
+  return own_us >= preference(algos::torch::algorithm, device) * algos::torch::input_gradient_us(problem, same, device);
 }
 
 Support input_gradient_support(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
@@ -155,13 +169,15 @@ Support input_gradient_support(const std::string& name, const ConvProblem& probl
   }
   if (problem.dtype == DType::other) return Support::no("dtype", "the dtype is not float32, float16 or bfloat16");
   if (name != "auto") return Support::yes();
-  if (problem.c_per_group() < min_filters && !has_kernel_for_few(problem, device)) {
-    return Support::no("filters", "C/groups is " + std::to_string(problem.c_per_group()) + "; below " +
-                                      std::to_string(min_filters) + " filters PyTorch's gradient is faster");
-  }
   if (device.type == DeviceType::cuda) {
-    if (problem.dtype == DType::f32) return Support::yes();
-    return Support::no("cost", "PyTorch's gradient of half types is faster than turning and packing the filter");
+    const bool few = problem.c_per_group() < min_filters && !is_few_filters(problem);
+    if (problem.layout == Layout::nhwc || (problem.dtype == DType::f32 && !few)) return Support::yes();
+    return Support::no("layout", "of half types and of fewer than " + std::to_string(min_filters) +
+                                     " channels a group ours was measured in NHWC alone; PyTorch's is taken in NCHW");
+  }
+  if (problem.c_per_group() < min_filters) {
+    return Support::no("filters", "C/groups is " + std::to_string(problem.c_per_group()) + "; below " +
+                                      std::to_string(min_filters) + " filters PyTorch's gradient is faster on a CPU");
   }
   const bool unit = problem.stride_h == 1 && problem.stride_w == 1;
   if (!unit) return Support::no("stride", "the stride is not 1; PyTorch's gradient is faster on a CPU");
@@ -171,6 +187,15 @@ Support input_gradient_support(const std::string& name, const ConvProblem& probl
   return Support::yes();
 }
 
+// Whether the phases are the filters of one convolution, which reads the output's gradient once but multiplies zeros:
+// where it has at most twice the taps of the convolution itself, or a phase would have too few filters for any tile.
+bool is_together(const ConvProblem& problem, const GradientPart& rows, const GradientPart& columns) {
+  const std::int64_t phases = problem.stride_h * problem.stride_w;
+  if (phases == 1 || problem.dilation_h != 1 || problem.dilation_w != 1 || problem.groups != 1) return false;
+  return problem.c <= many_channels &&
+         (rows.taps.count * columns.taps.count * phases <= 2 * problem.r * problem.s || problem.c < min_filters);
+}
+
 }  // namespace
 
 InputGradientChoice choose_input_gradient(const std::string& name, const ConvProblem& problem,
@@ -178,30 +203,24 @@ InputGradientChoice choose_input_gradient(const std::string& name, const ConvPro
   InputGradientChoice choice{InputGradientMethod::torch, input_gradient_support(name, problem, device), problem, 1};
   if (!choice.support.ok) return choice;
   const auto h = GradientDimension::height(problem), w = GradientDimension::width(problem);
-  const bool unit = problem.stride_h == 1 && problem.stride_w == 1;
-  if (!unit && problem.dilation_h == 1 && problem.dilation_w == 1 && problem.groups == 1 &&
-      problem.c <= many_channels) {
-    const ConvProblem made = gradient_convolution(problem, h.together(), w.together());
-    // At most twice the taps of the convolution itself, and one for each phase would have too few filters.
-    if (made.r * made.s * problem.stride_h * problem.stride_w <= 2 * problem.r * problem.s) {
-      choice.method = InputGradientMethod::together;
-      choice.convolution = made;
+  InputGradientMethod method = InputGradientMethod::phases;
+  if (is_together(problem, h.together(), w.together())) {
+    method = InputGradientMethod::together;
+    choice.convolution = gradient_convolution(problem, h.together(), w.together());
+  } else {
+    const Phases rows(h), columns(w);
+    choice.convolutions = rows.count * columns.count;
+    if (choice.convolutions == 0) {
+      choice.support = Support::no("empty", "the filter reaches padding alone");
       return choice;
     }
+    choice.convolution = gradient_convolution(problem, rows.largest, columns.largest);
   }
-  const Phases rows(h), columns(w);
-  choice.convolutions = rows.count * columns.count;
-  if (choice.convolutions == 0) {
-    choice.support = Support::no("empty", "the filter reaches padding alone");
-    return choice;
-  }
-  choice.convolution = gradient_convolution(problem, rows.largest, columns.largest);
-  if (name == "auto" && device.type == DeviceType::cuda && !has_kernel_for_few(problem, device) &&
-      torch_is_faster(choice, problem, device)) {
+  if (name == "auto" && device.type == DeviceType::cuda && torch_is_faster(choice, problem, device)) {
     choice.support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
     return choice;
   }
-  choice.method = InputGradientMethod::phases;
+  choice.method = method;
   return choice;
 }
 

@@ -2,6 +2,7 @@
 // torch).
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/algorithm.h"
 #include "core/cost.h"
@@ -123,6 +124,15 @@ LibraryTimes cudnn_times(const ConvProblem& problem) {
 }
 #undef FASTCONV_CUDNN
 
+double input_bytes(const ConvProblem& problem) {
+  return static_cast<double>(size_of(problem.dtype)) *
+         static_cast<double>(problem.n * problem.c * problem.h * problem.w);
+}
+
+double output_bytes(const ConvProblem& problem) {
+  return static_cast<double>(size_of(problem.dtype)) * static_cast<double>(problem.output_numel());
+}
+
 double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const bool half = problem.dtype != DType::f32, tf32 = problem.accuracy == AccuracyClass::tf32;
   const bool first = problem.groups == 1 && problem.c <= 4;
@@ -145,9 +155,7 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
                                                                                   : 1.0;
   const double flops = slowness * (product ? image_tiles_factor(problem) : 1.0) * problem.direct_flops() *
                        std::ceil(filters / tile) * tile / filters;
-  const double size = static_cast<double>(size_of(problem.dtype));
-  const double input = size * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
-  const double output = size * static_cast<double>(problem.output_numel());
+  const double input = input_bytes(problem), output = output_bytes(problem);
   const double products = tensor_cores && !depthwise ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device);
   const double group_us = !tensor_cores                    ? own::plain_group
                           : problem.layout == Layout::nhwc ? own::group_nhwc
@@ -192,10 +200,35 @@ double depthwise_gradient_us(const ConvProblem& problem, const DeviceInfo& devic
                   memory_us(problem.compulsory_bytes(), own::wgrad_depthwise_memory, device));
 }
 
-// Of the weight gradient, fitted to the layer set likewise. In FP32 it takes about as long as the forward convolution:
-// the same products, with up to 64 channels or filters twice as long; but on first layers in NHWC cuDNN's heuristics,
-// where nobody asks for a search, take an algorithm of ten times the best one's time. Tensor cores need many filters
-// and channels; NCHW tensors are converted before.
+// Gradients in FP32 arithmetic with stride 1, by an FFT, which the times of 3x3 kernels hold already: tiles of 32 x 32
+// pixels, that the kernel's size is lost of, have 32 x 17 complex products for each channel and filter, whatever the
+// kernel; and so many values of each filter are written and read.
+double fft_us(const ConvProblem& problem, const DeviceInfo& device) {
+  constexpr std::int64_t tile = 32, values = tile * (tile / 2 + 1);
+  if (problem.groups > 1 || problem.r * problem.s <= 9 || problem.r >= tile || problem.s >= tile ||
+      problem.stride_h * problem.stride_w * problem.dilation_h * problem.dilation_w != 1) {
+    return std::numeric_limits<double>::infinity();
+  }
+  const std::int64_t tiles =
+      problem.n * ceil_div(problem.h, tile - problem.r + 1) * ceil_div(problem.w, tile - problem.s + 1);
+  const double filter_values = static_cast<double>(values * problem.c * problem.k);
+  return own::gradient_fft.us(0.0, fp32_us(8.0 * static_cast<double>(tiles) * filter_values, 1.0, device),
+                              input_bytes(problem), output_bytes(problem), device) +
+         memory_us(2.0 * 8.0 * filter_values, 1.0, device);
+}
+
+// A first layer's weight gradient in NHWC on the FP32 units, which class `tf32` gets as well: the products of tiles of
+// 32 filters, and the gradient of the output read.
+double first_weight_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const double flops = problem.direct_flops() * static_cast<double>(round_up(problem.k, 32)) /
+                       static_cast<double>(std::max<std::int64_t>(problem.k, 1));
+  return own::wgrad_first.us(0.0, fp32_us(flops, 1.0, device), 0.0, output_bytes(problem), device);
+}
+
+// Of the weight gradient, fitted to the layer set likewise, where PyTorch may search (cudnn.benchmark). In FP32 it
+// takes about as long as the forward convolution: the same products, with up to 64 channels or filters twice as long.
+// Tensor cores need many filters and channels, in class `tf32` no less than the bytes; NCHW tensors are converted
+// before.
 ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvPlan result = plan(problem, device);
   const bool plain = problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32;
@@ -209,10 +242,12 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
     return result;
   }
   if (plain) {
-    const double first_layer = problem.layout == Layout::nhwc ? own::wgrad_fp32_first_layer : 1.0;
-    result.cost_us *= problem.c <= 4                         ? first_layer
-                      : std::min(problem.c, problem.k) <= 64 ? own::wgrad_fp32_narrow
-                                                             : own::wgrad_fp32;
+    if (problem.c > 4) {
+      result.cost_us *= std::min(problem.c, problem.k) <= 64 ? own::wgrad_fp32_narrow : own::wgrad_fp32;
+    } else if (problem.layout == Layout::nhwc) {
+      result.cost_us = first_weight_gradient_us(problem, device);
+    }
+    result.cost_us = std::min(result.cost_us, fft_us(problem, device));
     return result;
   }
   const double c = static_cast<double>(problem.c), k = static_cast<double>(problem.k);
@@ -223,15 +258,16 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
     const double share = tf32                        ? own::wgrad_tf32_first
                          : has_first_kernel(problem) ? own::wgrad_half_first_kernel
                                                      : own::wgrad_half_first;
-    const double gradient = static_cast<double>(size_of(problem.dtype)) * static_cast<double>(problem.output_numel());
-    result.cost_us =
-        own::wgrad_tf32_launch + tensor_us(problem.direct_flops(), share, device) +
-        memory_us((tf32 ? own::wgrad_tf32_first_output : own::wgrad_half_first_output) * gradient, 1.0, device) +
-        conversions_us;
+    const double passes = tf32 ? own::wgrad_tf32_first_output : own::wgrad_half_first_output;
+    result.cost_us = own::wgrad_tf32_launch + tensor_us(problem.direct_flops(), share, device) +
+                     memory_us(passes * output_bytes(problem), 1.0, device) + conversions_us;
+    if (tf32) result.cost_us = std::min(result.cost_us, first_weight_gradient_us(problem, device));
   } else if (problem.accuracy == AccuracyClass::tf32) {
     const double filling = std::max(own::wgrad_tf32_least, std::min(1.0, std::min(c, k) / own::wgrad_tf32_full));
-    result.cost_us =
-        own::wgrad_tf32_launch + tensor_us(problem.direct_flops(), own::wgrad_tf32 * filling, device) + conversions_us;
+    result.cost_us = own::wgrad_tf32_launch +
+                     std::max(tensor_us(problem.direct_flops(), own::wgrad_tf32 * filling, device),
+                              memory_us(problem.compulsory_bytes(), own::wgrad_tf32_memory, device)) +
+                     conversions_us;
   } else {
     const double filling = std::max(own::wgrad_half_least, std::min(1.0, (k - 10.0) / own::wgrad_half_filters) *
                                                                std::min(1.0, c / own::wgrad_half_channels));
@@ -241,7 +277,49 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
   return result;
 }
 
+// Half types in NHWC, on tensor cores: tiles of 128 channels, or of 64, and 64 filters at a time.
+double half_input_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool narrow = problem.c <= 64;
+  const LibraryTimes& times = narrow ? own::half_narrow_gradient : own::half_gradient;
+  const auto filling = [](std::int64_t count, std::int64_t tile) {
+    return static_cast<double>(count) / static_cast<double>(round_up(count, tile));
+  };
+  const double flops = problem.direct_flops() / (filling(problem.c, narrow ? 64 : 128) * filling(problem.k, 64));
+  return times.us(static_cast<double>(problem.k * problem.r * problem.s), tensor_us(flops, 1.0, device),
+                  input_bytes(problem), output_bytes(problem), device);
+}
+
+// First layers in float32, on the FP32 units: a kernel that writes 3 channels, or tiles that are nearly empty.
+double first_input_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool nhwc = is_nhwc(problem), tf32 = problem.accuracy == AccuracyClass::tf32;
+  const LibraryTimes& times = tf32 ? (nhwc ? own::tf32_first_gradient_nhwc : own::tf32_first_gradient_nchw)
+                                   : (nhwc ? own::first_gradient_nhwc : own::first_gradient_nchw);
+  return times.us(static_cast<double>(problem.k * problem.r * problem.s), fp32_us(problem.direct_flops(), 1.0, device),
+                  input_bytes(problem), output_bytes(problem), device);
+}
+
 }  // namespace
+
+// Kinds without a model of their own take up to a third more than the convolutions, and put phases in their places
+// likewise; of larger kernels than one tap nothing tells which of two ways of PyTorch's is the better one.
+double input_gradient_us(const ConvProblem& problem, const SameConvolutions& same, const DeviceInfo& device) {
+  const bool half = problem.dtype != DType::f32, product = problem.r * problem.s == 1;
+  const bool depthwise = problem.groups > 1 && problem.c_per_group() == 1;
+  if (depthwise && half && problem.r * problem.s > 25) {  // no kernels of their own: those of float32
+    ConvProblem plain = problem;
+    plain.dtype = DType::f32, plain.accuracy = AccuracyClass::fp32;
+    return std::max(same.us, cuda_cost_us(plain, device));
+  }
+  if (depthwise || (half && (product || problem.groups > 1))) return same.us + same.weaving_us;
+  if (half) return half_input_gradient_us(problem, device);
+  if (problem.groups == 1 && problem.c <= 4 && !product) return first_input_gradient_us(problem, device);
+  const double us = (same.are_torch && !product ? 1.0 : 1.33) * same.us + same.weaving_us;
+  if (problem.accuracy == AccuracyClass::tf32) return us;
+  // FP32 arithmetic multiplies the zeros that a stride puts between rows.
+  const double zeros = static_cast<double>(problem.stride_h * problem.stride_w);
+  const double strided_us = zeros == 1.0 ? 0.0 : fp32_us(zeros * problem.direct_flops(), 1.8, device);
+  return std::min(std::max(us, strided_us), fft_us(problem, device));
+}
 
 extern const WeightGradient weight_gradient;
 const WeightGradient weight_gradient{"torch", weight_gradient_roundoffs, supports, weight_gradient_plan};

@@ -1,0 +1,97 @@
+"""Which gradients are PyTorch's on an H100, at batch 64: of both kinds on either side of what decides between them. The
+times are those of benchmarks/results (docs/log/115-gradient-choices.md)."""
+
+import pytest
+
+from fastconv import _C
+from fastconv.models.layers import SETS
+
+LAYERS = {layer.layer: layer for layers in SETS.values() for layer in layers}
+CLASSES = {"fp32": ("float32", "fp32"), "tf32": ("float32", "tf32"), "fp16": ("float16", "fp32")}
+
+
+def h100():
+    device = _C.h200_device()
+    device.name, device.bandwidth_bytes_per_s, device.l2_bytes = "NVIDIA H100 80GB HBM3", 3.3e12, 50 << 20
+    return device
+
+
+def problem(name, cls, layout="nhwc"):
+    layer, (dtype, precision) = LAYERS[name], CLASSES[cls]
+    pairs = {key: (getattr(layer, key),) * 2 for key in ("stride", "padding", "dilation")}
+    return _C.ConvProblem(64, layer.c, layer.h, layer.w, layer.k, layer.r, layer.s, groups=layer.groups, dtype=dtype,
+                          precision=precision, layout=layout, **pairs)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "method", "algorithm"),
+    [
+        # Half types: flipping and packing the filter costs more than an advantage on small maps.
+        ("vgg1_2", "fp16", "phases", "winograd_fused"),
+        ("yolo1", "fp16", "phases", "winograd_fused"),
+        ("dense2", "fp16", "phases", "winograd_fused"),
+        ("res3", "fp16", "torch", None),
+        ("vgg5", "fp16", "torch", None),
+        ("yolo5", "fp16", "torch", None),
+        ("res1_in", "fp16", "torch", None),  # the same product of matrices
+        # 3 channels: with a stride the phases are filters of one convolution.
+        ("resnet", "fp32", "together", "implicit_gemm"),
+        ("alexnet1", "fp32", "together", "implicit_gemm"),
+        ("densenet", "tf32", "together", "implicit_gemm"),
+        ("vgg1_1", "fp32", "phases", "direct_tiled"),
+        # 5x5 in FP32: an FFT does not care for the kernel's size, but for that of the tile.
+        ("inception3", "fp32", "torch", None),
+        ("alexnet2", "fp32", "phases", "implicit_gemm"),
+        ("inception5", "fp32", "phases", "implicit_gemm"),
+        # Groups: as the forward convolution of the same shape.
+        ("resnext1", "fp32", "phases", "direct_tiled"),
+        ("resnext1", "tf32", "torch", None),
+        ("convnext1", "fp32", "phases", "direct_tiled"),
+        ("convnext1", "fp16", "phases", "direct_tiled"),
+        ("mobile3", "fp32", "torch", None),
+        ("mobile2", "fp16", "torch", None),
+    ],
+)
+def test_an_input_gradient_is_whichever_is_estimated_to_be_faster(name, cls, method, algorithm):
+    choice = _C.choose_input_gradient("auto", problem(name, cls), h100())
+    assert choice["method"] == method, choice["reason"]
+    if method == "torch":
+        assert choice["code"] == "cost"
+    else:
+        assert _C.choose("auto", choice["convolution"], h100())["algorithm"] == algorithm
+
+
+@pytest.mark.parametrize(("name", "cls"), [("vgg1_2", "fp16"), ("resnet", "fp32"), ("resnext1", "fp32")])
+def test_what_was_measured_in_nhwc_alone_is_pytorchs_in_nchw(name, cls):
+    choice = _C.choose_input_gradient("auto", problem(name, cls, "nchw"), h100())
+    assert (choice["method"], choice["code"]) == ("torch", "layout")
+
+
+def test_an_input_gradient_in_another_class_than_pytorchs_is_ours_however_few_its_channels():
+    for name in ("resnet", "alexnet2", "resnext1", "mobile3"):
+        assert _C.choose_input_gradient("auto", problem(name, "fp32"), h100(), own=True)["method"] != "torch"
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "algorithm"),
+    [
+        # 3 channels: PyTorch's on the FP32 units in both classes of float32; ours unrolls, which pays with many taps.
+        ("vgg1_1", "fp32", "torch"),
+        ("vgg1_1", "tf32", "torch"),
+        ("resnet", "fp32", "implicit_gemm"),
+        ("alexnet1", "fp32", "implicit_gemm"),
+        ("densenet", "tf32", "implicit_gemm"),
+        # 5x5 in FP32: PyTorch's by an FFT.
+        ("alexnet2", "fp32", "torch"),
+        ("inception3", "fp32", "torch"),
+        ("inception5", "fp32", "implicit_gemm"),
+        # 1x1 in TF32: PyTorch's reads far below the memory's rate where bytes decide.
+        ("res1_in", "tf32", "implicit_gemm"),
+        ("res1_out", "tf32", "implicit_gemm"),
+        ("res3_in", "tf32", "torch"),
+        ("dense1_in", "tf32", "torch"),
+        ("res1_in", "fp16", "torch"),
+    ],
+)
+def test_a_weight_gradient_is_whichever_is_estimated_to_be_faster(name, cls, algorithm):
+    assert _C.choose_weight_gradient("auto", problem(name, cls), h100())["algorithm"] == algorithm
