@@ -263,5 +263,7 @@ def test_a_compiled_block(frozen: bool, dtype: torch.dtype) -> None:
     compiled_model = fastconv.compile(model, "fp32", frozen=frozen)
     with torch.no_grad():
         y, exact = compiled_model(x), model.double()(x.double())
+    assert compiled_model.report.group_norms == 1
+    assert "group norms: 1 ours" in str(compiled_model.report)
     error = (y.double() - exact).norm() / exact.norm()
     assert float(error) < 4 * torch.finfo(dtype).eps

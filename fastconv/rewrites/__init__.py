@@ -27,6 +27,7 @@ from fastconv import ops
 from fastconv.rewrites import choosing, concatenation, patterns
 from fastconv.rewrites.convolution import Asked as Asked
 from fastconv.rewrites.convolution import Concatenation as Concatenation
+from fastconv.rewrites.convolution import GroupNorm as GroupNorm
 from fastconv.rewrites.convolution import Left as Left
 from fastconv.rewrites.convolution import Pool as Pool
 from fastconv.rewrites.convolution import Record as Record
@@ -165,7 +166,8 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
     graph.eliminate_dead_code()
     graph.lint()
     found = [node.meta["fastconv"] for node in graph.nodes if isinstance(node.meta.get("fastconv"), Taken)]
-    return [*{id(taken): taken for taken in found}.values(), *left, *concatenations]
+    norms = [GroupNorm(node.name) for node in graph.find_nodes(op="call_function", target=ops.group_norm_op)]
+    return [*{id(taken): taken for taken in found}.values(), *left, *norms, *concatenations]
 
 
 def _return_formats(graph: fx.Graph, values: list[Any], edit: Editor) -> None:

@@ -152,6 +152,13 @@ class Upsampling:
 
 
 @dataclass
+class GroupNorm:
+    """A group norm, with what activation behind it, by kernels of ours: in channels_last on a GPU."""
+
+    name: str
+
+
+@dataclass
 class Concatenation:
     """One along the channels of pictures, in a graph of which ranges of channels can be written."""
 
@@ -159,7 +166,7 @@ class Concatenation:
     code: str = ""  # why it was left; empty: it is gone
 
 
-Record = Taken | Left | Pool | Upsampling | Concatenation
+Record = Taken | Left | Pool | Upsampling | GroupNorm | Concatenation
 
 
 def describe(node: fx.Node, weight: fx.Node, stride: Any, groups: int, part: str) -> Taken:

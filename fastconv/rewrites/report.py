@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from fastconv.reports import by, json_text, plain_table
-from fastconv.rewrites.convolution import Concatenation, Left, Pool, Record, Taken, Upsampling
+from fastconv.rewrites.convolution import Concatenation, GroupNorm, Left, Pool, Record, Taken, Upsampling
 
 __all__ = ["RewriteReport", "RewriteRow"]
 
-_Kind = TypeVar("_Kind", Taken, Left, Pool, Upsampling, Concatenation)
+_Kind = TypeVar("_Kind", Taken, Left, Pool, Upsampling, GroupNorm, Concatenation)
 
 # Why a concatenation along channels was left, by its code.
 _LEFT_CONCATENATIONS = {
@@ -123,6 +123,12 @@ class RewriteReport:
         return len(self._records(Upsampling))
 
     @property
+    def group_norms(self) -> int:
+        """How many group norms, with ReLU, ReLU6 or SiLU behind them, are kernels of fastconv's: `compile` puts them
+        there for inputs in channels_last on a GPU."""
+        return len(self._records(GroupNorm))
+
+    @property
     def concatenations(self) -> dict[str, int]:
         """How many concatenations along channels there are, by the code of what kept each one from vanishing: those of
         the empty code are ranges of one tensor. Empty where nothing is frozen; of `fuse` those of the latest call."""
@@ -156,7 +162,8 @@ class RewriteReport:
         document = {
             "graphs": len(self.graphs), "cached": self.cached, "total": self.total, "ours": self.ours,
             "fused": self.fused, "expected_us": self.expected_us, "left": self.left,
-            "pools": self.pools, "upsamplings": self.upsamplings, "concatenations": self.concatenations,
+            "pools": self.pools, "upsamplings": self.upsamplings, "group_norms": self.group_norms,
+            "concatenations": self.concatenations,
             "rows": [asdict(row) | {"count": row.count} for row in self.rows],
         }  # fmt: skip
         return json_text(document, path)
@@ -181,6 +188,8 @@ class RewriteReport:
             lines.append(f"max-pools that stand alone: {self.pools} ours, on a GPU")
         if self.upsamplings:
             lines.append(f"upsamplings by integers: {self.upsamplings} ours, on a GPU in channels_last")
+        if self.group_norms:
+            lines.append(f"group norms: {self.group_norms} ours")
         for code, count in self.concatenations.items():
             why = f"left [{code}]: {count}; {_LEFT_CONCATENATIONS[code]}" if code else f"without a copy: {count}"
             lines.append(f"concatenations {why}")
