@@ -43,6 +43,7 @@ def error_bound(x: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     return bound.repeat_interleave(x.shape[1] // groups, 1)[:, :, None, None]
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)

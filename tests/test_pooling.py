@@ -59,6 +59,7 @@ def windows(sizes: tuple[int, ...]) -> list[tuple[list[int], list[int], list[int
     return found  # type: ignore[return-value]
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)

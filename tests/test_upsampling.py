@@ -51,6 +51,7 @@ def repeated(x: Tensor, scale_h: int, scale_w: int) -> Tensor:
     return x.repeat_interleave(scale_h, 2).repeat_interleave(scale_w, 3)
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)

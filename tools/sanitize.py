@@ -123,7 +123,8 @@ def sanitizer() -> str | None:
 
 
 def runs(tools: Sequence[str], only: Iterable[str]) -> list[Run]:
-    """Every tool on every algorithm that has a CUDA kernel, and on the weight gradient, the longest runs first."""
+    """Every tool on every algorithm that has a CUDA kernel, on the weight gradient, and on what stands between
+    convolutions, the longest runs first."""
     from fastconv import _C
 
     names = [row["name"] for row in _C.algorithms() if "cuda" in row["devices"] and row["family"] != "library"]
@@ -132,6 +133,7 @@ def runs(tools: Sequence[str], only: Iterable[str]) -> list[Run]:
         for cls in ("fp32", "tf32", "fp16", "bf16")
     ]
     groups += [(name, "tests/test_algorithms.py", f"[{name}-") for name in names]
+    groups += [(name, f"tests/test_{name}.py", "cuda and nhwc") for name in ("group_norm", "pooling", "upsampling")]
     chosen = set(only)
     if unknown := chosen - {group[0] for group in groups}:
         raise SystemExit(f"--only: {', '.join(sorted(unknown))}: expected some of {', '.join(g[0] for g in groups)}")
