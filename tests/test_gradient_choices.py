@@ -1,6 +1,8 @@
 """Which gradients are PyTorch's on an H100, at batch 64: of both kinds on either side of what decides between them. The
 times are those of benchmarks/results (docs/log/115-gradient-choices.md)."""
 
+import itertools
+
 import pytest
 
 from fastconv import _C
@@ -18,9 +20,11 @@ def h100():
 
 def problem(name, cls, layout="nhwc"):
     layer, (dtype, precision) = LAYERS[name], CLASSES[cls]
-    pairs = {key: (getattr(layer, key),) * 2 for key in ("stride", "padding", "dilation")}
-    return _C.ConvProblem(64, layer.c, layer.h, layer.w, layer.k, layer.r, layer.s, groups=layer.groups, dtype=dtype,
-                          precision=precision, layout=layout, **pairs)  # fmt: skip
+    return _C.ConvProblem(
+        64, layer.c, layer.h, layer.w, layer.k, layer.r, layer.s, stride=(layer.stride,) * 2,
+        padding=(layer.padding,) * 2, dilation=(layer.dilation,) * 2, groups=layer.groups, dtype=dtype,
+        precision=precision, layout=layout,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -68,8 +72,8 @@ def test_what_was_measured_in_nhwc_alone_is_pytorchs_in_nchw(name, cls):
 
 
 def test_an_input_gradient_in_another_class_than_pytorchs_is_ours_however_few_its_channels():
-    for name in ("resnet", "alexnet2", "resnext1", "mobile3"):
-        assert _C.choose_input_gradient("auto", problem(name, "fp32"), h100(), own=True)["method"] != "torch"
+    for name, layout in itertools.product(("resnet", "alexnet2", "resnext1", "mobile3"), ("nhwc", "nchw")):
+        assert _C.choose_input_gradient("auto", problem(name, "fp32", layout), h100(), own=True)["method"] != "torch"
 
 
 @pytest.mark.parametrize(

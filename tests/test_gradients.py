@@ -282,3 +282,23 @@ def test_input_gradient_with_any_stride(device):
         assert torch.allclose(found, expected), (size, kernel, geometry)
         tried += 1
     assert tried > 300
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(7, 2, 3), (11, 4, 2), (3, 2, 1)])
+@pytest.mark.parametrize("c", [1, 3, 7])
+def test_input_gradient_of_few_channels_with_a_stride_is_one_convolution(device, c, kernel, stride, padding):
+    """However many zeros its filters have: the phases are filters of it."""
+    geometry = ([stride] * 2, [padding] * 2, [1, 1], 1)
+    problem = _C.ConvProblem(2, c, 37, 45, 5, kernel, kernel, stride=(stride,) * 2, padding=(padding,) * 2)
+    planned = _C.choose_input_gradient("direct", problem, _C.cpu_device(1))
+    assert (planned["method"], planned["convolutions"]) == ("together", 1)
+    x = torch.randn(2, c, 37, 45, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(5, c, kernel, kernel, device=device)
+    y = torch.nn.functional.conv2d(x, w.cpu().double(), None, *geometry)
+    grad = torch.randn(y.shape, device=device)
+    (expected,) = torch.autograd.grad(y, x, grad.cpu().double())
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        found = ops.input_gradient_by_convolutions(
+            grad.to(memory_format=memory_format), w, None, list(x.shape), *geometry, True, "direct", "fp32"
+        )
+        assert testing.errors(found.cpu(), expected).relative_l2 < 5e-6

@@ -227,7 +227,7 @@ InputGradientChoice choose_input_gradient(const std::string& name, const ConvPro
 InputGradientChoice choose_own_input_gradient(const std::string& name, const ConvProblem& problem,
                                               const DeviceInfo& device) {
   InputGradientChoice choice = choose_input_gradient(name, problem, device);
-  if (choice.support.code != "cost") return choice;
+  if (choice.support.code != "cost" && choice.support.code != "layout") return choice;
   return choose_input_gradient("implicit_gemm", problem, device);  // any name of ours asks for our convolutions
 }
 

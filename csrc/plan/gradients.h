@@ -53,7 +53,7 @@ struct InputGradientChoice {
 };
 
 // `name` as above: a name of ours asks for our convolutions, of whatever algorithm is the fastest. `auto` takes them
-// where PyTorch's input gradient is slow: in float32 on CUDA, and with stride 1 on the CPU (docs/performance.md).
+// where they are estimated to be faster on CUDA (docs/log/115-gradient-choices.md), and with stride 1 on the CPU.
 InputGradientChoice choose_input_gradient(const std::string& name, const ConvProblem& problem,
                                           const DeviceInfo& device);
 
